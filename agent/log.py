@@ -145,4 +145,7 @@ def start(stream: TextIO, level: int = logging.INFO) -> logging.Handler:
 
 def stop(handler: logging.Handler) -> None:
     """Undo `start`."""
-    logging.getLogger(__name__.partition(".")[0]).removeHandler(handler)
+    package_logger = logging.getLogger(__name__.partition(".")[0])
+    package_logger.removeHandler(handler)
+    package_logger.propagate = True
+    package_logger.setLevel(logging.NOTSET)

@@ -25,8 +25,8 @@ from .daemon import SECOND_NS, Daemon, LoopTimeouts
 from .events import EventPublisher
 from .frame_builder import FrameBuilder
 from .gpu_release import CallbackQueue, GpuReleaser, ReleaseStateFile
-from .hardware.host import boot_id as read_boot_id
 from .hardware.nvidia import driver_gpus, pci_gpus
+from .hardware.proc_files import boot_id as read_boot_id
 from .latest import LatestReadings
 from .local.attach import attach
 from .local.host_status import HostStatus, SelfStatus, judged_tables

@@ -21,8 +21,8 @@ from .config import AggregatorConfig
 from .declared_reload import DeclaredReloader
 from .fleet.fleet import Fleet
 from .hazard.events import EventsError
-from .hazard.history import read_incidents
 from .hazard.models import ModelRegistry
+from .hazard.store_history import read_incidents
 from .ingest.clocks import ClockWriter
 from .ingest.findings import ActiveFindings
 from .ingest.ingest import Ingest

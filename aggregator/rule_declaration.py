@@ -18,7 +18,7 @@ from .model import HealthState, Reason
 
 
 class HazardClass(StrEnum):
-    """What a fault is one of, for models of hazard (`hazard/events.py` describes each)."""
+    """What a fault is one of, for models of hazard (`hazard/fault_classes.py` describes each)."""
 
     MEMORY = "memory"
     REMAP = "remap"

@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.generated_fingerprints import CLASSES as WORKLOAD_CLASSES
+from bench.generated_fingerprints import GeneratedRuns, generate
+from bench.workload_kinds import CLASSES, generate_kinds
 from gangline.fingerprints.fingerprint import (  # fmt: skip
     FINGERPRINT_VERSION,
     NUMBERS,
     Fingerprint,
     Floats,
 )
-from gangline.fingerprints.generated import CLASSES as WORKLOAD_CLASSES
-from gangline.fingerprints.generated import GeneratedRuns, generate
 from gangline.fingerprints.history import compare_pace
 from gangline.fingerprints.similarity import MODEL_FILE as SIMILARITY_FILE
 from gangline.fingerprints.similarity import (
@@ -33,7 +34,6 @@ from gangline.fingerprints.similarity import (
     workload_features,
 )
 from gangline.fingerprints.workload_class import MODEL_FILE, class_features, inputs_of, load_model
-from gangline.fingerprints.workload_kinds import CLASSES, generate_kinds
 
 from .run_families import FamilyRuns, generate_families
 

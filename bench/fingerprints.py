@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bench.generated_fingerprints import generate
 from bench.measure import Result
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.runs.accumulator import RunAccumulator
 from gangline.aggregator.runs.forecasts import RunForecasts
 from gangline.contract.wire import telemetry_pb2
 from gangline.fingerprints.fingerprint import Fingerprint, features_of
-from gangline.fingerprints.generated import generate
 from gangline.fingerprints.similarity import RunIndex
 
 RUNS, TURNS = 100_000, 21

@@ -1,6 +1,6 @@
 """Generated runs of a second kind, for evaluation only; nothing is fitted to them (*simulated*).
 
-They share no assumption with `fingerprints/generated.py`. A family is a model that is trained: arithmetic, bytes and a
+They share no assumption with `bench/generated_fingerprints.py`. A family is a model that is trained: arithmetic, bytes and a
 reading time for each sample give the time of a step, and from it every share, rate and power follows. A variant of a
 family has another batch or another number of GPUs. Runs of one variant differ by the clocks and the power meters of the
 hosts they got, by the file system of the day, and some are slow: for one host, or on all of them.

@@ -307,6 +307,9 @@ def test_every_package_and_extension_is_shipped() -> None:
         for init in (ROOT / part).rglob("__init__.py")
     }
     assert set(setuptools["packages"]) == found | {"gangline"}
+    assert not any(
+        name.startswith(("gangline.tests", "gangline.bench")) for name in setuptools["packages"]
+    )
     modules = {e["name"] for e in setuptools["ext-modules"]}
     ours = {f"gangline.ext.{pyx.stem}" for pyx in (ROOT / "ext").glob("*.pyx")}
     assert modules == ours | {"gangline.ext.cython_shared"}
@@ -432,7 +435,8 @@ def test_generated_code_is_of_the_proto_files(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     subprocess.run(
-        [sys.executable, wire / "compact_generated.py", *out.rglob("*_pb2.py")], check=True
+        [sys.executable, ROOT / "packaging" / "build" / "compact_wire.py", *out.rglob("*_pb2.py")],
+        check=True,
     )
     made = {
         p.name: _of_any_generator(p.read_text()) for p in out.rglob("*_pb2*") if _is_wanted(p.stem)

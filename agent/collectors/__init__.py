@@ -1,4 +1,4 @@
-"""Collectors: one file per source of signals, one method each, listed in one table."""
+"""Collectors: one module per source of signals, all listed in COLLECTORS."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def _dcgm_1s(roots: Roots) -> Collector:
     return DcgmListener(roots)
 
 
-#: Collectors that fill tables of another vendor's: name -> the collector that these tables are named after.
+#: Collectors that fill another collector's tables: name -> the collector with the names of the
+#: tables.
 SAME_TABLES = {
     "amdgpu_1s": "gpu_1s",
     "amdgpu_10s": "gpu_10s",
@@ -159,10 +160,10 @@ SAME_TABLES = {
     "kfd_process_1s": "gpu_process_1s",
 }
 
-#: Tables that a collector of another name fills besides its own.
+#: Further tables of a collector -> the collector that fills them.
 FURTHER_TABLES = {"nvswitch_10s": "dcgm_1s", "nvswitch_link_10s": "dcgm_1s", "vgpu_10s": "dcgm_1s"}
 
-#: Every collector by its name: device kind and pace, as in the tables that it fills; or see SAME_TABLES.
+#: Every collector by name: device kind and pace, like its tables (exceptions: SAME_TABLES).
 COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "host_1s": HostSecond,
     "host_10s": HostTenSeconds,
@@ -213,11 +214,11 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "ras_10s": _ras_10s,
     "gpu_process_1s": _gpu_process_1s,
     "kfd_process_1s": _kfd_process_1s,
-    "gpu_job_1s": _gpu_job_1s,  # after those that list the processes
+    "gpu_job_1s": _gpu_job_1s,  # after the collectors that list processes
     "kubelet_10s": _kubelet_10s,
     "gpu_fabric_1s": _gpu_fabric_1s,
     "nvml_events_10s": _nvml_events_10s,
     "gpu_fast_1s": _gpu_fast_1s,
-    "gpu_fast_10s": _gpu_fast_10s,  # after the one that samples
+    "gpu_fast_10s": _gpu_fast_10s,  # after gpu_fast_1s, which samples
     "dcgm_1s": _dcgm_1s,
 }

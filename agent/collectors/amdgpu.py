@@ -38,12 +38,9 @@ from .gpu import GpuLifecycle
 
 log = logging.getLogger(__name__)
 
-# ----------------------------------------------------------------------
-# What of the table is which signal.
-
-#: Bits of `gpu.clock_event_reasons_flags` (nvml.h, nvmlClocksEventReason*), by what AMD's firmware calls it.
+#: Bits of `gpu.clock_event_reasons_flags` (nvml.h, nvmlClocksEventReason*), by AMD's names.
 POWER_CAP, SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE = 0x4, 0x20, 0x40, 0x80
-#: Held for this share of the time between two tables, a reason is one.
+#: A reason is active if it held the GPU for this share of the time between two tables.
 HELD_SHARE_MIN = 0.05
 #: Bits of `indep_throttle_status` (SMU_THROTTLER_* of drivers/gpu/drm/amd/pm/swsmu/inc/amdgpu_smu.h) -> reasons.
 STATUS_BITS = (
@@ -56,7 +53,10 @@ STATUS_BITS = (
 
 
 class MetricSource(NamedTuple):
-    """A signal and the fields of the table that it may be, the first that is there. Bounds are those of the raw number."""
+    """A signal and its fields of the table: the first field present is used.
+
+    Bounds apply before scaling.
+    """
 
     signal: str
     fields: tuple[str, ...]
@@ -69,10 +69,10 @@ class MetricSource(NamedTuple):
 
 MEGAHERTZ = 1e6
 SOURCES = (
-    # Each compute die (XCD) has a clock of its own; those that the part lacks read as all ones.
+    # Each compute die (XCD) has its own clock; a die that the part lacks reads as all ones.
     MetricSource("gpu.sm_clock_hertz", ("current_gfxclk",), MEGAHERTZ, MEAN, 1, 10_000),
     MetricSource("gpu.memory_clock_hertz", ("current_uclk",), MEGAHERTZ, FIRST, 1, 10_000),
-    # Of the two dies of an MI250X one says what the package draws, and the other 0.
+    # One die of an MI250X reports the power of the package, the other 0.
     MetricSource("gpu.power_watts", ("curr_socket_power", "average_socket_power"), 1.0, FIRST, 1, 10_000),
     MetricSource("gpu.energy_joules", ("energy_accumulator",), 2.0**-16, FIRST, 1),
     MetricSource("gpu.temperature_celsius", ("temperature_hotspot",), 1.0, FIRST, 1, 200),
@@ -93,7 +93,7 @@ _SOCKET, _REGULATOR, _MEMORY = (
     "vr_thm_residency_acc",
     "hbm_thm_residency_acc",
 )
-#: Time held down, by the firmware's counters of cycles: signal, its counters, and the reason that it is.
+#: Throttled time in firmware cycles: signal, its counters, and the reason's flag.
 HELD = (
     ("gpu.violation_power_nanoseconds", ("ppt_residency_acc",), POWER_CAP),
     ("gpu.violation_hw_power_brake_nanoseconds", ("prochot_residency_acc",), POWER_BRAKE),
@@ -102,12 +102,12 @@ HELD = (
     ("gpu.violation_regulator_thermal_nanoseconds", (_REGULATOR,), HARDWARE_THERMAL),
     ("gpu.violation_thermal_nanoseconds", (_SOCKET, _MEMORY, _REGULATOR), 0),
 )
-#: When a table was made: its field, and nanoseconds each.
+#: Field with the table's time -> nanoseconds per unit.
 TIMES = (("firmware_timestamp", 10), ("system_clock_counter", 1))
 
 
 class Targets:
-    """Where a signal's values go: the blocks of a lane, as a pass writes them."""
+    """The cells of a lane's blocks, by signal and row."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.buffers = [(block.cells, block.valid) for block in blocks]
@@ -118,7 +118,7 @@ class Targets:
         }
 
     def cell(self, signal: str, row: int) -> tuple[int, int] | None:
-        """Return target and index of a row's cell; None of a signal that the lane does not have."""
+        """Return target and index of a row's cell; None if the lane does not have the signal."""
         if signal not in self._columns:
             return None
         number, column, rows = self._columns[signal]
@@ -126,7 +126,7 @@ class Targets:
 
 
 def table_value(source: MetricSource, place: FieldPlace, cell: tuple[int, int]) -> TableValue:
-    """Return how a field of the table becomes a cell."""
+    """Return the read plan from a field of the table to a cell."""
     gauge = is_float(BY_NAME[source.signal].signal_id)
     return TableValue(
         *cell, gauge, place.offset, place.type, place.numbers,
@@ -135,7 +135,7 @@ def table_value(source: MetricSource, place: FieldPlace, cell: tuple[int, int]) 
 
 
 def values_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[TableValue]:
-    """Yield what a lane takes of a GPU's table."""
+    """Yield the table values of a GPU that the lane reports."""
     for source in SOURCES:
         cell = targets.cell(source.signal, row)
         field = next((name for name in source.fields if name in layout.fields), "")
@@ -144,7 +144,7 @@ def values_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[Tab
 
 
 def held_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[HeldTime]:
-    """Yield what holds a GPU down, by the counters that its table has."""
+    """Yield the throttle times of a GPU for which its table has counters."""
     for signal, names, flag in HELD:
         cell = targets.cell(signal, row)
         places = [layout.fields[name] for name in names if name in layout.fields]
@@ -154,19 +154,17 @@ def held_of(layout: MetricsLayout, targets: Targets, row: int) -> Iterator[HeldT
             )
 
 
-# ----------------------------------------------------------------------
-# The tables of all GPUs, and their plans.
-
-
 class MetricsTables:
-    """`gpu_metrics` of every GPU. A table that cannot be read is that GPU's missing cells, and has words."""
+    """`gpu_metrics` of every GPU.
+
+    An unreadable table leaves its GPU's cells missing, with a text in `errors`.
+    """
 
     def __init__(
         self,
         gpus: Sequence[AmdGpu],
         buffers: Sequence[tuple[bytearray, bytearray]],
     ) -> None:
-        """Reads nothing yet."""
         self.errors: dict[int, str] = {}
         self._gpus = gpus
         self._files = TableFiles(buffers)
@@ -174,19 +172,19 @@ class MetricsTables:
             self._files.add_file(f"{gpu.folder}/gpu_metrics", call_slot_name(gpu.address))
 
     def add_number(self, number: int, path: str, cell: tuple[int, int]) -> None:
-        """Read a file of one number with a GPU's table."""
+        """Read a file with a single number together with a GPU's table."""
         self._files.add_number(number, path, *cell)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Read no table of these GPUs."""
+        """Skip the tables of these GPUs."""
         self._files.spare(devices)
 
     def read(self, plan: Callable[[TableFiles, int, MetricsLayout], None]) -> None:
-        """Read all tables. Never raises; `errors` has the words of each that is missing.
+        """Read all tables; never raises. `errors` has a text per missing table.
 
-        *plan*: sets what to take of the table of a GPU, by the GPU's number. It is an argument of each read, because
-        a reference cycle with its tables would keep the collector and its GPUs alive until the next garbage
-        collection.
+        *plan*: sets the values to take from the table of a GPU, by the GPU's number. It is passed
+        to each read, because a stored reference would form a cycle that keeps the collector and its
+        GPUs alive until the next garbage collection.
         """
         if not self._files.read():
             if self.errors:
@@ -208,7 +206,10 @@ class MetricsTables:
     def _is_current(
         self, number: int, state: int, plan: Callable[[TableFiles, int, MetricsLayout], None]
     ) -> bool:
-        """Plan a table whose header is new. True: nothing can be read of it, and why is noted."""
+        """Plan a table with a new header and return False.
+
+        If it is unreadable note the error and return True.
+        """
         if state == FAILED:
             error = self._files.error(number)
             hint = ": let the agent read it" if error == 13 else ""
@@ -234,46 +235,45 @@ class MetricsTables:
         return self._files.state(number) == FAILED
 
     def data(self, number: int) -> bytes:
-        """Return a table as it was read last; empty where it was not."""
+        """Return the last table; empty if it was not read."""
         return self._files.data(number) if self._files.state(number) == READ else b""
 
 
 class AmdCollector(Collector):
-    """The signals of AMD GPUs of one pace, in blocks that NVIDIA's have too.
+    """A lane of AMD GPUs that fills the same blocks as NVIDIA's.
 
-    `collect` raises NoData where the driver shows no GPU.
+    `collect` raises NoData if the driver shows no GPU.
     """
 
     enters_driver = True
-    #: The tables that it fills, in the order of its blocks.
+    #: Tables to fill, in the order of the blocks.
     tables: tuple[str, ...] = ()
 
     def __init__(self, name: str, pace: Pace, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         self.name, self.pace = name, pace
         self.access_error = ""
         self._roots = roots
         self._session = amd_session_of(roots, clock)
         self._generation = -1
-        self._turns_without = 0  # since a turn that found no GPU
+        self._turns_without = 0  # since a turn without a GPU
         self._publisher: EventPublisher | None = None
         self._blocks: tuple[Block, ...] = ()
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: what becomes of a GPU is reported at once."""
+        """Take the publisher, to report changes of a GPU at once."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Release all files; the next turn opens them again."""
+        """Release all files; the next turn reopens them."""
         self._generation, self._blocks = -1, ()
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask these GPUs nothing; their rows remain, and are missing."""
+        """Skip these GPUs; their rows stay, with missing cells."""
         self._session.exclude(devices)
         self._exclude(devices)
 
     def skip(self) -> bool:
-        """While there is no GPU, say so in one turn of ten, and in that which looks again."""
+        """Without a GPU, run one turn in ten, and the turns that list the GPUs."""
         if not 0 < self._turns_without < NO_DATA_TURNS or not self._session.rests:
             return False
         self._turns_without += 1
@@ -292,19 +292,17 @@ class AmdCollector(Collector):
         return self._blocks
 
     def _exclude(self, devices: frozenset[str]) -> None:
-        """Tell the files."""
+        """Skip the files of these GPUs."""
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
-        """Make the blocks of these GPUs."""
         raise NotImplementedError
 
     def _read(self, now_ns: int) -> None:
-        """Fill the blocks."""
         raise NotImplementedError
 
 
 class AmdTables(AmdCollector):
-    """A lane that reads `gpu_metrics`, and small files, into rows of GPUs."""
+    """A lane that reads `gpu_metrics` and small files into one row per GPU."""
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._blocks = tuple(Block(table, [gpu.key for gpu in gpus]) for table in self.tables)
@@ -318,7 +316,7 @@ class AmdTables(AmdCollector):
                 self._add_file(gpu, row, path, signal, scale)
 
     def _files_of(self, gpu: AmdGpu) -> Iterator[tuple[str, str, float]]:
-        """Yield path, signal and scale of the small files that are read each turn."""
+        """Yield path, signal and scale of each small file that is read every turn."""
         yield from ()
 
     def _add_file(self, gpu: AmdGpu, row: int, path: str, signal: str, scale: float) -> None:
@@ -330,7 +328,6 @@ class AmdTables(AmdCollector):
             self._files.add_cell(cell[1], target=cell[0], shape=NUMBER, scale=scale, gauge=gauge)
 
     def _plan(self, files: TableFiles, row: int, layout: MetricsLayout) -> None:
-        """Say what this lane takes of a GPU's table."""
         values = [*values_of(layout, self._targets, row)]
         held = [*held_of(layout, self._targets, row)]
         cycles = layout.fields.get("accumulation_counter")
@@ -348,7 +345,7 @@ class AmdTables(AmdCollector):
         )  # fmt: skip
 
     def _beside(self, layout: MetricsLayout) -> list[FieldPlace]:
-        """Return the fields that a lane reads from the table by itself."""
+        """Return the fields that the lane itself reads from the table."""
         return []
 
     def _exclude(self, devices: frozenset[str]) -> None:
@@ -364,24 +361,20 @@ class AmdTables(AmdCollector):
         self.access_error = next(iter(errors.values())) if errors else ""
 
 
-# ----------------------------------------------------------------------
-# The lanes.
-
-#: The energy falls only when the GPU's counters began again; a gauge of doubles.
+#: A fall of the energy (a gauge of doubles) means that the GPU's counters restarted.
 NEVER_FALL = {"gpu.energy_joules": 0}
 
 
 class AmdGpuSecond(AmdTables):
-    """What changes within a second: clocks and why they are held down, power, heat, use, memory, sums of RAS counts.
+    """Signals that change within a second: clocks, throttling, power, heat, use, memory, RAS sums.
 
-    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory whenever
-    the GPUs change; a GPU whose counters began again has another epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new
+    inventory when the GPUs change. A GPU whose counters restarted gets a new epoch.
     """
 
     tables = ("gpu_1s", "gpu_1s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         super().__init__("amdgpu_1s", Pace.SECOND, roots, clock)
         self._lifecycle = GpuLifecycle()
         self._is_any_lost = False
@@ -447,12 +440,12 @@ class AmdGpuSecond(AmdTables):
         for holding in holdings or ():
             if holding.kfd_id in numbers:
                 pids[numbers[holding.kfd_id]].add(holding.pid)
-        for row, of_gpu in enumerate(pids):
-            count = None if holdings is None else float(len(of_gpu))
+        for row, gpu_pids in enumerate(pids):
+            count = None if holdings is None else float(len(gpu_pids))
             put(self._blocks[0], "gpu.processes_count", row, count)
 
     def _check_lost(self) -> None:
-        """Notice who fell off the bus, and who answers again: where no table is missing, nobody is asked."""
+        """Check the GPUs that have no table, and the lost ones, and report changes."""
         errors = self._metrics.errors
         if errors:
             self._session.check_soon()
@@ -494,12 +487,11 @@ class AmdGpuSecond(AmdTables):
 
 
 class AmdGpuTenSeconds(AmdTables):
-    """What changes slowly: limits, the PCIe link and its errors, bad pages, whether the GPU is split."""
+    """Signals that change slowly: limits, PCIe link and its errors, bad pages, partitioning."""
 
     tables = ("gpu_10s", "gpu_10s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         super().__init__("amdgpu_10s", Pace.TEN_SECONDS, roots, clock)
 
     def _files_of(self, gpu: AmdGpu) -> Iterator[tuple[str, str, float]]:
@@ -576,12 +568,11 @@ _SETTINGS: Mapping[str, tuple[str, float]] = {
 
 
 class AmdGpuMinute(AmdCollector):
-    """What somebody sets, and what the GPU was made with: limits of power and heat, the highest memory clock."""
+    """Settings and properties: limits of power and heat, the highest memory clock."""
 
     tables = ("gpu_60s",)
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         super().__init__("amdgpu_60s", Pace.MINUTE, roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:

@@ -1,6 +1,7 @@
 """Parts of AMD GPUs: XGMI links, compute partitions, RAS error counters, and processes.
 
-Links use the tables of NVLinks, partitions those of MIG devices, and processes those of NVML's processes.
+XGMI links use the tables of NVLinks, partitions those of MIG devices, and processes those of NVML's
+processes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .gpu_processes import (
     process_listing_of,
 )
 
-#: Gigabits a second of one lane -> bytes a second in one direction.
+#: Bytes per second in one direction, per Gbit/s of a lane.
 _GIGABIT_BYTES = 1e9 / 8
 _LINK_SOURCES = (
     (MetricSource("nvlink.received_data_bytes", (), 1024.0), "xgmi_read_data_acc"),
@@ -46,20 +47,19 @@ def link_key(gpu: AmdGpu, link: int) -> str:
 
 
 def all_links_key(gpu: AmdGpu) -> str:
-    """Return the key of what is reported of all links of a GPU together."""
+    """Return the key of the readings of all links of a GPU together."""
     return device_key(f"{gpu.key}/xgmi")
 
 
 class XgmiLinks(AmdCollector):
-    """The XGMI links of each GPU: bytes moved, whether a link is up, and the errors of all of them together.
+    """The XGMI links of each GPU: bytes moved, link state, and one error count per GPU.
 
-    The driver does not say which GPU is at a link's far end, and counts errors by GPU.
+    The driver reports neither a link's far end nor errors per link.
     """
 
     tables = ("nvlink_10s", "nvlink_10s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         super().__init__("xgmi_10s", Pace.TEN_SECONDS, roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
@@ -79,12 +79,12 @@ class XgmiLinks(AmdCollector):
             place = fields.get(name, FieldPlace(0, "H", 0))
             for link in range(min(place.numbers, XGMI_LINKS_MAX)):
                 cell = self._targets.cell(source.signal, self._rows[link_key(gpu, link)])
-                one = FieldPlace(place.offset + link * place.element_bytes, place.type)
+                element = FieldPlace(place.offset + link * place.element_bytes, place.type)
                 if cell is not None:
-                    values.append(table_value(source, one, cell))
+                    values.append(table_value(source, element, cell))
         width, speed = fields.get("xgmi_link_width"), fields.get("xgmi_link_speed")
-        least = max(width.end, speed.end) if width and speed else 0
-        files.plan(number, layout.size, layout.marks, values, least_bytes=least)
+        minimum_bytes = max(width.end, speed.end) if width and speed else 0
+        files.plan(number, layout.size, layout.marks, values, least_bytes=minimum_bytes)
         self._speeds[number] = (width, speed) if width and speed else None
 
     def _exclude(self, devices: frozenset[str]) -> None:
@@ -125,35 +125,38 @@ class XgmiLinks(AmdCollector):
 
 
 class AmdPartitions(AmdCollector):
-    """The compute partitions of each GPU that is split (all but SPX), as MIG devices are reported."""
+    """The compute partitions of each split GPU (all modes except SPX), reported as MIG devices."""
 
     tables = ("mig_10s", "mig_10s_changes")
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         super().__init__("amdgpu_partition_10s", Pace.TEN_SECONDS, roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._gpus = [gpu for gpu in gpus if gpu.is_split and gpu.partitions]
-        keys = [gpu.partition_key(each.number) for gpu in self._gpus for each in gpu.partitions]
+        keys = [
+            gpu.partition_key(partition.number)
+            for gpu in self._gpus
+            for partition in gpu.partitions
+        ]
         self._rows = {key: row for row, key in enumerate(keys)}
         self._blocks = tuple(Block(table, keys) for table in self.tables)
         self._targets = Targets(self._blocks)
         self._metrics = MetricsTables(self._gpus, self._targets.buffers)
         changes = self._blocks[1]
         for gpu in self._gpus:
-            for each in gpu.partitions:
-                row = self._rows[gpu.partition_key(each.number)]
-                put(changes, "mig.gpu_instance_number", row, each.number)
-                put(changes, "mig.gpu_slices_count", row, each.compute_dies)
-                put(changes, "mig.multiprocessors_count", row, each.compute_units or None)
-                put(changes, "mig.memory_total_bytes", row, each.memory_bytes or None)
+            for partition in gpu.partitions:
+                row = self._rows[gpu.partition_key(partition.number)]
+                put(changes, "mig.gpu_instance_number", row, partition.number)
+                put(changes, "mig.gpu_slices_count", row, partition.compute_dies)
+                put(changes, "mig.multiprocessors_count", row, partition.compute_units or None)
+                put(changes, "mig.memory_total_bytes", row, partition.memory_bytes or None)
 
     def _plan(self, files: TableFiles, number: int, layout: MetricsLayout) -> None:
         gpu, values = self._gpus[number], []
-        for each in gpu.partitions:
-            place = layout.fields.get(busy_name(each.number))
-            row = self._rows[gpu.partition_key(each.number)]
+        for partition in gpu.partitions:
+            place = layout.fields.get(busy_name(partition.number))
+            row = self._rows[gpu.partition_key(partition.number)]
             cell = self._targets.cell("mig.sm_active_ratio", row)
             if place and cell:
                 source = MetricSource("mig.sm_active_ratio", (), 0.01, MEAN, 0, 100)
@@ -175,40 +178,38 @@ class AmdPartitions(AmdCollector):
         for holding in holdings or ():
             used[holding.kfd_id] = used.get(holding.kfd_id, 0) + (holding.memory_bytes or 0)
         for gpu in self._gpus:
-            for each in gpu.partitions:
-                row = self._rows[gpu.partition_key(each.number)]
-                known = None if holdings is None else float(used.get(each.kfd_id, 0))
-                put(self._blocks[0], "mig.memory_used_bytes", row, known)
+            for partition in gpu.partitions:
+                row = self._rows[gpu.partition_key(partition.number)]
+                used_bytes = None if holdings is None else float(used.get(partition.kfd_id, 0))
+                put(self._blocks[0], "mig.memory_used_bytes", row, used_bytes)
 
 
 class RasBlocks(AmdCollector):
-    """What each RAS block of each GPU has counted since the driver loaded."""
+    """Error counts of each RAS block of each GPU since the driver loaded."""
 
     tables = ("ras_10s_changes",)
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         super().__init__("ras_10s", Pace.TEN_SECONDS, roots, clock)
 
     def _build(self, gpus: Sequence[AmdGpu]) -> None:
         self._blocks = (self._session.ras.block,)
 
     def _read(self, now_ns: int) -> None:
-        """Ask what the lane of a second has not: it asks one GPU a turn."""
+        """Read the counts that `amdgpu_1s` has not read: it reads one GPU per turn."""
         if not self._blocks[0].rows:
             raise NoData("no AMD GPU shows RAS counts (ras/*_err_count): its RAS features are off")
         self._session.ras.read(now_ns, len(self._session.gpus))
 
 
 class KfdProcesses(AmdCollector):
-    """Who holds a GPU or a partition, by KFD. PID and start together are one process."""
+    """The processes that hold a GPU or a partition, by KFD."""
 
     tables = ("gpu_process_1s_changes",)
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        """Looks at nothing yet."""
         super().__init__("kfd_process_1s", Pace.SECOND, roots, clock)
-        self._listing = process_listing_of(roots)  # for `gpu_job_1s`, whose turn comes after
+        self._listing = process_listing_of(roots)  # for `gpu_job_1s`, whose turn is later
         self._process_list = GpuProcessList((), ())
         self._last: object = None
 
@@ -222,36 +223,36 @@ class KfdProcesses(AmdCollector):
             raise NoData(
                 "KFD shows no processes (/sys/class/kfd/kfd/proc): ROCm's driver is older than 5.13, or is not loaded"
             )
-        if holdings is not self._last:  # the same object as long as nobody looked again
+        if holdings is not self._last:  # the same object until the next read
             self._last = holdings
             self._fill()
         self._listing.put(self.name, self._process_list)
 
     def _fill(self) -> None:
-        found: list[tuple[AmdGpu, Process]] = []
+        owned: list[tuple[AmdGpu, Process]] = []
         for holding in self._session.holdings or ():
             owner = self._partition_of.get(holding.kfd_id)
             if owner is not None:
                 gpu, number = owner
                 instance = number if gpu.is_split else None
-                found.append(
+                owned.append(
                     (gpu, Process(holding.pid, holding.memory_bytes, instance, None, COMPUTE))
                 )
-        is_over_limit = len(found) > ROWS_MAX
+        is_over_limit = len(owned) > ROWS_MAX
         self.access_error = (
-            f"{len(found)} processes on GPUs, only {ROWS_MAX} are reported" if is_over_limit else ""
+            f"{len(owned)} processes on GPUs, only {ROWS_MAX} are reported" if is_over_limit else ""
         )
-        found = found[:ROWS_MAX]
+        owned = owned[:ROWS_MAX]
         gpus = tuple(gpu.key for gpu in self._session.gpus)
         self._process_list = GpuProcessList(
             gpus,
             tuple(
-                GpuProcess(gpu.key, p.pid, p.gpu_instance, None, p.memory_bytes) for gpu, p in found
+                GpuProcess(gpu.key, p.pid, p.gpu_instance, None, p.memory_bytes) for gpu, p in owned
             ),
         )
-        tasks = read_tasks(self._roots.proc, map(str, sorted({p.pid for _, p in found})))
+        tasks = read_tasks(self._roots.proc, map(str, sorted({p.pid for _, p in owned})))
         starts = {task.number: task.start_ticks * TICK_NS for task in tasks}
-        rows = {device_key(process_key(gpu.key, process)): process for gpu, process in found}
+        rows = {device_key(process_key(gpu.key, process)): process for gpu, process in owned}
         block = cleared_block(self._blocks[0], self.tables[0], rows)
         for row, process in enumerate(rows.values()):
             put(block, "gpu_process.memory_used_bytes", row, process.memory_bytes)

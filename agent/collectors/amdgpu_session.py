@@ -28,20 +28,21 @@ from ..hardware.amdgpu import (
 from ..hardware.files import Roots, device_key
 
 SECOND_NS = 1_000_000_000
-#: Whether a card or a node came or went is looked at this often, and at once when a GPU does not respond.
+#: Interval of checks for new and removed cards and KFD nodes; the next check is at once when a GPU
+#: does not respond.
 CHECK_NS = 10 * SECOND_NS
-#: GPUs are listed again after this long, and at once when a card, a node or a GPU's mode comes or goes.
+#: GPUs are listed again after this time, and at once when a card, a node or a GPU's mode changes.
 LIST_NS = 3600 * SECOND_NS
-#: A RAS count is read this often: each read asks the firmware.
+#: Interval between reads of a GPU's RAS counts: each read calls the firmware.
 RAS_NS = 10 * SECOND_NS
-#: What a process holds is read again after this time; a process that starts or ends is noticed at once.
+#: The holdings are read again after this time, and at once when a process starts or ends.
 HOLDINGS_NS = 10 * SECOND_NS
-#: Blocks whose errors are those of links, not of what the GPU stores and computes.
+#: Blocks that count errors of links, not of the GPU's memory and compute units.
 LINK_BLOCKS = frozenset({"xgmi_wafl", "pcie_bif"})
 MEMORY_BLOCK = "umc"
 NO_GPU = "no AMD GPU that the amdgpu driver shows in /sys/class/drm"
 _RAS_TABLE = "ras_10s_changes"
-#: How `ras/umc_err_count` reads: `ue: 0`, `ce: 3`, and `de: 0` from Linux 6.9 on.
+#: Lines of `ras/umc_err_count`: `ue: 0`, `ce: 3`, and `de: 0` since Linux 6.9.
 _RAS_FIELDS = {
     "ras.corrected_errors": b"ce:",
     "ras.uncorrected_errors": b"ue:",
@@ -50,10 +51,12 @@ _RAS_FIELDS = {
 
 
 class RasCounts:
-    """The counts of all blocks of all GPUs, as one block of readings; each GPU is asked by itself."""
+    """The counts of all RAS blocks of all GPUs, in one block of readings.
+
+    Each GPU is read separately.
+    """
 
     def __init__(self, gpus: Sequence[AmdGpu]) -> None:
-        """Reads nothing yet."""
         rows = [(gpu, block) for gpu in gpus for block in gpu.ras_blocks]
         self.block = Block(_RAS_TABLE, [ras_key(gpu, block) for gpu, block in rows])
         self._gpus = gpus
@@ -63,8 +66,8 @@ class RasCounts:
         }
         self._files = [self._files_of(gpu) for gpu in gpus]
         self._read_ns = [-RAS_NS] * len(gpus)
-        self._next = 0  # they are asked in turn
-        #: How often each GPU was asked, and how often its counts were others: by that anyone who shows them sees it.
+        self._next = 0  # the GPU whose turn is next
+        #: Per GPU: number of reads, and number of changed rows. Other collectors compare `changes`.
         self.reads = [0] * len(gpus)
         self.changes = [0] * len(gpus)
         self._owners = [number for number, gpu in enumerate(gpus) for _ in gpu.ras_blocks]
@@ -83,12 +86,15 @@ class RasCounts:
         return files
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask these GPUs nothing until they are no longer named."""
+        """Skip these GPUs, and no others."""
         for files in self._files:
             files.spare(devices)
 
     def read(self, now_ns: int, gpus_max: int) -> None:
-        """Ask those GPUs whose counts are due, at most this many. One that sleeps is not woken: its counts stand."""
+        """Read at most *gpus_max* GPUs whose counts are due.
+
+        A sleeping GPU is not woken and keeps its counts.
+        """
         for _ in range(min(gpus_max, len(self._gpus))):
             number = self._next
             if now_ns - self._read_ns[number] < RAS_NS:
@@ -103,7 +109,7 @@ class RasCounts:
                     self.changes[self._owners[row]] += 1
 
     def count(self, gpu: AmdGpu, block: str, signal: str) -> int | None:
-        """Return a count of one block of a GPU; None: it was not read, or there is no such block."""
+        """Return a count of one block of a GPU; None: not read, or no such block."""
         row = self._rows[gpu.key].get(block)
         return None if row is None else self._cell(index_of(signal), row)
 
@@ -112,7 +118,7 @@ class RasCounts:
         return self.block.ints[cell] if self.block.valid[cell] else None
 
     def total(self, gpu: AmdGpu, signal: str) -> int | None:
-        """Return the sum over what the GPU stores and computes with; None where no block was read."""
+        """Return the sum over all blocks except links; None if no block was read."""
         counts = [
             self._cell(index_of(signal), row)
             for block, row in self._rows[gpu.key].items()
@@ -128,15 +134,17 @@ def ras_key(gpu: AmdGpu, block: str) -> str:
 
 
 class AmdGpuSession:
-    """The AMD GPUs of one host. `generation` rises when they are others, or are split otherwise."""
+    """The AMD GPUs of a host.
+
+    `generation` rises when the list of GPUs or their partitions change.
+    """
 
     def __init__(self, roots: Roots, clock: Clock) -> None:
-        """Looks at nothing yet."""
         self.gpus: Sequence[AmdGpu] = ()
         self.generation = 0
         self.ras = RasCounts(())
         self.excluded: frozenset[str] = frozenset()
-        #: Who holds which GPU or partition, as of the last look; None: KFD shows no processes.
+        #: KFD's holdings of GPUs and partitions at the last read; None: KFD shows no processes.
         self.holdings: Sequence[KfdHolding] | None = None
         self._roots, self._clock = roots, clock
         self._glances = [
@@ -150,13 +158,16 @@ class AmdGpuSession:
         self._holdings_ns = -HOLDINGS_NS
 
     def refresh(self) -> int:
-        """See whether the GPUs are others, and return the boot time. Raises NoData."""
+        """List the GPUs if a check shows a change; return the boot time.
+
+        Raises NoData without a GPU.
+        """
         now_ns = self._clock.boottime_ns()
         if now_ns >= self._next_check_ns:
             self._next_check_ns = now_ns + CHECK_NS
             before, self._last_seen_keys = (
                 self._last_seen_keys,
-                [each.look() for each in self._glances],
+                [glance.look() for glance in self._glances],
             )
             if before != self._last_seen_keys or now_ns - self._listed_ns >= LIST_NS:
                 self._list(now_ns)
@@ -166,11 +177,11 @@ class AmdGpuSession:
 
     @property
     def rests(self) -> bool:
-        """Say whether the last look found no GPU, and the next one is not due yet."""
+        """Return whether the last list has no GPU and the next check is not due."""
         return not self.gpus and self._clock.boottime_ns() < self._next_check_ns
 
     def check_soon(self) -> None:
-        """See at the next turn whether the GPUs are others: one did not answer."""
+        """Check the GPUs at the next turn: one did not respond."""
         self._next_check_ns = 0
 
     def _list(self, now_ns: int) -> None:
@@ -184,12 +195,15 @@ class AmdGpuSession:
             self._holdings_ns = -HOLDINGS_NS
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Leave these GPUs alone from now on, and no others."""
+        """Skip these GPUs, and no others."""
         self.excluded = devices
         self.ras.exclude(devices)
 
     def read_holdings(self, now_ns: int) -> Sequence[KfdHolding] | None:
-        """Look who holds the GPUs: again when a process came or went, and now and then. None: KFD is not there."""
+        """Return the holdings, read again every HOLDINGS_NS or when a process came or went.
+
+        Return None without KFD.
+        """
         if not (self._roots.sys / "class/kfd/kfd/proc").is_dir():
             self.holdings = None
             return None
@@ -202,7 +216,7 @@ class AmdGpuSession:
         return self.holdings
 
     def partition_of(self) -> Mapping[int, tuple[AmdGpu, int]]:
-        """Return which GPU and which partition of it each of KFD's ids is."""
+        """Return the GPU and the partition number of each KFD id."""
         return {
             partition.kfd_id: (gpu, partition.number)
             for gpu in self.gpus
@@ -214,7 +228,10 @@ _SESSIONS: weakref.WeakValueDictionary[Roots, AmdGpuSession] = weakref.WeakValue
 
 
 def amd_session_of(roots: Roots, clock: Clock | None = None) -> AmdGpuSession:
-    """Return the one of this host; it lives as long as somebody keeps it. *clock*: of the first who asks."""
+    """Return the host's session, which lives while a caller holds it.
+
+    *clock* is used at its creation.
+    """
     session = _SESSIONS.get(roots)
     if session is None:
         session = _SESSIONS[roots] = AmdGpuSession(roots, clock or SystemClock())

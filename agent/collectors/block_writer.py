@@ -12,9 +12,9 @@ from ..hardware.files import device_key
 
 
 def put(block: Block, signal: str, row: int, value: float | None) -> None:
-    """Set a gauge as a double, anything else as a whole number; None is missing. KeyError for an unknown signal.
+    """Store a gauge as a double, any other signal as a whole number; None is missing.
 
-    A whole number that does not fit 64 unsigned bits is missing as well.
+    A whole number that does not fit 64 unsigned bits is missing too. KeyError: unknown signal.
     """
     if BY_NAME[signal].kind is Kind.GAUGE:
         block.put_float(index_of(signal), row, value)
@@ -24,28 +24,27 @@ def put(block: Block, signal: str, row: int, value: float | None) -> None:
 
 
 def row_writer(block: Block, signals: Iterable[str]) -> Places:
-    """Return how a row of *block* is filled in one call, with the values of these signals in their order."""
+    """Return a writer that fills a row of *block* with the values of *signals* in one call."""
     columns = [(index_of(name), BY_NAME[name].kind is Kind.GAUGE) for name in signals]
     return Places(block.cells, block.valid, block.rows, columns)
 
 
 def clear_row(block: Block, row: int) -> None:
-    """Let every cell of the row be missing."""
+    """Mark every cell of the row as missing."""
     block.valid[row :: block.rows] = bytes(len(block.signal_ids))
 
 
 def block_of(block: Block, names: Iterable[str]) -> Block:
-    """Return *block* if its devices are those named, else a new one of its table."""
+    """Return *block* if its devices are *names*, else a new block of the same table."""
     keys = tuple(device_key(name) for name in names)
     return block if block.devices == keys else Block(block.table, keys)
 
 
-# ----------------------------------------------------------------------
-# The values of one turn over the GPUs, by signal and row, whichever table they stand in.
-
-
 class Cells:
-    """A view of a lane's blocks, which have the same rows. A signal of another lane is always missing."""
+    """A view of a lane's blocks, which have the same rows.
+
+    A signal of another lane reads as missing.
+    """
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self._columns = {
@@ -58,7 +57,7 @@ class Cells:
         return name in self._columns
 
     def number(self, name: str, row: int) -> float | None:
-        """Return a value; None where it is missing."""
+        """Return a value; None if missing."""
         column_key = self._columns.get(name)
         if column_key is None:
             return None
@@ -69,26 +68,31 @@ class Cells:
         return block.floats[cell] if floats else block.ints[cell]
 
     def integer(self, name: str, row: int) -> int | None:
-        """Return a counter or a state; None where it is missing."""
+        """Return a counter or a state; None if missing."""
         value = self.number(name, row)
         return None if value is None else int(value)
 
     def put(self, name: str, row: int, value: int | None) -> None:
-        """Set a counter or a state of this lane (KeyError of another); None: missing."""
+        """Set a counter or a state; None: missing.
+
+        KeyError if the lane does not have the signal.
+        """
         block, column, _ = self._columns[name]
         block.put_int(column, row, value)
 
     def column_of(self, name: str) -> tuple[bytearray, bytearray, int]:
-        """Return where a signal of this group is stored: cells, valid, column. KeyError for any other."""
+        """Return cells, valid bytes and column of a signal.
+
+        KeyError if the lane does not have it.
+        """
         block, column, _ = self._columns[name]
         return block.cells, block.valid, column
 
     def mask_writes(self, name: str, rows: bytes) -> list[tuple[bytearray, slice, bytes]]:
-        """Return what makes a signal of this lane missing in every row that is not 0 in *rows*: of each run of rows
-        the valid bytes, where, and what to write there."""
+        """Return writes (valid bytes, slice, new bytes) that hide a signal in nonzero *rows*."""
         block, column, _ = self._columns[name]
         first = column * block.rows
         if all(rows):
             return [(block.valid, slice(first, first + block.rows), bytes(block.rows))]
         hidden = (first + row for row, is_hidden in enumerate(rows) if is_hidden)
-        return [(block.valid, slice(at, at + 1), b"\0") for at in hidden]
+        return [(block.valid, slice(cell, cell + 1), b"\0") for cell in hidden]

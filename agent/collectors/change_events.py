@@ -15,24 +15,25 @@ from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..hardware.files import read_text
 
 RESYNC_NAME = "gpu.told_anew"
-#: The aggregator may have lost its data, or be another one.
+#: Active events are reported again at this interval: the aggregator may be new or have lost its
+#: data.
 REPEAT_NS = 1_800_000_000_000
 #: A revision counts tenths of a second since boot: 32 bits last for 13 years.
 _REVISION_NS = 100_000_000
 _BOOT = re.compile("[0-9a-f]{32}")
-#: Thousands of short processes must not fill the aggregator. This many at once (a job that starts on every instance of a
-#: large host), and one more every so often.
+#: Rate limit, so that short processes cannot fill the aggregator: a burst (a job that starts on
+#: every instance of a large host), then one event per REFILL_SECONDS.
 AT_ONCE_MAX = 512
 REFILL_SECONDS = 5.0
 
 
 def revision_at(now_ns: int) -> int:
-    """Return the revision of what is reported at that boot time."""
+    """Return the revision of a report at boot time *now_ns*."""
     return now_ns // _REVISION_NS
 
 
 def boot_of(proc: Path) -> str:
-    """Return the boot that such an event is of, as 32 hex digits; empty where the kernel does not tell."""
+    """Return the boot id as 32 hex digits; "" if the kernel does not show it."""
     boot = (read_text(proc / "sys/kernel/random/boot_id") or "").replace("-", "")
     return boot if _BOOT.fullmatch(boot) else ""
 
@@ -55,5 +56,5 @@ def resync_event(
 
 
 def event_bucket() -> TokenBucket:
-    """Return what limits how many events a collector reports."""
+    """Return the rate limit of a collector's events."""
     return TokenBucket(1 / REFILL_SECONDS, AT_ONCE_MAX, 0.0)

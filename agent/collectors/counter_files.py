@@ -1,4 +1,4 @@
-"""Collectors that read folders of counter files: one class, and a table of sources for each."""
+"""Collectors that read folders of counter files: a class, and a table of sources for each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..collector import ExcludingCollector, NoData, call_slot_name
 from ..hardware.files import device_key
 from .block_writer import put
 
-# ----------------------------------------------------------------------
-# What a host has, listed now and then: devices come and go while the agent runs.
-
 T = TypeVar("T")
 
 
 class PeriodicListing(Generic[T]):
-    """The last list, and whether it is another one than before. Time is counted in turns."""
+    """A list that is read again periodically, because devices come and go.
+
+    Time is counted in turns.
+    """
 
     def __init__(
         self,
@@ -34,14 +34,13 @@ class PeriodicListing(Generic[T]):
         seconds: int = 10,
         change_key: Callable[[], object] | None = None,
     ) -> None:
-        """*read* lists; it is called in the first turn and then about every *seconds*.
+        """*read* lists; it runs in the first turn and then about every *seconds*.
 
-        *change_key* is a cheap look, each turn: when it shows other than the turn before, *read* is called
-        at once.
+        *change_key* is a cheap check in every turn; when its result changes *read* runs at once.
         """
         self._read, self._change_key = read, change_key
         self._last_change_key: object = None
-        #: Whether the last glance showed another thing than the one before.
+        #: Whether *change_key* changed in this turn.
         self.may_have_changed = False
         self._turns = max(1, seconds // PERIOD_SECONDS[pace])
         self._turns_left = 0
@@ -53,16 +52,17 @@ class PeriodicListing(Generic[T]):
         return self._current[0]
 
     def skip(self) -> bool:
-        """Count a turn while the last list is empty and the next one is not due; say whether it was counted.
+        """Return True and count a turn if the last list is empty and the next is not due.
 
-        For one without *change_key*."""
+        Not for use with *change_key*.
+        """
         if self._turns_left < 2 or self.value:
             return False
         self._turns_left -= 1
         return True
 
     def refresh(self) -> bool:
-        """Count a turn and list again when it is time; return whether the list has changed."""
+        """Count a turn and list again when due; return whether the list has changed."""
         self._turns_left -= 1
         if self._change_key is not None:
             before, self._last_change_key = self._last_change_key, self._change_key()
@@ -75,80 +75,80 @@ class PeriodicListing(Generic[T]):
         return listed != self._current
 
 
-#: More devices of one kind than this are left out, in the order of their names.
+#: Maximum of devices per kind, in the order of their names; the others are left out.
 DEVICES_MAX = 1024
-#: Each RDMA port has 20 files to be read each second; one reopened costs as much as ten kept open.
+#: Each RDMA port has 20 files to read per second; reopening a file costs ten times a read.
 DESCRIPTORS_MAX = 12288
 U64_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FileField:
-    """The file below a device's path that has a signal, and its format (see `ext.counterfiles`)."""
+    """A file below a device's path that holds a signal, and its format (see `ext.counterfiles`)."""
 
-    file: str  # put after the device's path as it is
+    file: str  # appended to the device's path unchanged
     shape: int = NUMBER
     key: bytes = b""
     scale: float = 1
-    raw_max: int = U64_MAX  # above this the number is no reading; before scaling
-    wraps_at: int | None = (
-        None  # it counts, and begins again after this; the value is what it has counted
-    )
+    raw_max: int = U64_MAX  # larger raw numbers (before scaling) are not readings
+    #: A counter restarts after this number; the value is the accumulated count.
+    wraps_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CounterDevice:
-    """A device, the prefix of its files' paths, and what is there."""
+    """A device, the prefix of its files' paths, and its fields."""
 
     name: str
     path: str
     fields: Mapping[str, FileField]  # by signal
     constants: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    #: What answers, where several rows are of one: the chip of a sensor; empty: the device by its name.
+    #: The responding device if it has several rows (the chip of a sensor); empty: the device by its
+    #: name.
     responder: str = ""
 
     @property
     def call_device(self) -> str:
-        """The name by which it is recorded in the call slot, and skipped."""
+        """The name in the call slot and in `exclude`."""
         return call_slot_name(self.responder or self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSpec:
-    """What makes one collector differ from another."""
+    """The parameters of a collector."""
 
     name: str
     pace: Pace
     tables: Sequence[str]
     devices: Callable[[], list[CounterDevice]]
-    no_data_reason: str  # the words of NoData
+    no_data_reason: str  # message of NoData
     enters_driver: bool = False
     list_seconds: int = 10
-    #: A cheap look, each turn: when it shows another thing than before, the devices are listed at once.
+    #: A cheap check in every turn; when its result changes, the devices are listed again at once.
     change_key: Callable[[], object] | None = None
-    #: Given (path, errno) of what is refused: the words that name it and say what opens it, or none.
+    #: Returns the message with the remedy, or "", for (path, errno) of refused files.
     access_error: Callable[[Sequence[tuple[str, int]]], str] | None = None
     #: A device that answers with errors is skipped for at most this long; 0: never skipped.
     wait_seconds_max: int = 0
 
     @property
     def open_files_max(self) -> int:
-        """Descriptors kept: of four collectors of a second each an eighth, of nine others a thirty-second."""
+        """Descriptors kept open: 1/8 for each of four 1 s collectors, 1/32 for nine others."""
         return descriptors_max(8 if self.pace is Pace.SECOND else 32)
 
 
 def descriptors_max(share: int) -> int:
-    """Return how many descriptors one of *share* equal parts of this process may keep, so that all stay below its limit."""
+    """Return the descriptors of one of *share* equal parts of the process's limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
     return descriptors // share
 
 
 class CounterFileCollector(ExcludingCollector):
-    """Fills one block per table by one pass over the devices' files.
+    """One block per table, filled in one pass over the devices' files.
 
-    The devices are listed again every `list_seconds`; when they are others, so are the blocks. Of one that
-    enters a driver each read is recorded in the call slot.
+    The devices are listed every `list_seconds`; a changed list makes new blocks. With
+    `enters_driver` each read is recorded in the call slot.
     """
 
     def __init__(self, spec: CollectorSpec) -> None:
@@ -161,11 +161,11 @@ class CounterFileCollector(ExcludingCollector):
         self._files: CounterFiles | None = None
 
     def collect(self) -> Sequence[Block]:
-        """Return the blocks, refilled. Raises NoData when there is no device."""
+        """Return the refilled blocks. Raises NoData without a device."""
         if self._listing.refresh():
             self._rebuild(self._listing.value[:DEVICES_MAX])
         elif self._files is not None and self._listing.may_have_changed:
-            self._files.reopen()  # two devices may have changed their names
+            self._files.reopen()  # two devices may have swapped names
         if self._files is None:
             raise NoData(self._spec.no_data_reason)
         self._files.read()
@@ -173,14 +173,14 @@ class CounterFileCollector(ExcludingCollector):
         return self._blocks
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Read no file of these devices from the next turn on; their rows remain."""
+        """Skip the files of these devices from the next turn; their rows remain."""
         super().exclude(devices)
         if self._files is not None:
             self._files.spare(devices)
 
     @property
     def paths(self) -> list[str]:
-        """The files that a turn reads, of the devices listed last."""
+        """The files that a turn reads, for the devices listed last."""
         devices, tables = self._listing.value[:DEVICES_MAX], self._spec.tables
         return [device.path + file for device in devices for file, _ in _by_file(device, tables)]
 
@@ -192,7 +192,7 @@ class CounterFileCollector(ExcludingCollector):
         self._listing = self._new_listing()
 
     def _refusals_text(self) -> str:
-        """Return the devices that refuse all they are asked, and what would open them; empty: none does."""
+        """Return a message about devices that refuse all reads, with the remedy; else ""."""
         access_error_of = self._spec.access_error
         refusals = self._files.refusals if access_error_of and self._files else ()
         return access_error_of(refusals) if access_error_of and refusals else ""
@@ -222,7 +222,7 @@ class CounterFileCollector(ExcludingCollector):
         self._files = files
 
     def _add(self, files: CounterFiles, row: int, device: CounterDevice) -> None:
-        """Add a device's files. Those of one folder (`counters/`) answer, or refuse, together."""
+        """Add a device's files. Files of one folder (`counters/`) succeed or fail together."""
         call_device = device.call_device if self.enters_driver else ""
         for path, cells in _by_file(device, self._spec.tables):
             files.add_file(
@@ -252,14 +252,14 @@ class CounterFileCollector(ExcludingCollector):
 
 
 def _raw_max(file_field: FileField) -> int:
-    """A state is a small code or an index: all ones of 32 bits, or more, is one who has none."""
+    """Return the maximum of a state, a small code or index: 32 one-bits or more mean "no value"."""
     return min(file_field.raw_max, BLANK_32 - 1)
 
 
 def _by_file(
     device: CounterDevice, tables: Sequence[str]
 ) -> Iterable[tuple[str, list[tuple[str, FileField]]]]:
-    """Return each file with the cells of these tables that it fills; folders stay together."""
+    """Return each file with its cells in *tables*; files of a folder are adjacent."""
     files: dict[str, list[tuple[str, FileField]]] = {}
     for name, file_field in device.fields.items():
         if BY_NAME[name].table in tables:

@@ -1,8 +1,8 @@
-"""DCGM, where a host engine runs: profiling, health watches, policy violations, XIDs, NVSwitches, vGPUs.
+"""DCGM's profiling, health watches, policy violations, XIDs, NVSwitches and vGPUs.
 
-`listen` reads only what others already have the engine watch. `watch` adds watches of its own, and yields to a profiler.
-Neither starts an engine, sets a policy or runs a diagnostic. An engine that hangs is abandoned like a driver, in its own
-lane.
+Mode `listen` reads only values that other clients have the engine watch. Mode `watch` adds watches
+of its own, and yields to a profiler. Neither mode starts an engine, sets a policy or runs a
+diagnostic. An engine that hangs is abandoned like a driver, in its own lane.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from . import dcgm_fields as fields
 from .dcgm_fields import DcgmGpu, ProfilingReader
 from .dcgm_parts import LINK_SXIDS, SWITCH_SXIDS, VIRTUALIZATION_MODE, EngineParts, link_parts
 
-#: A connection is made within this, or not.
+#: Timeout of a connection.
 CONNECT_MILLISECONDS = 500
-#: An engine that does not respond is tried this often.
+#: Interval of attempts to reach an engine that does not respond.
 RETRY_SECONDS = 10
-#: Health and XIDs are read this often; an engine's own watches are no faster.
+#: Interval of reads of health and XIDs; an engine's own watches are not faster.
 HEALTH_SECONDS = 10
-#: Groups, and fields that nobody watches, are looked at again this often; so is what could not be watched.
+#: Interval at which groups and unwatched fields are listed again, and failed watches retried.
 RECHECK_SECONDS = 60
-#: An active incident is reported again this often: the aggregator forgets one that is not.
+#: An active incident is reported again at this interval, else the aggregator forgets it.
 RETELL_SECONDS = 300
-#: What the agent counts of DCGM is shown when it has changed, and this often: a reading is stale after five seconds.
+#: The agent's counts about DCGM are reported at a change and at this interval: a reading is stale
+#: after 5 s.
 SHOWN_SECONDS = 3
-#: Active incidents, and waiting XIDs; more are not reported.
+#: Maximum of active incidents, and of waiting XIDs; further ones are not reported.
 INCIDENTS_MAX, XIDS_MAX = 256, 256
-#: How often the agent has the engine sample, in `watch`.
+#: Sampling interval of the engine in mode `watch`.
 WATCH_SECONDS = 1.0
 FIELD_GROUP = "gangline"
-#: DCGM says with these that nobody has asked it for that, or that it cannot.
+#: DCGM's errors for entities, fields or modules that are unsupported or that no client watches.
 NOTHING_THERE = (
     library.NOT_SUPPORTED,
     library.NO_DATA,
@@ -58,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 def is_installed(roots: Roots) -> bool:
-    """Return whether a client library is there to be loaded. Loads none: only the lane does."""
+    """Return whether a client library is installed, without loading it: only the lane does."""
     if roots.dcgm_library:
         return True
     if not roots.is_this_machine:
@@ -93,14 +94,17 @@ def version_error(of_library: str, of_engine: str) -> str:
 
 
 class DcgmListener(Collector):
-    """See the module. `collect` raises NoData where no engine answers, AccessDenied where one will not answer us."""
+    """DCGM's readings and events.
+
+    `collect` raises NoData without an engine, AccessDenied if the engine refuses.
+    """
 
     name = "dcgm_1s"
     pace = Pace.SECOND
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         self._roots, self._clock = roots, clock or SystemClock()
-        self._reason = ""  # why there is nothing to listen to, for good
+        self._reason = ""  # a permanent reason for no data
         if roots.dcgm == "off":
             self._reason = "dcgm is off"
         elif not is_installed(roots):
@@ -118,7 +122,7 @@ class DcgmListener(Collector):
         self._profiling = ProfilingReader()
         self._profiling_ns = self._health_ns = self._groups_ns = self._watch_ns = 0
         self._watch_error = self._version_error = ""
-        self._watching: set[str] = set()  # what this connection has the engine watch
+        self._watching: set[str] = set()  # the watches that this connection has set
         self._watched_health: dict[int, int] = {}  # group -> systems
         self._incidents = _StandingIncidents()
         self._codes = _CodeReports()
@@ -127,25 +131,21 @@ class DcgmListener(Collector):
         self._counts: tuple[int, ...] = ()
         self._rows: dict[int, int] = {}  # GPU that needs profiling -> row of its block
 
-    # ---- events
-
     def start(self, publisher: EventPublisher) -> None:
         """Take the publisher."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Release the publisher."""
         self._publisher = None
 
-    # ---- a turn
-
     def skip(self) -> bool:
-        """Where there is nothing to listen to for good, say so in one turn of ten."""
+        """With a permanent reason for no data, report it in one turn of ten."""
         self._turns += 1
         return bool(self._reason) and self._turns % NO_DATA_TURNS != 1
 
     def collect(self) -> Sequence[Block]:
-        """Read what is new; see the class."""
+        """Read new values; see the class."""
         if self._reason:
             raise NoData(self._reason)
         now_ns = self._clock.boottime_ns()
@@ -196,7 +196,7 @@ class DcgmListener(Collector):
         return NoData(f"no DCGM host engine answers at {where}: {error}")
 
     def _lose(self, error: DcgmError, now_ns: int) -> None:
-        """The connection is of no use: the next turn makes another one, at once where the engine was restarted."""
+        """Disconnect; retry after RETRY_SECONDS, at once if the engine was restarted."""
         if self._dcgm is not None:
             self._dcgm.disconnect()
         self._fail(RuntimeError(f"DCGM: {error}"), now_ns)
@@ -204,7 +204,7 @@ class DcgmListener(Collector):
             self._retry_ns = now_ns
 
     def _begin(self, dcgm: Dcgm, now_ns: int) -> None:
-        """Learn who the GPUs are, once for each connection: the only values that the driver is asked for."""
+        """Read the GPUs' identity, once per connection: the only values requested live."""
         self._reconnects += 1
         self._zeros += self._profiling.multiplexed_zeros
         self._profiling, self._watched_health = ProfilingReader(), {}
@@ -213,7 +213,7 @@ class DcgmListener(Collector):
         self._version_error = version_error(*dcgm.versions())
         wanted = (*fields.IDENTITY_FIELDS, VIRTUALIZATION_MODE)
         values = dcgm.latest(dcgm.devices(), wanted, live=True)
-        self._parts.begin(each for each in values if each.field == VIRTUALIZATION_MODE)
+        self._parts.begin(value for value in values if value.field == VIRTUALIZATION_MODE)
         self._gpus = {gpu.number: gpu for gpu in fields.gpus_of(values)}
         self._codes.begin()
         old = [gpu for gpu in self._gpus.values() if gpu.needs_profiling]
@@ -254,10 +254,10 @@ class DcgmListener(Collector):
         return blocks
 
     def _put_counts(self) -> bool:
-        """Set the counts; return whether one has changed."""
+        """Set the counts; return whether a count has changed."""
         systems = 0
-        for each in self._watched_health.values():
-            systems |= each
+        for watched_systems in self._watched_health.values():
+            systems |= watched_systems
         zeros = self._zeros + self._profiling.multiplexed_zeros
         lost = self._dcgm.lost_violations if self._dcgm else 0
         counts = (
@@ -269,8 +269,6 @@ class DcgmListener(Collector):
         for column, count in enumerate(counts):
             self._block.put_int(column, 0, count)
         return True
-
-    # ---- what is read
 
     def _read_profiling(self, dcgm: Dcgm, block: Block) -> None:
         rows, columns = self._rows, fields.PROFILING_COLUMNS
@@ -287,12 +285,14 @@ class DcgmListener(Collector):
                 self._groups_ns = now_ns + RECHECK_SECONDS * SECOND_NS
                 masks = {group: dcgm.health_systems(group) for group in dcgm.groups()}
                 self._watched_health = {group: mask for group, mask in masks.items() if mask}
-            found = [each for group in self._watched_health for each in dcgm.health(group)]
+            incidents = [
+                incident for group in self._watched_health for incident in dcgm.health(group)
+            ]
         except DcgmError as error:
             if error.code not in (*NOTHING_THERE, library.FUNCTION_NOT_FOUND):
                 raise
-            self._watched_health, found = {}, []
-        self._incidents.update(found, now_ns)
+            self._watched_health, incidents = {}, []
+        self._incidents.update(incidents, now_ns)
 
     def _take_violations(self, dcgm: Dcgm) -> None:
         for violation in dcgm.violations():
@@ -302,10 +302,11 @@ class DcgmListener(Collector):
             elif self._publisher is not None:
                 self._publisher.publish(self._violation_event(violation))
 
-    # ---- watch
-
     def _watch(self, dcgm: Dcgm) -> None:
-        """Have the engine watch what nobody else does; it ends with the connection. What is refused is said, and asked for again."""
+        """Set the watches that no other client has; they end with the connection.
+
+        Retry the refused ones later.
+        """
         self._watch_error = ""
         steps = (
             ("health", self._watch_health),
@@ -320,18 +321,18 @@ class DcgmListener(Collector):
                 lambda dcgm: self._parts.watch(dcgm, FIELD_GROUP, float(HEALTH_SECONDS)),
             ),
         )
-        for what, step in steps:
-            if what in self._watching:
+        for name, step in steps:
+            if name in self._watching:
                 continue
             try:
                 step(dcgm)
-                self._watching.add(what)
+                self._watching.add(name)
             except DcgmError as error:
                 if error.code == library.CONNECTION_NOT_VALID:
                     raise
                 reason = "paused: " if error.code == library.IN_USE else ""
                 self._watch_error = (
-                    self._watch_error or f"{reason}{what} cannot be watched: {error}"
+                    self._watch_error or f"{reason}{name} cannot be watched: {error}"
                 )
 
     def _watch_health(self, dcgm: Dcgm) -> None:
@@ -342,8 +343,6 @@ class DcgmListener(Collector):
         if self._profiling_block is not None:
             wanted = [*fields.PROFILING_COLUMNS, fields.GRAPHICS_ACTIVE]
             dcgm.watch_fields(library.ALL_GPUS, wanted, f"{FIELD_GROUP}-profiling", WATCH_SECONDS)
-
-    # ---- what is reported
 
     def _publish(self, now_ns: int) -> None:
         publisher = self._publisher
@@ -359,14 +358,14 @@ class DcgmListener(Collector):
                 publisher.publish(_sxid_event(report, device, at_ns))
 
     def _addresses_of(self, report: _CodeReport) -> Sequence[str]:
-        """Return the PCI addresses by which the kernel log may have named the device."""
+        """Return the PCI addresses under which the kernel log may have named the device."""
         if report.group != library.ENTITY_GPU:
             return self._parts.addresses_of(report.group, report.entity)
         gpu = self._gpus.get(report.entity)
         return (gpu.address,) if gpu else ()
 
     def _device(self, group: int, number: int) -> tuple[str, str]:
-        """Return kind and name of an entity: of a GPU its UUID, of others DCGM's own number."""
+        """Return kind and name of an entity: a GPU's UUID, or else DCGM's number."""
         kind = fields.ENTITY_KINDS.get(group, f"entity_{group}")
         gpu = self._gpus.get(number) if group == library.ENTITY_GPU else None
         return kind, gpu.uuid if gpu else f"{kind}{number}"
@@ -412,7 +411,7 @@ def _listen_to_policies(dcgm: Dcgm) -> None:
 
 
 def _boottime_ns(timestamp_us: int, clock: Clock) -> int:
-    """Return the boot time of a moment of DCGM's, which counts from 1970 by the host's clock; not after now."""
+    """Return the boot time of a DCGM timestamp, which is host wall-clock time, at most now."""
     now_ns = clock.boottime_ns()
     return max(1, min(now_ns, now_ns - (clock.wall_ns() - timestamp_us * 1000)))
 
@@ -430,13 +429,13 @@ def _xid_event(gpu: DcgmGpu, code: int, at_ns: int) -> HealthEvent:
 
 
 def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
-    """Return an SXID as the kernel log's line would have shown it."""
+    """Return an SXID in the form of the kernel log's line."""
     is_fatal = {**SWITCH_SXIDS, **LINK_SXIDS}[report.field]
     is_of_link = report.group == library.ENTITY_LINK
     link = f", Link {link_parts(report.entity)[1]}" if is_of_link else ""
     message = f"DCGM: SXid {report.code}, {'Fatal' if is_fatal else 'Non-fatal'}{link}"
     from ...contract.xid.decode import (
-        decode,  # its table, which samplers without a switch do without
+        decode,  # only a sampler with a switch imports its table
     )
 
     attributes = decode(report.code, message, "", "sxid").attributes
@@ -452,7 +451,7 @@ def _sxid_event(report: _CodeReport, device: str, at_ns: int) -> HealthEvent:
 
 
 class _StandingIncidents:
-    """What DCGM's health watches report, from when on, and when it was reported."""
+    """Active incidents of DCGM's health watches, with their begin and last report."""
 
     def __init__(self) -> None:
         self._standing: dict[tuple[int, int, int, int], tuple[Incident, int, int, int]] = {}
@@ -461,17 +460,22 @@ class _StandingIncidents:
         return len(self._standing)
 
     def update(self, found: Sequence[Incident], now_ns: int) -> None:
-        """Keep the incidents that are active now and forget the others. Finding none does not prove health: nothing is reported."""
+        """Replace the active incidents.
+
+        An empty list does not prove health, so no end is reported.
+        """
         new = dict[tuple[int, int, int, int], tuple[Incident, int, int, int]]()
-        for each in found[:INCIDENTS_MAX]:
-            if each.health >= fields.WARNING:
-                key = (each.entity_group, each.entity, each.system, each.code)
-                _, began_ns, revision, published_ns = self._standing.get(key, (each, now_ns, -1, 0))
-                new[key] = each, began_ns, revision, published_ns
+        for incident in found[:INCIDENTS_MAX]:
+            if incident.health >= fields.WARNING:
+                key = (incident.entity_group, incident.entity, incident.system, incident.code)
+                _, began_ns, revision, published_ns = self._standing.get(
+                    key, (incident, now_ns, -1, 0)
+                )
+                new[key] = incident, began_ns, revision, published_ns
         self._standing = new
 
     def due(self, now_ns: int) -> list[tuple[Incident, int, int]]:
-        """Return (incident, since when, revision) of what must be reported now: at first, and then every `RETELL_SECONDS`."""
+        """Return (incident, begin, revision) if new or last reported RETELL_SECONDS ago."""
         due = list[tuple[Incident, int, int]]()
         for key, (incident, began_ns, revision, published_ns) in self._standing.items():
             if revision < 0 or now_ns - published_ns >= RETELL_SECONDS * SECOND_NS:
@@ -481,7 +485,7 @@ class _StandingIncidents:
 
 
 class _CodeReport(NamedTuple):
-    """The code of an XID, or of an SXID of a switch or a link, as a field of DCGM's shows it."""
+    """The code of an XID, or of an SXID of a switch or a link, in a DCGM field."""
 
     group: int
     entity: int
@@ -490,44 +494,50 @@ class _CodeReport(NamedTuple):
 
 
 class _CodeReports:
-    """XIDs and SXIDs as DCGM has them: reported only if neither the kernel log nor NVML has shown them."""
+    """XIDs and SXIDs from DCGM, reported only if neither the kernel log nor NVML has shown them."""
 
     def __init__(self) -> None:
         self.reported_by_others = 0
-        #: (kind, entity, field) -> the code that was shown last.
+        #: (kind, entity, field) -> the last code.
         self._last: dict[tuple[int, int, int], int] = {}
         self._waiting: list[tuple[_CodeReport, int]] = []  # and its boot time
 
     def begin(self) -> None:
-        """The connection is new: what its fields show is of before."""
+        """Forget the last codes: the fields of a new connection show old codes."""
         self._last = {}
 
     def take(self, group: int, values: Sequence[library.FieldValue], clock: Clock) -> None:
-        """Take the values of entities of a kind. A field keeps the last code for ever: only a change of it is news."""
-        for each in values:
-            code = each.value if isinstance(each.value, int) else 0
-            key = (group, each.entity, each.field)
+        """Take values of one kind of entity.
+
+        A field keeps its last code, so only a change is a new report.
+        """
+        for value in values:
+            code = value.value if isinstance(value.value, int) else 0
+            key = (group, value.entity, value.field)
             if code > 0 and self._last.get(key, code) != code:
-                self.add(_CodeReport(*key, code), each.timestamp_us, clock)
+                self.add(_CodeReport(*key, code), value.timestamp_us, clock)
             self._last[key] = code
 
     def add(self, report: _CodeReport, timestamp_us: int, clock: Clock) -> None:
-        """Note a code, which then waits for the better witnesses. Of one whose GPU DCGM does not name they alone tell."""
+        """Queue a code until the other sources may have shown it.
+
+        Only those report a code without a GPU.
+        """
         if report.entity != library.NO_GPU and len(self._waiting) < XIDS_MAX:
             self._waiting.append((report, _boottime_ns(timestamp_us, clock)))
 
     def due(
         self, now_ns: int, addresses_of: Callable[[_CodeReport], Sequence[str]]
     ) -> list[tuple[_CodeReport, int]]:
-        """Return what has waited long enough and nobody else has shown, with its boot time.
+        """Return reports, with boot times, that have waited and no other source has shown.
 
-        *addresses_of*: the PCI addresses by which others may have shown it. A switch and its link report one SXID each: the
-        link's is taken.
+        *addresses_of*: the PCI addresses under which other sources may have shown the report. A
+        switch and its link report the same SXID; the link's is returned.
         """
-        old = {each for each in self._waiting if now_ns - each[1] >= 2 * DUPLICATE_NS_MAX}
-        self._waiting = [each for each in self._waiting if each not in old]
+        old = {waiting for waiting in self._waiting if now_ns - waiting[1] >= 2 * DUPLICATE_NS_MAX}
+        self._waiting = [waiting for waiting in self._waiting if waiting not in old]
         due, seen = list[tuple[_CodeReport, int]](), set[tuple[int, int]]()
-        for report, at_ns in sorted(old, key=lambda each: (-each[0].group, each[1])):
+        for report, at_ns in sorted(old, key=lambda waiting: (-waiting[0].group, waiting[1])):
             addresses = addresses_of(report)
             if report.group == library.ENTITY_LINK:
                 seen.add((link_parts(report.entity)[0], report.code))
@@ -537,8 +547,8 @@ class _CodeReports:
             if not addresses or is_of_link:
                 continue
             if any(
-                others.was_recorded(address, report.code, at_ns)
-                for others in (XID_DEDUPLICATOR, NVML_XIDS)
+                source.was_recorded(address, report.code, at_ns)
+                for source in (XID_DEDUPLICATOR, NVML_XIDS)
                 for address in addresses
             ):
                 self.reported_by_others += 1

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from ...contract.signals import index_of
 from ...ext.dcgm import NO_GPU, OK, FieldValue, Incident, Violation
 
-# dcgm_fields.h, constant from 1.7 to 4.6.
+# From dcgm_fields.h, unchanged from 1.7 to 4.6.
 UUID, PCI_ADDRESS, COMPUTE_CAPABILITY = 54, 57, 63
 IDENTITY_FIELDS = (UUID, PCI_ADDRESS, COMPUTE_CAPABILITY)
 GPU_UTILIZATION, XID = 203, 230
 GRAPHICS_ACTIVE = 1001
-#: From this compute capability on (Hopper) NVML gives by GPM what DCGM gives before.
+#: Since this compute capability (Hopper) NVML reports by GPM the values that DCGM reports for older
+#: GPUs.
 GPM_CAPABILITY = 9
-#: Profiling field -> column of `gpu_fast_1s`: the signal that GPM fills on later GPUs.
+#: Profiling field -> column of `gpu_fast_1s`, a signal that GPM fills on newer GPUs.
 PROFILING_COLUMNS: Mapping[int, int] = {
     1002: index_of("gpu_fast.sm_active_ratio"),
     1003: index_of("gpu_fast.sm_occupancy_ratio"),
@@ -32,7 +33,7 @@ PROFILING_COLUMNS: Mapping[int, int] = {
 PROFILING_FIELDS = (*PROFILING_COLUMNS, GRAPHICS_ACTIVE, GPU_UTILIZATION)
 RATIO_FIELDS = frozenset((1002, 1003, 1004, 1005))
 
-#: dcgmHealthSystems_t -> what an operator calls it.
+#: dcgmHealthSystems_t -> an operator's name for the system.
 HEALTH_SYSTEMS: Mapping[int, str] = {
     0x1: "PCIe",
     0x2: "NVLink",
@@ -52,7 +53,7 @@ ALL_SYSTEMS = sum(HEALTH_SYSTEMS)
 #: dcgmHealthWatchResults_t.
 WARNING, FAILURE = 10, 20
 
-#: dcgmPolicyCondition_t -> its words, with its first number.
+#: dcgmPolicyCondition_t -> its message.
 POLICY_CONDITIONS: Mapping[int, str] = {
     0x1: "double bit ECC error (location {first}, {second} errors)",
     0x2: "PCIe replays: {first}",
@@ -81,7 +82,7 @@ ENTITY_KINDS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class DcgmGpu:
-    """A GPU as DCGM numbers it. The number is nobody else's."""
+    """A GPU with DCGM's own number."""
 
     number: int
     uuid: str
@@ -90,52 +91,56 @@ class DcgmGpu:
 
     @property
     def needs_profiling(self) -> bool:
-        """Whether NVML has no GPM for it."""
+        """Whether NVML has no GPM for the GPU."""
         return self.capability < GPM_CAPABILITY
 
 
 def gpus_of(values: Sequence[FieldValue]) -> list[DcgmGpu]:
-    """Return the GPUs whose identity *values* give. One without a UUID is left out: nothing could be said of it."""
+    """Return the GPUs identified by *values*, without GPUs that have no UUID."""
     known: dict[int, dict[int, int | float | str | bytes | None]] = {}
-    for each in values:
-        known.setdefault(each.entity, {})[each.field] = each.value
+    for value in values:
+        known.setdefault(value.entity, {})[value.field] = value.value
     return [
         DcgmGpu(
-            number, uuid, _sysfs_address(has.get(PCI_ADDRESS)), _major(has.get(COMPUTE_CAPABILITY))
+            number,
+            uuid,
+            _sysfs_address(by_field.get(PCI_ADDRESS)),
+            _major(by_field.get(COMPUTE_CAPABILITY)),
         )
-        for number, has in known.items()
-        if isinstance(uuid := has.get(UUID), str)
+        for number, by_field in known.items()
+        if isinstance(uuid := by_field.get(UUID), str)
     ]
 
 
 def _sysfs_address(text: object) -> str:
-    """Return the PCI address as sysfs writes it; DCGM gives the domain eight digits."""
+    """Return the PCI address in sysfs form; DCGM's domain has eight digits."""
     domain, colon, rest = str(text or "").lower().partition(":")
     return f"{domain[-4:]}{colon}{rest}"
 
 
 def _major(capability: object) -> int:
-    """Return the major compute capability; GPM's where DCGM does not know it, so that nothing is read twice."""
+    """Return the major compute capability; GPM's if unknown, so that nothing is read twice."""
     return capability >> 16 if isinstance(capability, int) else GPM_CAPABILITY
 
 
 @dataclass(slots=True)
 class ProfilingReader:
-    """Says which profiling values are readings. For one connection.
+    """Selects the profiling values that are readings, for one connection.
 
-    Before Hopper the counters have too little room for all fields at once: DCGM gives them to one field after another, and a field
-    that was not on answers 0 now and then (DCGM #169). So a zero beside a busy GPU is left out until it comes twice in a row.
+    Before Hopper the hardware has too few counters for all fields: DCGM multiplexes them, and an
+    inactive field sometimes reads 0 (DCGM #169). So a zero of a busy GPU is dropped unless it comes
+    twice in a row.
     """
 
     multiplexed_zeros: int = 0
-    paused: bool = False  # as of the last `readings`
-    watched: bool = False  # whether somebody watches any of the fields
+    paused: bool = False  # at the last `readings`
+    watched: bool = False  # whether any client watches a field
     _times: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     _zeros: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     def readings(self, values: Sequence[FieldValue]) -> list[tuple[int, int, float]]:
-        """Return (GPU, field, value) of what is new and is a reading."""
-        times, found = self._times, list[tuple[int, int, float]]()
+        """Return (GPU, field, value) of each new reading."""
+        times, result = self._times, list[tuple[int, int, float]]()
         answered = numbers = 0
         busy = {gpu for gpu, _, _, _, value in values if value}
         for gpu, number, status, at_us, value in values:
@@ -147,12 +152,12 @@ class ProfilingReader:
             numbers += 1
             key = gpu, number
             if times.get(key) == at_us:
-                continue  # shown already: no reading is made of one twice
+                continue  # the same sample as before
             times[key] = at_us
             if self._is_reading(key, value, gpu in busy):
-                found.append((gpu, number, value))
+                result.append((gpu, number, value))
         self.watched, self.paused = answered > 0, answered > 0 and not numbers
-        return found
+        return result
 
     def _is_reading(self, key: tuple[int, int], value: float, busy: bool) -> bool:
         if value > 0:
@@ -167,7 +172,7 @@ class ProfilingReader:
 
 
 def incident_text(incident: Incident) -> str:
-    """Return the message about an incident: the system and DCGM's words."""
+    """Return the message about an incident: the system and DCGM's message."""
     system = HEALTH_SYSTEMS.get(incident.system, f"system {incident.system:#x}")
     return f"DCGM health, {system}: {incident.message or 'no message'}"
 

@@ -25,24 +25,24 @@ from ..hardware import pci
 from ..hardware.files import Roots, device_key
 from .block_writer import put
 
-#: Which parts there are is looked up this often; so is whether somebody watches their fields.
+#: Interval at which the parts, and whether their fields are watched, are looked up again.
 LIST_NS = 60_000_000_000
-#: Entities of one call: each value takes 4 KiB of the client's memory.
+#: Entities per call: each value takes 4 KiB of the client's memory.
 ENTITIES_PER_CALL = 16
-#: Room of a group of DCGM 3.
+#: Capacity of a group in DCGM 3.
 GROUP_ENTITIES_MAX = 64
-#: `DCGM_GPU_VIRTUALIZATION_MODE_HOST_VGPU` of field 500: a hypervisor that shares the GPU as vGPUs.
+#: DCGM_GPU_VIRTUALIZATION_MODE_HOST_VGPU of field 500: a hypervisor shares the GPU as vGPUs.
 VIRTUALIZATION_MODE, HOST_VGPU = 500, 3
-#: The vGPUs of a GPU: a count and as many ids, of 32 bits each.
+#: A GPU's vGPUs (a 32-bit count and 32-bit ids), and a vGPU's UUID.
 VGPU_IDS, VGPU_UUID = 503, 523
 #: PCI domain, bus, device and function of a switch.
 SWITCH_ADDRESS = (866, 867, 868, 869)
 #: Watts of VDD, DVDD and HVDD of a switch.
 SWITCH_POWER = (705, 706, 707)
-#: Fields whose value is the code of the last SXID; True: of a fatal one. Of a switch, and of a link.
+#: Fields with the code of the last SXID -> whether it is fatal; for switches, and for links.
 SWITCH_SXIDS: Mapping[int, bool] = {856: True, 857: False}
 LINK_SXIDS: Mapping[int, bool] = {782: True, 783: False}
-#: DCGM says with these that it has no such entities, or cannot look.
+#: DCGM's errors for entities that do not exist or cannot be listed.
 NOTHING_THERE = (
     library.NOT_SUPPORTED,
     library.NO_DATA,
@@ -53,7 +53,10 @@ NOTHING_THERE = (
 
 
 class PartField(NamedTuple):
-    """The signal that a field fills. What is not from `least` to `most`, in DCGM's unit, is no reading."""
+    """The signal that a field fills.
+
+    A value outside `least` to `most`, in DCGM's unit, is not a reading.
+    """
 
     signal: str
     scale: float = 1.0
@@ -69,7 +72,8 @@ SWITCH_FIELDS: Mapping[int, PartField] = {
     860: PartField("nvswitch.temperature_shutdown_celsius", 1.0, 1, 200),
     864: PartField("nvswitch.reset_required_state", 1, 0, 1),
 }
-#: Of throughput (780, 781, 861, 862) DCGM does not say the unit: it differs by the library below it (NSCQ: mebibits).
+#: Without throughput (780, 781, 861, 862): its unit depends on the library below DCGM (NSCQ:
+#: mebibits).
 LINK_FIELDS: Mapping[int, PartField] = {
     784: PartField("nvswitch_link.replay_errors"),
     785: PartField("nvswitch_link.recovery_errors"),
@@ -89,10 +93,9 @@ _LINK_ALL = (*LINK_FIELDS, *LINK_SXIDS)
 
 
 class EngineParts:
-    """The parts that the engine of one connection has, and their readings. Every method raises DcgmError."""
+    """The parts of the connected engine, and their readings. Every method raises DcgmError."""
 
     def __init__(self, roots: Roots) -> None:
-        """Looks at the PCI bus."""
         self.access_error = ""
         self._addresses = tuple(pci.nvswitches(roots.sys))
         self._vgpu_hosts: Sequence[int] = ()
@@ -102,22 +105,22 @@ class EngineParts:
         self._watched: dict[int, bool] = {}  # kind of entity -> whether its fields have values
 
     def begin(self, virtualization: Iterable[FieldValue]) -> None:
-        """Start again: the connection is new. *virtualization*: field 500 of each GPU."""
-        self._vgpu_hosts = [each.entity for each in virtualization if each.value == HOST_VGPU]
+        """Start a new connection. *virtualization*: field 500 of each GPU."""
+        self._vgpu_hosts = [value.entity for value in virtualization if value.value == HOST_VGPU]
         self._list_ns, self._watched = 0, {}
 
     def addresses_of(self, group: int, entity: int) -> Sequence[str]:
-        """Return the PCI addresses by which the kernel log may name a switch, or the switch of a link."""
+        """Return the PCI addresses of a switch, or a link's switch, in the kernel log."""
         key = self.switch_key(group, entity)
         return (key,) if key in self._addresses else self._addresses
 
     def switch_key(self, group: int, entity: int) -> str:
-        """Return the key of a switch, or of the switch of a link."""
+        """Return the key of a switch, or of a link's switch."""
         number = entity if group == ENTITY_SWITCH else link_parts(entity)[0]
         return self._keys.get(ENTITY_SWITCH, {}).get(number, f"nvswitch{number}")
 
     def read(self, dcgm: Dcgm, now_ns: int) -> tuple[list[Block], dict[int, list[FieldValue]]]:
-        """Return the blocks of all parts, and the values of SXIDs by the kind of entity."""
+        """Return the blocks of all parts, and the values of SXIDs by kind of entity."""
         if not self._addresses and not self._vgpu_hosts:
             return [], {}
         if now_ns >= self._list_ns:
@@ -132,15 +135,20 @@ class EngineParts:
         ):
             if self._watched.get(group, True):
                 values = self._values(dcgm, group, list(self._keys.get(group, ())), fields)
-                self._watched[group] = any(each.status == library.OK for each in values)
+                self._watched[group] = any(value.status == library.OK for value in values)
                 self._fill(group, values)
                 sxids[group] = [
-                    e for e in values if e.field in SWITCH_SXIDS or e.field in LINK_SXIDS
+                    value
+                    for value in values
+                    if value.field in SWITCH_SXIDS or value.field in LINK_SXIDS
                 ]
         return list(self._blocks.values()), sxids
 
     def watch(self, dcgm: Dcgm, name: str, seconds: float) -> None:
-        """Have the engine watch the fields of switches and links. It watches those of vGPUs by itself."""
+        """Request a watch of the fields of switches and links.
+
+        The engine watches vGPUs without a request.
+        """
         if not self._addresses:
             return
         if not self._keys:
@@ -156,8 +164,6 @@ class EngineParts:
                 group_name, ENTITY_LINK, links[first : first + GROUP_ENTITIES_MAX]
             )
             dcgm.watch_fields(group, _LINK_ALL, group_name, seconds)
-
-    # ---- which there are
 
     def _list(self, dcgm: Dcgm) -> None:
         switches: list[int] = []
@@ -189,43 +195,41 @@ class EngineParts:
             return []
 
     def _switch_keys(self, dcgm: Dcgm, switches: Sequence[int]) -> dict[int, str]:
-        found = {number: f"nvswitch{number}" for number in switches}
+        keys = {number: f"nvswitch{number}" for number in switches}
         numbers: dict[int, list[int]] = {}
-        for each in self._values(dcgm, ENTITY_SWITCH, switches, SWITCH_ADDRESS):
-            if isinstance(each.value, int):
-                numbers.setdefault(each.entity, []).append(each.value)
+        for value in self._values(dcgm, ENTITY_SWITCH, switches, SWITCH_ADDRESS):
+            if isinstance(value.value, int):
+                numbers.setdefault(value.entity, []).append(value.value)
         for number, digits in numbers.items():
             if len(digits) == len(SWITCH_ADDRESS):
                 domain, bus, device, function = digits
                 address = f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
                 if address in self._addresses:
-                    found[number] = address
-        return found
+                    keys[number] = address
+        return keys
 
     def _vgpu_keys(self, dcgm: Dcgm) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for each in self._values(dcgm, ENTITY_GPU, self._vgpu_hosts, [VGPU_IDS]):
-            if isinstance(each.value, bytes):
-                found |= {number: f"vgpu{number}" for number in vgpu_ids(each.value)}
-        for each in self._values(dcgm, ENTITY_VGPU, list(found), [VGPU_UUID]):
-            if isinstance(each.value, str) and each.value:
-                found[each.entity] = device_key(each.value)
-        return found
-
-    # ---- their readings
+        keys: dict[int, str] = {}
+        for value in self._values(dcgm, ENTITY_GPU, self._vgpu_hosts, [VGPU_IDS]):
+            if isinstance(value.value, bytes):
+                keys |= {number: f"vgpu{number}" for number in vgpu_ids(value.value)}
+        for value in self._values(dcgm, ENTITY_VGPU, list(keys), [VGPU_UUID]):
+            if isinstance(value.value, str) and value.value:
+                keys[value.entity] = device_key(value.value)
+        return keys
 
     def _values(
         self, dcgm: Dcgm, group: int, entities: Sequence[int], fields: Sequence[int]
     ) -> list[FieldValue]:
-        found: list[FieldValue] = []
+        values: list[FieldValue] = []
         try:
             for first in range(0, len(entities), ENTITIES_PER_CALL):
-                some = entities[first : first + ENTITIES_PER_CALL]
-                found += dcgm.latest(some, fields, group=group)
+                batch = entities[first : first + ENTITIES_PER_CALL]
+                values += dcgm.latest(batch, fields, group=group)
         except DcgmError as error:
             if error.code not in NOTHING_THERE:
                 raise
-        return found
+        return values
 
     def _fill(self, group: int, values: Sequence[FieldValue]) -> None:
         block = self._blocks.get(group)
@@ -234,17 +238,17 @@ class EngineParts:
         block.clear()
         rows = {entity: row for row, entity in enumerate(self._keys[group])}
         watts: dict[int, list[float]] = {}
-        for each in values:
-            field, value = _FIELDS[group].get(each.field), each.value
+        for reading in values:
+            field, value = _FIELDS[group].get(reading.field), reading.value
             if not isinstance(value, int | float):
                 continue
             if field is not None and field.least <= value <= field.most:
-                put(block, field.signal, rows[each.entity], value * field.scale)
-            elif each.field in SWITCH_POWER and 0 <= value <= 10_000:
-                watts.setdefault(each.entity, []).append(value)
-        for entity, each_rail in watts.items():
-            if len(each_rail) == len(SWITCH_POWER):
-                put(block, "nvswitch.power_watts", rows[entity], sum(each_rail))
+                put(block, field.signal, rows[reading.entity], value * field.scale)
+            elif reading.field in SWITCH_POWER and 0 <= value <= 10_000:
+                watts.setdefault(reading.entity, []).append(value)
+        for entity, rails in watts.items():
+            if len(rails) == len(SWITCH_POWER):
+                put(block, "nvswitch.power_watts", rows[entity], sum(rails))
 
 
 _FIELDS: Mapping[int, Mapping[int, PartField]] = {
@@ -260,12 +264,15 @@ _TABLES = {
 
 
 def link_parts(link: int) -> tuple[int, int]:
-    """Return switch and index of a link: its id is 8 bits of kind, 8 of index, 16 of the switch (dcgm_link_t)."""
+    """Return switch and index of a link.
+
+    Its id (dcgm_link_t): kind in 8 bits, index in 8, switch in 16.
+    """
     return link >> 16, link >> 8 & 0xFF
 
 
 def vgpu_ids(blob: bytes) -> tuple[int, ...]:
-    """Return the ids of a GPU's vGPUs; of more than the blob holds, those that it holds."""
+    """Return the ids of a GPU's vGPUs, as far as the blob holds them."""
     if len(blob) < 4:
         return ()
     (count,) = struct.unpack_from("=I", blob)

@@ -1,4 +1,4 @@
-"""Disks from /proc/diskstats, and local filesystems."""
+"""Disks from /proc/diskstats, local filesystems, and NVMe controllers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _SPACE_SIGNALS = (
     "filesystem.inodes_count",
     "filesystem.inodes_available_count",
 )
-#: In the order of /proc/diskstats (Documentation/admin-guide/iostats.rst), without what was merged.
+#: In the order of /proc/diskstats (Documentation/admin-guide/iostats.rst), without the merged
+#: requests.
 COUNTERS = (
     "disk.reads_operations",
     "disk.read_bytes",
@@ -46,7 +47,7 @@ COUNTERS = (
 
 
 class Disks(Collector):
-    """Traffic, waiting and load of each disk with a device of its own."""
+    """Traffic, wait times and load of each disk with a device of its own."""
 
     name = "disk_1s"
     pace = Pace.SECOND
@@ -62,7 +63,7 @@ class Disks(Collector):
         self._rows: DiskRows | None = None
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block; a disk that went is missing in it. Raises NoData without a disk."""
+        """Return the block; a removed disk is missing in it. Raises NoData without a disk."""
         if self._listing.refresh():
             self._rebuild(self._listing.value)
         if self._rows is None:
@@ -84,26 +85,27 @@ class Disks(Collector):
 
 
 class Filesystems(ExcludingCollector):
-    """Room on each local filesystem, and whether it can still be written.
+    """Free space of each local filesystem, and whether it is writable.
 
-    Only filesystems on local block devices are asked: statvfs of a network filesystem may not return.
+    Only filesystems on local block devices are read: statvfs of a network filesystem may not
+    return.
     """
 
     name = "filesystem_60s"
     pace = Pace.MINUTE
-    enters_driver = True  # even a local one may wait for its disk
+    enters_driver = True  # even a local filesystem may wait for its disk
 
     def __init__(
         self, roots: Roots, statvfs: Callable[[str], os.statvfs_result] | None = None
     ) -> None:
-        """*statvfs*: how a mount point is asked; None: by the kernel, if the mounts are this machine's."""
+        """*statvfs*: None means os.statvfs if the mounts are this machine's."""
         self._mounts = OpenFile(roots.proc / "self/mountinfo")
         self._statvfs = statvfs or (os.statvfs if roots.is_this_machine else _refuse_statvfs)
         self._block = Block("filesystem_60s", ())
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData when nothing local is mounted."""
+        """Return the block. Raises NoData when no local filesystem is mounted."""
         mounts = parse_mountinfo(self._mounts.read())[:DEVICES_MAX]
         if not mounts:
             raise NoData("no filesystem on a local block device in /proc/self/mountinfo")
@@ -121,7 +123,7 @@ class Filesystems(ExcludingCollector):
         try:
             with driver_call(mount.point, "statvfs"):
                 space = _space_of(self._statvfs(mount.point))
-        except PermissionError:  # it lies below a folder of another user
+        except PermissionError:  # below a folder of another user
             self.access_error = _SPACE_HIDDEN.format(device_key(mount.point))
         except OSError:
             pass  # unmounted since the list
@@ -131,12 +133,15 @@ class Filesystems(ExcludingCollector):
 
 
 def _refuse_statvfs(point: str) -> os.statvfs_result:
-    """Raise: the mount points are of another root, and here another filesystem would answer for them."""
+    """Raise: this machine would answer for another filesystem than the one of the other root."""
     raise FileNotFoundError(errno.ENOENT, "a mount point of another root", point)
 
 
 def _space_of(answer: os.statvfs_result) -> dict[str, int | None]:
-    """Return what statvfs says. A filesystem that makes inodes as it goes (btrfs) says 0 of them."""
+    """Return statvfs's values.
+
+    A filesystem that makes inodes on demand (btrfs) reports 0 inodes.
+    """
     inodes = (answer.f_files, answer.f_favail) if answer.f_files else (None, None)
     return dict(
         zip(
@@ -147,14 +152,11 @@ def _space_of(answer: os.statvfs_result) -> dict[str, int | None]:
     )
 
 
-# ----------------------------------------------------------------------
-# NVMe controllers: their state from sysfs, their wear and errors from the drive itself.
-
 _NO_CONTROLLER = "no NVMe controller in /sys/class/nvme"
 
 #: In the order of `_state_of`.
 _CONTROLLER = ("nvme.controller_state", "nvme.namespaces_count", "nvme.queues_count")
-#: Signals of the SMART log, and where they stand in it.
+#: Signals of the SMART log, and their attributes in it.
 _SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
     "nvme.critical_warning_flags": attrgetter("critical_warning"),
     "nvme.spare_ratio": attrgetter("spare_ratio"),
@@ -176,7 +178,10 @@ _SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
 
 
 class NvmeControllers(Collector):
-    """State, namespaces and queues of each controller, as the kernel keeps them: no drive is asked."""
+    """State, namespaces and queues of each controller from sysfs.
+
+    No command is sent to the drive.
+    """
 
     name = "nvme_10s"
     pace = Pace.TEN_SECONDS
@@ -188,7 +193,7 @@ class NvmeControllers(Collector):
         self._block = Block("nvme_10s", ())
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData without a controller."""
+        """Return the block. Raises NoData without a controller."""
         is_new = self._controllers.refresh()
         if not self._controllers.value:
             raise NoData(_NO_CONTROLLER)
@@ -200,12 +205,11 @@ class NvmeControllers(Collector):
         return (self._block,)
 
     def _compute(self, files: FileReader) -> dict[str, tuple[int | None, ...]]:
-        found = list(storage.nvme_controllers(self._sys, files).items())[:DEVICES_MAX]
-        return {name: _state_of(folder, files) for name, folder in found}
+        folders = list(storage.nvme_controllers(self._sys, files).items())[:DEVICES_MAX]
+        return {name: _state_of(folder, files) for name, folder in folders}
 
 
 def _state_of(folder: Path, files: FileReader) -> tuple[int | None, ...]:
-    """Return state, namespaces and queues of a controller."""
     state = storage.parse_nvme_state(files.text(folder / "state"))
     spaces = storage.nvme_namespaces(folder, files)
     return (
@@ -216,10 +220,10 @@ def _state_of(folder: Path, files: FileReader) -> tuple[int | None, ...]:
 
 
 class NvmeSmart(ExcludingCollector):
-    """Temperature, wear, errors of each live controller, from its sensor and its SMART log, and whose they are.
+    """Temperature, wear, errors and identity of each live controller, from sensor and SMART log.
 
-    Both ask the drive. The log needs privileges: without them the temperature alone is there, and
-    `access_error` say what is missing.
+    Both read the drive. The log needs privileges: without them only the temperature is present, and
+    `access_error` names the missing privilege.
     """
 
     name = "nvme_60s"
@@ -235,12 +239,15 @@ class NvmeSmart(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block; a controller that is not live has no value. NoData without one."""
-        found = _controllers(self._sys)
-        self._block = block_of(self._block, found)
+        """Return the block; a controller that is not live has no values.
+
+        Raises NoData without a controller.
+        """
+        folders = _controllers(self._sys)
+        self._block = block_of(self._block, folders)
         self._block.clear()
         self.access_error = ""
-        for row, (name, folder) in enumerate(found.items()):
+        for row, (name, folder) in enumerate(folders.items()):
             if not self.is_excluded(name) and storage.is_awake(folder):
                 put(self._block, "nvme.counter_epoch_count", row, storage.nvme_identity(folder))
                 log = self._put_smart(row, name)
@@ -271,10 +278,10 @@ class NvmeSmart(ExcludingCollector):
 
 
 def _controllers(sys: Path) -> dict[str, Path]:
-    found = dict(list(storage.nvme_controllers(sys).items())[:DEVICES_MAX])
-    if not found:
+    folders = dict(list(storage.nvme_controllers(sys).items())[:DEVICES_MAX])
+    if not folders:
         raise NoData(_NO_CONTROLLER)
-    return found
+    return folders
 
 
 def _celsius(sensor: Path | None, file: str) -> float | None:
@@ -283,9 +290,9 @@ def _celsius(sensor: Path | None, file: str) -> float | None:
 
 
 def _smart_access_error(name: str, error: OSError) -> str:
-    """Return what opens the log. The kernel lets only CAP_SYS_ADMIN send this command.
+    """Return the remedy for a hidden log: the kernel requires CAP_SYS_ADMIN for this command.
 
-    A drive that refuses the page (a virtual one) is not hidden by anybody: nothing opens that.
+    A (virtual) drive that refuses the page itself has no remedy: "".
     """
     if error.errno in (errno.ENOENT, errno.ENXIO):
         return (

@@ -1,4 +1,7 @@
-"""Caches values derived from files that rarely change; recomputes one when its file or folder changes."""
+"""Caches values derived from files that rarely change.
+
+Recomputes a value when a file or folder changes.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,25 @@ from ..hardware.files import FileReader, names_in, read_text
 from .counter_files import descriptors_max
 
 T = TypeVar("T")
-#: After this many turns it is worked out anyway.
+#: The value is recomputed at the latest after this number of turns.
 TURNS_MAX = 60
-#: There are five, and each keeps such a part of the descriptors that a process may have; other files are opened again.
+#: Each cache keeps at most this part (1/64) of the process's descriptors open, and reopens other
+#: files.
 DESCRIPTORS_SHARE = 64
 
 
 class ReadRecorder(FileReader):
-    """Reads and lists, and notes what, that too which is not there."""
+    """Reads and lists, and records each path, also of a missing file."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}  # path -> the device whose driver it enters, or nothing
+        self.files: dict[str, str] = {}  # path -> the device whose driver a read enters, or ""
         self.folders: dict[str, None] = {}
 
     def text(self, path: Path | str, device: str = "") -> str | None:
-        """As of `FileReader`; a call into a driver is recorded in the call slot."""
+        """Return the text as `FileReader` does.
+
+        A read that enters a driver is recorded in the call slot.
+        """
         self.files[str(path)] = device
         if not device:
             return read_text(path)
@@ -35,19 +42,21 @@ class ReadRecorder(FileReader):
             return read_text(path)
 
     def names(self, folder: Path) -> list[str]:
-        """As of `FileReader`."""
+        """Return the names as `FileReader` does."""
         self.folders[str(folder)] = None
         return names_in(folder)
 
 
 class FileCache(Generic[T]):
-    """A value and the files it was read from. In a turn they are looked at by one pass through kept descriptors.
+    """A value and the files from which it was computed.
 
-    For files of sysfs and /proc: one that went refuses to be read through a descriptor that was kept.
+    A turn checks them in one pass, by kept descriptors.
+
+    For sysfs and /proc: there a kept descriptor of a removed file fails to read.
     """
 
     def __init__(self, compute: Callable[[ReadRecorder], T], turns_max: int = TURNS_MAX) -> None:
-        """*compute* may raise; then it is called again in the next turn."""
+        """*compute* may raise; then the next turn calls it again."""
         self._compute, self._turns_max = compute, turns_max
         self._turns_left = 0
         self._excluded: frozenset[str] = frozenset()
@@ -56,37 +65,36 @@ class FileCache(Generic[T]):
         self._watch(ReadRecorder())
 
     def refresh(self) -> bool:
-        """Return whether the value was worked out again in this turn."""
+        """Recompute the value if a file changed or after `turns_max` turns.
+
+        Return whether it was recomputed.
+        """
         before, self._last_contents = self._last_contents, self._read_contents()
         self._turns_left -= 1
         if self._turns_left > 0 and before == self._last_contents:
             return False
         self._turns_left = 0
-        self._watch(self._recorded)  # by now there may be others under the same names
+        self._watch(self._recorded)  # reopen: the same paths may be new files
         recorder = ReadRecorder()
         value = self._compute(recorder)
         is_watched = self._is_watching(recorder)
         if not is_watched:
             self._watch(recorder)
             recorder = ReadRecorder()
-            value = self._compute(recorder)  # what changed before this look would never be seen
-            is_watched = self._is_watching(
-                recorder
-            )  # else others again: once more in the next turn
+            value = self._compute(recorder)  # else a change before the watch would be missed
+            is_watched = self._is_watching(recorder)  # if not, the next turn recomputes
         self._value, self._turns_left = [value], self._turns_max if is_watched else 0
         return True
 
     @property
     def value(self) -> T:
-        """What was worked out last. IndexError before the first `refresh`."""
+        """The last value. IndexError before the first `refresh`."""
         return self._value[0]
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Read no file of these devices; *compute* is called in the next turn, and asks for none either."""
+        """Skip files of these devices; the next turn calls *compute*, which must skip them too."""
         self._excluded, self._turns_left = devices, 0
-        self._watch(
-            ReadRecorder()
-        )  # else that turn's look would read what is not told to be theirs
+        self._watch(ReadRecorder())  # else that turn would read files recorded without their device
 
     def _is_watching(self, recorder: ReadRecorder) -> bool:
         return (recorder.files, recorder.folders) == (self._recorded.files, self._recorded.folders)

@@ -1,9 +1,10 @@
 """GPUs, through NVML, in three groups: read every second, every 10 s and every 60 s.
 
-Each lane sweeps all GPUs (`ext/nvml`) in one pass, without the GIL, into blocks that were created when the GPUs were
-found. A GPU's name is its UUID, or its PCI address if it fell off the bus before its UUID was read. The 1 s lane detects
-and reports lost and returned GPUs, and withholds fields that are not verified yet. Values that have not changed since
-the last second are skipped without running Python code.
+Each lane sweeps all GPUs (`ext/nvml`) in one pass, without the GIL, into blocks that were created
+when the GPUs were listed. A GPU's name is its UUID, or its PCI address if it fell off the bus
+before its UUID was read. The 1 s lane reports lost and returned GPUs, and withholds fields that are
+not verified yet. Values that have not changed since the last second are skipped without running
+Python code.
 """
 
 from __future__ import annotations
@@ -34,29 +35,27 @@ from .block_writer import Cells
 from .gpu_field_check import FieldFilter, FieldValidators
 from .nvml_session import DEVICES_CLOSED, OTHER_VERSION, REFUSED, collector_error, session_of
 
-# ----------------------------------------------------------------------
-# What the lanes of the GPU signals share: one sweep a turn over the GPUs, letting go, and what was
-# not shown.
-
-#: What a pass over all GPUs may take, each GPU its share: what one that is slow would say beyond it is missing.
+#: Budget of a pass, in equal parts per GPU: values that a slow GPU returns after its part are
+#: missing.
 PASS_SECONDS_MAX = 0.5
-#: Time for slow NVML calls of a GPU in each pass, on average. On an H200 the energy takes 3 to 5 ms, many others 0.2 to 3 ms:
-#: with these and GPM's share (`gpu_fast.GPM_SECONDS`) NVML stays below 1 ms per second and GPU.
+#: Average time for slow NVML calls per GPU and pass. On an H200 the energy takes 3 to 5 ms, many
+#: others 0.2 to 3 ms: with this and GPM's share (`gpu_fast.GPM_SECONDS`) NVML stays below 1 ms per
+#: second and GPU.
 SLOW_SECONDS = {Pace.SECOND: 150e-6, Pace.TEN_SECONDS: 400e-6, Pace.MINUTE: 600e-6}
 
 
 class NvmlCollector(Collector):
     """The GPU signals of one pace.
 
-    `collect` raises NoData where there is no driver or no GPU, AccessDenied where the agent may not look.
-    A GPU's error is that GPU's missing cells, counted in a signal of its own; never its neighbours'.
-    What some GPU would not show is in `access_error`.
+    `collect` raises NoData without a driver or a GPU, AccessDenied without permission. An error of
+    a GPU makes only its own cells missing, and is counted in a signal. `access_error` names values
+    that a GPU did not show.
     """
 
     enters_driver = True
 
     def __init__(self, pace: Pace, roots: Roots) -> None:
-        """Loads nothing yet: the first `collect` does."""
+        """Load nothing: the first `collect` does."""
         self.name = f"gpu_{pace}"
         self.pace = pace
         self.access_error = ""
@@ -64,21 +63,21 @@ class NvmlCollector(Collector):
         self._session = session_of(roots)
         self._session.register(self)
         self._publisher: EventPublisher | None = None
-        self._sweep: Sweep | None = None  # None while every GPU is spared
+        self._sweep: Sweep | None = None  # None while every GPU is excluded
         self._blocks: tuple[Block, ...] = ()
         self._cells = Cells()
         self._keys: list[str] = []
         self._addresses: list[str] = []
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: what becomes of a GPU is reported at once."""
+        """Take the publisher, to report changes of a GPU at once."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no thread was started."""
 
     def collect(self) -> Sequence[Block]:
-        """Read every GPU once that is not spared."""
+        """Read every GPU that is not excluded."""
         self._session.open()
         if not self._blocks:
             self._build()
@@ -93,20 +92,20 @@ class NvmlCollector(Collector):
         return blocks
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask these GPUs nothing; their rows remain, and are missing."""
+        """Skip these GPUs; their rows stay, with missing cells."""
         self._session.exclude(devices)
 
     def slow_devices(self) -> frozenset[str]:
-        """Return the GPUs that took longer than their part of a pass, again and again, while others did not."""
+        """Return the GPUs that, unlike others, repeatedly exceeded their part of a pass."""
         return self._sweep.slow() if self._sweep else frozenset()
 
     def release(self) -> None:
-        """Forget what was made of the open NVML."""
+        """Release the state that depends on the open NVML."""
         self._sweep = None
         self._blocks, self._cells, self._keys, self._addresses = (), Cells(), [], []
 
     def _build(self) -> None:
-        """Make the blocks of this pace, a row for each GPU in order of address, and the sweep that fills them."""
+        """Create the blocks, a row per GPU in order of address, and the sweep that fills them."""
         session = self._session
         self._keys = [gpu.key for gpu in session.gpus]
         self._addresses = [gpu.address for gpu in session.gpus]
@@ -134,18 +133,18 @@ class NvmlCollector(Collector):
         self._on_open()
 
     def _on_open(self) -> None:
-        """Look at what was found, before the first turn over it."""
+        """Inspect the GPUs before the first sweep."""
 
     def _after_sweep(self) -> None:
-        """Look at what a turn has read, before it is handed over."""
+        """Inspect the readings of a turn before they are returned."""
 
     def _on_driver_lost(self, error: NvmlError) -> None:
-        """The driver is gone or another: NVML is reopened."""
+        """Reopen NVML: the driver is gone or was replaced."""
         self._session.reopen(driver_loaded=True)
         raise collector_error(error, self._roots)
 
     def _access_error(self, sweep: Sweep | None) -> str:
-        """Return what the turn was not shown, and what would open it; empty: it saw all."""
+        """Return the first value that the turn was refused, with the remedy; else ""."""
         session = self._session
         refusals = sweep.refusals() if sweep and sweep.is_refused else {}
         if session.mig_addresses:
@@ -163,17 +162,9 @@ class NvmlCollector(Collector):
         return session.hidden
 
     def _shows_whole_gpu(self, row: int) -> bool:
-        """Return whether a GPU shows values of the whole GPU: its memory, or its ECC mode."""
+        """Return whether the GPU's memory or ECC mode is readable: values of the whole GPU."""
         names = ("gpu.memory_used_bytes", "gpu.memory_total_bytes", "gpu.ecc_mode_state")
         return any(self._cells.number(name, row) is not None for name in names)
-
-
-# ----------------------------------------------------------------------
-# What has become of the GPUs: lost and back, moved, gone, reset, another driver. Pure: sightings
-# in, words out.
-#
-# A GPU is known by its key, its UUID where it has one. Whenever its counters started over its epoch
-# rises, so that nobody subtracts over the gap.
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +177,15 @@ class GpuStateChange:
 
 
 class GpuLifecycle:
-    """The GPUs of one host, over all openings of NVML in the life of the agent."""
+    """The GPUs of a host, over all openings of NVML in the life of the agent. Pure.
+
+    A GPU's key is its UUID if known. A restart of its counters raises its epoch, so that no
+    difference is taken across the restart.
+    """
 
     def __init__(self) -> None:
         self.epochs: dict[str, int] = {}
-        self._addresses: dict[str, str] = {}  # key -> PCI address, as last found
+        self._addresses: dict[str, str] = {}  # key -> last PCI address
         self._lost: set[str] = set()
         self._driver = ("", 0)
         self._restarted: set[str] = set()
@@ -198,9 +193,9 @@ class GpuLifecycle:
     def update(
         self, addresses: Mapping[str, str], driver_version: str, driver_loads: int
     ) -> list[str]:
-        """Take what is there now (key -> address), and return as text what is not as it was.
+        """Take the current GPUs (key -> address), and return the changes as text.
 
-        *driver_loads*: how often the driver was found gone. The first find is the beginning, no change.
+        *driver_loads*: how often the driver was found gone. The first call reports no change.
         """
         before, self._addresses = self._addresses, dict(addresses)
         driver, self._driver = self._driver, (driver_version, driver_loads)
@@ -229,20 +224,20 @@ class GpuLifecycle:
                 yield f"GPU {key} is gone from {address}"
 
     def restart(self, keys: Iterable[str]) -> None:
-        """The counters of these GPUs started over."""
+        """Raise the epochs of these GPUs: their counters restarted."""
         for key in list(keys):
             self.epochs[key] = self.epochs.get(key, 0) + 1
             self._restarted.add(key)
 
     def take_restarted(self, key: str) -> bool:
-        """Say, once, that the counters of a GPU started over."""
+        """Return whether the counters of a GPU restarted since the last call."""
         if key not in self._restarted:
             return False
         self._restarted.remove(key)
         return True
 
     def update_lost(self, lost: Mapping[str, bool]) -> list[GpuStateChange]:
-        """Take who is lost and who answers, and return the transitions, each once."""
+        """Take which GPUs are lost, and return the transitions, each once."""
         changes = []
         for key, is_lost in lost.items():
             if is_lost != (key in self._lost):
@@ -258,25 +253,25 @@ class GpuLifecycle:
         return changes
 
     def recall(self, key: str, epoch: int, *, lost: bool) -> None:
-        """Take what another process of this agent knew of a GPU. If it was lost, this process's group has reported it."""
+        """Take the state of a GPU from an earlier process, which has reported a loss."""
         if key not in self.epochs and lost:
             self._lost.add(key)
         self.epochs[key] = max(epoch, self.epochs.get(key, 0))
 
     def recall_driver(self, version: str) -> None:
-        """Take which driver the process before this one had; empty: there was none."""
+        """Take the driver of the previous process; empty: none."""
         if version and not self._driver[0]:
             self._driver = version, self._driver[1]
 
     @property
     def any_lost(self) -> bool:
-        """Whether a GPU that was found last is lost."""
+        """Whether a GPU of the last list is lost."""
         return not self._lost.isdisjoint(self._addresses)
 
 
-#: Who is where is looked at this often; a GPU that comes back, at once.
+#: Seconds between identity checks; a GPU that comes back is checked at once.
 IDENTITY_SECONDS = 60
-#: Of these none falls while a GPU and its driver continue. The energy is a gauge: of doubles.
+#: Counters that never fall while a GPU and its driver continue. The energy is a gauge of doubles.
 NEVER_FALL = {
     "gpu.energy_joules": 0,
     "gpu.violation_power_nanoseconds": library.ALL_BITS,
@@ -287,10 +282,10 @@ log = logging.getLogger(__name__)
 
 
 class GpuSecond(NvmlCollector):
-    """What changes within a second: clocks and why they are held down, power, heat, use, ECC totals.
+    """Signals that change within a second: clocks, throttle reasons, power, heat, use, ECC totals.
 
-    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new inventory whenever
-    the GPUs or the driver change; a GPU whose counters started over has another epoch.
+    Reports `gpu.lost` once when a GPU falls off the bus and once when it is back. Requests a new
+    inventory when the GPUs or the driver change. A GPU whose counters restarted gets a new epoch.
     """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
@@ -302,9 +297,9 @@ class GpuSecond(NvmlCollector):
         self._last_kernel_state: tuple[str, list[str]] = ("", [])
         self._turns_to_identity = IDENTITY_SECONDS
         self._states: Rows | None = None  # lost GPUs
-        self._error_codes: Rows | None = None  # GPUs that answer nothing
+        self._error_codes: Rows | None = None  # GPUs that answer no call
         self._any_error_code = False
-        self._counts: Rows | None = None  # of what never falls
+        self._counts: Rows | None = None  # counters that never fall
         self._field_filter: FieldFilter | None = None
 
     def warm_up(self) -> None:
@@ -312,7 +307,7 @@ class GpuSecond(NvmlCollector):
         self._session.warm_up()
 
     def collect(self) -> Sequence[Block]:
-        """As the other lanes; while library and driver are of different versions, the rows say that and no more."""
+        """Read all GPUs; if library and driver differ in version, the rows report only that."""
         try:
             return super().collect()
         except NvmlError as error:
@@ -358,7 +353,7 @@ class GpuSecond(NvmlCollector):
             self._cells.put("gpu.driver_updating_state", row, 0)
 
     def _start_validation(self, driver_version: str) -> None:
-        """With another driver, and other ids, what was proved or contradicted is void; not in another process."""
+        """Discard validation results of another driver, but keep those of another process."""
         self._validators, self._validated_driver = FieldValidators(NEEDS_VALIDATION), driver_version
         is_same = library.account("").uuid == driver_version
         for gpu in self._session.gpus:
@@ -372,11 +367,11 @@ class GpuSecond(NvmlCollector):
         self._states = Rows(rows, [(*column_of("gpu.lost_state"), library.ALL_BITS)])
         self._error_codes = Rows(rows, [(*column_of("gpu.error_code_state"), library.ALL_BITS)])
         never_fall = [(*column_of(name), mask) for name, mask in NEVER_FALL.items()]
-        self._counts = Rows(rows, never_fall, self._addresses)  # continues where it was
+        self._counts = Rows(rows, never_fall, self._addresses)  # continues from the earlier counts
         self._field_filter = FieldFilter(self._validators, self._keys, self._addresses, self._cells)
 
     def _after_sweep(self) -> None:
-        """Notice who is lost, back, reset or another; hide what is not proved."""
+        """Detect lost, returned, reset and replaced GPUs; hide fields that are not validated."""
         assert self._states and self._error_codes and self._counts and self._field_filter
         changed = self._states.changed()
         is_back = bool(changed) and self._check_lost(changed)
@@ -394,7 +389,10 @@ class GpuSecond(NvmlCollector):
             self._session.schedule_reopen()
 
     def _check_lost(self, rows: Sequence[int]) -> bool:
-        """Tell who fell off the bus and who answers again; who cannot be asked is neither. True: somebody is back."""
+        """Report GPUs that were lost or are back; return whether one is back.
+
+        An unknown state is neither.
+        """
         states = {self._keys[row]: self._cells.integer("gpu.lost_state", row) for row in rows}
         changes = self._lifecycle.update_lost(
             {k: bool(v) for k, v in states.items() if v is not None}
@@ -408,7 +406,10 @@ class GpuSecond(NvmlCollector):
         return back
 
     def _check_error_codes(self) -> None:
-        """Note whether a GPU answers nothing. NVML says the same (999) of GPUs that this container may not open."""
+        """Note whether a GPU answers no call.
+
+        NVML returns the same code (999) if this container may not open it.
+        """
         codes = {
             self._cells.integer("gpu.error_code_state", row) for row in range(len(self._keys))
         } - {None, 0}
@@ -420,13 +421,15 @@ class GpuSecond(NvmlCollector):
         self._any_error_code = bool(codes)
 
     def _restart_counters(self, keys: Sequence[str]) -> None:
-        """The counters of these GPUs started over."""
+        """Raise the epochs of these GPUs: their counters restarted."""
         self._lifecycle.restart(keys)
         self._record_restarts()
 
     def _record_restarts(self) -> None:
-        """Begin the proofs of those whose counters started over again, and tell their epochs: to those who come after
-        this process too."""
+        """Restart the validation of GPUs whose counters restarted.
+
+        Store their epochs, also for later processes.
+        """
         restarted = {key for key in self._lifecycle.epochs if self._lifecycle.take_restarted(key)}
         self._validators.restart(restarted)
         for gpu in self._session.gpus:
@@ -448,7 +451,7 @@ class GpuSecond(NvmlCollector):
     def _publish(self, change: GpuStateChange) -> None:
         message = "fell off the bus" if change.state == "lost" else "answers again"
         self._request_inventory(f"GPU {change.key} at {change.address} {message}")
-        if self._publisher:  # else nobody is to hear of it from this process
+        if self._publisher:  # else this process cannot report it
             library.remember(change.address, lost=change.state == "lost")
             self._publisher.publish(
                 HealthEvent(
@@ -461,9 +464,9 @@ class GpuSecond(NvmlCollector):
             )
 
     def _check_identity(self) -> None:
-        """Compare each GPU's UUID, the kernel's list of GPUs and its driver with what they were.
+        """Compare each GPU's UUID, the kernel's list of GPUs and its driver with the earlier ones.
 
-        Where they differ this turn's values are not known to be whose they seem, and are thrown away.
+        After a difference this turn's values may be of other GPUs: reopen NVML and raise.
         """
         for gpu in self._session.gpus:
             uuid = "" if gpu.excluded else self._uuid(gpu.address)
@@ -482,7 +485,7 @@ class GpuSecond(NvmlCollector):
         try:
             return self._session.nvml.uuid(address)
         except NvmlError:
-            return ""  # the sweep says what is wrong with it
+            return ""  # the sweep reports the error
 
     def _reopen(self, reason: str, *, driver_loaded: bool) -> None:
         self._session.reopen(driver_loaded=driver_loaded)
@@ -498,8 +501,7 @@ class GpuSecond(NvmlCollector):
 
 
 class GpuTenSeconds(NvmlCollector):
-    """What changes slowly: limits, ECC counts by location, row remapping, repairs, the PCIe link, the MIG mode; and
-    how many calls all that is known of a GPU has cost."""
+    """Signals that change slowly: limits, ECC by location, row remaps, PCIe, MIG, driver calls."""
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(Pace.TEN_SECONDS, roots)
@@ -507,7 +509,7 @@ class GpuTenSeconds(NvmlCollector):
         self._capped: set[str] = set()  # addresses
 
     def _after_sweep(self) -> None:
-        """Note which GPUs are split, for all lanes; a mode that changed makes another host."""
+        """Store the split GPUs for all lanes; request an inventory if a MIG mode changed."""
         modes = {
             key: self._cells.integer("gpu.mig_mode_state", row)
             for row, key in enumerate(self._keys)
@@ -548,7 +550,7 @@ class GpuTenSeconds(NvmlCollector):
 
 
 class GpuMinute(NvmlCollector):
-    """What somebody sets, and what the GPU was made with: modes, maximal clocks, limits of power and heat."""
+    """Settings and properties: modes, maximum clocks, limits of power and heat."""
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(Pace.MINUTE, roots)

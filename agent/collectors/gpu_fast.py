@@ -1,7 +1,8 @@
-"""Sub-second GPU samples, summarized each second: ten of clock, power and clock reasons, five of use and GPM.
+"""GPU samples, summarized each second: ten of clock, power and reasons, five of use and GPM.
 
-The samples are taken in C between the sampler's turns, into a ring (`ext/nvml_ring`). Each sample then goes to the phase
-tracker (`ext/phases`) and into the history of the last minutes, from which the period of a job's step is computed.
+The samples are taken in C between the sampler's turns, into a ring (`ext/nvml_ring`). Each sample
+also goes to the phase tracker (`ext/phases`) and into a history of the last minutes, from which the
+period of a job's step is estimated.
 """
 
 from __future__ import annotations
@@ -37,20 +38,24 @@ from ..hardware.files import Roots
 from .nvml_session import NvmlGpu, NvmlSession, session_of
 
 SECOND_NS = 1_000_000_000
-#: 10 Hz: power is renewed no faster.
+#: 10 Hz: NVML renews power no faster.
 PERIOD_NS = 100_000_000
-#: GPM's samples must be more than 100 ms apart (nvml.h), so it is asked at every second one: a mean is over all the time
-#: between two, and no time is left out. Utilisation, which NVML renews each 1/6 s at most, is asked at the others.
+#: GPM's samples must be more than 100 ms apart (nvml.h), so every second sample reads GPM; its
+#: means cover all time between. The other samples read the utilization, which NVML renews at most
+#: every 1/6 s.
 GPM_EVERY = 2
-#: GPM's time in each second and GPU. A sample takes 0.25 ms on an H200: five of them would take more than all else together.
+#: GPM's time per second and GPU. A sample takes 0.25 ms on an H200: five would take more than all
+#: other reads.
 GPM_SECONDS = 400e-6
-#: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
+#: Budget of a sample of all GPUs, in equal parts per GPU. A GPU above its part is left out for a
+#: second, then longer.
 SAMPLE_SECONDS_MAX = 0.1
-#: After this time without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for again;
-#: as long as that does not help, ever more rarely.
+#: The handles are opened again after this time without a clock reading, or with GPM errors of a GPU
+#: that answers; the time doubles while that does not help.
 STUCK_NS, STUCK_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
 
-#: Readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale and most: the ring's columns.
+#: Columns of the ring: readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale
+#: and maximum.
 SWEEP_READINGS = (
     "sm_clock_hertz",
     "power_watts",
@@ -70,7 +75,7 @@ METRICS: tuple[tuple[int, tuple[float, float], str], ...] = (
 )
 COLUMN_NAMES = (*SWEEP_READINGS, *(name for _, _, name in METRICS))
 COLUMNS = len(COLUMN_NAMES)
-#: The step's period is estimated from this many of the last samples of a job, and from at least this many.
+#: Samples of a job from which the step's period is estimated: the last ones, and the minimum.
 PERIOD_SAMPLES, PERIOD_SAMPLES_MIN = 3000, 200
 PERIOD_SIGNALS = (
     "power_watts",
@@ -81,47 +86,55 @@ PERIOD_SIGNALS = (
     "pcie_bytes_per_second",
     "nvlink_bytes_per_second",
 )
-#: An estimate takes half a millisecond of CPU: one GPU every this many seconds, each of eight about twice a minute.
+#: Turns between estimates: each takes 0.5 ms of CPU for one GPU, so each of eight GPUs has about
+#: two per minute.
 PERIOD_TURNS = 4
-#: Estimates this near to each other are of one step.
+#: Relative difference below which two estimates are of the same step.
 STEP_NEAR = 0.1
-#: A first step is reported once estimates agree on it for FIRST_NS. Another one replaces it if the estimates have agreed on the
-#: other one, and never on the first, for CHANGED_NS; for OTHER_JOB_NS if it is twice or half as long: that is another job in the
-#: same processes, and else a multiple or a part of the step. A step younger than YOUNG_NS may have been one itself.
+#: A first step is reported once estimates have agreed on it for FIRST_NS. Another step replaces it
+#: once estimates have agreed on the new step, with none near the first, for CHANGED_NS. A step of
+#: twice or half the length needs OTHER_JOB_NS: it is a multiple or a part of the step, unless
+#: another job runs in the same processes. Within YOUNG_NS FIRST_NS suffices: the first step may
+#: have been a multiple.
 FIRST_NS, YOUNG_NS, CHANGED_NS, OTHER_JOB_NS = (
     seconds * SECOND_NS for seconds in (20, 90, 90, 300)
 )
-#: A step that no estimate has shown for LOST_NS, or whose job has not computed for HUNG_NS, is not reported.
+#: A step is not reported after LOST_NS without an estimate near it, or HUNG_NS without computation
+#: of its job.
 LOST_NS, HUNG_NS = 300 * SECOND_NS, 30 * SECOND_NS
-#: A job that has not computed for this long pauses: its signals say nothing new about the step.
+#: After this time without computation a job pauses: its signals show nothing new about the step.
 PAUSED_NS = 3 * SECOND_NS
 
-#: Of a recording beside its samples: names of devices, and what zlib adds.
+#: Bytes of a recording besides its samples: names of devices, and zlib's overhead.
 RECORDING_HEADER_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
-#: Shares of the samples with these bits of the reasons (nvml.h, nvmlClocksEventReason*).
+#: Signal -> bits of the reasons (nvml.h, nvmlClocksEventReason*); it is the share of samples with
+#: such a bit.
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
 
 def _summary() -> list[tuple[int, int, int, float, int]]:
-    """Return how each column of the table is made: form, column of the ring, bits, most (0: any), column."""
+    """Return each column's plan: form, column of the ring, bits, maximum (0: any), column."""
     rows = [("samples_count", COUNT, 0, 0, 0.0)]
-    for at, name in enumerate(("sm_clock", "power")):
-        unit = SWEEP_READINGS[at].rpartition("_")[2]
+    for source, name in enumerate(("sm_clock", "power")):
+        unit = SWEEP_READINGS[source].rpartition("_")[2]
         for form, part in ((MEAN, "mean"), (LEAST, "min"), (MOST, "max")):
-            rows.append((f"{name}_{part}_{unit}", form, at, 0, 0.0))
+            rows.append((f"{name}_{part}_{unit}", form, source, 0, 0.0))
     rows += [(name, SHARE, 2, bits, 0.0) for name, bits in REASONS.items()]
-    for at, (_, _, name) in enumerate(METRICS, start=len(SWEEP_READINGS)):
+    for source, (_, _, name) in enumerate(METRICS, start=len(SWEEP_READINGS)):
         # A share is at most 1: drivers round 100.02 % up.
-        rows.append((name, MEAN, at, 0, 1.0 if name.endswith("_ratio") else 0.0))
+        rows.append((name, MEAN, source, 0, 1.0 if name.endswith("_ratio") else 0.0))
     rows += [("sm_active_min_ratio", LEAST, len(SWEEP_READINGS), 0, 1.0)]
     rows += [("sm_active_max_ratio", MOST, len(SWEEP_READINGS), 0, 1.0)]
-    return [(form, at, bits, most, index_of(f"gpu_fast.{n}")) for n, form, at, bits, most in rows]
+    return [
+        (form, source, bits, maximum, index_of(f"gpu_fast.{n}"))
+        for n, form, source, bits, maximum in rows
+    ]
 
 
 class Samples:
-    """The GPUs that were found, and the last samples of each."""
+    """The open GPUs, and the last samples of each."""
 
     def __init__(
         self,
@@ -130,15 +143,17 @@ class Samples:
         driver_version: str,
         before: Samples | None = None,
     ) -> None:
-        """*gpus*: one or more, of which those that are spared are not asked. *before*: what was learned of the same
-        GPUs is of use still."""
+        """*gpus* is not empty; excluded GPUs are not read.
+
+        The state of *before* is kept if its GPUs are the same.
+        """
         rows = len(gpus)
         addresses = [gpu.address for gpu in gpus]
         cells, valid = bytearray(8 * COLUMNS * rows), bytearray(COLUMNS * rows)
         self._sweep = Sweep(
             nvml,
             addresses,
-            {name: (cells, valid, at) for at, name in enumerate(SWEEP_READINGS)},
+            {name: (cells, valid, column) for column, name in enumerate(SWEEP_READINGS)},
             fields_of(driver_version),
             spared=[gpu.address for gpu in gpus if gpu.excluded],
             budget_seconds=SAMPLE_SECONDS_MAX,
@@ -148,8 +163,10 @@ class Samples:
             nvml,
             [0 if gpu.excluded else _handle(nvml, gpu.address) for gpu in gpus],
             [
-                (metric, scale, most, cells, valid, at)
-                for at, (metric, (scale, most), _) in enumerate(METRICS, start=len(SWEEP_READINGS))
+                (metric, scale, maximum, cells, valid, column)
+                for column, (metric, (scale, maximum), _) in enumerate(
+                    METRICS, start=len(SWEEP_READINGS)
+                )
             ],
             addresses=addresses,
         )
@@ -181,10 +198,12 @@ class Samples:
         self.block = Block("gpu_fast_1s", self.keys)
 
     def follow_jobs(self, processes: Mapping[str, frozenset[int]]) -> None:
-        """Begin a job where none of the processes is there that the last one began with, end it where there is none.
+        """Begin a job if none of the processes that began the last job remains.
 
-        *processes*: of each GPU that answered, by its key, those that compute. What comes and goes beside a job (a
-        checker, a worker of the data loader) does not make it another.
+        End the job if no process remains.
+
+        *processes*: compute processes by GPU key, for each GPU that answered. Other processes (a
+        checker, a worker of the data loader) that come or go do not change the job.
         """
         for row, key in enumerate(self.keys):
             pids, before = processes.get(key), self._pids.get(key)
@@ -197,7 +216,7 @@ class Samples:
             self._pids[key] = pids
 
     def record(self, since_ns: float, bytes_max: int) -> GpuRecording:
-        """Return the samples since a boot time, the newest that fit into *bytes_max*. Raises NoData."""
+        """Return the newest samples since a boot time that fit into *bytes_max*. Raises NoData."""
         history = self.history
         times = array("q", bytes(8 * history.length))
         history.copy_times_to(times)
@@ -209,27 +228,27 @@ class Samples:
         cells = memoryview(values)
         for row in range(history.rows):
             for column in range(len(HISTORY_SIGNALS)):
-                at = (row * len(HISTORY_SIGNALS) + column) * len(times)
-                history.copy_to(row, column, cells[at : at + len(times)])
+                start = (row * len(HISTORY_SIGNALS) + column) * len(times)
+                history.copy_to(row, column, cells[start : start + len(times)])
         offsets = array("q", [time_ns - times[0] for time_ns in times])
         return GpuRecording(self.keys, HISTORY_SIGNALS, STATES, times[0], offsets, values)
 
     def close(self) -> None:
-        """Free the samples of GPM."""
+        """Free GPM's samples."""
         self.gpm.close()
 
 
-#: What is sampled now, by the session of its library: for the other collectors of the same process.
+#: Current samples by session, for the other collectors of the same process.
 _SAMPLES: weakref.WeakKeyDictionary[NvmlSession, Samples] = weakref.WeakKeyDictionary()
 _SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
 _JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
-#: Shares of the parts of a step, and how sure they are.
+#: Shares of the parts of a step, and their confidence.
 _PARTS_INDEXES = [index_of(f"gpu_fast.step_{name}_ratio") for name in (*PARTS, "parts_confidence")]
 _STEP_INDEXES = [index_of(f"gpu_fast.step_{name}") for name in ("seconds", "confidence_ratio")]
 
 
 def _handle(nvml: Nvml, address: str) -> int:
-    """Return the GPU's handle; 0, and so no GPM, of one that cannot be opened now."""
+    """Return the GPU's handle; 0 (no GPM) if the GPU cannot be opened."""
     try:
         return nvml.handle_address(address)
     except NvmlError:
@@ -238,21 +257,19 @@ def _handle(nvml: Nvml, address: str) -> int:
 
 @dataclass
 class _JobStep:
-    """The step of the job on one GPU."""
-
     job: int
     seconds: float = nan
     confidence: float = 0.0
     accepted_ns: int = 0
-    #: The last estimate near the step.
+    #: Time of the last estimate near the step.
     confirmed_ns: int = 0
-    #: All estimates since `other_ns` that are not near the step are near this.
+    #: Estimates since `other_ns` are near this value, except those near the step.
     other_seconds: float = nan
     other_ns: int = 0
     parts: tuple[float, ...] = ()
 
     def update(self, now_ns: int, seconds: float, confidence: float) -> None:
-        """Take an estimate of the period; NaN: the signals do not show any."""
+        """Take an estimate of the period; NaN: the signals show no period."""
         if isnan(seconds):
             return
         if _is_near(seconds, self.seconds):
@@ -266,7 +283,10 @@ class _JobStep:
             self.accepted_ns = self.confirmed_ns = now_ns
 
     def settled_seconds(self, now_ns: int) -> float:
-        """Return the step that the signals must contradict before another one counts; NaN: none, or it is young."""
+        """Return the step that estimates must contradict before another step counts.
+
+        NaN: none, or it is young.
+        """
         return self.seconds if now_ns - self.accepted_ns >= YOUNG_NS else nan
 
     def _patience_ns(self, now_ns: int, seconds: float) -> int:
@@ -280,7 +300,10 @@ def _is_near(seconds: float, other: float) -> bool:
 
 
 class StepPeriods:
-    """The step of each GPU's job, from the last minutes of its samples. A job has one step, also while it writes checkpoints."""
+    """The step of each GPU's job, from the samples of the last minutes.
+
+    It continues during checkpoints.
+    """
 
     def __init__(self, history: SampleHistory, tracker: PhaseTracker) -> None:
         self._history, self._tracker = history, tracker
@@ -323,12 +346,12 @@ class StepPeriods:
         return signals
 
     def step(self, row: int) -> tuple[float, float] | None:
-        """Return the seconds of the step and the confidence; None: not known, or the job does not compute now."""
+        """Return seconds and confidence of the step; None: unknown, or the job does not compute."""
         step = self._current(row)
         return (step.seconds, step.confidence) if step is not None else None
 
     def parts(self, row: int) -> tuple[float, ...] | None:
-        """Return the shares of PARTS and their confidence; None: not known."""
+        """Return the shares of PARTS and their confidence; None: unknown."""
         step = self._current(row)
         return step.parts if step is not None and step.parts and step.parts[-1] > 0 else None
 
@@ -343,14 +366,14 @@ class StepPeriods:
 
 
 class GpuFast(Collector):
-    """The table `gpu_fast_1s`: a turn sums up what was sampled while the sampler rested since the one before."""
+    """The table `gpu_fast_1s`: each turn summarizes the samples taken between the turns."""
 
     name = "gpu_fast_1s"
     pace = Pace.SECOND
     enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
-        """Opens nothing yet: the first `collect` does."""
+        """Open nothing: the first `collect` does."""
         self._session = session_of(roots)
         self._session.register(self)
         self.samples: Samples | None = None
@@ -359,7 +382,7 @@ class GpuFast(Collector):
         self._stuck_wait_ns = STUCK_NS
 
     def collect(self) -> Sequence[Block]:
-        """Return the summary; no block while there is no sample. Raises as a lane of the GPUs does."""
+        """Return the summary; no block without a sample. Raises as `NvmlSession.open` does."""
         self._session.open()
         samples = self.samples
         if samples is not None and self._is_stuck(samples):
@@ -383,13 +406,13 @@ class GpuFast(Collector):
         samples.tracker.set_step(row, (samples.steps.step(row) or (nan, 0.0))[0])
 
     def idle(self, until_ns: int) -> None:
-        """Sample ten times a second until then, or until somebody calls."""
+        """Sample at 10 Hz until *until_ns* or until a call arrives."""
         self._session.poll_events()
         if self.samples is not None:
             self.samples.ring.rest(until_ns)
 
     def record(self, seconds: int, bytes_max: int) -> bytes:
-        """Return the last seconds of samples as a file, not compressed. Raises NoData."""
+        """Return the last seconds of samples as an uncompressed recording. Raises NoData."""
         samples = self.samples or self._before
         if samples is None:
             raise NoData("no GPU of this host is sampled at 10 Hz")
@@ -398,7 +421,7 @@ class GpuFast(Collector):
         return encode_recording(recording, level=0)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask these GPUs nothing; their rows remain, and are missing."""
+        """Skip these GPUs; their rows stay, with missing cells."""
         self._session.exclude(devices)
 
     def release(self) -> None:
@@ -411,14 +434,14 @@ class GpuFast(Collector):
 
     def _build(self) -> None:
         session = self._session
-        if session.nvml is not None:  # else every GPU is spared
+        if session.nvml is not None:  # else every GPU is excluded
             self.samples = Samples(session.nvml, session.gpus, session.driver_version, self._before)
             self._before = None
             _SAMPLES[session] = self.samples
             self._created_ns = session.clock.boottime_ns()
 
     def _is_stuck(self, samples: Samples) -> bool:
-        """Return whether to ask for the handles again: as they are, they have been of no use for long enough."""
+        """Return whether the handles have been useless for long enough to open them again."""
         now_ns, healthy_ns = self._session.clock.boottime_ns(), samples.ring.well_ns
         if healthy_ns > self._created_ns:
             self._stuck_wait_ns = STUCK_NS
@@ -429,7 +452,7 @@ class GpuFast(Collector):
 
 
 class GpuFastJobs(Collector):
-    """The table `gpu_fast_10s`: what was learned of the job on each GPU, and which checkpoint comes next."""
+    """The table `gpu_fast_10s`: the job on each GPU, its step, and its next checkpoint."""
 
     name = "gpu_fast_10s"
     pace = Pace.TEN_SECONDS
@@ -440,7 +463,7 @@ class GpuFastJobs(Collector):
         self._block: Block | None = None
 
     def collect(self) -> Sequence[Block]:
-        """Return the block; none while nothing is sampled. Raises as a lane of the GPUs does."""
+        """Return the block. Raises NoData without samples, or as `NvmlSession.open` does."""
         self._session.open()
         samples = _SAMPLES.get(self._session)
         if samples is None:
@@ -461,5 +484,5 @@ class GpuFastJobs(Collector):
         return (block,)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask these GPUs nothing."""
+        """Skip these GPUs."""
         self._session.exclude(devices)

@@ -1,12 +1,14 @@
 """Checks NVML fields whose ids moved between drivers before their values are used.
 
-A wrong id returns another quantity without an error. So such a field is verified only after it has behaved as expected:
-nanoseconds that grow while their clock event reason is set, no faster than time, and stay constant otherwise. Settings and
-percentages do not behave like that. A field that contradicts this is excluded until the driver changes.
+A wrong id returns another quantity without an error. So such a field is verified only after it has
+behaved as expected: nanoseconds that grow while their clock event reason is set, no faster than
+time, and stay constant otherwise. Settings and percentages do not behave like that. A field that
+contradicts this is excluded until the driver changes.
 
-Two zeros prove nothing, and are no reason to refuse: on a GPU that was never throttled a zero of the right type (unsigned
-64 bits, checked by the sweep) whose neighbors answer too is published, as unverified. From the first sample with its reason
-set on only a verified value is published.
+A constant zero neither proves nor contradicts a field. On a GPU that was never throttled a zero is
+published as unverified if it has the right type (unsigned 64 bits, checked by the sweep) and the
+neighboring fields answer too. From the first sample with its reason set only a verified value is
+published.
 """
 
 from __future__ import annotations
@@ -19,80 +21,83 @@ from ...ext import nvml as library
 from ...ext.nvml import ALL_BITS, Rows
 from .block_writer import Cells
 
-#: This many seconds (at one sample a second) it must grow with its reason set; a setting is not changed so often.
+#: Samples (one per second) in which the value must grow with its reason set; a setting changes less
+#: often.
 CONFIRMATIONS_MIN = 3
-#: So often it must have rested while its reason was not set: or it might count something that always is.
+#: Samples in which the value must rest without its reason, else it may count something permanent.
 IDLE_SAMPLES_MIN = 1
-#: Nobody throttles for less; a setting that was counted up by one is no time.
+#: A smaller step is not throttling, but perhaps a setting that was raised by one.
 CONFIRMING_STEP_NS_MIN = 1_000_000
-#: A step may be longer than the time between two samples by what a busy host delays one of them.
+#: A step may exceed the time between two samples by this, the delay of a sample on a busy host.
 CONFIRMING_LATE_NS_MAX = 50_000_000
-#: More than that is no measure of time: drivers renew their counts about once a second.
+#: A larger excess is not a measure of time: drivers renew their counts about once a second.
 IMPOSSIBLE_LATE_NS = 1_000_000_000
-#: So often it may grow through more than half of the time between samples with its reason set at neither end, nor
-#: at the sample before (the count comes late); and once more per this many confirmations: in months of true
-#: throttling that happens again and again.
+#: Allowed steps of more than half the time between samples without the reason at either end or at
+#: the sample before (a late count). Each CONFIRMATIONS_PER_REASONLESS confirmations allow one more,
+#: for months of true throttling.
 REASONLESS_STEPS_MAX = 2
 CONFIRMATIONS_PER_REASONLESS = 10
-#: A field whose GPU repeats a value is judged for this many more samples, then dropped.
+#: After a GPU's values stop changing its fields are evaluated for this many more samples.
 SETTLING_TURNS = 2
-#: Fields of the same request whose ids never moved: one of them answers if the GPU's fields can be asked for.
+#: Fields of the same request with unchanged ids: an answer from any shows that the GPU's fields are
+#: readable.
 STABLE_FIELDS = ("gpu.violation_power_nanoseconds", "gpu.violation_board_limit_nanoseconds")
 
 log = logging.getLogger(__name__)
 
 
 class FieldState(IntEnum):
-    """What is known of a field; the number travels as `gpu.violation_*_field_state`."""
+    """The state of a field; the number is sent as `gpu.violation_*_field_state`."""
 
-    UNSUPPORTED = 0  # the driver does not have it, or it contradicted what it should be
+    UNSUPPORTED = 0  # missing in the driver, or contradicted
     UNVERIFIED = 1
     VERIFIED = 2
 
 
 class FieldValidator:
-    """What one field of one GPU has shown. Pure: observations in, a verdict out."""
+    """The evidence about one field of one GPU. Pure."""
 
     def __init__(self, flag: int) -> None:
-        """*flag*: the bit of the clock event reasons that must go with it."""
+        """*flag*: the bit of the clock event reasons that accompanies the field."""
         self._flag = flag
-        self.contradiction = ""  # as text; empty: none
+        self.contradiction = ""  # text; empty: none
         self.restart()
 
     @property
     def state(self) -> FieldState:
-        """What is known now."""
+        """The state after the last sample."""
         if self.contradiction or self._last is None:
             return FieldState.UNSUPPORTED
         return FieldState.VERIFIED if self.is_verified else FieldState.UNVERIFIED
 
     @property
     def is_verified(self) -> bool:
-        """Whether it has shown enough, and nothing else."""
+        """Whether the evidence suffices, without a contradiction."""
         enough = self._confirmations >= CONFIRMATIONS_MIN and self._idle_samples >= IDLE_SAMPLES_MIN
         return enough and not self.contradiction
 
     def recall(self, *, verified: bool, contradicted: bool) -> None:
-        """Take what it has shown to another process."""
+        """Take over the evidence of another process."""
         if verified:
             self._confirmations, self._idle_samples = CONFIRMATIONS_MIN, IDLE_SAMPLES_MIN
         if contradicted:
             self.contradiction = "its values do not fit its definition"
 
     def restart(self) -> None:
-        """Begin again: the driver was loaded again, or the GPU was reset. What contradicted stays out."""
+        """Forget the evidence after a reload of the driver or a reset of the GPU.
+
+        Keep a contradiction.
+        """
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
         self._last_sample: tuple[int | None, int | None] | None = None
-        self._reason_was_set = (
-            False,
-            False,
-        )  # its reason, at the last sample but one and at the last
+        # Whether the reason was set at the last two samples
+        self._reason_was_set = (False, False)
         self._confirmations = self._idle_samples = self._reasonless = 0
         self._reason_ever_set = self._reason_set_meanwhile = False
 
     def observe(self, time_ns: int, value: int | None, reasons: int | None) -> bool:
-        """Take a sample, and say whether its value may be published. None: could not be read."""
+        """Take a sample, and return whether its value may be published. None: could not be read."""
         self._last_sample = value, reasons
         is_set = reasons is None or bool(reasons & self._flag)  # unknown proves nothing either way
         self._reason_ever_set |= reasons is not None and is_set
@@ -110,7 +115,7 @@ class FieldValidator:
         return is_rest or self.is_verified
 
     def observe_idle(self, time_ns: int) -> None:
-        """Take a sample at this time that was as the last one."""
+        """Repeat the last sample at this time."""
         if self._last_sample is not None:
             self.observe(time_ns, *self._last_sample)
 
@@ -132,7 +137,10 @@ class FieldValidator:
             self._count_reasonless(step, elapsed)
 
     def _count_reasonless(self, step: int, elapsed: int) -> None:
-        """Count a step without its reason; one shorter than half the time may have fallen between samples."""
+        """Count a step without its reason.
+
+        Less than half the time may have passed unseen between samples.
+        """
         self._reasonless += 2 * step >= elapsed
         allowed = REASONLESS_STEPS_MAX + self._confirmations // CONFIRMATIONS_PER_REASONLESS
         if self._reasonless > allowed:
@@ -140,34 +148,34 @@ class FieldValidator:
 
 
 class FieldValidators:
-    """The proofs of all GPUs: hides what is not proven, and says in which state each field is."""
+    """The evidence about the fields of all GPUs."""
 
     def __init__(self, flags: Mapping[str, int]) -> None:
-        """*flags*: reading -> the bit of the clock event reasons that must go with it."""
+        """*flags*: reading -> the bit of the clock event reasons that accompanies it."""
         self._flags = flags
-        #: All bits of them.
+        #: All bits of *flags*.
         self.flags = sum(set(flags.values()))
-        #: Reading, its signal, the signal of its state.
+        #: (reading, its signal, the signal of its state).
         self.names = [(r, f"gpu.{r}", f"gpu.{state_of(r)}") for r in flags]
         self._validators: dict[tuple[str, str], FieldValidator] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def restart(self, keys: Iterable[str]) -> None:
-        """The counters of these GPUs started over."""
+        """Forget the evidence of these GPUs: their counters restarted."""
         for key in keys:
             for reading in self._flags:
                 self._validator(key, reading).restart()
 
     def state_bits(self, key: str) -> int:
-        """Return what a GPU's fields have shown, for `recall`: a bit for each that is proved, then for each that is out."""
+        """Return a GPU's evidence for `recall`: bits of verified, then of contradicted fields."""
         validators = [self._validator(key, reading) for reading in self._flags]
-        bits = [each.is_verified for each in validators] + [
-            bool(each.contradiction) for each in validators
+        bits = [validator.is_verified for validator in validators] + [
+            bool(validator.contradiction) for validator in validators
         ]
         return sum(is_set << bit for bit, is_set in enumerate(bits))
 
     def recall(self, key: str, bits: int) -> None:
-        """Take what another process with the same driver has seen of a GPU's fields."""
+        """Take over the evidence of another process with the same driver."""
         for bit, reading in enumerate(self._flags):
             contradicted = bool(bits >> len(self._flags) + bit & 1)
             self._validator(key, reading).recall(
@@ -179,10 +187,10 @@ class FieldValidators:
     def evaluate(
         self, time_ns: int, row: int, key: str, cells: Cells
     ) -> list[tuple[bool, int | None]]:
-        """Take a turn's values of a GPU, and return of each field whether it may be published, and its state.
+        """Take a turn's values of a GPU, and return (may be published, state) per field.
 
-        The states of a GPU that was lost, or whose fields could not be asked for, are missing. A field that is not verified
-        yet is not published unless its neighbors answer as well.
+        The state is None if the GPU is lost or its fields cannot be read. An unverified field is
+        not published unless its neighbors answer as well.
         """
         reasons = cells.integer("gpu.clock_event_reasons_flags", row)
         has_answer = any(cells.integer(signal, row) is not None for signal in STABLE_FIELDS)
@@ -199,21 +207,21 @@ class FieldValidators:
         ]
 
     def observe_idle(self, time_ns: int, key: str) -> None:
-        """Take it that at this time a GPU said what it had said the time before."""
+        """Repeat the last samples of a GPU at this time."""
         for reading in self._flags:
             self._validator(key, reading).observe_idle(time_ns)
 
     def new_contradictions(self) -> list[str]:
-        """Return as text what was found out since the last call, each once."""
+        """Return messages about new contradictions, each once."""
         new = [
-            at
-            for at, validator in self._validators.items()
-            if validator.contradiction and at not in self._reported
+            field
+            for field, validator in self._validators.items()
+            if validator.contradiction and field not in self._reported
         ]
         self._reported.update(new)
         return [
-            f"GPU {at[0]}: gpu.{at[1]} is not published: {self._validators[at].contradiction}"
-            for at in new
+            f"GPU {field[0]}: gpu.{field[1]} is not published: {self._validators[field].contradiction}"
+            for field in new
         ]
 
     def _validator(self, key: str, reading: str) -> FieldValidator:
@@ -224,8 +232,10 @@ class FieldValidators:
 
 
 class FieldFilter:
-    """The proofs over one opening's rows: judges those whose GPU says something else than before, hides what is not
-    proven. What stays as it is costs no look in Python."""
+    """Evaluates the fields of the open GPUs, and hides unverified values.
+
+    A row without a change runs no Python code.
+    """
 
     def __init__(
         self,
@@ -241,8 +251,8 @@ class FieldFilter:
         evidence += [(*column_of("gpu.clock_event_reasons_flags"), validators.flags)]
         evidence += [(*column_of(signal), 0) for signal in STABLE_FIELDS]  # whether they answer
         self._evidence = Rows(rows, evidence)
-        self._unsettled: dict[int, int] = {}  # row -> turns for which it is judged yet
-        #: Signal -> of each row, 1: not to be published.
+        self._unsettled: dict[int, int] = {}  # row -> turns with further evaluation
+        #: Signal -> per row 1: hidden.
         self._hidden = {signal: b"\1" * rows for _, signal, _ in validators.names}
         self._mask_writes = self._build_mask_writes()
         self._updated_ns = 0
@@ -261,7 +271,7 @@ class FieldFilter:
 
     def _build_mask_writes(self) -> list[tuple[bytearray, slice, bytes]]:
         hidden = self._hidden.items()
-        return [each for signal, rows in hidden for each in self._cells.mask_writes(signal, rows)]
+        return [write for signal, rows in hidden for write in self._cells.mask_writes(signal, rows)]
 
     def _evaluate(self, now_ns: int) -> None:
         hidden = {signal: bytearray(rows) for signal, rows in self._hidden.items()}
@@ -286,5 +296,5 @@ class FieldFilter:
 
 
 def state_of(reading: str) -> str:
-    """Return the column that tells the state of a reading's field."""
+    """Return the column with the state of a reading's field."""
     return reading.removesuffix("_nanoseconds") + "_field_state"

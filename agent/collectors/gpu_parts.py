@@ -21,29 +21,27 @@ Answer = TypeVar("Answer")
 class GpuPartsCollector(Collector, ABC):
     """A collector of one kind of part, of all GPUs.
 
-    `collect` raises NoData where there is no driver, no GPU, or none with such a part, AccessDenied where the agent may
-    not look. A GPU that answers with an error is left out of that turn, which its words in `access_error` say; one
-    that is lost or spared is left out in silence: `gpu.lost_state` says it. Neither costs its neighbours.
+    `collect` raises NoData without a driver, a GPU or such a part, AccessDenied without permission.
+    A GPU that answers with an error is left out of the turn, with a message in `access_error`; a
+    lost or excluded GPU is left out without a message: `gpu.lost_state` shows it. Other GPUs are
+    not affected.
     """
 
     enters_driver = True
 
     def __init__(self, name: str, pace: Pace, roots: Roots) -> None:
-        """Loads nothing yet: the first `collect` does."""
         self.name, self.pace = name, pace
         self.access_error = ""
         self._roots = roots
         self._session = session_of(roots)
         self._session.register(self)
         self._parts: Parts | None = None
-        #: Address -> key, of the GPUs that are open.
+        #: Address -> key of each open GPU.
         self._gpus: dict[str, str] = {}
-        self._open_error = ""  # as text: a GPU that could not be opened
+        self._open_error = ""  # message about a GPU that could not be opened
         self._last_error: Exception | None = None
         self._turns_to_wait = 0
-        self._is_unhealthy = (
-            False  # some GPU did not answer: all are looked for again after a while
-        )
+        self._is_unhealthy = False  # a GPU did not answer: all are opened again after a while
 
     def collect(self) -> Sequence[Block]:
         """Read every GPU once."""
@@ -60,7 +58,7 @@ class GpuPartsCollector(Collector, ABC):
             raise
 
     def skip(self) -> bool:
-        """While it waits to look again for what is not there, say so in one turn of ten. NVML reopened ends that."""
+        """After NoData, run only one turn in ten until the next try is due or NVML is reopened."""
         has_nothing = self._parts is None and isinstance(self._last_error, NoData)
         if not has_nothing or not self._turns_to_wait or self._turns_to_wait % NO_DATA_TURNS == 1:
             return False
@@ -68,25 +66,26 @@ class GpuPartsCollector(Collector, ABC):
         return True
 
     def _prepare(self, parts: Parts) -> None:
-        """Make what a turn needs, once the GPUs are open. May raise NoData."""
+        """Create the state that turns need, once the GPUs are open. May raise NoData."""
 
     @abstractmethod
     def _read(self, parts: Parts) -> Sequence[Block]:
         """Fill the blocks."""
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask these GPUs nothing: they have no parts meanwhile."""
+        """Skip these GPUs: they have no parts meanwhile."""
         self._session.exclude(devices)
 
     def release(self) -> None:
-        """Forget what was made of the open NVML."""
+        """Release the state that depends on the open NVML."""
         self._parts = self._last_error = None
         self._gpus, self._is_unhealthy = {}, False
 
     def _find(self) -> Parts:
-        """Open all GPUs; where there is nothing to read, say so and look again after a while."""
+        """Open all GPUs; after an error repeat it until the next try is due."""
         if self._last_error is not None and self._turns_to_wait > 0:
-            raise self._last_error.with_traceback(None)  # or each raise would make it longer
+            # Else each raise would lengthen the traceback
+            raise self._last_error.with_traceback(None)
         nvml = self._session.nvml
         if nvml is None:
             raise NoData("all GPUs are skipped")
@@ -103,13 +102,13 @@ class GpuPartsCollector(Collector, ABC):
         return parts
 
     def _give_up(self, reason: Exception) -> None:
-        """Let go, and give the same answer until it is time to look again."""
+        """Release everything, and repeat the error until the next try is due."""
         self.release()
         self._last_error = reason
         self._wait()
 
     def _open(self, parts: Parts) -> None:
-        """Take the GPUs that are not spared; what cannot be opened is named, and tried again after a while."""
+        """Open the GPUs that are not excluded; name those that fail, and retry them later."""
         self._gpus = {gpu.address: gpu.key for gpu in self._session.gpus if not gpu.excluded}
         self.access_error = ""
         opened = self._query(parts.open)
@@ -121,7 +120,10 @@ class GpuPartsCollector(Collector, ABC):
     def _query(
         self, query: Callable[[str], Answer], addresses: Iterable[str] | None = None
     ) -> dict[str, Answer]:
-        """Return each GPU's answer by its address. Where none has one, raises AccessDenied or the first one's error."""
+        """Return each GPU's answer by address.
+
+        If none answers raise AccessDenied or the first error.
+        """
         answers: dict[str, Answer] = {}
         errors: dict[str, NvmlError] = {}
         for address in self._gpus if addresses is None else addresses:
@@ -138,7 +140,7 @@ class GpuPartsCollector(Collector, ABC):
         return answers
 
     def _record_errors(self, errors: dict[str, NvmlError]) -> None:
-        """Keep the words of the first GPU that would not answer."""
+        """Keep the message about the first GPU that did not answer."""
         for address, error in errors.items():
             if error.code not in (NO_PERMISSION, LEFT_OUT):
                 self._mark_unhealthy()
@@ -147,7 +149,7 @@ class GpuPartsCollector(Collector, ABC):
                 self.access_error = f"GPU {address}: {detail}"
 
     def permission_message(self) -> str:
-        """Return what to say, and what would open it, where NVML answers `no permission`."""
+        """Return the message, with its remedy, for NVML's `no permission`."""
         return f"no permission; {mig_monitor_line(self._roots)}"
 
     def _mark_unhealthy(self) -> None:
@@ -160,7 +162,7 @@ class GpuPartsCollector(Collector, ABC):
 
 
 def cleared_block(block: Block | None, table: str, keys: Iterable[str]) -> Block:
-    """Return *block*, cleared, if it has these rows; else a new one of *table*."""
+    """Return *block*, cleared, if it has these rows; else a new block of *table*."""
     rows = tuple(keys)
     if block is None or block.devices != rows:
         return Block(table, rows)

@@ -1,4 +1,4 @@
-"""Processes on each GPU and MIG instance, with the memory of each, every second."""
+"""Processes on each GPU and MIG instance, with memory and owner, every second."""
 
 from __future__ import annotations
 
@@ -34,17 +34,11 @@ from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revis
 from .gpu_parts import GpuPartsCollector, cleared_block
 from .tasks import HIDEPID
 
-# ----------------------------------------------------------------------
-# The processes that NVML lists, from the collector that asks for them to the one that finds out
-# whose they are.
-#
-# Both take their turns in one process, one after the other, so that nothing here needs a lock.
-
 
 class GpuProcess(NamedTuple):
     """A process that holds a GPU, or under MIG an instance of it."""
 
-    gpu: str  # as the GPU's readings are keyed
+    gpu: str  # the key of the GPU's readings
     pid: int
     gpu_instance: int | None = None
     compute_instance: int | None = None
@@ -52,14 +46,17 @@ class GpuProcess(NamedTuple):
 
 
 class GpuProcessList(NamedTuple):
-    """One look. A GPU that did not answer is not among `gpus`: of it nothing is known."""
+    """A listing. The processes of a GPU that is not in `gpus` are unknown: it did not answer."""
 
     gpus: tuple[str, ...]
     processes: tuple[GpuProcess, ...]
 
 
 class ProcessListing:
-    """The last listings, one of each driver, for one who takes them."""
+    """The last listing of each driver, for `gpu_job_1s`.
+
+    No lock: the collectors take turns in one process.
+    """
 
     def __init__(self) -> None:
         self._new: dict[str, GpuProcessList] = {}
@@ -67,13 +64,13 @@ class ProcessListing:
         self._joined = GpuProcessList((), ())
 
     def put(self, collector: str, listing: GpuProcessList) -> None:
-        """Note what a collector's driver has just listed: the same object as long as it is the same."""
+        """Store a collector's last listing; an unchanged listing is the same object."""
         self._new[collector] = listing
 
     def take(self) -> GpuProcessList | None:
-        """Return what was put since the last call, of GPUs of all vendors; None: there was no look since then.
+        """Return the joined listings since the last call; None: there was none.
 
-        The same object as long as every part is the same.
+        The result is the same object while every listing is.
         """
         parts, self._new = tuple(self._new.values()), {}
         if len(parts) < 2:
@@ -93,31 +90,33 @@ _LISTINGS: weakref.WeakValueDictionary[Roots, ProcessListing] = weakref.WeakValu
 
 
 def process_listing_of(roots: Roots) -> ProcessListing:
-    """Return the one of this host; it lives as long as somebody keeps it."""
+    """Return the host's listing, which lives while a caller holds it."""
     listing = _LISTINGS.get(roots)
     if listing is None:
         listing = _LISTINGS[roots] = ProcessListing()
     return listing
 
 
-#: Of a host, in all; those with the higher numbers are left out, which `access_error` says.
+#: Maximum per host; processes with higher PIDs are left out, with a message in `access_error`.
 ROWS_MAX = 8192
 
-#: As long as the lists are the same, no process came or went: when each began is looked at again this often, should a
-#: PID have been given to another within a second.
+#: Turns with unchanged lists after which the start times are read again, in case a PID was reused
+#: within a second.
 UNCHANGED_TURNS_MAX = 9
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class GpuProcesses(GpuPartsCollector):
-    """Who holds a GPU. PID and start together are one process; a start that is missing belongs to a PID of another
-    namespace, or to a process that went between the two looks."""
+    """Processes on GPUs, each identified by PID and start.
+
+    The start is missing for a PID of another namespace, or if the process ended before it was read.
+    """
 
     def __init__(self, roots: Roots) -> None:
         super().__init__("gpu_process_1s", Pace.SECOND, roots)
         self._block: Block | None = None
-        self._listing = process_listing_of(roots)  # for `gpu_processes.py`, whose turn comes after
+        self._listing = process_listing_of(roots)  # for `gpu_job_1s`, whose turn is later
         self._lists: ProcessLists | None = None
         self._process_list = GpuProcessList((), ())
         self._overflow_message = ""
@@ -128,15 +127,16 @@ class GpuProcesses(GpuPartsCollector):
         self._lists, self._unchanged_turns_left = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """Look who is there. While no GPU's answer changes, the block stays the same; only the PIDs are checked."""
+        """Return the block.
+
+        Refill it only if a GPU's answer changed or after UNCHANGED_TURNS_MAX turns.
+        """
         if self._lists is None:
             self._lists = ProcessLists(parts, self._gpus)
         is_same = self._lists.run()
         self._unchanged_turns_left -= 1
         if self._unchanged_turns_left < 0 or self._block is None or not is_same:
-            self._unchanged_turns_left = (
-                0  # should this fail, the block is not what was said: it is filled again
-            )
+            self._unchanged_turns_left = 0  # if the refill fails, the next turn tries again
             self._block = self._fill(self._query(self._lists.of))
             self._unchanged_turns_left = UNCHANGED_TURNS_MAX
         self._listing.put(self.name, self._process_list)
@@ -175,26 +175,28 @@ class GpuProcesses(GpuPartsCollector):
 
 
 def _gpu_processes(listed: Mapping[str, Iterable[Process]]) -> tuple[GpuProcess, ...]:
-    found = [
+    gpu_processes = [
         GpuProcess(gpu, p.pid, p.gpu_instance, p.compute_instance, p.memory_bytes)
         for gpu, processes in listed.items()
         for p in processes
     ]
-    return tuple(found[:ROWS_MAX])
+    return tuple(gpu_processes[:ROWS_MAX])
 
 
 def merge_processes(processes: Iterable[Process]) -> list[Process]:
-    """Return one entry for each process and instance: a process may be in several of a GPU's lists, each with all of
-    its memory."""
-    found: dict[tuple[int, int | None, int | None], Process] = {}
+    """Return one entry per process and instance.
+
+    A process may be in several of a GPU's lists, each with all memory.
+    """
+    merged: dict[tuple[int, int | None, int | None], Process] = {}
     for process in processes:
         key = process.pid, process.gpu_instance, process.compute_instance
-        other = found.get(key, process)
+        other = merged.get(key, process)
         known = [m for m in (process.memory_bytes, other.memory_bytes) if m is not None]
-        found[key] = process._replace(
+        merged[key] = process._replace(
             kinds=process.kinds | other.kinds, memory_bytes=max(known, default=None)
         )
-    return list(found.values())
+    return list(merged.values())
 
 
 def process_key(gpu: str, process: Process) -> str:
@@ -205,17 +207,10 @@ def process_key(gpu: str, process: Process) -> str:
     return f"{gpu}/gi{process.gpu_instance}{compute}/{process.pid}"
 
 
-# ----------------------------------------------------------------------
-# Whose the processes on GPUs are, over time: listings and checks in, what must be reported and counted
-# out. No clock, no I/O.
-#
-# A process is its number and its start. NVML names the number only, so what is reported of one must
-# have held at two looks: else a process that ended between the list and the look would lend its GPU
-# to anyone who was dealt its number.
-
-#: Processes that were known at the last look are looked at again after this many turns of an unchanged list.
+#: Turns with an unchanged list after which known processes are read again.
 RECHECK_TURNS = 10
-#: An ended process that NVML continues to list at this many looks holds what nobody will give back by itself.
+#: Reads after which an ended process that is still listed counts as dead: its memory will not be
+#: freed.
 DEAD_OBSERVATIONS_MIN = 2
 
 FOREIGN = "its PID belongs to another PID namespace than the agent's"
@@ -229,41 +224,41 @@ Key = tuple[str, int, int | None, int | None]
 
 
 def gpu_process_key(gpu_process: GpuProcess) -> Key:
-    """Return what tells a holding from all others of its host."""
+    """Return the key of a process on a GPU or instance, unique on its host."""
     return gpu_process[:4]
 
 
 @dataclass(slots=True)
 class TrackedProcess:
-    """A process on a GPU, since it was first listed there."""
+    """A process on a GPU, since its first listing."""
 
     gpu_process: GpuProcess
     since_ns: int
-    snapshot: ProcessSnapshot | None = None  # the last look that showed the process; None: none did
-    observations: int = 0  # how many showed the same process
-    ended_observations: int = 0  # at how many, in a row, it had ended
-    state: ProcessState = ProcessState.HIDDEN  # at the last look
+    snapshot: ProcessSnapshot | None = None  # the last read that showed the process; None: none did
+    observations: int = 0  # number of reads that showed the same process
+    ended_observations: int = 0  # number of consecutive reads that showed its end
+    state: ProcessState = ProcessState.HIDDEN  # at the last read
     is_reused: bool = False
-    #: What was last reported of it, when, and as which event: that stays, also when more is found out.
+    #: The last report, its time, and its event id, which stays when more becomes known.
     reported: Mapping[str, str] = field(default_factory=dict[str, str])
     reported_ns: int | None = None
     event_id: str = ""
 
     @property
     def identity(self) -> Identity | None:
-        """Which process it is; None while that is not known."""
+        """PID and start; None while unknown."""
         if self.snapshot is None or self.is_reused:
             return None
         return self.gpu_process.pid, self.snapshot.start_ticks
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process has ended and the GPU is held nevertheless."""
+        """Whether the process has ended while the GPU is still held."""
         return self.ended_observations >= DEAD_OBSERVATIONS_MIN and not self.is_reused
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether a look at the next turn will tell more than this one has."""
+        """Whether a read in the next turn will show more."""
         if self.is_reused:
             return False
         observed_once = self.observations == 1 and not self.ended_observations
@@ -275,11 +270,11 @@ class TrackedProcess:
 
     @property
     def source(self) -> str:
-        """Who runs it, as `Owner.source`; empty: not known."""
+        """The `Owner.source`; empty: unknown."""
         return self.snapshot.owner.source if self.snapshot and not self.is_reused else ""
 
     def update(self, snapshot: ProcessSnapshot) -> None:
-        """Take over a look at its number. A start of 0: there was nothing to be seen."""
+        """Take a read of the PID. A start of 0 means that nothing was visible."""
         self.state = snapshot.state
         ended = snapshot.state in (ProcessState.GONE, ProcessState.ZOMBIE)
         self.ended_observations = self.ended_observations + 1 if ended else 0
@@ -294,14 +289,19 @@ class TrackedProcess:
 
 
 class ProcessTracker:
-    """All processes that are on this host's GPUs."""
+    """All processes on the host's GPUs, over time. No clock, no I/O.
+
+    A process is identified by PID and start, but NVML names only the PID. So a report needs two
+    reads with the same start: else a process that ended between listing and read would pass its GPU
+    to the next owner of its PID.
+    """
 
     def __init__(
         self,
         read_process: Callable[[int], ProcessSnapshot],
         read_state: Callable[[int], ProcessSnapshot],
     ) -> None:
-        """*read_process* shows all of a process by its number, *read_state* its state and start."""
+        """*read_process* reads everything about a PID, *read_state* its state and start."""
         self._read_process, self._read_state = read_process, read_state
         self._tracked: dict[Key, TrackedProcess] = {}
         self._ended: list[TrackedProcess] = []
@@ -309,7 +309,7 @@ class ProcessTracker:
         self._listing = GpuProcessList((), ())
 
     def __iter__(self) -> Iterator[TrackedProcess]:
-        """Yield those on GPUs that answered last: what happened on the others since is not known."""
+        """Yield the processes on GPUs that answered last; those on other GPUs may have changed."""
         return (
             tracked
             for tracked in self._tracked.values()
@@ -317,8 +317,10 @@ class ProcessTracker:
         )
 
     def observe(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Take over a list; look at those that are new or not yet certain, and now and then at all. Return whether
-        there was anything to do."""
+        """Take a listing; if it changed or a read is due, read all its processes.
+
+        Return whether they were read.
+        """
         self._turns_to_recheck -= 1
         if listing == self._listing and self._turns_to_recheck > 0:
             return False
@@ -331,8 +333,8 @@ class ProcessTracker:
         return True
 
     def _update_list(self, listing: GpuProcessList, now_ns: int) -> bool:
-        """Add who came and end who went. A GPU that does not respond keeps those it had."""
-        others = listing.gpus != self._listing.gpus
+        """Add new processes and end missing ones. A GPU that did not answer keeps its processes."""
+        gpus_changed = listing.gpus != self._listing.gpus
         back = set(listing.gpus).difference(self._listing.gpus)
         self._listing = listing
         listed = {gpu_process_key(gpu_process): gpu_process for gpu_process in listing.processes}
@@ -349,10 +351,10 @@ class ProcessTracker:
                 self._tracked[key] = TrackedProcess(gpu_process, now_ns)
             else:
                 self._tracked[key].gpu_process = gpu_process
-        return bool(removed or added or others)
+        return bool(removed or added or gpus_changed)
 
     def _was_replaced(self, tracked: TrackedProcess) -> bool:
-        """Return whether another has its number now: while the GPU did not answer that is no riddle."""
+        """Return whether the PID was reused while the GPU did not answer."""
         now = self._read_state(tracked.gpu_process.pid)
         return tracked.identity is not None and now.start_ticks not in (0, tracked.identity[1])
 
@@ -360,7 +362,7 @@ class ProcessTracker:
         snapshots: dict[int, ProcessSnapshot] = {}
         for tracked in self:
             pid = tracked.gpu_process.pid
-            if tracked.snapshot is None:  # all of it, once
+            if tracked.snapshot is None:  # everything, once
                 snapshots[pid] = self._read_process(pid)
             elif pid not in snapshots:
                 snapshots[pid] = self._read_state(pid)
@@ -373,15 +375,17 @@ class ProcessTracker:
         return self._listing.gpus
 
     def refresh(self, tracked: TrackedProcess) -> None:
-        """Look at all of a process again: it may have been moved to another control group. Of one that has ended
-        nothing new is believed: a kernel may show it in none."""
+        """Read a process again: it may be in another control group.
+
+        Ignore an ended process, which may show none.
+        """
         snapshot = self._read_process(tracked.gpu_process.pid)
         runs = snapshot.state is ProcessState.RUNNING
         if runs and tracked.snapshot and snapshot.start_ticks == tracked.snapshot.start_ticks:
             tracked.snapshot = snapshot
 
     def take_ended(self) -> list[TrackedProcess]:
-        """Return those that are no longer listed but were reported, each once."""
+        """Return reported processes that are no longer listed, each once."""
         ended, self._ended = (
             [tracked for tracked in self._ended if tracked.reported_ns is not None],
             [],
@@ -389,17 +393,17 @@ class ProcessTracker:
         return ended
 
     def put_back(self, ended: Iterable[TrackedProcess]) -> None:
-        """Take back what could not be reported."""
+        """Take back processes whose end could not be reported."""
         self._ended += ended
 
     def identities(self) -> set[Identity]:
-        """Return the processes that are known."""
+        """Return the known processes."""
         return {tracked.identity for tracked in self._tracked.values() if tracked.identity}
 
 
 @dataclass(slots=True)
 class GpuProcessCounts:
-    """What one GPU's processes come to."""
+    """Counts of one GPU's processes."""
 
     processes: int = 0
     jobs: int = 0
@@ -411,7 +415,7 @@ class GpuProcessCounts:
 
 
 def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
-    """Count the processes on one GPU: in jobs and pods, of others, of nobody known, and those that have ended."""
+    """Count the processes on one GPU: in jobs and pods, other, unknown, and dead."""
     counts, jobs = GpuProcessCounts(), set[tuple[str, str]]()
     memory: list[int | None] = []
     for tracked in processes:
@@ -434,23 +438,23 @@ def counts_of(processes: Iterable[TrackedProcess]) -> GpuProcessCounts:
 
 
 def message_of(attributes: Mapping[str, str], pid: int, name: str) -> str:
-    """Return the message about a process, in a line."""
-    who = f"process {pid}" + (f" ({name})" if name else "")
+    """Return the one-line message about a process."""
+    subject = f"process {pid}" + (f" ({name})" if name else "")
     rank = (
         f", rank {attributes['rank']} of {attributes.get('world_size', '?')}"
         if "rank" in attributes
         else ""
     )
-    whose = f"{owner_text(attributes)}{rank}"
+    owner = f"{owner_text(attributes)}{rank}"
     if attributes["state"] == "ended":
-        return f"{who} of {whose} no longer holds the GPU"
+        return f"{subject} of {owner} no longer holds the GPU"
     if attributes["state"] == "dead":
-        return f"{who} of {whose} has ended ({attributes['dead']}), but the GPU is still in use"
-    return f"{who} of {whose} holds the GPU"
+        return f"{subject} of {owner} has ended ({attributes['dead']}), but the GPU is still in use"
+    return f"{subject} of {owner} holds the GPU"
 
 
 def owner_text(attributes: Mapping[str, str]) -> str:
-    """Return who runs it, as text."""
+    """Return the owner as text."""
     source = attributes["source"]
     if source == SLURM:
         return f"Slurm job {attributes['job_id']}" + (
@@ -470,19 +474,10 @@ def owner_text(attributes: Mapping[str, str]) -> str:
     return "an unknown owner" + (f" ({attributes['unknown']})" if attributes.get("unknown") else "")
 
 
-# ----------------------------------------------------------------------
-# Whose the processes on GPUs are: Slurm job, pod, container, unit. Told as `gpu.process`, counted
-# in `gpu_job_1s`.
-#
-# Frames carry numbers only, so who it is travels as an event: when a process is found, changes and
-# ends, and now and then again, so that an aggregator that lost it has it again. Each process on
-# each GPU is one event, by its start, in ever higher revisions. In the sampler of the GPUs, after
-# the collector that lists the processes; a list like the one before costs next to nothing.
-
-#: Names of pods are looked up again no more often than this while one is missing.
+#: Minimum time between lookups of pods while a name is missing.
 PODS_NS_MIN = 10_000_000_000
 EVENT = "gpu.process"
-#: The kernel's own names end at 15 bytes, those of its threads at 63.
+#: Names of processes have at most 15 bytes, of kernel threads 63.
 NAME_CHARACTERS_MAX = 63
 _NAMESPACE_REMEDY = (
     "the driver reports PIDs of the host, but this agent runs in another PID namespace. Run it in "
@@ -496,7 +491,14 @@ _RELATIVE_REMEDY = (
 
 
 class GpuJobs(Collector):
-    """Who runs on each GPU. `collect` raises NoData where no process is listed by a driver."""
+    """Owners of the processes on GPUs: Slurm job, pod, container, unit.
+
+    `collect` raises NoData without a listing.
+
+    An owner is reported as the event `gpu.process`, because a frame carries only numbers: when a
+    process appears, changes or ends, and every REPEAT_NS for an aggregator that lost it. A process
+    on a GPU keeps one event id, with rising revisions. The table `gpu_job_1s` has the counts.
+    """
 
     name = "gpu_job_1s"
     pace = Pace.SECOND
@@ -505,7 +507,7 @@ class GpuJobs(Collector):
     def __init__(
         self, roots: Roots, clock: Clock | None = None, ranks: RankReader | None = None
     ) -> None:
-        """*ranks*: the helper; by default there is one where the setting `read_ranks` says so."""
+        """*ranks*: the helper that reads ranks; None: created if the setting `read_ranks` is on."""
         self.access_error = ""
         self._roots, self._clock = roots, clock or SystemClock()
         self._listing = process_listing_of(roots)
@@ -519,15 +521,13 @@ class GpuJobs(Collector):
         self._is_foreign = not process_owner.in_host_pid_namespace(roots.proc)
         self._shows_all = process_owner.shows_all(roots.proc)
         self._rate_limit = event_bucket()
-        self._is_behind = False  # there was no room for all that was due
-        self._since: dict[
-            str, int
-        ] = {}  # when each GPU was listed first, until all on it was reported
+        self._is_behind = False  # a due report was not sent
+        self._since: dict[str, int] = {}  # first listing of each GPU; 0 once all on it was reported
         self._publisher: EventPublisher | None = None
         self._block: Block | None = None
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: who it is cannot travel in a frame."""
+        """Take the publisher: a frame cannot carry an owner."""
         self._publisher = publisher
 
     def close(self) -> None:
@@ -536,13 +536,12 @@ class GpuJobs(Collector):
             self._ranks.close()
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Leave /proc alone when it has held a sampler: then nothing new is found out."""
-        self._is_excluded = DEVICE_NAME in tuple(
-            devices
-        )  # named, that is: not among "all but one GPU"
+        """Skip /proc if it has blocked a sampler."""
+        # Listed by name: "all but one GPU" contains every name
+        self._is_excluded = DEVICE_NAME in tuple(devices)
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block, a row for each GPU that answered."""
+        """Return the block, with a row per GPU that answered."""
         if self._is_excluded:
             raise AccessDenied("/proc does not respond: processes on the GPUs are not looked up")
         listing = self._listing.take()
@@ -556,8 +555,6 @@ class GpuJobs(Collector):
                 self._is_behind = not self._publish_all(self._publisher, now_ns)
             self._block = self._fill()
         return (self._block,)
-
-    # ---- looking ------------------------------------------------------------------------------------------
 
     def _read_process(self, pid: int) -> ProcessSnapshot:
         return self._as_visible(
@@ -574,7 +571,7 @@ class GpuJobs(Collector):
         )
 
     def _as_visible(self, snapshot: ProcessSnapshot) -> ProcessSnapshot:
-        """A number that is not in /proc is of nobody only where /proc shows all."""
+        """Return *snapshot*; HIDDEN instead of GONE unless /proc shows all processes."""
         is_hidden = snapshot.state is ProcessState.GONE and not self._shows_all
         return ProcessSnapshot(ProcessState.HIDDEN) if is_hidden else snapshot
 
@@ -582,16 +579,17 @@ class GpuJobs(Collector):
         tracked = list(self._processes)
         if self._is_foreign:
             return _NAMESPACE_REMEDY if tracked else ""
-        if any(one.state is ProcessState.HIDDEN for one in tracked):
+        if any(process.state is ProcessState.HIDDEN for process in tracked):
             return HIDEPID
         if any(
-            one.snapshot and one.snapshot.owner.is_relative and not one.source for one in tracked
+            process.snapshot and process.snapshot.owner.is_relative and not process.source
+            for process in tracked
         ):
             return _RELATIVE_REMEDY
         return self._ranks.access_error if self._ranks else ""
 
     def _request_ranks(self) -> bool:
-        """Hand the helper who is new, and take what it has found; return whether it has found any."""
+        """Request the ranks of new processes, and take answers; return whether there were any."""
         if self._ranks is None:
             return False
         known = self._processes.identities()
@@ -607,10 +605,8 @@ class GpuJobs(Collector):
             self._pods, self._pods_ns = process_owner.pods_by_uid(self._roots.proc.parent), now_ns
         return self._pods.get(uid)
 
-    # ---- telling ------------------------------------------------------------------------------------------
-
     def _publish_all(self, publisher: EventPublisher, now_ns: int) -> bool:
-        """Tell what is new. False: the way was full, and the rest is for the next turn."""
+        """Publish all changes. False: the queue is full, and the rest follows in the next turn."""
         return (
             self._publish_ended(publisher, now_ns)
             and all(
@@ -621,11 +617,11 @@ class GpuJobs(Collector):
 
     def _publish_ended(self, publisher: EventPublisher, now_ns: int) -> bool:
         ended = self._processes.take_ended()
-        for at, tracked in enumerate(ended):
+        for index, tracked in enumerate(ended):
             if not self._publish(
                 publisher, tracked, {**tracked.reported, "state": "ended"}, now_ns
             ):
-                self._processes.put_back(ended[at:])
+                self._processes.put_back(ended[index:])
                 return False
         return True
 
@@ -645,7 +641,7 @@ class GpuJobs(Collector):
         return True
 
     def _publish_resync(self, publisher: EventPublisher, now_ns: int) -> bool:
-        """Report for each GPU, once, that all processes on it were reported, except those that ended unobserved."""
+        """Announce once per GPU that all its present processes were reported."""
         for gpu in self._processes.gpus:
             self._since.setdefault(gpu, now_ns)
         waiting = {
@@ -724,7 +720,7 @@ class GpuJobs(Collector):
         }
 
     def _unknown_reason(self, tracked: TrackedProcess) -> str:
-        """Return why it is not known whose a process is."""
+        """Return why the owner is unknown."""
         if tracked.is_dead and tracked.snapshot is None:
             return GONE
         if self._is_foreign:
@@ -732,8 +728,6 @@ class GpuJobs(Collector):
         if tracked.is_reused:
             return REUSED
         return HIDDEN if tracked.state is ProcessState.HIDDEN else NO_GROUP
-
-    # ---- counting -----------------------------------------------------------------------------------------
 
     def _fill(self) -> Block:
         by_gpu: dict[str, list[TrackedProcess]] = {gpu: [] for gpu in self._processes.gpus}
@@ -748,7 +742,7 @@ class GpuJobs(Collector):
 
 
 def signals_of(counts: GpuProcessCounts) -> dict[str, float | None]:
-    """Return the counts by their signals."""
+    """Return the counts by signal."""
     return {
         "gpu_job.processes_count": counts.processes,
         "gpu_job.jobs_count": counts.jobs,

@@ -1,4 +1,4 @@
-"""The host as a whole: cores, pressure, memory, from /proc."""
+"""The host as a whole: cores, pressure, memory and its errors, clock."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...contract.signal import Pace
 from ...ext import adjtimex
 from ...ext.hostfiles import CoreTimes, Glance, HostPass, line_numbers
 from ..collector import AccessDenied, Collector, ExcludingCollector, NoData
-from ..hardware import host
+from ..hardware import cpu_cores, edac, proc_files
 from ..hardware.files import NumberFiles, OpenFile, Roots
-from ..hardware.host import Timex, parse_timex
+from ..hardware.kernel_clock import Timex, parse_timex
 from .block_writer import put, row_writer
 from .counter_files import (
     CollectorSpec,
@@ -25,7 +25,8 @@ from .counter_files import (
 
 DEVICE = ("host",)
 _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"HardwareCorrupted:")
-#: Frequencies of this many cores are read, spread over the host: each may take 10 ms (x86 before Linux 5.18).
+#: Cores whose frequency is read, spread over the host: each read may take 10 ms (x86 before Linux
+#: 5.18).
 FREQUENCIES_MAX = 32
 
 
@@ -60,7 +61,7 @@ _SECOND = (
 )
 
 
-#: In the order in which `HostTenSeconds.collect` has them.
+#: In the order of `HostTenSeconds.collect`.
 _TEN_SECONDS = (
     "host.memory_total_bytes",
     "host.swap_used_bytes",
@@ -81,7 +82,7 @@ _CHANGES = (
 
 
 class HostSecond(Collector):
-    """Shares of the cores' time since the last turn, pressure, memory to be had."""
+    """Shares of the cores' time since the last turn, pressure, available memory."""
 
     name = "host_1s"
     pace = Pace.SECOND
@@ -90,21 +91,24 @@ class HostSecond(Collector):
     def __init__(self, roots: Roots) -> None:
         self._block = Block("host_1s", DEVICE)
         writer = row_writer(self._block, _SECOND)
-        self._pass = HostPass(roots.proc, writer, host.SATURATED_IDLE_RATIO_MAX)
+        self._pass = HostPass(roots.proc, writer, cpu_cores.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block; shares are missing in the first turn. NoData without /proc/stat."""
+        """Return the block; shares are missing in the first turn.
+
+        Raises NoData without /proc/stat.
+        """
         if not self._pass.take():
             raise NoData("/proc/stat cannot be read")
         return (self._block,)
 
 
 class HostTenSeconds(ExcludingCollector):
-    """Memory in all, load, frequency, and what the kernel had to kill or brake."""
+    """Total memory, load, frequency, OOM kills, thermal throttling."""
 
     name = "host_10s"
     pace = Pace.TEN_SECONDS
-    enters_driver = True  # a frequency asks its core: 10 ms each before Linux 5.18
+    enters_driver = True  # a frequency is read on its core: 10 ms each before Linux 5.18
 
     def __init__(self, roots: Roots) -> None:
         self._meminfo = OpenFile(roots.proc / "meminfo", whole=True)
@@ -120,22 +124,22 @@ class HostTenSeconds(ExcludingCollector):
         self._changes_writer = row_writer(self._changes, _CHANGES)
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask none of these cores for its frequency."""
+        """Skip the frequencies of these cores."""
         super().exclude(devices)
         self._cores.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
-        """Return the block and the block of changes. NoData without /proc/meminfo."""
+        """Return the block and the block of changes. Raises NoData without /proc/meminfo."""
         sizes = self._memory()
         frequencies, *throttles = self._cores.read()
-        uptime = host.parse_first_decimal(self._uptime.read())
+        uptime = proc_files.parse_first_decimal(self._uptime.read())
         self._writer.put(0, (*sizes, uptime, self._load(), *_hertz(frequencies)))
-        kills = host.parse_vmstat(self._vmstat.read(), b"oom_kill")
+        kills = proc_files.parse_vmstat(self._vmstat.read(), b"oom_kill")
         self._changes_writer.put(0, (kills, *map(_total, throttles)))
         return (self._block, self._changes)
 
     def _memory(self) -> tuple[int | None, ...]:
-        """Return memory in all, swap used, huge pages free, memory that is corrupted."""
+        """Return total memory, used swap, free huge pages, corrupted memory."""
         data = self._meminfo.read()
         if not data:
             raise NoData("/proc/meminfo cannot be read")
@@ -144,13 +148,13 @@ class HostTenSeconds(ExcludingCollector):
         return total, used, pages, corrupted
 
     def _load(self) -> float | None:
-        load = host.parse_first_decimal(self._loadavg.read())
+        load = proc_files.parse_first_decimal(self._loadavg.read())
         self._times.take(self._stat.read())
         return None if load is None or not self._times.count else load / self._times.count
 
 
 def _hertz(kilohertz: Sequence[int | None]) -> tuple[float | None, ...]:
-    """Return the mean, the least and the most of the frequencies that are known."""
+    """Return mean, minimum and maximum of the known frequencies, in hertz."""
     known = [value * 1000 for value in kilohertz if value is not None]
     if not known:
         return None, None, None
@@ -158,16 +162,16 @@ def _hertz(kilohertz: Sequence[int | None]) -> tuple[float | None, ...]:
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum; None without a file or if one holds no number, lest the sum seem to fall."""
+    """Return the sum; None without files or with a missing count, so that it does not fall."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 class _CoreFiles:
-    """Numbers of files of cores: those of frequencies, then those of three kinds of heat brakes.
+    """Frequencies, and three kinds of throttle counts, from files of cores.
 
-    They are listed again when a core or a frequency domain goes offline or comes back (its driver may be loaded
-    late), and every hour. A host of 512 cores has thousands of files to look up.
+    The files are listed again when a core or a frequency domain goes offline or comes back (its
+    driver may be loaded late), and every hour: a host of 512 cores has thousands of them.
     """
 
     def __init__(self, sys: Path) -> None:
@@ -188,7 +192,6 @@ class _CoreFiles:
         self._files.exclude(devices)
 
     def read(self) -> list[list[int | None]]:
-        """Return the numbers of each kind."""
         if self._listing.refresh():
             self._rebuild()
         numbers = iter(self._files.read())
@@ -196,23 +199,23 @@ class _CoreFiles:
 
     def _list(self) -> list[list[Path]]:
         return [
-            host.spread(host.frequency_files(self._sys), FREQUENCIES_MAX),
-            host.package_throttle_files(self._sys, "package_throttle_count"),
-            host.package_throttle_files(self._sys, "package_throttle_total_time_ms"),
-            host.core_throttle_files(self._sys),
+            cpu_cores.spread(cpu_cores.frequency_files(self._sys), FREQUENCIES_MAX),
+            cpu_cores.package_throttle_files(self._sys, "package_throttle_count"),
+            cpu_cores.package_throttle_files(self._sys, "package_throttle_total_time_ms"),
+            cpu_cores.core_throttle_files(self._sys),
         ]
 
     def _rebuild(self) -> None:
         self._files.close()
         frequencies, *counts = self._listing.value
         others = [path for paths in counts for path in paths]
-        cores = [*map(host.core_of, frequencies), *[""] * len(others)]  # a count asks no core
+        cores = [*map(cpu_cores.core_of, frequencies), *[""] * len(others)]  # a count asks no core
         self._files = NumberFiles([*frequencies, *others], cores)
         self._files.exclude(self._excluded)
 
 
 class HostMinute(Collector):
-    """What changes when a core is taken offline."""
+    """Number of cores, which changes when a core goes offline."""
 
     name = "host_60s"
     pace = Pace.MINUTE
@@ -224,7 +227,7 @@ class HostMinute(Collector):
         self._block = Block("host_60s", DEVICE)
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. NoData without /proc/stat."""
+        """Return the block. Raises NoData without /proc/stat."""
         self._times.take(self._stat.read())
         if not self._times.count:
             raise NoData("/proc/stat cannot be read")
@@ -232,10 +235,7 @@ class HostMinute(Collector):
         return (self._block,)
 
 
-# ----------------------------------------------------------------------
-# Each core, once a minute: /proc/stat and its frequency.
-
-#: The frequency of this many cores is read, evenly over all: each may take 10 ms (x86 before Linux 5.18).
+#: Cores whose frequency is read, spread evenly: each read may take 10 ms (x86 before Linux 5.18).
 CPU_FREQUENCIES_MAX = 64
 _FREQUENCY = {"cpu.frequency_hertz": FileField("cpufreq/scaling_cur_freq", scale=1000)}
 
@@ -245,9 +245,9 @@ _NO_SHARES = (None,) * len(_SHARES)
 
 
 class CpuMinute(CounterFileCollector):
-    """Shares of each core's time since the last turn, and its frequency now.
+    """Shares of each core's time since the last turn, and its frequency.
 
-    The folders' collector reads the frequencies, this class fills in the shares.
+    The base class reads the frequencies; this class adds the shares.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -261,8 +261,10 @@ class CpuMinute(CounterFileCollector):
             cores = sorted(times.cores)
             step = -(-len(cores) // CPU_FREQUENCIES_MAX)
             return [
-                CounterDevice(f"cpu{core}", f"{folder}/cpu{core}/", {} if at % step else _FREQUENCY)
-                for at, core in enumerate(cores)
+                CounterDevice(
+                    f"cpu{core}", f"{folder}/cpu{core}/", {} if position % step else _FREQUENCY
+                )
+                for position, core in enumerate(cores)
             ]
 
         no_data_reason = "/proc/stat names no core"
@@ -279,7 +281,10 @@ class CpuMinute(CounterFileCollector):
         )
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block; shares are missing in the first turn. NoData without /proc/stat."""
+        """Return the block; shares are missing in the first turn.
+
+        Raises NoData without /proc/stat.
+        """
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()
@@ -289,54 +294,53 @@ class CpuMinute(CounterFileCollector):
         return (block,)
 
 
-# ----------------------------------------------------------------------
-# How well the host's clock is kept. Times of hosts whose clocks differ tell a wrong order of
-# events.
-
 _ADJTIMEX_REFUSED = "adjtimex(2) is blocked by a system call filter; allow it with ProtectClock=no in the agent's unit"
 
 
 class ClockTenSeconds(Collector):
-    """Offset, errors and state of the system clock."""
+    """Offset, errors and state of the system clock.
+
+    Wrong clocks show events of several hosts in a wrong order.
+    """
 
     name = "clock_10s"
     pace = Pace.TEN_SECONDS
     enters_driver = False
 
     def __init__(self, roots: Roots, read: Callable[[], Timex] | None = None) -> None:
-        """*read* is adjtimex(2), which asks this machine: without another, a host in a folder has no clock."""
+        """*read*: None means adjtimex(2) of this machine; a host in a folder has no clock."""
         self._read = adjtimex.read if read is None and roots.is_this_machine else read
         self._block = Block("clock_10s", ("host",))
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises AccessDenied where the call is refused, NoData where the kernel has none."""
+        """Return the block.
+
+        Raises AccessDenied if the call is refused, NoData if the kernel does not have it.
+        """
         if self._read is None:
             raise NoData("only this machine's own clock can be read")
         try:
-            found = parse_timex(self._read())
+            timex = parse_timex(self._read())
         except PermissionError:
             raise AccessDenied(_ADJTIMEX_REFUSED) from None
         except OSError as error:
             raise NoData(f"this kernel has no adjtimex(2): {error}") from None
-        self._put("offset_seconds", found.offset_seconds)
-        self._put("error_estimated_seconds", found.error_estimated_seconds)
-        self._put("error_max_seconds", found.error_max_seconds)
-        self._put("frequency_offset_ratio", found.frequency_offset_ratio)
-        self._put("tai_offset_seconds", found.tai_offset_seconds)
-        self._put("synchronised_state", found.synchronised)
-        self._put("leap_state", found.leap_state)
-        self._put("status_flags", found.status_flags)
+        self._put("offset_seconds", timex.offset_seconds)
+        self._put("error_estimated_seconds", timex.error_estimated_seconds)
+        self._put("error_max_seconds", timex.error_max_seconds)
+        self._put("frequency_offset_ratio", timex.frequency_offset_ratio)
+        self._put("tai_offset_seconds", timex.tai_offset_seconds)
+        self._put("synchronised_state", timex.synchronised)
+        self._put("leap_state", timex.leap_state)
+        self._put("status_flags", timex.status_flags)
         return (self._block,)
 
     def _put(self, column: str, value: float | None) -> None:
         put(self._block, f"clock.{column}", 0, value)
 
 
-# ----------------------------------------------------------------------
-# Memory errors by DIMM, as the kernel's EDAC drivers count them.
-
 _CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
-#: What each kind of place has.
+#: Fields of each kind of location.
 EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
     "controller": {
         _CORRECTED: FileField("ce_count"),
@@ -350,8 +354,11 @@ EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
 }
 
 
-def fields_of(location: host.EdacLocation) -> Mapping[str, FileField]:
-    """Return what is counted there. Most old drivers count uncorrected errors by row, and not by channel."""
+def fields_of(location: edac.EdacLocation) -> Mapping[str, FileField]:
+    """Return the fields of a location.
+
+    Most old drivers count uncorrected errors by row, not by channel.
+    """
     fields = EDAC_FIELDS[location.kind]
     if location.uncorrected:
         return fields
@@ -359,12 +366,12 @@ def fields_of(location: host.EdacLocation) -> Mapping[str, FileField]:
 
 
 def edac_10s(roots: Roots) -> CounterFileCollector:
-    """Errors of each controller and DIMM."""
+    """Return the collector of memory errors per controller and DIMM, from EDAC drivers."""
 
     def devices() -> list[CounterDevice]:
         return [
             CounterDevice(name, f"{location.folder}/{location.prefix}", fields_of(location))
-            for name, location in host.edac_locations(roots.sys).items()
+            for name, location in edac.edac_locations(roots.sys).items()
         ]
 
     no_data_reason = (

@@ -1,7 +1,7 @@
 """Step times that ranks report through `gangline.steps`: one row per rank and second.
 
-The owner of a process is read from its cgroup if possible, and only otherwise from the slot. A slot with a false job id
-or a torn write affects only its own process's job.
+The owner of a process is read from its cgroup if possible, and only otherwise from the slot. A slot
+with a false job id or a torn write affects only its own process's job.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from .block_writer import block_of, row_writer
 
 #: Below the root of devices: `/dev/shm/gangline`.
 FOLDER = Path("shm/gangline")
-#: Slots that are read, and of one user. If there are more, users take turns, each with its longest running process first;
-#: `access_error` reports how many are left out.
+#: Maximum of slots that are read, and of those of one user. Beyond it users take turns, each with
+#: its longest running process first, and `access_error` reports the number of slots left out.
 SLOTS_MAX, SLOTS_PER_USER_MAX = 256, 64
-#: Names of the folder read in one collection; and at most this many files that are no live slot are removed.
+#: Per collection: names read from the folder, and files removed that are not live slots.
 NAMES_MAX, REMOVALS_MAX = 4096, 64
-#: The folder is listed again after this many turns, also when nothing in it changed.
+#: The folder is listed again after this many turns, even without a change.
 LISTING_TURNS = 10
-#: What has not become a slot after this many turns is removed.
+#: A file that has not become a slot after this many turns is removed.
 DEAD_TURNS = 30
-#: Step times are of the steps of this many seconds, and of the last one at least.
+#: Step times cover the steps of this window, and at least the last step.
 WINDOW_NS = 10_000_000_000
-#: A step that lasts longer than this many of the usual ones, and this long, has no time any more: the job is stopped.
+#: Without a step for this many mean steps, and this long, no step time is reported: the job is
+#: stopped.
 STANDING_STEPS, STANDING_SECONDS_MIN = 3, 30.0
-#: The spread of fewer steps is not known.
+#: Steps needed for a spread.
 SPREAD_STEPS_MIN = 3
 STEP_SECONDS_MAX = 86_400.0
 
@@ -62,36 +63,36 @@ REMEDY = (
 
 @dataclass(slots=True)
 class OpenSlot:
-    """A slot whose process lives."""
+    """A slot of a live process."""
 
     descriptor: int
     user_id: int
     head: SlotHead
     process: int
     job: str
-    is_attested: bool  # the job's name is that of the control group
-    started: float  # when the process began, see `JobSteps._started`
-    #: When each was read, by our clock, and what: of the last WINDOW_NS and one before.
+    is_attested: bool  # the job's name comes from the control group
+    started: float  # start of the process, see `JobSteps._started`
+    #: (time of the read by our clock, count): those of the last WINDOW_NS and one before.
     counts: deque[tuple[int, StepCount]] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
     def key(self) -> str:
-        """The device: job and rank, or the process of a rank that is not known."""
+        """The device: job and rank, or the process of an unknown rank."""
         rank = f"p{self.process}" if self.head.rank < 0 else str(self.head.rank)
         return device_key(f"{self.job}/{rank}")
 
     def update(self, steps: StepCount, now_ns: int) -> None:
-        """Take over a count that was read."""
+        """Add a count that was read."""
         if self.counts and steps.steps <= self.counts[-1][1].steps:
             if steps.steps == self.counts[-1][1].steps:
                 return
-            self.counts.clear()  # another count than before: it begins again
+            self.counts.clear()  # the count restarted
         self.counts.append((now_ns, steps))
         while len(self.counts) > 2 and now_ns - self.counts[1][0] >= WINDOW_NS:
             self.counts.popleft()
 
     def times(self, now_ns: int) -> tuple[float | None, float | None, float]:
-        """Return mean and standard deviation of the steps' time, and how long ago the last was seen to end, in seconds."""
+        """Return step time (mean, standard deviation) and time since the last step, in seconds."""
         last_ns, last = self.counts[-1]
         _, first = self.counts[0]
         since_seconds = (now_ns - last_ns) / 1e9
@@ -107,7 +108,7 @@ class OpenSlot:
 
 
 class Candidate(NamedTuple):
-    """A live slot: its user, when its process began, that process, and the slot's head."""
+    """A live slot: its user, the start of its process, that process, and the slot's head."""
 
     user_id: int
     started: float
@@ -121,15 +122,18 @@ def fair_choice(live: dict[str, Candidate]) -> set[str]:
     for name, candidate in live.items():
         by_user.setdefault(candidate.user_id, []).append((candidate.started, name))
     ranked = sorted(
-        (place, started, name)
+        (position, started, name)
         for slots in by_user.values()
-        for place, (started, name) in enumerate(sorted(slots)[:SLOTS_PER_USER_MAX])
+        for position, (started, name) in enumerate(sorted(slots)[:SLOTS_PER_USER_MAX])
     )
     return {name for _, _, name in ranked[:SLOTS_MAX]}
 
 
 class JobSteps(Collector):
-    """`collect` raises NoData where the folder is missing, AccessDenied where it may not be read."""
+    """Step times.
+
+    `collect` raises NoData without the folder, AccessDenied if it may not be read.
+    """
 
     name = "step_1s"
     pace = Pace.SECOND
@@ -139,11 +143,11 @@ class JobSteps(Collector):
         self._roots, self._clock = roots, clock or SystemClock()
         self._path = roots.dev / FOLDER
         self._slots: dict[str, OpenSlot] = {}
-        #: Name of what is no slot (yet) -> for how many turns.
+        #: Name of a file that is not a slot (yet) -> its age in turns.
         self._others: dict[str, int] = {}
         self._folder_key: tuple[int, int, int] | None = None
         self._turns_to_listing = 0
-        self._turns_missing = 0  # since a turn said that there is no folder
+        self._turns_missing = 0  # since a turn without a folder
         self._block = Block("step_1s", ())
         self._writer = row_writer(self._block, _COLUMNS)
         self._left_out = self._unseen_names = 0
@@ -154,7 +158,7 @@ class JobSteps(Collector):
             os.close(slot.descriptor)
 
     def skip(self) -> bool:
-        """While the folder is missing, look only whether it is there, and say so in one turn of ten."""
+        """Without the folder, run only one turn in ten until it appears."""
         if not 0 < self._turns_missing < NO_DATA_TURNS or os.access(self._path, os.F_OK):
             return False
         self._turns_missing += 1
@@ -201,30 +205,32 @@ class JobSteps(Collector):
         return (self._fill(now_ns),)
 
     def _list(self, folder: int) -> None:
-        """Open what is new, forget what is gone."""
+        """Open new slots, and close removed ones."""
         names, self._unseen_names = step_slots.names_of(folder, NAMES_MAX)
-        there = set(names)
-        for name in [name for name in self._slots if name not in there and not self._unseen_names]:
+        present = set(names)
+        for name in [
+            name for name in self._slots if name not in present and not self._unseen_names
+        ]:
             self._close(name)
-        self._others = {name: turns for name, turns in self._others.items() if name in there}
+        self._others = {name: turns for name, turns in self._others.items() if name in present}
         live = {
             name: Candidate(slot.user_id, slot.started, slot.process, slot.head)
             for name, slot in self._slots.items()
         }
-        for name in sorted(there - self._slots.keys()):
+        for name in sorted(present - self._slots.keys()):
             candidate = self._candidate(folder, name)
             if candidate is None:
                 self._others.setdefault(name, 0)
             else:
                 live[name] = candidate
         chosen = fair_choice(live)
-        self._left_out = len(live) - len(chosen)  # alive: they stay, and may be read later
+        self._left_out = len(live) - len(chosen)  # their processes live: they may be read later
         for name in self._slots.keys() - chosen:
             self._close(name)
         self._open_all(folder, {name: live[name] for name in chosen - self._slots.keys()})
 
     def _candidate(self, folder: int, name: str) -> Candidate | None:
-        """Return what is known of a live slot; None for a file that is none."""
+        """Return a live slot; None for any other file."""
         opened = step_slots.open_slot(folder, name)
         if opened is None:
             return None
@@ -237,7 +243,10 @@ class JobSteps(Collector):
         return Candidate(user_id, self._started(process), process, head)
 
     def _started(self, process: int) -> float:
-        """Return when *process* began, in clock ticks since boot; infinity if that is not visible here."""
+        """Return the start of *process* in clock ticks since boot.
+
+        Return infinity if the process is not visible.
+        """
         try:
             with open(self._roots.proc / str(process) / "stat", "rb") as file:
                 return float(file.read(4096).rpartition(b")")[2].split()[19])
@@ -248,7 +257,8 @@ class JobSteps(Collector):
         pods = None
         for name, (user_id, started, process, head) in sorted(chosen.items()):
             opened = step_slots.open_slot(folder, name)
-            if opened is None or opened[1] != user_id:  # replaced meanwhile: at the next listing
+            # Replaced meanwhile: retried at the next listing
+            if opened is None or opened[1] != user_id:
                 if opened is not None:
                     os.close(opened[0])
                 continue
@@ -272,24 +282,22 @@ class JobSteps(Collector):
             return Owner()
 
     def _read(self, slot: OpenSlot, now_ns: int) -> bool:
-        """Take over what a slot counts, and say whether its process lives."""
+        """Read a slot's count, and return whether its process lives."""
         steps = step_slots.parse_steps(step_slots.read_slot(slot.descriptor))
         before = slot.counts[-1][1] if slot.counts else None
         if steps is not None:
             slot.update(steps, now_ns)
-        # One that steps lives; one that does not is asked for.
+        # A process that steps is alive; any other is looked up.
         return steps not in (None, before) or step_slots.holder_of(slot.descriptor) is not None
 
     def _remove_dead(self, folder: int) -> None:
-        """Remove what is no live slot: where the folder is ours, and that belongs to nobody else."""
+        """Remove dead slots, as far as the folder's owner and mode permit."""
         dead = (name for name, turns in self._others.items() if turns >= DEAD_TURNS)
         for name in list(islice(dead, REMOVALS_MAX)):
             try:
                 os.unlink(name, dir_fd=folder)
             except OSError:
-                self._others[name] = (
-                    0  # the folder is somebody else's, or it is a folder: later again
-                )
+                self._others[name] = 0  # not permitted, or a folder: retried later
             else:
                 del self._others[name]
 
@@ -321,8 +329,11 @@ class JobSteps(Collector):
         return block
 
     def _rows(self) -> dict[str, OpenSlot]:
-        """Return the slots that have counted, by device. If two slots have one rank, or two users name the same job,
-        the first one read counts. So nobody can report for an existing job."""
+        """Return the slots with counts, by device.
+
+        The first of two slots with one rank, or of two users with one job, wins. Attested jobs are
+        first, so that no user can report for another's job.
+        """
         users: dict[str, int] = {}
         rows: dict[str, OpenSlot] = {}
         slots = [slot for slot in self._slots.values() if slot.counts]
@@ -333,7 +344,7 @@ class JobSteps(Collector):
 
 
 def job_of(owner: Owner) -> str:
-    """Return the job that a control group names, as `ops.jobs` has it; "" where it names none of a scheduler's."""
+    """Return the job of a control group, as `ops.jobs` names it; "" without a scheduler's job."""
     if owner.source == SLURM:
         return owner.job_id
     return owner.pod_uid or owner.container_id if owner.source == KUBERNETES else ""

@@ -18,21 +18,21 @@ from ..collector import AccessDenied, Collector, NoData
 from ..events import XID_DEDUPLICATOR, EventPublisher
 from ..hardware.amdgpu import amd_gpus
 from ..hardware.files import Roots, read_text
-from ..hardware.host import boot_id
 from ..hardware.kmsg import KmsgSource, PlainFile, is_overrun, is_too_long, open_log, suspended_ns
 from ..hardware.nvidia import driver_gpus, pci_gpus
+from ..hardware.proc_files import boot_id
 from .block_writer import put
 
 if TYPE_CHECKING:
     from ..kernel_log.reader import LogReader
 
-#: A log that cannot be opened is tried again this often.
+#: Interval of attempts to open the log.
 REOPEN_SECONDS = 60.0
 #: Records taken between two checks at the clock: due events are reported even during a storm.
 RECORDS_PER_GROUP = 256
-#: A storm's groups are so far apart, and at least as long as the one before took: half a core at the most.
+#: Pause between groups in a storm; at least the duration of the last group, so half a core at most.
 STORM_REST_SECONDS = 0.003
-#: A turn to which nobody listens reads no more groups than this.
+#: Groups read per turn without `start`.
 GROUPS_PER_TURN_MAX = 1024
 CLOSE_SECONDS_MAX = 1.0
 
@@ -40,7 +40,7 @@ CLOSE_SECONDS_MAX = 1.0
 class KernelLog(Collector):
     """Reports kernel log lines at once; `collect` counts how many were read, reported and lost.
 
-    Without `start` a turn reads by itself what there is, and tells nobody.
+    Without `start` a turn reads the available records itself, and publishes nothing.
     """
 
     name = "kernel_log_10s"
@@ -53,9 +53,9 @@ class KernelLog(Collector):
         open_source: Callable[[Path], KmsgSource] = open_log,
         clock: Clock | None = None,
     ) -> None:
-        """Opens nothing yet. *open_source*: gives the records of /dev/kmsg.
+        """*open_source*: opens the records of /dev/kmsg.
 
-        *clock*: of a turn that reads by itself; None: the system's. `start` brings its own.
+        *clock*: for turns without `start`, which brings its own; None: the system's.
         """
         self._clock = clock or SystemClock()
         self._path = roots.dev / "kmsg"
@@ -69,10 +69,8 @@ class KernelLog(Collector):
         self._wake_descriptor = -1
         self._block = Block("kernel_log_10s", ("host",))
 
-    # The turn ------------------------------------------------------------------------------
-
     def collect(self) -> Sequence[Block]:
-        """Return the counts. Raises NoData without a log, AccessDenied when it is closed to us."""
+        """Return the counts. Raises NoData without a log, AccessDenied without permission."""
         if self._thread is None:
             self._read_available()
         if self._last_error is not None:
@@ -89,7 +87,7 @@ class KernelLog(Collector):
         put(self._block, f"kernel_log.{name}", 0, value)
 
     def _read_available(self) -> None:
-        """Read what is there, in the caller's thread."""
+        """Read the available records in the caller's thread."""
         try:
             if self._reader is None:
                 self._reader = self._make_reader(self._clock, None)
@@ -103,10 +101,8 @@ class KernelLog(Collector):
         except (OSError, NoData) as error:
             self._last_error = self._collector_error(error)
 
-    # The thread ----------------------------------------------------------------------------
-
     def start(self, publisher: EventPublisher) -> None:
-        """Begin to follow the log."""
+        """Start the thread that follows the log."""
         self._reader = self._make_reader(publisher.clock, publisher)
         self._wake_descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(
@@ -115,7 +111,7 @@ class KernelLog(Collector):
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it counted and did not tell yet is reported. Returns within a second."""
+        """End the thread, which reports its pending counts. Returns within a second."""
         self._closing.set()
         if self._thread is not None:
             with suppress(OSError):
@@ -129,7 +125,7 @@ class KernelLog(Collector):
             self._source = None
 
     def _make_reader(self, clock: Clock, publisher: EventPublisher | None) -> LogReader:
-        # Not before it is wanted: the samplers, which are forked with this class in them, read no kernel log.
+        # Imported late: the samplers are forked with this class, and read no kernel log.
         from ..kernel_log.gpu_rules import GpuFinder, XidDecoder
         from ..kernel_log.network_rules import AdapterFilter
         from ..kernel_log.reader import CheckpointFile, LogReader, TimestampConverter
@@ -164,7 +160,7 @@ class KernelLog(Collector):
             again = False
             try:
                 again = self._read_log(reader, clock)
-            except Exception as error:  # noqa: BLE001 - whatever this was, the log is followed again
+            except Exception as error:  # noqa: BLE001 - after any error the log is opened again
                 self._last_error = self._collector_error(error)
             if not again:
                 self._closing.wait(REOPEN_SECONDS)
@@ -178,7 +174,7 @@ class KernelLog(Collector):
         return source
 
     def _read_log(self, reader: LogReader, clock: Clock) -> bool:
-        """Follow the log until `close`. True: it must be read again from its beginning, at once."""
+        """Follow the log until `close`. True: read it again from its beginning at once."""
         source = self._open(reader)
         try:
             self._last_error = None
@@ -202,7 +198,7 @@ class KernelLog(Collector):
         return False
 
     def _wait(self, source: KmsgSource, until_ns: int | None, clock: Clock) -> bool:
-        """Return when a record came (True), or something is due, or at `close`."""
+        """Return True for a new record, False when a report is due or at `close`."""
         poll = select.poll()
         poll.register(self._wake_descriptor, select.POLLIN)
         if source.fileno() >= 0:
@@ -213,7 +209,7 @@ class KernelLog(Collector):
         return source.fileno() in {descriptor for descriptor, _ in poll.poll(milliseconds)}
 
     def _collector_error(self, error: Exception) -> Exception:
-        """Return the words of a turn for what kept the log from us."""
+        """Return the exception that a turn raises for *error*."""
         if isinstance(error, NoData):
             return error
         if not isinstance(error, OSError):
@@ -243,10 +239,10 @@ def _job_lookup(proc: Path, publisher: EventPublisher | None) -> Callable[[int],
 
 
 def _read_group(source: KmsgSource, reader: LogReader, *, live: bool) -> bool:
-    """Take records; return whether all that is there was taken.
+    """Read a group of records; return whether no further record is available.
 
-    *live*: the first of them was written just now. Raises OSError, and NoData at an end that the
-    kernel's log does not have.
+    *live*: the first record was written just now. Raises OSError; NoData at the end of a file,
+    which the kernel's log does not have.
     """
     for _ in range(RECORDS_PER_GROUP):
         try:
@@ -256,7 +252,7 @@ def _read_group(source: KmsgSource, reader: LogReader, *, live: bool) -> bool:
         except OSError as error:
             if is_too_long(error):
                 reader.on_too_long()
-            elif not is_overrun(error):  # the gap in the numbers will say how many were lost
+            elif not is_overrun(error):  # a gap in the sequence numbers will show the loss
                 raise
             live = False
             continue

@@ -1,6 +1,6 @@
-"""Which container has which GPU, from kubelet: the event `gpu.allocation` and the table `kubelet_10s`.
+"""The GPUs of each container, from kubelet: the event `gpu.allocation` and the table `kubelet_10s`.
 
-An allocation does not show what runs on the GPU; `gpu_processes.py` does.
+An allocation does not show the processes on the GPU; `gpu_processes.py` does.
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ from ..hardware.process_owner import Allocation, KubeletError
 from .change_events import REPEAT_NS, boot_of, event_bucket, resync_event, revision_at
 
 EVENT = "gpu.allocation"
-#: The name by which a sampler is told not to query.
+#: Name of kubelet in the call slot.
 DEVICE_NAME = "kubelet"
 _REMEDY = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit"
-#: A kubelet that does not respond is asked ever more rarely, in turns of 10 s.
+#: Longest wait between requests to a kubelet that does not respond, in turns of 10 s.
 WAIT_TURNS_MAX = 60
 
 
 class KubeletAllocations(Collector):
-    """`collect` raises NoData where there is no kubelet, AccessDenied where we may not query, KubeletError when it fails."""
+    """The GPU allocations of containers.
+
+    `collect` raises NoData without kubelet, AccessDenied without permission, KubeletError if
+    kubelet fails.
+    """
 
     name = "kubelet_10s"
     pace = Pace.TEN_SECONDS
-    enters_driver = True  # no driver, but somebody else's answer: not in the daemon's own thread
+    enters_driver = True  # no driver, but kubelet may hang: not in the daemon's own thread
 
     def __init__(
         self,
@@ -49,21 +53,21 @@ class KubeletAllocations(Collector):
         self._block = Block("kubelet_10s_changes", ("host",))
         self._publisher: EventPublisher | None = None
         self._rate_limit = event_bucket()
-        #: What was reported -> since when it was held, and when it was last reported; boot time.
+        #: Reported allocation -> its begin, and the last report; boot time.
         self._reported: dict[Allocation, tuple[int, int]] = {}
-        self._since_ns: int | None = None  # since when all was reported; 0: that was announced
+        self._since_ns: int | None = None  # when complete reporting began; 0: announced
         self._wait_turns, self._turns_left = 1, 0
         self._last_error: KubeletError | None = None
 
     def start(self, publisher: EventPublisher) -> None:
-        """Take the publisher: names cannot travel in a frame."""
+        """Take the publisher: a frame cannot carry names."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Nothing runs between turns."""
+        """Do nothing: no thread was started."""
 
     def collect(self) -> Sequence[Block]:
-        """Ask kubelet, and tell what has changed."""
+        """List the allocations, and publish changes."""
         self._turns_left -= 1
         if self._last_error and self._turns_left > 0:
             raise self._last_error.with_traceback(None)
@@ -71,16 +75,18 @@ class KubeletAllocations(Collector):
         now_ns = self._clock.boottime_ns()
         if self._publisher:
             self._publish_all(self._publisher, held, now_ns)
-        containers = {(one.namespace, one.pod, one.container) for one in held}
+        containers = {
+            (allocation.namespace, allocation.pod, allocation.container) for allocation in held
+        }
         self._block.put_float(index_of("kubelet.containers_count"), 0, len(containers))
-        gpus = {one.device for one in held}
+        gpus = {allocation.device for allocation in held}
         self._block.put_float(index_of("kubelet.gpus_count"), 0, len(gpus))
         return (self._block,)
 
     def _list_allocations(self) -> list[Allocation]:
         place.enter(DEVICE_NAME.encode(), b"PodResourcesLister/List")
         try:
-            found = process_owner.list_allocations(self._path, self._seconds_max)
+            allocations = process_owner.list_allocations(self._path, self._seconds_max)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoData("no kubelet listens on this host") from None
         except PermissionError:
@@ -92,28 +98,32 @@ class KubeletAllocations(Collector):
         finally:
             place.leave()
         self._last_error, self._wait_turns = None, 1
-        return found
+        return allocations
 
     def _publish_all(self, publisher: EventPublisher, held: set[Allocation], now_ns: int) -> None:
         if self._since_ns is None:
             self._since_ns = now_ns
-        for one in [one for one in self._reported if one not in held]:
-            if not publisher.publish(self._event(one, "released", self._reported[one][0], now_ns)):
-                return  # the way is full: the rest at the next turn
-            del self._reported[one]
-        for one in sorted(held):
-            since_ns, reported_ns = self._reported.get(one, (now_ns, -REPEAT_NS))
+        for allocation in [allocation for allocation in self._reported if allocation not in held]:
+            if not publisher.publish(
+                self._event(allocation, "released", self._reported[allocation][0], now_ns)
+            ):
+                return  # the queue is full: the rest follows in the next turn
+            del self._reported[allocation]
+        for allocation in sorted(held):
+            since_ns, reported_ns = self._reported.get(allocation, (now_ns, -REPEAT_NS))
             if now_ns - reported_ns >= REPEAT_NS and not self._rate_limit.try_take(now_ns / 1e9):
-                if not publisher.publish(self._event(one, "held", since_ns, now_ns)):
+                if not publisher.publish(self._event(allocation, "held", since_ns, now_ns)):
                     return
-                self._reported[one] = since_ns, now_ns
+                self._reported[allocation] = since_ns, now_ns
         if self._since_ns and self._reported.keys() == held:
             event = resync_event(self._boot, EVENT, "host", "host", self._since_ns, now_ns)
             self._since_ns = 0 if publisher.publish(event) else self._since_ns
 
     def _event(self, one: Allocation, state: str, since_ns: int, now_ns: int) -> HealthEvent:
-        who = f"{one.namespace}/{one.pod}/{one.container}/{one.resource}/{one.replica}".encode()
-        digest = f"{zlib.crc32(who):08x}{zlib.adler32(who):08x}"
+        identity = (
+            f"{one.namespace}/{one.pod}/{one.container}/{one.resource}/{one.replica}".encode()
+        )
+        digest = f"{zlib.crc32(identity):08x}{zlib.adler32(identity):08x}"
         attributes = {"state": state, "source": "kubelet", **one._asdict()}
         return HealthEvent(
             event_id=f"{self._boot}/allocation/{digest}/{one.device[:60]}",

@@ -29,24 +29,17 @@ from ..hardware.netlink import (
 )
 from .block_writer import put
 
-# ----------------------------------------------------------------------
-# What happened to links, from what the kernel tells: messages in, events out, no I/O.
-#
-# The kernel puts changes of a carrier together, so that a link which went and came back may be reported
-# as one message that says `up` as before. Its counts of ups and downs tell: they are compared, not
-# the state alone. An interface that flaps without end makes few events with large counts.
-
-#: More interfaces than this are not watched; sysfs still counts their changes.
+#: Further interfaces are not watched; sysfs still counts their changes.
 INTERFACES_MAX = 1024
-#: This many events of an interface are reported at once, and then one in each span of this length; the others
-#: are counted in it.
+#: Rate limit per interface: a burst, then one event per EVENT_SECONDS, which counts the suppressed
+#: ones.
 BURST_EVENTS_MAX = 8
 EVENT_SECONDS = 10.0
-#: This many of an interface's last states are kept and reported with the next event.
+#: Last states of an interface that are reported with its next event.
 HISTORY_MAX = 16
 
 _SECOND_NS = 1_000_000_000
-#: How the kernel counts an interface's changes of carrier (include/linux/netdevice.h, atomic_t).
+#: The kernel's counts of an interface's changes of carrier (include/linux/netdevice.h, atomic_t).
 COUNT = CounterSpec(width_bits=32)
 
 
@@ -61,7 +54,7 @@ class LinkEventCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """What must be reported: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
+    """An event: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
 
     interface: str
     code: LinkEventCode
@@ -74,7 +67,7 @@ class LinkEvent:
 @dataclass(slots=True)
 class _Interface:
     link: LinkInfo
-    since_ns: int  # of its state
+    since_ns: int  # begin of its state
     history: deque[tuple[int, LinkEventCode]] = field(
         default_factory=lambda: deque(maxlen=HISTORY_MAX)
     )
@@ -82,7 +75,10 @@ class _Interface:
 
 @dataclass(slots=True)
 class _LinkRate:
-    """How fast one name may have events: it outlives the interface, which may come and go all the time."""
+    """Rate limit of one interface name.
+
+    It outlives the interface, which may come and go.
+    """
 
     bucket: TokenBucket
     suppressed: dict[LinkEventCode, LinkEvent] = field(
@@ -91,20 +87,25 @@ class _LinkRate:
 
 
 class LinkFlapFilter:
-    """The state of the watched links. All methods return the events to be reported, in order."""
+    """The state of the watched links. Methods return the events to report, in order. No I/O.
+
+    The kernel merges changes of a carrier: a link that went down and up may be reported once, as
+    still up. So the counts of ups and downs are compared too. A flapping interface causes few
+    events with large counts.
+    """
 
     def __init__(self, is_watched: Callable[[LinkInfo], bool]) -> None:
-        """*is_watched* says whether an interface that is new to us must be watched."""
-        self.transitions = 0  # of all links, since the start
-        self.suppressed = 0  # of them, those that had no event of their own
+        """*is_watched*: whether to watch a new interface."""
+        self.transitions = 0  # changes of all links since the start
+        self.suppressed = 0  # changes without an event of their own
         self._is_watched = is_watched
         self._interfaces: dict[int, _Interface] = {}
         self._rates: dict[str, _LinkRate] = {}
-        self._is_synced = False  # whether all links were seen once: before that nothing is news
+        self._is_synced = False  # all links were listed once: before that nothing is an event
 
     @property
     def count(self) -> int:
-        """How many interfaces are watched."""
+        """Number of watched interfaces."""
         return len(self._interfaces)
 
     def observe(self, message: LinkInfo | LinkRemoved, now_ns: int) -> list[LinkEvent]:
@@ -117,14 +118,14 @@ class LinkFlapFilter:
         return self._update(known, message, now_ns) if known else self._appear(message, now_ns)
 
     def resync(self, present: Collection[int], now_ns: int) -> list[LinkEvent]:
-        """All links were asked for and *present* are the indexes that answered: others are gone."""
+        """End a complete listing: links with indexes that are not *present* are gone."""
         gone = [index for index in self._interfaces if index not in present]
         events = [event for index in gone for event in self._remove(index, now_ns)]
         self._is_synced = True
         return events
 
     def release_due(self, now_ns: int) -> list[LinkEvent]:
-        """Return what was withheld and may be reported now. To be called about every second."""
+        """Return suppressed events that may be reported now. Call this about every second."""
         events: list[LinkEvent] = []
         now = now_ns / _SECOND_NS
         for name, rate in list(self._rates.items()):
@@ -150,7 +151,7 @@ class LinkFlapFilter:
         downs, ups = transitions(known.link, link)
         attributes = _link_attributes(link) | _history_attributes(known, now_ns)
         steps = [(LinkEventCode.DOWN, downs), (LinkEventCode.UP, ups)]
-        if link.up is False:  # the last word is the state that it is in
+        if link.up is False:  # the last event must match the current state
             steps.reverse()
         events: list[LinkEvent] = []
         for code, count in steps:
@@ -165,7 +166,7 @@ class LinkFlapFilter:
     def _emit(
         self, name: str, code: LinkEventCode, count: int, now_ns: int, attributes: dict[str, str]
     ) -> list[LinkEvent]:
-        """Return the event if the interface may have one now; else withhold it for `release_due`."""
+        """Return the event if the rate limit permits; else suppress it until `release_due`."""
         if not self._is_synced:
             return []
         self.transitions += count
@@ -186,8 +187,8 @@ class LinkFlapFilter:
 def transitions(before: LinkInfo, after: LinkInfo) -> tuple[int, int]:
     """Return how often the link went down and up between two messages, by the kernel's counts.
 
-    Kernels before 4.16 count changes only: half of them were downs. Switching an interface off need
-    not touch its carrier, so a state that differs is one change at least.
+    Kernels before 4.16 count only changes, half of which were downs. An interface that is switched
+    off may keep its count, so a changed state is at least one change.
     """
     downs = counter_delta(before.downs, after.downs, COUNT)
     ups = counter_delta(before.ups, after.ups, COUNT)
@@ -210,10 +211,10 @@ def _link_attributes(link: LinkInfo) -> dict[str, str]:
 
 
 def _history_attributes(interface: _Interface, now_ns: int) -> dict[str, str]:
-    """Return what the state was and for how long, and the changes before, each with its age."""
+    """Return the previous state with its duration, and earlier changes with their ages."""
     history = [
-        f"{code.name.lower()} {(now_ns - at) / _SECOND_NS:.3f} s ago"
-        for at, code in interface.history
+        f"{code.name.lower()} {(now_ns - changed_ns) / _SECOND_NS:.3f} s ago"
+        for changed_ns, code in interface.history
     ]
     past = {
         "previous_state": "up" if interface.link.up else "down",
@@ -222,13 +223,13 @@ def _history_attributes(interface: _Interface, now_ns: int) -> dict[str, str]:
     return past | ({"history": ", ".join(history)} if history else {})
 
 
-#: How long the thread waits for a message before it looks after what it withheld.
+#: The thread waits this long for a message before it releases suppressed events.
 WAIT_SECONDS = 1.0
-#: This many messages are read before it does, however many there are.
+#: Messages read before suppressed events are released.
 MESSAGES_MAX = 1024
-#: All links are asked for no more often than this, however many messages are lost.
+#: Minimum time between listings of all links, even if messages are lost.
 DUMP_NS_MIN = 1_000_000_000
-#: `close` does not wait longer for the thread.
+#: `close` waits at most this long for the thread.
 END_SECONDS_MAX = 0.9
 
 _CODE_TEXT = {
@@ -240,7 +241,7 @@ _CODE_TEXT = {
 
 
 class LinkListener(Collector):
-    """Tells `net.link` events and asks for a new inventory; its turn reports what it heard."""
+    """Reports `net.link` events, and requests a new inventory; a turn reports counts."""
 
     name = "rtnetlink_10s"
     pace = Pace.TEN_SECONDS
@@ -253,7 +254,7 @@ class LinkListener(Collector):
         open_socket: Callable[[], LinkSocket] = LinkSocket,
         is_watched: Callable[[LinkInfo], bool] | None = None,
     ) -> None:
-        """*is_watched*: the interfaces with a device of their own, and bonds, by default."""
+        """*is_watched*: by default interfaces with a device of their own, and bonds."""
         self._roots, self._open_socket = roots, open_socket
         self._filter = LinkFlapFilter(is_watched or self._has_device)
         self._block = Block("rtnetlink_10s", ["host"])
@@ -261,17 +262,17 @@ class LinkListener(Collector):
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._publisher: EventPublisher | None = None
-        self._sequence = 0  # of the dump under way or the last one
-        self._dump_indexes: set[int] | None = None  # indexes heard of in the dump under way
+        self._sequence = 0  # number of the current or last listing
+        self._dump_indexes: set[int] | None = None  # indexes listed so far; None: no listing runs
         self._dump_wanted, self._dump_from_ns = True, 0
-        #: Set once all links were seen: from then on what happens is news.
+        #: Set once all links were listed: later changes are events.
         self.ready = threading.Event()
         self.messages = 0
         self.overruns = 0
         self.malformed = 0
 
     def start(self, publisher: EventPublisher) -> None:
-        """Start the thread, if these are this machine's links. Never raises."""
+        """Start the thread if the links are this machine's. Never raises."""
         if not self._roots.is_this_machine or self._thread is not None:
             return
         self._publisher = publisher
@@ -283,15 +284,18 @@ class LinkListener(Collector):
             self._error = error
 
     def close(self) -> None:
-        """End the thread, within a second. Never raises."""
+        """End the thread within a second. Never raises."""
         if self._socket is not None:
             self._socket.wake()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(END_SECONDS_MAX)
 
     def collect(self) -> Sequence[Block]:
-        """Return what was heard. Raises AccessDenied when netlink is refused, RuntimeError when the thread
-        ended, NoData when nobody listens."""
+        """Return the counts.
+
+        Raises AccessDenied when netlink is refused, RuntimeError when the thread ended, NoData
+        when none was started.
+        """
         if isinstance(self._error, OSError) and self._thread is None:
             raise AccessDenied(_refusal_message(self._error))
         if self._error is not None:
@@ -319,13 +323,13 @@ class LinkListener(Collector):
         try:
             while self._read_once(self._socket):
                 pass
-        except Exception as error:  # noqa: BLE001 - told by the next turn
+        except Exception as error:  # noqa: BLE001 - reported by the next turn
             self._error = error
         finally:
             self._socket.close()
 
     def _read_once(self, source: LinkSocket) -> bool:
-        """Read what is there and tell it; return False when it is time to end."""
+        """Read available messages and publish events; return False when it is time to end."""
         if self._dump_wanted and self._now_ns() >= self._dump_from_ns:
             self._sequence += 1
             self._dump_indexes, self._dump_wanted = set(), False
@@ -357,13 +361,15 @@ class LinkListener(Collector):
             self._end_dump(content)
         else:
             if self._dump_indexes is not None:
-                self._dump_indexes.add(
-                    content.index
-                )  # also when its own message came during the dump
+                # Also if its own message came during the listing
+                self._dump_indexes.add(content.index)
             self._publish(self._filter.observe(content, self._now_ns()))
 
     def _end_dump(self, end: DumpEnd) -> None:
-        """A dump that was refused (EBUSY: the last one is not read out) or interrupted is asked again."""
+        """End a listing.
+
+        Repeat it if it was refused (EBUSY: the last one was not read to its end) or interrupted.
+        """
         indexes, self._dump_indexes = self._dump_indexes, None
         self._dump_wanted |= bool(end.failed)
         if indexes is not None and not self._dump_wanted:
@@ -388,7 +394,7 @@ class LinkListener(Collector):
 
 
 def as_health_event(event: LinkEvent, wall_time_ns: int) -> telemetry_pb2.HealthEvent:
-    """Return the event as it travels; its id is left to the publisher."""
+    """Return the event as a message; the publisher sets its id."""
     message = f"{device_key(event.interface)}: {_CODE_TEXT[event.code]}"
     if event.count > 1:
         message += f" {event.count} times in {(event.last_ns - event.first_ns) / 1e9:.1f} s"

@@ -1,4 +1,4 @@
-"""MIG devices of each GPU, with placement, memory and occupancy, every 10 s. (The mode itself is `gpu.mig_mode_state`.)
+"""MIG devices of each GPU, with placement, memory and occupancy, every 10 s.
 
 Looking up MIG devices is expensive (a dozen calls each), so it is done only if MIG mode is on. It is repeated each time,
 because NVML reuses the handles of deleted instances.
@@ -22,48 +22,44 @@ from ..hardware.files import Roots, device_key
 from .gpu_fast import METRICS
 from .gpu_parts import GpuPartsCollector, cleared_block
 
-# ----------------------------------------------------------------------
-# What share of a GPU instance of MIG was at work since the turn before, by GPM: Hopper and later
-# have it.
-
-#: Those of GPM's metrics that are reported an instance: the shares, as columns of `mig_10s`.
+#: GPM's metrics that are reported per instance: the shares, as columns of `mig_10s`.
 SHARES = tuple(metric for metric in METRICS if metric[2].endswith("_ratio"))
-#: NVML_ERROR_NOT_SUPPORTED, and a driver that lacks the function: there is nothing to see.
+#: NVML_ERROR_NOT_SUPPORTED, and NVML_ERROR_FUNCTION_NOT_FOUND of an old driver: there is no GPM.
 LACKING = (3, 13)
 
-#: Key of a MIG device, address of its GPU, number of its GPU instance.
+#: (key of a MIG device, address of its GPU, number of its GPU instance).
 InstanceKey = tuple[str, str, int]
 
 
 class Occupancy:
-    """The samples of some MIG devices, kept from turn to turn.
+    """GPM shares of MIG devices (Hopper and later), from samples kept between turns.
 
-    A device that was not there the turn before, or failed in it, has no share yet: it starts over.
+    A device that is new, or failed in the turn before, has no share yet.
     """
 
     def __init__(self) -> None:
         self._instances: dict[InstanceKey, GpmInstance] = {}
 
     def retain(self, instance_keys: Collection[InstanceKey]) -> None:
-        """Free the samples of all other devices: an instance recreated in their place is another."""
+        """Free the samples of other devices: a recreated instance in their place is new."""
         for key in self._instances.keys() - set(instance_keys):
             self._instances.pop(key).close()
 
     def read(self, nvml: Nvml, key: InstanceKey, now_ns: int) -> dict[str, float]:
-        """Return the shares of one device by column, without those that are missing. Raises NvmlError."""
+        """Return the known shares of a device by column. Raises NvmlError."""
         _, address, number = key
         try:
             instance = self._instances.get(key)
             if instance is None:
                 instance = self._instances[key] = GpmInstance(nvml, address, number)
             return instance.read(now_ns)
-        except NvmlError:  # asked for from the start at the next turn: by then it may be permitted
+        except NvmlError:  # recreated at the next turn: by then it may be permitted
             if key in self._instances:
                 self._instances.pop(key).close()
             raise
 
     def close(self) -> None:
-        """Free all samples. Before the library is released."""
+        """Free all samples, before the library is released."""
         self.retain(())
 
 
@@ -71,23 +67,26 @@ class GpmInstance:
     """Two samples of one GPU instance, used in turn."""
 
     def __init__(self, nvml: Nvml, address: str, number: int) -> None:
-        """Raises NvmlError where the GPU cannot be opened now."""
+        """Raises NvmlError if the GPU cannot be opened now."""
         self._cells, self._valid = bytearray(8 * len(SHARES)), bytearray(len(SHARES))
         targets = [
-            (metric, scale, most, self._cells, self._valid, column)
-            for column, (metric, (scale, most), _) in enumerate(SHARES)
+            (metric, scale, maximum, self._cells, self._valid, column)
+            for column, (metric, (scale, maximum), _) in enumerate(SHARES)
         ]
         handles = [nvml.handle_address(address)]
         self._gpm = Gpm(nvml, handles, targets, [number], addresses=[address])
 
     def read(self, now_ns: int) -> dict[str, float]:
-        """Take a sample, and return the means since the one before; none at first. Raises NvmlError."""
+        """Take a sample, and return the means since the last sample; empty at first.
+
+        Raises NvmlError.
+        """
         self._gpm.run(now_ns)
         error = self._gpm.error(0)
         if error is not None and error.code not in LACKING:
             raise error
         values = memoryview(self._cells).cast("d")
-        # At most 1: drivers round 100.02 % up.
+        # Drivers round up to 100.02 %.
         return {
             name: min(1.0, values[column])
             for column, (_, _, name) in enumerate(SHARES)
@@ -99,7 +98,7 @@ class GpmInstance:
         self._gpm.close()
 
 
-#: Column of `mig_10s` or `mig_10s_changes` -> its value in a MigDevice; the others are of the occupancy.
+#: Column of `mig_10s` or `mig_10s_changes` -> attribute of MigDevice; the other columns are shares.
 DEVICE_FIELDS = {
     "gpu_instance_number": "gpu_instance",
     "compute_instance_number": "compute_instance",
@@ -116,7 +115,10 @@ DEVICE_FIELDS = {
 
 
 class MigDevices(GpuPartsCollector):
-    """MIG devices. A device that went has no row; that the devices are others asks for a new inventory."""
+    """MIG devices.
+
+    A removed device has no row; a changed list of devices requests a new inventory.
+    """
 
     def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         super().__init__("mig_10s", Pace.TEN_SECONDS, roots)
@@ -124,14 +126,14 @@ class MigDevices(GpuPartsCollector):
         self._occupancy = Occupancy()
         self._publisher: EventPublisher | None = None
         self._devices: dict[str, Block] = {}
-        self._known: dict[str, frozenset[tuple[object, ...]]] = {}  # of each GPU, by its key
+        self._known: dict[str, frozenset[tuple[object, ...]]] = {}  # GPU's key -> its devices
 
     def start(self, publisher: EventPublisher) -> None:
         """Take the publisher: MIG devices come and go without a restart."""
         self._publisher = publisher
 
     def close(self) -> None:
-        """Nothing runs between turns."""
+        """Do nothing: no thread was started."""
 
     def release(self) -> None:
         """Free the samples of instances too."""
@@ -143,26 +145,30 @@ class MigDevices(GpuPartsCollector):
         if not modes:
             raise NoData("no GPU can be cut into MIG instances")
         on = [address for address, mode in modes.items() if mode[0]]
-        most = self._query(parts.mig_devices_max, on)
-        found = self._list_devices(parts, most)
-        self._compare(modes, found)
-        return self._fill(found, self._shares(found))
+        devices_max = self._query(parts.mig_devices_max, on)
+        devices = self._list_devices(parts, devices_max)
+        self._compare(modes, devices)
+        return self._fill(devices, self._shares(devices))
 
     def _list_devices(
         self, parts: Parts, most: Mapping[str, int | None]
     ) -> dict[str, list[MigDevice]]:
         """Return the MIG devices of the GPUs in MIG mode."""
-        found = self._query(lambda address: parts.mig_devices(address, most[address] or 0), most)
-        for address, devices in found.items():
+        devices_by_gpu = self._query(
+            lambda address: parts.mig_devices(address, most[address] or 0), most
+        )
+        for address, devices in devices_by_gpu.items():
             if any(device.refused for device in devices) and not self.access_error:
                 self.access_error = f"GPU {address}: MIG: {self.permission_message()}"
-        return found
+        return devices_by_gpu
 
     def _compare(
         self, modes: Mapping[str, tuple[int, int]], found: Mapping[str, list[MigDevice]]
     ) -> None:
-        """Ask for a new inventory when a GPU's devices are not those of the turn before; what did not answer
-        stands as it was."""
+        """Request a new inventory when a GPU's devices changed.
+
+        A GPU that did not answer keeps its devices.
+        """
         for address, mode in modes.items():
             if mode[0] and address not in found:
                 continue
@@ -173,7 +179,10 @@ class MigDevices(GpuPartsCollector):
             self._known[key] = now
 
     def _shares(self, found: Mapping[str, list[MigDevice]]) -> dict[str, dict[str, float]]:
-        """Return what share of each device's GPU instance was at work, by its key; what could not be had is noted."""
+        """Return the shares of each device's GPU instance by the device's key.
+
+        Errors are recorded.
+        """
         nvml = self._session.nvml
         assert nvml is not None
         instance_keys: list[InstanceKey] = [
@@ -215,5 +224,5 @@ class MigDevices(GpuPartsCollector):
 
 
 def _key(gpu: str, device: MigDevice) -> str:
-    """Return the device's UUID; where it does not tell it, its place in its GPU."""
+    """Return the device's UUID, or its position in its GPU if the UUID is unknown."""
     return device_key(device.uuid or f"{gpu}/gi{device.gpu_instance}/ci{device.compute_instance}")

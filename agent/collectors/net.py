@@ -1,4 +1,4 @@
-"""Network interfaces and bonds, from sysfs."""
+"""Network interfaces and bonds: sysfs, the driver's own statistics, and ethtool netlink."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .counter_files import (
 from .file_cache import FileCache
 
 _MEGABIT_BYTES = 125_000
-#: `speed` of an interface that does not know it is -1, or that as an unsigned number.
+#: `speed` of an interface with unknown speed is -1, or its unsigned form.
 _SPEED_MEGABITS_MAX = 10_000_000
 
 FIELDS: Mapping[str, FileField] = {
@@ -62,17 +62,19 @@ FIELDS: Mapping[str, FileField] = {
 }
 NO_INTERFACE = "no network interface with a device of its own in /sys/class/net"
 
-#: Which interfaces are read, by name: a test watches a veth pair.
+#: Lists the interfaces to read, by name; a test lists a veth pair.
 InterfaceLister = Callable[[Path], dict[str, Path]]
 
 
 def net_1s(
     roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
 ) -> CounterFileCollector:
-    """Carrier, traffic and errors. `carrier` waits for the kernel's network lock (Linux 6.8 and later), which
-    a driver may hold as long as its firmware does not respond; the statistics may be the driver's to add up.
+    """Return the collector of carrier, traffic and errors.
 
-    An interface that comes or goes is listed again in the next turn. One that was replaced under its
+    Reading `carrier` waits for the kernel's network lock (Linux 6.8 and later), which a driver may
+    hold while its firmware does not respond; the driver may compute the statistics.
+
+    A new or removed interface is listed in the next turn. An interface that was replaced under its
     name is recognized by its ifindex, in the same block as its first counters.
     """
     return CounterFileCollector(
@@ -92,7 +94,10 @@ def net_1s(
 def net_10s(
     roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
 ) -> CounterFileCollector:
-    """Speed and MTU. `speed` asks the driver, which asks firmware, under the kernel's network lock."""
+    """Return the collector of speed and MTU.
+
+    Reading `speed` calls driver and firmware under the network lock.
+    """
     return CounterFileCollector(
         CollectorSpec(
             "net_10s",
@@ -125,7 +130,7 @@ _BOND = (
 
 
 class Bonds(ExcludingCollector):
-    """Bonds, and how many of their slaves are up: half the bandwidth is gone and nothing else says so."""
+    """Bonds and their active slaves: a bond without half its bandwidth shows no other sign."""
 
     name = "bond_10s"
     pace = Pace.TEN_SECONDS
@@ -137,12 +142,12 @@ class Bonds(ExcludingCollector):
         self._block = Block(self.name, ())
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask nothing of these bonds."""
+        """Skip these bonds."""
         super().exclude(devices)
         self._bonds.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData without a bond."""
+        """Return the block. Raises NoData without a bond."""
         is_new = self._bonds.refresh()
         if not self._bonds.value:
             raise NoData("no bond in /sys/class/net")
@@ -154,7 +159,7 @@ class Bonds(ExcludingCollector):
         return (self._block,)
 
     def _compute(self, files: FileReader) -> dict[str, tuple[int | None, ...]]:
-        """Return the values of each bond. An interface that comes or goes is an entry of class/net."""
+        """Return the values of each bond. New and removed interfaces are noticed in class/net."""
         files.names(self._sys / "class/net")
         return {
             name: (None,) * len(_BOND) if self.is_excluded(name) else self._values(name, files)
@@ -176,67 +181,65 @@ class Bonds(ExcludingCollector):
         )
 
 
-# ----------------------------------------------------------------------
-# What a network driver counts by itself, by one ioctl an interface and turn.
-#
-# It enters the driver under the kernel's network lock, and from there firmware.
-
-#: An interface of a host that is a folder has no driver that could be asked.
+#: The host is a folder, not this machine.
 FOLDER_REASON = "a host that is a folder has no drivers to query"
 REFUSED = frozenset((errno.EPERM, errno.EACCES))
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An interface that is asked: another index is another one under the old name."""
+    """An interface to query; a new index under an old name is a new interface."""
 
     name: str
     index: int
 
 
 class EthtoolInterfaces:
-    """The interfaces that are asked, listed again in each turn."""
+    """The interfaces to query, listed every turn."""
 
     def __init__(self, roots: Roots, list_interfaces: InterfaceLister) -> None:
         self._sys, self._list_interfaces = roots.sys, list_interfaces
         self._listing = PeriodicListing(self._list, Pace.TEN_SECONDS)
 
     def refresh(self) -> bool:
-        """Return whether they are others than in the turn before."""
+        """Return whether the list changed since the last turn."""
         return self._listing.refresh()
 
     @property
     def current(self) -> list[Interface]:
-        """Those of the last `refresh`."""
+        """The interfaces of the last `refresh`."""
         return self._listing.value
 
     def is_asleep(self, interface: Interface) -> bool:
-        """Return whether its device is suspended: the kernel would wake it for any question of ethtool."""
+        """Return whether the device is suspended: any ethtool request would wake it."""
         return is_asleep(self._sys / "class/net" / interface.name / "device")
 
     def _list(self) -> list[Interface]:
-        found = list(self._list_interfaces(self._sys).items())[:DEVICES_MAX]
-        read = [(name, index_of_interface(folder)) for name, folder in found]
-        return [Interface(name, index) for name, index in read if index]
+        folders = list(self._list_interfaces(self._sys).items())[:DEVICES_MAX]
+        indexes = [(name, index_of_interface(folder)) for name, folder in folders]
+        return [Interface(name, index) for name, index in indexes if index]
 
 
 def index_of_interface(folder: Path) -> int:
-    """Return the ifindex of an interface, 0 when it has just gone."""
+    """Return the ifindex of an interface; 0 if it was just removed."""
     return read_unsigned(folder / "ifindex") or 0
 
 
 @dataclass(slots=True)
 class _SelectedStatistics:
-    """What is read of one interface: the places of its statistics, and where their values go."""
+    """The statistics read from an interface: their positions, values and signals."""
 
     signals: tuple[str, ...]
     positions: array[int]
     values: array[int]
-    count: int  # of all statistics that the driver has
+    count: int  # number of all statistics of the driver
 
 
 class NicStatistics(ExcludingCollector):
-    """The driver's statistics: one ioctl an interface and turn; the names are read once."""
+    """The driver's statistics, under the kernel's network lock: one ioctl per interface and turn.
+
+    Names are read once.
+    """
 
     name = "nic_10s"
     pace = Pace.TEN_SECONDS
@@ -260,7 +263,7 @@ class NicStatistics(ExcludingCollector):
         if not self._roots.is_this_machine:
             raise NoData(FOLDER_REASON)
         if self._interfaces.refresh():
-            self._selected.clear()  # an interface that is new is asked for its names
+            self._selected.clear()  # the names of a new interface are read
             keys = [device_key(interface.name) for interface in self._interfaces.current]
             self._blocks = Block("nic_10s", keys), Block("nic_10s_changes", keys)
         if not self._interfaces.current:
@@ -275,7 +278,7 @@ class NicStatistics(ExcludingCollector):
         return self._blocks
 
     def _fill(self, statistics: DriverStatistics, row: int, interface: Interface) -> int:
-        """Fill a row; return the errno of what the driver answered, 0 when it was the values or not asked."""
+        """Fill a row; return the driver's errno, 0 if it has values or was skipped."""
         for block in self._blocks:
             clear_row(block, row)
         if self.is_excluded(interface.name) or self._interfaces.is_asleep(interface):
@@ -295,7 +298,10 @@ class NicStatistics(ExcludingCollector):
         return 0
 
     def _read(self, statistics: DriverStatistics, interface: Interface) -> _SelectedStatistics:
-        """Return the picks with their values; the names are asked for again when they are others."""
+        """Return the selected statistics with their values.
+
+        Read the names again if their number changed.
+        """
         selected = self._selected.get(interface)
         if selected is None or not _is_read(statistics, interface, selected):
             selected = self._selected[interface] = _select(statistics, interface.name)
@@ -309,8 +315,8 @@ def _is_read(
 ) -> bool:
     if not selected.count:
         return True
-    found = statistics.read(interface.name, selected.positions, selected.values, selected.count)
-    return found == selected.count
+    count = statistics.read(interface.name, selected.positions, selected.values, selected.count)
+    return count == selected.count
 
 
 def _select(statistics: DriverStatistics, interface: str) -> _SelectedStatistics:
@@ -321,20 +327,17 @@ def _select(statistics: DriverStatistics, interface: str) -> _SelectedStatistics
 
 
 def refusal_message(what: str, refused: Sequence[str]) -> str:
-    """Return which interfaces refuse, and what would open them; empty when none does."""
+    """Return a message about interfaces that refuse, with the remedy; empty without one."""
     if not refused:
         return ""
     return f"{', '.join(refused)} refuse {what}: give the agent CAP_NET_ADMIN"
 
 
-# ----------------------------------------------------------------------
-# The wire of each interface, by ethtool netlink: signal, speed, FEC and pause.
-#
-# It enters the driver under the kernel's network lock, and from there firmware.
-
-
 class LinkDetails(ExcludingCollector):
-    """Signal, speed, FEC and pause of the wire: four questions an interface and turn."""
+    """Signal, speed, FEC and pause of each link, by four ethtool netlink requests per turn.
+
+    A request enters the driver, and possibly its firmware, under the kernel's network lock.
+    """
 
     name = "link_10s"
     pace = Pace.TEN_SECONDS
@@ -353,8 +356,11 @@ class LinkDetails(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return both blocks. Raises NoData without an interface or a kernel that can say (Linux 5.6),
-        Blind when netlink is refused."""
+        """Return both blocks.
+
+        Raises NoData without an interface or with a kernel before Linux 5.6, AccessDenied when
+        netlink is refused.
+        """
         if not self._roots.is_this_machine:
             raise NoData(FOLDER_REASON)
         if self._interfaces.refresh():
@@ -388,7 +394,7 @@ class LinkDetails(ExcludingCollector):
             raise
 
     def _fill(self, source: EthtoolNetlink, row: int, interface: Interface) -> bool:
-        """Fill a row, each question by itself; return whether one was refused."""
+        """Fill a row, each request by itself; return whether a request was refused."""
         for block in self._blocks:
             clear_row(block, row)
         if self.is_excluded(interface.name) or self._interfaces.is_asleep(interface):
@@ -400,7 +406,7 @@ class LinkDetails(ExcludingCollector):
                     reply = source.request(
                         command, interface.index, with_statistics=with_statistics
                     )
-            except OSError as error:  # what it cannot say is missing, and costs nothing else
+            except OSError as error:  # its values are missing, others are not affected
                 if error.errno == errno.ENODEV:
                     return False
                 refused |= error.errno in REFUSED
@@ -462,7 +468,7 @@ def _of_pause(reply: bytes) -> _Values:
     }
 
 
-#: What is asked as text and as a command, whether its counts are asked for too, and how the reply is read.
+#: Name of the request, its command, whether it requests counts, and the parser of the reply.
 _REQUESTS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
     ("ETHTOOL_MSG_LINKSTATE_GET", netlink.LINKSTATE_GET, False, _of_state),
     ("ETHTOOL_MSG_LINKMODES_GET", netlink.LINKMODES_GET, False, _of_modes),

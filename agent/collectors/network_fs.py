@@ -1,4 +1,4 @@
-"""NFS mounts: bytes read and written, retransmissions, and latency."""
+"""NFS mounts, Lustre mounts and Lustre targets: traffic, errors and latency."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _COLUMNS = (
 
 
 class NfsMounts(Collector):
-    """Fills a row per NFS mount from /proc/self/mountstats. No server and no mount point is asked."""
+    """A row per NFS mount from /proc/self/mountstats. No server and no mount point is contacted."""
 
     name = "nfs_10s"
     pace = Pace.TEN_SECONDS
@@ -60,9 +60,12 @@ class NfsMounts(Collector):
         self._writer = row_writer(self._block, _COLUMNS)
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block; a mount that went has no row. Raises NoData without an NFS mount."""
-        found = parse_mountstats(self._stats.read())[:DEVICES_MAX]
-        mounts = {device_key(mount.point): mount for mount in found}
+        """Return the block; an unmounted filesystem has no row.
+
+        Raises NoData without an NFS mount.
+        """
+        mount_list = parse_mountstats(self._stats.read())[:DEVICES_MAX]
+        mounts = {device_key(mount.point): mount for mount in mount_list}
         if not mounts:
             raise NoData("no NFS mount in /proc/self/mountstats")
         block = block_of(self._block, mounts)
@@ -73,12 +76,9 @@ class NfsMounts(Collector):
         return (self._block,)
 
 
-# ----------------------------------------------------------------------
-# Lustre clients: traffic by mount, and the connection to each target.
-
 _LIST_SECONDS = 60
 
-#: Signal -> the line of `stats`, and whether its sum is meant or its count.
+#: Signal -> the line of `stats`, and whether the value is its sum or its count of samples.
 _STATS: Mapping[str, tuple[str, bool]] = {
     "lustre.reads_operations": ("read_bytes", False),
     "lustre.read_bytes": ("read_bytes", True),
@@ -92,7 +92,7 @@ _STATS: Mapping[str, tuple[str, bool]] = {
 }
 
 
-#: In the order of `hardware.lustre.Import`.
+#: In the order of `storage.parse_lustre_import`.
 _IMPORT = (
     "lustre_target.connection_state",
     "lustre_target.connection_attempts_count",
@@ -104,7 +104,7 @@ _IMPORT = (
 
 
 class _LustreInstances:
-    """The folders of each instance of some kinds, and the file of each that can be read."""
+    """The instances of some kinds with their folders, and one file of each."""
 
     def __init__(
         self,
@@ -122,19 +122,19 @@ class _LustreInstances:
         self._is_excluded = is_excluded
 
     def skip(self) -> bool:
-        """Count a turn while there is no instance and it is not time to look again; say whether it was counted."""
+        """Return True and count a turn if there is no instance and the next listing is not due."""
         return self._listing.skip()
 
     def read(self) -> dict[str, bytes | None]:
-        """Return the file of each instance; None where no tree shows it, empty where it is not to be asked.
+        """Return the file of each instance; None if it is hidden, empty if excluded.
 
         Raises NoData without an instance.
         """
         self._listing.refresh()
-        found = list(self._listing.value.items())[:DEVICES_MAX]
-        if not found:
+        instances = list(self._listing.value.items())[:DEVICES_MAX]
+        if not instances:
             raise NoData("no Lustre client in /proc/fs/lustre, /sys/fs/lustre")
-        return {name: self._first(name, folders) for name, folders in found}
+        return {name: self._first(name, folders) for name, folders in instances}
 
     def _first(self, instance: str, folders: Iterable[Path]) -> bytes | None:
         if self._is_excluded(instance):
@@ -145,7 +145,7 @@ class _LustreInstances:
 
 
 class LustreMounts(Collector):
-    """Operations, bytes and time of each mount. Device: where it is mounted."""
+    """Operations, bytes and time of each mount. The device is the mount point."""
 
     name = "lustre_10s"
     pace = Pace.TEN_SECONDS
@@ -160,11 +160,11 @@ class LustreMounts(Collector):
         self.access_error = ""
 
     def skip(self) -> bool:
-        """While there is no mount, say so in one turn of six: in that which looks again."""
+        """Without a mount, run only the turns that list the instances, one in six."""
         return self._instances.skip()
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData without Lustre, AccessDenied when no mount shows anything."""
+        """Return the block. Raises NoData without Lustre, AccessDenied if no mount is shown."""
         texts = self._instances.read()
         self.access_error = _access_error("stats", texts)
         listed = list(texts), self._mounts.read()
@@ -176,17 +176,21 @@ class LustreMounts(Collector):
 
 
 def _values(stats: Mapping[str, LustreStat]) -> list[int | None]:
-    """Return the value of each signal; what never happened has no line."""
-    found = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
+    """Return the value of each signal.
+
+    Return None without a line: the operation never happened.
+    """
+    statistics = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
     return [
-        (stat.total if is_total else stat.samples) if stat else None for stat, is_total in found
+        (stat.total if is_total else stat.samples) if stat else None
+        for stat, is_total in statistics
     ]
 
 
 class LustreTargets(ExcludingCollector):
-    """State and troubles of the connection to each target. Device: the target.
+    """State and problems of the connection to each target. The device is the target.
 
-    It may wait while a connection is being taken down: the file is made under that lock.
+    Reading the file takes the connection's lock, and may wait while the connection is taken down.
     """
 
     name = "lustre_target_10s"
@@ -203,11 +207,11 @@ class LustreTargets(ExcludingCollector):
         self.access_error = ""
 
     def skip(self) -> bool:
-        """While there is no target, say so in one turn of six: in that which looks again."""
+        """Without a target, run only the turns that list the instances, one in six."""
         return self._instances.skip()
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData without Lustre, AccessDenied when no target shows anything."""
+        """Return the block. Raises NoData without Lustre, AccessDenied if no target is shown."""
         texts = self._instances.read()
         self.access_error = _access_error("import", texts)
         listed = list(texts)
@@ -218,7 +222,7 @@ class LustreTargets(ExcludingCollector):
 
 
 class _TextRows:
-    """A block with a row for each text; a text that is as it was is not parsed again."""
+    """A block with a row per text; an unchanged text is not parsed again."""
 
     def __init__(self, table: str, signals: Iterable[str]) -> None:
         self._signals = tuple(signals)
@@ -232,7 +236,7 @@ class _TextRows:
         texts: Iterable[bytes | None],
         parse: Callable[[bytes], Sequence[float | None]],
     ) -> Sequence[Block]:
-        """Return the one block, with what *parse* finds in each text in the order of the signals."""
+        """Return the block. *parse* returns the values of a text in the order of the signals."""
         block = block_of(self._block, devices)
         if block is not self._block:
             self._block, self._writer = block, row_writer(block, self._signals)
@@ -245,7 +249,7 @@ class _TextRows:
 
 
 def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
-    """Return where each instance of llite is mounted, by name; its own name where that is not sure."""
+    """Return the mount point of each llite instance, by name; its own name if ambiguous."""
     points: dict[str, list[str]] = {}
     for mount in parse_network_mounts(mountinfo):
         if mount.type == "lustre":  # source: `10.0.0.1@o2ib:/scratch`, or a folder below that
@@ -253,21 +257,24 @@ def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
             points.setdefault(name, []).append(mount.point)
 
     def point_of(instance: str) -> str:
-        found = points.get(storage.lustre_filesystem_of(instance), [])
-        return found[0] if len(found) == 1 else instance
+        mounts = points.get(storage.lustre_filesystem_of(instance), [])
+        return mounts[0] if len(mounts) == 1 else instance
 
     return _unique(instances, point_of)
 
 
 def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, str]:
-    """Return the short name of each instance, or its own where two would have the same."""
+    """Return the short name of each instance, or its own name if two have the same short name."""
     names = {instance: short(instance) for instance in instances}
     count = Counter(names.values())
     return {own: name if count[name] == 1 else own for own, name in names.items()}
 
 
 def _access_error(file: str, texts: Mapping[str, bytes | None]) -> str:
-    """Return what would show the files that are not; raises AccessDenied when none is."""
+    """Return the message, with its remedy, about hidden files.
+
+    Raises AccessDenied if all are hidden.
+    """
     hidden = [name for name, text in texts.items() if text is None]
     if not hidden:
         return ""

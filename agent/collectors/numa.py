@@ -9,8 +9,9 @@ from ...contract.signal import Pace
 from ...ext.counterfiles import KEYED
 from ...ext.hostfiles import CoreTimes, Glance
 from ..collector import Collector, NoData
+from ..hardware.cpu_cores import cores_in
 from ..hardware.files import FileReader, OpenFile, Roots, read_text
-from ..hardware.host import cores_in, hugepage_pools, nodes
+from ..hardware.numa_nodes import hugepage_pools, nodes
 from .block_writer import block_of, put
 from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 from .file_cache import FileCache
@@ -34,7 +35,7 @@ _NO_NODE = "no NUMA node in /sys/devices/system/node"
 
 
 class NumaTenSeconds(CounterFileCollector):
-    """Memory and cores of each node, and pages that were not had where they were wanted."""
+    """Memory and cores of each node, and pages allocated on another node than requested."""
 
     def __init__(self, roots: Roots) -> None:
         folder = roots.sys / "devices/system/node"
@@ -55,7 +56,10 @@ class NumaTenSeconds(CounterFileCollector):
         self._times = CoreTimes()
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block; shares are missing in the first turn. NoData on a kernel without NUMA."""
+        """Return the block; shares are missing in the first turn.
+
+        Raises NoData on a kernel without NUMA.
+        """
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()
@@ -66,7 +70,7 @@ class NumaTenSeconds(CounterFileCollector):
         return (block,)
 
     def _compute(self, files: FileReader) -> dict[str, Sequence[int]]:
-        """Return the cores of each node: others when one is taken offline."""
+        """Return the cores of each node, which change when a core goes offline."""
         return {
             name: cores_in(files.text(folder / "cpulist")) or ()
             for name, folder in nodes(self._sys, files).items()
@@ -85,7 +89,7 @@ def _devices(roots: Roots) -> list[CounterDevice]:
 
 
 def hugepages_10s(roots: Roots) -> CounterFileCollector:
-    """Huge pages of each node and size."""
+    """Return the collector of huge pages per node and size."""
 
     def devices() -> list[CounterDevice]:
         return [
@@ -109,7 +113,7 @@ def hugepages_10s(roots: Roots) -> CounterFileCollector:
 
 
 class NumaCores(Collector):
-    """Cores of each node, which change when one is taken offline."""
+    """Number of cores of each node, which changes when a core goes offline."""
 
     name = "numa_60s"
     pace = Pace.MINUTE
@@ -120,12 +124,12 @@ class NumaCores(Collector):
         self._block = Block("numa_60s", ())
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData on a kernel without NUMA."""
-        found = nodes(self._sys)
-        if not found:
+        """Return the block. Raises NoData on a kernel without NUMA."""
+        folders = nodes(self._sys)
+        if not folders:
             raise NoData(_NO_NODE)
-        self._block = block_of(self._block, found)
-        for row, folder in enumerate(found.values()):
+        self._block = block_of(self._block, folders)
+        for row, folder in enumerate(folders.values()):
             cores = cores_in(read_text(folder / "cpulist"))
             put(self._block, "numa.cores_count", row, None if cores is None else len(cores))
         return (self._block,)

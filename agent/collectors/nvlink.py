@@ -1,8 +1,9 @@
-"""NVLink and C2C links of each GPU from NVML's field values: state, speed, errors, traffic.
+"""NVLink and C2C links of each GPU from NVML's field values, and its NVLink fabric.
 
-A field is requested with its link as scope. Drivers without scoped fields have one field per link, for links 0 to 11.
-Both are requested, and the first with a value is used; what a link does not support is left out of later calls. Ids:
-nvml.h of NVML 12.9; none has changed since it was introduced.
+A field is requested with its link as scope. Drivers without scoped fields have one field per link,
+for links 0 to 11. Both are requested, and the first with a value is used; fields that a link does
+not support are left out of later calls. Ids: nvml.h of NVML 12.9; none has changed since it was
+introduced.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ _KIB, _MEGABYTE = 1024, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LinkField:
-    """Where a signal of a link comes from."""
+    """The NVML fields of a link's signal."""
 
     scoped: int = 0  # field id that takes the link as scope; 0: none
-    by_link: Sequence[int] = ()  # else a field id for each link
-    whole: int = 0  # else one for all links of the GPU
+    by_link: Sequence[int] = ()  # field id per link, if there is no scoped field
+    whole: int = 0  # field id of all links of the GPU together, as a last resort
     form: int = INTEGER
     multiplier: int = 1
-    raw_max: int = 0  # larger values are not believed; 0: any
+    raw_max: int = 0  # larger values are invalid; 0: any
 
     def requests(self, link: int) -> list[tuple[int, int]]:
-        """Return (field id, scope) in the order in which they are believed."""
-        found = [(self.scoped, link)] if self.scoped else []
-        found += [(self.by_link[link], 0)] if link < len(self.by_link) else []
-        return found + ([(self.whole, 0)] if self.whole else [])
+        """Return (field id, scope) in order of preference."""
+        requests = [(self.scoped, link)] if self.scoped else []
+        requests += [(self.by_link[link], 0)] if link < len(self.by_link) else []
+        return requests + ([(self.whole, 0)] if self.whole else [])
 
 
 def _two_ranges(first: int, sixth: int) -> tuple[int, ...]:
-    """Ids of links 0-5 and 6-11: the second half came with a later header."""
+    """Return the ids of links 0-5 and 6-11; a later header added the second half."""
     return (*range(first, first + 6), *range(sixth, sixth + 6))
 
 
@@ -92,7 +93,7 @@ C2C: Mapping[str, LinkField] = {
 
 
 class GpuLinkCollector(GpuPartsCollector):
-    """The links of one kind, every 10 s: one call a GPU for all that fits into one."""
+    """The links of one kind, every 10 s, with as few calls per GPU as possible."""
 
     def __init__(
         self,
@@ -102,7 +103,10 @@ class GpuLinkCollector(GpuPartsCollector):
         count: Callable[[Parts, str], int],
         no_link_reason: str,
     ) -> None:
-        """*count* says how many links a GPU has; *no_link_reason* is said where no GPU has any."""
+        """*count* returns the number of a GPU's links.
+
+        *no_link_reason*: the NoData message without any link.
+        """
         super().__init__(f"{kind}_10s", Pace.TEN_SECONDS, roots)
         self._kind, self._fields, self._count, self._no_link_reason = (
             kind,
@@ -118,7 +122,7 @@ class GpuLinkCollector(GpuPartsCollector):
         counts = self._query(lambda address: self._count(parts, address))
         self._open_error = self._open_error or self.access_error
         if len(counts) < len(self._gpus) or 0 in counts.values():
-            self._mark_unhealthy()  # a GPU did not say, or has none where others may have some: asked again
+            self._mark_unhealthy()  # retry: a GPU did not answer, or has no link
         self._links = [
             (address, link) for address, count in counts.items() for link in range(count)
         ]
@@ -161,17 +165,17 @@ class GpuLinkCollector(GpuPartsCollector):
         return tuple(self._blocks.values())
 
     def _fill_in(self, parts: Parts, silent: Mapping[str, int]) -> None:
-        """Ask what has no field in this driver some other way."""
+        """Read signals that have no field in this driver by other calls."""
 
 
 class NvLinkCollector(GpuLinkCollector):
-    """NVLinks: keyed `GPU-uuid/link0`."""
+    """NVLinks, with keys `GPU-uuid/link0`."""
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(roots, "nvlink", NVLINK, Parts.nvlink_count, "no GPU has an NVLink")
 
     def _fill_in(self, parts: Parts, silent: Mapping[str, int]) -> None:
-        """Drivers before 535 have no field of a link's state."""
+        """Read the link state by its own call: drivers before 535 have no field for it."""
         block, column = self._blocks["nvlink_10s_changes"], index_of("nvlink.link_state")
         errors: dict[str, NvmlError] = {}
         for row, (address, link) in enumerate(self._links):
@@ -185,67 +189,66 @@ class NvLinkCollector(GpuLinkCollector):
 
 
 class C2cLinkCollector(GpuLinkCollector):
-    """Links between GPU and Grace CPU: keyed `GPU-uuid/c2c0`."""
+    """Links between GPU and Grace CPU, with keys `GPU-uuid/c2c0`."""
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(roots, "c2c", C2C, Parts.c2c_count, "no GPU has a C2C link to a CPU")
 
 
-# ----------------------------------------------------------------------
-# Each GPU's place in its NVLink fabric, and what it feels of the fabric's health, every second.
-#
-# Of an NVL72 rack the compute trays see no more than this: errors of the switches are in the switch
-# trays' own logs.
-
 _NOT_SUPPORTED, _COMPLETED = 0, 3
-_STATE_MAX, _SUMMARY_MAX = 3, 3  # nvml.h of NVML 13.5 knows no more
+_STATE_MAX, _SUMMARY_MAX = 3, 3  # larger values are unknown to nvml.h of NVML 13.5
 _BLANK = 0xFFFF_FFFF
-#: A `yes or no` of the mask has two bits: 0 not supported, 1 yes, 2 no (NVML_GPU_FABRIC_HEALTH_MASK_*).
+#: A flag of the mask has two bits: 0 not supported, 1 yes, 2 no (NVML_GPU_FABRIC_HEALTH_MASK_*).
 _YES_OR_NO = {1: 1, 2: 0}
 #: Degraded bandwidth, route recovery, unhealthy route, access timeout recovery.
 _YES_OR_NO_SHIFTS = (0, 2, 4, 6)
-_CONFIGURATION_SHIFT = 8  # four bits: 0 not supported, 1 correct, above: what is wrong (NVML 13)
+# Four bits: 0 not supported, 1 correct, larger: the kind of error (NVML 13)
+_CONFIGURATION_SHIFT = 8
 
 
 class GpuFabric(GpuPartsCollector):
-    """State and health of each GPU's registration with the fabric."""
+    """State and health of each GPU's registration with its NVLink fabric.
+
+    The compute trays of an NVL72 rack see nothing else: errors of the switches are in the switch
+    trays' own logs.
+    """
 
     def __init__(self, roots: Roots) -> None:
         super().__init__("gpu_fabric_1s", Pace.SECOND, roots)
         self._block: Block | None = None
-        self._answers: dict[str, Fabric | None] = {}  # of the turn that filled the block
+        self._answers: dict[str, Fabric | None] = {}  # answers in the block
 
     def release(self) -> None:
         super().release()
         self._answers = {}
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        """While no GPU's answer changes, the block stays the same."""
+        """Return the block, refilled if an answer changed."""
         answers = self._query(parts.fabric)
         if self._block is None or answers != self._answers or not answers:
             self._block, self._answers = self._fill(answers), answers
         return (self._block,)
 
     def _fill(self, answers: Mapping[str, Fabric | None]) -> Block:
-        found = {
+        fabrics = {
             address: fabric
             for address, fabric in answers.items()
             if fabric is not None and fabric.state != _NOT_SUPPORTED
         }
-        if not found:
+        if not fabrics:
             raise NoData("no GPU is part of an NVLink fabric")
-        keys = [self._gpus[address] for address in found]
+        keys = [self._gpus[address] for address in fabrics]
         block = cleared_block(self._block, "gpu_fabric_1s_changes", keys)
-        for row, fabric in enumerate(found.values()):
+        for row, fabric in enumerate(fabrics.values()):
             for column, value in enumerate(values_of(fabric)):
                 block.put_int(column, row, value)
         return block
 
 
 def values_of(fabric: Fabric) -> tuple[int | None, ...]:
-    """Return the columns of the table; status and clique mean something once the registration is completed.
+    """Return the columns of the table; None for a state or a summary that nvml.h does not define.
 
-    A state or a summary that nvml.h does not know is none.
+    Status and clique are None until the registration is completed.
     """
     completed = fabric.state == _COMPLETED
     summary = fabric.health_summary or 0
@@ -259,9 +262,9 @@ def values_of(fabric: Fabric) -> tuple[int | None, ...]:
 
 
 def health(mask: int | None) -> tuple[int | None, ...]:
-    """Return the mask and what it says: four times 1 yes, 0 no, and the code of the configuration.
+    """Return the mask, four flags (1 yes, 0 no), and the code of the configuration.
 
-    None for what the driver does not support, or writes as no value that the header knows.
+    A value is None if the driver does not support it, or nvml.h does not define it.
     """
     if mask is None or mask == _BLANK:
         return (None,) * 6

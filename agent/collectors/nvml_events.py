@@ -33,12 +33,13 @@ from .nvml_session import RETRY_SECONDS, session_of
 
 log = logging.getLogger(__name__)
 
-#: At one look no more events are taken: a storm must not hold up the turns.
+#: Events taken per poll: a storm must not delay the turns.
 EVENTS_MAX = 256
 
 XID = 0x8
 MIG_CHANGE = 0x100
-#: nvmlEventType of nvml.h -> its words. Changes of clock, performance state and power supply are no events of health.
+#: nvmlEventType of nvml.h -> its name. Changes of clock, performance state and power supply do not
+#: concern health.
 EVENT_TYPES = {
     0x1: "single bit ECC error",
     0x2: "double bit ECC error",
@@ -56,8 +57,10 @@ REGISTERED_TYPES = sum(EVENT_TYPES)
 
 
 class NvmlEvents(Collector):
-    """The listener. `collect` reports how it fares: NoData without a driver, a GPU or an event that it supports; Blind
-    where it may not look."""
+    """Listens to NVML events. `collect` reports counts.
+
+    It raises NoData without a driver, a GPU or a supported event; AccessDenied without permission.
+    """
 
     name = "nvml_events_10s"
     pace = Pace.TEN_SECONDS
@@ -77,7 +80,7 @@ class NvmlEvents(Collector):
         self._reports = PendingReports()
         self._last_error: Exception | None = None
         self._pause_seconds, self._retry_ns = 0.5, 0
-        self._registered_ns = 0  # since when; 0: they are not
+        self._registered_ns = 0  # when the events were registered; 0: they are not
         self.received = self.reported_by_kernel_log = self.failed_waits = 0
 
     def start(self, publisher: EventPublisher) -> None:
@@ -85,15 +88,15 @@ class NvmlEvents(Collector):
         self._publisher = publisher
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Release the publisher."""
         self._publisher = None
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Register no events of these GPUs."""
+        """Skip these GPUs' events."""
         self._session.exclude(devices)
 
     def release(self) -> None:
-        """Free the event sets and report what still waits: no more events come for a while."""
+        """Free the event sets, and publish pending reports: no events come for a while."""
         for events in (self._events, self._system):
             if events is not None:
                 events.close()
@@ -103,21 +106,21 @@ class NvmlEvents(Collector):
             self._publish_due(self._publisher, end_ns)
 
     def collect(self) -> Sequence[Block]:
-        """Report what was heard until now, or why nothing can be."""
+        """Return the counts, or raise the last error."""
         if self._publisher is None:
             raise NoData("no subscriber for events")
         self._session.open()
         self.poll_events()
         if self._last_error is not None:
             raise self._last_error.with_traceback(None)
-        calls = sum(each.calls for each in library.accounts())
+        calls = sum(account.calls for account in library.accounts())
         counts = (self.received, self.reported_by_kernel_log, self.failed_waits, calls)
         for column, count in enumerate(counts):
             self._block.put_int(column, 0, count)
         return (self._block,)
 
     def poll_events(self) -> None:
-        """Ask NVML what has come, and tell it; what goes wrong is said in the next turn."""
+        """Take NVML's events, and publish them; the next turn reports an error."""
         publisher = self._publisher
         if publisher is None or self._session.nvml is None or not self._session.gpus:
             return
@@ -126,13 +129,13 @@ class NvmlEvents(Collector):
             return
         try:
             self._receive_all(publisher, now_ns)
-        except Exception as error:  # noqa: BLE001 - whatever a driver's library does
+        except Exception as error:  # noqa: BLE001 - any error of a driver's library
             self._fail(error, now_ns)
         self._publish_due(publisher, now_ns)
 
     def _fail(self, error: Exception, now_ns: int) -> None:
-        """Make the sets again after a while: soon at first, then ever more rarely."""
-        # it had listened for long: a GPU was lost, say, and its neighbours are not to wait for it
+        """Release the sets, and retry: soon at first, then at growing intervals."""
+        # After a long success a single lost GPU should not delay the events of its neighbors.
         since_ns, self._registered_ns = self._registered_ns or now_ns, 0
         lasted = now_ns - since_ns > RETRY_SECONDS * SECOND_NS
         self._pause_seconds = 1 if lasted else min(2 * self._pause_seconds, RETRY_SECONDS)
@@ -156,7 +159,7 @@ class NvmlEvents(Collector):
             self._receive_system_event(publisher, system_event)
 
     def _register(self) -> None:
-        """Register what each GPU supports; one that fails costs only its own events."""
+        """Register each GPU's supported events; a GPU that fails loses only its own."""
         assert self._session.nvml is not None
         self._parts = parts = Parts(self._session.nvml)
         self._events = events = EventSet(parts)
@@ -198,12 +201,15 @@ class NvmlEvents(Collector):
             publisher.request_inventory("NVML: MIG configuration changed")
         now_ns = publisher.clock.boottime_ns()
         if event.type == XID:
-            NVML_XIDS.record(event.address, event.data, now_ns)  # DCGM tells it too
+            NVML_XIDS.record(event.address, event.data, now_ns)  # DCGM may report it too
         self._reports.add(event, now_ns)
         self._publish_due(publisher, now_ns)
 
     def _receive_system_event(self, publisher: EventPublisher, event: SystemEvent) -> None:
-        """Release the GPU that the driver is taken off, before that waits for us; take up one that it is put onto."""
+        """Release a GPU that is about to be unbound, which waits for open handles.
+
+        Open a GPU that the driver is bound to.
+        """
         if event.type not in (UNBIND, BIND):
             return
         self.received += 1
@@ -223,7 +229,10 @@ class NvmlEvents(Collector):
         )
 
     def _publish_due(self, publisher: EventPublisher, now_ns: int) -> None:
-        """Tell what has waited long enough. An XID waits for the kernel log, as long as somebody reads that."""
+        """Publish reports that are due.
+
+        An XID waits for the kernel log while a collector reads the log.
+        """
         hold_ns = DUPLICATE_NS_MAX if self._deduplicator.reads_the_kernel_log else 0
         for event, report in self._reports.due(now_ns, hold_ns):
             assert isinstance(event, Event)
@@ -241,7 +250,7 @@ class NvmlEvents(Collector):
 
 
 def as_health_event(event: Event, report: PendingReport, key: str) -> HealthEvent:
-    """Return the message about an NVML event: XIDs as `gpu.xid`, all else as `gpu.driver_event`."""
+    """Return the message of an NVML event: `gpu.xid` for an XID, else `gpu.driver_event`."""
     is_xid = event.type == XID
     health_event = HealthEvent(
         device_kind="gpu",

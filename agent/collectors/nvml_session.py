@@ -32,21 +32,21 @@ from ..hardware.nvidia import (
     pci_gpus,
 )
 
-# ----------------------------------------------------------------------
-# Loading NVML, and why there is none, in the words of a turn; and when to look again.
-
 LIBRARY = "libnvidia-ml.so.1"
 SECOND_NS = 1_000_000_000
-#: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
+#: Interval of attempts to open NVML: a driver may be loaded, and GPUs may appear, after the agent
+#: has started.
 RETRY_SECONDS = 60
-#: While the kernel has a driver loaded that NVML does not respond for: one loaded again does so within seconds.
+#: Interval while the kernel has a driver that NVML does not answer for: a reloaded one answers
+#: within seconds.
 RETRY_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
 NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, LOST, OTHER_VERSION, UNKNOWN = 4, 6, 9, 15, 18, 999
-#: What NVML answers where it may not open the driver's devices.
+#: NVML's codes if it may not open the driver's devices.
 REFUSED = frozenset((NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN))
-#: nvidia-docker #1671: systemd writes the device rules of a container again, without what NVIDIA's runtime had added.
+#: nvidia-docker #1671: systemd rewrites a container's device rules without the additions of
+#: NVIDIA's runtime.
 DEVICES_CLOSED = (
     "the device rules of this container exclude the GPUs (/dev/nvidiactl); no GPU is at fault. `systemctl daemon-reload` "
     "on the node does this under NVIDIA's legacy runtime: delete the pod. CDI or a privileged container prevents it"
@@ -54,10 +54,11 @@ DEVICES_CLOSED = (
 
 
 class RetryTimer:
-    """When to open NVML again after that failed.
+    """Decides when to open NVML again after a failure.
 
-    At once when the kernel has another driver loaded than then, and soon after an error while it has one. Else
-    seldom: NVML may load the driver itself, in the way of an operator who has just unloaded it.
+    At once if the kernel has loaded another driver since, soon after an error while a driver is
+    loaded, else rarely: NVML may load the driver itself, against an operator who has just unloaded
+    it.
     """
 
     def __init__(self, proc: Path) -> None:
@@ -65,13 +66,13 @@ class RetryTimer:
         self._version, self._due_ns, self._checked_ns = "", 0, 0
 
     def start(self, reason: Exception, now_ns: int) -> None:
-        """It failed just now, for that."""
+        """Start waiting after a failure with *reason*."""
         self._version, self._checked_ns = kernel_driver_version(self._proc), now_ns
         soon = isinstance(reason, NvmlError) and bool(self._version)
         self._due_ns = now_ns + (RETRY_SOON_SECONDS if soon else RETRY_SECONDS) * SECOND_NS
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether to try again now. The kernel's side is looked at once a second at most."""
+        """Return whether to retry now. The kernel's driver is checked at most once a second."""
         if now_ns >= self._due_ns:
             return True
         if now_ns - self._checked_ns < SECOND_NS:
@@ -86,7 +87,7 @@ def library_of(roots: Roots) -> str:
 
 
 def open_nvml(roots: Roots) -> Nvml:
-    """Load and initialise NVML, or say in the words of a turn why there is none."""
+    """Load and initialize NVML, or raise a turn's error."""
     if roots.nvml_library is None and not roots.is_this_machine:
         raise NoData("this host is a folder: it has no driver")
     try:
@@ -98,16 +99,18 @@ def open_nvml(roots: Roots) -> Nvml:
 
 
 def no_gpu_error(reason: str, roots: Roots) -> Exception:
-    """Return what a turn raises where NVML shows no GPU, for the reason in *reason*: AccessDenied where the PCI bus has some.
+    """Return a turn's error if NVML shows no GPU: AccessDenied if the PCI bus has one.
 
-    GPUs that the host hands to virtual machines are no GPUs of its own.
+    GPUs that the host passes to virtual machines do not count.
     """
-    found = pci.nvidia_gpus(roots.sys)
-    host_gpus = {at: driver for at, driver in found.items() if driver not in PASSTHROUGH_DRIVERS}
-    if found and not host_gpus:
-        driver = next(iter(found.values()))
+    drivers = pci.nvidia_gpus(roots.sys)
+    host_gpus = {
+        address: driver for address, driver in drivers.items() if driver not in PASSTHROUGH_DRIVERS
+    }
+    if drivers and not host_gpus:
+        driver = next(iter(drivers.values()))
         return NoData(
-            f"{reason}; {len(found)} NVIDIA GPUs are passed through to virtual machines ({driver})"
+            f"{reason}; {len(drivers)} NVIDIA GPUs are passed through to virtual machines ({driver})"
         )
     if not host_gpus:
         return NoData(reason)
@@ -119,7 +122,7 @@ def no_gpu_error(reason: str, roots: Roots) -> Exception:
 
 
 def collector_error(error: NvmlError, roots: Roots) -> Exception:
-    """Return what a turn raises where NVML as a whole answers with *error*."""
+    """Return the error of a turn in which a call to NVML as a whole fails with *error*."""
     if error.code in REFUSED and device_rules_deny(roots.dev):
         return AccessDenied(DEVICES_CLOSED)
     if error.code == DRIVER_NOT_LOADED:
@@ -133,10 +136,10 @@ def collector_error(error: NvmlError, roots: Roots) -> Exception:
     return error
 
 
-#: While a GPU is lost, missing or without a name NVML is reopened, without which it could not come back: after
-#: this long, then ever more rarely, for it disturbs the GPUs that are well.
+#: While a GPU is lost, missing or without a UUID, NVML is reopened so that it can come back: after
+#: this time, then at growing intervals up to the maximum, because that disturbs the healthy GPUs.
 REOPEN_SECONDS, REOPEN_SECONDS_MAX = 60, 600
-#: The driver was to be taken off a GPU: if it has not been by then, it will not be.
+#: A GPU is skipped this long for its announced unbinding, which then counts as canceled.
 UNBINDING_SECONDS = 60
 
 log = logging.getLogger(__name__)
@@ -148,76 +151,77 @@ class NvmlGpu:
 
     address: str
     key: str
-    """Its UUID; its PCI address where that is not known, or is claimed by another too."""
+    """Its UUID; its PCI address if the UUID is unknown or another GPU has it too."""
     excluded: bool = False
 
 
 class NvmlUser(Protocol):
-    """A collector that makes something of an open NVML."""
+    """A collector with state that depends on the open NVML."""
 
     def release(self) -> None:
-        """Free and forget what was made. NVML is still open. Never raises."""
+        """Free that state while NVML is still open. Never raises."""
         ...
 
 
 @runtime_checkable
 class EventPoller(Protocol):
-    """A collector that NVML may have something to tell at any time."""
+    """A collector of events, which NVML may have at any time."""
 
     def poll_events(self) -> None:
-        """Ask NVML once, without waiting. Never raises."""
+        """Poll NVML once, without waiting. Never raises."""
         ...
 
 
 class NvmlSession:
-    """For one thread. Who uses it keeps it."""
+    """For one thread. It lives while a collector holds it."""
 
     def __init__(self, roots: Roots) -> None:
         self.clock: Clock = SystemClock()
-        self.nvml: Nvml | None = None  # None also while every GPU is spared
+        self.nvml: Nvml | None = None  # also None while every GPU is excluded
         self.gpus: Sequence[NvmlGpu] = ()  # in order of address
         self.driver_version = ""
-        self.hidden = ""  # as text: GPUs that NVML does not show
-        #: Rises whenever what was made of the open NVML is of no use any more.
+        self.hidden = ""  # message about GPUs that NVML does not show
+        #: Rises whenever state that depends on the open NVML becomes invalid.
         self.generation = 0
-        #: How often the driver was found gone or another: every GPU's counters started over each time.
+        #: Number of times that the driver was found gone or replaced: every GPU's counters restart
+        #: then.
         self.driver_loads = 0
-        #: PCI addresses of the GPUs that are split into MIG instances, as their lane last read it.
+        #: PCI addresses of GPUs in MIG mode, as last read by their lane.
         self.mig_addresses: frozenset[str] = frozenset()
-        #: Of each GPU that answered, by its key, the processes that compute on it, as their lane last read them.
+        #: GPU key -> PIDs of its compute processes, as last read by their lane; without GPUs that
+        #: did not answer.
         self.compute_processes: Mapping[str, frozenset[int]] = {}
-        #: Library and driver are of different versions.
+        #: Whether library and driver differ in version.
         self.is_updating = False
         self._roots = roots
         self._users: weakref.WeakSet[NvmlUser] = weakref.WeakSet()
         self._event_pollers: list[weakref.ref[EventPoller]] = []
         self._excluded: Collection[str] = ()
-        self._unbinding: dict[str, int] = {}  # address -> until when it is skipped
+        self._unbinding: dict[str, int] = {}  # address -> end of the exclusion
         self._has_gpus = self._was_open = False
-        self._is_complete = True  # all that NVML counts were found, each under its UUID
+        self._is_complete = True  # all GPUs that NVML counts were found, each with its UUID
         self._last_error: Exception | None = None
         self._retry_timer = RetryTimer(roots.proc)
         self._reopen_ns = self._unhealthy_ns = 0
         self._reopen_wait_seconds = REOPEN_SECONDS
 
     def register(self, user: NvmlUser) -> None:
-        """Have *user* let go whenever NVML is closed; it is not kept alive by that."""
+        """Release *user* whenever NVML is closed; a weak reference."""
         self._users.add(user)
         if isinstance(user, EventPoller):
             self._event_pollers.append(weakref.ref(user))
 
     def poll_events(self) -> None:
-        """Let those hear who can, between the turns; it is called about once a second."""
-        for each in self._event_pollers:
-            if user := each():
+        """Poll the event collectors, about once a second between the turns."""
+        for reference in self._event_pollers:
+            if user := reference():
                 user.poll_events()
 
-    # ---- opening ----------------------------------------------------------------------------------
-
     def open(self) -> None:
-        """Have NVML open, and every GPU found that is not spared; `nvml` is None when all are.
+        """Open NVML and every GPU that is not excluded; `nvml` is None if all are.
 
-        Raises NoData, AccessDenied or NvmlError as it did the last time until it is time to look again; RestartRequired.
+        Raises NoData, AccessDenied or NvmlError, the same one until the next try is due;
+        RestartRequired.
         """
         if self._has_gpus and not self._reopen_ns and not self._unbinding:
             return
@@ -230,7 +234,8 @@ class NvmlSession:
         if self._has_gpus:
             return
         if self._last_error is not None and not self._retry_timer.is_due(now_ns):
-            raise self._last_error.with_traceback(None)  # or each raise would make it longer
+            # Else each raise would lengthen the traceback
+            raise self._last_error.with_traceback(None)
         try:
             self._find()
         except (NoData, AccessDenied, NvmlError) as reason:
@@ -242,7 +247,7 @@ class NvmlSession:
         self._last_error, self._has_gpus, self.is_updating = None, True, False
 
     def warm_up(self) -> None:
-        """Load NVML, and open no GPU. Never raises."""
+        """Load NVML without opening a GPU. Never raises."""
         try:
             if self.nvml is None:
                 self.nvml = open_nvml(self._roots)
@@ -250,7 +255,7 @@ class NvmlSession:
             log.info("NVML is not preloaded: %s", reason, extra={"cause": "gpu.warm"})
 
     def _give_up(self, reason: Exception, now_ns: int) -> None:
-        """Let go, and give the same answer until it is time to look again."""
+        """Release everything, and repeat the error until the next try is due."""
         self.close()
         self.is_updating = isinstance(reason, NvmlError) and reason.code == OTHER_VERSION
         if self.is_updating:
@@ -294,29 +299,32 @@ class NvmlSession:
             self.schedule_reopen()
 
     def _addresses(self) -> list[str]:
-        """Return where GPUs are, as far as that is known without asking NVML.
+        """Return the addresses of GPUs without a call to NVML.
 
-        Where the kernel does not say so, they are where they were, if NVML would attach one that is spared.
+        If the kernel does not show them, return the last ones when one is excluded, because NVML
+        would attach it.
         """
-        found = driver_gpus(self._roots.proc) or pci_gpus(self._roots.sys)
-        if not found:
+        addresses = driver_gpus(self._roots.proc) or pci_gpus(self._roots.sys)
+        if not addresses:
             known = library.accounts()
-            remembered = [each.address for each in known if each.address and each.uuid]
-            found = remembered if any(map(self._is_excluded, remembered)) else []
-        return sorted({*found, *self._unbinding} if found else found)[: library.GPUS_MAX]
+            remembered = [account.address for account in known if account.address and account.uuid]
+            addresses = remembered if any(map(self._is_excluded, remembered)) else []
+        return sorted({*addresses, *self._unbinding} if addresses else addresses)[
+            : library.GPUS_MAX
+        ]
 
     def _devices(self, nvml: Nvml, addresses: Sequence[str]) -> list[Device]:
-        """Return the GPUs at *addresses* that are not spared, also those that cannot be opened because of a fault."""
-        found = []
+        """Return the GPUs that are not excluded, including GPUs that a fault keeps closed."""
+        devices = []
         for address in addresses:
             if self._is_excluded(address):
                 continue
             try:
-                found.append(nvml.device(address))
+                devices.append(nvml.device(address))
             except NvmlError as error:
                 if not self._is_hidden(error.code):
-                    found.append(Device(address, "", "", ""))
-        return found
+                    devices.append(Device(address, "", "", ""))
+        return devices
 
     def _is_hidden(self, code: int) -> bool:
         """Return whether *code*, for a GPU's handle, means that the agent may not see the GPU."""
@@ -325,34 +333,37 @@ class NvmlSession:
         return code in REFUSED and device_rules_deny(self._roots.dev)
 
     def _by_number(self, nvml: Nvml, count: int) -> list[Device]:
-        """Return the GPUs where nobody but NVML says where they are: it attaches all of them to say so."""
+        """Return the GPUs in NVML's order, if only NVML knows the addresses.
+
+        NVML attaches all of them for that.
+        """
         return [d for d in nvml.devices(count) if not self._is_excluded(d.address)]
 
     def _uuid(self, address: str) -> str:
-        """Return the UUID that a GPU had, or that the kernel's side knows: it does not say it itself."""
+        """Return a GPU's last UUID, or the kernel's, if the GPU does not report it."""
         return library.account(address).uuid or driver_gpu_uuid(self._roots.proc, address)
 
     def _known_gpus(self) -> Sequence[NvmlGpu]:
-        """Return the GPUs without asking them or the driver anything."""
+        """Return the GPUs without a call to NVML or the driver."""
         return self._with_keys([], self._addresses())
 
     def _with_keys(self, devices: Sequence[Device], excluded: Sequence[str]) -> Sequence[NvmlGpu]:
-        """Return the GPUs by their UUIDs. One that is spared has the UUID that it had."""
+        """Return the GPUs by their UUIDs. An excluded GPU keeps its last UUID."""
         silent = [Device(a, library.account(a).uuid, "", "") for a in excluded]
         claims = Counter(device.uuid for device in (*devices, *silent))
         return tuple(
             NvmlGpu(
-                each.address,
-                device_key(each.uuid if each.uuid and claims[each.uuid] == 1 else each.address),
-                each in silent,
+                device.address,
+                device_key(
+                    device.uuid if device.uuid and claims[device.uuid] == 1 else device.address
+                ),
+                device in silent,
             )
-            for each in sorted((*devices, *silent))
+            for device in sorted((*devices, *silent))
         )
 
-    # ---- letting go -------------------------------------------------------------------------------
-
     def refresh(self) -> None:
-        """Have everything recreated of the GPUs, which stay attached."""
+        """Release the collectors' state; the GPUs stay attached."""
         for user in list(self._users):
             try:
                 user.release()
@@ -364,19 +375,25 @@ class NvmlSession:
         self._has_gpus, self._last_error, self.gpus = False, None, ()
 
     def close(self) -> None:
-        """Release every GPU and NVML, so that no descriptor is left; the next `open` opens them again."""
+        """Close every GPU and NVML, without an open descriptor.
+
+        The next `open` opens them again.
+        """
         self.refresh()
         if self.nvml is not None:
             self.nvml.close()
         self.nvml, self._reopen_ns = None, 0
 
     def reopen(self, *, driver_loaded: bool) -> None:
-        """Let go, for NVML to see what is new. *driver_loaded*: the driver is, or may be, another one."""
+        """Close NVML, so that it notices changes.
+
+        *driver_loaded*: the driver was or may have been replaced.
+        """
         self.driver_loads += driver_loaded
         self.close()
 
     def schedule_reopen(self) -> None:
-        """Something is wrong with a GPU that NVML does not find out without being reopened: do so after a while."""
+        """Reopen NVML later: a GPU has a problem that only reopening shows or resolves."""
         now_ns = self.clock.boottime_ns()
         if now_ns - self._unhealthy_ns > 2 * REOPEN_SECONDS_MAX * SECOND_NS:
             self._reopen_wait_seconds = REOPEN_SECONDS
@@ -385,36 +402,36 @@ class NvmlSession:
             self._reopen_ns = now_ns + self._reopen_wait_seconds * SECOND_NS
 
     def cancel_reopen(self) -> None:
-        """No GPU is lost any more."""
+        """Cancel the reopening: no GPU is lost any more."""
         if self._reopen_ns and self._is_complete:
             self._reopen_ns, self._reopen_wait_seconds = 0, REOPEN_SECONDS
 
-    # ---- GPUs that are skipped -----------------------------------------------------------------
-
     def exclude(self, devices: Collection[str]) -> None:
-        """Ask the GPUs at these PCI addresses nothing from now on; an empty name is the driver as a whole.
+        """Skip the GPUs at these PCI addresses, and no others.
 
-        What is open is closed when one of them is among it, and taken up again without them. It is, too, when
-        one is back that was not there: NVML shows it once it is reopened.
+        An empty name means the whole driver.
+
+        If an open GPU is among them, everything is closed and reopened without it; also if a GPU is
+        permitted again that was not there before, because NVML shows it only after reopening.
         """
         before = {gpu.address: gpu.excluded for gpu in self.gpus}
-        returned = [each for each in self._excluded if each not in devices]
+        returned = [address for address in self._excluded if address not in devices]
         self._excluded = devices
-        if self._has_gpus and any(each not in before for each in returned):
+        if self._has_gpus and any(address not in before for address in returned):
             self.close()
         else:
             self._apply_exclusion(before)
 
     def unbind(self, address: str) -> None:
-        """The driver is about to be unbound from a GPU: release it, or all GPUs if it is unknown."""
+        """Release a GPU, or all if it is unknown, before the driver is unbound from it."""
         before = {gpu.address: gpu.excluded for gpu in self.gpus}
         until_ns = self.clock.boottime_ns() + UNBINDING_SECONDS * SECOND_NS
-        for each in (address,) if address in before else tuple(before):
-            self._unbinding[each] = until_ns
+        for gpu_address in (address,) if address in before else tuple(before):
+            self._unbinding[gpu_address] = until_ns
         self._apply_exclusion(before)
 
     def bind(self, address: str) -> None:
-        """The driver has been put onto a GPU: take it up."""
+        """Open a GPU that the driver was bound to."""
         self._unbinding.pop(address, None)
         self.refresh()
 
@@ -424,14 +441,14 @@ class NvmlSession:
             self.close()
         elif now != before:
             self.refresh()
-        elif not before:  # nothing was found, or could be: what is spared now may be why
+        elif not before:  # no GPU was found, perhaps because of a GPU that is excluded now
             self._last_error = None
 
     def _is_excluded(self, address: str) -> bool:
         return address in self._excluded or "" in self._excluded or address in self._unbinding
 
     def _end_unbinding(self, now_ns: int) -> None:
-        """Take up GPUs that the driver was not taken off after all, or that it is on again."""
+        """Open GPUs that were not unbound after all, or are bound again."""
         for address, until_ns in list(self._unbinding.items()):
             if now_ns >= until_ns:
                 if is_bound(self._roots.sys, address) is False:
@@ -444,7 +461,7 @@ _SESSIONS: weakref.WeakValueDictionary[Roots, NvmlSession] = weakref.WeakValueDi
 
 
 def session_of(roots: Roots) -> NvmlSession:
-    """Return the session of a host's library, one for the whole process."""
+    """Return the process's only session of a host's library."""
     session = _SESSIONS.get(roots)
     if session is None:
         session = _SESSIONS[roots] = NvmlSession(roots)

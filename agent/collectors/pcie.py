@@ -1,4 +1,4 @@
-"""PCIe functions: links and AER counters, from sysfs."""
+"""PCIe functions: links, AER counters and settings, from sysfs and configuration space."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from .block_writer import block_of, row_writer
 from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 from .file_cache import FileCache
 
-#: Wider links do not exist; 255 is `unknown`, 63 what a device that fell off the bus seems to say.
+#: Maximum width; 255 means unknown, and a device that fell off the bus seems to report 63.
 _LANES_MAX = 32
 NO_FUNCTION = "no GPU, network or NVMe function in /sys/bus/pci/devices"
-#: A list costs as much as four minutes' readings, so it is made again when the functions are others.
+#: A listing costs as much as the readings of four minutes; a changed set of functions is listed at
+#: once.
 _LIST_SECONDS = 300
-#: In a turn at most this many functions are named to the one who asks why the inventory is renewed.
+#: Functions named in a request for a new inventory.
 _CHANGES_LISTED_MAX = 4
 
 LINK_FIELDS: Mapping[str, FileField] = {
@@ -34,7 +35,7 @@ LINK_FIELDS: Mapping[str, FileField] = {
     ),
     "pcie.link_width_lanes": FileField("current_link_width", raw_max=_LANES_MAX),
 }
-#: The kernel's word for a kind of correctable error, and its signal (`drivers/pci/pcie/aer.c`).
+#: The kernel's name of a correctable error (`drivers/pci/pcie/aer.c`) -> its signal.
 CORRECTABLE: Mapping[bytes, str] = {
     b"TOTAL_ERR_COR": "pcie.aer_correctable_errors",
     b"RxErr": "pcie.aer_receiver_errors",
@@ -46,8 +47,8 @@ CORRECTABLE: Mapping[bytes, str] = {
     b"CorrIntErr": "pcie.aer_corrected_internal_errors",
     b"HeaderOF": "pcie.aer_header_log_overflow_errors",
 }
-#: The same of uncorrectable errors, by the part of the signal's name; each may be non-fatal or fatal.
-#: Older kernels know no word from DMWrReqBlocked on: there it is missing, not 0.
+#: The kernel's name of an uncorrectable error -> a part of the signal's name; it may be non-fatal
+#: or fatal. Older kernels lack the names from DMWrReqBlocked on: those signals are missing, not 0.
 UNCORRECTABLE: Mapping[bytes, str] = {
     b"Undefined": "undefined",
     b"DLP": "data_link_protocol",
@@ -76,7 +77,7 @@ UNCORRECTABLE: Mapping[bytes, str] = {
 
 
 def _aer() -> dict[str, FileField]:
-    """Return every AER signal of a function with its file and the word in it."""
+    """Return every AER signal of a function with its file and key."""
     fields = {
         signal: FileField("aer_dev_correctable", KEYED, word)
         for word, signal in CORRECTABLE.items()
@@ -91,7 +92,7 @@ def _aer() -> dict[str, FileField]:
 
 
 AER_FIELDS: Mapping[str, FileField] = _aer()
-#: What a root port has besides: the messages that reached it from below.
+#: Further fields of a root port: the messages that reached it from below.
 AER_ROOT_PORT_FIELDS: Mapping[str, FileField] = {
     "pcie.aer_root_port_correctable_errors": FileField("aer_rootport_total_err_cor"),
     "pcie.aer_root_port_nonfatal_errors": FileField("aer_rootport_total_err_nonfatal"),
@@ -102,8 +103,9 @@ AER_ROOT_PORT_FIELDS: Mapping[str, FileField] = {
 class PcieTenSeconds(CounterFileCollector):
     """Links and AER. A link's speed is read from the device itself, which may be asleep or gone.
 
-    A function that came, went, or was put back is listed in the next turn, its files reopened; so is one
-    that fell asleep or woke up: of one that sleeps the link is not read, for that would wake it.
+    The functions are listed again, and their files reopened, in the turn after a function came,
+    went, was replaced, fell asleep or woke up. The link of a sleeping function is not read, because
+    that would wake it.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -127,17 +129,17 @@ class PcieTenSeconds(CounterFileCollector):
         self._publisher: EventPublisher | None = None
 
     def start(self, publisher: EventPublisher) -> None:
-        """Tell *publisher* from now on when the functions are others."""
+        """Take the publisher, which requests a new inventory when the functions change."""
         self._publisher = publisher
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """As of any folders' collector; what a link could do is asked when its device is listed, so that is done again."""
+        """Skip these devices. All are listed again, because a listing reads the link's maximum."""
         if devices != self._excluded:
             self.close()
         super().exclude(devices)
 
     def collect(self) -> Sequence[Block]:
-        """Return the blocks, refilled. Raises NoData when there is no function to watch."""
+        """Return the refilled blocks. Raises NoData without a function to watch."""
         before, self._last_change_key = self._last_change_key, self._device_folder.look()
         if before != self._last_change_key:
             present = pci.presence(self._sys)
@@ -160,7 +162,7 @@ def _link_max(function: pci.Function) -> tuple[float | None, int | None]:
 
 
 def _difference(before: frozenset[tuple[str, int]], now: frozenset[tuple[str, int]]) -> str:
-    """Return words for the functions that are others: `PCIe 0000:18:00.0 gone`."""
+    """Return a message about the changed functions: `PCIe 0000:18:00.0 gone`."""
     before_names, now_names = {name for name, _ in before}, {name for name, _ in now}
     changes = [f"{name} gone" for name in sorted(before_names - now_names)]
     changes += [f"{name} new" for name in sorted(now_names - before_names)]
@@ -174,7 +176,7 @@ def _difference(before: frozenset[tuple[str, int]], now: frozenset[tuple[str, in
 
 
 def _device(function: pci.Function, excluded: bool) -> CounterDevice:
-    """Return the function with the files it has: one in the root complex has no link, one asleep none to be read."""
+    """Return the function with its files. The link of a sleeping function is not read."""
     folder = function.folder
     speed_max, lanes_max = (
         (None, None) if excluded or pci.is_asleep(folder) else _link_max(function)
@@ -199,9 +201,6 @@ def _device(function: pci.Function, excluded: bool) -> CounterDevice:
     )
 
 
-# ----------------------------------------------------------------------
-# PCIe functions, once a minute: what the two ends of each link have agreed on.
-
 _CONFIG_CLOSED = (
     "MaxReadReq, MaxPayload and ACS of PCIe functions are shown to CAP_SYS_ADMIN only; open them with "
     "AmbientCapabilities=CAP_SYS_ADMIN in the agent's unit, or look by hand: sudo lspci -vv"
@@ -225,7 +224,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _SysfsState:
-    """What small files of sysfs show of a function; by itself, of one that is not to be asked."""
+    """The values of sysfs about a function; the defaults are those of an excluded function."""
 
     is_asleep: bool = True
     aspm_flags: int | None = None
@@ -237,7 +236,7 @@ _EXCLUDED = _SysfsState()
 
 
 class PcieMinute(ExcludingCollector):
-    """Sizes of requests, ordering, link power, access control, IOMMU: what decides a function's speed."""
+    """Settings that affect speed: request sizes, ordering, link power, access control, IOMMU."""
 
     name = "pcie_60s"
     pace = Pace.MINUTE
@@ -252,12 +251,12 @@ class PcieMinute(ExcludingCollector):
         self.access_error = ""
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Read nothing of these functions."""
+        """Skip these functions."""
         super().exclude(devices)
         self._functions.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData when there is no function to watch."""
+        """Return the block. Raises NoData without a function to watch."""
         is_new = self._functions.refresh()
         if not self._functions.value:
             raise NoData(NO_FUNCTION)
@@ -287,11 +286,16 @@ class PcieMinute(ExcludingCollector):
         )
 
     def _compute(self, files: FileReader) -> list[tuple[pci.Function, _SysfsState]]:
-        """Return the functions: others when one came, went, or was put back under its address."""
+        """Return the functions, listed again when one came, went, or was replaced."""
         files.names(self._sys / "bus/pci/devices")
         return [
-            (each, _EXCLUDED if self.is_excluded(each.address) else _read_sysfs(each.folder, files))
-            for each in pci.watched_functions(self._sys).values()
+            (
+                function,
+                _EXCLUDED
+                if self.is_excluded(function.address)
+                else _read_sysfs(function.folder, files),
+            )
+            for function in pci.watched_functions(self._sys).values()
         ]
 
     def _express(self, function: pci.Function) -> ExpressRegisters:
@@ -301,7 +305,7 @@ class PcieMinute(ExcludingCollector):
         except (ConfigHidden, PermissionError):
             self.access_error = _CONFIG_CLOSED
         except OSError:
-            pass  # it went; its row is of missing values
+            pass  # removed: its values are missing
         return ExpressRegisters()
 
 
@@ -315,19 +319,19 @@ def _read_sysfs(folder: Path, files: FileReader) -> _SysfsState:
 
 
 def code_of(name: str | None, names: Sequence[str]) -> int | None:
-    """Return the place of *name* in *names*; None for another."""
+    """Return the index of *name* in *names*; None for any other name."""
     return names.index(name) if name and name in names else None
 
 
 def aspm_flags(folder: Path, files: FileReader) -> int | None:
-    """Return the link's power states that are allowed (1 L0s, 2 L1); None where sysfs has neither."""
+    """Return the permitted power states of the link (1 L0s, 2 L1); None if sysfs shows neither."""
     l0s, l1 = (files.unsigned(f"{folder}/link/{name}_aspm") for name in ("l0s", "l1"))
     return None if l0s is None and l1 is None else (1 if l0s else 0) | (2 if l1 else 0)
 
 
 def iommu_code(folder: Path, files: FileReader) -> int | None:
-    """Return the code of how the function's addresses are translated; None if unknown."""
-    kind = files.text(f"{folder}/iommu_group/type")  # may come with the function's driver
+    """Return the code of the function's IOMMU group type; None if unknown."""
+    kind = files.text(f"{folder}/iommu_group/type")  # may appear with the function's driver
     if kind is None and not os.path.lexists(f"{folder}/iommu_group"):
         return 0 if folder.exists() else None
     return code_of(kind, IOMMU_TYPES)

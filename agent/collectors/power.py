@@ -9,11 +9,11 @@ from pathlib import Path
 from ...contract.signal import Pace
 from ...ext.counterfiles import SIGNED
 from ...ext.hostfiles import Glance
-from ..hardware import host
+from ..hardware import power_sensors
 from ..hardware.files import Roots
 from .counter_files import U64_MAX, CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
-#: Since CVE-2020-8694 the energy counters are the root user's: they give keys away.
+#: Since CVE-2020-8694 only root may read the energy counters, which reveal keys.
 _RAPL_REMEDY = (
     "energy_uj is readable by root only; "
     "open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit, "
@@ -22,15 +22,20 @@ _RAPL_REMEDY = (
 
 
 def rapl_1s(roots: Roots) -> CounterFileCollector:
-    """Energy of each RAPL zone since the agent started. A core of the package is interrupted to read its register."""
+    """Return the collector of energy per RAPL zone since the agent started.
+
+    A read interrupts a core of the package.
+    """
     return CounterFileCollector(
         CollectorSpec(
             "rapl_1s",
             Pace.SECOND,
             ("rapl_1s",),
             lambda: [
-                CounterDevice(name, f"{folder}/", _energy(folder), responder=host.package_of(name))
-                for name, folder in host.rapl_zones(roots.sys).items()
+                CounterDevice(
+                    name, f"{folder}/", _energy(folder), responder=power_sensors.package_of(name)
+                )
+                for name, folder in power_sensors.rapl_zones(roots.sys).items()
             ],
             "no RAPL zone in /sys/class/powercap",
             enters_driver=True,
@@ -42,8 +47,8 @@ def rapl_1s(roots: Roots) -> CounterFileCollector:
 
 
 def _energy(zone: Path) -> dict[str, FileField]:
-    """Return a zone's energy. A value beyond the counter's range is no reading."""
-    span = host.energy_range_microjoules(zone) or 0
+    """Return a zone's energy. A value beyond the counter's range is invalid."""
+    span = power_sensors.energy_range_microjoules(zone) or 0
     file_field = FileField("energy_uj", scale=1e-6, raw_max=span or U64_MAX, wraps_at=span)
     return {"rapl.energy_joules": file_field}
 
@@ -54,13 +59,13 @@ def _access_error(refusals: Sequence[tuple[str, int]]) -> str:
 
 
 def rapl_10s(roots: Roots) -> CounterFileCollector:
-    """The long-term power cap of each zone that has one."""
+    """Return the collector of the long-term power cap of each zone that has a cap."""
 
     def devices() -> list[CounterDevice]:
         limit = {"rapl.power_limit_watts": FileField("constraint_0_power_limit_uw", scale=1e-6)}
         return [
-            CounterDevice(name, f"{folder}/", limit, responder=host.package_of(name))
-            for name, folder in host.rapl_zones(roots.sys).items()
+            CounterDevice(name, f"{folder}/", limit, responder=power_sensors.package_of(name))
+            for name, folder in power_sensors.rapl_zones(roots.sys).items()
             if (folder / "constraint_0_power_limit_uw").exists()
         ]
 
@@ -79,7 +84,7 @@ def rapl_10s(roots: Roots) -> CounterFileCollector:
 
 
 def hwmon_1s(roots: Roots) -> CounterFileCollector:
-    """Power sensors: the whole node's where the BMC shows it, a PSU's, a NIC's."""
+    """Return the collector of power sensors: of the node if the BMC shows it, a PSU, a NIC."""
 
     def devices() -> list[CounterDevice]:
         return [
@@ -89,7 +94,7 @@ def hwmon_1s(roots: Roots) -> CounterFileCollector:
                 {"hwmon.power_watts": FileField(s.reading, scale=1e-6)},
                 responder=_chip(name),
             )
-            for name, s in host.sensors(roots.sys).items()
+            for name, s in power_sensors.sensors(roots.sys).items()
             if s.kind == "power"
         ]
 
@@ -97,13 +102,16 @@ def hwmon_1s(roots: Roots) -> CounterFileCollector:
 
 
 def hwmon_10s(roots: Roots) -> CounterFileCollector:
-    """Heat, fans, voltages, caps. Many ask their device: an NVMe by an admin command, a NIC or a BMC by
-    its firmware, a processor by waking the core."""
+    """Return the collector of heat, fans, voltages and caps.
+
+    Many reads call the device: an NVMe by an admin command, a NIC or a BMC by its firmware, a
+    processor by waking the core.
+    """
 
     def devices() -> list[CounterDevice]:
         return [
             CounterDevice(name, s.prefix, _SENSORS[s.kind], responder=_chip(name))
-            for name, s in host.sensors(roots.sys).items()
+            for name, s in power_sensors.sensors(roots.sys).items()
             if s.kind != "power" or Path(f"{s.prefix}_cap").exists()
         ]
 
@@ -124,11 +132,12 @@ def _hwmon(
 
 
 def _chip(sensor: str) -> str:
-    """Return the chip of a sensor: when one does not respond, the chip does not."""
+    """Return the chip of a sensor: a chip that hangs affects all its sensors."""
     return sensor.rpartition("/")[0]
 
 
-#: What each kind of sensor has at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV, uW).
+#: Fields of each kind of sensor at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV,
+#: uW).
 _SENSORS: Mapping[str, Mapping[str, FileField]] = {
     "temp": {
         "hwmon.temperature_celsius": FileField("_input", SIGNED, scale=1e-3),

@@ -1,7 +1,8 @@
 """Jobs of processes that a GPU driver names in the kernel log.
 
-The collector `gpu_job_1s` reports the owner of each process on a GPU. A process that ran for less than its period is looked up
-in /proc, in a thread of its own: reading a control group may wait for a lock of the kernel.
+The collector `gpu_job_1s` reports the owner of each process on a GPU. A process shorter than its
+period is looked up in /proc, in a thread of its own, because reading a control group may wait for a
+lock of the kernel.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from .gpu_processes import EVENT, owner_text
 
 #: Owners remembered by PID; beyond this number the one reported longest ago is forgotten.
 PROCESSES_MAX = 4096
-#: The report of an XID waits this long for /proc.
+#: The report of an XID waits at most this long for /proc.
 LOOKUP_SECONDS_MAX = 0.05
 
 
 class ProcessJobs:
-    """`observe` belongs to any thread, `attributes` to the reader of the kernel log. Neither raises."""
+    """Jobs by PID. Any thread may call `observe`, only the kernel log's reader `attributes`.
+
+    Neither raises.
+    """
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
@@ -30,7 +34,7 @@ class ProcessJobs:
         self._lookup: threading.Thread | None = None
 
     def observe(self, event: HealthEvent) -> None:
-        """Remember the owner that an event of a GPU's process reports."""
+        """Remember the owner of a GPU's process from its event."""
         if event.name != EVENT or event.attributes.get("source", "unknown") == "unknown":
             return
         self._known.pop(event.process_id, None)
@@ -39,20 +43,23 @@ class ProcessJobs:
             self._known.pop(next(iter(self._known)), None)
 
     def attributes(self, pid: int) -> Mapping[str, str]:
-        """Return the job of a process of the host's PID namespace, as attributes of an event; empty if it is unknown."""
+        """Return a process's job as attributes of an event; empty if unknown.
+
+        *pid*: in the host's namespace.
+        """
         if pid in self._known:
             return self._known[pid]
         if self._is_foreign or (self._lookup is not None and self._lookup.is_alive()):
             return {}
-        found: list[Mapping[str, str]] = []
+        owners: list[Mapping[str, str]] = []
         self._lookup = threading.Thread(
-            target=lambda: found.append(read_process(self._proc, pid).owner.attributes()),
+            target=lambda: owners.append(read_process(self._proc, pid).owner.attributes()),
             name="process-job",
             daemon=True,
         )
         self._lookup.start()
         self._lookup.join(LOOKUP_SECONDS_MAX)
-        return _job(found[0]) if found and found[0] else {}
+        return _job(owners[0]) if owners and owners[0] else {}
 
 
 def _job(owner: Mapping[str, str]) -> Mapping[str, str]:

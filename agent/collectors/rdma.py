@@ -13,13 +13,11 @@ from ..hardware.files import Roots, device_key, inode, names_in
 from ..hardware.network import LINK_LAYERS, rdma_ports
 from .counter_files import CollectorSpec, CounterDevice, CounterFileCollector, FileField
 
-# ----------------------------------------------------------------------
-# What drivers call the counters of an RDMA port.
-#
-# Names as their sources list them: drivers/infiniband/hw/mlx5/counters.c, bnxt_re/hw_counters.c,
-# efa/efa_verbs.c, irdma/verbs.c, hfi1/chip.c (Omni-Path: dev_cntrs, port_cntrs), mana/counters.c,
-# hns/hns_roce_main.c, erdma/erdma_verbs.c; ionic's come from its firmware (AMD's device-metrics-exporter lists
-# them). A signal is one quantity, whatever a driver calls it.
+# Names of counters, from their sources: drivers/infiniband/hw/mlx5/counters.c,
+# bnxt_re/hw_counters.c, efa/efa_verbs.c, irdma/verbs.c, hfi1/chip.c (Omni-Path: dev_cntrs,
+# port_cntrs), mana/counters.c, hns/hns_roce_main.c, erdma/erdma_verbs.c; ionic's come from its
+# firmware (AMD's device-metrics-exporter lists them). A signal is one quantity, whatever its names
+# in drivers.
 
 #: mlx5: file in hw_counters/ -> signal.
 QUEUE_COUNTERS: Mapping[str, str] = {
@@ -56,7 +54,7 @@ QUEUE_COUNTERS: Mapping[str, str] = {
     "np_ecn_marked_roce_packets": "rdma.congestion_marked_packets",
 }
 
-#: Signal -> file names of other drivers in a port's hw_counters/, the first that is there counts.
+#: Signal -> file names of other drivers in a port's hw_counters/; the first that exists is read.
 _ALTERNATIVE_NAMES: Mapping[str, tuple[str, ...]] = {
     "rdma.received_bytes": ("rx_bytes", "rx_rdma_ucast_bytes", "rx_bytes_cnt"),
     "rdma.transmitted_bytes": ("tx_bytes", "tx_rdma_ucast_bytes", "tx_bytes_cnt"),
@@ -213,7 +211,7 @@ _ALTERNATIVE_NAMES: Mapping[str, tuple[str, ...]] = {
     "rdma.responder_flushed_errors": ("resp_rx_cqe_flush",),
     "rdma.responder_access_errors": ("resp_tx_rmt_acc_err", "responder_rem_access_error"),
 }
-#: EFA and Omni-Path count these for the device; in older kernels EFA's stand in the port's folder.
+#: Counts of EFA and Omni-Path for the whole device; older kernels have EFA's in the port's folder.
 _OF_DEVICE: Mapping[str, str] = {
     "rdma.command_errors": "cmds_err",
     "rdma.unanswered_commands_count": "no_completion_cmds",
@@ -236,7 +234,7 @@ _OF_DEVICE: Mapping[str, str] = {
 
 
 def _alternative_files() -> dict[str, tuple[str, ...]]:
-    """mlx5 in switchdev mode counts per virtual port, under the same names with `vport_` before them."""
+    """Return each signal's files. mlx5 in switchdev mode has the prefix `vport_` (virtual port)."""
     files: dict[str, list[str]] = {}
     for signal, names in _ALTERNATIVE_NAMES.items():
         files.setdefault(signal, []).extend(f"hw_counters/{name}" for name in names)
@@ -247,24 +245,27 @@ def _alternative_files() -> dict[str, tuple[str, ...]]:
     return {signal: tuple(names) for signal, names in files.items()}
 
 
-#: Signal -> files below a port's folder, the first that is there counts.
+#: Signal -> files below a port's folder; the first that exists is read.
 ALTERNATIVE_FILES: Mapping[str, tuple[str, ...]] = _alternative_files()
 
-#: In these folders, and no counters: how long the kernel keeps a reading, and how much there is now.
+#: Files in these folders that are not counters: how long the kernel keeps a reading, and current
+#: amounts.
 _SETTINGS = ("lifespan",)
 _POPULATIONS = ("active_", "watermark_", "current_")
 
 
 def is_counter(name: str) -> bool:
-    """Return whether a file of counters/ or hw_counters/ is one that counts."""
+    """Return whether a file of counters/ or hw_counters/ is a counter."""
     return name not in _SETTINGS and not name.startswith(_POPULATIONS)
 
 
 _WORD_BYTES = 4  # port_rcv_data and port_xmit_data count 32-bit words
 _GIGABIT_BYTES = 125_000_000
-#: A port that answers with errors (a restricted function) floods the kernel log with each read.
+#: Longest wait for a port that answers with errors (a restricted function): each read logs to the
+#: kernel log.
 _WAIT_SECONDS_MAX = 300
-#: To list the counters of twelve ports costs as much as five turns, and they are made with their device.
+#: Listing the counters of twelve ports costs as much as five turns; the files only change with
+#: their device.
 _LIST_SECONDS = 300
 
 _PORT: Mapping[str, FileField] = {
@@ -297,26 +298,26 @@ _COUNTERS: Mapping[str, FileField] = {
     "rdma.vl15_dropped_packets": FileField("counters/VL15_dropped"),
 }
 _QUEUES = {name: FileField(f"hw_counters/{file}") for file, name in QUEUE_COUNTERS.items()}
-#: What mlx5 and the InfiniBand core call it.
+#: Files of mlx5 and the InfiniBand core.
 FIELDS: Mapping[str, FileField] = {**_PORT, **_COUNTERS, **_QUEUES}
-#: What others call it: the same quantity, where the first file is not there.
+#: Other drivers' files of the same quantities, if the first file does not exist.
 ALTERNATIVE_FIELDS: Mapping[str, tuple[FileField, ...]] = {
     name: tuple(FileField(file) for file in files) for name, files in ALTERNATIVE_FILES.items()
 }
 _KNOWN_FILES = {s.file for s in FIELDS.values()} | {
-    s.file for each in ALTERNATIVE_FIELDS.values() for s in each
+    s.file for alternatives in ALTERNATIVE_FIELDS.values() for s in alternatives
 }
-#: Where counters stand, below a port's folder; the last is the device's own, which EFA has.
+#: Folders of counters, below a port's folder; the last is the device's own (EFA).
 FOLDERS = ("counters", "hw_counters", "../../hw_counters")
 
 
 def rdma_1s(roots: Roots) -> CounterFileCollector:
-    """State, rate, traffic and the errors that matter most."""
+    """Return the collector of state, rate, traffic and the most important errors."""
     return _collector(roots, "rdma_1s", Pace.SECOND)
 
 
 def rdma_10s(roots: Roots) -> CounterFileCollector:
-    """The rest: each read of `counters/` is a query of the firmware."""
+    """Return the collector of all other signals: each read of `counters/` queries the firmware."""
     return _collector(roots, "rdma_10s", Pace.TEN_SECONDS)
 
 
@@ -339,16 +340,14 @@ def _collector(roots: Roots, name: str, pace: Pace) -> CounterFileCollector:
 
 
 class _PortListing:
-    """Lists ports, and remembers how often one was taken away and made again under its name."""
+    """Lists ports, and counts how often a port was removed and recreated under its name."""
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._epochs: dict[
-            str, tuple[int, int]
-        ] = {}  # inode of the folder, and how many there were
+        self._epochs: dict[str, tuple[int, int]] = {}  # inode of the folder, and the epoch
 
     def devices(self) -> list[CounterDevice]:
-        """Return the ports with their files, and how many of the files no signal covers."""
+        """Return the ports with their files, and the number of files without a signal."""
         return [self._device(name, folder) for name, folder in rdma_ports(self._sys).items()]
 
     def _device(self, name: str, folder: Path) -> CounterDevice:
@@ -365,7 +364,7 @@ class _PortListing:
 
 
 def counter_files(port: Path) -> frozenset[str]:
-    """Return the counters that the port has, below its folder. It is listed, not read."""
+    """Return the names of a port's counters, below its folder, without reading them."""
     return frozenset(
         f"{folder}/{name}"
         for folder in FOLDERS
@@ -377,7 +376,7 @@ def counter_files(port: Path) -> frozenset[str]:
 def fields_of(files: frozenset[str]) -> dict[str, FileField]:
     """Return the file of each signal on a port with these files.
 
-    Without a single one they are all tried: a folder may be there that we may not list.
+    Without any file return all: the folder may exist without permission to list it.
     """
     if not files:
         return dict(FIELDS)
@@ -393,14 +392,14 @@ def fields_of(files: frozenset[str]) -> dict[str, FileField]:
 
 
 def unnamed(files: frozenset[str]) -> list[str]:
-    """Return the files that no signal covers: another vendor's, or a newer kernel's."""
+    """Return the files without a signal, of another vendor or a newer kernel."""
     return sorted(files - _KNOWN_FILES)
 
 
 def access_error(refusals: Sequence[tuple[str, int]]) -> str:
-    """Return which ports refuse their counters, why, and what would open them.
+    """Return a message about ports that refuse their counters, with the reason and the remedy.
 
-    A port that has no such counters says EOPNOTSUPP or ENOSYS: nothing is hidden there.
+    EOPNOTSUPP or ENOSYS means that a port does not have the counters: nothing is hidden.
     """
     ports: dict[int, set[str]] = {}
     for path, error in refusals:
@@ -425,5 +424,5 @@ def _remedy(error: int) -> str:
 
 def _port_of(path: str) -> str:
     parts = path.split("/")
-    at = parts.index("ports") if "ports" in parts else 0
-    return device_key("/".join((parts[at - 1], *parts[at + 1 : at + 2])))
+    index = parts.index("ports") if "ports" in parts else 0
+    return device_key("/".join((parts[index - 1], *parts[index + 1 : index + 2])))

@@ -1,4 +1,4 @@
-"""Kernel and driver settings that affect performance, once a minute, to catch changes that slow down jobs."""
+"""Settings and services that affect jobs, once a minute, to catch changes that slow down jobs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ..collector import AccessDenied, ExcludingCollector, NoData, driver_call
 from ..hardware import settings
+from ..hardware.cpu_cores import core_of
 from ..hardware.files import FileReader, OpenFile, Roots
-from ..hardware.host import core_of, parse_first_decimal
+from ..hardware.proc_files import parse_first_decimal
 from ..hardware.processes import PROC, ProcessScanner
 from ..hardware.settings import SERVICES, Service
 from .block_writer import block_of, put, row_writer
@@ -20,27 +21,29 @@ from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
 
 
 class SettingsMinute(ExcludingCollector):
-    """Some seventy small files, and two for each frequency domain: looked at each time, and read when one is another."""
+    """Kernel and driver settings: some 70 files, and two per frequency domain.
+
+    A changed file is read again.
+    """
 
     name = "settings_60s"
     pace = Pace.MINUTE
-    enters_driver = (
-        True  # a governor asks each core; hundreds of them are not for the daemon's own thread
-    )
+    # A governor is read on its core: hundreds are too slow for the daemon's own thread
+    enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
         self._block = Block("settings_60s", ("host",))
         self._settings = FileCache(self._compute)
-        self._handles = OpenFile(roots.proc / "sys/fs/file-nr", whole=True)  # others at each check
+        self._handles = OpenFile(roots.proc / "sys/fs/file-nr", whole=True)  # changes at every read
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Ask none of these cores."""
+        """Skip these cores."""
         super().exclude(devices)
         self._settings.exclude(devices)
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData where none of them can be read."""
+        """Return the block. Raises NoData if no setting can be read."""
         is_new = self._settings.refresh()
         settings_now = self._settings.value
         files, files_max = settings.parse_file_handles(self._handles.read())
@@ -49,7 +52,7 @@ class SettingsMinute(ExcludingCollector):
                 put(self._block, f"settings.{name}", 0, value)
         if files is None and all(value is None for value in settings_now.values()):
             raise NoData("no setting can be read from /sys and /proc/sys")
-        # NVIDIA's file is not kept open: nothing of the driver is held that may have to be unloaded
+        # NVIDIA's file is not kept open, so that the driver can be unloaded.
         put(
             self._block, "settings.gpu_open_module_state", 0, settings.open_module(self._roots.proc)
         )
@@ -73,7 +76,7 @@ class SettingsMinute(ExcludingCollector):
 def of_cores(
     sys: Path, files: FileReader, of_domain: Callable[[Path], str | None]
 ) -> dict[str, float | None]:
-    """Governor, energy preference, SMT, turbo, idle states, isolation, clock source."""
+    """Return governor, energy preference, SMT, turbo, idle states, isolation, clock source."""
     cpu = sys / "devices/system/cpu"
     clocksource = sys / "devices/system/clocksource/clocksource0/current_clocksource"
     governors = settings.domain_values(sys, "scaling_governor", of_domain, files.names)
@@ -92,7 +95,7 @@ def of_cores(
 
 
 def of_memory(roots: Roots, files: FileReader) -> dict[str, float | None]:
-    """Huge pages, NUMA balancing, reclaim, swapping, mappings."""
+    """Return huge pages, NUMA balancing, reclaim, swapping, mappings."""
     pages, kernel = roots.sys / "kernel/mm/transparent_hugepage", roots.proc / "sys"
     enabled = settings.parse_selected(files.text(pages / "enabled"))
     defrag = settings.parse_selected(files.text(pages / "defrag"))
@@ -107,7 +110,7 @@ def of_memory(roots: Roots, files: FileReader) -> dict[str, float | None]:
 
 
 def of_devices(roots: Roots, files: FileReader) -> dict[str, float | None]:
-    """Link power of PCIe, and the way from NIC to GPU memory."""
+    """Return the link power of PCIe, and peer memory for NIC to GPU transfers."""
     policy = settings.parse_selected(files.text(roots.sys / "module/pcie_aspm/parameters/policy"))
     return {
         "pcie_aspm_policy_state": settings.code(settings.ASPM, policy),
@@ -116,7 +119,7 @@ def of_devices(roots: Roots, files: FileReader) -> dict[str, float | None]:
 
 
 def of_kernel(folder: Path, files: FileReader) -> dict[str, float | None]:
-    """Limits of /proc/sys that large jobs run into, and the kernel's taint."""
+    """Return limits of /proc/sys that large jobs reach, and the kernel's taint."""
     return {
         "kernel_taint_flags": files.unsigned(folder / "kernel/tainted"),
         "threads_max_count": files.unsigned(folder / "kernel/threads-max"),
@@ -126,20 +129,17 @@ def of_kernel(folder: Path, files: FileReader) -> dict[str, float | None]:
     }
 
 
-# ----------------------------------------------------------------------
-# Which of the services that a GPU host needs are there, and run.
-
 RUNNING, NOT_RUNNING = 1, 2
-#: Of the other known processes, this many are read in one collection: a name changes by exec only.
+#: Known other processes read per collection: a name changes only by exec.
 READS_MAX = 2048
-#: Unit files are on the root filesystem, by the name that it has as a mount point.
+#: The mount point of the root filesystem, which has the unit files.
 _ROOT = "/"
 _COLUMNS = ("service.running_state", "service.enabled_state", "service.running_seconds")
 _NAMES = frozenset(service.process for service in SERVICES)
 
 
 class Services(ExcludingCollector):
-    """Fills a row per service that is installed or runs. Nothing is started, and no socket is touched."""
+    """A row per service that is installed or runs. Nothing is started, and no socket is touched."""
 
     name = "service_60s"
     pace = Pace.MINUTE
@@ -147,30 +147,33 @@ class Services(ExcludingCollector):
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
-        self._root = roots.proc.parent  # of the host, also where it is mounted below /host
+        self._root = roots.proc.parent  # the host's root, also if it is mounted below /host
         self._uptime = OpenFile(roots.proc / "uptime", whole=True)
         self._processes = ProcessScanner(roots.proc, PROCESSES_MAX, READS_MAX)
         self._block = Block("service_60s", ())
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData when none of the services is there, AccessDenied when none is shown."""
+        """Return the block.
+
+        Raises NoData without a service; AccessDenied instead if processes are hidden.
+        """
         if self.is_excluded(PROC) or self.is_excluded(_ROOT):
             self._block.clear()
             return (self._block,) if self._block.rows else ()
         with driver_call(_ROOT, "list unit files"):
             units = settings.UnitFiles(self._root)
-        found = self._find_services(units)
-        if not found and self.access_error:
+        services = self._find_services(units)
+        if not services and self.access_error:
             raise AccessDenied(self.access_error)
-        if not found:
+        if not services:
             raise NoData(
                 f"none of {', '.join(s.name for s in SERVICES[:4])}... is installed or runs"
             )
-        self._block = block_of(self._block, (service.name for service in found))
+        self._block = block_of(self._block, (service.name for service in services))
         writer = row_writer(self._block, _COLUMNS)
         now_seconds = parse_first_decimal(self._uptime.read())
-        for row, (service, run) in enumerate(found.items()):
+        for row, (service, run) in enumerate(services.items()):
             is_enabled = not units.enabled.isdisjoint(service.units)
             start_seconds = run.since_seconds if run else None
             seconds: float | None = None
@@ -180,13 +183,13 @@ class Services(ExcludingCollector):
         return (self._block,)
 
     def _state(self, run: _ServiceRun | None) -> int | None:
-        """Return the state; None where the processes that would tell are hidden."""
+        """Return the state; None if the processes are hidden."""
         if run is None:
             return None if self.access_error else NOT_RUNNING
         return RUNNING
 
     def _find_services(self, units: settings.UnitFiles) -> dict[Service, _ServiceRun | None]:
-        """Return the services that are there, with how they run."""
+        """Return the installed or running services, with their runs."""
         starts, by_name = self._starts()
         if not starts:
             raise NoData("no process in /proc")
@@ -217,21 +220,21 @@ class Services(ExcludingCollector):
         return _ServiceRun(None) if numbers is not None or is_once else None
 
     def _starts(self) -> tuple[dict[int, float], dict[str, float]]:
-        """Return when each process began, by its number, and the oldest of each name."""
+        """Return the start of each process by number, and the oldest start per name."""
         try:
             processes = self._processes.read(lambda task: task.name in _NAMES)
         except OSError:
             return {}, {}
         self.access_error = HIDEPID if hides_processes(processes) else ""
-        found = [task for task in processes if not task.is_kernel]
+        user_tasks = [task for task in processes if not task.is_kernel]
         by_name: dict[str, float] = {}
-        for task in found:
+        for task in user_tasks:
             by_name[task.name] = min(task.start_seconds, by_name.get(task.name, task.start_seconds))
-        return {task.number: task.start_seconds for task in found}, by_name
+        return {task.number: task.start_seconds for task in user_tasks}, by_name
 
 
 @dataclass(frozen=True, slots=True)
 class _ServiceRun:
-    """A service runs; since when, in seconds since boot, if that can be known."""
+    """A running service, and its start in seconds since boot if known."""
 
     since_seconds: float | None

@@ -11,22 +11,23 @@ from ...ext.hostfiles import Glance
 from ..collector import ExcludingCollector, NoData
 from ..hardware import processes as tasks
 from ..hardware.files import OpenFile, Roots, names_in, read_unsigned
-from ..hardware.host import parse_first_decimal
+from ..hardware.proc_files import parse_first_decimal
 from ..hardware.processes import ProcessScanner, TaskStat
 from .block_writer import row_writer
 
-#: More processes are not looked at in a turn, nor more threads of those that hold a GPU.
+#: Per turn: processes that are read, and threads of GPU holders.
 PROCESSES_MAX = 16384
 THREADS_MAX = 4096
-#: Of the processes that are not new, were not blocked and hold no GPU, this many are read in one collection.
+#: Known processes, neither blocked nor on a GPU, that are read per collection.
 READS_MAX = 512
-#: Of a process's descriptors, the first: a driver is opened before files and sockets are.
+#: Descriptors of a process that are checked, from the first: a driver is opened before files and
+#: sockets.
 DESCRIPTORS_MAX = 512
-#: Whether a process holds a GPU is looked up again after this many turns, for each descriptor is a link to be
-#: read; after more turns where that would be more processes in a turn than these.
+#: A process is checked for an open GPU every _CHECK_TURNS, because each descriptor is a link to
+#: read; less often if that exceeds _CHECKS_MAX processes per turn.
 _CHECK_TURNS = 6
 _CHECKS_MAX = 512
-#: The device files of GPUs, before their number. A container's are shown under the same name.
+#: Prefix of the GPUs' device files, which have the same names in a container.
 _GPU = "nvidia"
 HIDEPID = (
     "/proc hides the processes of other users (hidepid): open it with "
@@ -38,7 +39,7 @@ _HIDDEN = (
 )
 
 
-#: In the order in which `BlockedTasks.collect` has them.
+#: In the order of `BlockedTasks.collect`.
 _COLUMNS = (
     "tasks.processes_count",
     "tasks.blocked_count",
@@ -53,7 +54,10 @@ _COLUMNS = (
 
 
 class BlockedTimes:
-    """When each task in uninterruptible wait was first seen in it. A task that left it is forgotten."""
+    """When each task in uninterruptible wait was first seen in it.
+
+    A task that leaves it is forgotten.
+    """
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, int], float] = {}
@@ -61,19 +65,22 @@ class BlockedTimes:
     def observe(
         self, blocked: Iterable[TaskStat], now_seconds: float
     ) -> dict[tuple[int, int], float]:
-        """Return how long each of these tasks has been seen blocked, in seconds, by its identity.
+        """Return the seconds since each of these tasks was first seen blocked, by its identity.
 
-        It may have moved between two checks: blocked at both is not proof of blocked all the time.
+        A task that is blocked at two checks may have run between them.
         """
         self._first = {t.identity: self._first.get(t.identity, now_seconds) for t in blocked}
-        return {identity: max(0.0, now_seconds - at) for identity, at in self._first.items()}
+        return {
+            identity: max(0.0, now_seconds - first_seconds)
+            for identity, first_seconds in self._first.items()
+        }
 
 
 class GpuHolders:
-    """The processes that have a GPU open, looked up now and then.
+    """The processes that have a GPU open, looked up periodically.
 
-    One that was killed closes its descriptors on its way out; when the driver holds it fast there, it
-    shows none and has the GPU still. So who held one and shows no descriptor holds it until it is gone.
+    A killed process closes its descriptors while it exits; if the driver blocks it there, it shows
+    none but still has the GPU. So a holder without descriptors remains a holder until it is gone.
     """
 
     def __init__(self, proc: Path, dev: Path) -> None:
@@ -81,22 +88,25 @@ class GpuHolders:
         self._device_folder = Glance(dev)
         self._last_change_key: int | None = None
         self._turn = 0
-        #: By identity whether the process holds a GPU; None where that is not shown.
+        #: Identity -> whether the process holds a GPU; None: hidden.
         self._holding: dict[tuple[int, int], bool | None] = {}
-        #: Whether there is a GPU to hold.
+        #: Whether the host has a GPU.
         self.has_gpus = False
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the descriptors of some process are not shown."""
+        """Whether the descriptors of a process are hidden."""
         return None in self._holding.values()
 
     def holds(self, task: TaskStat) -> bool:
-        """Return whether the task held a GPU when it was asked last."""
+        """Return whether the task held a GPU at its last check."""
         return bool(self._holding.get(task.identity))
 
     def find(self, processes: Sequence[TaskStat]) -> list[TaskStat]:
-        """Return those that hold a GPU. One that is new is asked at once, each other once in some turns."""
+        """Return the processes that hold a GPU.
+
+        A new process is checked at once, others every few turns.
+        """
         self._turn += 1
         before, self._last_change_key = self._last_change_key, self._device_folder.look()
         if before != self._last_change_key:
@@ -114,24 +124,25 @@ class GpuHolders:
 
     def _check(self, task: TaskStat) -> bool | None:
         try:
-            found = tasks.has_open_device(
+            is_open = tasks.has_open_device(
                 self._proc / str(task.number), f"/dev/{_GPU}", DESCRIPTORS_MAX
             )
         except PermissionError:
             return None
-        return self.holds(task) if found is None else found
+        return self.holds(task) if is_open is None else is_open
 
 
 def hides_processes(processes: Iterable[TaskStat]) -> bool:
-    """Return whether /proc shows some processes only: the first of all is always there."""
+    """Return whether /proc hides processes: PID 1 always exists."""
     return all(task.number != 1 for task in processes)
 
 
 class BlockedTasks(ExcludingCollector):
-    """Counts tasks in uninterruptible wait (D) and how long they are in it, from /proc.
+    """Counts tasks in uninterruptible wait (D) and their durations, from /proc.
 
-    Of processes that hold a GPU every thread is looked at, of others the main one; of thousands of those a part
-    in each turn, so that one which blocks may be seen some turns later (`ProcessScanner`).
+    Every thread is read for GPU holders, only the main thread for other processes. Thousands of
+    other processes are read in parts, so that a blocked one may be seen some turns later
+    (`ProcessScanner`).
     """
 
     name = "tasks_10s"
@@ -149,7 +160,7 @@ class BlockedTasks(ExcludingCollector):
         self.access_error = ""
 
     def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData when /proc cannot be listed, or shows no process."""
+        """Return the block. Raises NoData when /proc cannot be listed, or shows no process."""
         if self.is_excluded(tasks.PROC):
             self._block.clear()
             return (self._block,)
@@ -166,11 +177,11 @@ class BlockedTasks(ExcludingCollector):
         blocked = {t.identity: t for t in (*processes, *threads) if t.is_blocked}
         seconds = self._blocked_times.observe(blocked.values(), now_seconds)
         user_seconds = [seconds[i] for i, t in blocked.items() if not t.is_kernel]
-        of_gpus = [seconds[t.identity] for t in threads if t.is_blocked]
+        gpu_seconds = [seconds[t.identity] for t in threads if t.is_blocked]
         values = (
             *self._counts(processes),
             max(user_seconds, default=0.0),
-            *self._of_gpus(len(holders), of_gpus),
+            *self._of_gpus(len(holders), gpu_seconds),
         )
         self._writer.put(0, values)
         return (self._block,)
@@ -184,28 +195,28 @@ class BlockedTasks(ExcludingCollector):
         return task.is_blocked or self._holders.holds(task)
 
     def _threads_of(self, holders: Iterable[TaskStat]) -> list[TaskStat]:
-        found: list[TaskStat] = []
+        threads: list[TaskStat] = []
         for holder in holders:
             folder = self._proc / str(holder.number) / "task"
             try:
                 numbers = tasks.task_numbers(folder, THREADS_MAX)
             except OSError:
                 continue  # it ended
-            found += tasks.read_tasks(folder, numbers[: THREADS_MAX - len(found)])
-        return found
+            threads += tasks.read_tasks(folder, numbers[: THREADS_MAX - len(threads)])
+        return threads
 
     def _counts(self, processes: Sequence[TaskStat]) -> tuple[int | None, ...]:
-        """Return how many there are of each; nothing when not all were seen, for it would be too few."""
+        """Return the counts; None, instead of too low counts, if processes are hidden."""
         blocked = [task for task in processes if task.is_blocked]
-        of_kernel = sum(task.is_kernel for task in blocked)
+        kernel_count = sum(task.is_kernel for task in blocked)
         zombies = sum(task.state == "Z" for task in processes)
-        counts = (self._processes.count, len(blocked) - of_kernel, of_kernel, zombies)
+        counts = (self._processes.count, len(blocked) - kernel_count, kernel_count, zombies)
         whole = self._processes.count is not None and self.access_error != HIDEPID
         detected = read_unsigned(f"{self._proc}/sys/kernel/hung_task_detect_count")
         return (*(counts if whole else (None,) * 4), detected)
 
     def _of_gpus(self, holders: int, blocked_seconds: Sequence[float]) -> tuple[float | None, ...]:
-        """Return what is known of processes with a GPU: nothing without one, or when not all are shown."""
+        """Return the values of GPU holders; None without a GPU, or if not all are visible."""
         known = self._holders.has_gpus and self._processes.count is not None
         if not known or self.access_error:
             return (None,) * 3

@@ -18,13 +18,13 @@ from .files import READ, device_key, names_in, parse_unsigned, read_text, read_u
 
 AMD = 0x1002
 DRIVER = "amdgpu"
-#: More GPUs, nodes, banks and blocks than a host has are left out: 8 GPUs in CPX are 64 nodes.
+#: Maximum of GPUs, nodes, banks and blocks; more are left out. 8 GPUs in CPX are 64 nodes.
 GPUS_MAX, NODES_MAX, BANKS_MAX, RAS_BLOCKS_MAX = 64, 1024, 64, 64
-#: Holders of GPUs that are looked at, and queues of each.
+#: Maximum of holders of GPUs, and of queues of each.
 PROCESSES_MAX, QUEUES_MAX = 1024, 1024
-#: AMD retires at most one page of each 100 MB: 2,000 of an MI300X, in lines of 28 characters.
+#: AMD retires at most one page per 100 MB: 2,000 on an MI300X, in lines of 28 characters.
 BAD_PAGES_BYTES_MAX = 256 << 10
-#: `heap_type` of a memory bank that is the GPU's own (HSA_MEM_HEAP_TYPE_FB_PUBLIC, _PRIVATE).
+#: `heap_type` of a bank of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC, _PRIVATE).
 _FRAME_BUFFER = (1, 2)
 
 _CARD = re.compile(r"card\d{1,6}$")
@@ -34,7 +34,10 @@ _LEVEL = re.compile(r"\s*\w{1,4}:\s*(\d{1,6})\s*[Mm][Hh]z")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A compute partition of a GPU (XCP): a GPU of its own to programs. A GPU in SPX is one."""
+    """A compute partition of a GPU (XCP), which programs see as a GPU.
+
+    A GPU in SPX has a single one.
+    """
 
     number: int
     kfd_id: int
@@ -45,21 +48,21 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class AmdGpu:
-    """A GPU, or one of the two dies of an MI250X, which are two GPUs to everybody."""
+    """A GPU; the two dies of an MI250X are two GPUs."""
 
-    key: str  # `GPU-` and the driver's unique id, as ROCm has it; the PCI address where it has none
+    key: str  # `GPU-` and the driver's unique id, as in ROCm; without an id the PCI address
     address: str
-    folder: str  # the PCI function's
-    hwmon: str  # its sensors' folder; empty: it shows none
-    compute_mode: str  # SPX, DPX, TPX, QPX, CPX; empty: it cannot be split
+    folder: str  # folder of the PCI function
+    hwmon: str  # folder of its sensors; empty: none
+    compute_mode: str  # SPX, DPX, TPX, QPX, CPX; empty: cannot be split
     memory_mode: str  # NPS1, NPS2, NPS4, NPS8
-    ras_blocks: tuple[str, ...]  # that count errors: umc, gfx, sdma, ...
+    ras_blocks: tuple[str, ...]  # blocks that count errors: umc, gfx, sdma, ...
     partitions: tuple[Partition, ...]
     may_sleep: bool = False
 
     @property
     def is_split(self) -> bool:
-        """Whether programs see more than one GPU in it."""
+        """Whether programs see it as several GPUs."""
         return self.compute_mode not in ("", "SPX")
 
     def partition_key(self, number: int) -> str:
@@ -68,16 +71,16 @@ class AmdGpu:
 
 
 def amd_gpus(sys: Path) -> list[AmdGpu]:
-    """Return the GPUs that the driver shows, by PCI address. Never raises; unknown values are empty."""
+    """Return the driver's GPUs by PCI address. Never raises; unknown values are empty."""
     nodes = list(_nodes(sys))
-    found: dict[str, AmdGpu] = {}
+    gpus: dict[str, AmdGpu] = {}
     for card in names_in(sys / "class/drm"):
         folder = sys / "class/drm" / card / "device"
         if _CARD.match(card) and read_unsigned(folder / "vendor", 16) == AMD:
             gpu = _gpu(Path(os.path.realpath(folder)), nodes)
-            if gpu is not None:  # partitions have cards too, of no PCI function
-                found[gpu.address] = gpu
-    return [found[address] for address in sorted(found)][:GPUS_MAX]
+            if gpu is not None:  # partitions have cards too, without a PCI function
+                gpus[gpu.address] = gpu
+    return [gpus[address] for address in sorted(gpus)][:GPUS_MAX]
 
 
 def _gpu(folder: Path, nodes: Iterable[KfdNode]) -> AmdGpu | None:
@@ -108,19 +111,18 @@ _COUNT = "_err_count"
 
 
 def unique_key(folder: Path) -> str:
-    """Return `GPU-` and the GPU's unique id (16 hexadecimal digits), as ROCR_VISIBLE_DEVICES takes it; empty: it has none."""
+    """Return `GPU-` and the unique id (16 hexadecimal digits) as in ROCR_VISIBLE_DEVICES.
+
+    Return "" without an id.
+    """
     text = (read_text(folder / "unique_id") or "").lower()
     return f"GPU-{text}" if _UNIQUE_ID.match(text) and text.strip("0") else ""
 
 
-# ----------------------------------------------------------------------
-# The topology of KFD: a node for each partition, and for each processor.
-
-
 class KfdNode(NamedTuple):
-    """A node that is a GPU, or a partition of one."""
+    """A node of KFD's topology that is a GPU or a partition; other nodes are processors."""
 
-    kfd_id: int  # `gpu_id`, by which processes name it
+    kfd_id: int  # `gpu_id`, the name in processes' files
     address: str
     compute_units: int
     compute_dies: int
@@ -128,7 +130,7 @@ class KfdNode(NamedTuple):
 
 
 def _nodes(sys: Path) -> Iterator[KfdNode]:
-    """Yield the GPUs' nodes in the order of their numbers, which is that of the partitions within a GPU."""
+    """Yield the GPUs' nodes in numerical order, which is the order of a GPU's partitions."""
     folder = sys / "class/kfd/kfd/topology/nodes"
     numbers = sorted((name for name in names_in(folder) if name.isdecimal()), key=int)
     for number in numbers[:NODES_MAX]:
@@ -147,7 +149,10 @@ def _nodes(sys: Path) -> Iterator[KfdNode]:
 
 
 def pci_address(domain: int, location: int) -> str:
-    """Return the address of a node's GPU. Partitions say which they are in the function's bits and above 16."""
+    """Return the address of a node's GPU.
+
+    The function's bits, and bits above 16, number the partition.
+    """
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"
 
 
@@ -162,22 +167,18 @@ def _memory(folder: Path) -> int:
 
 
 def parse_properties(text: str | None) -> dict[str, int]:
-    """Return the whole numbers of lines `name number`; others are left out."""
-    found: dict[str, int] = {}
+    """Return the values of lines `name number`; other lines are left out."""
+    values: dict[str, int] = {}
     for line in (text or "").splitlines():
         name, _, number = line.partition(" ")
         value = parse_unsigned(number.strip())
         if value is not None:
-            found[name] = value
-    return found
-
-
-# ----------------------------------------------------------------------
-# Processes: /sys/class/kfd/kfd/proc has a folder for each that opened KFD, by its number in the host's namespace.
+            values[name] = value
+    return values
 
 
 class KfdHolding(NamedTuple):
-    """A process that holds memory of a GPU, or has a queue on it."""
+    """A process with memory or a queue on a GPU."""
 
     pid: int
     kfd_id: int
@@ -185,7 +186,10 @@ class KfdHolding(NamedTuple):
 
 
 def kfd_processes(sys: Path) -> list[int]:
-    """Return the numbers of the processes that opened KFD. Each has a file for every GPU, whether it uses it or not."""
+    """Return the processes that opened KFD, by PID in the host's namespace.
+
+    Each has a file for every GPU, even for a GPU that it does not use.
+    """
     names = names_in(sys / "class/kfd/kfd/proc")
     return sorted(int(name) for name in names if name.isdecimal() and len(name) < 10)[
         :PROCESSES_MAX
@@ -193,7 +197,7 @@ def kfd_processes(sys: Path) -> list[int]:
 
 
 def kfd_holdings(sys: Path, pid: int) -> list[KfdHolding]:
-    """Return what a process holds, by the GPU; nothing when it is gone."""
+    """Return a process's holdings by GPU; empty if it has ended."""
     folder = sys / "class/kfd/kfd/proc" / str(pid)
     memory = {
         int(name.removeprefix("vram_")): read_unsigned(folder / name)
@@ -212,12 +216,11 @@ def kfd_holdings(sys: Path, pid: int) -> list[KfdHolding]:
     ]
 
 
-# ----------------------------------------------------------------------
-# Files of a GPU that hold more than a number.
-
-
 class BadPages(NamedTuple):
-    """Pages of a GPU's memory that were found bad: taken out, or waiting to be; `more`: the list is longer than was read."""
+    """Counts of a GPU's bad memory pages.
+
+    `more`: the list is longer than the part that was read.
+    """
 
     reserved: int
     pending: int
@@ -225,9 +228,10 @@ class BadPages(NamedTuple):
 
 
 def parse_bad_pages(text: bytes) -> BadPages:
-    """Return what `ras/gpu_vram_bad_pages` says, lines `0x00000001 : 0x00001000 : R`. What is no such line counts as none.
+    """Return the counts of `ras/gpu_vram_bad_pages`, with lines `0x00000001 : 0x00001000 : R`.
 
-    R: reserved, nobody gets it. P and F: pending, or not to be had now; the driver takes it out when it loads again.
+    R: reserved, no longer used. P and F: pending, or not yet removable; the driver reserves such a
+    page when it is loaded again. Other lines are ignored.
     """
     flags = [
         line.rpartition(b":")[2].strip() for line in text.splitlines() if line.startswith(b"0x")
@@ -238,7 +242,7 @@ def parse_bad_pages(text: bytes) -> BadPages:
 
 
 def read_bad_pages(folder: str) -> BadPages | None:
-    """Return the bad pages of a GPU; None where it does not tell."""
+    """Return the bad pages of a GPU; None if it does not show them."""
     try:
         descriptor = os.open(f"{folder}/ras/gpu_vram_bad_pages", READ)
     except OSError:
@@ -255,7 +259,10 @@ def read_bad_pages(folder: str) -> BadPages | None:
 
 
 def parse_levels_max(text: str | None) -> float | None:
-    """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk); None where there is none."""
+    """Return the highest clock, in hertz, of lines `1: 2100Mhz *` (pp_dpm_sclk).
+
+    Return None without such a line.
+    """
     matches = [_LEVEL.match(line) for line in (text or "").splitlines()[:64]]
     highest = max((int(match[1]) for match in matches if match is not None), default=0)
     return highest * 1e6 if highest else None
@@ -266,9 +273,10 @@ GENERATIONS: Mapping[int, int] = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}
 
 
 def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:
-    """Return generation and lanes that GPU and slot can do together: the least on the way out of the package.
+    """Return the highest PCIe generation and lane count that GPU and slot both support.
 
-    A GPU of AMD's is behind a switch of its own: the way ends at the first bridge that another vendor made.
+    A GPU of AMD is behind a switch of its own: the minimum is taken up to the first bridge of
+    another vendor.
     """
     parents, _ = pci.chain_to_root(gpu.folder)
     speeds: list[int] = []
@@ -288,7 +296,7 @@ def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:
 
 
 def is_off_bus(folder: str) -> bool:
-    """Return whether a GPU's configuration space reads as all ones: nothing is there any more, or it hangs."""
+    """Return whether a GPU's configuration space reads as all ones: it is gone or hangs."""
     try:
         with open(f"{folder}/config", "rb", buffering=0) as file:
             return file.read(4) == b"\xff" * 4
@@ -297,7 +305,7 @@ def is_off_bus(folder: str) -> bool:
 
 
 def driver_version(sys: Path, proc: Path) -> str:
-    """Return the version of the driver: AMD's own package says it, that of the kernel is the kernel's."""
+    """Return the version of AMD's driver package, or of the kernel that has the driver."""
     own = read_text(sys / "module/amdgpu/version")
     if own:
         return own

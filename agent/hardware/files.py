@@ -15,38 +15,38 @@ from ...ext.counterfiles import CounterFiles
 OpenFile = hostfiles.KeptFile
 read_bytes = hostfiles.read_file
 
-#: Of a folder, no more names than these are looked at.
+#: Names of a folder beyond this number are ignored.
 FOLDER_NAMES_MAX = 65536
-#: A device's key is at most this long in UTF-8 (what a frame's row may hold).
+#: Maximum of a device key in UTF-8, the limit of a frame's row.
 KEY_BYTES_MAX = 96
 
-#: How files of the host are opened: what is no file (a FIFO in its place) must not hold us.
+#: Flags for the host's files: opening a FIFO in the place of a file must not block.
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_text(path: Path | str) -> str | None:
-    """Return the file's text without white space around it; None when it cannot be read."""
+    """Return the file's text without surrounding white space; None if it cannot be read."""
     data = read_bytes(path)
     return None if data is None else data.decode(errors="replace").strip()
 
 
 class FileReader:
-    """How small files are read and folders listed, by those who let somebody else note which."""
+    """Reads small files and lists folders; a subclass may record which."""
 
     def text(self, path: Path | str, device: str = "") -> str | None:
-        """Return the file's text without white space around it; None when it cannot be read.
+        """Return the file's text without surrounding white space; None if it cannot be read.
 
-        *device*: whose driver is entered by reading it; empty: none's.
+        *device*: the device whose driver the read enters; empty: none.
         """
         del device
         return read_text(path)
 
     def unsigned(self, path: Path | str) -> int | None:
-        """Return the whole number that the file holds; None when it holds none."""
+        """Return the whole number in the file; None without one."""
         return parse_unsigned(self.text(path))
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names in a folder, in order; none when there is no such folder."""
+        """Return the sorted names in a folder; empty if it does not exist."""
         return names_in(folder)
 
 
@@ -54,7 +54,7 @@ FILE_READER = FileReader()
 
 
 def names_in(folder: Path | str) -> list[str]:
-    """Return the names in a folder, in order; none when there is no such folder."""
+    """Return the sorted names in a folder; empty if it does not exist."""
     try:
         return sorted(os.listdir(folder)[:FOLDER_NAMES_MAX])
     except OSError:
@@ -62,7 +62,7 @@ def names_in(folder: Path | str) -> list[str]:
 
 
 def inode(path: Path) -> int:
-    """Return the inode behind *path*, 0 when there is none."""
+    """Return the inode of *path*; 0 if it does not exist."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -72,7 +72,7 @@ def inode(path: Path) -> int:
 def parse_unsigned(text: str | bytes | None, base: int = 10) -> int | None:
     """Return a whole number of 64 bits; None for anything else (`-1`, `N/A (no PMA)`, empty).
 
-    None too for all ones of 32 or 64 bits: that is -1 of one who has no value, and no count comes there.
+    All ones of 32 or 64 bits are None too: they mean "no value" (-1), and no count gets so high.
     """
     if not text or len(text) > 40:
         return None
@@ -86,12 +86,12 @@ def parse_unsigned(text: str | bytes | None, base: int = 10) -> int | None:
 
 
 def read_unsigned(path: Path | str, base: int = 10) -> int | None:
-    """Return the whole number that the file holds; None when it holds none."""
+    """Return the whole number in the file; None without one."""
     return parse_unsigned(read_text(path), base)
 
 
 def device_key(name: str, bytes_max: int = KEY_BYTES_MAX) -> str:
-    """Return a kernel's name as a key: valid UTF-8 of at most *bytes_max*, the same each time.
+    """Return a kernel's name as a stable key: valid UTF-8 of at most *bytes_max*.
 
     Kernel names are bytes. Invalid UTF-8 is replaced and long names (mount points) are truncated; either gets a
     digest at its end, so that two such names stay distinct.
@@ -105,18 +105,18 @@ def device_key(name: str, bytes_max: int = KEY_BYTES_MAX) -> str:
     return f"{cut}~{digest}"
 
 
-# ----------------------------------------------------------------------
-# A few files of one number each, through kept descriptors.
-
-#: Beyond these, a file is opened each time: a large host has hundreds of cores, each with its frequency.
+#: Descriptors kept; further files are reopened at each read. A large host has hundreds of cores.
 OPEN_FILES_MAX = 128
 
 
 class NumberFiles:
-    """Files that each hold one unsigned number."""
+    """Files with an unsigned number each, read through kept descriptors."""
 
     def __init__(self, paths: Sequence[Path], devices: Sequence[str] = ()) -> None:
-        """*devices*: for each path whose driver it enters (`ext.counterfiles`); none: no file enters any."""
+        """*devices*: per path the device whose driver a read enters (`ext.counterfiles`).
+
+        Without *devices* no read enters a driver.
+        """
         self._valid = bytearray(len(paths))
         self._cells = bytearray(8 * len(paths))
         self._numbers = memoryview(self._cells).cast("Q")
@@ -126,7 +126,10 @@ class NumberFiles:
             self._files.add_cell(index)
 
     def read(self) -> list[int | None]:
-        """Return the numbers in the order of the paths; None for a file that holds none, or all ones."""
+        """Return the numbers in the order of the paths.
+
+        The number is None for a file without a number, or with all ones.
+        """
         self._files.read()
         return [
             number if valid and number not in (BLANK_32, BLANK_64) else None
@@ -134,38 +137,35 @@ class NumberFiles:
         ]
 
     def exclude(self, devices: frozenset[str]) -> None:
-        """Make no call for these devices: their files hold no number."""
+        """Skip the files of these devices: they have no number."""
         self._files.spare(devices)
 
     def close(self) -> None:
-        """Close the descriptors. No reading after this."""
+        """Close the descriptors. Do not read afterwards."""
         self._files.close()
-
-
-# ----------------------------------------------------------------------
-# Where the kernel's trees and the driver's library are; a host may be a folder.
 
 
 @dataclass(frozen=True)
 class Roots:
-    """The roots that all readers start from. A test hands in folders, the daemon nothing."""
+    """Roots of the kernel's trees, and the driver's library. A host may be a folder (in tests)."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
-    #: Path or name of the NVML library; None is the driver's own `libnvidia-ml.so.1`.
+    #: Path or name of the NVML library; None: the driver's `libnvidia-ml.so.1`.
     nvml_library: str | None = None
     dev: Path = Path("/dev")
     run: Path = Path("/run")
-    #: A folder of the agent's own, for what a collector must remember over a restart; None: nothing is.
+    #: The agent's own folder for state that survives a restart; None: no state is kept.
     state: Path | None = None
     #: Whether a helper may read ranks in the environments of processes on GPUs (setting `read_ranks`).
     reads_ranks: bool = False
-    #: `off`, `listen` or `watch`, where DCGM's host engine listens, and the client library; empty: the newest installed.
+    #: `off`, `listen` or `watch`; address of DCGM's host engine; client library, "" for the newest
+    #: installed.
     dcgm: str = "listen"
     dcgm_address: str = "localhost:5555"
     dcgm_library: str = ""
 
     @property
     def is_this_machine(self) -> bool:
-        """Return whether /sys and /proc are this machine's own, so that its libraries may be asked too."""
+        """Return whether /sys and /proc, and so the libraries, are this machine's."""
         return self.sys == Path("/sys") and self.proc == Path("/proc")

@@ -1,8 +1,9 @@
 """Parser of amdgpu's `gpu_metrics` table: finds each value by the version in the table's header.
 
-Layouts: drivers/gpu/drm/amd/include/kgd_pp_interface.h (struct gpu_metrics_v1_3 to v1_8; offsets on x86-64 and arm64, where
-the compiler aligns 8 bytes to 8). From revision 1.9 on the table describes itself: DECLARE_SMU_METRICS_CLASS of
-drivers/gpu/drm/amd/pm/swsmu/smu_cmn.h puts 64 bits of encoding before each value, packed. Pure: bytes in, places out.
+Layouts: drivers/gpu/drm/amd/include/kgd_pp_interface.h (struct gpu_metrics_v1_3 to v1_8; offsets on
+x86-64 and arm64, where the compiler aligns 8 bytes to 8). From revision 1.9 on the table describes
+itself: DECLARE_SMU_METRICS_CLASS of drivers/gpu/drm/amd/pm/swsmu/smu_cmn.h puts 64 bits of encoding
+before each value, packed. Pure.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-#: A sysfs attribute is one page at most: no more of the file is looked at.
+#: Maximum size of a sysfs attribute, a page; the rest of a file is ignored.
 TABLE_BYTES_MAX = 4096
-#: The self-describing tables of current drivers have some 45 attributes; enum amdgpu_metrics_attr_id had 54 in Linux 7.0.
+#: Self-describing tables have some 45 attributes; enum amdgpu_metrics_attr_id had 54 in Linux 7.0.
 ATTRIBUTES_MAX = 256
 HEADER_BYTES = 4
-#: What a partition is called: as of NUM_XCP, MAX_XCC.
+#: NUM_XCP and MAX_XCC of the driver.
 PARTITIONS_MAX, COMPUTE_DIES_MAX = 8, 8
 XGMI_LINKS_MAX = 8
 FIRST_SELF_DESCRIBING = (1, 9)
 
 
 class MetricsError(ValueError):
-    """A table that cannot be read, and why."""
+    """A table that cannot be read, with the reason."""
 
 
 class FieldPlace(NamedTuple):
-    """Where a value is in the table: *numbers* values of a `struct` type, one behind the other."""
+    """The place of a value in the table: *numbers* consecutive values of a `struct` type."""
 
     offset: int
     type: str
@@ -35,17 +36,20 @@ class FieldPlace(NamedTuple):
 
     @property
     def element_bytes(self) -> int:
-        """Width of one number."""
+        """Bytes of a number."""
         return struct.calcsize(f"<{self.type}")
 
     @property
     def end(self) -> int:
-        """Where the last number ends."""
+        """Offset after the last number."""
         return self.offset + self.numbers * self.element_bytes
 
 
 class MetricsLayout(NamedTuple):
-    """What a table holds. Another table has the same layout if it has all *marks* (offset, bytes) and as many bytes."""
+    """The fields of a table.
+
+    A table has the same layout if it has all *marks* (offset, bytes) and the same size.
+    """
 
     revision: str
     size: int
@@ -53,8 +57,7 @@ class MetricsLayout(NamedTuple):
     marks: tuple[tuple[int, bytes], ...]
 
 
-# ----------------------------------------------------------------------
-# Fixed layouts: name, type as of `struct`, offset, and how many where there are several.
+# Fixed layouts: name, type of `struct`, offset, and the number of values if there are several.
 
 _REVISION_1_3 = """
 temperature_hotspot H 6; temperature_mem H 8; average_gfx_activity H 16; average_umc_activity H 18
@@ -79,7 +82,7 @@ pcie_nak_sent_count_acc I 168; pcie_nak_rcvd_count_acc I 172
 xgmi_read_data_acc Q 176 8; xgmi_write_data_acc Q 240 8; firmware_timestamp Q 304
 current_gfxclk H 312 8; current_vclk0 H 336 4; current_uclk H 352
 """
-#: As Linux 6.11 had it; later kernels gave the same number to another table, which is told apart by its size.
+#: In Linux 6.11; later kernels gave the same revision to another table, of another size.
 _REVISION_1_6_FIRST = """
 temperature_hotspot H 4; temperature_mem H 6; curr_socket_power H 10; average_gfx_activity H 12
 average_umc_activity H 14; jpeg_activity H 24 32; energy_accumulator Q 88; system_clock_counter Q 96
@@ -126,7 +129,7 @@ def _fixed(text: str) -> dict[str, FieldPlace]:
 def _with_partitions(
     text: str, first: int, stride: int, jpeg_engines: int
 ) -> dict[str, FieldPlace]:
-    """Add what each partition's record (amdgpu_xcp_metrics*) begins with: gfx_busy_inst, jpeg_busy."""
+    """Add gfx_busy_inst and jpeg_busy of each partition's record (amdgpu_xcp_metrics*)."""
     fields = _fixed(text)
     for partition in range(PARTITIONS_MAX):
         offset = first + stride * partition
@@ -136,7 +139,7 @@ def _with_partitions(
 
 
 def busy_name(partition: int) -> str:
-    """Return the name of the field that says how busy each compute die of a partition is."""
+    """Return the name of the field with the activity of each compute die of a partition."""
     return f"gfx_busy_inst/{partition}"
 
 
@@ -151,10 +154,7 @@ LAYOUTS: Mapping[tuple[int, int, int], Mapping[str, FieldPlace]] = {
     (1, 8, 3872): _with_partitions(_REVISION_1_7, 344, 440, 40),
 }
 
-# ----------------------------------------------------------------------
-# Tables that describe themselves.
-
-#: enum amdgpu_metrics_attr_id, as far as it is read here: number -> name. Numbers beyond are of later drivers, and skipped.
+#: enum amdgpu_metrics_attr_id: number -> name of the attributes that are read; others are skipped.
 ATTRIBUTE_NAMES = {
     0: "temperature_hotspot", 1: "temperature_mem", 3: "curr_socket_power", 4: "average_gfx_activity",
     5: "average_umc_activity", 7: "energy_accumulator", 8: "system_clock_counter", 9: "accumulation_counter",
@@ -166,14 +166,17 @@ ATTRIBUTE_NAMES = {
     33: "current_gfxclk", 35: "current_vclk0", 37: "current_uclk", 38: "num_partition", 40: "gfx_busy_inst",
     41: "jpeg_busy",
 }  # fmt: skip
-#: enum amdgpu_metrics_attr_type, as `struct` has them.
+#: enum amdgpu_metrics_attr_type as types of `struct`.
 ATTRIBUTE_TYPES = "BbHhIiQq"
 _COUNT = struct.Struct("<i")
 _ENCODING = struct.Struct("<Q")
 
 
 def layout_of(data: bytes) -> MetricsLayout:
-    """Return where the values of a table are. Raises MetricsError for one that is cut off, or of an unknown revision."""
+    """Return the layout of a table.
+
+    Raises MetricsError if it is cut off or of an unknown revision.
+    """
     if len(data) < HEADER_BYTES:
         raise MetricsError(
             f"gpu_metrics has {len(data)} bytes, less than its header of {HEADER_BYTES}"
@@ -218,7 +221,10 @@ def _self_described(data: bytes, revision: str) -> MetricsLayout:
 
 
 def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, bytes]]:
-    """Yield each attribute's place, number and encoding. Raises MetricsError where they do not fit the table."""
+    """Yield place, number and encoding of each attribute.
+
+    Raises MetricsError if they exceed the table.
+    """
     if len(data) < HEADER_BYTES + _COUNT.size:
         raise MetricsError(f"gpu_metrics {revision} ends before its number of attributes")
     (count,) = _COUNT.unpack_from(data, HEADER_BYTES)
@@ -244,7 +250,7 @@ def _attributes(data: bytes, revision: str) -> Iterator[tuple[FieldPlace, int, b
 
 
 def _by_partition(data: bytes, fields: Mapping[str, FieldPlace]) -> dict[str, FieldPlace]:
-    """Return each partition's part of the values of all compute dies, which are in the partitions' order."""
+    """Return each partition's part of the compute dies' values, which are in partition order."""
     busy = fields["gfx_busy_inst"]
     partitions = 1
     if "num_partition" in fields:
@@ -252,10 +258,10 @@ def _by_partition(data: bytes, fields: Mapping[str, FieldPlace]) -> dict[str, Fi
         (partitions,) = struct.unpack_from(f"<{place.type}", data, place.offset)
     if not 0 < partitions <= PARTITIONS_MAX or busy.numbers % partitions:
         return {}
-    each = busy.numbers // partitions
+    dies = busy.numbers // partitions
     return {
         busy_name(partition): FieldPlace(
-            busy.offset + partition * each * busy.element_bytes, busy.type, each
+            busy.offset + partition * dies * busy.element_bytes, busy.type, dies
         )
         for partition in range(partitions)
     }

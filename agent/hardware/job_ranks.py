@@ -18,16 +18,16 @@ from typing import NamedTuple
 from ..clock import Clock
 
 CHILD = Path(__file__).with_name("job_ranks_child.py")
-#: Isolated: no folder of a user's, no site packages, no variable is looked at. 20 ms.
+#: Isolated: without users' folders, site packages and variables of Python. A start takes 20 ms.
 COMMAND = (sys.executable, "-I", "-S", "-X", "utf8", str(CHILD))
-#: A child asks after this many processes; more wait for the next one.
+#: Processes per child; further ones wait for the next child.
 BATCH_MAX = 64
 WAITING_MAX = 4096
-#: A child that has not ended by then is killed. It ends itself a little earlier.
+#: A child that runs longer is killed. It normally ends itself earlier.
 DEADLINE_NS = 6_000_000_000
-#: After a child could not be started.
+#: Wait after a child could not be started.
 RETRY_NS = 60_000_000_000
-#: Lines of BATCH_MAX processes are a tenth of this.
+#: Ten times the lines of BATCH_MAX processes.
 OUTPUT_BYTES_MAX = 1 << 20
 REMEDY = (
     "environments of other users' processes are not shown: AmbientCapabilities=CAP_SYS_PTRACE in the agent's "
@@ -37,7 +37,7 @@ REMEDY = (
 #: PID and start in clock ticks.
 Identity = tuple[int, int]
 
-#: Attribute -> the variables it is taken from, the first that is there.
+#: Attribute -> its variables; the first that exists is used.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "rank": (
         "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX",
@@ -53,7 +53,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
 
 
 class RankAnswer(NamedTuple):
-    """What the helper said of a process: attributes by name, or why there are none."""
+    """The helper's answer about a process: attributes by name, or the reason of a refusal."""
 
     identity: Identity
     attributes: dict[str, str]
@@ -61,33 +61,36 @@ class RankAnswer(NamedTuple):
 
 
 def attributes_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what the variables mean, with the variable's name beside the rank, for launchers differ."""
-    found: dict[str, str] = {}
+    """Return the attributes, with the variable names behind rank and GPUs: launchers differ."""
+    attributes: dict[str, str] = {}
     for attribute, names in _VARIABLES.items():
         name = next((name for name in names if name in variables), "")
         if name:
-            found[attribute] = variables[name]
+            attributes[attribute] = variables[name]
             if attribute in ("rank", "gres_gpus"):
-                found[f"{attribute}_source"] = name
-    return found
+                attributes[f"{attribute}_source"] = name
+    return attributes
 
 
 def parse_answers(output: bytes) -> list[RankAnswer]:
-    """Return the answers in the helper's lines; what is none counts for nothing. Never raises."""
-    found: list[RankAnswer] = []
+    """Return the answers in the helper's lines; other lines are ignored. Never raises."""
+    answers: list[RankAnswer] = []
     for line in output.split(b"\n"):
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             fields = json.loads(line)
             variables = {str(k): str(v) for k, v in fields.get("variables", {}).items()}
             identity = int(fields["pid"]), int(fields["start"])
-            found.append(
+            answers.append(
                 RankAnswer(identity, attributes_of(variables), str(fields.get("refused", "")))
             )
-    return found
+    return answers
 
 
 class RankReader:
-    """Runs the helper, never waits for it. One lives at a time: while one cannot be killed, no other is started."""
+    """Runs the helper without waiting for it.
+
+    While a child cannot be killed, no other is started.
+    """
 
     def __init__(self, proc: Path, clock: Clock, command: Sequence[str] = COMMAND) -> None:
         self._proc, self._clock, self._command = proc, clock, tuple(command)
@@ -95,18 +98,18 @@ class RankReader:
         self._requested: list[Identity] = []
         self._child: subprocess.Popen[bytes] | None = None
         self._output = b""
-        self._until_ns = 0  # the child's, or before which no other is started
-        #: The obstacle, as text; empty: none.
+        self._until_ns = 0  # the child's deadline, or the earliest next start
+        #: Message about the obstacle; empty: none.
         self.access_error = ""
 
     def request(self, processes: Iterable[Identity]) -> None:
-        """Ask after processes; `poll` has the answers some turns later. What is too many is left out."""
+        """Queue processes for later calls of `poll`. Those beyond WAITING_MAX are dropped."""
         self._waiting |= dict.fromkeys(processes)
         for identity in list(self._waiting)[WAITING_MAX:]:
             del self._waiting[identity]
 
     def poll(self) -> list[RankAnswer]:
-        """Return what has been answered since the last call. Never waits, never raises."""
+        """Return the answers since the last call. Never waits, never raises."""
         if self._child is None:
             self._start()
             return []
@@ -118,7 +121,11 @@ class RankReader:
         if not self._waiting or now_ns < self._until_ns:
             return
         self._requested = list(self._waiting)[:BATCH_MAX]
-        command = [*self._command, str(self._proc), *(f"{pid}:{at}" for pid, at in self._requested)]
+        command = [
+            *self._command,
+            str(self._proc),
+            *(f"{pid}:{start}" for pid, start in self._requested),
+        ]
         try:
             self._child = subprocess.Popen(
                 command,
@@ -149,10 +156,10 @@ class RankReader:
                 self._output += part
 
     def _finish(self, child: subprocess.Popen[bytes]) -> list[RankAnswer]:
-        """Take leave of a child that has ended, or is late."""
+        """Return the answers of a child that has ended; kill a child that is late."""
         if child.poll() is None:
             if self._clock.boottime_ns() >= self._until_ns:
-                child.kill()  # what it sits in may not release it: then it stays our only one
+                child.kill()  # it may be blocked in the kernel, and blocks the next start
                 self.access_error = f"the helper for ranks (process {child.pid}) does not respond"
             return []
         self._read_output(child)
@@ -163,7 +170,8 @@ class RankReader:
         answers = [answer for answer in parse_answers(self._output) if answer.identity in requested]
         answered = {answer.identity for answer in answers}
         unanswered = [identity for identity in self._requested if identity not in answered]
-        if child.returncode < 0:  # held up by the first of them: it reads in turn
+        # Blocked by the first unanswered process: the child reads in order
+        if child.returncode < 0:
             self._waiting = dict.fromkeys([*unanswered[1:], *self._waiting])
             del unanswered[1:]
         denied = any(answer.refused == "no permission" for answer in answers)
@@ -171,7 +179,7 @@ class RankReader:
         return answers + [RankAnswer(identity, {}, "not answered") for identity in unanswered]
 
     def close(self) -> None:
-        """End the child, if one runs. It is not waited for. Never raises."""
+        """Kill the child, if one runs, with at most 0.1 s of waiting. Never raises."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

@@ -1,11 +1,15 @@
-"""The child: prints a few environment variables of other processes and exits. Runs as a file, with `-I -S`.
+"""The child: prints a few environment variables of other processes and exits.
 
-It imports no other module of Gangline or of the user, because it may have CAP_SYS_PTRACE and environments contain
-secrets. It keeps and prints only the variables in NAMES, and only values of the expected form.
+Runs as a file, with `-I -S`.
+
+It imports no other module of Gangline or of the user, because it may have CAP_SYS_PTRACE and
+environments contain secrets. It keeps and prints only the variables in NAMES, and only values of
+the expected form.
 
     python -I -S job_ranks_child.py PROC PID:START [PID:START ...]
 
-START is field 22 of /proc/PID/stat: a process that reused the PID later is not read. One JSON object a line.
+START is field 22 of /proc/PID/stat: a process that reused the PID later is not read. Prints a JSON
+object per line.
 """
 
 import json
@@ -17,7 +21,7 @@ import sys
 
 NUMBER = re.compile(rb"[0-9]{1,10}")
 GPUS = re.compile(rb"[0-9]{1,4}(?:[-,][0-9]{1,4}){0,63}")
-#: All that is ever read, and the form of each.
+#: The only variables that are kept, and their forms.
 NAMES = {
     b"RANK": NUMBER,
     b"WORLD_SIZE": NUMBER,
@@ -40,17 +44,17 @@ NAMES = {
     b"JOB_COMPLETION_INDEX": NUMBER,
     b"GANGLINE_CHECKPOINT_SECONDS": NUMBER,
 }
-#: Of one environment, no more is read; the kernel's own limit is 6 MB.
+#: Maximum that is read of an environment; the kernel's own limit is 6 MB.
 ENVIRON_BYTES_MAX = 8 << 20
 CHUNK_BYTES = 1 << 16
-#: A variable longer than this is not Gangline's, and is passed over.
+#: A longer variable is not in NAMES, and is skipped.
 VARIABLE_BYTES_MAX = 512
-#: Anyone who is held by a stuck process dies of the alarm, if the kernel lets it.
+#: The alarm ends a child that is blocked by a stuck process, if the kernel permits.
 SECONDS_MAX = 5
 
 
 def variable_of(entry: bytes) -> tuple[str, str] | None:
-    """Return name and value of one `NAME=value`, if it is one of NAMES in its form."""
+    """Return name and value of a `NAME=value` entry if it is in NAMES and has its form."""
     name, _, value = entry.partition(b"=")
     form = NAMES.get(name)
     return (name.decode(), value.decode()) if form and form.fullmatch(value) else None
@@ -58,7 +62,7 @@ def variable_of(entry: bytes) -> tuple[str, str] | None:
 
 def variables_of(descriptor: int) -> dict[str, str]:
     """Return the variables of an open `environ`; the first of duplicate names, as getenv(3) does."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     left, size, skipping = b"", 0, False
     while size < ENVIRON_BYTES_MAX and (chunk := os.read(descriptor, CHUNK_BYTES)):
         size += len(chunk)
@@ -67,14 +71,17 @@ def variables_of(descriptor: int) -> dict[str, str]:
             variable = None if skipping else variable_of(entry)
             skipping = False
             if variable:
-                found.setdefault(*variable)
+                variables.setdefault(*variable)
         if len(left) > VARIABLE_BYTES_MAX:
             left, skipping = b"", True
-    return found
+    return variables
 
 
 def start_of(folder: str) -> int:
-    """Return when the process of this folder of /proc started. Raises OSError, or ValueError for no `stat`."""
+    """Return the start of the process with this folder of /proc.
+
+    Raises OSError, or ValueError without a `stat`.
+    """
     with open(f"{folder}/stat", "rb", buffering=0) as file:
         tokens = file.read(4096).rpartition(b")")[2].split()
     if len(tokens) < 20:
@@ -83,7 +90,7 @@ def start_of(folder: str) -> int:
 
 
 def answer(proc: str, pid: int, start: int) -> dict[str, object]:
-    """Return what is said of one process: its variables, or why there are none."""
+    """Return the answer about a process: its variables, or the reason of a refusal."""
     result: dict[str, object] = {"pid": pid, "start": start}
     folder = f"{proc}/{pid}"
     try:
@@ -104,7 +111,7 @@ def answer(proc: str, pid: int, start: int) -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line for each process, each as soon as it is read."""
+    """Print a line for each process as soon as it is read."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(SECONDS_MAX)
     for argument in arguments[1:]:

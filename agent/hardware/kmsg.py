@@ -1,8 +1,9 @@
 """Reads records of /dev/kmsg, one record per read.
 
-Format: Documentation/ABI/testing/dev-kmsg of the Linux kernel. `prefix,sequence,microseconds,flags;text`,
-where prefix is 8 x facility + level, further fields before the `;` may come, and lines beginning with a
-blank are the record's dictionary. Bytes that are not printable ASCII stand as `\\xNN`, the backslash too.
+Format: Documentation/ABI/testing/dev-kmsg of the Linux kernel.
+`prefix,sequence,microseconds,flags;text`, where prefix is 8 x facility + level. Further fields may
+come before the `;`. Lines that begin with a blank are the record's dictionary. Bytes that are not
+printable ASCII, and the backslash, are written as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-#: Facility of what the kernel itself says; a user who writes to /dev/kmsg gets 1 (LOG_USER), never 0.
+#: Facility of the kernel's own records; a user who writes to /dev/kmsg gets 1 (LOG_USER), never 0.
 KERNEL_FACILITY = 0
-#: One read. The kernel's own limit is 2 KiB a record (8 KiB before 6.4); a longer one costs itself.
+#: Buffer of a read. The kernel's limit is 2 KiB per record (8 KiB before 6.4); a longer record is
+#: skipped.
 RECORD_BYTES_MAX = 1 << 16
-#: A log kept in a plain file (a host that is a folder) is read no further.
+#: Maximum that is read of a log in a plain file (a host that is a folder).
 FILE_BYTES_MAX = 16 << 20
 DEVICE_CHARACTERS_MAX = 128
 
@@ -29,21 +31,21 @@ _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
 class KmsgRecord(NamedTuple):
-    """One record. `microseconds` is the kernel's local clock: since boot, suspended time left out."""
+    """A record. `microseconds` is the kernel's local clock: since boot, without suspended time."""
 
     facility: int
     level: int
     sequence: int
     microseconds: int
-    is_fragment: bool  # a part of a line whose beginning is in the record before
+    is_fragment: bool  # part of a line that begins in the record before
     text: str
-    device: str = ""  # of the dictionary, as `+pci:0000:9b:00.0`
+    device: str = ""  # from the dictionary, as `+pci:0000:9b:00.0`
 
 
 def parse_record(data: bytes) -> KmsgRecord:
-    """Return the record. Raises ValueError for anything else, as text; never anything else.
+    """Return the record. Raises ValueError for any other data.
 
-    Bytes that are no UTF-8 become U+FFFD. A dictionary that is cut off costs the dictionary only.
+    Bytes that are not UTF-8 become U+FFFD. A truncated dictionary is ignored, not the record.
     """
     head = _HEAD.match(data)
     if head is None:
@@ -81,18 +83,18 @@ def _device(dictionary: bytes) -> str:
 
 
 class KmsgSource(Protocol):
-    """Where records come from. A fake passes what the kernel does: see `read`."""
+    """A source of records, with the kernel's behavior: see `read`."""
 
     def fileno(self) -> int:
-        """The descriptor to poll for POLLIN; -1 where there is nothing to wait for."""
+        """Return the descriptor to poll for POLLIN; -1: nothing to wait for."""
         ...
 
     def read(self) -> bytes:
-        """Return one record, b"" at the end, which the kernel's log has not.
+        """Return a record; b"" at the end of a file, which the kernel's log does not have.
 
-        Raises BlockingIOError when none is there now, BrokenPipeError (EPIPE) when the next one was
-        overwritten: reading continues with the oldest there is; OSError with EINVAL when a record was
-        longer than the buffer and is skipped. Any other OSError is the end.
+        Raises BlockingIOError without a new record; BrokenPipeError (EPIPE) if the next record was
+        overwritten, after which the oldest record follows; OSError with EINVAL for a record that is
+        longer than the buffer and is skipped. Any other OSError is final.
         """
         ...
 
@@ -100,10 +102,10 @@ class KmsgSource(Protocol):
 
 
 class Kmsg:
-    """A descriptor that gives a record a read: /dev/kmsg, or a SOCK_SEQPACKET socket or FIFO in tests."""
+    """A descriptor with a record per read: /dev/kmsg; a SOCK_SEQPACKET socket or FIFO in tests."""
 
     def __init__(self, descriptor: int) -> None:
-        """Takes *descriptor* over."""
+        """Take over *descriptor*."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 
@@ -118,7 +120,7 @@ class Kmsg:
 
 
 class PlainFile:
-    """A log that was kept in a file: its records, then the end."""
+    """A log in a file: its records, then the end."""
 
     def __init__(self, content: bytes) -> None:
         self._records = split_records(content)
@@ -130,7 +132,7 @@ class PlainFile:
         return next(self._records, b"")
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 def split_records(content: bytes) -> Iterator[bytes]:
@@ -160,11 +162,11 @@ def is_overrun(error: OSError) -> bool:
 
 
 def is_too_long(error: OSError) -> bool:
-    """Return whether one record was longer than the buffer, and is skipped."""
+    """Return whether a record was longer than the buffer, and was skipped."""
     return error.errno == errno.EINVAL
 
 
 def suspended_ns() -> int:
-    """Nanoseconds that this machine was suspended since boot: the log's clock stood still then."""
+    """Return the nanoseconds of suspension since boot, during which the log's clock stood still."""
     boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return max(0, boot - time.clock_gettime_ns(time.CLOCK_MONOTONIC))

@@ -1,7 +1,9 @@
 """Builds and parses netlink messages by hand, because importing pyroute2 costs 19 MB (PSS).
 
-Layouts: include/uapi/linux/netlink.h, rtnetlink.h, if_link.h. All numbers are in the host's byte order.
-Parsers take bytes and never raise: what is cut off or malformed ends the reading there.
+Layouts: include/uapi/linux/netlink.h, rtnetlink.h, if_link.h, ethtool_netlink.h, genetlink.h;
+Documentation/networking/ethtool-netlink.rst. All numbers are in the host's byte order. Parsers take
+bytes and never raise: they stop at truncated or malformed data. A value that a driver does not
+report is None.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: One recv. The kernel's dumps come in at most 32 KiB at a time, and what it tells by itself is smaller.
+#: Buffer of a recv. The kernel's dumps come in parts of at most 32 KiB; its notifications are
+#: smaller.
 DATAGRAM_BYTES_MAX = 1 << 16
-#: More attributes in one place than this are not read; a link has about 60.
+#: Attributes per place beyond this number are ignored; a link has about 60.
 ATTRIBUTES_MAX = 512
 
 MESSAGE_ERROR, MESSAGE_DONE = 2, 3
@@ -44,7 +47,7 @@ _CHANGES, _UPS, _DOWNS = 35, 47, 48
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a datagram; the payload is what follows its header."""
+    """A message of a datagram; the payload follows its header."""
 
     type: int
     flags: int
@@ -54,29 +57,29 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class LinkInfo:
-    """What RTM_NEWLINK says of an interface; None is what it did not say."""
+    """An interface from RTM_NEWLINK; None: not reported."""
 
     index: int
     name: str
-    up: bool  # switched on, and has a carrier
+    up: bool  # switched on, with a carrier
     switched_on: bool = True
-    kind: str = ""  # `veth`, `bond`, `vlan`; physical ones mostly have none
+    kind: str = ""  # `veth`, `bond`, `vlan`; mostly empty for physical interfaces
     operational: int | None = None  # RFC 2863
-    changes: int | None = None  # of the carrier, since the interface was made
+    changes: int | None = None  # number of changes of the carrier since the interface exists
     ups: int | None = None
     downs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRemoved:
-    """What RTM_DELLINK says."""
+    """The removal of an interface, from RTM_DELLINK."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class DumpEnd:
-    """No more answers: 0, or the errno with which the kernel refused."""
+    """The end of a dump: 0, or the errno of the kernel's refusal."""
 
     failed: int = 0
 
@@ -88,55 +91,57 @@ class MalformedMessage:
 
 @dataclass(frozen=True, slots=True)
 class LinkMessage:
-    """One thing that a datagram said, in its order; `answer`: it answers the dump asked for."""
+    """The content of a message about links; `answer`: part of the requested dump."""
 
     content: LinkInfo | LinkRemoved | DumpEnd | MalformedMessage
     answer: bool = False
-    interrupted: bool = False  # links came or went during the dump: it may be neither old nor new
+    interrupted: bool = False  # links came or went during the dump: its content may be inconsistent
 
 
 def messages(data: bytes) -> Iterator[Message]:
-    """Yield the messages of a datagram, up to the first that is cut off."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
-        if length < _HEADER.size or at + length > len(data):
+    """Yield the messages of a datagram, up to the first truncated one."""
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, offset)
+        if length < _HEADER.size or offset + length > len(data):
             return
-        yield Message(kind, flags, sequence, data[at + _HEADER.size : at + length])
-        at += (length + 3) & ~3
+        yield Message(kind, flags, sequence, data[offset + _HEADER.size : offset + length])
+        offset += (length + 3) & ~3
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
-    """Return the attributes by type, without the flags of the type; of two alike the first."""
-    found: dict[int, bytes] = {}
+    """Return the attributes by type, without the type's flags; the first of equal types."""
+    by_type: dict[int, bytes] = {}
     for kind, value in each_attribute(data):
-        found.setdefault(kind, value)
-    return found
+        by_type.setdefault(kind, value)
+    return by_type
 
 
 def each_attribute(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (type without its flags, value) of each attribute, up to the first that is cut off: a list has
-    many of one type."""
-    at = 0
+    """Yield (type without its flags, value) of each attribute, up to the first truncated one.
+
+    A list has many attributes of the same type.
+    """
+    offset = 0
     for _ in range(ATTRIBUTES_MAX):
-        if at + _ATTRIBUTE.size > len(data):
+        if offset + _ATTRIBUTE.size > len(data):
             return
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        if length < _ATTRIBUTE.size or at + length > len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if length < _ATTRIBUTE.size or offset + length > len(data):
             return
-        yield kind & _TYPE_MASK, data[at + _ATTRIBUTE.size : at + length]
-        at += (length + 3) & ~3
+        yield kind & _TYPE_MASK, data[offset + _ATTRIBUTE.size : offset + length]
+        offset += (length + 3) & ~3
 
 
 def number(data: bytes | None) -> int | None:
-    """Return an attribute of 1, 2, 4 or 8 bytes as an unsigned number; None for any other."""
+    """Return an attribute of 1, 2, 4 or 8 bytes as an unsigned number; None for any other size."""
     if data is None or len(data) not in (1, 2, 4, 8):
         return None
     return int.from_bytes(data, sys.byteorder)
 
 
 def _count(data: bytes | None) -> int | None:
-    """Return a count of the carrier's changes, of 32 bits (IFLA_CARRIER_CHANGES and its like); None for any other."""
+    """Return a 32-bit count (IFLA_CARRIER_CHANGES, IFLA_CARRIER_UP_COUNT, ...); else None."""
     return number(data) if data is not None and len(data) == 4 else None
 
 
@@ -146,12 +151,12 @@ def text(data: bytes | None) -> str:
 
 
 def parse_link(payload: bytes) -> LinkInfo | None:
-    """Return what the payload of RTM_NEWLINK says; None when it names no interface."""
+    """Return the interface of an RTM_NEWLINK payload; None if it is not named."""
     if len(payload) < _LINK.size:
         return None
     _, _, index, flags, _ = _LINK.unpack_from(payload)
-    found = attributes(payload[_LINK.size :])
-    name, carrier = text(found.get(_NAME)), number(found.get(_CARRIER))
+    fields = attributes(payload[_LINK.size :])
+    name, carrier = text(fields.get(_NAME)), number(fields.get(_CARRIER))
     if index <= 0 or not name:
         return None
     has_carrier = bool(flags & _RUNNING) if carrier is None else bool(carrier)
@@ -160,26 +165,29 @@ def parse_link(payload: bytes) -> LinkInfo | None:
         name=name,
         up=bool(flags & _UP) and has_carrier,
         switched_on=bool(flags & _UP),
-        kind=text(attributes(found.get(_INFO, b"")).get(_KIND)),
-        operational=number(found.get(_OPERATIONAL)),
-        changes=_count(found.get(_CHANGES)),
-        ups=_count(found.get(_UPS)),
-        downs=_count(found.get(_DOWNS)),
+        kind=text(attributes(fields.get(_INFO, b"")).get(_KIND)),
+        operational=number(fields.get(_OPERATIONAL)),
+        changes=_count(fields.get(_CHANGES)),
+        ups=_count(fields.get(_UPS)),
+        downs=_count(fields.get(_DOWNS)),
     )
 
 
 def parse_link_messages(data: bytes, sequence: int) -> list[LinkMessage]:
-    """Return what a datagram of NETLINK_ROUTE says of links, and of the dump asked for as *sequence*.
+    """Return the messages about links in a NETLINK_ROUTE datagram.
 
-    Messages of another family than AF_UNSPEC are about ports of a bridge, not about links.
+    *sequence*: number of the requested dump. Messages of other families than AF_UNSPEC concern
+    ports of a bridge, not links.
     """
-    found: list[LinkMessage] = []
+    link_messages: list[LinkMessage] = []
     for message in messages(data):
         answer = message.sequence == sequence
         content = _link_content(message, answer)
         if content is not None:
-            found.append(LinkMessage(content, answer, bool(message.flags & DUMP_INTERRUPTED)))
-    return found
+            link_messages.append(
+                LinkMessage(content, answer, bool(message.flags & DUMP_INTERRUPTED))
+            )
+    return link_messages
 
 
 def _link_content(
@@ -200,7 +208,7 @@ def _link_content(
 
 
 def parse_error(payload: bytes) -> int:
-    """Return the errno of NLMSG_ERROR; 0 is an acknowledgement, or no error that there can be."""
+    """Return the errno of NLMSG_ERROR; 0 for an acknowledgement or an impossible number."""
     if len(payload) < _ERROR.size:
         return 0
     (code,) = _ERROR.unpack_from(payload)
@@ -208,12 +216,12 @@ def parse_error(payload: bytes) -> int:
 
 
 def make_message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
-    """Return one message as bytes, its port left to the kernel."""
+    """Return a message as bytes; the kernel sets the port."""
     return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, 0) + payload
 
 
 def make_attribute(kind: int, value: bytes, *, nested: bool = False) -> bytes:
-    """Return one attribute as bytes, filled up to a multiple of four."""
+    """Return an attribute as bytes, padded to a multiple of four."""
     size = _ATTRIBUTE.size + len(value)
     head = _ATTRIBUTE.pack(size, kind | (_NESTED if nested else 0))
     return head + value + bytes(-size % 4)
@@ -226,21 +234,21 @@ def all_links(sequence: int) -> bytes:
     )
 
 
-# ----------------------------------------------------------------------
-# The socket on which the kernel tells what happens to links (NETLINK_ROUTE, RTMGRP_LINK).
-
-#: What the kernel may keep for us; at about 1.5 KiB a message, some 1,300 of them. Then ENOBUFS.
+#: The kernel's queue, some 1,300 messages of about 1.5 KiB; then ENOBUFS.
 RECEIVE_BUFFER_BYTES = 2 << 20
 
 _SO_RCVBUFFORCE = 33
 
 
 class Overrun(Exception):
-    """Messages were lost: what is known of links may be out of date until they are asked for again."""
+    """Messages were lost: the known links may be out of date until they are listed again."""
 
 
 class LinkSocket:
-    """Reads messages; `wake` ends a wait from another thread. One reader at a time."""
+    """Receives notifications of links (NETLINK_ROUTE, RTMGRP_LINK). For one reader.
+
+    `wake` ends a wait from another thread.
+    """
 
     def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
         """Open and subscribe. Raises OSError (a container's seccomp filter, no netlink)."""
@@ -257,20 +265,23 @@ class LinkSocket:
             raise
 
     def _set_buffer(self, size: int) -> None:
-        """Beyond the host's limit (net.core.rmem_max) only with CAP_NET_ADMIN; else what it allows."""
+        """Set the buffer; beyond the host's limit (net.core.rmem_max) only with CAP_NET_ADMIN."""
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
         except PermissionError:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
     def request_all(self, sequence: int) -> None:
-        """Ask for a dump of all links. Raises OSError (EBUSY while the last one is not read out)."""
+        """Request a dump of all links.
+
+        Raises OSError (EBUSY while the last one is not read to its end).
+        """
         self._socket.sendto(all_links(sequence), (0, 0))
 
     def receive(self) -> bytes | None:
-        """Return a datagram, or None when none is there. Raises Overrun, OSError.
+        """Return a datagram; None without one. Raises Overrun, OSError.
 
-        What another process sent is not the kernel's word, and is passed over as empty.
+        A datagram from another process than the kernel is returned as empty.
         """
         try:
             data, address = self._socket.recvfrom(DATAGRAM_BYTES_MAX)
@@ -283,10 +294,9 @@ class LinkSocket:
         return data if address[0] == 0 else b""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a datagram, `wake` or *seconds*; return False when woken."""
-        poll = (
-            select.poll()
-        )  # select() knows no descriptor above 1,023, and counter files keep thousands
+        """Wait for a datagram, `wake` or *seconds*; return False after `wake`."""
+        # select() supports no descriptor above 1,023, and counter files keep thousands
+        poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._wake_receiver, select.POLLIN)
         return self._wake_receiver.fileno() not in {
@@ -294,26 +304,19 @@ class LinkSocket:
         }
 
     def wake(self) -> None:
-        """End the wait, now and for ever. From any thread; never raises."""
+        """End the wait, now and always. Any thread may call it; never raises."""
         with contextlib.suppress(OSError):
             self._wake_sender.send(b"\0")
 
     def close(self) -> None:
-        """Close. For the reader's thread."""
-        for each in (self._socket, self._wake_receiver, self._wake_sender):
-            each.close()
+        """Close the socket, in the reader's thread."""
+        for endpoint in (self._socket, self._wake_receiver, self._wake_sender):
+            endpoint.close()
 
 
-# ----------------------------------------------------------------------
-# What ethtool says over generic netlink: link, modes, FEC and pause of an interface.
-#
-# Layouts: include/uapi/linux/ethtool_netlink.h, genetlink.h;
-# Documentation/networking/ethtool-netlink.rst. Parsers take the attributes of a reply and never
-# raise; what a driver does not say is None.
-
-#: The kernel answers before `send` returns; this is for one that does not.
+#: The kernel normally answers before `send` returns; this is the timeout if it does not.
 ANSWER_SECONDS_MAX = 2.0
-#: Datagrams read in search of an answer: those of an earlier question, left behind, come first.
+#: Datagrams read until the answer: answers of earlier requests may come first.
 DATAGRAMS_MAX = 16
 
 _GENERIC = 16  # NETLINK_GENERIC, which the module `socket` lacks
@@ -322,12 +325,13 @@ _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 3, 1, 2
 _ETHTOOL_HEADER, _DEVICE_INDEX, _FLAGS, _WITH_STATISTICS = 1, 1, 3, 1 << 2
 LINKMODES_GET, LINKSTATE_GET, PAUSE_GET, FEC_GET = 4, 6, 21, 29  # ETHTOOL_MSG_*
 
-#: Larger speeds than 100 Tbit/s are SPEED_UNKNOWN.
+#: Speeds above 100 Tbit/s are SPEED_UNKNOWN.
 SPEED_MEGABITS_MAX = 100_000_000
 _UNKNOWN_U8 = 0xFF  # DUPLEX_UNKNOWN
 _U64 = struct.Struct("=Q")
-#: A link mode's name: speed in Mb/s, `base`, medium with the number of its lanes, duplex (`link_mode_names` in
-#: net/ethtool/common.c). Others of the same list are no speeds: `Autoneg`, `FIBRE`, `Pause`.
+#: Name of a link mode: speed in Mb/s, `base`, medium with its number of lanes, duplex
+#: (link_mode_names in net/ethtool/common.c). Other names of that list are not speeds: `Autoneg`,
+#: `FIBRE`, `Pause`.
 _MODE = re.compile(
     r"([1-9][0-9]{0,8})base[A-Z]++([1-9][0-9]?)?(?![0-9])[A-Z0-9_]{0,16}(/(Full|Half))?", re.ASCII
 )
@@ -335,7 +339,7 @@ _MODE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """LINKSTATE_GET. `reason` and `detail` are why there is no link (enum ethtool_link_ext_state)."""
+    """LINKSTATE_GET. `reason` and `detail`: why there is no link (enum ethtool_link_ext_state)."""
 
     detected: int | None = None
     quality: int | None = None
@@ -357,7 +361,7 @@ class LinkModes:
 
 @dataclass(frozen=True, slots=True)
 class SupportedMode:
-    """A mode that the interface could run in, as the kernel names it: `400000baseSR8/Full`."""
+    """A supported mode with the kernel's name: `400000baseSR8/Full`."""
 
     name: str
     speed_megabits: int
@@ -366,7 +370,7 @@ class SupportedMode:
 
 @dataclass(frozen=True, slots=True)
 class Fec:
-    """FEC_GET. `active` is the bit of a link mode; the counts are of all lanes together."""
+    """FEC_GET. `active` is the bit of a link mode; the counts cover all lanes together."""
 
     automatic: int | None = None
     active: int | None = None
@@ -387,15 +391,15 @@ class Pause:
 
 
 def parse_link_state(reply: bytes) -> LinkState:
-    """Return what a reply to LINKSTATE_GET says, given its attributes."""
-    found = attributes(reply)
-    return LinkState(*(number(found.get(kind)) for kind in (2, 3, 4, 5, 6, 7)))
+    """Return the link state from the attributes of a reply to LINKSTATE_GET."""
+    fields = attributes(reply)
+    return LinkState(*(number(fields.get(kind)) for kind in (2, 3, 4, 5, 6, 7)))
 
 
 def parse_link_modes(reply: bytes) -> LinkModes:
-    """Return what a reply to LINKMODES_GET says; an unknown speed or duplex is None."""
-    found = attributes(reply)
-    autonegotiation, speed, duplex, lanes = (number(found.get(kind)) for kind in (2, 5, 6, 9))
+    """Return the modes from a reply to LINKMODES_GET; an unknown speed or duplex is None."""
+    fields = attributes(reply)
+    autonegotiation, speed, duplex, lanes = (number(fields.get(kind)) for kind in (2, 5, 6, 9))
     return LinkModes(
         autonegotiation,
         speed if speed is not None and speed <= SPEED_MEGABITS_MAX else None,
@@ -407,7 +411,7 @@ def parse_link_modes(reply: bytes) -> LinkModes:
 def parse_supported_modes(reply: bytes) -> list[SupportedMode]:
     """Return the speeds of a reply to LINKMODES_GET in the kernel's order, each once.
 
-    Its list of `ours` names each mode that is supported, and flags the advertised ones (bit-by-bit form).
+    Its list `ours` has every supported mode, with a flag for the advertised ones (bit-by-bit form).
     """
     bits = attributes(attributes(reply).get(3, b"")).get(3, b"")
     names = [text(attributes(bit).get(2)) for kind, bit in each_attribute(bits) if kind == 1]
@@ -415,34 +419,38 @@ def parse_supported_modes(reply: bytes) -> list[SupportedMode]:
 
 
 def parse_mode(name: str) -> SupportedMode | None:
-    """Return what the kernel's name of a link mode says; None for one that is no speed."""
-    found = _MODE.fullmatch(name)
-    if found is None or int(found[1]) > SPEED_MEGABITS_MAX:
+    """Return the mode with the kernel's name *name*; None if the name is not a speed."""
+    match = _MODE.fullmatch(name)
+    if match is None or int(match[1]) > SPEED_MEGABITS_MAX:
         return None
-    return SupportedMode(name, int(found[1]), int(found[2] or 1))
+    return SupportedMode(name, int(match[1]), int(match[2] or 1))
 
 
 def parse_fec(reply: bytes) -> Fec:
-    """Return what a reply to FEC_GET says."""
-    found = attributes(reply)
-    counts = attributes(found.get(5, b""))
+    """Return the FEC state from a reply to FEC_GET."""
+    fields = attributes(reply)
+    counts = attributes(fields.get(5, b""))
     return Fec(
-        number(found.get(3)), number(found.get(4)), *(total(counts.get(kind)) for kind in (2, 3, 4))
+        number(fields.get(3)),
+        number(fields.get(4)),
+        *(total(counts.get(kind)) for kind in (2, 3, 4)),
     )
 
 
 def parse_pause(reply: bytes) -> Pause:
-    """Return what a reply to PAUSE_GET says."""
-    found = attributes(reply)
-    counts = attributes(found.get(5, b""))
-    autonegotiation, receive, transmit = (number(found.get(kind)) for kind in (2, 3, 4))
+    """Return the pause state from a reply to PAUSE_GET."""
+    fields = attributes(reply)
+    counts = attributes(fields.get(5, b""))
+    autonegotiation, receive, transmit = (number(fields.get(kind)) for kind in (2, 3, 4))
     sent, received = number(counts.get(2)), number(counts.get(3))
     return Pause(autonegotiation, receive, transmit, received, sent)
 
 
 def total(data: bytes | None) -> int | None:
-    """Return the first of an array of 64-bit counts, the total (those of the lanes follow); None when
-    there is none, or it is ETHTOOL_STAT_NOT_SET."""
+    """Return the first of an array of 64-bit counts, the total, before those of the lanes.
+
+    Return None without counts, or for ETHTOOL_STAT_NOT_SET.
+    """
     if not data or len(data) % _U64.size:
         return None
     value: int = _U64.unpack_from(data)[0]
@@ -450,25 +458,27 @@ def total(data: bytes | None) -> int | None:
 
 
 def parse_family(reply: bytes) -> int | None:
-    """Return the number of the family, of a reply to CTRL_CMD_GETFAMILY."""
+    """Return the family's number from a reply to CTRL_CMD_GETFAMILY."""
     return number(attributes(reply).get(_FAMILY_ID))
 
 
 def reply_of(data: bytes, family: int, sequence: int) -> bytes | int | None:
-    """Return the attributes of the reply to question *sequence* in a datagram; an errno (0 too) when it
-    was refused or acknowledged; None when the datagram is of another question."""
+    """Return the attributes of the reply to request *sequence* in a datagram.
+
+    An errno (or 0) if it was refused or acknowledged; None if the datagram answers another request.
+    """
     for message in messages(data):
         if message.sequence != sequence:
             continue
         if message.type == MESSAGE_ERROR:
             return parse_error(message.payload)
         if message.type == family and len(message.payload) >= 4:
-            return message.payload[4:]  # behind command, version and two spare bytes
+            return message.payload[4:]  # after command, version and two unused bytes
     return None
 
 
 def request_message(family: int, command: int, sequence: int, body: bytes) -> bytes:
-    """Return a request of generic netlink as bytes."""
+    """Return a generic netlink request as bytes."""
     return make_message(family, REQUEST, sequence, bytes([command, 1, 0, 0]) + body)
 
 
@@ -481,11 +491,16 @@ def header_of(index: int, *, with_statistics: bool) -> bytes:
 
 
 class EthtoolNetlink:
-    """Asks one question at a time. For one thread. The kernel holds its network lock meanwhile, and the
-    driver may ask firmware."""
+    """Sends ethtool requests (link, modes, FEC, pause of an interface), for one thread.
+
+    The kernel holds its network lock during a request, and the driver may query its firmware.
+    """
 
     def __init__(self) -> None:
-        """Open and look the family up. Raises OSError: ENOENT where the kernel has no ethtool netlink."""
+        """Open and look up the family.
+
+        Raises OSError: ENOENT if the kernel has no ethtool netlink.
+        """
         self._sequence = 0
         self._socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _GENERIC
@@ -503,10 +518,11 @@ class EthtoolNetlink:
         self._family = family
 
     def request(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
-        """Return the attributes of the reply about interface *index*. Raises OSError: EOPNOTSUPP when
-        its driver cannot say, ENODEV without it, TimeoutError without an answer.
+        """Return the attributes of the reply about interface *index*.
 
-        A kernel too old for the counts (pause before 5.10, FEC before 5.13) answers without them.
+        Raises OSError: EOPNOTSUPP if its driver does not support the request, ENODEV without the
+        interface, TimeoutError without an answer. A kernel too old for the counts (pause before
+        5.10, FEC before 5.13) answers without them.
         """
         try:
             header = header_of(index, with_statistics=with_statistics)

@@ -10,25 +10,27 @@ from pathlib import Path
 from .files import FILE_READER, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{4}", re.ASCII)
-#: A port has up to 65,536 entries in its GID table; RoCE uses the first few for each address.
+#: Maximum of GIDs per port. The GID table has up to 65,536 entries; RoCE uses the first few per
+#: address.
 GIDS_MAX = 256
-#: Of a bond, no more slaves than these are looked at.
+#: Slaves of a bond beyond this number are ignored.
 SLAVES_MAX = 64
 
-#: The states of `operstate` in the order of RFC 2863 (net/core/net-sysfs.c): their number is the state.
+#: The states of `operstate` in the order of RFC 2863 (net/core/net-sysfs.c): a state's index is its
+#: number.
 OPERATIONAL_STATES = b"unknown notpresent down lowerlayerdown testing dormant up"
 #: `link_layer` in the order of enum rdma_link_layer (include/rdma/ib_verbs.h).
 LINK_LAYERS = b"Unspecified InfiniBand Ethernet"
 
 
 def interfaces_with_device(sys: Path) -> dict[str, Path]:
-    """Return the folder of each interface that has a device of its own: no loopback, bridge or veth."""
+    """Return the folder of each interface with a device of its own: no loopback, bridge or veth."""
     folder = sys / "class/net"
     return {name: folder / name for name in names_in(folder) if (folder / name / "device").exists()}
 
 
 def bonds(sys: Path) -> dict[str, Path]:
-    """Return the folder of each bond, by its name."""
+    """Return the folder of each bond, by name."""
     folder = sys / "class/net"
     return {
         name: folder / name for name in names_in(folder) if (folder / name / "bonding").is_dir()
@@ -47,16 +49,16 @@ def rdma_ports(sys: Path) -> dict[str, Path]:
 
 
 def was_up(sys: Path, address: str) -> bool:
-    """Return whether sysfs shows that an interface of the adapter at a PCI address had a carrier in this boot.
+    """Return whether sysfs shows a carrier of the adapter at a PCI address in this boot.
 
-    False if sysfs has no counters: the driver is loading, or InfiniBand has no IPoIB. Reads nothing that asks the adapter.
+    False without counters: the driver is loading, or InfiniBand has no IPoIB. No file is read that
+    queries the adapter.
     """
     folder = sys / "bus/pci/devices" / address / "net"
     for name in names_in(folder):
         ups = read_unsigned(folder / name / "carrier_up_count")
-        changes = read_unsigned(
-            folder / name / "carrier_changes"
-        )  # also before Linux 4.16; the first may be "none"
+        # The only count before Linux 4.16
+        changes = read_unsigned(folder / name / "carrier_changes")
         if ups or (ups is None and (changes or 0) > 1):
             return True
     return False
@@ -64,7 +66,7 @@ def was_up(sys: Path, address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """One entry of a port's GID table: `type` as written (`RoCE v2`), and its interface, if any."""
+    """An entry of a port's GID table: `type` as in sysfs (`RoCE v2`), and its interface, if any."""
 
     index: int
     gid: str
@@ -73,7 +75,7 @@ class Gid:
 
 
 def gids(port: Path) -> Iterator[Gid]:
-    """Yield the entries that are set. The files of an entry that is not are refused or all zero."""
+    """Yield the entries that are set. The files of other entries are refused or all zero."""
     indexes = (parse_unsigned(name) for name in names_in(port / "gids"))
     for index in sorted(i for i in indexes if i is not None)[:GIDS_MAX]:
         gid = parse_gid(read_text(port / f"gids/{index}"))
@@ -87,9 +89,9 @@ def gids(port: Path) -> Iterator[Gid]:
 
 
 def parse_gid(text: str | None) -> str | None:
-    """Return a GID of eight groups of four hex digits; None for one that is not, or not set.
+    """Return a GID of eight groups of four hex digits; None for an invalid or unset one.
 
-    An entry is not set when it is all zero, or the link-local prefix alone.
+    An unset entry is all zero, or only the link-local prefix.
     """
     groups = (text or "").split(":")
     if len(groups) != 8 or not all(_HEXADECIMAL.fullmatch(group) for group in groups):
@@ -99,7 +101,7 @@ def parse_gid(text: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Slave:
-    """An interface in a bond; `failures`: how often its link was given up."""
+    """An interface in a bond; `failures`: number of failures of its link."""
 
     name: str
     up: bool | None
@@ -108,7 +110,7 @@ class Slave:
 
 @dataclass(frozen=True, slots=True)
 class Bond:
-    """What sysfs says of a bond. `active` is empty where there is no one active slave (802.3ad)."""
+    """A bond in sysfs. `active` is empty without a single active slave (802.3ad)."""
 
     mode: str
     up: bool | None
@@ -117,7 +119,7 @@ class Bond:
 
 
 def read_bond(sys: Path, name: str, files: FileReader = FILE_READER) -> Bond:
-    """Return what is known of the bond; what cannot be read is None or empty."""
+    """Return the bond; unreadable values are None or empty."""
     net = f"{sys}/class/net"
     folder = f"{net}/{name}/bonding"
     names = (files.text(f"{folder}/slaves", name) or "").split()[:SLAVES_MAX]
@@ -138,7 +140,10 @@ def _slave(folder: str, name: str, files: FileReader) -> Slave:
 
 
 def parse_mii_status(text: str | None) -> bool | None:
-    """Return whether a link is up: `up`, or `going down` while it still carries; None for other words
-    than the bonding driver has (drivers/net/bonding/bond_main.c, bond_slave_link_status)."""
+    """Return whether a link is up: `up`, or `going down` while it still has a carrier.
+
+    None for words unknown to the bonding driver (drivers/net/bonding/bond_main.c,
+    bond_slave_link_status).
+    """
     known = {"up": True, "going down": True, "down": False, "going back": False}
     return known.get(text or "")

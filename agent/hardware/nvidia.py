@@ -19,12 +19,12 @@ _KERNEL_VERSION = re.compile(r"^NVRM version:.*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})
 
 
 def driver_gpus(proc: Path) -> list[str]:
-    """Return the PCI addresses in /proc/driver/nvidia/gpus, in order; also of GPUs that are lost."""
+    """Return the sorted PCI addresses in /proc/driver/nvidia/gpus, including lost GPUs."""
     return [n for n in names_in(proc / "driver/nvidia/gpus") if _ADDRESS.fullmatch(n)]
 
 
 def driver_gpu_uuid(proc: Path, address: str) -> str:
-    """Return the UUID that the driver remembers of a GPU; empty when it never learned it. Asks the driver."""
+    """Return the driver's UUID of a GPU; empty if it never read one. Enters the driver."""
     place.enter(address.encode(), b"read /proc/driver/nvidia/gpus information")
     text = read_text(proc / "driver/nvidia/gpus" / address / "information")
     place.leave()
@@ -32,14 +32,15 @@ def driver_gpu_uuid(proc: Path, address: str) -> str:
 
 
 def pci_gpus(sys: Path) -> list[str]:
-    """Return the PCI addresses that the NVIDIA driver is on, in order, as the kernel has it. Asks no driver."""
+    """Return the sorted PCI addresses bound to the NVIDIA driver, without calling it."""
     return [n for n in names_in(sys / "bus/pci/drivers/nvidia") if _ADDRESS.fullmatch(n)]
 
 
 def device_rules_deny(dev: Path) -> bool:
-    """Return whether a cgroup forbids this process the driver's control device: EPERM, where the mode of a file is EACCES.
+    """Return whether a cgroup denies this process the driver's control device.
 
-    The kernel refuses before the driver is asked (security/device_cgroup.c; for cgroup v2 a BPF program).
+    That gives EPERM; the mode of a file gives EACCES. The kernel refuses before it calls the driver
+    (security/device_cgroup.c; for cgroup v2 a BPF program).
     """
     place.enter(b"", b"open /dev/nvidiactl")
     try:
@@ -52,40 +53,44 @@ def device_rules_deny(dev: Path) -> bool:
 
 
 def is_bound(sys: Path, address: str) -> bool | None:
-    """Return whether the NVIDIA driver is on a GPU; None where the kernel's list is not to be seen. Asks no driver."""
+    """Return whether a GPU is bound to the NVIDIA driver; None if unknown.
+
+    Does not call the driver.
+    """
     folder = sys / "bus/pci/drivers/nvidia"
     return (folder / address).exists() if folder.is_dir() else None
 
 
 def parse_uuid(information: str) -> str:
     """Return the UUID of an `information` file; empty for `GPU-????????-...` (never attached)."""
-    found = _UUID.search(information)
-    return found.group(1) if found else ""
+    match = _UUID.search(information)
+    return match.group(1) if match else ""
 
 
 def kernel_driver_version(proc: Path) -> str:
-    """Return the version of the driver that the kernel has loaded, from /proc/driver/nvidia/version; or nothing."""
+    """Return the version of the loaded kernel driver from /proc/driver/nvidia/version.
+
+    Return "" without a driver.
+    """
     return parse_kernel_driver_version(read_text(proc / "driver/nvidia/version") or "")
 
 
 def parse_kernel_driver_version(text: str) -> str:
-    """Return `590.48.01` of `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.48.01  Release Build ...`."""
-    found = _KERNEL_VERSION.search(text)
-    return found.group(1) if found else ""
+    """Return `590.48.01` from `NVRM version: NVIDIA UNIX ... x86_64  590.48.01  Release ...`."""
+    match = _KERNEL_VERSION.search(text)
+    return match.group(1) if match else ""
 
 
-# ----------------------------------------------------------------------
-# Which of a driver's own statistics stand for which signal: mlx5, bnxt, ice, ena.
-#
-# Names: drivers/net/ethernet/mellanox/mlx5/core/en_stats.c (and Documentation/networking/
-# device_drivers/ethernet/mellanox/mlx5/counters.rst), broadcom/bnxt/bnxt_ethtool.c,
-# intel/ice/ice_ethtool.c, amazon/ena/ena_ethtool.c.
+# Statistics of NIC drivers and their signals. Names:
+# drivers/net/ethernet/mellanox/mlx5/core/en_stats.c (and
+# Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst),
+# broadcom/bnxt/bnxt_ethtool.c, intel/ice/ice_ethtool.c, amazon/ena/ena_ethtool.c.
 
 _PRIORITIES = range(8)
 
 
 def _by_priority(forms: Mapping[str, str]) -> dict[bytes, str]:
-    """Return name -> signal for each priority, of forms with `{}` in both."""
+    """Return name -> signal per priority, from forms with `{}` in both."""
     return {
         name.format(p).encode(): f"nic.priority_{signal.format(p)}"
         for name, signal in forms.items()
@@ -170,7 +175,7 @@ _ENA: dict[bytes, str] = {
     b"tx_timeout": "nic.transmit_timeouts_events",
 }
 
-#: Driver, as ETHTOOL_GDRVINFO names it, -> name of a statistic -> signal.
+#: Driver's name of ETHTOOL_GDRVINFO -> name of a statistic -> signal.
 SIGNALS_OF: Mapping[bytes, Mapping[bytes, str]] = {
     b"mlx5_core": _MLX5,
     b"mlx5e_rep": _MLX5,
@@ -181,9 +186,9 @@ SIGNALS_OF: Mapping[bytes, Mapping[bytes, str]] = {
 
 
 def select_statistics(driver: bytes, names: Sequence[bytes]) -> dict[str, int]:
-    """Return signal -> place of its statistic among *names*; none for a driver that is not known.
+    """Return signal -> index of its statistic in *names*; empty for an unknown driver.
 
-    A name that occurs twice there is not picked, because it is ambiguous.
+    A name that occurs twice is ambiguous and left out.
     """
     known = SIGNALS_OF.get(driver.partition(b" ")[0], {})
     occurrences = Counter(name for name in names if name in known)
@@ -194,11 +199,9 @@ def select_statistics(driver: bytes, names: Sequence[bytes]) -> dict[str, int]:
     }
 
 
-# ----------------------------------------------------------------------
-# Who may see all MIG instances: a capability file of the NVIDIA driver (MIG user guide, "Device
-# nodes and capabilities"). A process that can open it, or has CAP_SYS_ADMIN, sees the instances of
-# others; any other process gets `no permission`, or, of NVML events, just less.
-
+# A process that can open this capability file (MIG user guide, "Device nodes and capabilities"), or
+# has CAP_SYS_ADMIN, sees all MIG instances. Any other process gets `no permission`, or fewer NVML
+# events.
 _FILE = "driver/nvidia/capabilities/mig/monitor"
 _CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d{1,7})\s*$", re.MULTILINE)
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,32})\s*$", re.MULTILINE)
@@ -206,25 +209,25 @@ _CAP_SYS_ADMIN = 21  # include/uapi/linux/capability.h
 
 
 def parse_capability_minor(text: str) -> int | None:
-    """Return the minor number of the capability's device node; None for a text that has none."""
-    found = _CAPABILITY_MINOR.search(text)
-    return int(found.group(1)) if found else None
+    """Return the minor number of the capability's device node; None without one."""
+    match = _CAPABILITY_MINOR.search(text)
+    return int(match.group(1)) if match else None
 
 
 def parse_is_administrator(status: str) -> bool:
-    """Return whether a /proc/PID/status shows CAP_SYS_ADMIN in effect."""
-    found = _CAPABILITIES.search(status)
-    return bool(found and int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1)
+    """Return whether a /proc/PID/status has CAP_SYS_ADMIN in effect."""
+    match = _CAPABILITIES.search(status)
+    return bool(match and int(match.group(1), 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def mig_monitor_node(roots: Roots) -> Path | None:
-    """Return the device node of `mig/monitor`; None where the driver has no such capability."""
+    """Return the device node of `mig/monitor`; None if the driver has no such capability."""
     minor = parse_capability_minor(read_text(roots.proc / _FILE) or "")
     return None if minor is None else roots.dev / f"nvidia-caps/nvidia-cap{minor}"
 
 
 def sees_all_mig_instances(roots: Roots) -> bool:
-    """Return whether this process may see instances that are not its own."""
+    """Return whether this process may see instances of other owners."""
     if parse_is_administrator(read_text(roots.proc / "self/status") or ""):
         return True
     node = mig_monitor_node(roots)
@@ -232,19 +235,13 @@ def sees_all_mig_instances(roots: Roots) -> bool:
 
 
 def mig_monitor_line(roots: Roots) -> str:
-    """Return the command that would let this process see all MIG instances."""
+    """Return the command that lets this process see all MIG instances."""
     file, node = (
         roots.proc / _FILE,
         mig_monitor_node(roots) or roots.dev / "nvidia-caps/nvidia-cap2",
     )
     return f"grant {file}: nvidia-modprobe -f {file} && setfacl -m u:{os.geteuid()}:r {node}"
 
-
-# ----------------------------------------------------------------------
-# Who has the NVIDIA driver's device nodes open: what defeats a reset, a MIG change, an unload. From
-# /proc only.
-#
-# `/proc/PID/fd` shows other users' processes to root, and to those with CAP_SYS_PTRACE.
 
 PROCESSES_MAX = 200_000
 NAME_CHARACTERS_MAX = 64
@@ -253,7 +250,7 @@ _NODE = re.compile(r"nvidia(?:\d{1,4}|ctl|-uvm|-uvm-tools|-modeset|-caps/.{1,40}
 
 
 class OpenHandle(NamedTuple):
-    """A process and a device node that it has open: `nvidia3`, `nvidiactl`."""
+    """A process, and the device node that it has open: `nvidia3`, `nvidiactl`."""
 
     process_id: int
     process_name: str
@@ -261,20 +258,23 @@ class OpenHandle(NamedTuple):
 
 
 class OpenHandles(NamedTuple):
-    """`hidden_count`: processes whose descriptors we may not see."""
+    """Open handles. `hidden_count`: processes whose descriptors are hidden from this process."""
 
     found: tuple[OpenHandle, ...]
     hidden_count: int
 
 
 def parse_gpu_minor(information: str) -> int | None:
-    """Return N of `Device Minor: N` of a GPU's `information` file: its node is /dev/nvidiaN. None: unknown."""
-    found = _GPU_MINOR.search(information)
-    return int(found.group(1)) if found else None
+    """Return N of `Device Minor: N` in a GPU's `information` file: its node is /dev/nvidiaN.
+
+    Return None if unknown.
+    """
+    match = _GPU_MINOR.search(information)
+    return int(match.group(1)) if match else None
 
 
 def nodes_of(proc: Path) -> dict[str, str]:
-    """Return node -> PCI address: `nvidia3` -> `0000:9b:00.0`, by the driver's own list."""
+    """Return node -> PCI address (`nvidia3` -> `0000:9b:00.0`) from the driver's list."""
     nodes = {}
     for address in driver_gpus(proc):
         text = read_text(proc / "driver/nvidia/gpus" / address / "information") or ""
@@ -284,7 +284,10 @@ def nodes_of(proc: Path) -> dict[str, str]:
 
 
 def node_of(target: str, dev: Path) -> str:
-    """Return the driver's node that a descriptor's link shows, such as `nvidia3`; empty for anything else."""
+    """Return the driver's node in a descriptor's link, such as `nvidia3`.
+
+    Return "" for any other link.
+    """
     for root in (f"{dev}/", "/dev/"):
         name = target.removesuffix(" (deleted)").removeprefix(root)
         if name != target and _NODE.fullmatch(name):
@@ -293,7 +296,7 @@ def node_of(target: str, dev: Path) -> str:
 
 
 def open_nodes(proc: Path, process_id: int, dev: Path) -> set[str] | None:
-    """Return the driver's nodes that a process has open; None when we may not see. One that is gone has none."""
+    """Return the driver's nodes that a process has open; None if hidden, empty if it has ended."""
     nodes = set()
     folder = proc / str(process_id) / "fd"
     try:
@@ -312,8 +315,12 @@ def open_nodes(proc: Path, process_id: int, dev: Path) -> set[str] | None:
 
 
 def open_handles(proc: Path, dev: Path, process_ids: Iterator[int]) -> OpenHandles:
-    """Return who of these processes has which of the driver's nodes open."""
-    found: list[OpenHandle] = []
+    """Return which of these processes have which of the driver's nodes open.
+
+    An open node prevents a GPU's reset, a change of MIG, and unloading the driver. `/proc/PID/fd`
+    shows other users' processes only to root and with CAP_SYS_PTRACE.
+    """
+    handles: list[OpenHandle] = []
     hidden_count = 0
     for process_id in process_ids:
         nodes = open_nodes(proc, process_id, dev)
@@ -321,8 +328,8 @@ def open_handles(proc: Path, dev: Path, process_ids: Iterator[int]) -> OpenHandl
             hidden_count += 1
         elif nodes:
             name = (read_text(proc / str(process_id) / "comm") or "").strip()[:NAME_CHARACTERS_MAX]
-            found += [OpenHandle(process_id, name, node) for node in sorted(nodes)]
-    return OpenHandles(tuple(found), hidden_count)
+            handles += [OpenHandle(process_id, name, node) for node in sorted(nodes)]
+    return OpenHandles(tuple(handles), hidden_count)
 
 
 def every_process(proc: Path) -> Iterator[int]:
@@ -333,7 +340,7 @@ def every_process(proc: Path) -> Iterator[int]:
 
 
 def agent_processes(proc: Path) -> Iterator[int]:
-    """Yield the ids of this process and all that descend from it, as *proc* numbers them: it may be the host's."""
+    """Yield the PIDs of this process and its descendants in *proc*'s numbering."""
     try:
         pending = [int(os.readlink(proc / "self"))]
     except (OSError, ValueError):
@@ -346,23 +353,23 @@ def agent_processes(proc: Path) -> Iterator[int]:
 
 def children(proc: Path, process_id: int) -> list[int]:
     """Return the children of all threads of a process (CONFIG_PROC_CHILDREN)."""
-    found: list[int] = []
+    child_ids: list[int] = []
     folder = proc / str(process_id) / "task"
     try:
         for task in os.listdir(folder):
             text = read_text(folder / task / "children") or ""
-            found += [int(word) for word in text.split() if word.isdecimal()]
+            child_ids += [int(word) for word in text.split() if word.isdecimal()]
     except OSError:
-        pass  # it has just ended
-    return found
+        pass  # it has ended
+    return child_ids
 
 
 def blocking(
     found: tuple[OpenHandle, ...], nodes: Mapping[str, str], devices: frozenset[str] | None
 ) -> list[tuple[OpenHandle, str]]:
-    """Return which processes block *devices* (None: the driver as a whole), with the GPU's PCI address.
+    """Return the handles that block *devices* (None: the whole driver), with PCI addresses.
 
-    A process that has only the driver's common nodes open is in the way of no single GPU.
+    A process that has only the driver's common nodes open blocks no single GPU.
     """
     return [
         (handle, nodes.get(handle.node, ""))

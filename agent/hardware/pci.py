@@ -13,7 +13,7 @@ from .files import FILE_READER, READ, FileReader, names_in, parse_unsigned, read
 DISPLAY = 0x03
 ACCELERATOR = 0x12
 NETWORK = 0x02
-INFINIBAND = 0x0C06  # of old HCAs; new ones are of class NETWORK
+INFINIBAND = 0x0C06  # old HCAs; the class of new HCAs is NETWORK
 NVME = 0x0108
 OTHER_BRIDGE = 0x0680  # with NVIDIA as the vendor: an NVSwitch
 NVIDIA = 0x10DE
@@ -33,7 +33,7 @@ class Function:
     folder: Path
     class_code: int
     parents: tuple[str, ...]  # bridges, the nearest first
-    root: str  # pci0000:16, the host bridge's bus; empty when sysfs does not say
+    root: str  # bus of the host bridge, as pci0000:16; empty if unknown
 
     @property
     def is_gpu(self) -> bool:
@@ -54,23 +54,26 @@ class Function:
 
     @property
     def is_watched(self) -> bool:
-        """Return whether a job depends on this part itself, rather than on the path to it."""
+        """Return whether jobs use this function itself, unlike a bridge on the path to it."""
         return self.is_gpu or self.is_network or self.is_nvme or self.is_nvswitch
 
 
 def is_address(name: str) -> bool:
-    """Return whether *name* is a PCI function's as sysfs writes it."""
+    """Return whether *name* is a PCI function's address in sysfs form."""
     return bool(_ADDRESS.match(name))
 
 
 def parse_class(text: str | None) -> int | None:
-    """Return the class code of `0x030200`; None when it is none of 24 bits."""
+    """Return the class code of `0x030200`; None unless it has 24 bits."""
     value = parse_unsigned(text, 16)
     return value if value is not None and value < 1 << 24 else None
 
 
 def parse_link_speed(text: str | None) -> float | None:
-    """Return transfers per second of `32.0 GT/s PCIe`; None for `Unknown`, `Unknown speed`, absent."""
+    """Return the transfers per second of `32.0 GT/s PCIe`.
+
+    Return None for `Unknown`, `Unknown speed`, no text.
+    """
     tokens = (text or "").split()
     if len(tokens) < 2 or tokens[1] != GIGATRANSFERS:
         return None
@@ -81,35 +84,36 @@ def parse_link_speed(text: str | None) -> float | None:
 
 
 def numa_node(folder: Path) -> int | None:
-    """Return the NUMA node of a device's folder; None where the firmware named none (-1)."""
+    """Return the NUMA node of a device's folder; None if the firmware has none (-1)."""
     return read_unsigned(folder / "numa_node")
 
 
 def may_sleep(device: Path) -> bool:
-    """Return whether the kernel may suspend the device while nobody uses it (`power/control`: auto)."""
+    """Return whether the kernel may suspend the unused device (`power/control`: auto)."""
     return read_text(device / "power/control") == "auto"
 
 
 def is_asleep(device: Path, files: FileReader = FILE_READER) -> bool:
-    """Return whether the device whose folder this is is suspended, or is being, or wakes up.
+    """Return whether the device is suspended, or is entering or leaving suspension.
 
-    Asking it anything would wake it, and an agent that asks every ten seconds would keep it awake for ever.
-    Neither file touches the device (Documentation/ABI/testing/sysfs-devices-power, sysfs-bus-pci).
+    Any query would wake it, and an agent that queries every ten seconds would keep it awake
+    forever. Neither file accesses the device (Documentation/ABI/testing/sysfs-devices-power,
+    sysfs-bus-pci).
     """
     status = files.text(f"{device}/power/runtime_status") or ""
     return status.startswith(("suspend", "resum")) or power_state(device, files) not in (None, "D0")
 
 
 def power_state(device: Path, files: FileReader = FILE_READER) -> str | None:
-    """Return `D0`, `D3hot` and so on; None where the kernel does not know it, or is older than 5.11."""
+    """Return `D0`, `D3hot` and so on; None if unknown or before Linux 5.11."""
     word = files.text(f"{device}/power_state")
     return word if word in POWER_STATES else None
 
 
 def presence(sys: Path) -> frozenset[tuple[str, int]]:
-    """Return what tells one set of PCI functions from another: names and inodes, by one look at a folder.
+    """Return names and inodes of all PCI functions, from one listing, to detect changes.
 
-    A function that was taken out and put back has its old address and a new inode.
+    A function that was removed and put back has its old address and a new inode.
     """
     try:
         with os.scandir(sys / "bus/pci/devices") as entries:
@@ -119,9 +123,9 @@ def presence(sys: Path) -> frozenset[tuple[str, int]]:
 
 
 def watched_functions(sys: Path) -> dict[str, Function]:
-    """Return GPUs, NVSwitches, NICs, NVMe and each bridge above them, by address.
+    """Return GPUs, NVSwitches, NICs, NVMe and the bridges above them, by address.
 
-    Virtual functions are left out: their link is that of their physical function.
+    Virtual functions are left out: they share the link of their physical function.
     """
     folder = sys / "bus/pci/devices"
     functions: dict[str, Function] = {}
@@ -138,25 +142,25 @@ def watched_functions(sys: Path) -> dict[str, Function]:
 
 
 def nvidia_gpus(sys: Path) -> dict[str, str]:
-    """Return the PCI addresses of NVIDIA's GPUs, in order, with the driver that each is bound to ("" for none).
+    """Return the sorted PCI addresses of NVIDIA GPUs with the bound driver ("": none).
 
-    The kernel's list alone: no driver is asked, no GPU is woken. Virtual functions are left out.
+    From the kernel's list: no driver is called, no GPU is woken. Virtual functions are left out.
     """
     folder = sys / "bus/pci/devices"
-    found: dict[str, str] = {}
+    drivers: dict[str, str] = {}
     for address in sorted(names_in(folder)):
         if read_unsigned(folder / address / "vendor", 16) == NVIDIA:
             function = read_function(folder, address)
             if function is not None and function.class_code >> 8 in GPU_CLASSES:
                 try:
-                    found[address] = os.path.basename(os.readlink(folder / address / "driver"))
+                    drivers[address] = os.path.basename(os.readlink(folder / address / "driver"))
                 except OSError:
-                    found[address] = ""
-    return found
+                    drivers[address] = ""
+    return drivers
 
 
 def nvswitches(sys: Path) -> list[str]:
-    """Return the PCI addresses of NVSwitches, in order."""
+    """Return the sorted PCI addresses of NVSwitches."""
     folder = sys / "bus/pci/devices"
     return [
         address
@@ -166,7 +170,7 @@ def nvswitches(sys: Path) -> list[str]:
 
 
 def read_function(folder: Path, address: str) -> Function | None:
-    """Return a function of /sys/bus/pci/devices; None when it went, or is virtual."""
+    """Return a function in /sys/bus/pci/devices; None if it is gone or virtual."""
     device_folder = folder / address
     code = parse_class(read_text(device_folder / "class"))
     if code is None or not _ADDRESS.match(address) or (device_folder / "physfn").exists():
@@ -183,14 +187,14 @@ def chain_to_root(path: str) -> tuple[tuple[str, ...], str]:
     return parents, roots[0] if roots else ""
 
 
-#: How near two functions can be, the nearest first.
+#: Distances of two functions, the nearest first.
 NEARNESS = ("same switch", "same root complex", "same socket", "far")
 
 
 def nearest(function: Function, others: Iterable[Function]) -> tuple[str, list[Function]]:
-    """Return how near the nearest of *others* are, and which these are; ("", []) when none is known.
+    """Return the distance of the nearest of *others*, and which these are; ("", []) without one.
 
-    Those on another socket are never the nearest: what is merely least far is not near.
+    Functions on another socket do not count as near.
     """
     by_nearness: dict[str, list[Function]] = {}
     for other in others:
@@ -202,10 +206,10 @@ def nearest(function: Function, others: Iterable[Function]) -> tuple[str, list[F
 
 
 def nearness(a: Function, b: Function) -> str:
-    """Say how near two functions are: `same switch`, `same root complex`, `same socket`, `far`, `unknown`.
+    """Return the distance of two functions: a member of NEARNESS, or `unknown`.
 
-    Two functions that share a bridge meet in a switch below it, or are functions of one slot. Unknown:
-    the firmware named no NUMA node.
+    Functions with a common bridge meet in a switch below it, or are in the same slot. `unknown`:
+    the firmware has no NUMA node.
     """
     if not set(a.parents).isdisjoint(b.parents):
         return "same switch"
@@ -217,33 +221,30 @@ def nearness(a: Function, b: Function) -> str:
     return "same socket" if len(nodes) == 1 else "far"
 
 
-# ----------------------------------------------------------------------
-# PCI configuration space: what the link partners have agreed on (PCI Express Base Specification,
-# chapter 7; Linux `include/uapi/linux/pci_regs.h`).
-#
-# Only the registers that are wanted are read, never the whole space: some devices do not stand
-# that. Beyond its first 64 bytes the kernel shows it only to CAP_SYS_ADMIN.
+# Configuration space: PCI Express Base Specification, chapter 7; Linux
+# `include/uapi/linux/pci_regs.h`. Only the needed registers are read: some devices fail when the
+# whole space is read. Beyond the first 64 bytes the kernel shows it only to CAP_SYS_ADMIN.
 
-#: Returns as many bytes as it can, at most as asked, from an offset on.
+#: Takes offset and length, and returns at most that number of bytes.
 Read = Callable[[int, int], bytes]
 
-OPEN_BYTES = 64  # what everybody may read
+OPEN_BYTES = 64  # readable by everybody
 _STATUS, _HAS_CAPABILITIES, _CAPABILITIES = 0x06, 0x10, 0x34
 _EXPRESS = 0x10
 _EXTENDED_AT = 0x100
 _ACS = 0x000D
-#: As many as fit; a chain that is longer goes in a circle.
+#: Maximum that fits; a longer chain is circular.
 _CAPABILITIES_MAX = (256 - OPEN_BYTES) // 4
 _EXTENDED_MAX = (4096 - _EXTENDED_AT) // 8
 
 
 class ConfigHidden(Exception):
-    """The kernel shows this process the first 64 bytes only."""
+    """The kernel shows this process only the first 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpressRegisters:
-    """What a function's registers say; None where it has no such register."""
+    """Values of a function's registers; None without the register."""
 
     max_payload_bytes: int | None = None
     max_payload_supported_bytes: int | None = None
@@ -254,7 +255,7 @@ class ExpressRegisters:
 
 
 def read_express(config: Path) -> ExpressRegisters:
-    """Return what the file `config` of a function says. OSError as of reading, or ConfigHidden."""
+    """Return the registers in a function's file `config`. Raises OSError or ConfigHidden."""
     descriptor = os.open(config, READ)
     try:
         return parse_express(lambda offset, count: os.pread(descriptor, count, offset))
@@ -263,17 +264,18 @@ def read_express(config: Path) -> ExpressRegisters:
 
 
 def parse_express(read: Read) -> ExpressRegisters:
-    """Return what a configuration space says. ConfigHidden if its capabilities are not shown.
+    """Return the registers of a configuration space.
 
-    A device that fell off the bus answers all ones: nothing is known of it.
+    Raises ConfigHidden if capabilities are hidden. A device that fell off the bus reads as all
+    ones: all values are None.
     """
     head = read(0, OPEN_BYTES)
     if len(head) < OPEN_BYTES or head[:4] == b"\xff" * 4 or not head[_STATUS] & _HAS_CAPABILITIES:
         return ExpressRegisters()
-    at = _find_express(read, head[_CAPABILITIES])
-    if at is None:
+    express = _find_express(read, head[_CAPABILITIES])
+    if express is None:
         return ExpressRegisters()
-    registers = read(at, 0x12)
+    registers = read(express, 0x12)
     if len(registers) < 0x12:
         return ExpressRegisters()
     supported, control, link = (_word(registers, offset) for offset in (0x04, 0x08, 0x10))
@@ -292,39 +294,39 @@ def _word(data: bytes, at: int) -> int:
 
 
 def _size(code: int) -> int | None:
-    """Return the bytes of a size field of 3 bits: 128 to 4096; its two last codes are reserved."""
+    """Return the bytes of a 3-bit size field, 128 to 4096; its last two codes are reserved."""
     return 128 << (code & 7) if code & 7 < 6 else None
 
 
 def _find_express(read: Read, first: int) -> int | None:
-    at = first & 0xFC
+    offset = first & 0xFC
     for _ in range(_CAPABILITIES_MAX):
-        if at < OPEN_BYTES:
+        if offset < OPEN_BYTES:
             return None
-        head = read(at, 2)
+        head = read(offset, 2)
         if len(head) < 2:
             raise ConfigHidden
         if head[0] == _EXPRESS:
-            return at
-        at = head[1] & 0xFC
+            return offset
+        offset = head[1] & 0xFC
     return None
 
 
 def _acs_flags(read: Read) -> int | None:
-    for at, number in _extended(read):
+    for offset, number in _extended(read):
         if number == _ACS:
-            register = read(at + 6, 2)
+            register = read(offset + 6, 2)
             return _word(register, 0) if len(register) == 2 else None
     return None
 
 
 def _extended(read: Read) -> Iterator[tuple[int, int]]:
     """Yield offset and number of each extended capability."""
-    at = _EXTENDED_AT
+    offset = _EXTENDED_AT
     for _ in range(_EXTENDED_MAX):
-        head = read(at, 4) if at >= _EXTENDED_AT else b""
+        head = read(offset, 4) if offset >= _EXTENDED_AT else b""
         value = int.from_bytes(head, "little")
         if len(head) < 4 or value in (0, 0xFFFFFFFF):
             return
-        yield at, value & 0xFFFF
-        at = value >> 20 & 0xFFC
+        yield offset, value & 0xFFFF
+        offset = value >> 20 & 0xFFC

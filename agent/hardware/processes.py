@@ -16,7 +16,7 @@ from ...ext import place
 from ...ext.hostfiles import task_fields
 from .files import read_bytes
 
-#: The name by which /proc is recorded in the call slot, and skipped.
+#: The name of /proc in the call slot and in `exclude`.
 PROC = "proc"
 _PROC = PROC.encode()
 
@@ -24,12 +24,15 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TaskStat(NamedTuple):
-    """A process, by the state of its main thread, or a thread. Number and start together are its identity."""
+    """A process, with the state of its main thread, or a thread.
+
+    Number and start are its identity.
+    """
 
     number: int
     start_ticks: int  # since boot
     state: str
-    name: str  # at most 15 bytes, which the task may choose
+    name: str  # at most 15 bytes, chosen by the task
     is_kernel: bool
 
     @property
@@ -39,58 +42,60 @@ class TaskStat(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What no later task of the same number has."""
+        """Number and start, which no later task has."""
         return self.number, self.start_ticks
 
     @property
     def start_seconds(self) -> float:
-        """When it began, in seconds since boot."""
+        """Its start in seconds since boot."""
         return self.start_ticks / _TICKS_PER_SECOND
 
 
 def parse_task(data: bytes) -> TaskStat | None:
-    """Return what a `stat` file says; None for anything else. The name may hold `) R 1` and the like."""
+    """Return the task of a `stat` file; None for any other data. Its name may contain `) R 1`."""
     fields = task_fields(data)
     return None if fields is None else TaskStat(*fields)
 
 
 def task_numbers(folder: Path, tasks_max: int) -> list[str]:
-    """Return the numbers of the processes (or, of `/proc/PID/task`, the threads), at most *tasks_max* and
-    one more, in the kernel's order. Raises OSError when the folder cannot be listed."""
-    found: list[str] = []
+    """Return at most *tasks_max* + 1 PIDs (threads in `/proc/PID/task`) in the kernel's order.
+
+    Raises OSError when the folder cannot be listed.
+    """
+    numbers: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.isdecimal():
-                found.append(entry.name)
-                if len(found) > tasks_max:
+                numbers.append(entry.name)
+                if len(numbers) > tasks_max:
                     break
-    return found
+    return numbers
 
 
 def read_tasks(folder: Path, numbers: Iterable[str]) -> list[TaskStat]:
-    """Return the tasks that are still there."""
-    found = (read_task(folder, number) for number in numbers)
-    return [task for task in found if task is not None]
+    """Return the tasks that still exist."""
+    tasks = (read_task(folder, number) for number in numbers)
+    return [task for task in tasks if task is not None]
 
 
 def read_task(folder: Path, number: str) -> TaskStat | None:
-    """Return a task; None when it is gone."""
+    """Return a task; None if it has ended."""
     return parse_task(_read(f"{folder}/{number}/stat"))
 
 
 class ProcessScanner:
-    """All processes, as each was read last.
+    """All processes, each with its last read.
 
-    To read one costs the kernel 10 us, and a host may have ten thousand. So a turn reads new processes, those that
-    the caller finds urgent, and the next few of the others, which all come up within some turns.
+    A read costs the kernel 10 us, and a host may have ten thousand processes. So a turn reads the
+    new processes, those that the caller finds urgent, and some of the others in turn.
     """
 
     def __init__(self, proc: Path, processes_max: int, reads_max: int) -> None:
-        """*reads_max*: how many of those neither new nor urgent are read in one collection."""
+        """*reads_max*: processes neither new nor urgent that are read per collection."""
         self._proc, self._processes_max, self._reads_max = proc, processes_max, reads_max
         self._known: dict[str, TaskStat] = {}
-        self._last_number = 0  # the number read last of those in line
-        #: How many there are; None when there are more than are looked at.
+        self._last_number = 0  # last number read in turn
+        #: Number of processes; None if there are more than *processes_max*.
         self.count: int | None = None
 
     def read(self, is_urgent: Callable[[TaskStat], bool]) -> list[TaskStat]:
@@ -117,7 +122,10 @@ class ProcessScanner:
 
 
 def _read(path: str) -> bytes:
-    """Return the file; empty when it is gone. Each read is recorded by itself: all of them may take long."""
+    """Return the file; empty if it is gone.
+
+    Each read is recorded by itself, because all may take long.
+    """
     place.enter(_PROC, b"read stat")
     data = read_bytes(path) or b""
     place.leave()
@@ -125,10 +133,10 @@ def _read(path: str) -> bytes:
 
 
 def has_open_device(folder: Path, prefix: str, links_max: int) -> bool | None:
-    """Return whether one of the first *links_max* descriptors of the process whose folder this is leads to
-    *prefix* and a digit (`/dev/nvidia` -> `/dev/nvidia0`); None when it has no descriptor (any more).
+    """Return whether one of a process's first *links_max* descriptors is *prefix* and a number.
 
-    Raises PermissionError when they are not shown.
+    *folder*: the process's; `/dev/nvidia` matches `/dev/nvidia0`. None without a descriptor, as
+    after an exit. Raises PermissionError if the descriptors are hidden.
     """
     place.enter(_PROC, b"list fd")
     try:

@@ -1,4 +1,4 @@
-"""Parsers of the files in /sys and /proc that hold performance settings."""
+"""Parsers of performance settings in /sys and /proc, and of the state of systemd services."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .files import FileReader, names_in, parse_unsigned, read_bytes, read_text, read_unsigned
-from .host import cores_in
+from .cpu_cores import cores_in
 
 SMT = {"off": 0, "on": 1, "forceoff": 2, "notsupported": 3, "notimplemented": 4}
 HUGEPAGES = {"never": 0, "madvise": 1, "always": 2}
 HUGEPAGES_DEFRAG = {"never": 0, "madvise": 1, "defer": 2, "defer+madvise": 3, "always": 4}
 ASPM = {"default": 0, "performance": 1, "powersave": 2, "powersupersave": 3}
-#: From 10 on a look at the clock leaves the core: some 1000 ns instead of 20.
+#: Codes from 10 on: reading the clock leaves the core, and takes some 1000 ns instead of 20.
 CLOCKSOURCES = {
     "tsc": 1,
     "arch_sys_counter": 2,
@@ -27,8 +27,8 @@ CLOCKSOURCES = {
     "refined-jiffies": 12,
 }
 CLOCKSOURCE_OTHER = 0
-#: Words of the kernel's command line that decide speed or isolate cores (kernel-parameters.txt). No others
-#: are shown: a command line may hold an address or a key.
+#: Parameters of the kernel's command line that affect speed or isolate cores
+#: (kernel-parameters.txt). Others are not shown: they may contain an address or a key.
 _FLAGS = re.compile(
     r"(intel_iommu|amd_iommu|iommu|iommu\.\w+|arm-smmu\S*|swiotlb|pcie_aspm|pcie_acs_override|pci|pcie_ports"
     r"|mitigations|nosmt|isolcpus|nohz|nohz_full|rcu_nocbs|irqaffinity|housekeeping|skew_tick"
@@ -42,13 +42,13 @@ _FLAGS_CHARACTERS_MAX = 512
 
 
 def parse_selected(text: str | None) -> str | None:
-    """Return the word in brackets of `always [madvise] never`; None when there is not just one."""
+    """Return the word in brackets of `always [madvise] never`; None unless there is exactly one."""
     selected = re.findall(r"\[([^\[\]\s]+)\]", text or "")
     return selected[0] if len(selected) == 1 else None
 
 
 def code(codes: Mapping[str, int], text: str | None) -> int | None:
-    """Return the code of a word; None for one that is not known."""
+    """Return the code of a word; None for an unknown one."""
     return None if text is None else codes.get(text)
 
 
@@ -58,7 +58,7 @@ def clocksource_code(text: str | None) -> int | None:
 
 
 def share_of_others(values: Iterable[str | None], wanted: str) -> float | None:
-    """Return the share of *values* that are not *wanted*; None without one that could be read."""
+    """Return the share of known *values* that are not *wanted*; None without a known value."""
     known = [word for word in values if word]
     return sum(word != wanted for word in known) / len(known) if known else None
 
@@ -69,13 +69,13 @@ def domain_values(
     read: Callable[[Path], str | None] = read_text,
     names: Callable[[Path], list[str]] = names_in,
 ) -> list[str | None]:
-    """Return what a file of each frequency domain says."""
+    """Return the value of a file in each frequency domain."""
     folder = sys / "devices/system/cpu/cpufreq"
     return [read(folder / name / file) for name in names(folder) if "policy" in name]
 
 
 def turbo(sys: Path, files: FileReader) -> int | None:
-    """Return 1 if cores may run above their base frequency, 0 if not; None where nothing says it."""
+    """Return 1 if cores may exceed their base frequency, 0 if not; None if unknown."""
     folder = sys / "devices/system/cpu"
     braked = files.unsigned(folder / "intel_pstate/no_turbo")
     boost = files.unsigned(folder / "cpufreq/boost")
@@ -85,7 +85,7 @@ def turbo(sys: Path, files: FileReader) -> int | None:
 
 
 def idle_latency_microseconds(sys: Path, files: FileReader) -> int | None:
-    """Return the longest wake-up of an idle state that is not disabled, of the first core of each package."""
+    """Return the longest latency of an enabled idle state of each package's first core."""
     latencies: list[int] = []
     for core in _first_cores(sys / "devices/system/cpu", files):
         for name in files.names(core / "cpuidle"):
@@ -98,7 +98,7 @@ def idle_latency_microseconds(sys: Path, files: FileReader) -> int | None:
 
 def _first_cores(folder: Path, files: FileReader) -> list[Path]:
     packages: dict[int | None, Path] = {}
-    files.text(folder / "online")  # others when a core is taken offline or comes back
+    files.text(folder / "online")  # changes when a core goes offline or comes back
     for name in sorted(names_in(folder), key=lambda name: (len(name), name)):
         if name.startswith("cpu") and name[3:].isdecimal():
             package = read_unsigned(folder / name / "topology/physical_package_id")
@@ -107,7 +107,10 @@ def _first_cores(folder: Path, files: FileReader) -> list[Path]:
 
 
 def peer_memory(sys: Path, files: FileReader) -> int | None:
-    """Return how RDMA reaches GPU memory by a module: 0, 1 nvidia_peermem, 2 nv_peer_mem; None without a GPU driver."""
+    """Return the module for RDMA with GPU memory: 0 none, 1 nvidia_peermem, 2 nv_peer_mem.
+
+    Return None without a GPU driver.
+    """
     modules = files.names(sys / "module")
     if "nvidia" not in modules:
         return None
@@ -117,13 +120,13 @@ def peer_memory(sys: Path, files: FileReader) -> int | None:
 
 
 def open_module(proc: Path) -> int | None:
-    """Return 1 if NVIDIA's kernel modules are the open ones, 0 if the closed; None without them."""
+    """Return 1 for NVIDIA's open kernel modules, 0 for the closed ones; None without them."""
     text = read_text(proc / "driver/nvidia/version")
     return None if not text else int("Open Kernel Module" in text)
 
 
 def parse_file_handles(text: str | bytes | None) -> tuple[int | None, int | None]:
-    """Return file handles in use and the most there may be, of `/proc/sys/fs/file-nr`: `1952 0 9223372036854775807`."""
+    """Return used and maximum handles of /proc/sys/fs/file-nr: `1952 0 9223372036854775807`."""
     tokens = text.split() if text else ()
     if len(tokens) != 3:
         return None, None
@@ -131,27 +134,26 @@ def parse_file_handles(text: str | bytes | None) -> tuple[int | None, int | None
 
 
 def isolated_cores(sys: Path, files: FileReader) -> int | None:
-    """Return how many cores the scheduler leaves alone."""
+    """Return the number of cores isolated from the scheduler."""
     cores = cores_in(files.text(sys / "devices/system/cpu/isolated"))
     return None if cores is None else len(cores)
 
 
 def kernel_flags(text: str | None) -> str:
-    """Return the words of a kernel's command line that decide speed, in their order; empty without one."""
-    found = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
-    return found[:_FLAGS_CHARACTERS_MAX]
+    """Return the parameters of a kernel's command line that affect speed, in their order.
+
+    Return "" without such a parameter.
+    """
+    flags = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
+    return flags[:_FLAGS_CHARACTERS_MAX]
 
 
-# ----------------------------------------------------------------------
-# Services that decide whether a GPU host can work: installed, enabled, running, without running a
-# command.
-#
-# Sources: systemd.unit(5) (where unit files are, `.wants`, masking), the cgroup of a unit
-# (Documentation/admin-guide/cgroup-v2.rst, `populated`), /run/systemd/units (a link
-# `invocation:UNIT` for each active unit, src/core/unit.c). A service in a container has no unit
-# here and is known by its process.
+# Services. Sources: systemd.unit(5) (folders of unit files, `.wants`, masking), the cgroup of a
+# unit (Documentation/admin-guide/cgroup-v2.rst, `populated`), /run/systemd/units (a link
+# `invocation:UNIT` for each active unit, src/core/unit.c). A service in a container has no unit on
+# the host, and is recognized by its process.
 
-#: Below the root of the host, first the operator's own (systemd.unit(5), table 1).
+#: Below the host's root; the operator's own first (systemd.unit(5), table 1).
 UNIT_FOLDERS = (
     "etc/systemd/system",
     "run/systemd/system",
@@ -167,7 +169,7 @@ _POPULATED = re.compile(rb"^populated ([01])$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service by its usual name, the names of its unit, and of its process as the kernel cuts it."""
+    """A service: usual name, unit names, and process name as the kernel truncates it."""
 
     name: str
     units: tuple[str, ...]
@@ -207,12 +209,12 @@ _UNITS = frozenset(unit for service in SERVICES for unit in service.units)
 
 
 def is_booted(run: Path) -> bool:
-    """Return whether systemd runs this host (sd_booted(3)); without it unit files are dead letters."""
+    """Return whether systemd runs this host (sd_booted(3)); otherwise unit files have no effect."""
     return (run / "systemd/system").is_dir()
 
 
 class UnitFiles:
-    """The unit files of the services, and what is wanted at boot, as the folders were listed when this was made."""
+    """The services' unit files, and the units wanted at boot, as listed at construction."""
 
     def __init__(self, root: Path) -> None:
         self._folders: dict[str, frozenset[str]] = {}
@@ -226,9 +228,9 @@ class UnitFiles:
         self.enabled = frozenset(enabled)
 
     def has(self, service: Service) -> bool:
-        """Return whether there is a unit file that an operator has not masked (a link to /dev/null)."""
+        """Return whether a unit file exists that is not masked (a link to /dev/null)."""
         for unit in service.units:
-            # the first folder wins, also when it says no
+            # The first folder wins, even with a masked unit.
             first = next((folder for folder, names in self._folders.items() if unit in names), "")
             if first and not _is_masked(f"{first}/{unit}"):
                 return True
@@ -243,39 +245,39 @@ def _is_masked(path: str) -> bool:
 
 
 def parse_populated(data: bytes | None) -> bool | None:
-    """Return whether a cgroup.events file says that processes are left; None when it does not say."""
+    """Return whether a cgroup.events file shows processes; None if it does not say."""
     match = _POPULATED.search(data or b"")
     return None if match is None else match[1] == b"1"
 
 
 def parse_processes(data: bytes | None) -> list[int]:
-    """Return the first process numbers of a cgroup.procs file. 0 (of another namespace) is none."""
+    """Return the first PIDs of a cgroup.procs file, without 0 (a process of another namespace)."""
     numbers = [parse_unsigned(word) for word in (data or b"").split()[:_PROCESSES_MAX]]
     return [number for number in numbers if number]
 
 
 def groups_of_units(sys: Path) -> dict[str, list[str]]:
     """Return the folders of the control groups of the services' units, by unit."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for tree in _CGROUP_TREES:
         folder = f"{sys}/fs/cgroup/{tree}/system.slice"
         for unit in _UNITS.intersection(names_in(folder)):
-            found.setdefault(unit, []).append(f"{folder}/{unit}")
-    return found
+            groups.setdefault(unit, []).append(f"{folder}/{unit}")
+    return groups
 
 
 def processes_of_unit(groups: Mapping[str, Sequence[str]], service: Service) -> list[int] | None:
-    """Return processes in the control groups of the service's unit; None without one that has any.
+    """Return the processes in the control groups of the service's unit.
 
-    A unit whose processes are all in cgroups below its own has an empty list.
+    Return None without a running process. The list is empty if all processes are in child cgroups.
     """
     for folder in (folder for unit in service.units for folder in groups.get(unit, ())):
-        found = parse_processes(read_bytes(f"{folder}/cgroup.procs"))
-        if found or parse_populated(read_bytes(f"{folder}/cgroup.events")):
-            return found
+        processes = parse_processes(read_bytes(f"{folder}/cgroup.procs"))
+        if processes or parse_populated(read_bytes(f"{folder}/cgroup.events")):
+            return processes
     return None
 
 
 def is_active(run: Path, service: Service) -> bool:
-    """Return whether systemd holds a unit of the service to be active, also after it ran once and ended."""
+    """Return whether systemd has an active unit of the service, also after a one-shot run."""
     return any(os.path.lexists(f"{run}/systemd/units/invocation:{unit}") for unit in service.units)

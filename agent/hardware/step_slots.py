@@ -1,8 +1,9 @@
-"""Shared-memory slots in which training jobs count steps (written by `gangline/steps.py`), read as untrusted input.
+"""Shared-memory slots with training jobs' steps, from `gangline/steps.py`; untrusted input.
 
-The writer is any user's process, so the reader follows no link, maps nothing and waits for nothing. A slot is a regular
-file of exactly SLOT_BYTES, read by pread(2): a link, a FIFO, a truncated file or a huge one cannot harm the reader. The
-layout is in `steps.py`, which may import no module of Gangline. A test reads with this file what that one wrote.
+The writer may be any user's process, so the reader follows no link, maps nothing and waits for
+nothing. A slot is a regular file of exactly SLOT_BYTES, read by pread(2): a link, a FIFO, a
+truncated file or a huge one cannot harm the reader. The layout is in `steps.py`, which imports no
+module of Gangline; a test reads with this module a slot that `steps.py` wrote.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _HEAD, _STEP = struct.Struct("<8sIIii40s"), struct.Struct("<dddd")
 #: struct flock of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 NAME = re.compile(r"[0-9]{1,10}-[0-9a-f]{1,16}", re.ASCII)
-#: More ranks than any launcher numbers; what is outside is not known.
+#: Above the ranks of any launcher; a larger number is unknown.
 RANK_MAX = 9_999_999
-#: Names that are looked at when the folder has too many.
+#: Names that are examined in a folder with too many.
 SCANNED_NAMES_MAX = 65_536
-#: A count that a float no longer tells from the next.
+#: Largest count that a double represents exactly.
 STEPS_MAX = 2.0**53
 
 
 class SlotHead(NamedTuple):
-    """What a process says of itself, once. `job` "": nothing; `rank` -1 and `world` 0: not known."""
+    """What a process reports about itself once. `job` "", `rank` -1, `world` 0: unknown."""
 
     job: str
     rank: int
@@ -39,7 +40,10 @@ class SlotHead(NamedTuple):
 
 
 class StepCount(NamedTuple):
-    """Steps since the process began. `last_seconds`: CLOCK_MONOTONIC of the last; `squares`: sum of the squares of their times."""
+    """Steps of a process.
+
+    `last_seconds`: CLOCK_MONOTONIC of the last; `squares`: sum of their squared times.
+    """
 
     steps: int
     last_seconds: float
@@ -47,7 +51,7 @@ class StepCount(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """The folder of the slots, as it was opened. `key` changes when a name comes or goes."""
+    """The open folder of the slots. `key` changes when a name comes or goes."""
 
     descriptor: int
     key: tuple[int, int, int]
@@ -55,7 +59,7 @@ class Folder(NamedTuple):
 
 
 def parse_head(data: bytes) -> SlotHead | None:
-    """Return what the first bytes of a slot say; None for what is no slot of this version."""
+    """Return the head of a slot; None unless it is a slot of this version."""
     if len(data) < _HEAD.size:
         return None
     magic, version, _, rank, world, job = _HEAD.unpack_from(data)
@@ -69,7 +73,10 @@ def parse_head(data: bytes) -> SlotHead | None:
 
 
 def parse_steps(data: bytes) -> StepCount | None:
-    """Return the count; None while none ended, for numbers that are none, and for bytes that were read amid a write."""
+    """Return the count.
+
+    Return None before the first step, for invalid numbers, and for a read during a write.
+    """
     if len(data) < STEP_OFFSET + _STEP.size:
         return None
     end, last_seconds, squares, begin = _STEP.unpack_from(data, STEP_OFFSET)
@@ -81,16 +88,17 @@ def parse_steps(data: bytes) -> StepCount | None:
 
 
 def open_folder(path: Path) -> Folder:
-    """Open the folder, which the caller closes. Raises OSError: also for a link."""
+    """Open the folder; the caller closes it. Raises OSError, also for a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    return Folder(descriptor, (found.st_dev, found.st_ino, found.st_mtime_ns), found.st_uid)
+    status = os.fstat(descriptor)
+    return Folder(descriptor, (status.st_dev, status.st_ino, status.st_mtime_ns), status.st_uid)
 
 
 def names_of(descriptor: int, names_max: int) -> tuple[list[str], int]:
-    """Return at most *names_max* names of the folder, whatever they are, and how many are left out.
+    """Return at most *names_max* names of the folder, and the number left out.
 
-    Of too many, each user's files have an equal share, the oldest first: nobody's junk hides the slots of others.
+    If there are too many each user's files get an equal share, the oldest first, so that a user's
+    junk cannot hide the slots of others.
     """
     by_user: dict[int, list[tuple[float, str]]] = {}
     names: list[str] = []
@@ -106,15 +114,18 @@ def names_of(descriptor: int, names_max: int) -> tuple[list[str], int]:
             continue
         by_user.setdefault(status.st_uid, []).append((status.st_ctime, name))
     ranked = sorted(
-        (place, changed, name)
+        (position, changed, name)
         for files in by_user.values()
-        for place, (changed, name) in enumerate(sorted(files))
+        for position, (changed, name) in enumerate(sorted(files))
     )
     return [name for _, _, name in ranked[:names_max]], len(names) - names_max
 
 
 def open_slot(folder: int, name: str) -> tuple[int, int] | None:
-    """Return descriptor and owner's user id of a slot; None for a name or a file that is none. Never waits."""
+    """Return descriptor and owner's user id of a slot; None for any other name or file.
+
+    Never waits.
+    """
     if not NAME.fullmatch(name):
         return None
     try:
@@ -122,15 +133,15 @@ def open_slot(folder: int, name: str) -> tuple[int, int] | None:
         descriptor = os.open(name, flags, dir_fd=folder)
     except OSError:
         return None
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_size == SLOT_BYTES and found.st_nlink == 1:
-        return descriptor, found.st_uid
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size == SLOT_BYTES and status.st_nlink == 1:
+        return descriptor, status.st_uid
     os.close(descriptor)
     return None
 
 
 def read_slot(descriptor: int) -> bytes:
-    """Return the bytes of a slot; fewer, or none, where it was cut short. Never raises."""
+    """Return the bytes of a slot; fewer if it was truncated. Never raises."""
     try:
         return os.pread(descriptor, SLOT_BYTES, 0)
     except OSError:
@@ -138,8 +149,10 @@ def read_slot(descriptor: int) -> bytes:
 
 
 def holder_of(descriptor: int) -> int | None:
-    """Return the PID, in our namespace, of the process that has the slot locked: it lives. 0: it is in no namespace of
-    ours; None: nobody has."""
+    """Return the PID of the live process that has locked the slot; None without a lock.
+
+    0: the process is not visible in this PID namespace.
+    """
     try:
         query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, query))

@@ -1,4 +1,4 @@
-"""Block devices and filesystems (Documentation/admin-guide/iostats.rst, proc(5))."""
+"""Block devices (Documentation/admin-guide/iostats.rst), filesystems, NVMe, NFS and Lustre."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...ext.hostfiles import line_numbers, nfs_values
 from .files import FILE_READER, FileReader, names_in, parse_unsigned, read_text, read_unsigned
 from .pci import is_asleep
 
-#: Optical and floppy drives: they have a device, but no health that a gang depends on.
+#: Optical and floppy drives: they have a device, but gangs do not depend on them.
 _IGNORED = re.compile(r"(sr|fd)\d+$")
 
-#: Filesystems on a local block device that are written to. statvfs of a network filesystem may hang for
-#: ever, and a read-only image (squashfs, iso9660) is always full and always read-only.
+#: Writable filesystems on local block devices. statvfs of a network filesystem may hang forever,
+#: and a read-only image (squashfs, iso9660) is always full and read-only.
 LOCAL_FILESYSTEMS = frozenset(
     [
         "bcachefs",
@@ -39,14 +39,14 @@ LOCAL_FILESYSTEMS = frozenset(
         "xfs",
     ]
 )
-#: Filesystems over a network, or of a whole cluster.
+#: Filesystems over a network, or of a cluster.
 NETWORK_FILESYSTEMS = frozenset([
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2",
     "orangefs", "pvfs2", "smb3", "virtiofs", "wekafs",
 ])  # fmt: skip
-#: Sources that look like block devices and are an image, or the network.
+#: Sources that look like local block devices, but are an image, memory or a network device.
 _FOREIGN_SOURCES = ("/dev/loop", "/dev/nbd", "/dev/rbd", "/dev/drbd", "/dev/ram", "/dev/zram")
-#: A superblock option that says that nothing can be written any more.
+#: Superblock options of a filesystem that can no longer be written.
 _READ_ONLY_OPTIONS = frozenset(("ro", "emergency_ro", "shutdown"))
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
@@ -58,16 +58,16 @@ class Mount:
     point: str
     source: str
     type: str
-    read_only: bool  # the filesystem itself, not only this mount of it
+    read_only: bool  # the filesystem itself, not only this mount
 
 
 def disks_with_backing(sys: Path) -> list[str]:
-    """Return the disks that have a device of their own, by the name that diskstats gives them.
+    """Return the disks with a device of their own, by their names in diskstats.
 
-    Loop, ram, zram, dm and md devices (without a device) and partitions (not entries here) are excluded: the I/O of
-    dm-multipath or a RAID is counted at its members. A namespace of an NVMe subsystem with several paths is there
-    twice, as `nvme0n1` and by path as `nvme0c0n1`: never add the two up; kernels before 6.4 count on the
-    paths only.
+    Loop, ram, zram, dm and md devices (without a device) and partitions (not in this folder) are
+    excluded: the I/O of dm-multipath or a RAID is counted at its members. A namespace of an NVMe
+    subsystem with several paths appears twice, as `nvme0n1` and by path as `nvme0c0n1`: never add
+    the two; kernels before 6.4 count only at the paths.
     """
     folder = sys / "block"
     names = [n for n in names_in(folder) if (folder / n / "device").exists()]
@@ -75,17 +75,20 @@ def disks_with_backing(sys: Path) -> list[str]:
 
 
 def disk_sequences(sys: Path, disks: Iterable[str]) -> list[int | None]:
-    """Return the kernel's number of each disk: a disk that comes back by an old name has a new one (Linux 5.15)."""
+    """Return the disks' sequence numbers (Linux 5.15), which differ for a replaced disk."""
     return [read_unsigned(sys / "block" / disk.replace("/", "!") / "diskseq") for disk in disks]
 
 
 def parse_mountinfo(data: bytes) -> list[Mount]:
-    """Return the local filesystems of /proc/self/mountinfo, each once: where it was mounted first."""
+    """Return the local filesystems of /proc/self/mountinfo, each at its first mount point."""
     return [mount for mount in parse_mounts(data) if _is_local(mount)]
 
 
 def parse_network_mounts(data: bytes) -> list[Mount]:
-    """Return the filesystems over a network, and those of FUSE, each once. Never ask anything below them."""
+    """Return the network and FUSE filesystems, each at its first mount point.
+
+    Do not access paths below them.
+    """
     return [
         mount
         for mount in parse_mounts(data)
@@ -94,7 +97,7 @@ def parse_network_mounts(data: bytes) -> list[Mount]:
 
 
 def parse_mounts(data: bytes) -> list[Mount]:
-    """Return all filesystems of /proc/self/mountinfo, each once: where it was mounted first."""
+    """Return all filesystems of /proc/self/mountinfo, each at its first mount point."""
     mounts: dict[bytes, Mount] = {}
     for line in data.split(b"\n"):
         left, _, right = line.partition(b" - ")
@@ -109,7 +112,7 @@ def parse_mounts(data: bytes) -> list[Mount]:
 
 
 def unescape(word: bytes) -> str:
-    """Undo the kernel's octal escapes of blanks and backslashes."""
+    """Return a path without the kernel's octal escapes of blanks and backslashes."""
     raw = _OCTAL.sub(lambda match: bytes((int(match[1], 8) & 0xFF,)), word)
     return os.fsdecode(raw)
 
@@ -123,14 +126,11 @@ def _is_local(mount: Mount) -> bool:
     )
 
 
-# ----------------------------------------------------------------------
-# NVMe controllers: sysfs, and the SMART log page by the admin ioctl.
-#
-# Sources: drivers/nvme/host/sysfs.c (states, files), include/uapi/linux/nvme_ioctl.h (the ioctl),
-# NVM Express Base Specification 2.0, 5.16.1.3 (log page 02h, SMART / Health Information).
+# NVMe. Sources: drivers/nvme/host/sysfs.c (states, files), include/uapi/linux/nvme_ioctl.h (the
+# ioctl), NVM Express Base Specification 2.0, 5.16.1.3 (log page 02h, SMART / Health Information).
 
-#: Codes of `nvme.controller_state`: the order of the kernel's enum nvme_ctrl_state. `only-admin` and
-#: `reconnecting` are words of kernels before 5.4 and 4.17.
+#: Codes of `nvme.controller_state`, in the order of the kernel's enum nvme_ctrl_state. Only kernels
+#: before 5.4 and 4.17 have `only-admin` and `reconnecting`.
 NVME_STATES = {
     "new": 0,
     "live": 1,
@@ -151,11 +151,12 @@ _ADMIN_COMMAND = 0xC0484E41
 _PASSTHROUGH = struct.Struct("<BBHIIIQQII6III")
 _GET_LOG_PAGE = 0x02
 _ALL_NAMESPACES = 0xFFFFFFFF
-#: Log page 02h, and how many 4-byte words of it less one.
+#: Log page 02h, and its number of 4-byte words minus one.
 _SMART_PAGE = 0x02 | (SMART_BYTES // 4 - 1) << 16
 
-#: The page up to its last field that is read: warning, temperature, spare, threshold, used; ten counters
-#: of 128 bits; minutes above both temperatures; eight sensors; transitions of both thermal levels.
+#: The page up to the last field that is read: warning, temperature, spare, threshold, used; ten
+#: counters of 128 bits; minutes above both temperatures; eight sensors; transitions of both thermal
+#: levels.
 _SMART = struct.Struct("<BHBBB26x" + "16s" * 10 + "II16x" + "II")
 _DATA_UNIT_BYTES = 512_000  # "thousands of units of 512 bytes"
 _KELVIN = 273
@@ -163,13 +164,13 @@ _KELVIN = 273
 
 @dataclass(frozen=True, slots=True)
 class SmartLog:
-    """Log page 02h of a controller. None: the page does not say, or says what 64 bits do not hold."""
+    """Log page 02h of a controller. None: not reported, or over 64 bits."""
 
     critical_warning: int
     temperature_celsius: int | None
     spare_ratio: float | None
     spare_threshold_ratio: float | None
-    used_ratio: float  # of the endurance; may exceed 1, and ends at 2.55
+    used_ratio: float  # used share of the endurance; may exceed 1, at most 2.55
     read_bytes: int | None
     written_bytes: int | None
     busy_seconds: int | None
@@ -191,14 +192,17 @@ def nvme_controllers(sys: Path, files: FileReader = FILE_READER) -> dict[str, Pa
 
 
 def nvme_identity(controller: Path) -> int | None:
-    """Return a number of 32 bits that another drive by the same name does not have; None without a serial."""
+    """Return a 32-bit number that differs for another drive with the same name.
+
+    Return None without a serial.
+    """
     serial = read_text(controller / "serial")
     model = read_text(controller / "model")
     return zlib.crc32(f"{serial} {model}".encode()) if serial else None
 
 
 def parse_nvme_state(text: str | None) -> int | None:
-    """Return the code of a controller's state; None for a word that no kernel known here writes."""
+    """Return the code of a controller's state; None for an unknown word."""
     return NVME_STATES.get(text) if text else None
 
 
@@ -208,7 +212,7 @@ def nvme_namespaces(controller: Path, files: FileReader = FILE_READER) -> list[s
 
 
 def sensor_folder(controller: Path) -> Path | None:
-    """Return the controller's hwmon folder: its own child since Linux 5.12, its PCI device's before."""
+    """Return the controller's hwmon folder; before Linux 5.12 it is below the PCI device."""
     for parent in (controller, controller / "device/hwmon"):
         for name in names_in(parent):
             if name.startswith("hwmon") and read_text(parent / name / "name") == "nvme":
@@ -217,19 +221,20 @@ def sensor_folder(controller: Path) -> Path | None:
 
 
 def is_awake(controller: Path) -> bool:
-    """Return whether an admin command may be sent: the controller is live and its device not suspended.
+    """Return whether to send admin commands: the controller is live and not suspended.
 
-    One that resets would hold the caller, and a suspended one would be woken.
+    A resetting controller would block the caller, and a suspended one would be woken.
     """
     return read_text(controller / "state") == "live" and not is_asleep(controller / "device")
 
 
 def read_smart_page(device: Path) -> bytes:
-    """Return log page 02h of a controller's character device. Raises OSError; may wait for the drive.
+    """Return log page 02h from a controller's character device.
 
-    This is the only command that is ever sent, and it changes nothing. It has the driver's own time limit
-    (timeout 0): a shorter one would make the driver reset a drive that is merely slow. The GIL is free
-    meanwhile: fcntl.ioctl frees it for arguments as small as this one.
+    Raises OSError; may wait for the drive. No other command is ever sent, and this one changes
+    nothing. It has the driver's own time limit (timeout 0): a shorter one would make the driver
+    reset a slow drive. The GIL is free meanwhile: fcntl.ioctl releases it for arguments of this
+    size.
     """
     page = array("B", bytes(SMART_BYTES))
     command = bytearray(
@@ -243,22 +248,24 @@ def read_smart_page(device: Path) -> bytes:
         status = fcntl.ioctl(descriptor, _ADMIN_COMMAND, command)
     finally:
         os.close(descriptor)
-    if status:  # positive: the NVMe status of a command that the controller refused
+    if status:  # positive: the NVMe status of a command that the controller rejected
         raise OSError(f"{device}: the controller rejects log page 02h, NVMe status {status:#x}")
     return page.tobytes()
 
 
 def parse_smart_page(page: bytes) -> SmartLog | None:
-    """Return what the page says; None when it is not 512 bytes, or all ones (a device off the bus)."""
+    """Return the log of a page.
+
+    Return None unless it has 512 bytes, and for all ones (a device off the bus).
+    """
     if len(page) != SMART_BYTES or page == b"\xff" * SMART_BYTES:
         return None
     warning, kelvin, spare, threshold, used, *rest = _SMART.unpack_from(page)
     counters = [_counter(raw) for raw in rest[:10]]
     read, written, _, _, busy_minutes, cycles, hours, unsafe, media, errors = counters
     warm_minutes, hot_minutes, light, heavy = (n if n < 0xFFFFFFFF else None for n in rest[10:])
-    reports_spare = bool(
-        spare or threshold
-    )  # virtual drives leave both at 0, which is not worn out
+    # Virtual drives report 0 for both, which does not mean worn out
+    reports_spare = bool(spare or threshold)
     return SmartLog(
         warning, _celsius(kelvin), _percent(spare) if reports_spare else None, _percent(threshold) if reports_spare else None,
         used / 100,
@@ -278,7 +285,10 @@ def _times(value: int | None, factor: int) -> int | None:
 
 
 def _celsius(kelvin: int) -> int | None:
-    """0 K and 65535 K are what virtual and dead drives say."""
+    """Return degrees Celsius.
+
+    Return None for impossible values: virtual and dead drives report 0 K or 65535 K.
+    """
     return kelvin - _KELVIN if 200 <= kelvin <= 500 else None
 
 
@@ -286,12 +296,9 @@ def _percent(value: int) -> float | None:
     return value / 100 if value <= 100 else None
 
 
-# ----------------------------------------------------------------------
-# NFS mounts and their statistics in /proc/self/mountstats.
-#
-# Sources: fs/nfs/super.c (nfs_show_stats), net/sunrpc/stats.c (rpc_clnt_show_stats),
-# net/sunrpc/xprtsock.c and net/sunrpc/xprtrdma/transport.c (print_stats). The text is made from the
-# client's memory: no server is asked.
+# NFS: /proc/self/mountstats. Sources: fs/nfs/super.c (nfs_show_stats), net/sunrpc/stats.c
+# (rpc_clnt_show_stats), net/sunrpc/xprtsock.c and net/sunrpc/xprtrdma/transport.c (print_stats).
+# The text comes from the client's memory: no server is contacted.
 
 _TYPES = (b"nfs", b"nfs4")
 _BEGIN = re.compile(rb"^(?=device )", re.MULTILINE)
@@ -299,7 +306,10 @@ _HEAD = re.compile(rb"device (\S+) mounted on (\S+) with fstype (\S+)")
 
 
 class NfsMount(NamedTuple):
-    """An NFS mount and its statistics, as `ext.hostfiles.nfs_values` returns them; None where the text has none."""
+    """An NFS mount.
+
+    `values` as `ext.hostfiles.nfs_values` returns them, None where the text has none.
+    """
 
     point: str
     source: str
@@ -308,17 +318,17 @@ class NfsMount(NamedTuple):
 
     @property
     def age_seconds(self) -> int | None:
-        """Since it was mounted."""
+        """Seconds since it was mounted."""
         return self.values[0]
 
     @property
     def reads(self) -> list[int | None]:
-        """Calls, transmissions, major timeouts, milliseconds in queue, to the response and in all, errors."""
+        """Calls, transmissions, major timeouts, milliseconds (queue, response, total), errors."""
         return self.values[3:10]
 
     @property
     def writes(self) -> list[int | None]:
-        """As `reads`."""
+        """The columns of `reads`."""
         return self.values[10:17]
 
     @property
@@ -328,15 +338,15 @@ class NfsMount(NamedTuple):
 
     @property
     def transport(self) -> list[int | None]:
-        """Connects, sends, receives, bad replies, backlog, idle seconds of its connections (`nconnect`) together."""
+        """Sums of connects, sends, receives, bad replies, backlog, idle seconds."""
         return self.values[21:]
 
 
 def parse_mountstats(data: bytes) -> list[NfsMount]:
-    """Return the NFS mounts, each once: where it was mounted first.
+    """Return the NFS mounts, each at its first mount point.
 
-    The bind mounts of a source show the same text. A last line that is cut off is not read; a column that
-    is no number costs itself only.
+    Bind mounts of a source show the same text. A truncated last line is ignored; a column that is
+    not a number is None.
     """
     mounts: dict[tuple[bytes, bytes], NfsMount] = {}
     for part in _BEGIN.split(data[: data.rfind(b"\n") + 1]):
@@ -348,15 +358,13 @@ def parse_mountstats(data: bytes) -> list[NfsMount]:
     return list(mounts.values())
 
 
-# ----------------------------------------------------------------------
-# Lustre clients: what each mount did, and how its servers' targets answer.
-#
-# Sources: lustre/obdclass/lprocfs_status.c (stats, import) and lustre/ptlrpc/import.c (states) of
-# the Lustre release. The files are in /proc/fs/lustre in older releases; most moved to debugfs,
-# which is root's, while /sys/fs/lustre shows to everybody that the mount is there. All are made
-# from the client's memory.
+# Lustre. Sources: lustre/obdclass/lprocfs_status.c (stats, import) and lustre/ptlrpc/import.c
+# (states) of the Lustre release. Older releases have the files in /proc/fs/lustre; newer ones have
+# most in debugfs, readable by root, while everybody sees the mount in /sys/fs/lustre. All come from
+# the client's memory.
 
-#: Codes of `lustre_target.connection_state`, by enum lustre_imp_state; an IDLE one has nothing to do.
+#: Codes of `lustre_target.connection_state`, by enum lustre_imp_state; an IDLE connection is
+#: unused.
 LUSTRE_STATES = {
     "CLOSED": 1,
     "NEW": 2,
@@ -376,7 +384,7 @@ _STAT = re.compile(
     re.MULTILINE,
 )
 _STATE = re.compile(rb"^[ \t]+state: *(\S+)", re.MULTILINE)
-#: In the order of `LustreImport`, behind its state.
+#: In the order of `LustreImport`, after its state.
 _NUMBERS = (
     b"connection_attempts:",
     b"generation:",
@@ -384,48 +392,48 @@ _NUMBERS = (
     b"timeouts:",
     b"avg_waittime:",
 )
-#: A client's instance ends in the address of its superblock, which is another one after each mount.
+#: A client's instance ends in the address of its superblock, which changes with each mount.
 _ADDRESS = re.compile(r"-[0-9a-f]{8,16}$")
 _TARGET = re.compile(r"-(osc|mdc)-[0-9a-f]{8,16}$")
 
 
 @dataclass(frozen=True, slots=True)
 class LustreStat:
-    """One line of `stats`: how often, and the sum (bytes, microseconds) where there is one."""
+    """A line of `stats`: number of samples, and optionally their sum (bytes, microseconds)."""
 
     samples: int
     total: int | None
 
 
 class LustreImport(NamedTuple):
-    """A client's connection to a target; None: not shown, or no number."""
+    """A client's connection to a target; None: not shown, or not a number."""
 
     state: int | None
     connection_attempts: int | None
-    generation: int | None  # rises when the target evicted this client, or it gave the target up
+    generation: int | None  # rises when the target evicts this client, or the client gives it up
     inflight: int | None
     timeouts: int | None
-    wait_microseconds: int | None  # mean of a request
+    wait_microseconds: int | None  # mean per request
 
 
 def lustre_folders(sys: Path, proc: Path) -> list[Path]:
-    """Return where Lustre's files may be, the first that has one wins."""
+    """Return the possible roots of Lustre's files, in order of preference."""
     return [proc / "fs/lustre", sys / "kernel/debug/lustre", sys / "fs/lustre"]
 
 
 def lustre_instances(roots: list[Path], kinds: tuple[str, ...]) -> dict[str, list[Path]]:
     """Return the folders of each instance of these kinds (`llite`, `osc`, `mdc`), by its name."""
-    found: dict[str, list[Path]] = {}
+    folders: dict[str, list[Path]] = {}
     for kind in kinds:
         for root in roots:
             for name in names_in(root / kind):
                 if _ADDRESS.search(name):
-                    found.setdefault(name, []).append(root / kind / name)
-    return found
+                    folders.setdefault(name, []).append(root / kind / name)
+    return folders
 
 
 def lustre_filesystem_of(instance: str) -> str:
-    """Return the file system's name of `scratch-ffff8881.../`, an instance of llite."""
+    """Return the filesystem's name of a llite instance: `scratch` for `scratch-ffff8881...`."""
     return _ADDRESS.sub("", instance)
 
 
@@ -435,17 +443,17 @@ def lustre_target_of(instance: str) -> str:
 
 
 def parse_lustre_stats(data: bytes) -> dict[str, LustreStat]:
-    """Return the lines of a `stats` file by name. What is no such line is left out."""
-    found: dict[str, LustreStat] = {}
+    """Return the lines of a `stats` file by name; other lines are ignored."""
+    statistics: dict[str, LustreStat] = {}
     for name, samples, total in _STAT.findall(data):
         count, amount = parse_unsigned(samples), parse_unsigned(total)
         if count is not None:
-            found[name.decode()] = LustreStat(count, amount)
-    return found
+            statistics[name.decode()] = LustreStat(count, amount)
+    return statistics
 
 
 def parse_lustre_import(data: bytes) -> LustreImport:
-    """Return what an `import` file says. Some releases leave zero bytes in it (LU-5567)."""
+    """Return the connection of an `import` file. Some releases leave zero bytes in it (LU-5567)."""
     data = data.replace(b"\0", b"")
     state = _STATE.search(data)
     return LustreImport(

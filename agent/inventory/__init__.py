@@ -18,29 +18,29 @@ from typing import IO
 
 from ..hardware.files import Roots
 
-#: A child that says more than this is ended; a host of 8 GPUs and 100 functions says a tenth of it.
+#: A child with more output is killed; a host of 8 GPUs and 100 functions has a tenth of it.
 OUTPUT_BYTES_MAX = 4 << 20
-#: The aggregator refuses a host that registers with more devices, attributes or longer ones.
+#: Limits of the aggregator, which rejects a host that registers with more or longer ones.
 DEVICES_MAX = 4096
 ATTRIBUTES_MAX = 64
 NAME_CHARACTERS_MAX = 128
 VALUE_CHARACTERS_MAX = 1024
-#: Of the child's complaints, the end is kept.
+#: Bytes kept from the end of the child's standard error.
 STDERR_BYTES_MAX = 2048
-#: PCI addresses of GPUs that are not to be touched; None: all, and their driver.
+#: PCI addresses of GPUs to leave alone; None: all GPUs and their driver.
 ExcludedGpus = frozenset[str] | None
-#: A killed child that has not ended after this long sits in a driver, and is abandoned.
+#: A killed child that does not exit within this time is blocked in a driver, and is abandoned.
 EXIT_SECONDS_MAX = 1.0
 
-#: Children that would not die. While one lives no other is started: it would only join it.
+#: Children that did not exit. While one exists no other is started: it would block too.
 _abandoned: list[subprocess.Popen[bytes]] = []
-#: The child that runs, with the GPUs that it leaves out.
+#: The running child, and the GPUs that it leaves alone.
 _running: tuple[subprocess.Popen[bytes], ExcludedGpus] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HostDevice:
-    """A part of the host. `kind` and `key` are those of its readings where it has any."""
+    """A part of the host. If it has readings, `kind` and `key` are theirs."""
 
     kind: str
     key: str
@@ -49,22 +49,22 @@ class HostDevice:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the host is made of; `reason` say why it is not whole, and are empty when it is."""
+    """The parts of the host; `reason`: why parts are missing, empty if complete."""
 
     devices: tuple[HostDevice, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     reason: str = ""
-    #: GPUs that nobody was asked about.
+    #: GPUs that were left alone.
     left_out: ExcludedGpus = frozenset()
 
 
 def is_within(required: ExcludedGpus, left_out: ExcludedGpus) -> bool:
-    """Return whether who leaves *left_out* out touches none of *required*."""
+    """Return whether a child that leaves *left_out* alone touches none of *required*."""
     return left_out is None or (required is not None and required <= left_out)
 
 
 def interrupt(avoided: ExcludedGpus) -> None:
-    """End the child that runs, unless it leaves these GPUs out. For any thread; returns at once."""
+    """Kill the running child unless it leaves these GPUs alone. For any thread; returns at once."""
     if (running := _running) is not None and not is_within(avoided, running[1]):
         running[0].kill()
 
@@ -72,10 +72,13 @@ def interrupt(avoided: ExcludedGpus) -> None:
 def read(
     roots: Roots, seconds_max: float = 20.0, avoided: Callable[[], ExcludedGpus] = frozenset
 ) -> Inventory:
-    """Run the child and return what it found. Never raises; returns within *seconds_max* and a second.
+    """Run the child and return its inventory.
 
-    What the child printed before a driver held it fast is kept. *avoided*: GPUs that are not to be touched now. Of one
-    that becomes so meanwhile the child is ended, within `interrupt`, and its `reason` say so.
+    Never raises; returns within *seconds_max* plus a second.
+
+    Sections printed before a driver blocked the child are kept. *avoided* returns the GPUs to leave
+    alone now. If another GPU must be left alone meanwhile, `interrupt` kills the child, and
+    `reason` reports it.
     """
     _abandoned[:] = [child for child in _abandoned if child.poll() is None]
     if _abandoned:
@@ -103,10 +106,12 @@ def run_child(
     left_out: ExcludedGpus = None,
     avoided: Callable[[], ExcludedGpus] = frozenset,
 ) -> tuple[bytes, str]:
-    """Return the line that the command printed, and why it is not whole. Raises OSError at the start.
+    """Return the line that the command printed, and why it is incomplete.
 
-    The child is killed when it is late or says too much; when it does not die of that, it is abandoned.
-    Its standard input is a pipe that ends with this process, however that ends.
+    Raises OSError at the start.
+
+    A child that is late or prints too much is killed; if it does not exit, it is abandoned. Its
+    standard input is a pipe that closes when this process exits.
     """
     child = subprocess.Popen(
         command,
@@ -118,7 +123,7 @@ def run_child(
     )
     global _running
     _running = child, left_out
-    interrupt(avoided())  # of what is avoided since it was asked, and before it could be seen
+    interrupt(avoided())  # for GPUs that became avoided before `_running` was set
     assert child.stdin and child.stdout and child.stderr
     with child.stdin, child.stdout, child.stderr:
         output, error_output, reason = _read_output(child.stdout, child.stderr, seconds_max)
@@ -133,7 +138,7 @@ def run_child(
 def _read_output(
     stdout: IO[bytes], stderr: IO[bytes], seconds_max: float
 ) -> tuple[bytes, bytes, str]:
-    """Read both pipes until the answer's line is whole; the words say why it is not."""
+    """Return the data of both pipes up to the answer's line, and why that is incomplete."""
     output, error_output = b"", b""
     deadline = time.monotonic() + seconds_max
     with selectors.DefaultSelector() as selector:
@@ -172,7 +177,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def parse(output: bytes, reason: str = "") -> Inventory:
-    """Return the inventory that the child's line says. What is not one has words; never raises."""
+    """Return the inventory in the child's line, with a `reason` if it is invalid. Never raises."""
     try:
         document = json.loads(output)
         devices = tuple(
@@ -187,7 +192,7 @@ def parse(output: bytes, reason: str = "") -> Inventory:
 
 
 def _texts(pairs: Mapping[str, object]) -> dict[str, str]:
-    """Return the pairs within what the aggregator takes: one file of /sys must not keep a host away."""
+    """Return the pairs cut to the aggregator's limits: a long one would exclude the host."""
     return {
         str(name)[:NAME_CHARACTERS_MAX]: str(value)[:VALUE_CHARACTERS_MAX]
         for name, value in list(pairs.items())[:ATTRIBUTES_MAX]

@@ -18,7 +18,7 @@ from ..hardware.files import Roots
 from . import HostDevice, host, links
 from .gpus import amd_devices, gpus
 
-#: In the order in which they are printed.
+#: In the order of the output.
 SECTIONS: dict[str, Callable[[Roots], list[HostDevice]]] = {
     "NUMA nodes": host.numa_nodes,
     "PCIe functions": host.pcie_functions,
@@ -36,7 +36,7 @@ SECTIONS: dict[str, Callable[[Roots], list[HostDevice]]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print the inventory. Exits 0 also when parts are missing: the problems are in the object."""
+    """Print the inventory. Exits 0 even if parts are missing: the object lists the problems."""
     parser = argparse.ArgumentParser(prog="gangline.agent.inventory")
     parser.add_argument("--sys", type=Path, default=Path("/sys"))
     parser.add_argument("--proc", type=Path, default=Path("/proc"))
@@ -61,10 +61,10 @@ def main(arguments: list[str]) -> int:
         "GPUs": lambda roots: gpus(roots, left_out),
         "AMD GPUs": lambda roots: amd_devices(roots, left_out),
     }
-    found, problems = run_sections(sections, roots, options.seconds)
+    devices, problems = run_sections(sections, roots, options.seconds)
     answer = {
         "devices": [
-            {"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in found
+            {"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in devices
         ],
         "labels": host.labels(roots),
         "problems": problems,
@@ -79,7 +79,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _end_with_stdin() -> None:
-    """End this process at once when the agent's does: it holds the other end of the pipe."""
+    """Exit when the agent exits, which closes the other end of the pipe."""
     while os.read(0, 1):
         pass
     os._exit(1)
@@ -88,25 +88,25 @@ def _end_with_stdin() -> None:
 def run_sections(
     sections: Mapping[str, Callable[[Roots], list[HostDevice]]], roots: Roots, seconds_max: float
 ) -> tuple[list[HostDevice], list[str]]:
-    """Return what the sections found and what was wrong with the others, within *seconds_max* in all.
+    """Return the sections' devices, and the problems of the others, within *seconds_max*.
 
-    They look at the same time: however many are held fast by drivers, the others' answers are there.
+    They run concurrently: a section that a driver blocks does not delay the others.
     """
-    found: list[HostDevice] = []
+    all_devices: list[HostDevice] = []
     problems: list[str] = []
     threads = {name: _SectionThread(section, roots) for name, section in sections.items()}
     deadline = time.monotonic() + seconds_max
     for name, section in threads.items():
         section.join(max(0.0, deadline - time.monotonic()))
         devices, problem = section.answer or ([], f"no answer within {seconds_max:g} s")
-        found += devices
+        all_devices += devices
         if problem:
             problems.append(f"{name}: {problem}")
-    return found, problems
+    return all_devices, problems
 
 
 class _SectionThread(threading.Thread):
-    """A section in a thread of its own, which can be left behind when a driver does not return."""
+    """A section in its own thread, which is abandoned if a driver does not return."""
 
     def __init__(self, section: Callable[[Roots], list[HostDevice]], roots: Roots) -> None:
         super().__init__(daemon=True)
@@ -117,10 +117,10 @@ class _SectionThread(threading.Thread):
     def run(self) -> None:
         try:
             self.answer = self._section(self._roots), ""
-        except Exception as error:  # noqa: BLE001 - one library's trouble must not cost the others
+        except Exception as error:  # noqa: BLE001 - must not affect other sections
             self.answer = [], f"{type(error).__name__}: {error}"[:200]
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    os._exit(code)  # a thread abandoned in a driver must not hold up the end
+    os._exit(code)  # an abandoned thread in a driver must not delay the exit

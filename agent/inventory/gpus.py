@@ -1,7 +1,8 @@
-"""GPUs, their MIG devices and the remote ends of their NVLinks, by NVIDIA's Python binding.
+"""GPUs, partitions and remote ends of NVLinks, by NVIDIA's Python binding or from AMD's sysfs.
 
-The binding is too large for the daemon, not for this short-lived child. A query that fails leaves out only its own
-value. NVML does not report the kind of HBM, and the number of SMs only on some GPUs: neither is guessed.
+The binding is too large for the daemon, but not for this short-lived child. A query that fails
+leaves out only its own value. NVML does not report the kind of HBM, and the number of SMs only on
+some GPUs: neither is guessed.
 """
 
 from __future__ import annotations
@@ -20,15 +21,12 @@ from ..hardware.files import Roots, read_text
 from ..hardware.nvidia import driver_gpu_uuid, driver_gpus, pci_gpus
 from . import ExcludedGpus, HostDevice
 
-# ----------------------------------------------------------------------
-# A GPU's position in its rack and its NVLink fabric: bytes that NVML gives, as text. Pure.
-#
 # Layouts: nvmlPlatformInfo_v1_t, nvmlPlatformInfo_v2_t and nvmlGpuFabricInfo_v2_t of nvml.h, NVML
 # 12.9.
 
 _VERSION_BYTES, _GUID_BYTES = 4, 16
 _PLATFORM_BYTES = _VERSION_BYTES + 2 * _GUID_BYTES + 5
-#: What the last five bytes are called, by version.
+#: Names of the last five bytes, by version.
 _LOCATION_FIELDS = {
     1: ("slot", "tray", "host_index", "peer_type", "module_id"),
     2: ("slot", "tray", "host_index", "peer_type", "module_id"),
@@ -43,7 +41,10 @@ SWITCH_ERRORS = (
 
 
 def platform(data: bytes, version: int) -> dict[str, str]:
-    """Return what an nvmlPlatformInfo_t of *version* says; all zeros mean unknown. Nothing when it is short."""
+    """Return the values of an nvmlPlatformInfo_t of *version*; zeros mean unknown.
+
+    Return {} for too few bytes.
+    """
     if len(data) < _PLATFORM_BYTES or version not in _LOCATION_FIELDS:
         return {}
     first = _VERSION_BYTES + _GUID_BYTES
@@ -61,15 +62,21 @@ def platform(data: bytes, version: int) -> dict[str, str]:
 
 
 def text_or_hex(data: bytes) -> str:
-    """Return a serial number as the text that it is; in hexadecimal when it is none. Zeros at its end are padding."""
+    """Return a serial number as text if it is printable, else in hexadecimal.
+
+    Zeros at its end are padding.
+    """
     raw = data.rstrip(b"\0")
     text = raw.decode("ascii", errors="replace")
     return text.strip() if text.isprintable() and "\ufffd" not in text else raw.hex()
 
 
 def fabric(cluster: bytes, clique: int, state: int) -> dict[str, str]:
-    """Return cluster and clique once the registration is completed (state 3). A cluster of zeros is one host's own
-    NVSwitches; any other has switches outside of it."""
+    """Return cluster and clique once the registration is completed (state 3).
+
+    Zeros as cluster mean the host's own NVSwitches; any other cluster has switches outside of the
+    host.
+    """
     if state != 3 or len(cluster) != _GUID_BYTES:
         return {}
     attributes = {"fabric_clique": str(clique)}
@@ -81,9 +88,9 @@ def fabric(cluster: bytes, clique: int, state: int) -> dict[str, str]:
     return attributes
 
 
-#: More memory than a GPU has (1 PiB): NVML's all ones for "not available" is beyond.
+#: Above the memory of any GPU (1 PiB): excludes NVML's all ones for "not available".
 MEMORY_BYTES_MAX = 1 << 50
-#: More GPUs than a host has; a broken library claimed four billion.
+#: Above the GPUs of any host; a broken library reported four billion.
 GPUS_MAX = 256
 LINKS_MAX = 64
 MIG_DEVICES_MAX = 64
@@ -103,7 +110,7 @@ ARCHITECTURES = {
 }
 #: nvmlIntNvLinkDeviceType_t
 FAR_ENDS = {0: "GPU", 1: "CPU", 2: "switch"}
-#: Attributes of GPUs that were not asked: they do not answer, or we may not query them.
+#: Attributes of GPUs that were not queried: they do not respond, or permission is missing.
 PROBLEM, HIDDEN = "problem", "hidden"
 _NVLINK_COUNT, _REMOTE_LINK = 91, 146  # field ids
 _OEM, _ECC, _POWER = 0, 1, 2  # nvmlInforomObject_t
@@ -112,10 +119,10 @@ Query = Callable[[], object]
 
 
 def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]:
-    """Return the GPUs by UUID, their MIG devices and NVLinks; none without pynvml, the driver or a GPU.
+    """Return the GPUs by UUID, their MIG devices and NVLinks.
 
-    *left_out*: are not touched, nor are they in what is returned. Raises pynvml.NVMLError when the driver is there and
-    refuses.
+    The list is empty without pynvml, the driver or a GPU. GPUs in *left_out* are neither touched
+    nor returned. Raises pynvml.NVMLError if the driver refuses.
     """
     if left_out is None or (not roots.is_this_machine and not roots.nvml_library):
         return []
@@ -124,13 +131,14 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
     except ImportError:
         return []
     if roots.nvml_library:
-        # the binding loads a fixed name; this is its own place for the loaded library
+        # The binding loads a fixed name; this is its variable for the loaded library.
         try:
             pynvml.nvmlLib = ctypes.CDLL(roots.nvml_library)
         except OSError:
             return []
     try:
-        # As `ext/nvml.pyx` does. With NO_ATTACH drivers before 590.37 show no GPU; a GPU is attached by its handle only.
+        # As in `ext/nvml.pyx`: with NO_ATTACH drivers before 590.37 show no GPU. Only its handle
+        # attaches a GPU.
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except pynvml.NVMLError as error:
         if getattr(error, "value", None) in (
@@ -140,15 +148,18 @@ def gpus(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]
             return []
         raise
     try:
-        found = list(_responding_gpus(pynvml, roots, left_out))
+        devices = list(_responding_gpus(pynvml, roots, left_out))
     finally:
         pynvml.nvmlShutdown()
-    known = {device.attributes.get("pci_address") for device in found}
-    return found + _unresponsive_gpus(roots, known | left_out)
+    known = {device.attributes.get("pci_address") for device in devices}
+    return devices + _unresponsive_gpus(roots, known | left_out)
 
 
 def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tuple[str, Query]]:
-    """Yield what attaches each GPU, and no other: by its address; where nobody lists them, by index, with "" for it."""
+    """Yield the address and the attaching call of each GPU.
+
+    Without a list of addresses GPUs are attached by index, with address "".
+    """
     addresses = driver_gpus(roots.proc) or pci_gpus(roots.sys)
     for address in addresses[:GPUS_MAX]:
         if address not in left_out:
@@ -160,7 +171,7 @@ def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[tu
 
 def _responding_gpus(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[HostDevice]:
     for address, attach in _handles(pynvml, roots, left_out):
-        try:  # one lost GPU must not cost the others
+        try:  # a lost GPU must not affect the others
             handle = attach()
             gpu = _gpu(pynvml, handle)
             yield gpu
@@ -174,7 +185,7 @@ def _responding_gpus(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Ite
 
 
 def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostDevice]:
-    """Return the GPUs that the kernel's driver lists and NVML said nothing of."""
+    """Return the GPUs that the kernel's driver lists and NVML does not report."""
     return [
         _driver_listed_gpu(roots, address, PROBLEM, "NVML does not respond for this GPU")
         for address in driver_gpus(roots.proc)
@@ -183,7 +194,6 @@ def _unresponsive_gpus(roots: Roots, known: Container[str | None]) -> list[HostD
 
 
 def _driver_listed_gpu(roots: Roots, address: str, attribute: str, message: str) -> HostDevice:
-    """Return a GPU that the kernel's driver knows and NVML does not report."""
     key = driver_gpu_uuid(roots.proc, address) or address
     return HostDevice("gpu", key, {"pci_address": address, attribute: message})
 
@@ -198,7 +208,7 @@ def _gpu(pynvml: Any, handle: object) -> HostDevice:
 
 
 def _board(pynvml: Any, handle: object) -> dict[str, Query]:
-    """What is built into the board."""
+    """Return the queries of the board's properties."""
     nv = pynvml
     return {
         "name": lambda: nv.nvmlDeviceGetName(handle),
@@ -225,7 +235,7 @@ def _board(pynvml: Any, handle: object) -> dict[str, Query]:
 
 
 def _modes(pynvml: Any, handle: object) -> dict[str, Query]:
-    """What host and driver made of it."""
+    """Return the queries of the driver's and the host's settings of a GPU."""
     nv = pynvml
     return {
         "driver": nv.nvmlSystemGetDriverVersion,
@@ -244,14 +254,14 @@ def _modes(pynvml: Any, handle: object) -> dict[str, Query]:
 
 
 def _bytes(total: int) -> int:
-    """Return *total*; raise ValueError for NVML's "not available" (all ones), which is no size."""
+    """Return *total*; raise ValueError for NVML's "not available" (all ones)."""
     if not 0 < total < MEMORY_BYTES_MAX:
         raise ValueError(f"{total} bytes of memory")
     return total
 
 
 def _query_all(pynvml: Any, queries: dict[str, Query]) -> dict[str, str]:
-    """Return the answers there are: not every GPU, driver or binding has one to each."""
+    """Return the available answers: some GPUs, drivers or bindings lack some."""
     values: dict[str, str] = {}
     for name, query in queries.items():
         with contextlib.suppress(pynvml.NVMLError, AttributeError, ValueError):
@@ -260,7 +270,7 @@ def _query_all(pynvml: Any, queries: dict[str, Query]) -> dict[str, str]:
 
 
 def _field(pynvml: Any, handle: object, field: int, scope: int = 0) -> int:
-    """Return an unsigned field. Raises NVMLError where there is none."""
+    """Return an unsigned field. Raises NVMLError without a value."""
     value = pynvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
     if value.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(value.nvmlReturn)
@@ -269,7 +279,7 @@ def _field(pynvml: Any, handle: object, field: int, scope: int = 0) -> int:
 
 
 def _platform(pynvml: Any, handle: object) -> dict[str, str]:
-    """Ask for the newer layout, and for the older of a driver that does not know it."""
+    """Return the newer layout, or the older one if the driver does not support it."""
     try:
         info = pynvml.c_nvmlPlatformInfo_v2_t()
         pynvml.nvmlDeviceGetPlatformInfo(handle, ctypes.byref(info))
@@ -287,7 +297,7 @@ def _fabric(pynvml: Any, handle: object) -> dict[str, str]:
 
 
 def _links(pynvml: Any, handle: object, gpu: str) -> Iterator[HostDevice]:
-    """Yield each NVLink with what is at its far end."""
+    """Yield each NVLink with its remote end."""
     count = 0
     with contextlib.suppress(pynvml.NVMLError):
         count = min(LINKS_MAX, _field(pynvml, handle, _NVLINK_COUNT))
@@ -315,7 +325,7 @@ def _far_end(pynvml: Any, handle: object, link: int) -> dict[str, str]:
 
 
 def _mig_devices(pynvml: Any, handle: object, gpu: str) -> Iterator[HostDevice]:
-    """Yield the MIG devices; an index without one is no error."""
+    """Yield the MIG devices; an index without a device is skipped."""
     nv, count = pynvml, 0
     with contextlib.suppress(nv.NVMLError):
         if nv.nvmlDeviceGetMigMode(handle)[0]:
@@ -347,22 +357,20 @@ def cuda_version(number: int) -> str:
 
 
 def as_text(value: object) -> str:
-    """Return a value of the binding as text; older ones give bytes."""
+    """Return a value of the binding as text; old bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def sysfs_address(bus_id: str | bytes) -> str:
-    """Return `0000:18:00.0` for NVML's `00000000:18:00.0`: sysfs writes four digits of domain."""
+    """Return `0000:18:00.0` for NVML's `00000000:18:00.0`: sysfs has four digits of domain."""
     domain, _, rest = as_text(bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
-# ----------------------------------------------------------------------
-# AMD GPUs and their partitions, from sysfs. ROCm's libraries are not used.
-
-#: Of an attribute's text, so much is reported.
+#: Characters reported of an attribute's text.
 TEXT_CHARACTERS_MAX = 128
-#: PCI device -> model, for boards whose FRU says no name (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, AMD's data sheets).
+#: PCI device -> model, for boards whose FRU has no name (drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c,
+#: AMD's data sheets).
 MODELS = {
     "0x7408": "AMD Instinct MI250X",
     "0x740c": "AMD Instinct MI250",
@@ -373,7 +381,7 @@ MODELS = {
     "0x75a0": "AMD Instinct MI350X",
     "0x75a3": "AMD Instinct MI355X",
 }
-#: Bit of `ras/features` that says that the memory (UMC) corrects errors: AMDGPU_RAS_BLOCK__UMC.
+#: Bit of `ras/features`: the memory (UMC) corrects errors; AMDGPU_RAS_BLOCK__UMC.
 _MEMORY_FEATURE = 1 << 0
 _FILES = {
     "serial": "serial_number",
@@ -387,20 +395,20 @@ _FILES = {
 
 
 def amd_devices(roots: Roots, left_out: ExcludedGpus = frozenset()) -> list[HostDevice]:
-    """Return the GPUs by unique id, and the partitions of those that are split.
+    """Return the AMD GPUs by unique id, and the partitions of split GPUs.
 
-    *left_out*: are not touched, nor are they in what is returned.
+    GPUs in *left_out* are neither touched nor returned. ROCm's libraries are not used.
     """
     if left_out is None:
         return []
     driver = driver_version(roots.sys, roots.proc)
-    found: list[HostDevice] = []
+    devices: list[HostDevice] = []
     for gpu in amd_gpus(roots.sys):
         if gpu.address not in left_out:
             attributes = _attributes(gpu, driver)
-            found.append(HostDevice("gpu", gpu.key, attributes))
-            found += _partitions(gpu, attributes["name"])
-    return found
+            devices.append(HostDevice("gpu", gpu.key, attributes))
+            devices += _partitions(gpu, attributes["name"])
+    return devices
 
 
 def _attributes(gpu: AmdGpu, driver: str) -> dict[str, str]:
@@ -420,21 +428,21 @@ def _attributes(gpu: AmdGpu, driver: str) -> dict[str, str]:
         "ecc_mode": _ecc_mode(folder),
         "compute_partition": gpu.compute_mode,
         "memory_partition": gpu.memory_mode,
-        "compute_units": str(sum(each.compute_units for each in gpu.partitions) or ""),
+        "compute_units": str(sum(partition.compute_units for partition in gpu.partitions) or ""),
         **texts,
     }
     return {name: value for name, value in attributes.items() if value}
 
 
 def _model(folder: Path) -> str:
-    """Return the board's name without the form of its module, as it is the same part in every form."""
+    """Return the board's name without its module form: the GPU is the same in every form."""
     name = (read_text(folder / "product_name") or "").removesuffix(" OAM")
     device = read_text(folder / "device") or "unknown"
     return name[:TEXT_CHARACTERS_MAX] or MODELS.get(device, f"AMD GPU {device}")
 
 
 def _ecc_mode(folder: Path) -> str:
-    """Return 1 where the memory corrects errors, 0 where it does not; empty: the driver does not say."""
+    """Return 1 if the memory corrects errors, 0 if not; empty if unknown."""
     text = read_text(folder / "ras/features") or ""
     mask = text.partition("feature mask: ")[2].partition("\n")[0].strip()
     try:
@@ -449,14 +457,14 @@ def _partitions(gpu: AmdGpu, model: str) -> list[HostDevice]:
     return [
         HostDevice(
             "mig",
-            gpu.partition_key(each.number),
+            gpu.partition_key(partition.number),
             {
                 "gpu": gpu.key,
-                "name": f"{model} {gpu.compute_mode}/{gpu.memory_mode or 'NPS1'} partition {each.number}",
-                "gpu_instance": str(each.number),
-                "memory_bytes": str(each.memory_bytes),
-                "compute_units": str(each.compute_units),
+                "name": f"{model} {gpu.compute_mode}/{gpu.memory_mode or 'NPS1'} partition {partition.number}",
+                "gpu_instance": str(partition.number),
+                "memory_bytes": str(partition.memory_bytes),
+                "compute_units": str(partition.compute_units),
             },
         )
-        for each in gpu.partitions
+        for partition in gpu.partitions
     ]

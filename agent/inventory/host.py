@@ -8,33 +8,37 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...ext.hostfiles import CoreTimes, line_numbers
-from ..hardware import host, pci, settings, storage
+from ..hardware import edac, pci, power_sensors, settings, storage
+from ..hardware.cpu_cores import cpu_model
 from ..hardware.files import OpenFile, Roots, device_key, names_in, read_text, read_unsigned
-from ..hardware.host import cpu_model
+from ..hardware.numa_nodes import distances, nodes
 from . import HostDevice
 
-_SECTOR_BYTES = 512  # `size` counts these, whatever the disk's own
-#: The device kind of those network filesystems that have readings.
+_SECTOR_BYTES = 512  # unit of `size`, whatever the disk's sector size
+#: Network filesystem -> device kind of its readings.
 _NETWORK_KINDS = {"nfs": "nfs", "nfs4": "nfs", "lustre": "lustre"}
 
 
 def numa_nodes(roots: Roots) -> list[HostDevice]:
-    """Nodes with their cores, and the distance to each node."""
+    """Return the NUMA nodes with their cores and distances."""
     return [
         HostDevice(
             "numa",
             name,
             {
                 "cpus": read_text(folder / "cpulist") or "",
-                "distances": " ".join(map(str, host.distances(folder))),
+                "distances": " ".join(map(str, distances(folder))),
             },
         )
-        for name, folder in host.nodes(roots.sys).items()
+        for name, folder in nodes(roots.sys).items()
     ]
 
 
 def pcie_functions(roots: Roots) -> list[HostDevice]:
-    """Functions with their bridges up to the root; a GPU's also say what is near it."""
+    """Return the functions with their bridges up to the root.
+
+    GPUs also have the distances of NICs.
+    """
     functions = pci.watched_functions(roots.sys)
     nics = [function for function in functions.values() if function.is_network]
     rdma = _rdma_by_function(roots)
@@ -58,7 +62,7 @@ def pcie_functions(roots: Roots) -> list[HostDevice]:
     return devices
 
 
-#: Attribute -> its file in a function's folder. `label` is what the board's maker calls the place.
+#: Attribute -> its file in a function's folder. `label` is the board vendor's name of the slot.
 _FUNCTION_FILES = {
     "vendor": "vendor",
     "device": "device",
@@ -68,14 +72,17 @@ _FUNCTION_FILES = {
     "cpus": "local_cpulist",
     "label": "label",
 }
-#: These are read from the device itself, which wakes up for it.
+#: Files that are read from the device itself, which wakes it.
 _LINK_FILES = {"link_speed_max": "max_link_speed", "link_width_max": "max_link_width"}
 
 
 def _nearest(
     gpu: pci.Function, nics: list[pci.Function], rdma: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what a job should pair with a GPU, and how near it is; nothing of what is on another socket."""
+    """Return the nearest NICs and RDMA devices of a GPU, with their distance.
+
+    Devices on another socket are left out.
+    """
     nearness, near = pci.nearest(gpu, nics)
     rdma_nearness, near_rdma = pci.nearest(gpu, [nic for nic in nics if nic.address in rdma])
     return _without_empty(
@@ -89,13 +96,12 @@ def _nearest(
 
 
 def _rdma_by_function(roots: Roots) -> dict[str, str]:
-    """Return the RDMA device of each PCIe function that has one."""
     folder = roots.sys / "class/infiniband"
     return {pci_address(folder / name): device_key(name) for name in names_in(folder)}
 
 
 def disks(roots: Roots) -> list[HostDevice]:
-    """Disks with model, firmware, size, how their queue works, and the PCIe function they hang from."""
+    """Return the disks with model, firmware, size, queue settings and PCIe function."""
     devices: list[HostDevice] = []
     for name in storage.disks_with_backing(roots.sys):
         folder = roots.sys / "block" / name.replace("/", "!")
@@ -123,7 +129,7 @@ def disks(roots: Roots) -> list[HostDevice]:
 
 
 def nvme_controllers(roots: Roots) -> list[HostDevice]:
-    """NVMe controllers with what is written on them, and their disks."""
+    """Return the NVMe controllers with their identity and disks."""
     devices: list[HostDevice] = []
     for name, folder in storage.nvme_controllers(roots.sys).items():
         attributes = _read_attributes(
@@ -146,7 +152,7 @@ def nvme_controllers(roots: Roots) -> list[HostDevice]:
 
 
 def filesystems(roots: Roots) -> list[HostDevice]:
-    """Local filesystems with what they are on, and those over a network, of which no readings may exist."""
+    """Return local filesystems, and network filesystems, of which some have no readings."""
     data = OpenFile(roots.proc / "self/mountinfo").read()
     local = [("filesystem", mount) for mount in storage.parse_mountinfo(data)]
     remote = [
@@ -164,22 +170,25 @@ def filesystems(roots: Roots) -> list[HostDevice]:
 
 
 def sensors(roots: Roots) -> list[HostDevice]:
-    """RAPL zones and hwmon sensors with the names that their numbers do not say."""
-    zones = host.rapl_zones(roots.sys).items()
-    found = [HostDevice("rapl", name, {"label": host.zone_label(folder)}) for name, folder in zones]
-    for name, sensor in host.sensors(roots.sys).items():
+    """Return the RAPL zones and hwmon sensors with their labels."""
+    zones = power_sensors.rapl_zones(roots.sys).items()
+    devices = [
+        HostDevice("rapl", name, {"label": power_sensors.zone_label(folder)})
+        for name, folder in zones
+    ]
+    for name, sensor in power_sensors.sensors(roots.sys).items():
         chip = Path(sensor.prefix).parent
         attributes = {
             "chip": read_text(chip / "name") or "",
             "label": read_text(Path(f"{sensor.prefix}_label")) or "",
             "pci_address": pci_address(chip / "device"),
         }
-        found.append(HostDevice("hwmon", device_key(name), _without_empty(attributes)))
-    return found
+        devices.append(HostDevice("hwmon", device_key(name), _without_empty(attributes)))
+    return devices
 
 
 def memory_modules(roots: Roots) -> list[HostDevice]:
-    """Memory controllers and DIMMs, with the label that is printed beside the socket."""
+    """Return the memory controllers and DIMMs, with the label that is printed beside the socket."""
     files = {
         "controller": {"name": "mc_name", "size_megabytes": "size_mb"},
         "dimm": {
@@ -197,16 +206,16 @@ def memory_modules(roots: Roots) -> list[HostDevice]:
             "edac",
             name,
             _read_attributes(
-                place.folder,
-                {key: f"{place.prefix}{file}" for key, file in files[place.kind].items()},
+                location.folder,
+                {key: f"{location.prefix}{file}" for key, file in files[location.kind].items()},
             ),
         )
-        for name, place in host.edac_locations(roots.sys).items()
+        for name, location in edac.edac_locations(roots.sys).items()
     ]
 
 
 def kernel_settings(roots: Roots) -> list[HostDevice]:
-    """Settings that are words: the flags that the kernel was started with, and which parts it uses."""
+    """Return settings that are text: the kernel's start parameters, drivers and governors."""
     cpu, kernel = roots.sys / "devices/system/cpu", roots.proc / "sys"
     clock = roots.sys / "devices/system/clocksource/clocksource0/current_clocksource"
     governors = {word for word in settings.domain_values(roots.sys, "scaling_governor") if word}
@@ -225,13 +234,13 @@ def kernel_settings(roots: Roots) -> list[HostDevice]:
 
 
 def pci_address(folder: Path) -> str:
-    """Return the nearest PCI function that a device's real path goes through; empty without one."""
+    """Return the nearest PCI function in a device's real path; empty without one."""
     parents, _ = pci.chain_to_root(os.path.realpath(folder) + "/")
     return parents[0] if parents else ""
 
 
 def link_name(link: Path) -> str:
-    """Return the name that a symbolic link points to; empty when it is none."""
+    """Return the name of a symbolic link's target; empty without a link."""
     try:
         return device_key(os.path.basename(os.readlink(link)))
     except OSError:
@@ -239,12 +248,11 @@ def link_name(link: Path) -> str:
 
 
 def _read_attributes(folder: Path, files: dict[str, str]) -> dict[str, str]:
-    """Return the attributes whose files exist."""
     return _without_empty({name: read_text(folder / file) or "" for name, file in files.items()})
 
 
 def _bracketed(text: str) -> str:
-    """Return the one in brackets of a list of choices: `[none] mq-deadline`."""
+    """Return the choice in brackets: `none` for `[none] mq-deadline`."""
     return text.partition("[")[2].partition("]")[0]
 
 
@@ -252,17 +260,13 @@ def _without_empty(attributes: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in attributes.items() if value}
 
 
-# ----------------------------------------------------------------------
-# What names the host as a whole.
-
-
 def labels(roots: Roots) -> dict[str, str]:
-    """Return hostname, kernel, os, cpu, memory and driver version; without those that are not known."""
+    """Return the known values of hostname, kernel, os, cpu, memory and driver version."""
     proc = roots.proc
     cores = CoreTimes()
     cores.take(OpenFile(proc / "stat").read())
     (memory,) = line_numbers(OpenFile(proc / "meminfo").read(), (b"MemTotal:",))
-    found = {
+    values = {
         "hostname": read_text(proc / "sys/kernel/hostname"),
         "kernel": read_text(proc / "sys/kernel/osrelease"),
         "cpu_model": cpu_model(proc),
@@ -272,7 +276,7 @@ def labels(roots: Roots) -> dict[str, str]:
         "os": _os_name() if roots.is_this_machine else "",
         "cpu_physical_cores": _physical_cores() if roots.is_this_machine else "",
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def _os_name() -> str:

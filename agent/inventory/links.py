@@ -1,4 +1,4 @@
-"""Network interfaces, bonds, VLANs and RDMA ports: from sysfs, and from netlink where pyroute2 is installed."""
+"""Network interfaces, bonds, VLANs, RDMA ports: from sysfs, and netlink if pyroute2 exists."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..hardware.pci import is_asleep
 from . import VALUE_CHARACTERS_MAX, HostDevice
 from .host import link_name, pci_address
 
-#: An attribute names at most this many items of a long list.
+#: Items of a long list in an attribute.
 LISTED_MAX = 64
 
 
 def interfaces(roots: Roots) -> list[HostDevice]:
-    """Return the interfaces with a device of their own, and what is built on them."""
+    """Return the interfaces with a device of their own, and bonds and VLANs."""
     kinds = _kinds_by_netlink() if roots.is_this_machine else {}
     physical = interfaces_with_device(roots.sys)
     modes = _modes_by_netlink(roots, physical) if roots.is_this_machine else {}
@@ -49,7 +49,7 @@ def interfaces(roots: Roots) -> list[HostDevice]:
 
 
 def _sysfs_attributes(folder: Path) -> dict[str, str]:
-    """What sysfs tells: `uevent` names the kind, `lower_*` are links to the interfaces below."""
+    """Return sysfs attributes: `uevent` has the kind, `lower_*` link to interfaces below."""
     lines = (read_text(folder / "uevent") or "").splitlines()
     kinds = [line.removeprefix("DEVTYPE=") for line in lines if line.startswith("DEVTYPE=")]
     below = [device_key(n[6:]) for n in names_in(folder) if n.startswith("lower_")]
@@ -65,7 +65,10 @@ def _sysfs_attributes(folder: Path) -> dict[str, str]:
 
 
 def _driver_attributes(folder: Path) -> dict[str, str]:
-    """Return what the driver says of itself (ETHTOOL_GDRVINFO); nothing when its device sleeps, which it would end."""
+    """Return version and firmware (ETHTOOL_GDRVINFO).
+
+    The result is empty for a suspended device, which the call would wake.
+    """
     if is_asleep(folder / "device"):
         return {}
     try:
@@ -79,23 +82,24 @@ def _driver_attributes(folder: Path) -> dict[str, str]:
 
 
 def _modes_by_netlink(roots: Roots, names: Iterable[str]) -> dict[str, list[SupportedMode]]:
-    """Return what each interface of this machine could run at; a sleeping one is not asked, which would wake it.
+    """Return the supported modes of each interface.
 
-    An interface whose driver cannot say has none; without ethtool netlink (Linux 5.6) there is nothing.
+    A suspended interface is not queried, which would wake it. An interface whose driver does not
+    report modes is left out; without ethtool netlink (Linux 5.6) all are left out.
     """
-    found: dict[str, list[SupportedMode]] = {}
+    modes: dict[str, list[SupportedMode]] = {}
     with contextlib.suppress(OSError), contextlib.closing(EthtoolNetlink()) as source:
         for name in names:
             if is_asleep(roots.sys / "class/net" / name / "device"):
                 continue
             with contextlib.suppress(OSError):
                 reply = source.request(LINKMODES_GET, socket.if_nametoindex(name))
-                found[name] = parse_supported_modes(reply)
-    return found
+                modes[name] = parse_supported_modes(reply)
+    return modes
 
 
 def mode_attributes(modes: Iterable[SupportedMode]) -> dict[str, str]:
-    """Return the highest speed, the most lanes, and the modes' names from the fastest on, as many as fit."""
+    """Return highest speed, most lanes, and the fastest modes' names that fit."""
     fastest = sorted(modes, key=lambda mode: mode.speed_megabits, reverse=True)
     if not fastest:
         return {}
@@ -110,7 +114,7 @@ def mode_attributes(modes: Iterable[SupportedMode]) -> dict[str, str]:
 
 
 def _bond_attributes(roots: Roots, name: str) -> dict[str, str]:
-    """Return the state of the bond, and each slave with its state and how often it failed."""
+    """Return the state of the bond, and each slave with its state and number of failures."""
     bond, folder = read_bond(roots.sys, name), roots.sys / "class/net" / name / "bonding"
     states = {True: "up", False: "down", None: "unknown"}
     slaves = [
@@ -130,7 +134,7 @@ def _bond_attributes(roots: Roots, name: str) -> dict[str, str]:
 
 
 def _vlan_attributes(roots: Roots, name: str) -> dict[str, str]:
-    """Return the number and the interface below, from /proc/net/vlan, which only root may read."""
+    """Return VLAN number and interface below, from /proc/net/vlan, readable by root only."""
     text = OpenFile(roots.proc / "net/vlan/config").read()
     for interface, number, below in parse_vlans(text):
         if interface == device_key(name):
@@ -139,21 +143,21 @@ def _vlan_attributes(roots: Roots, name: str) -> dict[str, str]:
 
 
 def parse_vlans(text: bytes) -> list[tuple[str, int, str]]:
-    """Return (interface, number, interface below) of each line of /proc/net/vlan/config.
+    """Return (interface, number, interface below) for each line of /proc/net/vlan/config.
 
-    Its lines are `eth0.100  | 100  | eth0`, below two of headings.
+    The lines are `eth0.100  | 100  | eth0`, after two heading lines.
     """
-    found: list[tuple[str, int, str]] = []
+    vlans: list[tuple[str, int, str]] = []
     for line in text.split(b"\n"):
         fields = [field.strip() for field in line.split(b"|")]
         if len(fields) == 3 and fields[0] and fields[1].isdigit() and len(fields[1]) <= 4:
             names = [device_key(os.fsdecode(field)) for field in (fields[0], fields[2])]
-            found.append((names[0], int(fields[1]), names[1]))
-    return found
+            vlans.append((names[0], int(fields[1]), names[1]))
+    return vlans
 
 
 def rdma(roots: Roots) -> list[HostDevice]:
-    """Ports with firmware, link layer, addresses, and the network interfaces that they belong to."""
+    """Return the ports with firmware, link layer, addresses, and their network interfaces."""
     return [
         HostDevice(
             "rdma", device_key(name), {k: v for k, v in _port(roots, name, folder).items() if v}
@@ -177,13 +181,13 @@ def _port(roots: Roots, name: str, folder: Path) -> dict[str, str]:
     }
     return attributes | {
         "pci_address": pci_address(device),
-        "interfaces": " ".join(sorted(device_key(each) for each in interfaces)),
+        "interfaces": " ".join(sorted(device_key(interface) for interface in interfaces)),
         "gids": ", ".join(
             " ".join(filter(None, (f"{g.index}={g.gid}", g.type, device_key(g.interface))))
             for g in table[:LISTED_MAX]
         ),
         "gids_count": str(len(table)) if table else "",
-        "unnamed_counters": " ".join(device_key(each) for each in hidden[:LISTED_MAX]),
+        "unnamed_counters": " ".join(device_key(counter) for counter in hidden[:LISTED_MAX]),
     }
 
 
@@ -206,14 +210,14 @@ _PORT_FILES = {
 
 
 def _kinds_by_netlink() -> dict[str, dict[str, str]]:
-    """Return kind and VLAN number of each link of this machine, as far as they can be had.
+    """Return kind and VLAN number of this machine's links.
 
-    Without pyroute2, or where netlink is refused, sysfs alone tells of the interfaces.
+    The result is empty without pyroute2 or if netlink is refused.
     """
-    found: dict[str, dict[str, str]] = {}
+    attributes_by_link: dict[str, dict[str, str]] = {}
     with contextlib.suppress(Exception):
-        _query_netlink(found)
-    return found
+        _query_netlink(attributes_by_link)
+    return attributes_by_link
 
 
 def _query_netlink(found: dict[str, dict[str, str]]) -> None:

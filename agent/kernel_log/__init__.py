@@ -1,1 +1,1 @@
-"""Meaning of the kernel log: classified lines, incidents, and the position read so far. No thread, no device."""
+"""Kernel log: classified lines, incidents, and the read position. No thread, no device."""

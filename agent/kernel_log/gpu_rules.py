@@ -1,8 +1,8 @@
-"""Rules for log lines of GPU drivers: XIDs, SXIDs and other faults of NVIDIA; RAS errors, hangs and resets of amdgpu.
+"""Rules for log lines of NVIDIA's drivers (XIDs and other faults) and amdgpu (RAS, hangs, resets).
 
-Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=, words`),
-osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older forms as in
-logs of drivers 3xx and 4xx.
+Formats: kernel_rc.c (`NVRM: Xid (PCI:domain:bus:device[ GPU-I:n][ GPU-CI:n]): code, pid=, name=,
+words`), osinit.c, nv.c and the nvswitch error reporting of NVIDIA's open-gpu-kernel-modules; older
+forms from logs of drivers 3xx and 4xx.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ NO_RESPONSE, NOT_STARTED = 1, 2
 
 
 def _status(hex_digits: str) -> str:
-    """Return the pattern of an NV_STATUS (nvstatuscodes.h) with this value: by its key, and as the result of a start."""
+    """Return the pattern of an NV_STATUS (nvstatuscodes.h): after its key, or of a failed start."""
     return (
         rf"(?i:\b\w{{0,12}}status)[ =:]{{1,3}}0x0{{0,7}}{hex_digits}\b"
         rf"|RmInitAdapter failed! \(0x\w{{1,8}}:0x0{{0,7}}{hex_digits}:"
     )
 
 
-#: Of a status that a condition only compares with ("status == NV_ERR_GPU_IS_LOST") nothing is known.
+#: A status in a comparison ("status == NV_ERR_GPU_IS_LOST") does not mean that it occurred.
 _NOT_COMPARED = r"(?<![=] )"
-#: What the lines of NVIDIA's modules say, most serious first. The words decide, whichever function prints them.
+#: Meanings of lines of NVIDIA's modules, most serious first, by their words alone: any function may
+#: print them.
 _MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     (
         NEEDS_REBOOT,
@@ -104,17 +105,17 @@ _MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
             r"API mismatch",
             r"GPU recovery",
             r"GSP[^\n]{0,80}(?:fail|time ?out|timed out|halt|panic|crash)",
-            r"Xid \(",  # a line of this kind that the rules above could not read
+            r"Xid \(",  # a line with an XID that the rules above could not parse
         ),
     ),
 )
-#: Module -> how its lines begin. Drivers before 530 print no colon.
+#: Module -> prefix of its lines. Drivers before 530 print no colon.
 _MODULES = {
     "NVRM": r"NVRM:?(?= )",
     "nvidia-uvm": r"nvidia-uvm:",
     "nvidia-modeset": r"nvidia-modeset:",
 }
-#: The GPU that a line names: by its address, or by the number that the driver counts it with.
+#: The GPU named in a line, by address or by the driver's number.
 _NAMED_GPU = (
     rf"(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?)"
     r"(?=(?:.{0,160}?\bGPU:?(?P<gpu_number>\d{1,3})\b)?)"
@@ -129,9 +130,9 @@ NVIDIA_RULES = (
         r"(?:, pid='?(?:(?P<pid>\d+)|<[^>]*>)'?)?(?:, name=(?:<[^>]*>|(?P<comm>[^,\n]+)))?",
     ),
     *(
-        rule(name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(words)})", code=code)
+        rule(name, module, rf"{prefix}{_NAMED_GPU}.{{0,400}}?(?:{'|'.join(patterns)})", code=code)
         for module, prefix in _MODULES.items()
-        for name, code, words in _MEANINGS
+        for name, code, patterns in _MEANINGS
     ),
     rule(
         MESSAGE,
@@ -157,28 +158,26 @@ NVIDIA_RULES = (
 )
 
 
-# ----------------------------------------------------------------------
-# What NVIDIA's driver means beyond the form of its lines: read by the XID policy's decoder.
-
-#: What of a line of `VARYING` tells it from the next of its code, besides its severity. Each is an incident
-#: of its own, so every line of theirs is decoded.
+#: Attributes, besides the severity, that separate incidents of a code in `VARYING`. Every line of
+#: such an incident is decoded.
 _SCOPE_ATTRIBUTES = ("recovery", "unit", "link")
 
 
 class XidDecoder:
-    """Adds to an XID or SXID what its words say by the driver that is loaded."""
+    """Adds the meaning of an XID or SXID under the loaded driver."""
 
     def __init__(self, driver_version: Callable[[], str]) -> None:
-        """*driver_version* as `575.57.08`, "" when it is not known; asked for each line decoded."""
+        """*driver_version*: returns `575.57.08`, or "" if unknown; called for each decoded line."""
         self._driver_version = driver_version
-        for code, table in (
-            (145, "xid"),
-            (0, "sxid"),
-        ):  # the tables are read now, not when it counts
+        # Load the tables now, not during a fault
+        for code, table in ((145, "xid"), (0, "sxid")):
             decode(code, "", table=table)
 
     def decode(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return the notice with what was decoded, all but these two as it is. Never raises."""
+        """Return an XID or SXID with its decoded attributes, any other line unchanged.
+
+        Never raises.
+        """
         if parsed.name not in (XID, SXID):
             return parsed
         table = "xid" if parsed.name == XID else "sxid"
@@ -195,10 +194,7 @@ class XidDecoder:
         return parsed._replace(attributes=limited, scope=scope)
 
 
-# ----------------------------------------------------------------------
-# Lines of the amdgpu driver that have weight: RAS errors, queues that hang, resets, firmware that does not respond, GPUs
-# off the bus.
-#
+# Lines of amdgpu about RAS errors, hangs, resets, dead firmware, and GPUs off the bus.
 # Formats of drivers/gpu/drm/amd: amdgpu/amdgpu_ras.c (`N [new ]uncorrectable hardware errors detected in umc block`),
 # amdgpu_ras_eeprom.c (thresholds of bad pages), amdgpu_job.c (`ring R timeout`), amdgpu_device.c (`GPU reset begin!`,
 # `GPU reset(N) failed`, `GPU reset end with ret`), amdgpu_ib.c, amdgpu_ring.c, amdgpu_reset.c, amdgpu_mes.c and
@@ -207,21 +203,22 @@ class XidDecoder:
 RAS_ERROR, HANG, RESET, OFF_BUS = "gpu.ras_error", "gpu.hang", "gpu.reset", "gpu.lost"
 #: Codes of RAS_ERROR.
 CORRECTED, UNCORRECTED, DEFERRED, REPLACE = range(4)
-#: Codes of HANG: the queue came back without a reset; firmware, a queue or an engine does not come back by itself.
+#: Codes of HANG: the queue recovered without a reset; firmware, a queue or an engine does not
+#: recover by itself.
 RECOVERED, DEAD = 1, 2
-#: Code of RESET of one that failed.
+#: Code of a failed RESET.
 FAILED = 1
 
 _KINDS = {"correctable": CORRECTED, "uncorrectable": UNCORRECTED, "deferred": DEFERRED}
-#: The forms of the driver's prefix: with the GPU's address; of KFD, without; of DRM before Linux 6.9 and in DKMS, without.
-#: The number in braces is that of the RAS event.
+#: Forms of the driver's prefix: with the GPU's address; of KFD, and of DRM before Linux 6.9 and in
+#: DKMS, without it. The number in braces is that of the RAS event.
 _PREFIX = (
     rf"(?:amdgpu (?P<pci>{BDF}): |(?:kfd kfd: )?amdgpu: |\[drm:[\w.]{{1,96}} \[amdgpu\]\] |\[drm\] (?=\*ERROR\* ))"
     r"(?:amdgpu: )?(?:\[drm(?::[\w.]{1,96} \[amdgpu\])?\] )?(?:\*ERROR\* )?(?:\{\d{1,20}\})?"
 )
 #: KFD of Linux before 5.4 prints some lines without a prefix.
 _KFD_PREFIX = rf"(?:(?:kfd: )?(?=(?:qcm fence wait|[Tt]he cp might))|{_PREFIX})"
-#: Lines after which jobs on the GPU hang until it is reset: substring that they share -> pattern.
+#: Lines after which jobs on the GPU hang until a reset: common substring -> pattern.
 _DEAD: dict[str, str] = {
     # the scheduler of queues: MES, HWS, HIQ, KIQ
     "MES": r"(?:MES(?:\(\d\))? failed to respon|MES might be in unrecoverable state"
@@ -248,13 +245,13 @@ _DEAD: dict[str, str] = {
 
 
 def _without_counts(parsed: ParsedLine) -> ParsedLine | None:
-    """A line that says that there are no errors says nothing."""
+    """Return None for a line that reports no errors."""
     errors = parsed.attributes.get("errors", "")
     return None if errors.strip("0") == "" and errors else parsed
 
 
 AMDGPU_RULES = (
-    # Newer drivers follow it by a line of totals since the driver loaded, which is no new error.
+    # Newer drivers also print the total since the driver loaded, which is not a new error.
     rule(
         RAS_ERROR,
         "hardware errors detected in",
@@ -325,25 +322,26 @@ AMDGPU_RULES = (
 )
 
 
-# ----------------------------------------------------------------------
-# Which GPU a line is about that names none, or only the driver's own number for it.
-
-#: XIDs of the GSP name a GPU in both ways: `Xid (PCI:0000:9b:00): 119, ... response from GPU4 GSP`.
+#: XIDs of the GSP contain address and number: `Xid (PCI:0000:9b:00): 119, ... response from GPU4
+#: GSP`.
 _NUMBERED = re.compile(r"\bfrom GPU(\d{1,3}) GSP\b")
 
 
 class GpuFinder:
-    """Completes lines of GPU drivers with the GPU's address where the host leaves no doubt."""
+    """Adds an unambiguous GPU address to lines without an address."""
 
     def __init__(
         self, nvidia: Callable[[], Sequence[str]], amd: Callable[[], Sequence[str]]
     ) -> None:
-        """*nvidia*, *amd*: return the PCI addresses of the host's GPUs of one driver."""
+        """*nvidia*, *amd*: return the PCI addresses of a driver's GPUs."""
         self._nvidia, self._amd = nvidia, amd
         self._numbers: dict[str, str] = {}  # the driver's number -> address
 
     def complete(self, parsed: ParsedLine, text: str) -> ParsedLine:
-        """Return *parsed* with the address of the GPU, if the host has one GPU, or the number is known. Never raises."""
+        """Return *parsed* with the GPU's address if its number is known or the host has one GPU.
+
+        Never raises.
+        """
         if parsed.name == XID and (match := _NUMBERED.search(text)):
             self._numbers[match[1]] = parsed.device
         if parsed.device != "host" or not parsed.name.startswith("gpu."):

@@ -1,14 +1,15 @@
-"""Groups repeated log lines into incidents: the first is sent at once, later counts at a limited rate.
+"""Groups log lines into incidents, reported at once and then at a limited rate.
 
-An incident is one event name, device, code and scope (for example, one XID code on one GPU). Its first line is reported
-at once. While lines continue, it is reported again after 1 s, after 10 s and every 60 s, as higher revisions of the same
-event with the count so far. It ends, with a last report, when no line has come for 60 s *by the lines' own time*. This
-is longer than the 30 to 60 s after which a driver repeats itself about one hang, and short enough to separate two faults.
+An incident is one event name, device, code and scope (for example, one XID code on one GPU). Its
+first line is reported at once. While lines continue, it is reported again after 1 s, after 10 s and
+every 60 s, as higher revisions of the same event with the count so far. It ends, with a last
+report, when no line has come for 60 s *by the lines' own time*. This is longer than the 30 to 60 s
+after which a driver repeats itself about a hang, and short enough to separate two faults.
 
-When a new incident begins on a device, its other open incidents are reported again with their next line, because one may
-explain the other: an old XID 94 does not explain XID 48, but XID 94 beside XID 48 does. Another process in the line is
-not another incident, because many pollers run into one hung GPU; each process is recorded. Another code or device always
-is another incident.
+When a new incident begins on a device, its other open incidents are reported again with their next
+line, because they may explain each other: an old XID 94 does not explain XID 48, but XID 94 beside
+XID 48 does. Another process in the line does not make another incident, because many pollers run
+into a hung GPU; each process is recorded. Another code or device always makes another incident.
 
 Times are nanoseconds of boot time, given by the caller. No I/O.
 """
@@ -34,59 +35,59 @@ from .record import (
 SECOND_NS = 1_000_000_000
 #: Silence that ends an incident.
 QUIET_NS = 60 * SECOND_NS
-#: Within this, one code explains another (`wait_seconds` of `xid.toml`).
+#: Within this time one code explains another (`wait_seconds` of `xid.toml`).
 RELATED_NS = 5 * SECOND_NS
-#: When an incident that continues is reported again, counted from the report before. The last delay stays.
+#: Delays between reports of a continuing incident. The last delay is repeated.
 REPORT_INTERVALS_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
-#: Incidents open at once. Those with a scope (links, control groups) may take half of it. What comes on
-#: top is folded: first the scopes of one device and code into one, then all of one event name.
+#: Open incidents; incidents with a scope (links, control groups) may be half of them. Further ones
+#: are folded: first the scopes of one device and code, then all of one event name.
 OPEN_MAX = 256
-#: This many of one name are kept apart whatever the other names do: flapping interfaces hide no XID 79.
+#: Incidents of a name that are never folded: flapping interfaces hide no XID 79.
 OPEN_OF_NAME_MIN = 32
-#: No more than this are ever open: the names are some twenty, and a fatal XID is never folded with others.
+#: Absolute maximum. There are some twenty names, and a fatal XID is not folded with others.
 ALL_OPEN_MAX = 4 * OPEN_MAX
 FOLDED = "folded"
-#: Processes named in the lines of one incident that are kept.
+#: Processes recorded per incident.
 PROCESSES_MAX = 8
-#: Added to the revision of an incident taken up after a restart: what was reported just before may not
-#: have been noted.
+#: Added to the revision of an incident that is restored after a restart: its last reports may not
+#: be in the checkpoint.
 REVISION_SKIP = 16
 _REVISION_MAX = (1 << 32) - 1
-#: Nobody counts further: a million lines a second for thirty years.
+#: Maximum count: a million lines per second for thirty years.
 COUNT_MAX = 10**15
 
-#: What tells one incident from another: event name, device, code, scope.
+#: Event name, device, code, scope of an incident.
 Key = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of the log with what it tells. `boottime_ns` is when it was written."""
+    """A parsed line of the log. `boottime_ns`: when it was written."""
 
     parsed: ParsedLine
     text: str
     boottime_ns: int
     wall_ns: int
-    event_id: str  # of the incident, should it begin here
+    event_id: str  # id of the incident if it begins here
 
 
 @dataclass(slots=True)
 class OpenIncident:
-    """One event in progress. `event` is as it would be reported now, except for what `refresh` updates."""
+    """An incident. `event` is the next report, except for the fields that `refresh` sets."""
 
     key: Key
     event: HealthEvent
     templates: MessageTemplates
     processes: dict[str, None] = field(default_factory=dict)
-    awaits_body: bool = False  # a head was counted whose body has not come
+    awaits_body: bool = False  # the body of the last head has not come
     has_changed: bool = False  # since it was last reported
     is_urgent: bool = False  # its next line is reported soon
     reports: int = 0
     reported_ns: int = 0
-    report_ns: int = 0  # not before
+    report_ns: int = 0  # earliest next report
 
     def refresh(self) -> HealthEvent:
-        """Return a copy of the event, brought up to date."""
+        """Return a copy of the event with current fields."""
         event = self.event
         del event.forms[:]
         event.forms.extend(self.templates.texts)
@@ -99,12 +100,12 @@ class OpenIncident:
 
 
 class IncidentTracker:
-    """All incidents that are open. Memory is bounded by OPEN_MAX, whatever the lines say."""
+    """All open incidents. Memory is bounded by ALL_OPEN_MAX, whatever the lines are."""
 
     def __init__(self) -> None:
         self._open: dict[Key, OpenIncident] = {}
-        self._names: Counter[str] = Counter()  # of those that are open
-        self._last: dict[str, OpenIncident] = {}  # by group: whose detail lines may follow
+        self._names: Counter[str] = Counter()  # open incidents per name
+        self._last: dict[str, OpenIncident] = {}  # by group: incident to which detail lines belong
 
     def __len__(self) -> int:
         return len(self._open)
@@ -113,7 +114,7 @@ class IncidentTracker:
         return iter(self._open.values())
 
     def add(self, line: LogLine, now_ns: int) -> list[HealthEvent]:
-        """Return what must be reported at once: the end of the incident before, and a new one."""
+        """Return the events to report at once: the end of the incident before, and a new one."""
         part = line.parsed.part
         is_detail = part is LinePart.DETAIL or (
             part is LinePart.OUTCOME and self._is_outcome_of_last(line)
@@ -133,20 +134,19 @@ class IncidentTracker:
             events.append(incident.refresh())
         else:
             if line.boottime_ns - incident.event.last_boottime_ns > RELATED_NS:
-                self._expedite_related(
-                    key, line.boottime_ns
-                )  # what explains the lines before says nothing of it
+                # The cause of earlier lines does not explain this one
+                self._expedite_related(key, line.boottime_ns)
             _count(incident, line)
         if line.parsed.group and incident.key[3] != FOLDED:
             self._last[line.parsed.group] = incident
         return events
 
     def is_open(self, parsed: ParsedLine) -> bool:
-        """Return whether what *parsed* tells continues already."""
+        """Return whether *parsed* continues an incident."""
         return (parsed.name, parsed.device, parsed.code, parsed.scope) in self._open
 
     def has_job(self, parsed: ParsedLine) -> bool:
-        """Return whether the incident that *parsed* continues names a job already."""
+        """Return whether the incident that *parsed* continues already names a job."""
         incident = self._open.get((parsed.name, parsed.device, parsed.code, parsed.scope))
         return incident is not None and "job" in incident.event.attributes
 
@@ -165,12 +165,12 @@ class IncidentTracker:
         return len(self._open) < open_max or self._names[name] < OPEN_OF_NAME_MIN
 
     def _expedite_related(self, key: Key, log_ns: int) -> None:
-        """Report incidents that continue beside a new one with their next line, or with the last if it just came."""
-        for each in self._open.values():
-            if each.key[:2] == key[:2] and key[1] != "host":
-                each.is_urgent = True
-                if log_ns - each.event.last_boottime_ns <= RELATED_NS:
-                    _expedite(each)
+        """Report the device's other incidents with their next line, or now if just counted."""
+        for incident in self._open.values():
+            if incident.key[:2] == key[:2] and key[1] != "host":
+                incident.is_urgent = True
+                if log_ns - incident.event.last_boottime_ns <= RELATED_NS:
+                    _expedite(incident)
 
     def _begin(self, key: Key, line: LogLine, now_ns: int) -> OpenIncident:
         name, device, code, _ = key
@@ -203,10 +203,11 @@ class IncidentTracker:
         self._names[incident.key[0]] += 1
 
     def _is_body_of_last(self, parsed: ParsedLine) -> bool:
-        """Return whether the line only tells more of the occurrence whose head was just counted.
+        """Return whether the line is the body of the occurrence whose head was counted last.
 
-        Its scope may be missing (only the head of an out-of-memory kill names the cgroup). An uncorrected error never
-        hides behind a head that announced a corrected one.
+        Its scope may be missing (only the head of an out-of-memory kill names the cgroup). The
+        codes must match: an uncorrected error is not hidden by a head that announced a corrected
+        one.
         """
         last = self._last.get(parsed.group) if parsed.part is LinePart.BODY else None
         return (
@@ -216,11 +217,14 @@ class IncidentTracker:
         )
 
     def _is_outcome_of_last(self, line: LogLine) -> bool:
-        """Return whether the line tells how the last occurrence ended: nothing is recovered from a corrected error (code 0)."""
+        """Return whether the line is the outcome of the last occurrence.
+
+        A corrected error (code 0) has none.
+        """
         return self._has_recent(line) and self._last[line.parsed.group].key[2] != 0
 
     def _has_recent(self, line: LogLine) -> bool:
-        """Return whether the group of *line* has an occurrence that it may belong to."""
+        """Return whether the group of *line* has a recent occurrence."""
         incident = self._last.get(line.parsed.group)
         return (
             incident is not None and line.boottime_ns - incident.event.last_boottime_ns <= QUIET_NS
@@ -236,9 +240,9 @@ class IncidentTracker:
         incident.has_changed = True
 
     def due(self, now_ns: int, log_ns: int) -> list[HealthEvent]:
-        """Return what must be reported now: incidents that continued, and the ends of those that ended.
+        """Return the events to report now: incidents that continued, and those that ended.
 
-        *log_ns* is how far the log has been read: the present once nothing is left to read.
+        *log_ns*: time up to which the log was read; the present once it is read to its end.
         """
         events: list[HealthEvent] = []
         for incident in list(self._open.values()):
@@ -249,17 +253,17 @@ class IncidentTracker:
         return events
 
     def next_ns(self) -> int | None:
-        """When `due` has something to do at the earliest, if no line comes; None: never."""
+        """Return the earliest time at which `due` has work if no line comes; None: never."""
         times = [
-            min(each.report_ns, end) if each.has_changed else end
-            for each in self._open.values()
-            for end in (each.event.last_boottime_ns + QUIET_NS + 1,)
+            min(incident.report_ns, end) if incident.has_changed else end
+            for incident in self._open.values()
+            for end in (incident.event.last_boottime_ns + QUIET_NS + 1,)
         ]
         return min(times, default=None)
 
     def flush(self, now_ns: int) -> list[HealthEvent]:
-        """Return all that was not reported yet, and keep all open: the agent is about to end."""
-        return [event for each in self for event in _report_again(each, now_ns)]
+        """Return all unreported changes, before the agent exits; the incidents stay open."""
+        return [event for incident in self for event in _report_again(incident, now_ns)]
 
     def _close(self, incident: OpenIncident) -> list[HealthEvent]:
         if self._open.pop(incident.key, None):
@@ -269,7 +273,7 @@ class IncidentTracker:
         return _report_again(incident, 0)
 
     def restore(self, key: Key, event: HealthEvent, now_ns: int) -> None:
-        """Take up an incident that was open when the agent ended. Its count may not have been reported."""
+        """Restore an incident that was open when the agent exited. Its count may be unreported."""
         event.revision = min(event.revision + REVISION_SKIP, _REVISION_MAX)
         incident = OpenIncident(
             key, event, MessageTemplates(event.forms, event.forms_count), has_changed=True
@@ -282,25 +286,25 @@ class IncidentTracker:
             self._add_open(incident)
 
     def clear(self) -> None:
-        """Forget all: they are of another log."""
+        """Forget all incidents: another log begins."""
         self._open.clear()
         self._names.clear()
         self._last.clear()
 
 
 def _expedite(incident: OpenIncident) -> None:
-    """Tell it soon, yet no oftener than each second."""
+    """Report it soon, but at most once a second."""
     incident.is_urgent = False
     incident.report_ns = min(incident.report_ns, incident.reported_ns + REPORT_INTERVALS_NS[0])
 
 
 def _is_fatal(parsed: ParsedLine) -> bool:
-    """Return whether the policy calls it fatal: among hundreds of incidents that is the one to be seen."""
+    """Return whether the policy calls the XID fatal: it must stay visible among hundreds."""
     return parsed.name == "gpu.xid" and lookup(parsed.code).severity is XidSeverity.FATAL
 
 
 def _count(incident: OpenIncident, line: LogLine) -> None:
-    """One more line of an incident. This is what a storm runs through."""
+    """Count a line of an incident. A storm spends its time here."""
     if incident.is_urgent:
         _expedite(incident)
     event = incident.event
@@ -313,7 +317,7 @@ def _count(incident: OpenIncident, line: LogLine) -> None:
 
 
 def _name_process(event: HealthEvent, parsed: ParsedLine) -> None:
-    """Take the process of a later line if no line before named one: XID 13 names it in its last line."""
+    """Set the process if no earlier line named one: XID 13 names it in its last line."""
     if not event.process_id and parsed.process_id:
         event.process_id, event.process_name = parsed.process_id, parsed.process_name
 
@@ -328,9 +332,10 @@ def _add_description(incident: OpenIncident, line: LogLine) -> None:
 
 
 def _merge(attributes: Mapping[str, str], more: Mapping[str, str]) -> None:
-    """The first that was said stays: it is nearest to the cause."""
+    """Add attributes; an earlier value stays, because it is nearer to the cause."""
     for name, value in more.items():
-        if name not in attributes and len(attributes) < ATTRIBUTES_MAX - 1:  # one for `processes`
+        # Keep one free for `processes`
+        if name not in attributes and len(attributes) < ATTRIBUTES_MAX - 1:
             attributes[name] = value  # type: ignore[index]
 
 

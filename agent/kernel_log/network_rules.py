@@ -1,8 +1,9 @@
-"""Rules for log lines of network adapters, and which of them are worth an event.
+"""Rules for log lines of network adapters, and the filter of those that become events.
 
 Formats: drivers/net/ethernet/mellanox/mlx5/core (health.c, cmd.c, events.c, en/reporter_rx.c),
 drivers/infiniband/hw/efa/efa_com.c, net/sched/sch_generic.c (dev_watchdog), netdev_printk and
-ibdev_printk (`driver address name: words`), drivers/net/bonding/bond_main.c; of the others at `_ADAPTERS`.
+ibdev_printk (`driver address name: words`), drivers/net/bonding/bond_main.c; for others see
+`_ADAPTERS`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from ..hardware.network import was_up
 from .record import BDF, LineRule, ParsedLine, rule
 
 RDMA, FAILED, LINK = "rdma.driver_error", "rdma.adapter_failed", "net.link_message"
-#: `state` of an adapter that failed and answers again.
+#: `state` of a failed adapter that answers again.
 BACK = "back"
-#: Code of RDMA: the slot gives less power than the adapter asks for. Some machines say so at every boot and run well.
+#: Code of RDMA: the slot supplies less power than the adapter requests. Some machines log it at
+#: every boot and work.
 LOW_POWER = 1
 
 _UP_DOWN = ("state", {"down": 0, "up": 1})
 _STATE = r"(?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
 
-#: What of mlx5_core's lines is about the device, and not about what somebody asked of it.
+#: Lines of mlx5_core about the device, not about a caller's request.
 _MLX5 = (
     r"[Hh]ealth issue observed",
     r"firmware (?:internal )?error",
@@ -38,7 +40,7 @@ _MLX5 = (
     r"TX timeout (?:detected|on queue)",
     r"RX timeout on channel",
 )
-#: What of them says that its firmware does not respond, or that the driver has given the device up.
+#: Lines of mlx5_core about dead firmware, or a device that the driver has given up.
 _MLX5_DEAD = (
     r"health compromised",
     r"health recovery (?:failed|flow aborted)",
@@ -52,7 +54,7 @@ _MLX5_DEAD = (
     r"mlx5_(?:init|load)_one failed",
     r"initializing state, aborting",
 )
-#: The driver stops the admin queue with each of the first three; no command is taken from then on.
+#: After each of the first three the driver stops the admin queue and accepts no command.
 _EFA_DEAD = (
     r"The device didn't send any completion for admin cmd",
     r"The device sent a completion but the driver didn't receive any MSI-X interrupt for admin cmd",
@@ -61,9 +63,9 @@ _EFA_DEAD = (
     r"Device isn't ready",
     r"Reset indication didn't turn o(?:n|ff)",
 )
-#: Drivers of adapters that carry RDMA, as a stuck queue's line names them.
+#: Drivers of RDMA adapters, as in the line about a stuck queue.
 _DRIVERS = "mlx5_core|mlx4_en|bnxt_en|ice|ionic|qede|mana|hns3"
-#: The control queue of an RDMA device, whichever its driver.
+#: The control queue of an RDMA device, for several drivers.
 _QUEUE_DEAD = (
     r"(?:QPLIB: )?cmdq\[[^]]{1,16}\]=\w{1,10} timed ?out",
     r"cmdq? (?:time ?out|timed out)",
@@ -71,20 +73,21 @@ _QUEUE_DEAD = (
 
 
 def _recovered(parsed: ParsedLine) -> ParsedLine:
-    """An incident of its own: it does not report what failed before or after it."""
+    """Make it an incident of its own, apart from failures before and after it."""
     return parsed._replace(scope=BACK, attributes={**parsed.attributes, "state": BACK})
 
 
 class _Formats(NamedTuple):
-    """Words of a driver's lines: the firmware is dead or given up, the device has trouble, the firmware answers again."""
+    """Patterns of a driver's lines: dead firmware, device trouble, recovered firmware."""
 
     dead: tuple[str, ...]
     trouble: tuple[str, ...]
     back: tuple[str, ...]
 
 
-#: Formats: drivers/net/ethernet/broadcom/bnxt (bnxt.c, bnxt_hwrm.c) and infiniband/hw/bnxt_re; pensando/ionic (dev.c, main.c,
-#: lif.c); intel/ice (ice_main.c) with irdma; microsoft/mana (hw_channel.c, gdma_main.c); hisilicon/hns3 with hns_roce.
+#: Formats: drivers/net/ethernet/broadcom/bnxt (bnxt.c, bnxt_hwrm.c) and infiniband/hw/bnxt_re;
+#: pensando/ionic (dev.c, main.c, lif.c); intel/ice (ice_main.c) with irdma; microsoft/mana
+#: (hw_channel.c, gdma_main.c); hisilicon/hns3 with hns_roce.
 _ADAPTERS: dict[str, _Formats] = {
     "bnxt_en": _Formats(
         (
@@ -155,13 +158,16 @@ _ADAPTERS: dict[str, _Formats] = {
 
 
 def _adapter_rules() -> Iterator[LineRule]:
-    """Yield the rules of `_ADAPTERS`: a line names the function, and then its interface or RDMA device, or neither."""
-    for driver, words in _ADAPTERS.items():
+    """Yield the rules of `_ADAPTERS`.
+
+    A line has the function, and possibly its interface or RDMA device.
+    """
+    for driver, patterns in _ADAPTERS.items():
         prefix = rf"{driver} (?P<pci>{BDF})(?: (?P<interface>[^\s:]{{1,32}}))?: .{{0,160}}?"
         substring = "ice 0000:" if driver == "ice" else f"{driver} "  # "device " is in many lines
-        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.dead)})")
-        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(words.back)})", finish=_recovered)
-        yield rule(RDMA, substring, rf"{prefix}(?:{'|'.join(words.trouble)})")
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(patterns.dead)})")
+        yield rule(FAILED, substring, rf"{prefix}(?:{'|'.join(patterns.back)})", finish=_recovered)
+        yield rule(RDMA, substring, rf"{prefix}(?:{'|'.join(patterns.trouble)})")
 
 
 NETWORK_RULES = (
@@ -170,7 +176,7 @@ NETWORK_RULES = (
         "mlx5_core ",
         rf"mlx5_core (?P<pci>{BDF})(?: (?P<interface>[^\s:]+))?: .{{0,400}}?(?:{'|'.join(_MLX5_DEAD)})",
     ),
-    # A driver that loads reads its device's firmware first; where that fails, the line of that follows.
+    # A driver that loads reads the firmware's version first; a failure is logged after it.
     rule(
         FAILED,
         "mlx5_core ",
@@ -197,7 +203,7 @@ NETWORK_RULES = (
         rf"efa (?P<pci>{BDF})(?: (?P<rdma_device>[^\n:]{{1,32}}))?: (?:{'|'.join(_EFA_DEAD)})",
     ),
     *_adapter_rules(),
-    # As ibdev_err prints it of a device without a parent, and drivers from outside the kernel do.
+    # From ibdev_err for a device without a parent, and from drivers outside the kernel.
     rule(
         FAILED,
         "infiniband ",
@@ -255,12 +261,13 @@ NETWORK_RULES = (
 )
 
 
-#: Adapters remembered as failed, and as linked; beyond that, "back" is reported without a check.
+#: Adapters remembered as failed, and as linked; beyond this number "back" is reported without a
+#: check.
 FAILED_MAX = 256
 
 
 def reported_when(parsed: ParsedLine, text: str) -> str:
-    """Return the condition that `AdapterFilter` or `StuckTimes` sets for a line, for a person; "" without a condition."""
+    """Return, for an operator, the condition of `AdapterFilter` or `StuckTimes`; "": none."""
     if parsed.name == FAILED and parsed.attributes.get("state") == BACK:
         return "it ends the event of an adapter that failed before, and is ignored of all others"
     if parsed.code and not {"stuck_seconds", "blocked_seconds"}.isdisjoint(parsed.attributes):
@@ -274,7 +281,10 @@ def reported_when(parsed: ParsedLine, text: str) -> str:
 
 
 class AdapterFilter:
-    """`resumed`: the log is read from its middle, so that failures of before are not known here."""
+    """Selects lines for events.
+
+    `resumed`: the log is read from its middle, so earlier failures are unknown.
+    """
 
     def __init__(self, sys: Path) -> None:
         self.resumed = False
@@ -285,8 +295,9 @@ class AdapterFilter:
     def is_wanted(self, parsed: ParsedLine, text: str) -> bool:
         """Return whether the line becomes an event. Never raises.
 
-        A recovery does not count if the adapter did not fail before: every driver prints that line when it loads. An
-        unplugged cable does not count if the port had no known link in this boot: drivers report empty cages at each boot.
+        A recovery does not count without an earlier failure: every driver prints that line when it
+        loads. An unplugged cable does not count if the port had no known link in this boot: drivers
+        report empty cages at each boot.
         """
         if parsed.name == LINK and parsed.code == 1 and len(self._linked) < FAILED_MAX:
             self._linked.add(parsed.attributes.get("pci_address", ""))

@@ -23,78 +23,64 @@ from .record import ParsedLine
 from .rules import classify
 from .stuck_times import StuckTimes
 
-# ----------------------------------------------------------------------
-# From a record's stamp to boot time.
-#
-# A record bears the kernel's local clock in microseconds (`local_clock`, kernel/printk/printk.c):
-# time since boot, without the time suspended, and never corrected by NTP. Against CLOCK_BOOTTIME it
-# is therefore off by the time suspended and by a drift of some tens of parts in a million, seconds
-# after a few days up.
-#
-# A record that was read the moment it was written shows the drift, to within what poll and read
-# took (about a millisecond, and never to the other side: a record is written before it is read).
-# Until such a one came, the drift is taken to be none: at 50 ppm that is wrong by 4 s a day. A
-# record of before a suspension is put too late by that suspension: hosts with GPUs are seldom
-# suspended.
-
 MICROSECOND_NS = 1_000
-#: The least drift of this many records just written is taken: each is too large by what reading took.
+#: The smallest drift of this many live records is used: each is too large by the time to read it.
 DRIFTS_MAX = 16
-#: Of those only what was learned within this time before the last: at 50 ppm, 30 ms of drift.
+#: Only drifts learned within this time before the last one: at 50 ppm they differ by 30 ms.
 DRIFTS_NS = 600_000_000_000
 
 
 def never_suspended() -> int:
-    """Return 0: no time is missing from the log's clock."""
+    """Return 0: the machine was never suspended."""
     return 0
 
 
 class TimestampConverter:
-    """Turns stamps into boot time. Learns from records that are read as they are written."""
+    """Converts records' timestamps to boot time.
+
+    A record has the kernel's local clock in microseconds (local_clock, kernel/printk/printk.c):
+    time since boot without suspended time, never corrected by NTP. It differs from CLOCK_BOOTTIME
+    by the suspended time and a drift of some tens of ppm, seconds after a few days.
+
+    A record that is read as it is written shows the drift, plus the time to read it (about a
+    millisecond). Before the first such record the drift is taken as zero: at 50 ppm that is wrong
+    by 4 s per day. A record from before a suspension is dated too late by that suspension; hosts
+    with GPUs are rarely suspended.
+    """
 
     def __init__(self, suspended_ns: Callable[[], int] = never_suspended) -> None:
-        """*suspended_ns*: how long the machine has been suspended since boot, as of now."""
+        """*suspended_ns*: returns the time of suspension since boot."""
         self._suspended_ns = suspended_ns
-        self._drifts: deque[tuple[int, int]] = deque(maxlen=DRIFTS_MAX)  # (learned at, drift)
+        self._drifts: deque[tuple[int, int]] = deque(maxlen=DRIFTS_MAX)  # (time, drift)
 
     def learn(self, microseconds: int, boottime_ns: int) -> None:
-        """A record that was written just now was read at *boottime_ns*."""
+        """Learn the drift from a record that was written just now and read at *boottime_ns*."""
         drift_ns = boottime_ns - microseconds * MICROSECOND_NS - self._suspended_ns()
         while self._drifts and boottime_ns - self._drifts[0][0] > DRIFTS_NS:
             self._drifts.popleft()
         self._drifts.append((boottime_ns, drift_ns))
 
     def boottime_ns(self, microseconds: int, now_ns: int) -> int:
-        """Return when the record was written; never later than *now_ns*, when it was read."""
+        """Return when the record was written, at most *now_ns*, when it was read."""
         drift_ns = min((drift_ns for _, drift_ns in self._drifts), default=0)
         written_ns = microseconds * MICROSECOND_NS + drift_ns + self._suspended_ns()
         return max(0, min(written_ns, now_ns))
 
 
-# ----------------------------------------------------------------------
-# How far the log was read, and which incidents were open then: one small file, replaced whole.
-#
-# It is written after the events that it covers are on disk. Events after it are reported again
-# after a crash, with the same event ids, and the aggregator keeps one of each.
-#
-# It is for another process of the same boot, and without meaning after a power cut: so it is never
-# synced to the disk, and no record waits in the log because the position of the one before is being
-# kept.
-
 FILE_NAME = "position.json"
-#: A larger file is not ours.
+#: A larger file was not written by the agent.
 FILE_BYTES_MAX = 16 << 20
-#: 2 raised to this is no sequence number of the kernel's (u64).
+#: Bits of a sequence number of the kernel (u64).
 _SEQUENCE_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Sequences up to `sequence`, of this boot and of its *epoch*-th log, were read."""
+    """The read position and the open incidents, in a boot and its *epoch*-th log."""
 
     boot_id: str
     sequence: int
-    #: Raised when the numbers started over within one boot, as in a sandbox that was restored.
+    #: Rises when the numbers restart within a boot, as in a restored sandbox.
     epoch: int = 0
     incidents: tuple[tuple[Key, HealthEvent], ...] = ()
 
@@ -116,11 +102,11 @@ def format_position(position: LogPosition) -> bytes:
 
 
 def parse_position(content: bytes) -> LogPosition:
-    """Return what `format_position` wrote. Raises ValueError for anything else."""
+    """Return the position from `format_position`. Raises ValueError for any other content."""
     try:
         fields = json.loads(content)
         boot_id, sequence, epoch = fields["boot_id"], fields["sequence"], fields["epoch"]
-        incidents = tuple(_incident(each) for each in fields["incidents"][:ALL_OPEN_MAX])
+        incidents = tuple(_incident(item) for item in fields["incidents"][:ALL_OPEN_MAX])
     except (ValueError, KeyError, TypeError, RecursionError, DecodeError) as error:
         raise ValueError(f"does not contain a position in the kernel log: {error}") from error
     if not isinstance(boot_id, str) or not _is_count(sequence) or not _is_count(epoch):
@@ -140,14 +126,23 @@ def _incident(fields: Any) -> tuple[Key, HealthEvent]:
 
 
 class CheckpointFile:
-    """The file, or nothing where no folder is given. Never raises; `last_error` says what failed."""
+    """The file with the position, replaced as a whole; no file without a folder. Never raises.
+
+    It is written after the events before it are on disk. After a crash the events after it are
+    reported again with the same ids, and the aggregator keeps one of each. It serves another
+    process of the same boot, so it is not synced to the disk. `last_error` has the message of a
+    failure.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.last_error = ""
         self._folder = folder
 
     def load(self) -> LogPosition | None:
-        """Return what was kept, None if nothing was or it cannot be read: then all is read again."""
+        """Return the position.
+
+        Return None without a readable position: then the whole log is read again.
+        """
         if self._folder is None:
             return None
         path = self._folder / FILE_NAME
@@ -163,7 +158,7 @@ class CheckpointFile:
         return None
 
     def save(self, position: LogPosition) -> bool:
-        """Keep *position*: anyone who reads finds this or the one before, whole. Return whether it was kept."""
+        """Replace the position atomically; return whether it was saved."""
         if self._folder is None:
             return True
         new = self._folder / f"{FILE_NAME}.new"
@@ -173,7 +168,7 @@ class CheckpointFile:
             new.replace(self._folder / FILE_NAME)
         except OSError as error:
             self.last_error = f"{self._folder / FILE_NAME}: {error.strerror}"
-            with suppress(OSError):  # half a file would take from a full disk what events need
+            with suppress(OSError):  # half a file would take space that events need
                 new.unlink()
             return False
         self.last_error = ""
@@ -181,37 +176,37 @@ class CheckpointFile:
 
 
 LOST = "host.kernel_log_lost"
-#: Reported events are noted this long after, so that the event reaches the disk first; less than the first step
-#: of an incident's pace, so that few revisions come before.
+#: Delay of a save after a report, so that the event reaches the disk first; shorter than the first
+#: interval of an incident, so that few revisions precede it.
 SAVE_SOON_NS = 500_000_000
-#: A log that moves without telling anything is noted this often: reading again from there is harmless.
+#: Interval of saves without an event: reading again from the last one is harmless.
 SAVE_NS = 60_000_000_000
-#: Of a line that came in pieces, the beginning that is kept.
+#: Characters kept of a line that comes in fragments.
 FRAGMENT_CHARACTERS_MAX = 1024
-#: Pieces of one line are printed by one caller, one after the other.
+#: Longest time between fragments of one line, which a single caller prints in a row.
 FRAGMENT_MICROSECONDS_MAX = 1_000_000
 _COMPLETE_LINES = ("NVRM", "nvidia")
 
 log = logging.getLogger(__name__)
 
-#: Adds what only a driver's decoder knows to what a line tells: (notice, text) -> notice.
+#: Adds a driver decoder's knowledge to a parsed line and its text.
 LineDecoder = Callable[[ParsedLine, str], ParsedLine]
-#: Says whether a line is worth an event: (notice, text) -> bool.
+#: Returns whether a parsed line and its text become an event.
 LineFilter = Callable[[ParsedLine, str], bool]
-#: PID -> the job that it belongs to, as attributes.
+#: PID -> its job, as attributes.
 JobLookup = Callable[[int], Mapping[str, str]]
 
 
 def no_decoding(parsed: ParsedLine, text: str) -> ParsedLine:
-    """Leave a notice as it is."""
+    """Return *parsed* unchanged."""
     return parsed
 
 
 class LogReader:
-    """Follows one log. All methods belong to one thread; the counts may be read from any.
+    """Follows a log, in one thread; any thread may read the counts.
 
-    Attributes: `read_count` (records taken), `reported_count` (events reported, without their revisions),
-    `lost_count` (records that were overwritten), `not_understood_count`.
+    Attributes: `read_count` (records read), `reported_count` (events reported, without their
+    revisions), `lost_count` (overwritten records), `not_understood_count`.
     """
 
     def __init__(
@@ -225,7 +220,7 @@ class LogReader:
         is_wanted: LineFilter = lambda notice, text: True,
         job_of: JobLookup = lambda pid: {},
     ) -> None:
-        """*publish* says whether the event is on disk; *boot_id* is part of every event's id."""
+        """*publish* returns whether the event is on disk; *boot_id* is part of every event's id."""
         self.read_count = self.reported_count = self.lost_count = self.not_understood_count = 0
         self.incidents = IncidentTracker()
         self._boot = boot_id.hex()
@@ -234,20 +229,20 @@ class LogReader:
         self._job_of = job_of
         self._stuck_times = StuckTimes()
         self._epoch = 0
-        self._sequence = -1  # of the last record taken; -1: none ever was
+        self._sequence = -1  # sequence of the last record read; -1: none yet
         self._highest_sequence = -1  # seen since the log was opened
-        self._catching_up = False  # records that were taken before are passed over
-        self._skipped = 0  # records too long, since the last one taken
-        self._log_ns = 0  # when the last record was written
-        self._partial_line = ""  # the line before, which a fragment may continue
-        self._partial_from = (-1, 0)  # its sequence and when it was written
+        self._catching_up = False  # records that were read before are skipped
+        self._skipped = 0  # records too long, since the last one read
+        self._log_ns = 0  # time of the last record
+        self._partial_line = ""  # the last line, which a fragment may continue
+        self._partial_from = (-1, 0)  # its sequence and time
         self._saved_sequence = -1
-        self._save_ns = clock.boottime_ns() + SAVE_NS  # when the position must be kept, if it moved
+        self._save_ns = clock.boottime_ns() + SAVE_NS  # when a changed position must be saved
         self._published_since_save = False
         self._unsaved_event: HealthEvent | None = None  # a reported event that is not on disk
-        self._last_save_error = ""  # why the position could not be kept, as it was said last
+        self._last_save_error = ""  # last logged error
         self._restore()
-        #: Whether the log is read on from where an agent before this one ended.
+        #: Whether reading continues from where an earlier agent stopped.
         self.resumed = self._sequence >= 0
 
     def _restore(self) -> None:
@@ -259,19 +254,17 @@ class LogReader:
         now_ns = self._clock.boottime_ns()
         for key, event in position.incidents:
             self.incidents.restore(key, event, now_ns)
-        self._save(now_ns)  # so that no two lives of the agent use one revision
+        self._save(now_ns)  # so that no revision is used by two runs of the agent
 
     def on_open(self) -> None:
-        """The log was opened, and begins with the oldest record that there is."""
+        """Begin with the oldest record of a log that was just opened."""
         self._catching_up = self._sequence >= 0
         self._highest_sequence = -1
         self._skipped = 0
         self._partial_line = ""
 
-    # A record --------------------------------------------------------------------------------
-
     def feed(self, data: bytes, *, live: bool) -> None:
-        """Take what one read gave; *live*: it was written the moment before. Never raises."""
+        """Take the data of a read; *live*: it was written just before. Never raises."""
         try:
             record = parse_record(data)
         except ValueError:
@@ -292,7 +285,7 @@ class LogReader:
             self._classify(record, now_ns)
 
     def on_too_long(self) -> None:
-        """A record was longer than the buffer; the kernel continues with the next."""
+        """Count a record that was longer than the buffer and was skipped by the kernel."""
         self.read_count += 1
         self.not_understood_count += 1
         self._skipped += 1
@@ -316,7 +309,7 @@ class LogReader:
         self._add_line(ParsedLine(LOST, occurrences=lost), message, f"lost-{sequence}", now_ns)
 
     def _restart(self, reason: str) -> None:
-        """The numbers of one boot's log went back: a sandbox was restored, or another log is shown."""
+        """Begin another log: the numbers went back, as in a restored sandbox."""
         log.warning(
             "the kernel log restarted: its sequence numbers went %s",
             reason,
@@ -344,7 +337,7 @@ class LogReader:
         if record.device.startswith("+pci:") and "pci_address" not in parsed.attributes:
             attributes = {**parsed.attributes, "pci_address": record.device[5:]}
             parsed = parsed._replace(attributes=attributes)
-        if not self.incidents.is_open(parsed):  # a storm is decoded by its first line
+        if not self.incidents.is_open(parsed):  # only the first line of a storm is decoded
             parsed = self._decode(parsed, text)
         if parsed.process_id and parsed.name == "gpu.xid" and not self.incidents.has_job(parsed):
             job = self._job_of(parsed.process_id)
@@ -352,7 +345,7 @@ class LogReader:
         self._add_line(parsed, text, str(record.sequence), now_ns)
 
     def _continues_partial_line(self, record: KmsgRecord) -> bool:
-        """Return whether *record* is a part of the line before.
+        """Return whether *record* is a fragment of the last line.
 
         The flag is only a hint (Documentation/ABI/testing/dev-kmsg): NVIDIA's driver sets it on complete lines.
         """
@@ -381,10 +374,11 @@ class LogReader:
                 self._published_since_save = True
                 self._save_ns = self._clock.boottime_ns() + SAVE_SOON_NS
 
-    # Between records -------------------------------------------------------------------------
-
     def on_drained(self) -> bool:
-        """All that is in the log was read. False: it is another log, open it again and read all of it."""
+        """Note that the log is read to its end.
+
+        Return False for another log, which must be opened again and read completely.
+        """
         is_restarted = self._catching_up and 0 <= self._highest_sequence < self._sequence
         if is_restarted:
             self._restart(f"from {self._sequence} back to {self._highest_sequence}")
@@ -394,7 +388,7 @@ class LogReader:
         return not is_restarted
 
     def flush_due(self) -> None:
-        """Tell what is due and keep the position. After each group of records, and at `next_ns`."""
+        """Report due events and save the position, after each group of records and at `next_ns`."""
         now_ns = self._clock.boottime_ns()
         self._publish_all(self.incidents.due(now_ns, self._log_ns))
         if self._is_unsaved and now_ns >= self._save_ns:
@@ -405,14 +399,14 @@ class LogReader:
         return self._published_since_save or self._sequence != self._saved_sequence
 
     def _save(self, now_ns: int) -> None:
-        """What is only in memory must be read again after a crash, from the old position."""
+        """Save the position, unless a crash would lose an event that is only in memory."""
         self._published_since_save = False
         self._save_ns = now_ns + SAVE_NS
         if self._unsaved_event is not None and self._publish(self._unsaved_event):
-            self._unsaved_event = None  # the disk takes events again
+            self._unsaved_event = None  # the disk accepts events again
         if self._unsaved_event is not None or self._sequence < 0:
             return
-        incidents = tuple((each.key, each.refresh()) for each in self.incidents)
+        incidents = tuple((incident.key, incident.refresh()) for incident in self.incidents)
         if self._checkpoint.save(LogPosition(self._boot, self._sequence, self._epoch, incidents)):
             self._saved_sequence = self._sequence
         if self._checkpoint.last_error not in ("", self._last_save_error):
@@ -425,14 +419,14 @@ class LogReader:
         self._last_save_error = self._checkpoint.last_error
 
     def next_ns(self) -> int | None:
-        """Boot time at which `flush_due` has something to do though no record came; None: never."""
+        """Return the boot time at which `flush_due` has work without a record; None: never."""
         times = [self.incidents.next_ns()]
         if self._is_unsaved:
             times.append(self._save_ns)
         return min((time for time in times if time is not None), default=None)
 
     def finish(self) -> None:
-        """Report the remaining counts and keep the position: the agent is about to end."""
+        """Report remaining counts and save the position, before the agent exits."""
         now_ns = self._clock.boottime_ns()
         self._publish_all(self.incidents.flush(now_ns))
         self._save(now_ns)

@@ -1,4 +1,4 @@
-"""What one kernel log line reports, and the rule that parses it."""
+"""A parsed kernel log line, the rule that parses it, and the templates of an incident's lines."""
 
 from __future__ import annotations
 
@@ -9,56 +9,57 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-#: Characters of a line that are parsed and reported. The aggregator takes no more of a message.
+#: Characters of a line that are parsed and reported, the aggregator's maximum of a message.
 LINE_CHARACTERS_MAX = 2048
 VALUE_CHARACTERS_MAX = 128
 NAME_CHARACTERS_MAX = 64
-#: As of HealthEvent.attributes.
+#: Limit of HealthEvent.attributes.
 ATTRIBUTES_MAX = 32
 _NUMBER_MAX = (1 << 32) - 1
 
-#: A PCI address as lines name it: the function, and in old drivers the domain, may be missing.
+#: A PCI address in a line; the function, and from old drivers the domain, may be missing.
 PCI = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2,4}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
 PCI_WITH_DOMAIN = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
-#: A whole one, as the kernel's own lines have it.
+#: A complete address, as in the kernel's own lines.
 BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
 
 class LinePart(Enum):
-    """Which line of those that tell one occurrence together this is."""
+    """The role of a line among the lines about one occurrence."""
 
     WHOLE = "whole"  # an occurrence of its own
-    HEAD = "head"  # an occurrence; its body follows in other lines, and does not count again
-    BODY = "body"  # an occurrence, unless the head of its own has just been seen
-    DETAIL = "detail"  # only adds to the last occurrence of its group
-    OUTCOME = "outcome"  # the same; an occurrence of its own if the group has none (its head was not printed)
+    HEAD = "head"  # an occurrence; its body follows in other lines, which do not count again
+    BODY = "body"  # an occurrence, unless its head has just been seen
+    DETAIL = "detail"  # adds to the last occurrence of its group
+    # Like DETAIL; an occurrence if the group has none (its head was not printed)
+    OUTCOME = "outcome"
 
 
 class ParsedLine(NamedTuple):
-    """What a line tells. All texts are printable, none is longer than its limit."""
+    """The content of a line. All texts are printable and within their limits."""
 
-    name: str  # of the event in the catalogue
+    name: str  # event name in the catalog
     code: int = 0
     device: str = "host"
-    scope: str = ""  # what else tells one incident from another: a cgroup, say
+    scope: str = ""  # further part of the incident's key: a cgroup, for example
     part: LinePart = LinePart.WHOLE
-    group: str = ""  # which lines belong together
-    occurrences: int = 1  # that this one line tells
+    group: str = ""  # lines with the same group belong together
+    occurrences: int = 1  # reported by this line
     process_id: int = 0
     process_name: str = ""
     attributes: Mapping[str, str] = {}
 
 
-#: Groups of a pattern that have a meaning of their own; all others become attributes.
+#: Groups of a pattern with a meaning; all others become attributes.
 _SPECIAL_GROUPS = frozenset(("pci", "device", "code", "count", "pid", "comm"))
 
 
 @dataclass(frozen=True, slots=True)
 class LineRule:
-    """How one kind of line is read: `substring` must be in it, `pattern` must match from its beginning.
+    """A kind of line: it contains `substring`, and `pattern` matches from its beginning.
 
-    Groups of the pattern: `pci` (the device, if `device` is not matched), `device`, `code`, `count`,
-    `pid` and `comm` (the process that the line names); whatever else becomes an attribute.
+    Groups of the pattern: `pci` (the device, if `device` is not matched), `device`, `code`,
+    `count`, `pid` and `comm` (the process); others become attributes.
     """
 
     name: str
@@ -69,35 +70,35 @@ class LineRule:
     codes: tuple[str, Mapping[str, int]] | None = None
     part: LinePart = LinePart.WHOLE
     group: str = ""
-    #: The attribute that is part of what makes an incident.
+    #: The attribute that is part of the incident's key.
     scope: str = ""
-    #: Attributes that are always the same for this kind of line.
+    #: Constant attributes of this kind of line.
     attributes: Mapping[str, str] = field(default_factory=dict)
-    #: Last word on what was read, where a table cannot say it.
+    #: Changes the parsed line, or rejects it (None), if a table cannot express that.
     finish: Callable[[ParsedLine], ParsedLine | None] | None = None
 
     def read(self, text: str) -> ParsedLine | None:
-        """Return what *text* tells, None if it is of another kind. Never raises."""
+        """Return the parsed line; None for another kind of line. Never raises."""
         match = self.pattern.match(text)
         if match is None:
             return None
-        found = {name: value for name, value in match.groupdict().items() if value}
+        groups = {name: value for name, value in match.groupdict().items() if value}
         attributes = {
             name: printable(value, VALUE_CHARACTERS_MAX)
-            for name, value in found.items()
+            for name, value in groups.items()
             if name not in _SPECIAL_GROUPS
         }
-        device = self._device(found, attributes)
+        device = self._device(groups, attributes)
         parsed = ParsedLine(
             self.name,
-            self._code(found),
+            self._code(groups),
             device,
             attributes.get(self.scope, "") if self.scope else "",
             self.part,
             f"{self.group} {device}" if self.group else "",
-            number(found.get("count"), 1),
-            number(found.get("pid"), 0),
-            printable(found.get("comm", ""), NAME_CHARACTERS_MAX),
+            number(groups.get("count"), 1),
+            number(groups.get("pid"), 0),
+            printable(groups.get("comm", ""), NAME_CHARACTERS_MAX),
             {**attributes, **self.attributes},
         )
         return self.finish(parsed) if self.finish else parsed
@@ -118,12 +119,12 @@ class LineRule:
 
 
 def rule(name: str, substring: str, pattern: str, **more: object) -> LineRule:
-    """Return a rule; the pattern is compiled, `.` in it is any character, also the end of a line."""
+    """Return a rule with a compiled pattern, in which `.` also matches a newline."""
     return LineRule(name, substring, re.compile(pattern, re.DOTALL), **more)  # type: ignore[arg-type]
 
 
 def number(text: str | None, default: int) -> int:
-    """Return the decimal *text* as 32 unsigned bits; *default* for anything that is none."""
+    """Return the decimal *text* as 32 unsigned bits; *default* for any other text."""
     if not text or not text.isascii() or not text.isdigit() or len(text) > 10:
         return default
     return value if (value := int(text)) <= _NUMBER_MAX else default
@@ -131,26 +132,23 @@ def number(text: str | None, default: int) -> int:
 
 @lru_cache(maxsize=256)
 def pci_address(text: str) -> str:
-    """Return the address as sysfs writes it, `0000:9b:00.0`; *text* matches PCI."""
+    """Return the address in sysfs form, `0000:9b:00.0`; *text* matches PCI."""
     address, _, function = text.lower().partition(".")
     *domain, bus, device = (int(part, 16) for part in address.split(":"))
     return f"{domain[0] if domain else 0:04x}:{bus & 0xFF:02x}:{device:02x}.{function or 0}"
 
 
 def printable(text: str, characters_max: int) -> str:
-    """Return *text* as one line that any terminal and store survives, cut to *characters_max*."""
+    """Return *text* as a single printable line of at most *characters_max*."""
     text = text[:characters_max]
     if text.isprintable():
         return text.strip()
     return "".join(letter if letter.isprintable() else " " for letter in text).strip()
 
 
-# ----------------------------------------------------------------------
-# The distinct forms of a storm's lines: the lines without their numbers, few kept, more counted.
-
-#: Forms kept as text, as of HealthEvent.forms.
+#: Templates kept as text, the limit of HealthEvent.forms.
 TEMPLATES_MAX = 32
-#: Distinct forms are told apart up to here; a count of this size means "or more".
+#: Distinct templates are counted up to this; this count means "or more".
 TEMPLATES_COUNTED_MAX = 256
 TEMPLATE_CHARACTERS_MAX = 120
 
@@ -161,23 +159,26 @@ _NUMBERS = re.compile(
 
 
 def template_of(text: str) -> str:
-    """Return the line with `#` for each number, cut to FORM_CHARACTERS_MAX."""
+    """Return the line with `#` for each number, cut to TEMPLATE_CHARACTERS_MAX."""
     return _NUMBERS.sub("#", text[: 4 * TEMPLATE_CHARACTERS_MAX])[:TEMPLATE_CHARACTERS_MAX]
 
 
 class MessageTemplates:
-    """The forms seen so far. Bounded, however many lines and forms there are."""
+    """The distinct templates (lines without their numbers) seen so far.
+
+    Bounded, whatever the lines are.
+    """
 
     __slots__ = ("_hashes", "count", "texts")
 
     def __init__(self, texts: Iterable[str] = (), count: int = 0) -> None:
-        """Take up what was kept: *count* may be more than there are words."""
+        """Restore the state; *count* may exceed the number of *texts*."""
         self.texts: list[str] = list(texts)[:TEMPLATES_MAX]
         self._hashes = {hash(template) for template in self.texts}
         self.count = max(count, len(self.texts))
 
     def add(self, text: str) -> None:
-        """Note the form of a line."""
+        """Record the template of a line."""
         template = template_of(text)
         key = hash(template)
         if key in self._hashes or self.count >= TEMPLATES_COUNTED_MAX:

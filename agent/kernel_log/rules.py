@@ -1,4 +1,7 @@
-"""Rules for kernel log lines: of GPU drivers (`gpu_rules.py`), network adapters (`network_rules.py`), and of the rest."""
+"""Rules for all kernel log lines.
+
+Rules for GPUs and network adapters are in `gpu_rules.py` and `network_rules.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,14 @@ from .record import (
     rule,
 )
 
-# ----------------------------------------------------------------------
-# Lines of PCIe error reporting: AER, downstream port containment, hotplug (drivers/pci/pcie/aer.c,
-# dpc.c, drivers/pci/hotplug/pciehp_ctrl.c).
-#
-# One error is several lines: the port tells who sent it (the head), the device tells what it was
-# (the body), and details follow. Kernels limit the rate of any of them, so each may be missing.
+# PCIe error reporting: AER, downstream port containment, hotplug (drivers/pci/pcie/aer.c, dpc.c,
+# drivers/pci/hotplug/pciehp_ctrl.c). An error has several lines: the port names the sender (head),
+# the device the error (body), and details follow. Kernels limit the rate of each, so any may be
+# missing.
 
 AER = "pcie.aer"
 
-#: Of the severities' names, old and new.
+#: Names of severities, old and new.
 _CODES = {
     "corrected": 0,
     "correctable": 0,
@@ -35,7 +36,7 @@ _CODES = {
     "uncorrectable (fatal)": 2,
 }
 _SEVERITY = r"(?P<severity>(?:Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
-#: `aer_printk` and `pci_info` begin so; kernels before 4.15 without `AER: `.
+#: Prefix of aer_printk and pci_info; kernels before 4.15 omit `AER: `.
 _DEVICE_PREFIX = rf"\S+ (?P<pci>{BDF}): (?:AER: )?"
 
 PCIE_RULES = (
@@ -95,7 +96,7 @@ PCIE_RULES = (
         code=2,
         attributes={"severity": "downstream port contained"},
     ),
-    # Of a card that somebody switched off first, and of a link that came back by itself, it says other words.
+    # A card that was switched off first, and a link that recovers by itself, have other messages.
     rule(
         AER,
         "Slot(",
@@ -106,24 +107,22 @@ PCIE_RULES = (
 )
 
 
-# ----------------------------------------------------------------------
-# Lines about file systems and disks.
-#
-# Formats: fs/ext4/super.c and page-io.c, fs/jbd2, fs/xfs/xfs_message.c and xfs_fsops.c,
-# fs/btrfs/messages.c, fs/nfs and net/sunrpc/clnt.c, lustre/ptlrpc (import.c, client.c), lnet/klnds, net/ceph,
-# block/blk-core.c, fs/buffer.c, drivers/nvme/host/pci.c, drivers/ata/libata-eh.c, drivers/md.
+# Filesystems and disks. Formats: fs/ext4/super.c and page-io.c, fs/jbd2, fs/xfs/xfs_message.c and
+# xfs_fsops.c, fs/btrfs/messages.c, fs/nfs and net/sunrpc/clnt.c, lustre/ptlrpc (import.c,
+# client.c), lnet/klnds, net/ceph, block/blk-core.c, fs/buffer.c, drivers/nvme/host/pci.c,
+# drivers/ata/libata-eh.c, drivers/md.
 
 FILES, DISK = "filesystem.error", "disk.error"
-#: Codes: a server of FILES does not respond; the kernel gave DISK up.
+#: Codes: a server of FILES does not respond; the kernel gave up a DISK.
 UNREACHABLE, REMOVED = 2, 1
 
-#: Diskettes and CD drives that a machine's firmware says it has, and devices made of files, of memory or
-#: of a network by anyone who may: no disk of a host.
+#: Floppy and CD drives that the firmware lists, and devices backed by a file, memory or a network:
+#: not disks of a host.
 _NO_DISK = r"(?!fd\d|sr\d|loop\d|zram\d|ram\d|nbd\d)"
 
 
 def _server(parsed: ParsedLine) -> ParsedLine:
-    """Name the device by what the line has of its server."""
+    """Use the server named in the line as the device."""
     device = parsed.attributes.get("target") or parsed.attributes.get("server")
     return parsed._replace(device=device) if parsed.device == "host" and device else parsed
 
@@ -214,7 +213,7 @@ STORAGE_RULES = (
         code=UNREACHABLE,
         attributes={"filesystem": "lustre"},
     ),
-    # A connection that nobody used is closed in state OPEN, and made again when it is wanted.
+    # An unused connection is closed in state OPEN, and reopened when needed.
     rule(
         FILES,
         "ceph: ",
@@ -235,7 +234,7 @@ STORAGE_RULES = (
     rule(
         DISK,
         ", dev ",
-        # A disk that does not take a discard, and one that another host has reserved, are well.
+        # A disk that rejects a discard, or is reserved by another host, is healthy.
         rf"(?:[\w ]+: )?(?P<error>I/O|critical \w+|(?!reservation)\w+(?: \w+)?) error, dev {_NO_DISK}"
         r"(?P<device>[^\s,]{1,64}), sector (?P<sector>\d+)(?! op \w+:\((?:DISCARD|WRITE_ZEROES))"
         r"(?: op \w+:\((?P<operation>\w+)\))?",
@@ -267,7 +266,7 @@ STORAGE_RULES = (
     ),
     # Newer kernels print the second form.
     rule(DISK, "ata", r"(?P<device>ata\d+(?:\.\d+)?): (?:disabled|disable device)$", code=REMOVED),
-    # SCSI error handling gave it up (drivers/scsi/scsi_error.c).
+    # SCSI error handling gave up the disk (drivers/scsi/scsi_error.c).
     rule(
         DISK,
         "offlined",
@@ -287,23 +286,20 @@ STORAGE_RULES = (
 )
 
 
-# ----------------------------------------------------------------------
-# Lines about tasks: killed for memory, hung, a CPU that does not come back, faults of the kernel
-# itself.
-#
-# Formats: mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h,
-# arch/*/mm/fault.c, kernel/panic.c.
+# Tasks and the kernel: killed for memory, hung, stuck CPUs, kernel faults. Formats: mm/oom_kill.c,
+# kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h, arch/*/mm/fault.c, kernel/panic.c.
 
 OUT_OF_MEMORY, HUNG, LOCKUP = "host.out_of_memory", "host.hung_task", "host.lockup"
 FAULT = "host.kernel_fault"
-#: BUGs after which a task or the memory is lost. Of others, debugging kernels and odd machines print some
-#: at every boot.
+#: BUGs after which a task or memory is lost. Debugging kernels and unusual machines print others at
+#: every boot.
 _BUGS = (
     r"kernel NULL pointer|unable to handle|Bad page|Bad rss-counter|stack guard page|TASK stack|"
     r"scheduling while atomic|spinlock |KASAN|KFENCE"
 )
 
-#: A core that is stuck, and a task that is blocked, for so long does not come back by itself (assumed). Codes of LOCKUP, HUNG.
+#: Times after which a stuck core or a blocked task does not recover by itself (assumed). Codes of
+#: LOCKUP, HUNG.
 STUCK_SECONDS_MIN, BLOCKED_SECONDS_MIN = 120, 600
 STUCK, BLOCKED = 3, 1
 
@@ -352,7 +348,7 @@ TASKS_RULES = (
         group="hung",
         finish=_blocked,
     ),
-    # Anyone who takes the interface's namespace down waits for it, and all who come after.
+    # Removal of the interface's namespace waits for it, and blocks further removals.
     rule(
         HUNG,
         "unregister_netdevice",
@@ -379,14 +375,14 @@ TASKS_RULES = (
     ),
     rule(
         FAULT,
-        " [#",  # `die` of every architecture counts its faults so
+        " [#",  # format of `die` in every architecture
         r"(?P<fault>[A-Za-z][^\n]{2,160}?: [0-9a-f]{4,16}) \[#\d+\]",
         part=LinePart.BODY,
         group="fault",
     ),
     rule(
         FAULT,
-        "SError Interrupt",  # arm64: an error of the hardware that belongs to no instruction
+        "SError Interrupt",  # arm64: a hardware error without an instruction
         r"(?P<fault>SError Interrupt) on CPU(?P<cpu>\d+), code (?P<esr>0x[0-9a-f]+)",
         part=LinePart.HEAD,
         group="fault",
@@ -422,26 +418,23 @@ TASKS_RULES = (
 )
 
 
-# ----------------------------------------------------------------------
-# Lines about the machine itself: what firmware reported (GHES, BERT), machine checks, memory
-# (EDAC).
-#
-# Formats: drivers/firmware/efi/cper.c, drivers/acpi/apei/ghes.c and bert.c,
-# arch/x86/kernel/cpu/mce/core.c, drivers/edac/mce_amd.c, drivers/edac/edac_mc.c,
-# mm/memory-failure.c.
+# The machine: firmware reports (GHES, BERT), machine checks, memory (EDAC). Formats:
+# drivers/firmware/efi/cper.c, drivers/acpi/apei/ghes.c and bert.c, arch/x86/kernel/cpu/mce/core.c,
+# drivers/edac/mce_amd.c, drivers/edac/edac_mc.c, mm/memory-failure.c.
 
 FIRMWARE, CHECK, MEMORY_ERROR = "host.hardware_error", "host.machine_check", "host.memory_error"
 
 _SEVERITIES = {"recoverable": 0, "fatal": 1, "corrected": 2, "info": 3}
 _ERROR = r"\[Hardware Error\]:"
-#: Bit 61 of IA32_MCi_STATUS (Intel SDM volume 3, machine-check architecture; AMD's the same): not corrected.
+#: Bit 61 of IA32_MCi_STATUS (Intel SDM volume 3, machine-check architecture; AMD's is the same):
+#: not corrected.
 _UNCORRECTED = 1 << 61
-#: Bit 44 of AMD's MCA_STATUS (AMD64 APM volume 2): data is lost that nobody has read yet.
+#: Bit 44 of AMD's MCA_STATUS (AMD64 APM volume 2): lost data that has not been read yet.
 _DEFERRED = 1 << 44
 
 
 def _machine_check(parsed: ParsedLine) -> ParsedLine:
-    """The bank's status says whether data was lost."""
+    """Set the code from the bank's status: 1 if data was lost."""
     uncorrected = int(parsed.attributes["status"], 16) & _UNCORRECTED
     return parsed._replace(code=1 if uncorrected else 0)
 
@@ -452,7 +445,7 @@ def _machine_check_of_amd(parsed: ParsedLine) -> ParsedLine:
 
 
 def _firmware(parsed: ParsedLine) -> ParsedLine:
-    """A record without a number is not of now: the firmware kept it from the boot before (BERT)."""
+    """Mark a record without a number, which the firmware kept from the previous boot (BERT)."""
     if "record" in parsed.attributes:
         return parsed
     attributes = {**parsed.attributes, "previous_boot": "yes"}
@@ -536,9 +529,7 @@ MACHINE_RULES = (
 )
 
 
-# ----------------------------------------------------------------------
-# The table: every kind of line that becomes an event, in the order in which they are tried.
-
+#: Every kind of line that becomes an event, in the order of evaluation.
 RULES: tuple[LineRule, ...] = (
     *NVIDIA_RULES,
     *AMDGPU_RULES,
@@ -549,14 +540,14 @@ RULES: tuple[LineRule, ...] = (
     *STORAGE_RULES,
 )
 
-#: Rules by the word that each of their lines holds: the mass of lines holds none, and is done with.
+#: Rules by their substring: most lines contain none and are skipped quickly.
 _BY_SUBSTRING: tuple[tuple[str, tuple[LineRule, ...]], ...] = tuple(
     (word, tuple(rules)) for word, rules in groupby(RULES, lambda rule: rule.substring)
 )
 
 
-#: Lines that the kernel begins with a process's name (at most 15 characters, TASK_COMM_LEN) and continues
-#: with a file's: a user chooses both, and with them made a line that passed for a driver's.
+#: Lines that begin with a process's name (at most 15 characters, TASK_COMM_LEN), often followed by
+#: a file's. A user chooses both, and could imitate a driver's line.
 _OF_A_PROCESS = re.compile(
     r".{1,15}(?:\[\d{1,10}\]:? | \(\d{1,10}\)[: ]| invoked oom-killer: |: page allocation |: vmalloc )",
     re.DOTALL,
@@ -564,21 +555,21 @@ _OF_A_PROCESS = re.compile(
 
 
 def classify(text: str) -> ParsedLine | None:
-    """Return what a line of the kernel's tells; None for the mass of lines. Never raises.
+    """Return the parsed line of the first matching rule; None for most lines. Never raises.
 
-    The first rule that matches has it. Of a longer line only the beginning is looked at.
+    Only the first LINE_CHARACTERS_MAX characters are examined.
     """
     text = text[:LINE_CHARACTERS_MAX]
     for substring, rules in _BY_SUBSTRING:
         if substring in text:
-            for each in rules:
-                if (parsed := each.read(text)) is not None:
+            for line_rule in rules:
+                if (parsed := line_rule.read(text)) is not None:
                     return None if _OF_A_PROCESS.match(text) else parsed
     return None
 
 
 def why_ignored(text: str) -> str:
-    """Return why `classify` makes nothing of a line, for a person."""
+    """Return why `classify` ignores a line, for an operator."""
     text = text[:LINE_CHARACTERS_MAX]
     near = [word.strip() for word, _ in _BY_SUBSTRING if word in text]
     if _OF_A_PROCESS.match(text) and near:

@@ -1,7 +1,8 @@
-"""Confirms the time for which a core or a task has been stuck, by an earlier report with a shorter time.
+"""Confirms how long a core or a task is stuck, by an earlier report with a shorter time.
 
-A real lockup is reported every twenty seconds, a hung task every two minutes, with times that grow as the clock does. A virtual
-machine that was suspended, or migrated, resumes with a single line: "stuck for 3208s". Nothing is wrong with that host.
+A real lockup is reported every twenty seconds, a hung task every two minutes, with times that grow
+as the clock does. A virtual machine that was suspended or migrated resumes with a single line,
+"stuck for 3208s", although it is healthy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from .record import ParsedLine
 
 #: Attributes with the time and with the name of the core or the task.
 _FIELDS = (("stuck_seconds", "cpu"), ("blocked_seconds", "pid"))
-#: Cores and tasks that are remembered; the oldest are forgotten first.
+#: Remembered cores and tasks; the oldest are forgotten first.
 STUCK_MAX = 1024
 #: Largest difference between the growth of the reported time and the time that passed.
 DIFFERENCE_SECONDS_MAX = 60.0
@@ -22,7 +23,8 @@ class StuckTimes:
     """The reports of this boot. For one thread."""
 
     def __init__(self) -> None:
-        #: Name of the event, core or task -> reported seconds, and when, in seconds since the boot.
+        #: (event name, core or task) -> reported seconds, and time of the report in seconds since
+        #: boot.
         self._reported: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
 
     def confirm(self, parsed: ParsedLine, log_seconds: float) -> ParsedLine:
@@ -37,11 +39,11 @@ class StuckTimes:
     def _confirm(
         self, parsed: ParsedLine, key: tuple[str, str], seconds: int, log_seconds: float
     ) -> ParsedLine:
-        before, at = self._reported.pop(key, (seconds, log_seconds))
+        before, before_log_seconds = self._reported.pop(key, (seconds, log_seconds))
         self._reported[key] = seconds, log_seconds
         while len(self._reported) > STUCK_MAX:
             self._reported.popitem(last=False)
-        difference = (seconds - before) - (log_seconds - at)
+        difference = (seconds - before) - (log_seconds - before_log_seconds)
         if before < seconds and abs(difference) <= DIFFERENCE_SECONDS_MAX:
             return parsed
         return parsed._replace(code=0)

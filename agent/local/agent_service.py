@@ -32,8 +32,8 @@ from ..gpu_release import (
     ReleaseStateFile,
     UnreleasedHandle,
 )
-from ..hardware.host import boot_id
 from ..hardware.nvidia import driver_gpu_uuid, driver_gpus
+from ..hardware.proc_files import boot_id
 from ..transport.grpc_http2 import CallFailed, NoListener, call
 from .grpc_session import CallRefused, DeferredResponse, Handler, Method, Peer
 

@@ -19,7 +19,7 @@ from ...contract.gpu_set import PASSTHROUGH_DRIVERS
 from ..config import AgentConfig, label_error
 from ..hardware import pci
 from ..hardware.files import read_text
-from ..hardware.host import Timex, parse_timex
+from ..hardware.kernel_clock import Timex, parse_timex
 from ..hardware.nvidia import driver_gpus, kernel_driver_version
 from ..registration import version
 from ..transport.credentials import Credentials

@@ -1,4 +1,4 @@
-"""Access control as a whole, built from the settings and refreshed while the service runs."""
+"""Access control: authenticates and limits every call, and is refreshed while the service runs."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     from .certificates import Certificates
 
 
-# ----------------------------------------------------------------------
-# The interceptor that every call of every service passes: who is it, may it, and is it too much?
-
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
-#: Told of a call that its caller's role may not make: who, gRPC's name of the peer, the request.
+#: Called for a call that the caller's role may not make: principal, gRPC's name of the peer,
+#: request.
 DeniedCallback = Callable[["Principal", str, Any], Awaitable[None]]
-#: How gRPC names a handler, by (does the request stream, does the response).
+#: gRPC's name of a handler by (request is a stream, response is a stream).
 KINDS = {
     (False, False): "unary_unary",
     (False, True): "unary_stream",
@@ -60,9 +58,10 @@ def wrap_handler(
     serializer: Callable[[Any], bytes] | None = None,
     deserializer: Callable[[bytes], Any] | None = None,
 ) -> Any:
-    """Return *handler* with its behaviour wrapped, and *serializer* and *deserializer* in its own one's stead if given.
+    """Return *handler* with its behavior wrapped, and with *serializer* and *deserializer* if
+    given.
 
-    A behaviour that yields becomes one that writes through its context, so that one wrapper fits all four kinds.
+    A generator is changed to write through its context, so that one wrapper fits all four kinds.
     """
     kind = KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
     make = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -86,7 +85,7 @@ def _as_writer(behaviour: Any) -> Behaviour:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Lets a call in, or raises the ServiceError that `service/status.py` turns into a status."""
+    """Checks each call, or raises the ServiceError that `service/status.py` turns into a status."""
 
     def __init__(
         self,
@@ -95,8 +94,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         by_token: bool = False,
         on_denied: Mapping[str, DeniedCallback] | None = None,
     ) -> None:
-        """*by_token*: no certificate is asked for on its port. *on_denied*: by method, who is to hear of calls of a wrong
-        role; not of each of a caller that is refused again and again."""
+        """*by_token*: the port requests no certificate. *on_denied*: callbacks by method for calls
+        of a wrong role.
+
+        They are not called for each call of a caller that is refused repeatedly.
+        """
         self._access_control, self._by_token, self._on_denied = (
             access_control,
             by_token,
@@ -108,7 +110,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[Any], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the handler behind a check; where a token settles it, before a message is read."""
+        """Return the handler behind a check; a wrong token is refused before a message is read."""
         handler = await continuation(handler_call_details)
         method: Any = handler_call_details.method
         roles = roles_of(method)
@@ -131,7 +133,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                     )
                     if principal.role not in roles:
                         allowed = (
-                            ", ".join(one for one in GRANTABLE_ROLES if one in roles) or "nobody"
+                            ", ".join(role for role in GRANTABLE_ROLES if role in roles) or "nobody"
                         )
                         raise PermissionDenied(
                             f"{principal} may not call {method}: it is for {allowed}"
@@ -155,7 +157,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return wrap_handler(handler, wrap)
 
     def _refusing(self, error: ServiceError) -> Any:
-        """Return a handler that refuses without reading: of a call with one message gRPC would else read it whole first."""
+        """Return a handler that refuses without reading the message, which gRPC would otherwise
+        read first.
+        """
 
         async def refuse(request: Any, context: Any) -> None:
             await self._access_control.throttle_refusal(None, context.peer())
@@ -165,26 +169,26 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
 
 class RunningCalls:
-    """The calls being answered, by caller: counted, and ended when the login they came by ends."""
+    """Running calls by caller: counted, and ended when the caller's login ends."""
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[Any], Principal] = {}
         self._counts: dict[tuple[str, str], int] = {}
         self._ended: set[asyncio.Task[Any]] = set()
-        #: Connections by gRPC's peer -> who has proved itself on it.
+        #: gRPC's name of a connection -> principal authenticated on it.
         self.peers: dict[str, Principal] = {}
 
     def count_of(self, principal: Principal) -> int:
-        """Return how many calls of *principal* are being answered."""
+        """Return the number of running calls of *principal*."""
         return self._counts.get((principal.role, principal.name), 0)
 
     def __len__(self) -> int:
         return len(self._running)
 
     async def run(self, principal: Principal, peer: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Return what *work* comes to. Raises Unauthenticated when the caller's login ended meanwhile."""
+        """Run *work* and return its result. Raises Unauthenticated if the login ended meanwhile."""
         task = asyncio.current_task()
-        assert task is not None  # gRPC answers each call in a task of its own
+        assert task is not None  # gRPC runs each call in its own task
         key = principal.role, principal.name
         count = self._counts.get(key, 0)
         if principal.is_authenticated:
@@ -207,7 +211,7 @@ class RunningCalls:
                 del self._counts[key]
 
     def end_matching(self, ends: Callable[[Principal], bool]) -> int:
-        """End the calls of callers for which *ends* says so, with words; return how many."""
+        """End the calls of callers for which *ends* is true; return their number."""
         over = [task for task, principal in self._running.items() if ends(principal)]
         for task in over:
             if task not in self._ended:
@@ -219,22 +223,23 @@ class RunningCalls:
 log = logging.getLogger(__name__)
 
 FOLDER = "access"
-#: Who is refused more often (20 s' worth at once) has each further refusal after HOLD_SECONDS.
+#: A caller refused more often (burst: 20 s of this rate) gets each further refusal after
+#: THROTTLE_SECONDS.
 REFUSALS_PER_SECOND_MAX = 5.0
 THROTTLE_SECONDS = 5.0
-#: What an event costs beside a reading's row: it is judged, synced to the journal, and looked for in the store.
+#: Cost of an event in rows: it is evaluated, synced to the journal, and searched for in the store.
 EVENT_COST_ROWS = 10
-#: After a look that ended more connections than this the next look comes sooner.
+#: If a check ended more connections than this, the next check follows after BUSY_SECONDS.
 BUSY_CONNECTIONS, BUSY_SECONDS = 100, 0.5
 
 
 def tokens_file(data: Path) -> Path:
-    """Return where an aggregator with that data folder looks for tokens."""
+    """Return the path of the token file in a data folder."""
     return data / FOLDER / FILE_NAME
 
 
 class AccessControl:
-    """Made at the start; `watch` runs while the service does."""
+    """Certificates, tokens and limits of the service. `watch` runs while the service does."""
 
     def __init__(
         self,
@@ -242,9 +247,9 @@ class AccessControl:
         seconds: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read certificates and tokens. Raises SettingsError with words.
+        """Read certificates and tokens. Raises SettingsError.
 
-        *seconds*: Unix time; *steady*: a clock that nobody sets.
+        *seconds*: Unix time; *steady*: a clock that cannot be set.
         """
         self._config, self._steady = config, steady
         self.certificates = _certificates(config)
@@ -260,30 +265,31 @@ class AccessControl:
             seconds=seconds,
         )
         self.running_calls = RunningCalls()
-        #: Calls refused for lack of a login, of the right role, or of room.
+        #: Calls refused because of a missing login, a wrong role or a limit.
         self.refused_count = 0
         self._refusals = KeyedTokenBuckets(REFUSALS_PER_SECOND_MAX, steady)
         self._agents = KeyedTokenBuckets(config.agent_calls_per_minute_max / 60, steady)
         self._rate_limits: dict[str, AgentRateLimit] = {}
         self.connections: Connections | None = None
         self._logged_error = ""
-        self._is_busy = False  # many connections were ended at the last look
+        self._is_busy = False  # the last check ended many connections
 
     @property
     def error(self) -> str:
-        """What is wrong with certificates or tokens, as text; "" when nothing is."""
+        """Return a message about invalid certificates or tokens; "" if all are valid."""
         parts = (self.certificates.error if self.certificates else "", self.tokens.error)
         return "; ".join(filter(None, parts))
 
     @property
     def ended_connections(self) -> int:
-        """Connections ended by us so far: without a login for too long, or too many."""
+        """Return the number of ended connections: without a login in time, or too many."""
         return self.connections.ended_count if self.connections is not None else 0
 
     def bind(self, server: Any, address: str, *, by_token: bool = False) -> int:
-        """Let *server* listen on `address:port`; return the port. Raises RuntimeError, as gRPC does.
+        """Make *server* listen on `address:port`; return the port. Raises RuntimeError, as gRPC
+        does.
 
-        *by_token*: where callers are not asked for a certificate.
+        *by_token*: callers are not asked for a certificate.
         """
         if self.certificates is None:
             return int(server.add_insecure_port(address))
@@ -292,7 +298,7 @@ class AccessControl:
         return int(server.add_secure_port(address, credentials))
 
     def watch_ports(self, ports: list[int]) -> None:
-        """Look after the connections on *ports* from now on."""
+        """Limit the connections on *ports*."""
         config = self._config
         limits = ConnectionLimits(
             config.connections_per_caller_max,
@@ -303,9 +309,10 @@ class AccessControl:
         self.connections = Connections(ports, limits, self._steady)
 
     def admit(self, principal: Principal, request: Any) -> None:
-        """Count a call that begins. Raises ResourceExhausted with when to come again."""
+        """Count a call that begins. Raises ResourceExhausted with a retry time."""
         config, running = self._config, self.running_calls.count_of(principal)
-        # Without a login there is nobody to count for, and a simulated fleet comes by one of an admin.
+        # Without a login calls cannot be assigned to a caller; a simulated fleet uses an admin's
+        # login.
         is_limited = principal.is_authenticated and principal.role is not Role.ADMIN
         if is_limited and running >= config.calls_per_caller_max:
             message = f"{principal} has {running} calls running, which is the limit (calls_per_caller_max)"
@@ -329,17 +336,17 @@ class AccessControl:
             )
 
     async def throttle_refusal(self, principal: Principal | None, peer: str) -> bool:
-        """Delay a refusal to a caller that is refused repeatedly: a refusal costs us as much as the call costs the caller.
+        """Delay the refusal of a caller that is refused repeatedly; return whether it was delayed.
 
-        Other limits bound the calls of a connection and the connections of a caller or an address; this bounds their rate.
-        Return whether it waited.
+        A refusal costs the aggregator as much as the caller. Other limits bound a connection's
+        calls and a caller's connections; this one bounds the rate.
         """
         self.refused_count += 1
-        at = peer_address(peer)
+        address = peer_address(peer)
         key = (
             (principal.role, principal.name)
             if principal is not None and principal.is_authenticated
-            else at and at[0]
+            else address and address[0]
         )
         if not self._refusals.try_take(key):
             return False
@@ -347,14 +354,14 @@ class AccessControl:
         return True
 
     def rate_limit(self, principal: Principal) -> AgentRateLimit:
-        """Return how fast an agent may send: one for its name, however often it connects."""
+        """Return the rate limit of an agent, shared by all its connections."""
         limit = self._rate_limits.get(principal.name)
         if limit is None:
             limit = self._rate_limits[principal.name] = AgentRateLimit(self._config, self._steady)
         return limit
 
     async def watch(self) -> None:
-        """Look at certificates, tokens, logins and connections every so often, until cancelled."""
+        """Refresh certificates, tokens, logins and connections periodically, until canceled."""
         while True:
             seconds = self._config.access_look_seconds
             await asyncio.sleep(min(BUSY_SECONDS, seconds) if self._is_busy else seconds)
@@ -364,7 +371,7 @@ class AccessControl:
                 log.exception("refreshing tokens and certificates failed; retrying")
 
     async def refresh(self) -> None:
-        """Take over files that changed, end calls whose login ended, and connections that are too many."""
+        """Reload changed files, end calls whose login ended, and end excess connections."""
         if self.certificates is not None:
             self.certificates.refresh()
         if self.tokens.refresh() and not self.tokens.error:
@@ -383,7 +390,7 @@ class AccessControl:
 
 
 class AgentRateLimit:
-    """What one agent may send: frames, bytes and rows a second, and a burst of each."""
+    """Rate limit of an agent: frames, bytes and rows per second, each with a burst."""
 
     def __init__(self, config: AggregatorConfig, steady: Callable[[], float]) -> None:
         now = steady()
@@ -398,7 +405,7 @@ class AgentRateLimit:
         )
 
     def take(self, frames: int, size_bytes: int, rows: int) -> float:
-        """Count what came; return for how many seconds nothing more must be read, 0 for none."""
+        """Count data that arrived; return the seconds to wait before reading more, 0: none."""
         now = self._steady()
         return max(
             self._frames.take(frames, now),
@@ -407,8 +414,11 @@ class AgentRateLimit:
         )
 
     def try_take(self, size_bytes: int, rows: int) -> float:
-        """Count a call if there is room for it, and return 0; else count nothing, and return in how many seconds there
-        will be: who is refused and comes again just then must be let in."""
+        """Count a call if it fits, and return 0; otherwise return the seconds to wait.
+
+        The call is counted only if it fits, so that a caller that waits exactly that long is
+        accepted.
+        """
         wait = self.take(0, size_bytes, rows)
         if wait:
             self.take(0, -size_bytes, -rows)
@@ -416,7 +426,9 @@ class AgentRateLimit:
 
 
 def _cost_rows(request: Any) -> int:
-    """Return what a message costs beyond its bytes: 3000 devices are 0.3 MB, and 11 ms of the loop."""
+    """Return the cost of a message beyond its bytes: 3000 devices have 0.3 MB, but take 11 ms of
+    the loop.
+    """
     devices, events = (getattr(request, name, ()) for name in ("devices", "events"))
     return len(devices) + EVENT_COST_ROWS * len(events)
 

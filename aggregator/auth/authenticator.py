@@ -14,14 +14,16 @@ from ..errors import Unauthenticated
 from ..principal import ANYONE, LOCAL, CertificateIdentity, Principal, Role, certificate_names
 from .tokens import Tokens
 
-#: Certificates whose holders are remembered, by their bytes; those asked for longest ago go first.
+#: Cached principals of certificates; the least recently used are removed.
 CERTIFICATES_MAX = 20_000
 
 Metadata = Iterable[tuple[str, Any]]
 
 
 class Authenticator:
-    """Who calls. Owned by the loop's thread, as `Tokens.look` must be too."""
+    """Determines the caller. Owned by the event loop's thread, which must also call
+    `Tokens.refresh`.
+    """
 
     def __init__(
         self,
@@ -32,7 +34,9 @@ class Authenticator:
         client_certificates: bool,
         seconds: Callable[[], float],
     ) -> None:
-        """*tls*: the port speaks it; *client_certificates*: callers may show one; *seconds*: Unix time."""
+        """*tls*: the port uses it; *client_certificates*: callers may present one; *seconds*: Unix
+        time.
+        """
         self._tokens, self._certificate_identity, self._seconds = (
             tokens,
             certificate_identity,
@@ -43,14 +47,14 @@ class Authenticator:
 
     @property
     def required(self) -> bool:
-        """Whether a caller must prove who it is: with TLS, or as soon as there is a token."""
+        """Return whether callers must authenticate: with TLS, or as soon as a token exists."""
         return self._tls or self._tokens.configured
 
     def by_token(self, metadata: Metadata, *, needed: bool = False) -> Principal | None:
-        """Return who the call's token says calls, None if it has none. Raises Unauthenticated.
+        """Return the principal of the call's token, None without a token. Raises Unauthenticated.
 
-        Before a message of the call is read. Anyone who shows no token where nothing else would do (*needed*, or no
-        certificates are asked for at all) is refused here too.
+        This runs before a message of the call is read. A missing token is refused if no certificate
+        can replace it (*needed*, or certificates are not requested).
         """
         if not self.required:
             return None
@@ -81,7 +85,7 @@ class Authenticator:
         return Principal(role, token.name, host, auth_method, (1, token.made), token.until)
 
     def by_connection(self, context: Any, peer: str) -> Principal:
-        """Return who the connection, by gRPC's *peer*, belongs to. Raises Unauthenticated."""
+        """Return the principal of the connection *peer* (gRPC's name). Raises Unauthenticated."""
         if not self.required:
             return LOCAL if is_local_peer(peer) else ANYONE
         auth = context.auth_context()
@@ -103,7 +107,7 @@ class Authenticator:
                 f"the certificate ({certificate_names(auth)}) names no role: a URI spiffe://TRUST/gangline/ROLE/NAME, "
                 "or a DNS name that certificate_names of the aggregator has a pattern for"
             )
-        from cryptography import x509  # loaded already, by who read our own certificate
+        from cryptography import x509  # already loaded for the server's certificate
 
         certificate = x509.load_pem_x509_certificate(pem)
         host = subject.name if subject.role is Role.AGENT else ""
@@ -118,7 +122,7 @@ class Authenticator:
         return principal
 
     def is_valid(self, principal: Principal) -> bool:
-        """Whether what *principal* proved itself by still holds: it has not run out, and is not revoked."""
+        """Return whether *principal*'s credentials are still valid: not expired and not revoked."""
         if principal.until and self._seconds() >= principal.until:
             return False
         kind, _, identity = principal.auth_method.partition(" ")

@@ -23,30 +23,30 @@ from .tokens import private_folder, write_private
 
 CA_DAYS = 3650
 LEAF_DAYS, LEAF_DAYS_MAX = 365, 825
-#: Machines' clocks differ; a certificate holds from this long before it is made.
+#: Clocks differ between machines, so a certificate is valid from this long before its creation.
 BACKDATE = timedelta(minutes=10)
 COMMON_NAME_CHARACTERS_MAX = 64
 
 
 class AuthorityError(Exception):
-    """A certificate cannot be made; the words say why and what to do."""
+    """A certificate cannot be created; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertificatePaths:
-    """A certificate's file and its key's."""
+    """The files of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
 def certificate_paths(folder: Path, name: str) -> CertificatePaths:
-    """Return where the certificate *name* is kept."""
+    """Return the paths of the certificate *name*."""
     return CertificatePaths(folder / f"{name}.pem", folder / f"{name}.key")
 
 
 def check_days(days: int) -> None:
-    """Raise AuthorityError unless a certificate may hold for this long."""
+    """Raise AuthorityError unless *days* is allowed."""
     if not 1 <= days <= LEAF_DAYS_MAX:
         raise AuthorityError(f"{days} days: expected 1 to {LEAF_DAYS_MAX}")
 
@@ -54,7 +54,10 @@ def check_days(days: int) -> None:
 def make_authority(
     folder: Path, trust: str, now: datetime, *, force: bool = False
 ) -> CertificatePaths:
-    """Make a CA for the trust domain *trust* in *folder*: ca.pem and ca.key. Raises AuthorityError, OSError."""
+    """Create a CA for the trust domain *trust* in *folder*: ca.pem and ca.key.
+
+    Raises AuthorityError, OSError.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"Gangline CA of {trust}")
     certificate = (
@@ -103,7 +106,7 @@ class Authority:
 
     @property
     def trust(self) -> str:
-        """The trust domain of the names it gives."""
+        """Return the trust domain of the names in its certificates."""
         with suppress(x509.ExtensionNotFound):
             names = self._certificate.extensions.get_extension_for_class(
                 x509.SubjectAlternativeName
@@ -115,7 +118,7 @@ class Authority:
     def issue_server(
         self, names: Sequence[str], days: int, *, force: bool = False
     ) -> CertificatePaths:
-        """Make server.pem for DNS names and addresses. Raises AuthorityError, OSError."""
+        """Create server.pem for DNS names and addresses. Raises AuthorityError, OSError."""
         if not names:
             raise AuthorityError(
                 "a server's certificate needs a name or an address that clients connect to"
@@ -126,7 +129,9 @@ class Authority:
         )
 
     def issue(self, role: Role, name: str, days: int, *, force: bool = False) -> CertificatePaths:
-        """Make ROLE-NAME.pem with spiffe://TRUST/gangline/ROLE/NAME. Raises AuthorityError, OSError."""
+        """Create ROLE-NAME.pem with spiffe://TRUST/gangline/ROLE/NAME. Raises AuthorityError,
+        OSError.
+        """
         if not is_name(name):
             raise AuthorityError(f"{name[:64]!r}: expected {NAME_FORM}")
         uri = x509.UniformResourceIdentifier(f"spiffe://{self.trust}/gangline/{role}/{name}")
@@ -214,7 +219,7 @@ def _write_pair(
     *,
     force: bool,
 ) -> CertificatePaths:
-    """Write both files, each whole or not at all; the key is its owner's only."""
+    """Write both files atomically; only the owner can read the key."""
     private_folder(folder)
     files = certificate_paths(folder, name)
     existing = [str(path) for path in (files.certificate, files.key) if path.exists()]

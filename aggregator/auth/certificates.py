@@ -18,19 +18,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 log = logging.getLogger(__name__)
 
-#: A chain of certificates, or all CAs of a fleet; a longer file is something else.
+#: Limit for a chain of certificates, or all CAs of a fleet.
 FILE_BYTES_MAX = 1 << 20
-#: A certificate is reported from this long before its end.
+#: A certificate that ends within this time is reported.
 RENEW_DAYS = 14
 
 
 class CertificateError(Exception):
-    """A certificate, key or CA cannot be used; the words name the file and say what would be right."""
+    """A certificate, key or CA is unusable; the message names the file and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTlsFiles:
-    """Where the server's certificate with its chain, its key, and the CA of callers' certificates are; PEM."""
+    """Paths of the server's certificate with its chain, its key, and the CA of callers; PEM."""
 
     certificate: Path
     key: Path
@@ -39,7 +39,7 @@ class ServerTlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What was read of them. `until`: when the certificate ends."""
+    """Contents of these files. `until`: when the certificate ends."""
 
     certificate: bytes
     key: bytes
@@ -47,10 +47,10 @@ class Material:
     until: datetime
 
     def __repr__(self) -> str:
-        return f"Material(until={self.until})"  # the key is nobody's to see
+        return f"Material(until={self.until})"  # without the key
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Return it as gRPC takes it."""
+        """Return the configuration for gRPC."""
         return grpc.ssl_server_certificate_configuration(
             [(self.key, self.certificate)], self.client_ca
         )
@@ -74,7 +74,7 @@ def load(files: ServerTlsFiles, now: datetime) -> Material:
 
 
 def check_dates(path: Path, now: datetime) -> None:
-    """Raise CertificateError unless the certificate at *path* holds now."""
+    """Raise CertificateError unless the certificate at *path* is valid now."""
     _check_dates(path, _certificates(path, _read(path))[0], now)
 
 
@@ -116,31 +116,35 @@ def _public(path: Path, data: bytes) -> bytes:
     except (ValueError, UnsupportedAlgorithm):
         raise CertificateError(
             f"{path}: not a private key in PEM"
-        ) from None  # no words of its content
+        ) from None  # the content is secret
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 class Certificates:
-    """Those in force. `refresh` from one thread; gRPC asks from its own, before each handshake."""
+    """The active certificate. Call `refresh` in one thread; gRPC reads it in others before each
+    handshake.
+    """
 
     def __init__(
         self, files: ServerTlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         """Read *files*. Raises CertificateError."""
         self.files, self._now = files, now
-        #: Why the files as they are now are not what is in force, or that it soon ends; "" when all is well.
+        #: Why the current files are not active, or that the certificate ends soon; "" if all is
+        #: well.
         self.error = ""
-        #: How often others were taken over without a restart.
+        #: Number of reloads without a restart.
         self.reloads = 0
         self._last_stamp = self._stamp()
-        self._unusable = False  # the files as they are now
+        self._unusable = False  # the current files
         self._active = load(files, now())
         self._check_expiry()
 
     def credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
-        """Return credentials for a port, which take over what `refresh` finds.
+        """Return credentials for a port, which follow `refresh`.
 
-        Without *client_certificates* callers are not asked for one: gRPC for Python cannot ask and take none.
+        Without *client_certificates* callers are not asked for one: gRPC for Python cannot request
+        certificates optionally.
         """
         served: list[Material] = [self._active]
 
@@ -153,15 +157,15 @@ class Certificates:
 
         return grpc.dynamic_ssl_server_credentials(
             self._active.configuration(),
-            cast(Any, fetch),  # its type knows no None, its documentation does
+            cast(Any, fetch),  # its type excludes None, its documentation does not
             require_client_authentication=client_certificates,
         )
 
     def refresh(self) -> bool:
-        """Take over the files if they are others now; return whether they were. Never raises.
+        """Reload the files if they changed; return whether they did. Never raises.
 
-        An unusable file changes only `error`, and is retried at each check, because permissions and validity can
-        change without the files.
+        An unusable file changes only `error`, and is retried at each check, because permissions and
+        validity can change without the files.
         """
         stamp = self._stamp()
         changed, self._last_stamp = stamp != self._last_stamp, stamp

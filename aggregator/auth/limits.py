@@ -1,4 +1,4 @@
-"""Rate limits: one token bucket per caller."""
+"""Rate limits: token buckets by caller, and limits of connections."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from ...contract.token_bucket import TokenBucket
 from ..principal import Principal, Role
 
-#: Seconds' worth that may come at once: what waited while the way was cut.
+#: Burst of a rate limit in seconds, for data that accumulated while the network was down.
 BURST_SECONDS = 20.0
-#: Buckets kept; those used longest ago go first, by when they are full again.
+#: Limit of the buckets; the least recently used are removed, which are full again by then.
 BUCKETS_MAX = 100_000
 
 
 class KeyedTokenBuckets:
-    """One for each key. Owned by the loop's thread."""
+    """A token bucket for each key. Owned by the event loop's thread."""
 
     def __init__(self, rate_per_second: float, seconds: Callable[[], float]) -> None:
         """*seconds*: a steady clock."""
@@ -30,7 +30,7 @@ class KeyedTokenBuckets:
         self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
 
     def try_take(self, key: Hashable) -> float:
-        """As `TokenBucket.try_take`, of *key*."""
+        """Call `TokenBucket.try_take` on the bucket of *key*."""
         now = self._seconds()
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -41,13 +41,10 @@ class KeyedTokenBuckets:
         return bucket.try_take(now)
 
 
-# ----------------------------------------------------------------------
-# Connections that nobody logged in on, and too many of one caller: found by the kernel's list of
-# our own sockets.
-#
-# gRPC for Python tells nobody of a connection before its first call, and keeps one for ever on
-# which none comes. So the process looks at its own descriptors, and ends a connection from beneath
-# (shutdown(2)): gRPC sees a peer that left.
+# Limits of connections, found through the kernel's list of this process's sockets. gRPC for Python
+# does not report a connection before its first call, and keeps unused connections forever.
+# Therefore the process examines its own descriptors, and ends a connection by shutdown(2): gRPC
+# sees a peer that disconnected.
 
 #: An address and a port.
 PeerAddress = tuple[str, int]
@@ -55,16 +52,16 @@ PeerAddress = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of connections."""
+    """Limits of connections."""
 
-    per_caller_max: int  # with a login
-    unknown_max: int  # without, together
+    per_caller_max: int  # authenticated
+    unknown_max: int  # not authenticated, in total
     unknown_per_address_max: int
-    login_seconds_max: float  # how long a connection may go without a login
+    login_seconds_max: float  # time until a connection must authenticate
 
 
 class AcceptedConnection(NamedTuple):
-    """One that was accepted: its socket's inode, who is at the other end, when we first saw it."""
+    """An accepted connection: inode of its socket, peer, and time when it was first seen."""
 
     inode: int
     peer: PeerAddress
@@ -73,7 +70,9 @@ class AcceptedConnection(NamedTuple):
 
 
 def peer_address(peer: str) -> PeerAddress | None:
-    """Return address and port of gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`; None for another kind."""
+    """Return address and port of gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`; None for
+    another kind.
+    """
     kind, _, rest = peer.partition(":")
     host, _, port = urllib.parse.unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not (port.isdecimal() and len(port) <= 5):
@@ -82,7 +81,7 @@ def peer_address(peer: str) -> PeerAddress | None:
 
 
 def _normalized(host: str) -> str:
-    """Return one form of an address: IPv4 in IPv6 as IPv4, without a zone."""
+    """Return the normalized address: mapped IPv4 as IPv4, and without a zone."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
@@ -96,78 +95,92 @@ def too_many(
     limits: ConnectionLimits,
     now: float,
 ) -> list[AcceptedConnection]:
-    """Return those to end: without a login for too long or one too many of them, and of one caller the oldest.
+    """Return the connections to end: unauthenticated ones that are late or too many, and a caller's
+    oldest.
 
-    Not of an admin, as whom a simulated fleet comes.
+    Admins are not limited, because a simulated fleet uses an admin's login.
     """
     over: dict[int, AcceptedConnection] = {}
     known: dict[Principal, list[AcceptedConnection]] = {}
     unknown: list[AcceptedConnection] = []
     by_address: dict[str, int] = {}
-    for one in sorted(connections, key=lambda each: each.since):
-        principal = principals.get(one.peer)
+    for connection in sorted(connections, key=lambda connection: connection.since):
+        principal = principals.get(connection.peer)
         if principal is not None:
             if principal.role is not Role.ADMIN:
-                known.setdefault(principal, []).append(one)
+                known.setdefault(principal, []).append(connection)
             continue
-        address = one.peer[0]
+        address = connection.peer[0]
         by_address[address] = by_address.get(address, 0) + 1
-        late = now - one.since > limits.login_seconds_max
+        late = now - connection.since > limits.login_seconds_max
         if late or by_address[address] > limits.unknown_per_address_max:
-            over[one.inode] = one
+            over[connection.inode] = connection
         else:
-            unknown.append(one)
-    for several in known.values():
-        over |= {one.inode: one for one in several[: -limits.per_caller_max]}
-    over |= {one.inode: one for one in unknown[: max(0, len(unknown) - limits.unknown_max)]}
+            unknown.append(connection)
+    for caller_connections in known.values():
+        over |= {
+            connection.inode: connection
+            for connection in caller_connections[: -limits.per_caller_max]
+        }
+    over |= {
+        connection.inode: connection
+        for connection in unknown[: max(0, len(unknown) - limits.unknown_max)]
+    }
     return list(over.values())
 
 
 class Connections:
-    """Those accepted on our ports. `refresh` from one thread at a time, not the loop's: it is some us a connection."""
+    """Accepted connections on the service's ports.
+
+    Call `refresh` in one thread at a time, not the event loop's: it takes some us per connection.
+    """
 
     def __init__(
         self, ports: Collection[int], limits: ConnectionLimits, seconds: Callable[[], float]
     ) -> None:
-        """*seconds*: a steady clock."""
         self._ports, self._limits, self._seconds = frozenset(ports), limits, seconds
-        self._known: dict[
-            int, AcceptedConnection | None
-        ] = {}  # by inode; None: no connection of ours
-        #: Ended so far.
+        # By inode; None: not an accepted connection.
+        self._known: dict[int, AcceptedConnection | None] = {}
+        #: Number of ended connections.
         self.ended_count = 0
-        #: Connections as of the last look.
+        #: Connections at the last check.
         self.count = 0
 
     def refresh(self, peers: dict[str, Principal]) -> None:
-        """End what is too much, and forget of *peers* (by gRPC's name) those that are gone. Never raises."""
+        """End excess connections; remove closed ones from *peers* (gRPC's names). Never raises."""
         now = self._seconds()
         open_connections = self._open_connections(now)
         for peer in list(peers):
-            at = peer_address(peer)
-            if at is not None and at not in open_connections:
+            address = peer_address(peer)
+            if address is not None and address not in open_connections:
                 peers.pop(peer, None)
         principals = {
-            at: principal for peer, principal in list(peers.items()) if (at := peer_address(peer))
+            address: principal
+            for peer, principal in list(peers.items())
+            if (address := peer_address(peer))
         }
         self.count = len(open_connections)
-        for one in too_many(open_connections.values(), principals, self._limits, now):
-            self.ended_count += _end(one)
+        for connection in too_many(open_connections.values(), principals, self._limits, now):
+            self.ended_count += _end(connection)
 
     def _open_connections(self, now: float) -> dict[PeerAddress, AcceptedConnection]:
-        found: dict[int, AcceptedConnection | None] = {}
+        connections: dict[int, AcceptedConnection | None] = {}
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             inode = _inode(descriptor)
             if inode:
                 known = self._known.get(inode, _NOT_CACHED)
-                found[inode] = (
+                connections[inode] = (
                     self._accepted(descriptor, inode, now) if known is _NOT_CACHED else known
                 )
-        self._known = found
-        return {one.peer: one for one in found.values() if one is not None}
+        self._known = connections
+        return {
+            connection.peer: connection
+            for connection in connections.values()
+            if connection is not None
+        }
 
     def _accepted(self, descriptor: int, inode: int, now: float) -> AcceptedConnection | None:
-        """Return the connection that a socket is; None for one that is none of those accepted on our ports."""
+        """Return the connection of a socket; None if it was not accepted on the service's ports."""
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
             if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
@@ -182,7 +195,7 @@ _NOT_CACHED = AcceptedConnection(0, ("", 0), 0.0, -1)
 
 
 def _inode(descriptor: int) -> int:
-    """Return a socket's inode, 0 for anything else."""
+    """Return a socket's inode, 0 for another kind of descriptor."""
     with suppress(OSError, ValueError):
         name = os.readlink(f"/proc/self/fd/{descriptor}")
         if name.startswith("socket:["):
@@ -191,7 +204,7 @@ def _inode(descriptor: int) -> int:
 
 
 def _end(one: AcceptedConnection) -> bool:
-    """Shut a connection down, if its descriptor is still its own; gRPC closes it."""
+    """Shut a connection down if the descriptor still belongs to it; gRPC closes it."""
     with suppress(OSError), socket.socket(fileno=os.dup(one.descriptor)) as duplicate:
         if os.fstat(duplicate.fileno()).st_ino == one.inode:
             duplicate.shutdown(socket.SHUT_RDWR)

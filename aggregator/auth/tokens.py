@@ -23,13 +23,13 @@ from typing import Any
 from ..durable_file import os_error_message, sync_folder
 from ..principal import GRANTABLE_ROLES, Role, is_name
 
-# ----------------------------------------------------------------------
-# Files of access: written whole, for their owner alone, anyone who runs the command.
-
 
 def write_private(path: Path, data: bytes, mode: int) -> None:
-    """Write a file of *mode* atomically and durably over an existing one: a revoked token must not come back after a
-    power cut. Raises OSError."""
+    """Write a file of *mode* atomically and durably: a revoked token must not return after a power
+    cut.
+
+    Raises OSError.
+    """
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -43,26 +43,27 @@ def write_private(path: Path, data: bytes, mode: int) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a private folder if it is missing; its owner is its parent's owner. Raises OSError."""
+    """Create a private folder if it is missing; its owner is its parent's owner. Raises OSError."""
     if folder.exists():
         return
-    # Its parent is a data folder that no aggregator has made yet, as `store/duckdb_file.py` makes it.
+    # The parent is a data folder that no aggregator has created yet; `store/duckdb_file.py` uses
+    # the same mode.
     folder.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=0o700)
-    except FileExistsError:  # another command made it between the two lines
+    except FileExistsError:  # created by a concurrent command
         return
-    made = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        give_to_owner(made, folder.parent)
+        give_to_owner(descriptor, folder.parent)
     finally:
-        os.close(made)
+        os.close(descriptor)
 
 
 def give_to_owner(descriptor: int, folder: Path) -> None:
-    """Made by root for a service that is not: let what is open belong to the owner of *folder*. Raises OSError.
+    """If run by root, give an open file to the owner of *folder*. Raises OSError.
 
-    By descriptor: by its name the owner of the folder could have root give away a file of another's.
+    By descriptor: with a path the folder's owner could make root give away another file.
     """
     if os.geteuid() == 0:
         owner = folder.stat()
@@ -70,12 +71,12 @@ def give_to_owner(descriptor: int, folder: Path) -> None:
 
 
 FILE_NAME = "tokens.json"
-#: A hundred thousand tokens.
+#: Enough for TOKENS_MAX tokens.
 FILE_BYTES_MAX = 32 << 20
 TOKENS_MAX = 100_000
 SECRET_BYTES = 32
 TOKEN_CHARACTERS_MAX = 128
-#: A token that never ends is one that nobody remembers.
+#: A token without an end would be forgotten.
 DAYS_MAX = 3660
 _FORM = re.compile(r"gangline_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{12}")
@@ -83,12 +84,12 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class TokensError(Exception):
-    """The file of tokens cannot be used; the words say why and what to do."""
+    """The file of tokens is unusable; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of one. Times in s of Unix time."""
+    """A stored token. Times are Unix seconds."""
 
     id: str
     role: str
@@ -99,7 +100,7 @@ class Token:
 
 
 def make_token(role: Role, name: str, days: float, now: int) -> tuple[str, Token]:
-    """Return a new token as its holder needs it, which is never to be had again, and what is kept of it."""
+    """Return a new token's text, which cannot be recovered later, and its stored form."""
     identity = secrets.token_hex(6)
     secret = base64.urlsafe_b64encode(secrets.token_bytes(SECRET_BYTES)).rstrip(b"=").decode()
     stored = Token(identity, str(role), name, _hash(secret), now, now + int(days * 86_400))
@@ -114,20 +115,20 @@ def parse_tokens(text: str) -> list[Token]:
     """Return the tokens of a file's text. Raises TokensError."""
     try:
         document = json.loads(text)
-        found = [_validated(each) for each in document["tokens"]]
+        tokens = [_validated(fields) for fields in document["tokens"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TokensError(
             f"not a file of tokens: {type(error).__name__}: {str(error)[:200]}"
         ) from error
-    if len(found) > TOKENS_MAX:
-        raise TokensError(f"{len(found)} tokens, at most {TOKENS_MAX}")
-    return found
+    if len(tokens) > TOKENS_MAX:
+        raise TokensError(f"{len(tokens)} tokens, at most {TOKENS_MAX}")
+    return tokens
 
 
 def _validated(fields: dict[str, Any]) -> Token:
     token = Token(**fields)
     texts = (token.id, token.role, token.name, token.sha256)
-    if not all(isinstance(each, str) for each in texts) or token.role not in GRANTABLE_ROLES:
+    if not all(isinstance(text, str) for text in texts) or token.role not in GRANTABLE_ROLES:
         raise ValueError(
             f"token {str(token.id)[:20]!r}: a field is not text, or the role is unknown"
         )
@@ -139,7 +140,6 @@ def _validated(fields: dict[str, Any]) -> Token:
 
 
 def read_tokens(path: Path) -> list[Token]:
-    """Return the tokens of a file. Raises FileNotFoundError, TokensError."""
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -157,9 +157,9 @@ def read_tokens(path: Path) -> list[Token]:
 
 
 def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> list[Token]:
-    """Replace the file's tokens by *edit* of them, whole or not at all, one who changes it at a time.
+    """Replace the file's tokens by *edit* of them, atomically and under a lock.
 
-    The file is its owner's only. Raises TokensError, OSError.
+    Only the owner can read the file. Raises TokensError, OSError.
     """
     private_folder(path.parent)
     with _locked(path):
@@ -170,7 +170,7 @@ def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> lis
         after = edit(before)
         if len(after) > TOKENS_MAX:
             raise TokensError(f"{len(after)} tokens, at most {TOKENS_MAX}: revoke some")
-        text = json.dumps({"tokens": [asdict(each) for each in after]}, indent=1)
+        text = json.dumps({"tokens": [asdict(token) for token in after]}, indent=1)
         write_private(path, text.encode(), 0o600)
     return after
 
@@ -178,8 +178,8 @@ def update_tokens(path: Path, edit: Callable[[list[Token]], list[Token]]) -> lis
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     lock_file = path.with_suffix(".lock")
-    # Root runs this in a folder that is the service's: a link there is not followed to what only root may open,
-    # nor is a second name of it.
+    # Root runs this in the service's folder: a link there must not make root open or change another
+    # file.
     lock = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(lock).st_nlink != 1:
@@ -194,24 +194,27 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class Tokens:
-    """Those in force, by the file as it was last read. `refresh` from one thread, `find` from another."""
+    """The active tokens, from the last read of the file. `refresh` and `find` may run in different
+    threads.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read *path*, if it is there. Raises TokensError."""
+        """Read *path* if it exists. Raises TokensError."""
         self.path = path
-        #: Whether there ever were any: then nobody is let in without a login, also once all are revoked.
+        #: Whether the file ever existed: then authentication is required, even after all tokens are
+        #: revoked.
         self.configured = False
-        #: Why the file as it is now is not the one in force; "" when it is.
+        #: Why the current file is not active; "" if it is.
         self.error = ""
         self._by_id: dict[str, Token] = {}
         self._last_stamp: tuple[int, ...] | None = None
         self._load()
 
     def refresh(self) -> bool:
-        """Read the file again if it is another one; return whether it was. Never raises.
+        """Reread the file if it changed; return whether it did. Never raises.
 
-        An unusable file changes nothing and is retried at each check. It may contain a revocation, and the cause may
-        be missing descriptors or permissions, which change no time stamp. One that is gone ends all tokens.
+        An unusable file changes nothing and is retried at each check: it may contain a revocation,
+        and missing descriptors or permissions change no time stamp. A removed file ends all tokens.
         """
         if not self.error and self._stamp() == self._last_stamp:
             return False
@@ -224,13 +227,13 @@ class Tokens:
     def _load(self) -> None:
         self._last_stamp = self._stamp()
         try:
-            found: Sequence[Token] = read_tokens(self.path)
+            tokens: Sequence[Token] = read_tokens(self.path)
         except FileNotFoundError:
-            found = ()
+            tokens = ()
         else:
             self.configured = True
-        self._by_id, self.error = {each.id: each for each in found}, ""
-        self._logins = {f"{each.role} {each.name}" for each in found}
+        self._by_id, self.error = {token.id: token for token in tokens}, ""
+        self._logins = {f"{token.role} {token.name}" for token in tokens}
 
     def _stamp(self) -> tuple[int, ...] | None:
         try:
@@ -240,7 +243,10 @@ class Tokens:
         return now.st_ino, now.st_mtime_ns, now.st_size
 
     def find(self, text: str, now: float) -> Token | None:
-        """Return the token in force that *text* is, None if it is none. Takes as long for a wrong secret as for a right one."""
+        """Return the active token for *text*, None if there is none.
+
+        A wrong secret takes as long as a right one.
+        """
         match = _FORM.fullmatch(text) if len(text) <= TOKEN_CHARACTERS_MAX else None
         if match is None:
             return None
@@ -250,7 +256,7 @@ class Tokens:
         return token if token is not None and right and now < token.until else None
 
     def contains(self, identity: str) -> bool:
-        """Whether the token of that id is still there."""
+        """Return whether the token of that id exists."""
         return identity in self._by_id
 
     def has_login(self, login: str) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...cli import json_object
-from ..hazard.evaluation import EvaluationTerms, evaluate, markdown
+from ..hazard.evaluation import EvaluationTerms, evaluate
+from ..hazard.evaluation_page import markdown
 from ..hazard.events import NODES_MAX, EventsError, nodes_in_file_name, read_events
 from . import admin
 from .connection import FAILED, OK, CommandError, guarded, number_option

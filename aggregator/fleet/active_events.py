@@ -1,8 +1,8 @@
-"""Active events: one record per device and kind of event that was reported and has not ended.
+"""Active events: one record per device and kind of event that was reported and has not ended; hangs.
 
 A record ends when its condition is over: the host rebooted, the device was reset, the event did not recur for a given time,
-or another event cancels it. Time is when an event happened, on the host's boot clock, and never when it arrived. What an
-agent kept through an outage, repeats, or finds in the kernel's ring at its first start is as old as it is.
+or another event cancels it. Time is when an event happened, on the host's boot clock, and never when it arrived: an event that an
+agent kept through an outage, repeats, or finds in the kernel's ring at its first start keeps its original time.
 """
 
 from __future__ import annotations
@@ -17,42 +17,37 @@ from ...contract.xid.policy import Clears, Xid, XidSeverity
 from ..rule_catalogue.events import EVENT_POLICY, TEN_MINUTES
 from ..rule_declaration import ClearCondition
 
-# ----------------------------------------------------------------------
-# What one event says by itself, and what ends it: by the catalogue of rules, and the policies of XIDs
-# and SXIDs.
-
 XID, SXID, LINK, LOST = "gpu.xid", "nvswitch.sxid", "net.link", "gpu.lost"
 ADAPTER = "rdma.adapter_failed"
-#: A diagnostic of the GPU; its latest result is the one that counts.
+#: A diagnostic of the GPU; its latest result is valid.
 DIAGNOSTIC, DIAGNOSTIC_CODES = "gpu.diagnostic", (0, 1, 2)
-#: What DCGM's health watches report, with DCGM's own code.
+#: Events of DCGM's health watches, with DCGM's code.
 DCGM_HEALTH = frozenset({"gpu.dcgm_failure", "gpu.dcgm_warning"})
 OUT_OF_MEMORY = "host.out_of_memory"
 #: Codes of net.link.
 REMOVED, APPEARED = 2, 3
-#: The kernel's words for a program that met the limit of its own control group.
+#: Parts of the kernel's message about a program that reached the limit of its control group.
 CGROUP_LIMIT_MARKERS = ("CONSTRAINT_MEMCG", "Memory cgroup out of memory")
 
 _SEVERITY_RANKS = {XidSeverity.FATAL: 3, XidSeverity.HAZARD: 2}
 
 
 class EventInterpretation(NamedTuple):
-    """What one event says: under its policy (`row`, of XIDs and SXIDs) and by what was decoded of it."""
+    """Meaning of an event by its decoded message and, for XIDs and SXIDs, its policy."""
 
-    clear_condition: ClearCondition | None  # None: it leaves nothing standing
+    clear_condition: ClearCondition | None  # None: it leaves no active record
     clears_codes: tuple[int, ...] = ()  # codes of the same device
     policy: Xid | None = None
-    variant: str = ""  # what tells it from another event of the same device and code
+    variant: str = ""  # distinguishes events of the same device and code
     details: tuple[str, ...] = ()
-    process_name: str = ""  # named in the line: it met the fault, and need not be its cause
-    folded: bool = (
-        False  # it stands for events of its name that were too many: its code says nothing
-    )
-    from_previous_boot: bool = False  # the boot before met it; this one only found the record
-    hit_cgroup_limit: bool = False  # a program was killed at its own limit: the workload's doing
+    process_name: str = ""  # named in the line; not necessarily the cause
+    # A summary of events beyond the agent's limit: its code has no meaning.
+    folded: bool = False
+    from_previous_boot: bool = False  # happened in the previous boot, whose record this one found
+    hit_cgroup_limit: bool = False  # the kernel killed a program at its own limit: a workload error
 
     def severity_rank(self, name: str) -> int:
-        """Return its weight while it is active: the event of the least weight is forgotten first."""
+        """Return the rank of the record; the lowest rank is forgotten first."""
         if self.policy is not None:
             return _SEVERITY_RANKS.get(self.policy.severity, 0)
         if name == LOST:
@@ -61,7 +56,7 @@ class EventInterpretation(NamedTuple):
 
 
 def interpret_event(event: HealthEvent, driver_version: str) -> EventInterpretation:
-    """Return what *event* says. Never raises, whatever its message holds."""
+    """Return the meaning of *event*. Never raises, whatever its message."""
     if "folded" in event.attributes and event.code == 0 and event.device in ("", "host"):
         known = event.name in EVENT_POLICY or event.name in (XID, SXID)
         return EventInterpretation(
@@ -106,33 +101,33 @@ def _interpret_xid(event: HealthEvent, driver_version: str) -> EventInterpretati
     )
 
 
-#: Distinct records kept per host; of those of the least weight the one seen longest ago goes first.
+#: Records kept per host; the lowest rank is dropped first, then the one seen longest ago.
 RECORDS_PER_HOST_MAX = 64
-#: Incidents told apart per record; of older ones only the count is kept.
+#: Incidents distinguished per record; older ones are only counted.
 INCIDENTS_MAX = 16
-#: Words of the driver beyond this are cut.
+#: Longer messages of the driver are cut.
 MESSAGE_CHARACTERS_MAX = 200
 
 
 class EventTimes(NamedTuple):
-    """When an event was. Boot time is the host's, of the boot it runs in."""
+    """Times of an event. Boot times are of the host's current boot."""
 
     first_ns: int  # its first line, boot time
     last_ns: int  # its last line, boot time
     time_ns: int  # its last line, aggregator's clock; never later than `received_ns`
-    received_ns: int  # when it reached us
+    received_ns: int  # arrival at the aggregator
 
 
 @dataclass(slots=True)
 class CountedIncident(XidIncident):
-    """An incident with how many lines said it."""
+    """An incident and its number of lines."""
 
     count: int = 1
 
 
 @dataclass(slots=True)
 class EventRecord:
-    """An event that a host reported of a device, and that is not over."""
+    """An active event of a device."""
 
     host: int
     name: str
@@ -155,22 +150,22 @@ class EventRecord:
     incidents: dict[str, CountedIncident] = field(
         default_factory=dict[str, CountedIncident]
     )  # by event id
-    count_before: int = 0  # of incidents that are no longer told apart
-    before_ns: int = -1  # the last line of those
+    count_before: int = 0  # lines of incidents that are only counted
+    before_ns: int = -1  # the last of these lines
 
     @property
     def count(self) -> int:
-        """Lines that said it; where time ends it, only those of that time before the last one."""
+        """Return the number of lines; for records that expire, only lines within that time."""
         return self.count_before + sum(incident.count for incident in self.incidents.values())
 
     @property
     def is_fatal(self) -> bool:
-        """Whether its policy takes the host for broken while it is active."""
+        """Return whether its policy treats the host as broken while it is active."""
         return self.severity_rank == _SEVERITY_RANKS[XidSeverity.FATAL]
 
     @property
     def clears_when(self) -> str:
-        """What ends it, for people."""
+        """Return the text of the condition that ends the record."""
         if self.name == SXID and self.clear_condition.clears is Clears.RESET:
             return "all GPUs of the host are reset, and its switches with them, or the host boots"
         if self.name == LINK:
@@ -192,7 +187,7 @@ class EventRecord:
     def merge(
         self, event: HealthEvent, interpretation: EventInterpretation, at: EventTimes
     ) -> XidIncident:
-        """Count *event*, or what a later revision of it adds; return its incident."""
+        """Add *event*, or a later revision of it; return its incident."""
         incident = self.incidents.setdefault(
             event.event_id, CountedIncident(at.first_ns, at.last_ns, at.received_ns)
         )
@@ -206,7 +201,6 @@ class EventRecord:
     def _set_latest(
         self, event: HealthEvent, interpretation: EventInterpretation, at: EventTimes
     ) -> None:
-        """Let the latest event say what this is."""
         self.last_ns, self.last_time_ns = at.last_ns, max(self.last_time_ns, at.time_ns)
         self.policy, self.details = interpretation.policy, interpretation.details
         self.folded, self.from_previous_boot = (
@@ -227,7 +221,9 @@ class EventRecord:
     def _prune(self) -> None:
         if self.clear_condition.clears is Clears.TIME:
             since_ns = self.last_ns - self.clear_condition.seconds * 1e9
-            for key in [key for key, one in self.incidents.items() if one.last_ns < since_ns]:
+            for key in [
+                key for key, incident in self.incidents.items() if incident.last_ns < since_ns
+            ]:
                 del self.incidents[key]
             if self.before_ns < since_ns:
                 self.count_before = 0
@@ -238,7 +234,7 @@ class EventRecord:
 
 
 class HostLifecycle(Protocol):
-    """What a fleet knows of boots and resets."""
+    """Boots and resets of a fleet's hosts."""
 
     def boot_of(self, host: int) -> int: ...
     def driver_of(self, host: int, device: str) -> str: ...
@@ -250,39 +246,39 @@ RecordKey = tuple[str, str, int, str]  # name, device, code, variant
 
 @dataclass(slots=True)
 class HostEvents:
-    """What one host reported, in the boot that it runs in."""
+    """Records of a host in its current boot."""
 
     boot: int
     records: dict[RecordKey, EventRecord] = field(default_factory=dict[RecordKey, EventRecord])
-    #: (name, device, code) -> until which boot time it was taken back.
+    #: (name, device, code) -> boot time until which it was canceled.
     cleared_until_ns: dict[tuple[str, str, int], int] = field(
         default_factory=dict[tuple[str, str, int], int]
     )
 
     def clear(self, name: str, device: str, code: int, until_ns: int) -> None:
-        """End what was said until then, also where it is reported once more later."""
-        which = name, device, code
-        until_ns = max(until_ns, self.cleared_until_ns.pop(which, until_ns))
-        self.cleared_until_ns[which] = until_ns
+        """Cancel events until *until_ns*, also if they are reported again."""
+        cleared = name, device, code
+        until_ns = max(until_ns, self.cleared_until_ns.pop(cleared, until_ns))
+        self.cleared_until_ns[cleared] = until_ns
         if len(self.cleared_until_ns) > RECORDS_PER_HOST_MAX:
             self.cleared_until_ns.pop(next(iter(self.cleared_until_ns)))
-        for key in [k for k, r in self.records.items() if k[:3] == which]:
+        for key in [k for k, r in self.records.items() if k[:3] == cleared]:
             if self.records[key].last_ns <= until_ns:
                 del self.records[key]
 
     def add(self, record: EventRecord) -> None:
-        """Keep *record*; where there is no room, what is of the least weight goes."""
+        """Add *record*; over the limit, drop the lowest rank."""
         self.records[record.name, record.device, record.code, record.variant] = record
         if len(self.records) > RECORDS_PER_HOST_MAX:
-            least = min(
+            lowest = min(
                 self.records.items(), key=lambda item: (item[1].severity_rank, item[1].last_ns)
             )
-            del self.records[least[0]]
+            del self.records[lowest[0]]
 
     def same_device_incidents(
         self, record: EventRecord
     ) -> Iterator[tuple[Xid, Iterable[XidIncident]]]:
-        """Yield the codes of the same device."""
+        """Yield the other records with a policy of the same device, with their incidents."""
         for other in self.records.values():
             same = (other.name, other.device) == (record.name, record.device)
             if same and other is not record and other.policy is not None:
@@ -290,7 +286,7 @@ class HostEvents:
 
 
 class ActiveEvents:
-    """Records by host; `record` adds, `expire` ends those whose clearing condition came true."""
+    """Records by host. `record` adds events, `expire` removes records that are over."""
 
     def __init__(self) -> None:
         self._hosts: dict[int, HostEvents] = {}
@@ -298,9 +294,9 @@ class ActiveEvents:
     def record(
         self, host: int, device: str, event: HealthEvent, at: EventTimes, fleet: HostLifecycle
     ) -> bool:
-        """Take over *event* of *device*. A storm of the same is one record.
+        """Add *event* of *device* to its record.
 
-        Return whether a fatal fault is active now that was not before.
+        Return whether this made a fatal fault active.
         """
         interpretation = interpret_event(event, fleet.driver_of(host, device))
         boot = fleet.boot_of(host)
@@ -309,7 +305,7 @@ class ActiveEvents:
             host_events = self._hosts[host] = HostEvents(boot)
         for code in interpretation.clears_codes:
             host_events.clear(event.name, device, code, at.last_ns)
-        if (event.name, event.code) == (XID, RECOVERY_XID):  # what was asked before holds no longer
+        if (event.name, event.code) == (XID, RECOVERY_XID):  # replaces the previous request
             host_events.clear(event.name, device, event.code, at.last_ns - 1)
         cleared_until_ns = host_events.cleared_until_ns.get((event.name, device, event.code), -1)
         if interpretation.clear_condition is None or at.last_ns <= cleared_until_ns:
@@ -330,14 +326,14 @@ class ActiveEvents:
         return record.is_fatal and not was_fatal
 
     def expire(self, fleet: HostLifecycle, now_ns: int) -> None:
-        """Forget what a boot, a reset or time has cleared."""
+        """Remove records that a boot, a reset or time has ended."""
         for host in list(self._hosts):
             host_events = self._hosts[host]
             if fleet.boot_of(host) != host_events.boot:
                 del self._hosts[host]
                 continue
             records = host_events.records
-            for record in records.values():  # our clock may have been set back
+            for record in records.values():  # the clock may have been set back
                 record.last_time_ns = min(record.last_time_ns, now_ns)
             for key in [k for k, r in records.items() if _is_over(r, fleet, now_ns)]:
                 del records[key]
@@ -345,7 +341,9 @@ class ActiveEvents:
                 del self._hosts[host]
 
     def apply_clock_jump(self, jump_ns: int, before_ns: int, *, suspended: bool = False) -> None:
-        """Our clock was set forward: what was until *before_ns* ends no sooner by that. *suspended*: see `Fleet.apply_clock_jump`."""
+        """Adjust records until *before_ns* to a clock set forward. *suspended*: see
+        `Fleet.apply_clock_jump`.
+        """
         for record in self:
             if record.last_time_ns <= before_ns and not suspended:
                 record.last_time_ns += jump_ns
@@ -360,7 +358,6 @@ class ActiveEvents:
             yield from host_events.records.values()
 
     def by_name(self, name: str) -> Iterable[EventRecord]:
-        """Return the records of one name."""
         return [record for record in self if record.name == name]
 
 
@@ -372,40 +369,36 @@ def _is_over(record: EventRecord, fleet: HostLifecycle, now_ns: int) -> bool:
     return fleet.reset_ns(record.host, record.device) >= record.last_ns
 
 
-# ----------------------------------------------------------------------
-# Which call a device hangs in, as its agent said when it began: rows of `probe_1s` carry numbers
-# only.
-
-#: Devices of one host whose texts are kept; more are shown without.
+#: Devices per host whose messages are kept.
 DEVICES_PER_HOST_MAX = 64
 HANG_MESSAGE_CHARACTERS_MAX = 240
 CALL_CHARACTERS_MAX = 80
 SECOND_NS = 1_000_000_000
-#: A call that its agent says lasted for longer began at an unknown time.
+#: If an agent reports a longer call, its beginning is unknown.
 SECONDS_MAX = 86_400
 EVENTS = ("probe.hung", "probe.driver_hung")
 
 
 class Hang(NamedTuple):
-    """What the agent said of it."""
+    """The call in which a device hangs, as its agent reported; `probe_1s` has only numbers."""
 
     collector: str
     message: str
     call: str
-    since_ns: int  # when the call began, by our clock; 0: nobody said
+    since_ns: int  # beginning of the call, aggregator's clock; 0: unknown
 
 
 NO_HANG = Hang("", "", "", 0)
 
 
 class Hangs:
-    """The last words on each row of `probe_1s`."""
+    """The latest message for each row of `probe_1s`."""
 
     def __init__(self) -> None:
         self._hosts: dict[int, dict[str, Hang]] = {}
 
     def update(self, host: int, event: HealthEvent, time_ns: int) -> None:
-        """Take over one of `EVENTS`, reported at *time_ns* of our clock."""
+        """Store one of `EVENTS`, reported at *time_ns* of the aggregator's clock."""
         group, device = event.attributes.get("lane", ""), event.attributes.get("device", "")
         collector = event.attributes.get("collector", "")
         is_whole_driver = event.name == "probe.driver_hung" and group == "gpu"
@@ -422,5 +415,5 @@ class Hangs:
         hangs[row] = Hang(collector, message, call[:CALL_CHARACTERS_MAX], began_ns)
 
     def of(self, host: int, row: str) -> Hang:
-        """Return what is known of a row."""
+        """Return the hang of a row, NO_HANG if there is none."""
         return self._hosts.get(host, {}).get(row, NO_HANG)

@@ -1,6 +1,6 @@
-"""Activity of each GPU, and its clock during each activity.
+"""Activity of each GPU, its clock during each activity, and its resets.
 
-A GPU's clock is meaningful only while it computes. An idle GPU clocks down by itself. One that waits for others shows 100 %
+A GPU's clock is meaningful only while it computes. An idle GPU clocks down by itself. A GPU that waits for others shows 100 %
 utilization at low power (H100: about 150 W against 550 W), and its clock means nothing.
 """
 
@@ -17,32 +17,34 @@ REASON_SETTING, REASON_POWER_CAP, REASON_HARDWARE = 0x2, 0x4, 0x8
 REASON_SOFTWARE_THERMAL, REASON_HARDWARE_THERMAL, REASON_POWER_BRAKE = 0x20, 0x40, 0x80
 REASON_THERMAL = REASON_SOFTWARE_THERMAL | REASON_HARDWARE_THERMAL
 
-#: Computing needs a kernel on the GPU and power well above waiting (0.21 of the limit on an H100; one whose limit
-#: was lowered waits at as many watts, so the limit that it boots with counts too).
+#: A GPU that computes runs a kernel and draws much more power than while it waits (0.21 of the
+#: limit on an H100; with a lowered limit it waits at the same watts, therefore the default limit
+#: counts, too).
 UTILIZATION_MIN = 0.5
 POWER_SHARE_MIN, POWER_DEFAULT_SHARE_MIN = 0.35, 0.25
-#: Power within this share of the limit is at it; with the driver's cap flag so much is: the power is a mean over a second,
-#: in which collectives draw less, and the limit is the one in force, anyone who set it (assumed).
+#: A GPU is at its power limit above AT_LIMIT_SHARE, or with the driver's cap flag above
+#: CAPPED_SHARE: the power is a mean over a second that includes collectives, and the limit is the
+#: current one (assumed).
 AT_LIMIT_SHARE, CAPPED_SHARE = 0.95, 0.75
-#: Of so much of the clock's mean, and more, a GPU was at its limit.
+#: A GPU counts as limited if it was at its limit for this share of the clock's mean.
 AT_LIMIT_TIME = 0.25
-#: Time constant of the clock's mean; a fault shows within two of them.
+#: Time constant of the mean clock; a fault shows within two of them.
 CLOCK_SECONDS = 4.0
-#: And of what it was before something held it down.
+#: Time constant of the mean clock without throttling.
 BASELINE_SECONDS = 600.0
-#: After this long without computing, the mean starts over: another job has other clocks.
+#: After this long without computing the mean restarts: another job has other clocks.
 RESET_SECONDS = 60.0
 
 
 class Activity:
-    """The mean SM clock of every GPU while it computes, and how often the part was reset."""
+    """The mean SM clock of every GPU while it computes, and the number of its resets."""
 
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
         capacity = devices.capacity
         self._clock: Floats = np.full(capacity, np.nan)
         self._baseline: Floats = np.full(capacity, np.nan)
-        self._at_limit: Floats = np.zeros(capacity)  # the share of the clock's mean
+        self._at_limit: Floats = np.zeros(capacity)  # share of the clock's mean
         self._loaded_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._loaded: Flags = np.zeros(capacity, dtype=bool)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)
@@ -61,7 +63,7 @@ class Activity:
     def advance(
         self, rows: Indexes, second: DeviceTable, ten: DeviceTable, minute: DeviceTable
     ) -> None:
-        """Take in the new readings of *rows* of the GPUs' one-second table."""
+        """Add the new readings of *rows* of the GPUs' one-second table."""
         self._fit()
         loaded = loaded_now(second, ten, minute)[rows]
         time_ns, boot = second._boottime_ns[rows], second._boot[rows]
@@ -86,7 +88,7 @@ class Activity:
     def _update_baseline(
         self, rows: Indexes, unthrottled: Flags, now: Floats, seconds: Floats
     ) -> None:
-        """Let the clock of *rows* that nothing holds be a part of their past; another job's starts over."""
+        """Add the clocks of unthrottled *rows* to the baseline, which restarts with another job."""
         before = self._baseline[rows]
         weight = np.where(np.isfinite(before), smoothing(seconds, BASELINE_SECONDS), 1.0)
         mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
@@ -94,7 +96,8 @@ class Activity:
         self._baseline[rows] = np.where(unthrottled, mean, restarted)
 
     def _detect_reset(self, rows: Indexes, second: DeviceTable) -> None:
-        """Energy counts since the driver loaded: less than before in one boot means a reset or a reload."""
+        # Energy counts since the driver was loaded: a decrease within a boot means a reset or a
+        # reload.
         energy = np.nan_to_num(second.gauge("energy_joules")[rows], nan=-1.0)
         known, boot = energy >= 0.0, second._boot[rows]
         fell = (energy < self._energy[rows]) & (boot == self._energy_boot[rows])
@@ -104,24 +107,24 @@ class Activity:
 
     @property
     def loaded(self) -> Flags:
-        """Say which GPUs computed at their last reading."""
+        """Return which GPUs computed at their last reading."""
         self._fit()
         return self._loaded[: self.devices.count]
 
     @property
     def at_limit(self) -> Flags:
-        """Say which GPUs were at their power limit while their clock was what `clock` says."""
+        """Return which GPUs were at their power limit during the mean of `clock`."""
         self._fit()
         return np.asarray(self._at_limit[: self.devices.count] >= AT_LIMIT_TIME, dtype=bool)
 
     @property
     def resets(self) -> Codes:
-        """How often each GPU's energy started over within a boot."""
+        """Return how often each GPU's energy restarted within a boot."""
         self._fit()
         return self._reset[: self.devices.count]
 
     def clock(self, boot: Codes, now_ns: Times) -> Floats:
-        """Return each GPU's mean SM clock while computing; NaN when it has not for a minute."""
+        """Return each GPU's mean SM clock while computing; NaN after a minute without computing."""
         self._fit()
         count, host = self.devices.count, self.devices.host
         age = (now_ns[host] - self._loaded_ns[:count]) / 1e9
@@ -130,32 +133,32 @@ class Activity:
 
     @property
     def baseline_clock(self) -> Floats:
-        """Each GPU's mean clock while it computed and nothing held it, in the job that it computes in."""
+        """Return each GPU's mean clock in its current job while it computed without throttling."""
         self._fit()
         return self._baseline[: self.devices.count]
 
 
 def is_throttled(second: DeviceTable) -> Flags:
-    """Return which GPUs' clocks are held down by heat or the hardware's brake, as the driver reports."""
+    """Return which GPUs the driver reports as throttled by heat or the hardware's brake."""
     flags = second.state("clock_event_reasons_flags")
     throttle_flags = flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)
     return np.asarray(throttle_flags != 0, dtype=bool)
 
 
 def is_at_limit(second: DeviceTable, ten: DeviceTable) -> Flags:
-    """Say which GPUs draw what their limit allows, and nothing else holds their clock down."""
+    """Return which GPUs are at their power limit and not throttled otherwise."""
     with np.errstate(invalid="ignore", divide="ignore"):
         share = second.gauge("power_watts") / ten.gauge("power_limit_watts")
     capped = (second.state("clock_event_reasons_flags") & np.uint64(REASON_POWER_CAP)) != 0
-    at = (share >= AT_LIMIT_SHARE) | capped & (share >= CAPPED_SHARE)
-    return np.asarray(at & ~is_throttled(second), dtype=bool)
+    is_near_limit = (share >= AT_LIMIT_SHARE) | capped & (share >= CAPPED_SHARE)
+    return np.asarray(is_near_limit & ~is_throttled(second), dtype=bool)
 
 
 def loaded_now(second: DeviceTable, ten: DeviceTable, minute: DeviceTable) -> Flags:
-    """Say which GPUs compute, by their last readings.
+    """Return which GPUs computed at their last readings.
 
-    A braked GPU may draw as little as a waiting one; its clock event reasons tell them apart. Utilisation alone says
-    nothing: one that waits for others shows 100 %.
+    A throttled GPU may draw as little as a waiting one, but its clock event reasons show it.
+    Utilization alone does not suffice: a waiting GPU shows 100 %.
     """
     drawing = second.gauge("power_watts") >= loaded_watts_min(ten, minute)
     busy = second.gauge("utilization_ratio") >= UTILIZATION_MIN
@@ -163,22 +166,20 @@ def loaded_now(second: DeviceTable, ten: DeviceTable, minute: DeviceTable) -> Fl
 
 
 def loaded_watts_min(ten: DeviceTable, minute: DeviceTable) -> Floats:
-    """Return what each GPU draws at least while it computes; NaN where no limit of its is known."""
+    """Return the minimum power of each GPU while it computes; NaN if no limit is known."""
     limit, default = ten.gauge("power_limit_watts"), minute.gauge("power_limit_default_watts")
     return np.asarray(np.fmax(POWER_SHARE_MIN * limit, POWER_DEFAULT_SHARE_MIN * default))
 
 
-# ----------------------------------------------------------------------
-# When each GPU was last seen to be reset, in the boot that its host runs in.
-
-#: Counters that a reset sets to zero, in the table of the GPUs' errors.
+#: Volatile counters in `gpu_1s_changes`, which a reset sets to zero.
 VOLATILE = ("ecc_corrected_volatile_errors", "ecc_uncorrected_volatile_errors")
 
 
 class GpuResets:
-    """A GPU was reset when its agent says so, or when its energy or its volatile errors fell.
+    """Time of each GPU's last reset in the current boot.
 
-    A boot sets all of them to zero as well, and is none: it ends more than a reset does.
+    A reset is reported by the agent, or visible as a decrease of energy or volatile errors. A boot
+    also sets these to zero but does not count as a reset: it ends more conditions.
     """
 
     def __init__(self, activity: Activity, second: DeviceTable, changes: DeviceTable) -> None:
@@ -195,7 +196,9 @@ class GpuResets:
                     setattr(self, name, grown(array, self._devices.capacity))
 
     def advance(self, boottime_ns: Times) -> None:
-        """Note which GPUs were reset since the last call; *boottime_ns* of each host is its last frame's."""
+        """Record the GPUs that were reset since the last call. *boottime_ns*: last frame of each
+        host.
+        """
         self._fit()
         rows = slice(0, self._devices.count)
         counts = self._activity.resets + self._devices.renewals
@@ -213,5 +216,5 @@ class GpuResets:
         return row < self._boot.shape[0] and int(self._boot[row]) == boot
 
     def at_ns(self, row: int, boot: int) -> int:
-        """Return the boot time until which the GPU in *row* was last reset; 0: not in *boot*."""
+        """Return the boot time of the last reset of the GPU in *row*; 0: none in *boot*."""
         return int(self._at_ns[row]) if self.has_read(row, boot) else 0

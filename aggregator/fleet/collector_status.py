@@ -13,18 +13,18 @@ from .tables import DeviceTable
 OUTCOMES = ("ok", "no-data", "blind", "error", "hung")
 OK, NO_DATA, BLIND, ERROR, HUNG = range(5)
 
-#: More collectors of one host than this are not kept.
+#: Further collectors of a host are ignored.
 COLLECTORS_PER_HOST_MAX = 64
 MESSAGE_CHARACTERS_MAX = 240
-#: An agent tells of all its collectors at once: one that it has not reported for this long is switched off. What is told
-#: first as text has its row by then.
+#: An agent reports all its collectors at once: a collector not reported for this long was switched
+#: off. A status received first as text has its row by then.
 GONE_NS = 60_000_000_000
-#: This many different views are shared between hosts.
+#: Limit of distinct views shared between hosts.
 SHARED_MAX = 1000
 
 
 class CollectorStatus(NamedTuple):
-    """One collector's last outcome."""
+    """The last outcome of a collector."""
 
     name: str
     outcome: int
@@ -32,32 +32,33 @@ class CollectorStatus(NamedTuple):
 
     @property
     def outcome_name(self) -> str:
-        """The outcome as people read it; a number of a newer agent is shown as it is."""
+        """Return the outcome as text, or as a number if only a newer agent knows it."""
         return OUTCOMES[self.outcome] if self.outcome < len(OUTCOMES) else str(self.outcome)
 
 
 class CollectorStatuses:
-    """Outcomes per host. `of` returns an immutable view that changes only when an outcome does.
+    """Outcomes per host. `of` returns an immutable view that is replaced only when an outcome
+    changes.
 
-    The collectors of most hosts say the same: one view is theirs.
+    Hosts with the same outcomes share a view.
     """
 
     def __init__(self) -> None:
         self._views: dict[int, tuple[CollectorStatus, ...]] = {}
         self._shared: dict[tuple[CollectorStatus, ...], tuple[CollectorStatus, ...]] = {}
-        #: Of each row of the table: its outcome + 1 as last taken over; 0 before.
+        #: Per row of the table: the last outcome + 1; 0: none yet.
         self._row_outcomes: Bytes = np.zeros(64, dtype=np.uint8)
-        #: Of each host: the boot that its rows are of, and the boot time of the first and the last of them.
+        #: Per host: the boot of its rows, and the boot time of the first and last of them.
         self._boot: Boots = np.zeros(64, dtype=np.uint16)
         self._first_ns: Times = np.zeros(64, dtype=np.int64)
         self._last_ns: Times = np.zeros(64, dtype=np.int64)
-        #: Host -> collector reported as text alone -> the host's last row then.
+        #: Host -> collector reported only as text -> boot time of the host's last row at that time.
         self._message_only: dict[int, dict[str, int]] = {}
 
     def update(self, host: int, name: str, outcome: int, message: str) -> None:
-        """An outcome changed, with its words (the event collector.outcome)."""
+        """Set an outcome and its message, from the event collector.outcome."""
         self._merge(host, [CollectorStatus(name, outcome, message[:MESSAGE_CHARACTERS_MAX])])
-        if any(one.name == name for one in self.of(host)):
+        if any(status.name == name for status in self.of(host)):
             self._fit(host + 1)
             self._message_only.setdefault(host, {})[name] = int(self._last_ns[host])
 
@@ -68,7 +69,7 @@ class CollectorStatuses:
                 setattr(self, name, grown(getattr(self, name), capacity))
 
     def advance(self, rows: Indexes, table: DeviceTable) -> None:
-        """Take over the outcome states of *rows*; words stay while the outcome does."""
+        """Update the outcomes of *rows*; a message stays until its outcome changes."""
         if self._row_outcomes.shape[0] < table.devices.capacity:
             self._row_outcomes = grown(self._row_outcomes, table.devices.capacity)
         states = np.minimum(table.state("outcome_state")[rows], 254).astype(np.uint8) + np.uint8(1)
@@ -85,21 +86,21 @@ class CollectorStatuses:
             self._merge(host, [s for s in changes if before.get(s.name) != s.outcome])
 
     def forget(self, table: DeviceTable, row: int) -> None:
-        """Release the collector in *row*, which is another's from now on."""
+        """Remove the collector in *row*, which is being reassigned."""
         if row < self._row_outcomes.size and self._row_outcomes[row]:
             self._row_outcomes[row] = 0
             self._drop(int(table.devices.host[row]), table.devices.names[row])
 
     def _forget_stopped(self, rows: Indexes, table: DeviceTable) -> None:
-        """Release the collectors that the reported *rows* no longer name: those that are switched off."""
+        """Remove collectors that hosts no longer report because they were switched off."""
         host, boot, read_ns = table.devices.host, table.boot, table.read_ns
         self._fit(int(host.max(initial=0)) + 1)
-        of = host[rows]
-        is_new = np.unique(of[self._boot[of] != boot[rows]])
-        reporting = np.unique(of)
+        host_of_row = host[rows]
+        is_new = np.unique(host_of_row[self._boot[host_of_row] != boot[rows]])
+        reporting = np.unique(host_of_row)
         latest = np.zeros(self._last_ns.size, dtype=np.int64)
-        np.maximum.at(latest, of, read_ns[rows])
-        self._boot[of] = boot[rows]
+        np.maximum.at(latest, host_of_row, read_ns[rows])
+        self._boot[host_of_row] = boot[rows]
         self._first_ns[is_new] = latest[is_new]
         self._last_ns[reporting] = latest[reporting]
         since_ns = np.where(boot == self._boot[host], read_ns, self._first_ns[host])
@@ -109,19 +110,19 @@ class CollectorStatuses:
         for row in np.flatnonzero(gone).tolist():
             self._row_outcomes[row] = 0
             self._drop(int(host[row]), table.devices.names[row])
-        for one in (
+        for reporting_host in (
             self._message_only.keys() & set(reporting.tolist()) if self._message_only else ()
         ):
-            self._forget_messages(one, table)
+            self._forget_messages(reporting_host, table)
 
     def _forget_messages(self, host: int, table: DeviceTable) -> None:
-        """Release collectors reported as text that are no longer reported, for example after a restart of ours."""
+        """Remove collectors reported as text only that no longer are, as after a restart."""
         message_only = self._message_only[host]
-        for name, at_ns in list(message_only.items()):
+        for name, reported_ns in list(message_only.items()):
             row = table.devices.find(host, name)
             if row >= 0 and self._row_outcomes[row]:
-                del message_only[name]  # its row tells from now on
-            elif not 0 <= self._last_ns[host] - at_ns <= GONE_NS:
+                del message_only[name]  # from now on its row has the outcome
+            elif not 0 <= self._last_ns[host] - reported_ns <= GONE_NS:
                 del message_only[name]
                 self._drop(host, name)
         if not message_only:
@@ -142,9 +143,9 @@ class CollectorStatuses:
     def _set_view(self, host: int, statuses: dict[str, CollectorStatus]) -> None:
         view = tuple(statuses[name] for name in sorted(statuses))
         if len(self._shared) >= SHARED_MAX:
-            self._shared.clear()  # anyone who has a view keeps it
+            self._shared.clear()  # users of a view keep it
         self._views[host] = self._shared.setdefault(view, view)
 
     def of(self, host: int) -> tuple[CollectorStatus, ...]:
-        """Return the host's outcomes, by name."""
+        """Return the host's outcomes, sorted by name."""
         return self._views.get(host, ())

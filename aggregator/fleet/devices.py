@@ -1,6 +1,6 @@
-"""The devices of all hosts: each has one row, which all tables share.
+"""The devices of all hosts, each with a row that all tables share; PCIe topology.
 
-A device keeps its row while the aggregator runs, or until it is gone and makes room for another (`evictions.py`).
+A device keeps its row while the aggregator runs, or until it disappears and another device needs the row (`evictions.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import numpy as np
 from ...ext.devicekeys import DeviceKeys
 from ..counter_deltas import Codes, Indexes, capacity_for, grown
 
-#: Rows that a host has of one kind (the store keeps all its devices); the longest gone make room.
+#: Rows per host and kind (the store has all devices); those gone longest are evicted.
 DEVICES_PER_HOST_MAX = 1024
 
 
 class DeviceNames:
-    """The name of every row."""
-
     def __init__(self, keys: DeviceKeys) -> None:
         self._keys = keys
 
@@ -34,7 +32,7 @@ class DeviceNames:
 
 
 class Devices:
-    """The devices of one kind, of all hosts. A row is of one host for as long as we run."""
+    """The devices of one kind. A row never changes its host."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -49,51 +47,52 @@ class Devices:
 
     @property
     def count(self) -> int:
-        """How many rows are in use."""
+        """Return the number of rows in use."""
         return len(self._keys)
 
     def find(self, host: int, name: str) -> int:
-        """Return the device's row; -1 when it has none."""
+        """Return the device's row, -1 if it has none."""
         return self._keys.find(host, name)
 
     @property
     def host(self) -> Codes:
-        """Node index of every row."""
+        """Return the node index of every row."""
         return self._host[: self.count]
 
     @property
     def epoch(self) -> Codes:
-        """How often each row's counters were reported to have been reset, all of them at once."""
+        """Return how often each row's counters were reported to have been reset together."""
         return self._epoch[: self.count]
 
     @property
     def renewals(self) -> Codes:
-        """How often each row's device was seen to begin a new life: a reset, a driver loaded again."""
+        """Return how often each row's device was reset or its driver reloaded."""
         return self._renewals[: self.count]
 
     def start_over(self, row: int, *, renewed: bool) -> None:
-        """No step of a counter spans this moment. *renewed*: the device began a new life just now.
+        """Restart the row's counters: no step spans this moment.
 
-        Not renewed: the agent did, and counts the device's lives from zero.
+        *renewed*: the device was reset or its driver reloaded; else the agent restarted and counts
+        from 0.
         """
         self._epoch[row] += 1
         self._renewals[row] += renewed
 
     def reassign(self, row: int, name: str) -> None:
-        """Give *row* to the device *name* of its host, which has none. What tables have of the row is theirs to forget."""
+        """Assign *row* to the device *name* of the same host. Tables must forget the row
+        themselves.
+        """
         self._keys.rename(row, name)
         self._epoch[row] = self._renewals[row] = 0
 
     def rows_of(self, host: int) -> list[int]:
-        """Return the rows of *host*."""
         return np.flatnonzero(self.host == host).tolist()
 
     def count_of_host(self, host: int) -> int:
-        """Return how many devices of this kind *host* has shown."""
         return int(self._per_host[host]) if host < self._per_host.shape[0] else 0
 
     def row(self, host: int, name: str) -> int:
-        """Return the device's row, made if need be; -1 when the host has too many."""
+        """Return the device's row, a new one if necessary; -1 if the host has too many."""
         row = self._keys.find(host, name)
         if row >= 0:
             return row
@@ -113,14 +112,11 @@ class Devices:
         return row
 
 
-# ----------------------------------------------------------------------
-# Which PCIe links the traffic of a GPU or of a network adapter crosses, from its slot up to the root.
-
 Attributes = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 class Links(NamedTuple):
-    """One place a link: the row of who uses it, and the rows of its two ends among the PCIe functions."""
+    """PCIe links: for each, the row of its user, and the rows of both ends among PCIe functions."""
 
     user: Indexes
     lower: Indexes
@@ -128,7 +124,7 @@ class Links(NamedTuple):
 
 
 class TopologySource(Protocol):
-    """What is needed of a fleet."""
+    """The attributes of a fleet that links depend on."""
 
     shape_version: int
     attributes: list[dict[tuple[str, str], dict[str, str]]]
@@ -136,7 +132,9 @@ class TopologySource(Protocol):
 
 
 class PcieTopology:
-    """The links of each kind of user. Kept until hosts, devices or their attributes change."""
+    """PCIe links between each GPU or network adapter and its root. Cached until hosts, devices or
+    attributes change.
+    """
 
     def __init__(self) -> None:
         self._version = -1
@@ -148,21 +146,21 @@ class PcieTopology:
             self._version, self._links, self._rows = fleet.shape_version, {}, {}
 
     def rows(self, fleet: TopologySource, kind: str, other: str) -> Indexes:
-        """Return for each device of *kind* the row that the same device has under kind *other*; or -1."""
+        """Return for each device of *kind* its row under kind *other*, or -1."""
         self._refresh(fleet)
         if (kind, other) not in self._rows:
             users, find = fleet.devices[kind], fleet.devices[other].find
             keys = zip(users.host.tolist(), users.names, strict=True)
-            found = [find(host, name) for host, name in keys]
-            self._rows[kind, other] = np.array(found, dtype=np.intp)
+            found_rows = [find(host, name) for host, name in keys]
+            self._rows[kind, other] = np.array(found_rows, dtype=np.intp)
         return self._rows[kind, other]
 
     def links(self, fleet: TopologySource, kind: str) -> Links:
-        """Return the links that devices of *kind* use, by the inventories of their hosts."""
+        """Return the links that devices of *kind* use, by their hosts' inventories."""
         self._refresh(fleet)
         if kind not in self._links:
-            found = list(_find_links(fleet, kind))
-            columns = np.array(found, dtype=np.intp).reshape(-1, 3).T
+            link_rows = list(_find_links(fleet, kind))
+            columns = np.array(link_rows, dtype=np.intp).reshape(-1, 3).T
             self._links[kind] = Links(columns[0], columns[1], columns[2])
         return self._links[kind]
 
@@ -179,11 +177,12 @@ def _find_links(fleet: TopologySource, kind: str) -> Iterator[tuple[int, int, in
 
 
 def link_ends(attributes: Attributes, address: str) -> list[tuple[str, str]]:
-    """Return the two ends of every link above the function at *address*, the lower one first.
+    """Return both ends of every link above the function at *address*, the lower one first.
 
-    On the way up ports come in pairs: a function and the port above it are the ends of one link, that
-    port and the upstream port of its own switch are not (PCI Express Base Specification, topology).
+    On the way up ports come in pairs: a function and the port above it are the ends of a link, but
+    that port and the upstream port of its switch are not (PCI Express Base Specification,
+    topology).
     """
     parents = attributes.get(("pcie", address), {}).get("parents", "").split()
     chain = [address, *parents] if parents else []
-    return [(chain[at], chain[at + 1]) for at in range(0, len(chain) - 1, 2)]
+    return [(chain[index], chain[index + 1]) for index in range(0, len(chain) - 1, 2)]

@@ -1,7 +1,7 @@
-"""Devices that are gone make room for new ones: of one kind a host has at most DEVICES_PER_HOST_MAX in memory.
+"""Eviction of disappeared devices: a host has at most DEVICES_PER_HOST_MAX of a kind in memory.
 
-The mounts of a Kubernetes node come and go with its pods, and so do its interfaces. A new device gets the row of the one
-that was reported longest ago. GPUs keep their rows: a snapshot that is read elsewhere names them by row.
+The mounts of a Kubernetes node come and go with its pods, and so do its interfaces. A new device gets the row of the
+device that was reported longest ago. GPUs keep their rows: a snapshot that is read elsewhere names them by row.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ log = logging.getLogger(__name__)
 #: Returns whether a device has an active finding.
 HasFindings = Callable[[str], bool]
 
-#: A device is gone when it was not reported for this long: no table comes less often, and no reading stays current longer.
+#: A device not reported for this long has disappeared: every table is more frequent, and no
+#: reading is valid for longer.
 GONE_NS = 180_000_000_000
-#: Rows that are chosen at once, for all rows of the host are looked at.
+#: Candidates chosen at once, because this examines all rows of the host.
 CANDIDATES_MAX = 64
-#: A host that has no room is looked at again after this time: some of its devices may be gone by then.
+#: A host without free rows is examined again after this time.
 RETRY_NS = 60_000_000_000
-#: A kind that keeps its rows.
+#: Devices of this kind keep their rows.
 PINNED_KIND = "gpu"
 
 
 class Evictions:
-    """Which rows of each host may be evicted. Owned by the fleet's thread."""
+    """Rows of each host that may be reassigned. Owned by the fleet's thread."""
 
     def __init__(self, tables: Sequence[DeviceTable]) -> None:
         self._tables: dict[str, list[DeviceTable]] = {}
         for table in tables:
             if table.is_tracked:
                 self._tables.setdefault(table.devices.kind, []).append(table)
-        #: (host, kind) -> all its rows, and of them those that may go, the one to go first last.
+        #: (host, kind) -> all its rows, and the candidates for eviction, the next one last.
         self._rows: dict[tuple[int, str], Codes] = {}
         self._candidates: dict[tuple[int, str], list[int]] = {}
-        #: (host, kind) -> table -> devices of its last frame that have no row: nothing judges them.
+        #: (host, kind) -> table -> devices of its last frame without a row: rules ignore them.
         self.untracked: dict[tuple[int, str], dict[str, int]] = {}
         self._retried_ns = 0
         self._logged: set[tuple[int, str]] = set()
-        #: Devices that made room, since the start.
+        #: Evicted devices since the start.
         self.count = 0
 
     def row(
@@ -56,10 +57,10 @@ class Evictions:
         has_findings: HasFindings,
         using: set[int],
     ) -> int:
-        """Return a row of *host* whose device is gone, to be given to another; -1: all are reported.
+        """Return a row of *host* whose device has disappeared, -1 without such a row.
 
-        *now*: the host's boot, and its CLOCK_BOOTTIME in ns. *has_findings*: whether a device has an active finding.
-        *using*: rows that the frame at hand reports.
+        *now*: the host's boot, and its CLOCK_BOOTTIME in ns. *has_findings*: whether a device has
+        an active finding. *using*: rows in the current frame.
         """
         if devices.kind == PINNED_KIND:
             return -1
@@ -85,21 +86,21 @@ class Evictions:
         using: set[int],
     ) -> list[int]:
         rows = self._rows.get(key)
-        if rows is None:  # the same from now on: a row stays its host's
+        if rows is None:  # constant: rows never change their host
             rows = np.flatnonzero(devices.host == key[0]).astype(np.int32)
             self._rows[key] = rows
         ages_ns = self._ages_ns(devices, rows, now)
-        found: list[int] = []
-        for at in np.argsort(-ages_ns, kind="stable").tolist():
-            if ages_ns[at] <= GONE_NS or len(found) == CANDIDATES_MAX:
+        result: list[int] = []
+        for index in np.argsort(-ages_ns, kind="stable").tolist():
+            if ages_ns[index] <= GONE_NS or len(result) == CANDIDATES_MAX:
                 break
-            row = int(rows[at])
+            row = int(rows[index])
             if row not in using and not has_findings(devices.names[row]):
-                found.append(row)
-        return found[::-1]
+                result.append(row)
+        return result[::-1]
 
     def _ages_ns(self, devices: Devices, rows: Codes, now: tuple[int, int]) -> Times:
-        """Return for how long each of *rows* was not reported by any table; of an earlier boot: since this one began."""
+        """Return the time since each row was reported, or since the current boot began."""
         boot, boottime_ns = now
         last_ns = np.zeros(rows.size, dtype=np.int64)
         for table in self._tables[devices.kind]:
@@ -107,7 +108,9 @@ class Evictions:
         return boottime_ns - last_ns
 
     def note_untracked(self, host: str, key: tuple[int, str], table: str, untracked: int) -> None:
-        """Note how many devices of *table*, as *host* reports them now, have no row. The first time is logged."""
+        """Store the number of devices without a row in a frame of *table*. The first time is
+        logged.
+        """
         if untracked:
             if key not in self._logged:
                 self._logged.add(key)
@@ -122,12 +125,12 @@ class Evictions:
                 del self.untracked[key]
 
     def forget(self, host: int) -> None:
-        """A host began a new boot: what it reports now is to be seen."""
+        """Forget the counts of *host*, which began a new boot."""
         for key in [key for key in self.untracked if key[0] == host]:
             del self.untracked[key]
 
     def hosts_to_retry(self, now_ns: int) -> set[int]:
-        """Return the hosts without room whose devices are due for another lookup, each AGAIN_NS."""
+        """Return the hosts without free rows that are due for a retry, each RETRY_NS."""
         if not self.untracked or 0 <= now_ns - self._retried_ns < RETRY_NS:
             return set()
         self._retried_ns = now_ns

@@ -1,6 +1,6 @@
-"""The current state of the fleet: the latest readings of every host, in memory.
+"""The current state of the fleet: the latest readings and inventory of every host, in memory.
 
-Owned by one thread; takes no locks, does no I/O. Live frames update it, late ones do not.
+Owned by one thread; takes no locks, does no I/O. Live frames update it, late frames do not.
 """
 
 from __future__ import annotations
@@ -36,45 +36,46 @@ from .known_gpus import KnownGpus
 from .peers import PeerGroups
 from .tables import TRACKED_SIGNALS, DeviceIdentities, DeviceTable, EverUp
 
-# ----------------------------------------------------------------------
-# What is kept of the hosts' inventories: what judgement reads, equal things once.
-#
-# All of an inventory is in the store. A host of eight GPUs lists two hundred devices with a dozen
-# attributes each: in memory that is 0.2 MB a host, and hosts of one make differ in little but the
-# serial numbers.
+# Attributes of inventories in memory, with equal values shared. The store has the complete
+# inventories. A host of eight GPUs has 200 devices with a dozen attributes each: 0.2 MB per host,
+# although similar hosts differ only in serial numbers.
 
-#: Attributes that rules, `fleet.py`, `peers.py` and `devices.py` ask for.
+#: Attributes that rules, `fleet.py`, `peers.py` and `devices.py` use.
 ATTRIBUTES = (
     "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "problem",
     "vbios", "vendor",
 )  # fmt: skip
-#: These are there without any, too: a mount that is gone is no longer read-only, and a bond that is gone is not down.
+#: Devices of these kinds are kept even without attributes, because rules check that they exist: a
+#: mount that disappeared is no longer read-only, and a bond that disappeared is not down.
 ALWAYS_LISTED_KINDS = ("gpu", "filesystem", "net")
-#: This many different devices are shared between hosts; more would be an attack, and is kept apart.
+#: Limit of distinct shared values, against hosts that invent devices; further ones are not shared.
 SHARED_MAX = 100_000
 
 Attributes = dict[str, str]
 
 
 class InventoryCache:
-    """Makes the inventories of a fleet's hosts."""
+    """Shares equal keys and attributes between hosts."""
 
     def __init__(self) -> None:
         self._keys: dict[tuple[str, str], tuple[str, str]] = {}
         self._attributes: dict[tuple[str, ...], Attributes] = {}
 
     def intern(self, devices: Sequence[Device]) -> dict[tuple[str, str], Attributes]:
-        """Return (kind, key) -> attributes of one host; a device without any is there if its kind is of LISTED."""
-        found: dict[tuple[str, str], Attributes] = {}
+        """Return (kind, key) -> attributes of a host.
+
+        Devices without attributes are included only if their kind is in ALWAYS_LISTED_KINDS.
+        """
+        inventory: dict[tuple[str, str], Attributes] = {}
         for device in devices:
             attributes = self._shared(device)
             if attributes or device.kind in ALWAYS_LISTED_KINDS:
-                found[self._key(device)] = attributes
-        return found
+                inventory[self._key(device)] = attributes
+        return inventory
 
     def _key(self, device: Device) -> tuple[str, str]:
         if device.kind == "gpu":
-            # The kind once for all, and the key once for here and for who runs there (`jobs.py`).
+            # Shared with the keys in `jobs.py`.
             return "gpu", sys.intern(device.key)
         key = device.kind, device.key
         if len(self._keys) >= SHARED_MAX:
@@ -91,15 +92,12 @@ class InventoryCache:
         return known
 
 
-# ----------------------------------------------------------------------
-# Which device an event is about, by the inventory that its host registered.
-
 #: (kind, key) of each device -> its attributes.
 Inventory = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 def device_of(inventory: Inventory, event: HealthEvent) -> str:
-    """Return the device of *event*: a GPU's UUID where the kernel named it by PCI address."""
+    """Return the device of *event*: a GPU's UUID, even if the kernel named its PCI address."""
     device = event.device or "host"
     if not event.name.startswith("gpu."):
         return device
@@ -111,33 +109,28 @@ def device_of(inventory: Inventory, event: HealthEvent) -> str:
 
 
 def driver_of(inventory: Inventory, device: str) -> str:
-    """Return the version of the GPU's driver, or of any GPU's; "" if the host reported none."""
+    """Return the driver version of the GPU, or of any GPU of the host; "" if unknown."""
     driver = inventory.get(("gpu", device), {}).get("driver")
     others = (a["driver"] for (kind, _), a in inventory.items() if kind == "gpu" and "driver" in a)
     return driver or next(others, "")
 
 
-# ----------------------------------------------------------------------
-# What is done in parts, so that one that fails costs the others nothing: it is reported for a while,
-# and logged once.
-
 log = logging.getLogger(__name__)
 
-#: A failure of a part is reported for this long after the last one: some are due every ten seconds only.
+#: A failure is reported for this long after its last occurrence; some parts run only every 10 s.
 FAILURE_REPORT_SECONDS = 60.0
 
 
 class FaultIsolation:
-    """Belongs to one thread."""
+    """Runs parts so that a failing one does not affect the others. Use it in one thread."""
 
     def __init__(self) -> None:
-        self._failed: dict[str, str] = {}  # part -> words, since `failing` was asked last
-        self._reported: dict[
-            str, tuple[str, int]
-        ] = {}  # part -> message, until when it is reported
+        self._failed: dict[str, str] = {}  # part -> message, since the last `failing`
+        # Part -> message and the time until which it is reported.
+        self._reported: dict[str, tuple[str, int]] = {}
 
     def run(self, part: str, act: Callable[..., Any], *arguments: Any) -> bool:
-        """Do it, and say whether that went well. Never raises."""
+        """Run *act*; return whether it succeeded. Never raises."""
         try:
             act(*arguments)
         except Exception as error:
@@ -148,10 +141,10 @@ class FaultIsolation:
         return True
 
     def failing(self, now_ns: int) -> str:
-        """Return words on the parts that failed within TOLD_SECONDS; "" for none."""
+        """Return a message about failures within FAILURE_REPORT_SECONDS; "" if there were none."""
         until_ns = now_ns + round(FAILURE_REPORT_SECONDS * 1e9)
         reported = {
-            part: one for part, one in self._reported.items() if now_ns < one[1] <= until_ns
+            part: item for part, item in self._reported.items() if now_ns < item[1] <= until_ns
         }
         self._reported = reported | {
             part: (message, until_ns) for part, message in self._failed.items()
@@ -160,24 +153,24 @@ class FaultIsolation:
         return "; ".join(message for message, _ in self._reported.values())
 
 
-#: Boots of one host that are remembered, so that a late frame of an old one is known as late.
+#: Boots kept per host, so that a late frame of an old boot is recognized.
 BOOTS_PER_HOST_MAX = 8
-#: The numbers of a host's boots begin again after this one.
+#: Numbers of a host's boots restart after this one.
 BOOT_MAX = 0xFFFF
-#: A frame that claims a later time than this (146 years) is not believed.
+#: A frame with a later time (146 years) is ignored.
 TIME_NS_MAX = 2**62
-#: An event is of an earlier boot when it is older than this boot by more.
+#: An event that is older than the current boot by more than this is of an earlier boot.
 BOOT_SLACK_NS = 10_000_000_000
-#: Findings kept; while they stand, one more is not, but for those about the aggregator itself.
+#: Limit of findings; further ones are dropped, except findings about the aggregator.
 FINDINGS_MAX = 10_000
-#: That there is no room for one is said at most this often.
+#: Minimum interval of log messages about that limit.
 FINDINGS_FULL_LOG_NS = 3600 * 1_000_000_000
-#: Rows of a table whose counters are counted in one go, some 10 ms of them.
+#: Rows of a table per step of the advance of counters, about 10 ms.
 STEP_ROWS = 16_384
 
 
 class RestoredParts(NamedTuple):
-    """What was read of a host before our restart, in one boot of it: (device, signal)."""
+    """Readings before the aggregator's restart, in one boot of a host: (device, signal)."""
 
     boot_id: bytes
     parts: frozenset[tuple[str, str]]
@@ -187,23 +180,23 @@ class Fleet:
     """Hosts by node index (append-only within `epoch`), devices by kind, tables of the catalogue."""
 
     def __init__(self, epoch: int = 1) -> None:
-        """*epoch*: another number than any earlier process used, since node indexes start over."""
+        """*epoch*: a new number for each process, because node indexes restart."""
         self.epoch = epoch
         self.names: list[str] = []
         self.index: dict[str, int] = {}
         self.attributes: list[dict[tuple[str, str], dict[str, str]]] = []
         self.findings: dict[tuple[str, str, str], Finding] = {}
-        self._full_logged_ns = -FINDINGS_FULL_LOG_NS  # when it was said last
+        self._full_logged_ns = -FINDINGS_FULL_LOG_NS  # time of the last message
         self.active_events = ActiveEvents()
         self.collector_statuses = CollectorStatuses()
         self.hangs = Hangs()
         self.jobs = Jobs()
         self.gangs = GangMonitor()
-        #: Rises when hosts, devices or their attributes change: what peers are computed from.
+        #: Changes with hosts, devices and their attributes, from which peers are computed.
         self.shape_version = 0
-        #: When this process took over the hosts of before, by our clock.
+        #: Time at which this process restored the hosts.
         self.restarted_ns = 0
-        #: Parts that had readings in the boot that their host ran in before our restart, until it runs in another.
+        #: Host -> restored readings, until the host runs in another boot.
         self._restored_parts: dict[int, RestoredParts] = {}
         self.devices: dict[str, Devices] = {}
         self.tables: dict[str, DeviceTable] = {}
@@ -214,9 +207,9 @@ class Fleet:
         self._tables = list(self.tables.values())
         self._cells = [table.cells for table in self._tables]
         self.evictions = Evictions(self._tables)
-        #: By node index, (rule, device) of what counts against hosts, as judged last.
+        #: By node index, (rule, device) of the symptoms in the last evaluation.
         self.active_symptoms: Mapping[int, Mapping[tuple[str, str], Any]] = {}
-        #: By name, hosts on which runs of several workloads were slower than earlier ones (`runs.run_history`).
+        #: By name, hosts on which runs of several workloads became slower (`runs.run_history`).
         self.drifting_hosts: Mapping[str, HostDrift] = {}
         self.identity = DeviceIdentities(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
@@ -225,10 +218,10 @@ class Fleet:
         self.pcie_topology = PcieTopology()
         self.ever_up = EverUp()
         self._inventory_cache = InventoryCache()
-        #: The GPUs that hosts ever had.
+        #: The GPUs that hosts have ever had.
         self.known_gpus = KnownGpus()
         self._isolation = FaultIsolation()
-        #: What people declared, and what hosts say of their place and hardware.
+        #: Declarations of operators, and reported locations and hardware.
         self.declared, self.reported_inventory, self.expectations = (
             NOTHING,
             ReportedInventory(),
@@ -243,19 +236,17 @@ class Fleet:
         self._backlog_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)
-        #: When the host booted, by our clock; 0: not known yet.
+        #: Boot time of the host on the aggregator's clock; 0: unknown.
         self._booted_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
-        #: GPUs that each host had, or has on its PCI bus, whether they are read or not.
+        #: GPUs that each host had or has on its PCI bus, readable or not.
         self._gpus_known: Codes = np.zeros(capacity, dtype=np.int32)
-        #: How often rows of each host were given to other devices, or must be looked up again.
+        #: Changes when rows of a host were reassigned, or must be looked up again.
         self._row_changes: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
 
     def __len__(self) -> int:
         return len(self.names)
-
-    # What comes in.
 
     def register(
         self,
@@ -267,9 +258,9 @@ class Fleet:
         booted_ns: int = 0,
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
-        """Make *name* known and return its node index, the same one each time.
+        """Add or update the host *name*; return its node index, which never changes.
 
-        *booted_ns*: when it booted, by our clock; 0: not known.
+        *booted_ns*: its boot time on the aggregator's clock; 0: unknown.
         """
         host = self.index.get(name)
         if host is None:
@@ -293,7 +284,7 @@ class Fleet:
         last_received_ns: int,
         parts: RestoredParts | None = None,
     ) -> int:
-        """Make a host of before our restart known until it registers; return its node index."""
+        """Add a host from before the restart until it registers; return its node index."""
         host = self._new_host(name)
         if parts is not None:
             self._restored_parts[host] = parts
@@ -316,7 +307,7 @@ class Fleet:
         return host
 
     def _update_boot(self, host: int, boot_id: bytes) -> bool:
-        """Return False for a boot that another one has already followed."""
+        """Set the host's boot. False: *boot_id* is an earlier one."""
         boots = self._boots[host]
         if boots and boots[-1] == boot_id:
             return True
@@ -333,7 +324,9 @@ class Fleet:
         return True
 
     def observe(self, name: str, frame: Received, received_ns: int) -> None:
-        """Take over a live frame. Never raises on odd content; a late frame only counts as heard of."""
+        """Store a live frame. Never raises for odd content; a late frame only marks the host as
+        alive.
+        """
         host = self.index.get(name)
         if host is None:
             return
@@ -354,7 +347,7 @@ class Fleet:
         frame.put(self._cells, host, self.boot_of(host), gap_ns, self._rows_for, self._row_changes)
 
     def _apply_clock_set_back(self, hosts: slice, now_ns: int) -> None:
-        """Nobody was heard later than now: where our clock was set back, it is as long ago as it was."""
+        # Times after *now_ns* were set before the clock went back: move them by the same amount.
         ahead = np.maximum(self._last_received_ns[hosts] - now_ns, 0)
         if ahead.any():
             self._last_received_ns[hosts] -= ahead
@@ -363,13 +356,14 @@ class Fleet:
         self.restarted_ns = min(self.restarted_ns, now_ns)
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int, *, suspended: bool = False) -> None:
-        """Our clock was set forward by *jump_ns* since it was last looked at: what was before is as long ago as it was.
+        """Adjust all times to a clock that was set forward by *jump_ns* since the last call.
 
-        *suspended*: our machine stood still for this long. Then only what was heard is: hosts booted, and things were, when they did.
+        *suspended*: the machine was suspended for this long. Then only times of reception move;
+        hosts really booted, and events happened, at the stored times.
         """
-        before_ns = now_ns - jump_ns  # later times are by the clock as it is now
+        before_ns = now_ns - jump_ns  # later times are already on the new clock
         self.restarted_ns = min(self.restarted_ns + jump_ns, now_ns)
-        reported_since = self._last_received_ns > before_ns  # and with it when it booted
+        reported_since = self._last_received_ns > before_ns  # and its boot time with it
         if not suspended:
             self._booted_ns += np.where((self._booted_ns > 0) & ~reported_since, jump_ns, 0)
         for times in (self._last_received_ns, self._first_received_ns, self._backlog_ns):
@@ -393,29 +387,33 @@ class Fleet:
     def _make_room(
         self, host: int, devices: Devices, names: tuple[str, ...], rows: Indexes
     ) -> None:
-        """Give the devices of *names* without one (-1) *rows* of devices of *host* that are gone, while there are any."""
+        """Assign rows of disappeared devices to *names* without a row (-1), while any exist."""
         now = self.boot_of(host), int(self._boottime_ns[host])
         has_findings, using = self._findings_check(host), set(rows.tolist())
-        for at in np.flatnonzero(rows < 0).tolist():
-            row = devices.find(host, names[at])  # one may be named twice
+        for index in np.flatnonzero(rows < 0).tolist():
+            row = devices.find(host, names[index])  # a name may occur twice
             if row < 0:
                 row = self.evictions.row(host, devices, now, has_findings, using)
                 if row < 0:
                     return
-                self._reassign_row(devices, row, names[at])
-            rows[at] = row
+                self._reassign_row(devices, row, names[index])
+            rows[index] = row
             using.add(row)
 
     def _findings_check(self, host: int) -> Callable[[str], bool]:
-        """Return a function that says whether a device of *host* has a finding or a symptom."""
+        """Return a function: whether a device of *host* has a finding or a symptom."""
         judged = {device for _, device in self.active_symptoms.get(host, ())}
         name = self.names[host]
-        # A finding is about a device, or about a signal of it.
-        found = [f"{subject} " for of, _, subject in self.findings if of == name]
-        return lambda device: device in judged or any(s.startswith(f"{device} ") for s in found)
+        # The subject of a finding is a device, or a device and a signal.
+        finding_subjects = [
+            f"{subject} " for host_name, _, subject in self.findings if host_name == name
+        ]
+        return lambda device: (
+            device in judged
+            or any(subject.startswith(f"{device} ") for subject in finding_subjects)
+        )
 
     def _reassign_row(self, devices: Devices, row: int, name: str) -> None:
-        """Give *row* to the new device *name*."""
         for table in self._tables:
             if table.devices is devices:
                 if table.name == "collector_10s":
@@ -430,10 +428,10 @@ class Fleet:
     def observe_event(
         self, name: str, event: HealthEvent, received_ns: int, time_ns: int | None = None
     ) -> bool:
-        """Take over an event, or a later revision of one. What means nothing here the store keeps.
+        """Handle an event, or a later revision; unknown events are only in the store.
 
-        *time_ns*: when its first line was written, by our clock; None: just now. Return whether a fatal fault is active by it
-        that did not before.
+        *time_ns*: time of its first line on the aggregator's clock; None: now. Return whether a
+        fatal fault became active.
         """
         host = self.index.get(name)
         if host is None:
@@ -446,15 +444,15 @@ class Fleet:
         elif event.name in JOB_EVENTS:
             self.jobs.observe(host, self._boots[host][-1].hex() if self._boots[host] else "", event)
         elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
-            # Else it waited on disk through a reboot, which has cleared it.
-            at = self._event_times(host, event, received_ns, time_ns)
-            return self.active_events.record(host, self.device_of(host, event), event, at, self)
+            # An older event waited on disk through a reboot, which has cleared it.
+            times = self._event_times(host, event, received_ns, time_ns)
+            return self.active_events.record(host, self.device_of(host, event), event, times, self)
         return False
 
     def _event_times(
         self, host: int, event: HealthEvent, received_ns: int, time_ns: int
     ) -> EventTimes:
-        """Return when *observe_event* was. No line is believed that would be written later than it was heard."""
+        """Return the times of *event*. No line can be later than its arrival."""
         booted_ns = int(self._booted_ns[host])
         present_ns = received_ns - booted_ns + BOOT_SLACK_NS if booted_ns else TIME_NS_MAX
         first_ns = min(event.boottime_ns or max(1, time_ns - booted_ns), present_ns)
@@ -463,22 +461,22 @@ class Fleet:
         return EventTimes(first_ns, last_ns, last_time_ns, received_ns)
 
     def device_of(self, host: int, event: HealthEvent) -> str:
-        """Return the device of *observe_event* (`fleet.py`): a GPU that is gone by the UUID that it had."""
+        """Return the device of *event*; for a GPU that disappeared its former UUID."""
         device = device_of(self.attributes[host], event)
         if event.name.startswith("gpu.") and ":" in device:
             return self.known_gpus.key_at(self.names[host], device) or device
         return device
 
     def note_backlog(self, name: str, received_ns: int) -> None:
-        """The host is there, but what it said is of earlier."""
+        """Record that the host is alive but sent old data."""
         host = self.index.get(name)
         if host is not None:
             self._backlog_ns[host] = received_ns
 
     def add_finding(self, finding: Finding, findings_max: int | None = None) -> bool:
-        """Keep a finding; one of the same host, name and subject keeps its first moment. False: there is no room.
+        """Add a finding; an existing one of the same host, name and subject stays. False: no space.
 
-        *findings_max*: it is not kept beside this many others; None: FINDINGS_MAX.
+        *findings_max*: limit of all findings; None: FINDINGS_MAX.
         """
         key = finding.host, finding.name, finding.subject
         is_known = key in self.findings or finding.host == AGGREGATOR_HOST
@@ -501,15 +499,13 @@ class Fleet:
             )  # fmt: skip
 
     def clear_finding(self, host: str, name: str, subject: str = "") -> None:
-        """End a finding, if there is one."""
+        """End a finding, if it is open."""
         self.findings.pop((host, name, subject), None)
 
-    # What is read.
-
     def advance_ahead(self) -> Iterator[None]:
-        """Do the most of `advance` in short steps, between which frames may come.
+        """Do most of `advance` in short steps, so that frames are received between them.
 
-        When all tables of 10,000 hosts have moved, it would be two seconds in which nobody is heard.
+        If all tables of 10,000 hosts changed, `advance` would block for two seconds.
         """
         for table in self.tables.values():
             rows = table.pending_rows()
@@ -519,9 +515,10 @@ class Fleet:
                 yield
 
     def advance(self, now_ns: int) -> str:
-        """Bring counters and means up to the last frame. Called once before each judgement.
+        """Update counters and means to the last frame. Call this before each evaluation.
 
-        Never raises: one part that fails stops no other. Returns words on those that failed lately, "" for none.
+        Never raises: a failing part does not stop the others. Return a message about recent
+        failures, "" if there are none.
         """
         run = self._isolation.run
         run("a clock set back", self._apply_clock_set_back, slice(0, len(self)), now_ns)
@@ -534,7 +531,7 @@ class Fleet:
         run("ends of events", self.active_events.expire, self, now_ns)
         run("ends of jobs", self.jobs.sweep, now_ns, self.host_now_ns(now_ns))
         if not run("gangs", self.gangs.advance, self, now_ns):
-            self.gangs.comparison = None  # else hosts stay blamed by what was so long ago
+            self.gangs.comparison = None  # otherwise outdated comparisons would still blame hosts
         return self._isolation.failing(now_ns)
 
     def _retry_untracked(self, now_ns: int) -> None:
@@ -554,7 +551,9 @@ class Fleet:
         run("windows of gangs", self.gangs.sample, table, rows, len(self))
 
     def host_now_ns(self, now_ns: int) -> Times:
-        """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame; 0: none of this boot."""
+        """Return each host's CLOCK_BOOTTIME at *now_ns*, from its last frame; 0: no frame of this
+        boot.
+        """
         last_ns, silent_ns = (
             self._boottime_ns[: len(self)],
             np.maximum(now_ns - self.last_received_ns, 0),
@@ -562,24 +561,24 @@ class Fleet:
         return np.where(last_ns > 0, last_ns + silent_ns, 0)
 
     def backlog_age_seconds(self, host: int, now_ns: int) -> float:
-        """Return how long ago the host last sent something late; infinite for never."""
+        """Return the seconds since the host last sent late data; infinite if never."""
         last_ns = int(self._backlog_ns[host])
         return (now_ns - last_ns) / 1e9 if last_ns else float("inf")
 
     def boot_of(self, host: int) -> int:
-        """Return the number of the host's boot, as `boot`."""
+        """Return the number of the host's boot, as in `boot`."""
         return int(self._boot[host])
 
     def boot_id(self, host: int) -> bytes:
-        """Return the id of the boot that the host runs in; empty before it is known."""
+        """Return the id of the host's current boot, b"" if unknown."""
         if self._boots[host]:
             return self._boots[host][-1]
         return self._restored_parts[host].boot_id if host in self._restored_parts else b""
 
     def was_read(self, host: int, device: str, signal: str) -> bool:
-        """Return whether the table of *signal* had readings of *device* in the boot that its host runs in."""
+        """Return whether *signal*'s table had readings of *device* in the host's current boot."""
         known = BY_NAME.get(signal)
-        rows = self.tables.get(known.table) if known else None  # of an event: none
+        rows = self.tables.get(known.table) if known else None  # None for an event
         row = rows.devices.find(host, device) if rows else -1
         if rows and row >= 0 and int(rows.boot[row]) == self.boot_of(host):
             return True
@@ -587,14 +586,14 @@ class Fleet:
         return restored is not None and (device, signal) in restored.parts
 
     def driver_of(self, host: int, device: str) -> str:
-        """Return the version of the GPU's driver, as its host registered it (`fleet.py`)."""
+        """Return the GPU's driver version from its host's registration."""
         return driver_of(self.attributes[host], device)
 
     def reset_ns(self, host: int, device: str) -> int:
-        """Return the boot time until which a GPU was last seen to be reset; 0: not in this boot.
+        """Return the boot time of a GPU's last reset; 0: none in this boot.
 
-        Of what is no GPU that was read, when all GPUs of the host had been: an NVSwitch is reset when
-        they all are. One that was taken out of the host is none of them.
+        For a device that is not a known GPU, such as an NVSwitch, return the time when all GPUs of
+        the host had been reset, without GPUs that were taken out.
         """
         gpus, boot = self.devices["gpu"], self.boot_of(host)
         row = gpus.find(host, device)
@@ -604,50 +603,52 @@ class Fleet:
         if row < 0:
             inventory = self.attributes[host]
             rows = [
-                one
-                for one in gpus.rows_of(host)
-                if ("gpu", gpus.names[one]) in inventory or self.resets.has_read(one, boot)
+                gpu_row
+                for gpu_row in gpus.rows_of(host)
+                if ("gpu", gpus.names[gpu_row]) in inventory or self.resets.has_read(gpu_row, boot)
             ]
         return min((self.resets.at_ns(row, boot) for row in rows), default=0)
 
     @property
     def simulated(self) -> Flags:
-        """Which hosts do not exist."""
+        """Return which hosts are simulated."""
         return self._simulated[: len(self)]
 
     @property
     def last_received_ns(self) -> Times:
-        """When each host's last live frame came, by our clock; 0: never."""
+        """Return the time of each host's last live frame, aggregator's clock; 0: never."""
         return self._last_received_ns[: len(self)]
 
     @property
     def first_received_ns(self) -> Times:
-        """When each host's first live frame came; 0: none since our start."""
+        """Return the time of each host's first live frame; 0: none since the start."""
         return self._first_received_ns[: len(self)]
 
     @property
     def boot(self) -> Codes:
-        """A number per host that changes with every boot; 0: it was never heard of."""
+        """Return the number of each host's boot, which changes with every boot; 0: unknown."""
         return self._boot[: len(self)]
 
     @property
     def gpus(self) -> Codes:
-        """GPUs of each host: as registered, as seen in its current boot, or as before: a host that lost some does not
-        count as smaller."""
-        of = self.devices["gpu"].host[self.gpus_read]
-        shown = np.bincount(of, minlength=len(self))[: len(self)]
+        """Return the GPUs of each host: as registered, as read in this boot, or as before.
+
+        A host that lost GPUs does not count as smaller.
+        """
+        host_of_row = self.devices["gpu"].host[self.gpus_read]
+        shown = np.bincount(host_of_row, minlength=len(self))[: len(self)]
         registered = np.maximum(self._gpus[: len(self)], self._gpus_known[: len(self)])
         return np.maximum(registered, shown.astype(np.int32))
 
     @property
     def gpus_read(self) -> Flags:
-        """Of which GPUs anything was read in the boot that their hosts run in.
+        """Return which GPUs had any reading in their host's current boot.
 
-        By any of their tables: which collectors are off is the operator's affair.
+        Any table counts, as operators may switch collectors off.
         """
         gpus = self.devices["gpu"]
         boot, is_read = self.boot[gpus.host], np.zeros(gpus.count, dtype=bool)
-        for each in self.tables.values():
-            if each.devices is gpus and each.name != "gpu_1s_probe" and not is_read.all():
-                is_read |= each.boot == boot
+        for table in self.tables.values():
+            if table.devices is gpus and table.name != "gpu_1s_probe" and not is_read.all():
+                is_read |= table.boot == boot
         return is_read

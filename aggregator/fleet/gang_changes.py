@@ -1,4 +1,4 @@
-"""Hosts and GPUs whose compute time rose against the rest of their gang, at two time scales.
+"""Hosts and GPUs whose compute time rose against the rest of their gang, at two time scales; pace of gangs.
 
 A window of ten seconds finds a change within a minute if it holds several steps of the job. With steps of half a minute each
 such window covers a different part of the step, so windows of minutes find the slow host, later.
@@ -29,29 +29,29 @@ from ...fingerprints.stragglers import (
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from .reported_steps import is_long
 
-#: A GPU that waits draws this share of its limit (H100: 150 of 700 W); what is above it is drawn to compute.
+#: A waiting GPU draws this share of its limit (H100: 150 of 700 W); computing draws the rest.
 WAITING_POWER_SHARE = 0.21
-#: Smaller changes of a member's computing time are ignored; it is measured by SMs, or by power. A change of power below
-#: POWER_SLOW_MIN is only WATCH: leakage of a part 10 degrees hotter is 2 to 3 % (assumed).
+#: Minimum change of a member's computing time, by SMs or by power. A change of power below
+#: POWER_SLOW_MIN is only WATCH: a part that is 10 degrees hotter leaks 2 to 3 % more (assumed).
 BUSY_CHANGE_MIN, POWER_CHANGE_MIN, POWER_SLOW_MIN = 0.025, 0.035, 0.06
 BUSY_NOISE_MIN = 0.003
-#: The companions of a change: the member's work, and the logarithm of its gang's pace.
+#: Companions of a change: the member's work, and the logarithm of its gang's pace.
 CHANGE_WORK, CHANGE_PACE = range(2)
-#: Who became slow slows down its gang: by this share of its own slowdown, or it is none. A gang that goes faster than before
-#: has a member that recovered, and past windows of a checkpoint, a hot GPU or a busy host.
+#: A member that became slow must slow its gang by this share of its own slowdown. If the gang
+#: became faster, a member recovered: its past contains a checkpoint, a hot GPU or a busy host.
 PACE_SHARE_MIN = 0.2
-#: Windows of ten seconds in a minute, and minutes after which a member that was long from birth is named: each holds some
-#: steps, so that fewer tell as much.
+#: Fine windows per coarse window, and coarse windows until a member that was slow from the start is
+#: named; each has several steps, so few suffice.
 COARSE_WINDOWS, COARSE_BIRTH_STREAK = 6, 5
-#: Of a longer step, where ranks report it, a window of ten seconds holds less than two: it shows a part of the step, and minutes
-#: alone name who is long in all of it.
+#: With longer reported steps a fine window shows only a part of a step, so only coarse windows
+#: count.
 FINE_STEP_SECONDS_MAX = 5.0
-#: At least this many of a gang's GPUs must count SM cycles for these to be its measure.
+#: If fewer of a gang's GPUs count SM cycles, power is used.
 READ_SHARE_MIN = 0.8
 
 
 class GpuReadings(NamedTuple):
-    """What each GPU did in a window: by row of the GPUs, NaN where it is not known."""
+    """Means of each GPU in a window, by GPU row; NaN: unknown."""
 
     busy: Floats  # share of the SMs
     work: Floats  # share of the tensor cores
@@ -60,7 +60,9 @@ class GpuReadings(NamedTuple):
 
 
 class BusyChanges(NamedTuple):
-    """`hosts` and `gpus` have an entry for each member; `by_power`: of each gang, as nothing counts its SMs' cycles."""
+    """Changes of each host and GPU. `by_power`: per gang, whether busy time is estimated from
+    power.
+    """
 
     hosts: Change
     gpus: Change
@@ -68,7 +70,7 @@ class BusyChanges(NamedTuple):
 
 
 class _Scale:
-    """One scale of time: how many windows make one of its own."""
+    """Changes in windows of *windows* fine windows."""
 
     def __init__(self, windows: int, birth_streak: int) -> None:
         self._windows, self._ended = windows, 0
@@ -108,8 +110,10 @@ class _Scale:
         group: Indexes,
         by_power: Flags,
     ) -> None:
-        """Take in a window of ten seconds. *counts*: which GPUs it counts for; *of*: the host of each GPU; *group*: of each host,
-        and *gpu_group*, as for `ChangeMonitor.update`."""
+        """Add a fine window. *counts*: GPUs for which it counts; *of*: host of each GPU.
+
+        *group* (of each host) and *gpu_group*: as in `ChangeMonitor.update`.
+        """
         values, size = np.array(readings), gpu_group.size
         known = np.isfinite(values) & counts
         self._sums[:, :size][known] += values[known]
@@ -136,7 +140,7 @@ class _Scale:
 
 
 class BusyMonitor:
-    """The past of all hosts and GPUs in their gangs. For one thread."""
+    """Changes of all hosts and GPUs in their gangs. Use it in one thread."""
 
     def __init__(self) -> None:
         self._fine = _Scale(1, BIRTH_STREAK_MIN)
@@ -151,36 +155,38 @@ class BusyMonitor:
         changed: Flags,
         steps: Floats,
     ) -> BusyChanges:
-        """Take in a window, and return what shows now.
+        """Add a window; return the current changes.
 
-        *gangs*: of each host and of each GPU, -1 for none; *calm*: the same of those of gangs that worked in this window, and
-        of which nobody stalled. *of*: the host of each GPU. *changed*: hosts that came into another gang. *steps*: the step time that
-        each gang's ranks report, NaN for none: its period is known then, and says which scale counts.
+        *gangs*: of each host and of each GPU, -1: none; *calm*: likewise, only for gangs that
+        worked without a stall in this window. *of*: host of each GPU. *changed*: hosts whose gang
+        changed. *steps*: reported step time of each gang, NaN: none; it selects the scale.
         """
         (group, gpu_group), count = gangs, steps.size
         shares = [
-            np.bincount(gpu_group[(gpu_group >= 0) & np.isfinite(one)], minlength=count)
-            for one in (readings.busy, readings.watts)
+            np.bincount(gpu_group[(gpu_group >= 0) & np.isfinite(values)], minlength=count)
+            for values in (readings.busy, readings.watts)
         ]
         by_power = shares[0] < READ_SHARE_MIN * shares[1]
-        found: list[tuple[Change, Change]] = []
+        changes: list[tuple[Change, Change]] = []
         for scale, members, counts in (
             (self._fine, calm, calm[1] >= 0),
             (self._coarse, gangs, gpu_group >= 0),
         ):
             scale.reset(changed, changed[of])
             scale.observe(readings, counts, members[1], of, members[0], by_power)
-            found.append(scale.changes(group, gpu_group, count))
-        fine, coarse = found
+            changes.append(scale.changes(group, gpu_group, count))
+        fine, coarse = changes
         hosts, gpus = (
-            either(_only_of_short_steps(one, steps, members), other)
-            for one, other, members in zip(fine, coarse, gangs, strict=True)
+            either(_only_of_short_steps(fine_change, steps, members), coarse_change)
+            for fine_change, coarse_change, members in zip(fine, coarse, gangs, strict=True)
         )
         return BusyChanges(hosts, gpus, by_power)
 
 
 def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Floats, Floats]:
-    """Return how much longer each GPU computes than the others of its gang, and how much more work it does."""
+    """Return how much longer each GPU computes than its gang's others, and how much more work it
+    does.
+    """
     count = by_power.size
     is_by_power = per_member(by_power.astype(np.float64), gpu_group) > 0
     watts = np.where(means.watts > 0.0, means.watts, np.nan)
@@ -194,7 +200,9 @@ def _excess(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> tuple[Fl
 
 
 def _log_pace(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> Floats:
-    """Return the logarithm of the pace of each GPU's gang: the work of the GPU in the middle; by power, what it draws to compute."""
+    """Return the logarithm of the pace of each GPU's gang: median work, or median power above
+    waiting.
+    """
     work = np.where(
         per_member(by_power.astype(np.float64), gpu_group) > 0,
         means.watts,
@@ -204,13 +212,13 @@ def _log_pace(means: GpuReadings, gpu_group: Indexes, by_power: Flags) -> Floats
 
 
 def _only_of_short_steps(change: Change, steps: Floats, group: Indexes) -> Change:
-    """Return *change*, without those named whose gang reports a step that ten seconds do not hold twice."""
+    """Return *change* without members of gangs whose reported step is too long for fine windows."""
     is_named = change.is_named & ~is_long(steps, group, FINE_STEP_SECONDS_MAX)
     return change._replace(is_named=is_named)
 
 
 def _slowing(change: Change) -> Change:
-    """Return *change*, without those named whose gang does not go slower since."""
+    """Return *change* without members whose gang did not become slower."""
     slower = -change.companions[CHANGE_PACE]
     with np.errstate(invalid="ignore"):
         is_none = ~change.from_birth & (slower < PACE_SHARE_MIN * change.excess)
@@ -224,10 +232,11 @@ def _mean_by_host(values: Floats, gpu_group: Indexes, of: Codes, hosts: int) -> 
 
 
 def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) -> Floats:
-    """Return how much longer each member is busy than the others, as far as its clock does not explain it.
+    """Return by how much longer each member is busy than the others, beyond the effect of its
+    clock.
 
-    A clock that is low has a rule of its own. If time and cycles disagree on which is longer, the clock explains it:
-    a GPU that was hot at the start of its job must not look slow once it is cool.
+    A low clock has its own rule. If time and cycles disagree on which is longer, the clock explains
+    the difference: a GPU that was hot at the start of its job must not look slow after it cooled.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         longer, more_cycles = (
@@ -238,20 +247,20 @@ def unexplained_excess(busy: Floats, clock: Floats, group: Indexes, count: int) 
         return np.where(longer * more_cycles > 0.0, same, 0.0 * longer * more_cycles)
 
 
-# ----------------------------------------------------------------------
-# How fast each gang goes against its own past: the work of its host in the middle, window by window.
-#
-# In a synchronous gang all hosts slow down together. A fall of its pace blames nobody; it says when to look for who
-# did it, and what that costs.
+# Pace of each gang compared with its own past, from the work of its median host. In a synchronous
+# gang all hosts slow down together, so a fall does not show the culprit; it shows when to search,
+# and the cost.
 
-#: Windows that make a past, of which the first are forgotten. A window holds some steps and a part of one: its pace is taken
-#: as the mean with those before it.
+#: Windows before the past is valid, of which the first are ignored. A window covers no whole number
+#: of steps, so the pace is smoothed over several.
 PACE_WINDOWS_MIN, WARMUP_WINDOWS, SMOOTHED_WINDOWS = 6, 2, 3
-#: Windows that the usual pace is the median of, and after how many slow ones (an hour) they are what is usual.
+#: Windows in the past; slow windows before a fall is reported; slow windows (an hour) after which
+#: the past restarts.
 PAST_WINDOWS, SLOW_WINDOWS, SLOW_WINDOWS_MAX = 60, 3, 360
-#: A smaller fall is ignored, as is one within this many times the scatter of the pace.
+#: Minimum fall, absolute and relative to the scatter of the pace.
 FALL_MIN, SCATTER_FACTOR = 0.015, 4.0
-#: A window of less than this share of the usual pace is a checkpoint or an evaluation, unless this many come on end.
+#: Windows below this share of the usual pace are a checkpoint or an evaluation, unless more than
+#: this many are consecutive.
 PAUSE_RATIO_MAX, PAUSE_WINDOWS_MAX = 0.7, 3
 
 
@@ -268,14 +277,14 @@ class _Past:
 
 @dataclass(frozen=True, slots=True)
 class PaceFall:
-    """A gang goes slower than it did: by which share of its pace, and since when."""
+    """Slowdown of a gang: share of its pace, and beginning."""
 
     ratio: float
     since_ns: int
 
 
 class GangPaceMonitor:
-    """The pace of all gangs. For one thread."""
+    """The pace of all gangs. Use it in one thread."""
 
     def __init__(self) -> None:
         self._pasts: dict[int, _Past] = {}
@@ -283,23 +292,24 @@ class GangPaceMonitor:
     def update(
         self, memberships: Sequence[int], paces: Floats, now_ns: int
     ) -> Mapping[int, PaceFall]:
-        """Take in a window, and return the gangs that go slower than they did, by their place.
+        """Add a window; return the gangs that became slower, by index.
 
-        *memberships*: which make-up of which gang each is, never used for another; *paces*: of each, NaN where it did not work.
+        *memberships*: unique number of each gang and its members; *paces*: NaN for a gang that did
+        not work.
         """
         self._pasts = {code: self._pasts.get(code) or _Past() for code in memberships}
-        found: dict[int, PaceFall] = {}
-        for place, (code, pace) in enumerate(zip(memberships, paces.tolist(), strict=True)):
+        falls: dict[int, PaceFall] = {}
+        for index, (code, pace) in enumerate(zip(memberships, paces.tolist(), strict=True)):
             past = self._pasts[code]
             if pace > 0.0 and self._take(past, pace):  # not NaN
                 self._observe(past, now_ns)
             if past.slow_windows >= SLOW_WINDOWS:
                 ratio = 1.0 - median(past.slow) / median(past.usual)
-                found[place] = PaceFall(ratio, past.slow_since_ns)
-        return found
+                falls[index] = PaceFall(ratio, past.slow_since_ns)
+        return falls
 
     def _take(self, past: _Past, pace: float) -> bool:
-        """Put a window to the last ones, and say whether their mean is a pace."""
+        """Add a window; return whether the smoothed pace is valid."""
         past.windows += 1
         if past.windows <= WARMUP_WINDOWS:
             return False
@@ -318,7 +328,7 @@ class GangPaceMonitor:
             past.usual.append(pace)
             return
         usual = median(past.usual)
-        scatter = median([abs(one - usual) for one in past.usual]) / usual
+        scatter = median([abs(pace_before - usual) for pace_before in past.usual]) / usual
         if pace >= (1.0 - max(FALL_MIN, SCATTER_FACTOR * scatter)) * usual:
             past.usual.append(pace)
             past.slow.clear()

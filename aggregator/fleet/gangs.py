@@ -1,4 +1,5 @@
-"""Which hosts of a job wait for which: compares the hosts of one job in windows of ten seconds.
+"""Finds the hosts of a job for which the others wait, by comparing its hosts in windows of ten
+seconds.
 
 In a synchronous job all ranks step together, so each does its share of work in the same wall time. They differ in how long
 they compute and how long they wait: the culprit is the host that does not wait. Each window names it, by the share of time
@@ -47,12 +48,10 @@ if TYPE_CHECKING:
     from .fleet import Fleet
 
 
-# ----------------------------------------------------------------------
-# What the ports of each host move, and how they say that the network makes them wait.
-
-
 class CongestionCounter(NamedTuple):
-    """A counter that rises while a port has to wait. `least`: a second, of a whole host; less is nothing (assumed)."""
+    """A counter that rises while a port waits. `rate_min`: lower rates of a host are ignored
+    (assumed).
+    """
 
     table: str
     column: str
@@ -60,7 +59,8 @@ class CongestionCounter(NamedTuple):
     description: str
 
 
-#: InfiniBand: data to send and no credit. RoCE: notifications by DCQCN; most fabrics that pause ports mark packets first.
+#: InfiniBand: data without credits. RoCE: notifications of DCQCN; most fabrics that pause ports
+#: mark packets first.
 CONGESTION_COUNTERS = (
     CongestionCounter("rdma_1s", "transmit_wait_count", 1000.0, "wait for credits"),
     CongestionCounter("rdma_1s_changes", "congestion_notifications_handled_packets", 10.0, "are told to slow down"),
@@ -69,22 +69,25 @@ TRAFFIC_COLUMNS = (("rdma_1s", "received_bytes"), ("rdma_1s", "transmitted_bytes
 
 
 def traffic_rates(fleet: Fleet, now_ns: int) -> Floats:
-    """Return the bytes a second that all ports of each host moved in about the last ten; NaN where none is read."""
-    return np.asarray(sum(_rates_by_host(fleet, *one, now_ns) for one in TRAFFIC_COLUMNS))
+    """Return each host's bytes per second over all ports in about the last 10 s; NaN: not read."""
+    return np.asarray(sum(_rates_by_host(fleet, *source, now_ns) for source in TRAFFIC_COLUMNS))
 
 
 def congestion_rates(fleet: Fleet, now_ns: int) -> Floats:
-    """Return the same of each sign: (signs, hosts)."""
+    """Return the rates of the congestion counters likewise: (counters, hosts)."""
     return np.array(
-        [_rates_by_host(fleet, one.table, one.column, now_ns) for one in CONGESTION_COUNTERS]
+        [
+            _rates_by_host(fleet, counter.table, counter.column, now_ns)
+            for counter in CONGESTION_COUNTERS
+        ]
     )
 
 
 def port_rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
-    """Return how much a second a counter rose, of each port, in about the last ten seconds; NaN: not read."""
+    """Return each port's rate of a counter per second, in about the last 10 s; NaN: not read."""
     table = fleet.tables[table_name]
     age_seconds = table.age_seconds(fleet.boot, fleet.host_now_ns(now_ns))
-    # What comes every second is of now; what comes on change alone did not change since.
+    # A periodic table is current; a table sent on change has not changed since.
     quiet_seconds = np.where(age_seconds < 2.5 * table.period_seconds, 0.0, age_seconds)
     known = table.known(column)
     if column in table.sticky:
@@ -93,26 +96,25 @@ def port_rates(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Float
 
 
 def _rates_by_host(fleet: Fleet, table_name: str, column: str, now_ns: int) -> Floats:
-    each = port_rates(fleet, table_name, column, now_ns)
-    known = np.isfinite(each)
-    of = fleet.tables[table_name].devices.host[known]
-    total = np.bincount(of, weights=each[known], minlength=len(fleet))
-    return np.where(np.bincount(of, minlength=len(fleet)) > 0, total, np.nan)
+    port_rate = port_rates(fleet, table_name, column, now_ns)
+    known = np.isfinite(port_rate)
+    host_of_port = fleet.tables[table_name].devices.host[known]
+    total = np.bincount(host_of_port, weights=port_rate[known], minlength=len(fleet))
+    return np.where(np.bincount(host_of_port, minlength=len(fleet)) > 0, total, np.nan)
 
 
-# ----------------------------------------------------------------------
-# The usual values of each host in the job that it runs: a mean that is frozen while something is
-# unusual.
-
-#: Windows that make a past, of which the first are forgotten: a job begins slowly. And seconds after which a mean has
-#: forgotten the rest.
+#: Windows before a baseline is valid, of which the first are ignored because a job begins slowly;
+#: time constant of the mean.
 WINDOWS_MIN, WARMUP_WINDOWS, BASELINE_SECONDS = 8, 2, 600.0
-#: What is unusual for this many windows (an hour) is usual from then on.
+#: After this many unusual windows (an hour) the baseline restarts.
 UNUSUAL_MAX = 360
 
 
 class HostBaseline:
-    """Means of some values of every host, NaN where too little is known. Belongs to the fleet's thread."""
+    """Mean values of every host in its job; NaN: too little data. Owned by the fleet's thread.
+
+    The mean is not updated while the host is unusual.
+    """
 
     def __init__(self, width: int, capacity: int) -> None:
         self._means: Floats = np.zeros((width, capacity))
@@ -120,23 +122,25 @@ class HostBaseline:
         self._unusual: Codes = np.zeros(capacity, dtype=np.int32)
 
     def fit(self, capacity: int) -> None:
-        """Make room for this many hosts."""
+        """Grow the arrays to *capacity* hosts."""
         if self._unusual.size < capacity:
             for name in ("_means", "_windows", "_unusual"):
                 setattr(self, name, grown(getattr(self, name), capacity))
 
     def reset(self, hosts: Flags) -> None:
-        """Forget these: another job has another usual."""
+        """Restart the baselines of *hosts*, whose job changed."""
         self._windows[:, : hosts.size] *= ~hosts
         self._unusual[: hosts.size] *= ~hosts
 
     def mean(self, hosts: int) -> Floats:
-        """Return the means of the first *hosts*: a row for each value."""
+        """Return the means of the first *hosts* hosts: a row per value."""
         known = self._windows[:, :hosts] >= WINDOWS_MIN
         return np.where(known, self._means[:, :hosts], np.nan)
 
     def update(self, values: Floats, counts: Flags, unusual: Flags, window_seconds: float) -> None:
-        """Take in a window: *values* (a row each) of the hosts that it *counts* for, but of those that are *unusual* now."""
+        """Add a window of *values* (row per value) for the hosts in *counts* that are not
+        *unusual*.
+        """
         hosts = counts.size
         unusual_windows = self._unusual[:hosts]
         unusual_windows[counts & unusual] += 1
@@ -152,9 +156,9 @@ class HostBaseline:
         means[updated] = (means * (1.0 - weight) + values * weight)[updated]
 
 
-#: A window, and how many of them a verdict looks at.
+#: Length of a window, and windows per verdict.
 WINDOW_NS, WINDOWS = 10_000_000_000, 12
-#: What is averaged over a window: table -> columns.
+#: Columns averaged over a window, by table.
 SAMPLED = {
     "gpu_fast_1s": ("sm_active_ratio", "tensor_active_ratio"),
     "gpu_1s": ("utilization_ratio",),
@@ -164,55 +168,59 @@ SAMPLED = {
 }  # fmt: skip
 BUSY, WORK, USED, CPU, IO, STEAL = range(6)
 _FIRST = {"gpu_fast_1s": BUSY, "gpu_1s": USED, "host_1s": CPU}
-#: A change of the time in which nothing runs on a host's GPUs: less is none.
+#: Minimum change, and noise, of the share of time in which nothing runs on a host's GPUs.
 GAP_CHANGE_MIN, GAP_NOISE_MIN = 0.015, 0.002
-#: Companions of a change of a host's gaps: what its cores and disks say.
+#: Companions of a change of a host's gaps: pressure of its cores and disks.
 CHANGE_CPU, CHANGE_IO, CHANGE_STEAL = range(3)
-#: A gang that nobody tells of moves so much between its hosts: bytes a second of each (assumed).
+#: Minimum traffic of a host in an inferred gang, bytes per second (assumed).
 TRAFFIC_MIN = 50e6
 
 
 class GangComparison(NamedTuple):
-    """Each host within its gang, over the last windows in which the gang worked. Ratios are over the median of the others.
+    """Each host compared with its gang over the last windows in which the gang worked.
 
-    NaN where nothing is known. `gang`: its place in `GangMonitor.jobs`, -1 for none.
+    Ratios are relative to the median of the others; NaN: unknown. `gang`: index in
+    `GangMonitor.jobs`, -1: none.
     """
 
     gang: Indexes
-    gpu_gang: Indexes  # of each row of GPUs: for whom it computes
-    shared: Flags  # it has GPUs that are not its gang's
+    gpu_gang: Indexes  # gang for which each GPU row computes
+    shared: Flags  # some of its GPUs are not its gang's
     divided: Flags  # its GPUs compute for several jobs
     windows: Codes
-    busy: Floats  # how much longer its SMs were busy than the others', at its clock
-    busy_often: Floats  # share of the windows in which it was half as much longer or more than all but the few longest
+    busy: Floats  # how much longer its SMs were busy, at its clock
+    # Share of windows in which it led by half of that, except over the few longest.
+    busy_often: Floats
     work: Floats  # how much more its tensor cores did
     gap_often: Floats
-    gap_run: Codes  # windows on end up to now in which it was so: of two hosts, twelve cannot tell which it is
-    gap: Floats  # share of the time in which nothing ran on its GPUs, and on the others' something did
-    gap_median: Floats  # the same share of time, of its gang, by its median
-    cpu: Floats  # pressure, more than the others'
+    # Consecutive windows with a gap until now: twelve windows cannot show the culprit of two hosts.
+    gap_run: Codes
+    gap: Floats  # share of time without work on its GPUs beyond that of the others
+    gap_median: Floats  # median of that share in its gang
+    cpu: Floats  # pressure beyond that of the others
     io: Floats
-    io_median: Floats  # pressure of its gang, by its median
+    io_median: Floats  # median pressure of its gang
     steal: Floats
-    # Against its own past in this job.
-    slowed: Floats  # how much less its ports moved, as a share
+    # Compared with its own past in this job:
+    slowed: Floats  # share by which its ports' traffic fell
     slowed_often: Floats
-    waits: Floats  # how many times as much they waited for the network, by the sign that rose most
-    gap_more: Floats  # of the time
+    waits: Floats  # increase of network waits, by the counter that rose most
+    gap_more: Floats  # share of time
     gap_more_often: Floats
     cpu_more: Floats
     io_more: Floats
-    # A change that shows now, of a host's busy time and of its gaps, and of each GPU's busy time.
+    # Current changes of a host's busy time and gaps, and of each GPU's busy time:
     busy_change: Change
     gap_change: Change
     gpu_change: Change
-    by_power: Flags  # of each gang: busy time is by power, as nothing counts its SMs' cycles
-    gpu_limit_before: (
-        Floats  # of each row of GPUs: its power limit when it came into its gang, watts
-    )
+    by_power: Flags  # per gang: busy time is estimated from power, as SM cycles are not counted
+    # Per GPU row: its power limit in watts when it joined its gang.
+    gpu_limit_before: Floats
 
     def of_gpus(self, hosts: Codes) -> Indexes:
-        """Return the gang of each row of GPUs, -1 for none. *hosts*: of each; there may be more now than there were."""
+        """Return the gang of each GPU row, -1: none. *hosts*: host of each row, possibly newer than
+        this.
+        """
         gang = np.full(hosts.shape, -1, dtype=np.intp)
         known = hosts < self.gang.size
         gang[known] = self.gang[hosts[known]]
@@ -220,27 +228,28 @@ class GangComparison(NamedTuple):
         return gang
 
 
-#: What the mean of the windows tells, and what only each of them does.
+#: Values averaged over the windows, and values used in single windows.
 _MEANS = (
     "busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal",
     "slowed", "waits", "gap_more", "cpu_more", "io_more",
 )  # fmt: skip
 _WINDOW_VALUES = (*_MEANS, "lead")
-#: What is counted by windows -> where it shows in one. Who is longer than the median of the others' is one of many when
-#: one of three stalls: it is not who leads.
+#: Share of windows -> the value that decides in each window. When one host of three stalls, several
+#: exceed the median of the others, but only one leads.
 _OFTEN_SHOWN_BY = {"busy": "lead", "gap": "gap", "slowed": "slowed", "gap_more": "gap_more"}
-#: A window counts for what is so in all when it shows this share of it.
+#: A window counts if it shows this share of the mean.
 OFTEN_SHARE = 0.5
-#: What is so much unlike the past is not taken for usual: waits this many times as often, and gaps of so much more time.
+#: Values that differ this much from the past are not added to the baseline: ratio of waits, share
+#: of traffic, share of time in gaps.
 UNUSUAL_WAITS, UNUSUAL_SLOWED, UNUSUAL_GAP = 1.25, 0.02, 0.015
 
 
-#: The tables that have a row for each GPU.
+#: Tables with a row per GPU.
 GPU_TABLES = ("gpu_fast_1s", "gpu_1s")
 
 
 class WindowSums:
-    """Sums of some readings over a window, by device or by host; the arrays grow with what they are of."""
+    """Sums of readings over a window, by device or by host; the arrays grow as needed."""
 
     def __init__(self, width: int) -> None:
         self._sums: Floats = np.zeros((width, 64))
@@ -249,25 +258,25 @@ class WindowSums:
     def add(
         self, table: DeviceTable, columns: tuple[str, ...], rows: Indexes, places: Indexes
     ) -> None:
-        """Add *columns* of *rows* of *table* at *places*, each only once."""
+        """Add *columns* of *rows* of *table* at the distinct indexes *places*."""
         size = int(places.max(initial=-1)) + 1
         if size > self._sums.shape[1]:
             capacity = capacity_for(size, self._sums.shape[1])
             self._sums, self._counts = grown(self._sums, capacity), grown(self._counts, capacity)
-        for at, column in enumerate(columns):
+        for index, column in enumerate(columns):
             values = table.gauge_at(column, rows)
             known = np.isfinite(values)
-            self._sums[at, places[known]] += values[known]
-            self._counts[at, places[known]] += 1.0
+            self._sums[index, places[known]] += values[known]
+            self._counts[index, places[known]] += 1.0
 
     def totals(self, size: int) -> tuple[Floats, Floats]:
-        """Return sums and counts of the first *size* places: (columns, size)."""
+        """Return sums and counts of the first *size* indexes: (columns, size)."""
         padding = ((0, 0), (0, max(0, size - self._sums.shape[1])))
         sums, counts = (np.pad(a[:, :size], padding) for a in (self._sums, self._counts))
         return sums, counts
 
     def means(self, size: int) -> Floats:
-        """Return the means of the first *size* places, NaN of one without a reading."""
+        """Return the means of the first *size* indexes; NaN without a reading."""
         sums, counts = self.totals(size)
         return np.asarray(sums / counts)
 
@@ -277,7 +286,7 @@ class WindowSums:
 
 
 class GangMonitor:
-    """Belongs to the fleet's thread."""
+    """Compares the hosts of each job. Owned by the fleet's thread."""
 
     def __init__(self) -> None:
         #: The jobs, as of the last window.
@@ -292,11 +301,12 @@ class GangMonitor:
         self._pace = GangPaceMonitor()
         #: The steps that ranks report, as of the last window.
         self.steps = ReportedSteps()
-        #: The gangs that go slower than they did, by their place in `jobs`.
+        #: The gangs that became slower, by index in `jobs`.
         self.pace_falls: Mapping[int, PaceFall] = {}
-        #: The gangs that nobody tells of, by host; as of the window before.
+        #: The inferred gangs, as of the previous window.
         self._inferred: list[Job] = []
-        #: By kind of device: which rows are on a host of a gang, and not the gang's. As of the last window.
+        #: Per kind of device: rows on a host of a gang that do not belong to the gang, as of the
+        #: last window.
         self._foreign: dict[str, Flags] = {}
         self._allocate(64)
 
@@ -306,7 +316,7 @@ class GangMonitor:
         self._limit_before: Floats = np.zeros(0)
         self._busy_monitor = BusyMonitor()
         self._gap_changes = ChangeMonitor(capacity, companions=3, noise_min=GAP_NOISE_MIN)
-        #: Which make-up of which gang each host was in; 0: none.
+        #: Number of each host's gang and its members; 0: none.
         self._membership: Codes = np.zeros(capacity, dtype=np.int32)
         self._baseline = HostBaseline(1 + len(CONGESTION_COUNTERS) + 3, capacity)
         self._rings: NDArray[np.float32] = np.zeros(
@@ -318,15 +328,15 @@ class GangMonitor:
         self._joules_ns: Times = np.zeros(64, dtype=np.int64)
 
     def sample(self, table: DeviceTable, rows: Indexes, hosts: int) -> None:
-        """Add the new readings of *rows* to the window of their devices."""
+        """Add the new readings of *rows* to the current window."""
         if table.name not in SAMPLED:
             return
         self._fit(hosts)
         if table.name in GPU_TABLES:
             self._gpu_sums[table.name].add(table, SAMPLED[table.name], rows, rows)
         else:
-            of = table.devices.host[rows].astype(np.intp)
-            self._host_sums.add(table, SAMPLED[table.name], rows, of)
+            host_of_row = table.devices.host[rows].astype(np.intp)
+            self._host_sums.add(table, SAMPLED[table.name], rows, host_of_row)
 
     def _fit(self, hosts: int) -> None:
         if self._membership.size < hosts:
@@ -358,27 +368,29 @@ class GangMonitor:
         self._number += 1
 
     def unattributed_jobs(self, host: int) -> list[Job]:
-        """Return the job of several hosts that *host* is in, as of the last window, where no process tells of it."""
+        """Return the host's job of several hosts, if it is only scheduled or inferred."""
         gang = self.comparison.gang if self.comparison is not None else np.zeros(0, dtype=np.intp)
         job = self.jobs[gang[host]] if host < gang.size and gang[host] >= 0 else None
         return [job] if job is not None and job.key[0] in (SCHEDULER, INFERRED) else []
 
     def _gangs_of_hosts(self, hosts: int) -> tuple[Indexes, Indexes]:
-        """Return the gang of each host, -1 for none or two, and start over where a gang is another than before.
+        """Return the gang of each host (-1: none or several), and how many GPUs of the host it
+        holds.
 
-        And how many of the host's GPUs its gang's job holds, -1 likewise. Where jobs share all of their hosts, these are the
-        first one's: each runs beside as much as the others do. Of the other jobs the GPUs are compared, and no hosts.
+        Restart the baselines where the gang or its members changed. Jobs that share all of their
+        hosts are compared by the first job's hosts, since the others run alike; the GPUs of the
+        other jobs are compared, but not their hosts.
         """
         gang, gpus_held = np.full(hosts, -1, dtype=np.intp), np.full(hosts, -1, dtype=np.intp)
         twice = np.zeros(hosts, dtype=bool)
         code = np.zeros(hosts, dtype=np.int32)
         members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
-        # Beside a job of several hosts a process of nobody's, or a shell, makes no host another job's.
+        # On hosts of a job of several hosts, single-host processes such as a shell are ignored.
         self.jobs.sort(key=lambda job: len(job.gpus) == 1)
         in_several = np.zeros(hosts, dtype=bool)
         neighbors = _jobs_of_hosts(self.jobs)
         for place, job in enumerate(self.jobs):
-            # Hosts that hold fewer GPUs for it than the others do another share of the work.
+            # Hosts with fewer GPUs for the job than the others do a different share of the work.
             counts = list(job.gpus.values())
             gpus_usual = max(set(counts), key=counts.count)
             full_hosts = frozenset(host for host, gpus in job.gpus.items() if gpus == gpus_usual)
@@ -387,16 +399,20 @@ class GangMonitor:
                 self._membership_last += 1
                 before = full_hosts, self._membership_last
             members[job.key] = before
-            at = np.fromiter(full_hosts, np.intp, len(full_hosts))
-            if len(job.gpus) == 1 and in_several[at].any():
+            members_index = np.fromiter(full_hosts, np.intp, len(full_hosts))
+            if len(job.gpus) == 1 and in_several[members_index].any():
                 continue
             is_several = len(job.gpus) > 1
-            alike = is_several and len({neighbors[host] for host in full_hosts}) == 1
-            if alike and (gang[at] >= 0).all():
+            is_same_hosts = is_several and len({neighbors[host] for host in full_hosts}) == 1
+            if is_same_hosts and (gang[members_index] >= 0).all():
                 continue
-            in_several[at] = is_several
-            twice[at] |= gang[at] >= 0
-            gang[at], code[at], gpus_held[at] = place, before[1], gpus_usual
+            in_several[members_index] = is_several
+            twice[members_index] |= gang[members_index] >= 0
+            gang[members_index], code[members_index], gpus_held[members_index] = (
+                place,
+                before[1],
+                gpus_usual,
+            )
         self._members = members
         gang[twice], code[twice], gpus_held[twice] = -1, 0, -1
         changed = code != self._membership[:hosts]
@@ -411,19 +427,21 @@ class GangMonitor:
     def _assign_gpus(
         self, fleet: Fleet, gang: Indexes, gpus_held: Indexes
     ) -> tuple[Indexes, Flags]:
-        """Note which GPUs are not those of their host's gang. Return for whom each computes, and which hosts have such."""
-        found: dict[str, tuple[Indexes, Flags]] = {}
+        """Store the GPUs outside their host's gang; return the gang of each GPU, and the shared
+        hosts.
+        """
+        result: dict[str, tuple[Indexes, Flags]] = {}
         for kind in ("gpu", "gpu_fast"):
             devices = fleet.devices[kind]
             shared = are_shared(devices, gpus_held)
             computes_for = gangs_of_gpus(devices, gang, shared, self.jobs, fleet.jobs)
             of_host = gang[devices.host]
             self._foreign[kind] = (of_host >= 0) & (computes_for != of_host)
-            found[kind] = computes_for, shared
-        return found["gpu"]
+            result[kind] = computes_for, shared
+        return result["gpu"]
 
     def _infer(self, fleet: Fleet, jobs: Sequence[Job], now_ns: int) -> None:
-        """Find the gangs of hosts that work, and that no process and no scheduler gives to a job of several hosts."""
+        """Infer gangs among hosts that work without a known job of several hosts."""
         hosts, gpus = len(fleet), fleet.devices["gpu"]
         clock = fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns))
         loaded = np.bincount(gpus.host, weights=np.isfinite(clock), minlength=hosts)
@@ -434,7 +452,7 @@ class GangMonitor:
         with np.errstate(invalid="ignore", divide="ignore"):
             candidates &= traffic >= TRAFFIC_MIN
             work = self._host_means_of_gpus(fleet)[WORK]
-        # Without a counter of work the network alone would take any two jobs of one size for a gang.
+        # By traffic alone any two jobs of the same size would look like a gang.
         rates = np.array([work, traffic])
         self._inferred = [
             Job((INFERRED, "", min(members)), {host: int(fleet.gpus[host]) for host in members})
@@ -455,9 +473,7 @@ class GangMonitor:
             means = np.vstack([self._host_means_of_gpus(fleet), self._host_sums.means(hosts)])
             busy = means[BUSY]
             known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_reporting(fleet, now_ns)
-            known &= (
-                ~self._changed_hosts
-            )  # of a part of the window it was in another gang, or in none
+            known &= ~self._changed_hosts  # their window includes another gang, or none
             above = self._mean(fleet, watts - _loaded_watts_min(fleet))
             works = medians(np.where(known, above, np.nan), gang, count) > 0.0
             shown = works & _enough_hosts_read(gang, known, count)
@@ -468,26 +484,27 @@ class GangMonitor:
             values |= self._against_baseline(fleet, means, group >= 0, now_ns)
             steps = gang_steps(steps_by_host, group, count)
             self._find_changes(fleet, values, (gang, group, gpu_gang), (watts, clock), steps)
-            # Steps where ranks report them; else work as the middle host does it; where nothing counts it, power above waiting.
+            # Reported steps if any; else the median host's work; without a counter of work, power
+            # above waiting.
             work = np.where(np.isfinite(means[WORK]), means[WORK] * cycles_clock, above)
             paces = medians(np.where(group >= 0, work, np.nan), group, count)
             is_reported = np.isfinite(steps)
             self.pace_falls = self._pace.update(
-                # What is measured in another way has another past.
+                # Another way of measuring needs another past.
                 [
-                    2 * self._members[job.key][1] + int(is_reported[at])
-                    for at, job in enumerate(self.jobs)
+                    2 * self._members[job.key][1] + int(is_reported[index])
+                    for index, job in enumerate(self.jobs)
                 ],
                 np.where(is_reported, 1.0 / steps, paces),
                 now_ns,
             )
-        at = self._number % WINDOWS
+        slot = self._number % WINDOWS
         for number, name in enumerate(_WINDOW_VALUES):
-            self._rings[number, at, :hosts] = values[name]
-        self._filled[at, :hosts] = group >= 0
+            self._rings[number, slot, :hosts] = values[name]
+        self._filled[slot, :hosts] = group >= 0
 
     def _note_limits(self, fleet: Fleet, changed: Flags) -> None:
-        """Keep what the power limit of each GPU is, as it comes into a gang."""
+        """Store the power limit that each GPU has when it joins a gang."""
         limits = fleet.tables["gpu_10s"].gauge("power_limit_watts")
         known = self._limit_before.size
         self._limit_before = np.pad(
@@ -497,20 +514,20 @@ class GangMonitor:
         self._limit_before[is_new] = limits[is_new]
 
     def _host_means_of_gpus(self, fleet: Fleet) -> Floats:
-        """Return the means of BUSY, WORK and USED over the GPUs of each host that are its gang's."""
-        found: list[Floats] = []
+        """Return the means of BUSY, WORK and USED over each host's GPUs of its gang."""
+        host_means: list[Floats] = []
         for name in GPU_TABLES:
             devices = fleet.tables[name].devices
             sums, counts = self._gpu_sums[name].totals(devices.count)
-            of = devices.host
+            host_of_gpu = devices.host
             of_gang = ~self._foreign[devices.kind]
-            for total, each in zip(sums, counts, strict=True):
+            for total, reading_counts in zip(sums, counts, strict=True):
                 summed, number = (
-                    np.bincount(of, weights=values * of_gang, minlength=len(fleet))
-                    for values in (total, each)
+                    np.bincount(host_of_gpu, weights=values * of_gang, minlength=len(fleet))
+                    for values in (total, reading_counts)
                 )
-                found.append(summed / number)
-        return np.array(found)
+                host_means.append(summed / number)
+        return np.array(host_means)
 
     def _find_changes(
         self,
@@ -520,8 +537,11 @@ class GangMonitor:
         power: tuple[Floats, Floats],
         steps: Floats,
     ) -> None:
-        """Take the window into the pasts of hosts and of GPUs. *gangs*: of hosts, of those that count now, and of GPUs.
-        *steps*: the step time that each gang reports."""
+        """Add the window to the pasts of hosts and GPUs.
+
+        *gangs*: of hosts, of hosts that count in this window, and of GPUs. *steps*: step time that
+        each gang reports.
+        """
         gang, group, gpu_gang = gangs
         count, gpus = len(self.jobs), fleet.devices["gpu"]
         watts, clock = power
@@ -537,7 +557,8 @@ class GangMonitor:
         stalls = self._gap_changes.update(
             values["gap"], companions, group, np.full(count, GAP_CHANGE_MIN)
         )
-        # Where one member stalls the others wait for it, and who stalled least looks slow: stalls may go round.
+        # While a member stalls the others wait, and the one that stalled least looks slow; stalls
+        # may alternate.
         stalled = np.bincount(group[stalls & (group >= 0)], minlength=count) > 0
         calm = np.where(per_member(stalled.astype(np.float64), group) > 0, -1, group)
         gpu_calm = np.where(
@@ -555,27 +576,27 @@ class GangMonitor:
         self._group = group
 
     def _mean(self, fleet: Fleet, values: Floats) -> Floats:
-        """Return the mean of *values* of GPUs over those of each host's gang."""
+        """Return the mean of *values* over each host's GPUs of its gang."""
         known = np.isfinite(values) & ~self._foreign["gpu"]
-        of = fleet.devices["gpu"].host[known]
-        total = np.bincount(of, weights=values[known], minlength=len(fleet))
-        return np.asarray(total / np.bincount(of, minlength=len(fleet)))
+        host_of_gpu = fleet.devices["gpu"].host[known]
+        total = np.bincount(host_of_gpu, weights=values[known], minlength=len(fleet))
+        return np.asarray(total / np.bincount(host_of_gpu, minlength=len(fleet)))
 
     def _watts(self, fleet: Fleet) -> Floats:
-        """Return the mean power of each GPU over the window, by its energy, else as it was read last."""
+        """Return each GPU's mean power over the window, from its energy, else its last power."""
         second = fleet.tables["gpu_1s"]
         joules, count = second.gauge("energy_joules"), fleet.devices["gpu"].count
         if self._joules.size < count:
             capacity = fleet.devices["gpu"].capacity
             self._joules = grown(self._joules, capacity)
             self._joules_ns = grown(self._joules_ns, capacity)
-        at_ns = second.read_ns
-        seconds = (at_ns - self._joules_ns[:count]) / 1e9
+        read_ns = second.read_ns
+        seconds = (read_ns - self._joules_ns[:count]) / 1e9
         drawn = joules - self._joules[:count]
-        is_one = (drawn >= 0.0) & (seconds > 0.5) & (seconds < 10 * WINDOW_NS / 1e9)
-        self._joules[:count], self._joules_ns[:count] = joules, at_ns
+        is_usable = (drawn >= 0.0) & (seconds > 0.5) & (seconds < 10 * WINDOW_NS / 1e9)
+        self._joules[:count], self._joules_ns[:count] = joules, read_ns
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(is_one, drawn / seconds, second.gauge("power_watts"))
+            return np.where(is_usable, drawn / seconds, second.gauge("power_watts"))
 
     def _busy_excess(
         self, busy: Floats, work: Floats, clock: Floats, group: Indexes, count: int
@@ -590,9 +611,9 @@ class GangMonitor:
         unused = 1.0 - means[USED]
         first = group_extremes(unused, group, count)
         against_others = {
-            name: means[at]
-            - per_member(median_without(means[at], first.greatest, group, count), group)
-            for name, at in (("cpu", CPU), ("io", IO), ("steal", STEAL))
+            name: means[index]
+            - per_member(median_without(means[index], first.greatest, group, count), group)
+            for name, index in (("cpu", CPU), ("io", IO), ("steal", STEAL))
         }
         return {
             **against_others,
@@ -604,7 +625,9 @@ class GangMonitor:
     def _against_baseline(
         self, fleet: Fleet, means: Floats, counts: Flags, now_ns: int
     ) -> dict[str, Floats]:
-        """Return each host against its own past, and let the window be a part of that where nothing is unusual."""
+        """Return each host compared with its own past; update the baseline of hosts that are not
+        unusual.
+        """
         values = np.array(
             [traffic_rates(fleet, now_ns), *congestion_rates(fleet, now_ns),
              1.0 - means[USED], means[CPU], means[IO]]
@@ -613,70 +636,70 @@ class GangMonitor:
         rate_min = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
         ends = 1 + len(CONGESTION_COUNTERS)
         rose = values[1:ends] / np.maximum(baseline[1:ends], rate_min)
-        found = {
+        changes = {
             "slowed": 1.0 - values[0] / baseline[0],
             "waits": np.fmax.reduce(rose, axis=0),
             **dict(
                 zip(("gap_more", "cpu_more", "io_more"), (values - baseline)[ends:], strict=True)
             ),
         }
-        unusual = (found["waits"] >= UNUSUAL_WAITS) & (found["slowed"] >= UNUSUAL_SLOWED)
-        unusual |= found["gap_more"] >= UNUSUAL_GAP
+        unusual = (changes["waits"] >= UNUSUAL_WAITS) & (changes["slowed"] >= UNUSUAL_SLOWED)
+        unusual |= changes["gap_more"] >= UNUSUAL_GAP
         self._baseline.update(values, counts, unusual, WINDOW_NS / 1e9)
-        return found
+        return changes
 
     def _compare(
         self, gpus: Devices, gang: Indexes, gpu_gang: Indexes, shared: Flags
     ) -> GangComparison:
-        """Return what the windows tell."""
-        hosts, at = gang.size, self._number % WINDOWS
+        """Return the comparison over all windows."""
+        hosts, slot = gang.size, self._number % WINDOWS
         filled = self._filled[:, :hosts]
         windows = filled.sum(axis=0, dtype=np.int32)
         windows_values = np.where(filled, self._rings[:, :, :hosts], np.nan)
         with warnings.catch_warnings():
-            # A mean of nothing is NaN, as it should be.
+            # The mean of an empty slice is NaN, as intended.
             warnings.simplefilter("ignore", RuntimeWarning)
             means = np.nanmean(windows_values[: len(_MEANS)], axis=1).astype(np.float64)
-        found: dict[str, Floats] = dict(zip(_MEANS, means, strict=True))
-        # Of one window it is not known: of none then, as whose the time is hangs on it.
-        found["work"][
+        mean_values: dict[str, Floats] = dict(zip(_MEANS, means, strict=True))
+        # If the work is unknown in one window it counts as unknown: it decides who caused the time.
+        mean_values["work"][
             (filled & ~np.isfinite(windows_values[_WINDOW_VALUES.index("work")])).any(axis=0)
         ] = np.nan
         shows = {
-            name: windows_values[_WINDOW_VALUES.index(shown)] >= OFTEN_SHARE * found[name]
+            name: windows_values[_WINDOW_VALUES.index(shown)] >= OFTEN_SHARE * mean_values[name]
             for name, shown in _OFTEN_SHOWN_BY.items()
         }
         often = {
-            f"{name}_often": each.sum(axis=0) / np.maximum(windows, 1)
-            for name, each in shows.items()
+            f"{name}_often": is_shown.sum(axis=0) / np.maximum(windows, 1)
+            for name, is_shown in shows.items()
         }
-        # A window in which the gang did not work, a checkpoint, is passed over.
-        shows_gap = shows["gap"][at] & (
-            windows_values[_WINDOW_VALUES.index("gap"), at] >= UNUSUAL_GAP
+        # Windows in which the gang did not work, such as a checkpoint, are skipped.
+        shows_gap = shows["gap"][slot] & (
+            windows_values[_WINDOW_VALUES.index("gap"), slot] >= UNUSUAL_GAP
         )
         run = np.where(shows_gap, self._gap_run[:hosts] + 1, 0)
-        self._gap_run[:hosts][filled[at]] = run[filled[at]]
+        self._gap_run[:hosts][filled[slot]] = run[filled[slot]]
         return GangComparison(
             gang=gang, gpu_gang=gpu_gang, shared=shared,
             divided=are_divided(gpus, gpu_gang, hosts), windows=windows,
-            gap_run=self._gap_run[:hosts].copy(), **found, **often,
+            gap_run=self._gap_run[:hosts].copy(), **mean_values, **often,
             busy_change=self._busy.hosts, gpu_change=self._busy.gpus, by_power=self._busy.by_power,
             gap_change=self._gap_changes.change(self._group, len(self.jobs)), gpu_limit_before=self._limit_before.copy(),
         )  # fmt: skip
 
 
 def _jobs_of_hosts(jobs: Sequence[Job]) -> dict[int, frozenset[int]]:
-    """Return the places of the jobs of several hosts that each host is in."""
-    found: dict[int, set[int]] = {}
+    """Return the indexes of jobs of several hosts on each host."""
+    result: dict[int, set[int]] = {}
     for place, job in enumerate(jobs):
         if len(job.gpus) > 1:
             for host in job.gpus:
-                found.setdefault(host, set()).add(place)
-    return {host: frozenset(places) for host, places in found.items()}
+                result.setdefault(host, set()).add(place)
+    return {host: frozenset(places) for host, places in result.items()}
 
 
 def _with_inferred(jobs: list[Job], inferred: Sequence[Job]) -> list[Job]:
-    """Return *jobs* and those of *inferred* without a host that is now in a job of several."""
+    """Return *jobs*, and *inferred* jobs without a host that has a job of several hosts."""
     named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
     return jobs + [job for job in inferred if named.isdisjoint(job.gpus)]
 
@@ -691,7 +714,7 @@ def _is_reporting(fleet: Fleet, now_ns: int) -> Flags:
 
 def _enough_hosts_read(gang: Indexes, known: Flags, count: int) -> Flags:
     """Return which gangs have enough data in this window."""
-    every = np.bincount(gang[gang >= 0], minlength=count)
+    sizes = np.bincount(gang[gang >= 0], minlength=count)
     shown = np.bincount(gang[(gang >= 0) & known], minlength=count)
-    several = shown >= np.minimum(every, 2)
-    return np.asarray((shown > 0) & several & (shown >= READ_SHARE_MIN * every), dtype=bool)
+    is_enough = shown >= np.minimum(sizes, 2)
+    return np.asarray((shown > 0) & is_enough & (shown >= READ_SHARE_MIN * sizes), dtype=bool)

@@ -1,6 +1,6 @@
-"""Which jobs run on which GPUs, from the processes that agents report. `ops.jobs` shows the same in SQL.
+"""Jobs on each GPU, from the processes that agents report (in SQL: `ops.jobs`); shared hosts.
 
-Stored by process, because processes begin and end; looked up by host and by job.
+Stored by process, because processes begin and end; lookup by host and by job.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .devices import Devices
 
 PROCESS, REANNOUNCED = "gpu.process", "gpu.told_anew"
 EVENTS = (PROCESS, REANNOUNCED)
-#: Processes of one host; more are not told apart, and what runs there is told without them.
+#: Further processes of a host are ignored.
 PROCESSES_PER_HOST_MAX = 512
 NAME_CHARACTERS_MAX = 256
-#: Each is reported again every 30 minutes: anyone who was not for this long may be gone.
+#: Processes are reported every 30 minutes; after this time without a report a process is removed.
 REPORT_AGE_NS_MAX = 65 * 60 * 1_000_000_000
-#: A host is searched for these once in this many seconds.
+#: Each host is checked for such processes once in this many seconds.
 SWEEP_SECONDS = 60
-#: A count or a cadence that is reported in more digits is none.
+#: Counts and cadences with more digits are invalid.
 DIGITS_MAX = 10
-#: Of these managers a name means the same on every host; `session-3.scope` is on each another person's.
+#: With these managers a name means the same on every host; `session-3.scope` differs by host.
 CLUSTER_MANAGERS = ("slurm", "kubernetes")
-#: Who manages -> the attributes that name the job, the first that is there.
+#: Manager -> attributes that name the job; the first existing one counts.
 NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "slurm": ("job_id",),
     "kubernetes": ("pod_uid", "container_id"),
@@ -40,12 +40,12 @@ NAME_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Job:
-    """A job on several GPUs. `gpus`: how many, by host; MIG instances count each."""
+    """A job on GPUs. `gpus`: count by host; each MIG instance counts."""
 
-    key: tuple[str, str, int]  # who manages it, its name, and where that is of one host only: which
+    key: tuple[str, str, int]  # manager, name, and the host if the job is local to it, else -1
     gpus: dict[int, int] = field(default_factory=dict[int, int])
-    checkpoint_seconds: int = 0  # its cadence, as it reported it; 0: unknown
-    user_id: str = ""  # of the last process that has one
+    checkpoint_seconds: int = 0  # checkpoint cadence that it reported; 0: unknown
+    user_id: str = ""  # of the last process with a user id
 
     @property
     def name(self) -> str:
@@ -53,13 +53,10 @@ class Job:
 
     @property
     def gpus_count(self) -> int:
-        """GPUs of all of it, as far as agents see them."""
         return sum(self.gpus.values())
 
 
 class JobProcess(NamedTuple):
-    """A process on a GPU, as it was last reported."""
-
     job: Job
     gpu: str
     is_dead: bool
@@ -67,7 +64,7 @@ class JobProcess(NamedTuple):
 
 
 class HostJobs(NamedTuple):
-    """What runs on a host: its jobs, the largest first, and whether all that is left of them is dead."""
+    """The jobs on a host, largest first, and whether all their processes are dead."""
 
     jobs: tuple[Job, ...]
     is_dead: bool
@@ -77,67 +74,69 @@ NO_JOBS = HostJobs((), False)
 
 
 class ScheduledGang(NamedTuple):
-    """A gang by a scheduler's word (ReportGangs). `gpus`: of all its hosts; 0: all that they have."""
+    """A gang that a scheduler reported (ReportGangs). `gpus`: total; 0: all GPUs of the hosts."""
 
     workload: str
     hosts: tuple[str, ...]
     gpus: int
 
 
-#: Who manages a job that a scheduler reported and no process names.
+#: Manager of a job that only a scheduler reported.
 SCHEDULER = "scheduler"
 
 
 class Jobs:
-    """Belongs to the fleet's thread. Hosts are node indexes."""
+    """The running jobs by process. Owned by the fleet's thread; hosts are node indexes."""
 
     def __init__(self) -> None:
         #: The gangs that schedulers report.
         self.scheduled: Callable[[], Iterable[ScheduledGang]] = tuple
         self._hosts: dict[int, tuple[str, dict[int, JobProcess]]] = {}
         self._jobs: dict[tuple[str, str, int], Job] = {}
-        #: Host -> the name of its largest job; looked up again only for hosts where something began or ended.
+        #: Host -> name of its largest job; updated only for hosts in `_changed`.
         self._largest: dict[int, str] = {}
         self._changed: set[int] = set()
-        #: Rises whenever a GPU begins or ends to compute for a job.
+        #: Changes whenever a job acquires or releases a GPU.
         self.version = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def all(self) -> list[Job]:
-        """Return the jobs that run."""
         return list(self._jobs.values())
 
     def gangs(self, index: Mapping[str, int], gpus: Codes) -> list[Job]:
-        """Return the jobs that run, and the gangs that only a scheduler tells of. *index*: of hosts; *gpus*: of each host.
+        """Return the running jobs, and gangs known only from a scheduler.
 
-        Where processes name a job of several hosts they are the better word: they tell which GPUs it holds.
+        *index*: node index by name; *gpus*: count per host. Reported processes of a job of several hosts take
+        precedence, because they show which GPUs it holds.
         """
         jobs = self.all()
         named = {host for job in jobs if len(job.gpus) > 1 for host in job.gpus}
-        for one in self.scheduled():
-            hosts = sorted({index[name] for name in one.hosts if name in index})
+        for gang in self.scheduled():
+            hosts = sorted({index[name] for name in gang.hosts if name in index})
             if len(hosts) < 2 or not named.isdisjoint(hosts):
                 continue
             held = {host: int(gpus[host]) for host in hosts}
-            if 0 < one.gpus < sum(held.values()):
-                held = dict.fromkeys(hosts, max(one.gpus // len(hosts), 1))
-            jobs.append(Job((SCHEDULER, one.workload, -1), held))
+            if 0 < gang.gpus < sum(held.values()):
+                held = dict.fromkeys(hosts, max(gang.gpus // len(hosts), 1))
+            jobs.append(Job((SCHEDULER, gang.workload, -1), held))
             named.update(hosts)
         return jobs
 
     def observe(self, host: int, boot: str, event: HealthEvent) -> None:
-        """Take over what *host*, in the boot of that id in hex, tells of a process. Never raises."""
+        """Store a report of *host* about a process. *boot*: its boot id in hex. Never raises."""
         if event.event_id.partition("/")[0] not in ("", boot):
-            return  # the boot that it is of is over, and it with it
+            return  # from an earlier boot: the process has ended
         processes = self._of_boot(host, boot)
         if event.name == REANNOUNCED:
             if event.attributes.get("what") == PROCESS:
                 gpu, since_ns = event.device, event.boottime_ns
                 self._drop(
                     host,
-                    lambda one: one.gpu.partition("/")[0] == gpu and one.last_ns < since_ns,
+                    lambda process: (
+                        process.gpu.partition("/")[0] == gpu and process.last_ns < since_ns
+                    ),
                 )
             return
         key = hash(event.event_id)
@@ -149,8 +148,8 @@ class Jobs:
             self._add(host, key, event)
 
     def clear_host(self, host: int) -> None:
-        """Let nothing run on *host*: it booted, or somebody else has its name."""
-        self._drop(host, lambda one: True)
+        """Remove all processes of *host*, which rebooted or was replaced."""
+        self._drop(host, lambda process: True)
 
     def _of_boot(self, host: int, boot: str) -> dict[int, JobProcess]:
         known = self._hosts.get(host)
@@ -169,13 +168,13 @@ class Jobs:
         )
         job.user_id = attributes.get("user_id", job.user_id)[:DIGITS_MAX]
         last_ns = max(event.boottime_ns, event.last_boottime_ns)
-        one = JobProcess(job, sys.intern(gpu), attributes.get("state") == "dead", last_ns)
+        process = JobProcess(job, sys.intern(gpu), attributes.get("state") == "dead", last_ns)
         processes = self._hosts[host][1]
-        if not any(other.job is job and other.gpu == one.gpu for other in processes.values()):
+        if not any(other.job is job and other.gpu == process.gpu for other in processes.values()):
             job.gpus[host] = job.gpus.get(host, 0) + 1
             self._changed.add(host)
             self.version += 1
-        processes[key] = one
+        processes[key] = process
 
     def _job(self, host: int, attributes: Mapping[str, str]) -> Job:
         source = attributes.get("source", "")
@@ -189,7 +188,9 @@ class Jobs:
     def _remove(self, host: int, key: int) -> None:
         processes = self._hosts[host][1]
         gone = processes.pop(key, None)
-        if gone is None or any(o.job is gone.job and o.gpu == gone.gpu for o in processes.values()):
+        if gone is None or any(
+            process.job is gone.job and process.gpu == gone.gpu for process in processes.values()
+        ):
             return
         self._changed.add(host)
         self.version += 1
@@ -202,36 +203,38 @@ class Jobs:
 
     def _drop(self, host: int, is_gone: Callable[[JobProcess], bool]) -> None:
         _, processes = self._hosts.get(host, ("", {}))
-        for key in [key for key, one in processes.items() if is_gone(one)]:
+        for key in [key for key, process in processes.items() if is_gone(process)]:
             self._remove(host, key)
 
     def sweep(self, now_ns: int, host_now_ns: Times) -> None:
-        """Forget what was not reported for long, of a share of the hosts at a time. *host_now_ns*: their boot time now."""
+        """Remove processes without recent reports on some of the hosts. *host_now_ns*: their boot
+        times.
+        """
         for host in range(now_ns // 1_000_000_000 % SWEEP_SECONDS, len(host_now_ns), SWEEP_SECONDS):
             if host in self._hosts:
                 self._forget(host, int(host_now_ns[host]) - REPORT_AGE_NS_MAX)
 
     def _forget(self, host: int, before_ns: int) -> None:
-        self._drop(host, lambda one: one.last_ns < before_ns)
+        self._drop(host, lambda process: process.last_ns < before_ns)
 
     def holding(self, host: int, gpu: str = "") -> list[Job]:
         """Return the jobs on *host*; with *gpu*, only those that hold that GPU."""
         _, processes = self._hosts.get(host, ("", {}))
-        there = (p.job for p in processes.values() if not gpu or p.gpu.partition("/")[0] == gpu)
-        return list({id(job): job for job in there}.values())
+        held_by = (p.job for p in processes.values() if not gpu or p.gpu.partition("/")[0] == gpu)
+        return list({id(job): job for job in held_by}.values())
 
     def of_several_hosts(self, host: int, gpu: str = "") -> list[Job]:
-        """Return those of `holding` that run on other hosts too."""
+        """Return those of `holding` that also run on other hosts."""
         return [job for job in self.holding(host, gpu) if len(job.gpus) > 1]
 
     def gpu_assignments(self, host: int) -> Iterator[tuple[Job, str]]:
-        """Yield each GPU that a job holds on *host*, and each of MIG's as the GPU that it is of; some more than once."""
+        """Yield (job, GPU) on *host*, possibly repeated; for a MIG instance its GPU."""
         _, processes = self._hosts.get(host, ("", {}))
-        for one in processes.values():
-            yield one.job, one.gpu.partition("/")[0]
+        for process in processes.values():
+            yield process.job, process.gpu.partition("/")[0]
 
     def largest(self) -> Mapping[int, str]:
-        """Return the name of the largest job of each host that runs one, by host: a copy. A job without a name is left out."""
+        """Return a copy of host -> name of its largest job, without jobs that have no name."""
         for host in self._changed:
             jobs = self.on_host(host).jobs
             if jobs and jobs[0].name:
@@ -242,38 +245,38 @@ class Jobs:
         return dict(self._largest)
 
     def on_host(self, host: int) -> HostJobs:
-        """Return what runs on *host*, as far as it has reported."""
+        """Return the jobs on *host*."""
         _, processes = self._hosts.get(host, ("", {}))
         if not processes:
             return NO_JOBS
-        jobs = {id(one.job): one.job for one in processes.values()}
+        jobs = {id(process.job): process.job for process in processes.values()}
         ordered = sorted(jobs.values(), key=lambda job: (-job.gpus_count, job.name))
-        return HostJobs(tuple(ordered), all(one.is_dead for one in processes.values()))
+        return HostJobs(tuple(ordered), all(process.is_dead for process in processes.values()))
 
 
 def job_name(source: str, attributes: Mapping[str, str]) -> str:
-    """Return the name of the job that a process is of, as `ops.jobs` has it; "" where nobody tells."""
+    """Return the name of a process's job, as in `ops.jobs`; "" if unknown."""
     if source == "kubernetes" and "namespace" in attributes and "pod" in attributes:
         return f"{attributes['namespace']}/{attributes['pod']}"[:NAME_CHARACTERS_MAX]
-    found = (attributes[name] for name in NAME_ATTRIBUTES.get(source, ()) if attributes.get(name))
-    return next(found, "")[:NAME_CHARACTERS_MAX]
+    names = (attributes[name] for name in NAME_ATTRIBUTES.get(source, ()) if attributes.get(name))
+    return next(names, "")[:NAME_CHARACTERS_MAX]
 
 
 def parse_count(text: str | None) -> int:
-    """Return a reported count; 0 for none, or for what is no count."""
-    good = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-    return int(text) if good and text is not None else 0
+    """Return a reported count; 0 for none or an invalid one."""
+    is_valid = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+    return int(text) if is_valid and text is not None else 0
 
 
-# ----------------------------------------------------------------------
-# Hosts that jobs share: which of their GPUs compute for whom.
-#
-# A job's work and waiting show on the GPUs that it holds. What another does beside it says nothing
-# of the host, and of a job that holds two of eight GPUs the mean of all says nothing at all.
+# On shared hosts only the GPUs that a job holds show its work and waiting; a mean over all GPUs of
+# the host would mix jobs.
 
 
 def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:
-    """Say which hosts have more GPUs than their gang's job holds. *gpus_held*: by host, MIG's each; -1: it is in no gang."""
+    """Return which hosts have more GPUs than their gang's job holds.
+
+    *gpus_held*: by host, including MIG instances; -1: no gang.
+    """
     return np.asarray(
         (gpus_held >= 0) & (gpus_held < np.bincount(devices.host, minlength=gpus_held.size))
     )
@@ -282,29 +285,30 @@ def are_shared(devices: Devices, gpus_held: Indexes) -> Flags:
 def gangs_of_gpus(
     devices: Devices, gang: Indexes, shared: Flags, jobs: Sequence[Job], running: Jobs
 ) -> Indexes:
-    """Return for which of *jobs* each GPU computes, -1 for none: for its host's *gang*, but where *shared* for whom holds it.
+    """Return the index in *jobs* for which each GPU computes, -1: none.
 
-    One that two hold is its host's gang's, if that is one of them, and else nobody's.
+    That is the host's *gang*, or on *shared* hosts the job that holds the GPU. A GPU with several
+    holders is its host's gang's if that is one of them, else nobody's.
     """
-    found = gang[devices.host]
-    found[shared[devices.host]] = -1
-    places = {id(job): place for place, job in enumerate(jobs)}
+    result = gang[devices.host]
+    result[shared[devices.host]] = -1
+    indexes = {id(job): index for index, job in enumerate(jobs)}
     for host in np.flatnonzero(shared).tolist():
         holders: dict[str, set[int]] = {}
         for job, gpu in running.gpu_assignments(host):
-            if id(job) in places:
-                holders.setdefault(gpu, set()).add(places[id(job)])
-        for gpu, those in holders.items():
+            if id(job) in indexes:
+                holders.setdefault(gpu, set()).add(indexes[id(job)])
+        for gpu, holding_jobs in holders.items():
             row, host_gang = devices.find(host, gpu), int(gang[host])
-            if row >= 0 and (host_gang in those or len(those) == 1):
-                found[row] = host_gang if host_gang in those else min(those)
-    return found
+            if row >= 0 and (host_gang in holding_jobs or len(holding_jobs) == 1):
+                result[row] = host_gang if host_gang in holding_jobs else min(holding_jobs)
+    return result
 
 
 def are_divided(devices: Devices, gpu_gang: Indexes, hosts: int) -> Flags:
-    """Say which of *hosts* have GPUs that compute for one job and GPUs that do for another. *gpu_gang*: by `gangs_of_gpus`."""
-    divided, some = np.zeros(hosts, dtype=bool), gpu_gang >= 0
-    one = np.full(hosts, -1, dtype=np.intp)
-    one[devices.host[some]] = gpu_gang[some]
-    divided[devices.host[some & (gpu_gang != one[devices.host])]] = True
+    """Return which hosts have GPUs of different jobs. *gpu_gang*: from `gangs_of_gpus`."""
+    divided, is_assigned = np.zeros(hosts, dtype=bool), gpu_gang >= 0
+    one_gang = np.full(hosts, -1, dtype=np.intp)
+    one_gang[devices.host[is_assigned]] = gpu_gang[is_assigned]
+    divided[devices.host[is_assigned & (gpu_gang != one_gang[devices.host])]] = True
     return divided

@@ -19,68 +19,78 @@ NO_GPUS: GpuSet = MappingProxyType({})
 _NVIDIA = 0x10DE
 #: PCI classes of GPUs: VGA and 3D controllers.
 _DISPLAYS = ("0x0300", "0x0302")
-#: Attributes of a GPU that an agent lists and does not read: it does not respond, or the agent may not query it.
+#: Attributes of a listed GPU that the agent does not read: it does not respond, or is not
+#: permitted.
 PROBLEM, HIDDEN = "problem", "hidden"
 
 
 class RegisteredGpus(NamedTuple):
-    """What a host registered with. Mappings are of GPU -> PCI address."""
+    """GPUs in a host's registration. Mappings are GPU -> PCI address."""
 
-    found: GpuSet = NO_GPUS  # they answered
-    hidden: GpuSet = NO_GPUS  # they are there, and the agent may not query them
-    silent: GpuSet = NO_GPUS  # the driver lists them, and they do not answer
-    on_bus: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has
-    passed_through: frozenset[str] = frozenset()  # PCI addresses of those that one may have
+    found: GpuSet = NO_GPUS  # read by the agent
+    hidden: GpuSet = NO_GPUS  # present, but the agent is not permitted to read them
+    silent: GpuSet = NO_GPUS  # listed by the driver without responding
+    on_bus: int = 0  # NVIDIA GPUs on the PCI bus outside virtual machines
+    passed_through: frozenset[str] = frozenset()  # PCI addresses of GPUs for virtual machines
 
 
 class ExpectedGpus(NamedTuple):
-    """What is known of one host."""
+    """Expected and registered GPUs of a host."""
 
     expected: GpuSet = NO_GPUS
-    #: None: it has not registered with an inventory since our start.
+    #: None: not registered with an inventory since the start.
     registered: RegisteredGpus | None = None
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it has, as far as anything tells."""
+        """Return the number of GPUs, the larger of both counts."""
         return max(len(self.expected), self.registered.on_bus if self.registered else 0)
 
     @property
     def missing_gpus(self) -> dict[str, str]:
-        """The GPUs that it had and does not find: those neither hidden nor given to a virtual machine."""
+        """Return absent expected GPUs, without hidden ones and those of virtual machines."""
         if self.registered is None:
             return {}
-        there = {*self.registered.found, *self.registered.hidden}
-        at = {*self.registered.hidden.values(), *self.registered.passed_through}
+        listed_keys = {*self.registered.found, *self.registered.hidden}
+        other_addresses = {*self.registered.hidden.values(), *self.registered.passed_through}
         gone = missing(self.expected, self.registered.found)
-        return {key: where for key, where in gone.items() if key not in there and where not in at}
+        return {
+            key: address
+            for key, address in gone.items()
+            if key not in listed_keys and address not in other_addresses
+        }
 
     def stored(self, *, listed: bool) -> list[tuple[str, str, dict[str, str]]]:
-        """Return the GPUs that it did not register with as devices of EXPECTED_KIND. *listed*: it reported any devices."""
+        """Return expected GPUs missing in the registration as devices of EXPECTED_KIND.
+
+        *listed*: it reported any devices.
+        """
         found = self.registered.found if self.registered and listed else NO_GPUS
         gone = missing(self.expected, found)
-        return [(EXPECTED_KIND, key, {"last_pci_address": at}) for key, at in gone.items()]
+        return [
+            (EXPECTED_KIND, key, {"last_pci_address": address}) for key, address in gone.items()
+        ]
 
 
 _UNKNOWN = ExpectedGpus()
 
 
 class KnownGpus:
-    """By host name. Owned by the fleet's thread."""
+    """Known GPUs by host name. Owned by the fleet's thread."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, ExpectedGpus] = {}
-        #: Hosts that lack GPUs which they had.
+        #: Hosts with missing GPUs.
         self.hosts_missing_gpus: set[str] = set()
 
     def restore(self, host: str, expected: GpuSet) -> None:
-        """Take over what the store knew of *host*."""
+        """Set the expected GPUs of *host* from the store."""
         self._hosts[host] = ExpectedGpus(expected)
 
     def register(self, host: str, devices: Sequence[Device]) -> ExpectedGpus:
-        """Take over what *host* registered with, and return what is known of it now."""
+        """Update the GPUs of *host* from its registration, and return them."""
         known = self.of(host)
-        if not devices:  # its inventory is not there yet
+        if not devices:  # the inventory is not known yet
             return known
         registered = registered_gpus(devices)
         known = self._hosts[host] = ExpectedGpus(
@@ -92,17 +102,23 @@ class KnownGpus:
         return known
 
     def of(self, host: str) -> ExpectedGpus:
-        """Return what is known of *host*."""
         return self._hosts.get(host, _UNKNOWN)
 
     def key_at(self, host: str, address: str) -> str:
-        """Return the GPU that *host* has, or had last, at a PCI address; "" for none."""
+        """Return the GPU that *host* has, or had last, at a PCI address; "" if unknown."""
         wanted = address.lower()
-        return next((k for k, at in self.of(host).expected.items() if at.lower() == wanted), "")
+        return next(
+            (
+                key
+                for key, gpu_address in self.of(host).expected.items()
+                if gpu_address.lower() == wanted
+            ),
+            "",
+        )
 
 
 def registered_gpus(devices: Iterable[Device]) -> RegisteredGpus:
-    """Return which GPUs an inventory shows."""
+    """Return the GPUs in an inventory."""
     found: dict[str, str] = {}
     hidden: dict[str, str] = {}
     silent: dict[str, str] = {}

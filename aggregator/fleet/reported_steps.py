@@ -18,17 +18,17 @@ from .jobs import SCHEDULER, Job
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-#: A report is of now for this long.
+#: Maximum age of a current report.
 AGE_SECONDS_MAX = 5.0
-#: At least this many of a gang's hosts must report; otherwise its pace is derived from its work.
+#: If fewer of a gang's hosts report, its pace is derived from its work.
 REPORTING_SHARE_MIN = 0.8
-#: Who manages a job that is known by its hosts' work alone.
+#: Manager of a job that was inferred from its hosts' work.
 INFERRED = "inferred"
 _ANY, _NONE = -1, -2
 
 
 class HostSteps(NamedTuple):
-    """The step time of each job on each host that reports one, the median of its ranks there: an entry for each pair."""
+    """Step times by host and job: medians over the job's ranks on the host."""
 
     host: Indexes
     job: Indexes  # `ReportedSteps.code`
@@ -36,7 +36,7 @@ class HostSteps(NamedTuple):
 
 
 class ReportedSteps:
-    """Belongs to the fleet's thread."""
+    """Step times of all jobs. Owned by the fleet's thread."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
@@ -45,11 +45,11 @@ class ReportedSteps:
         self.current = HostSteps(self._row_job, self._row_job, np.zeros(0))
 
     def code(self, job: str) -> int:
-        """Return the number of a job that some rank reports; -2 for another."""
+        """Return the number of a job with a reporting rank; -2 for another job."""
         return self._codes.get(job, _NONE)
 
     def update(self, fleet: Fleet, now_ns: int) -> None:
-        """Take over what is reported now."""
+        """Store the current reports."""
         table = fleet.tables["step_1s"]
         self._name_rows(fleet)
         age_seconds = table.age_seconds(fleet.boot, fleet.host_now_ns(now_ns))
@@ -58,11 +58,11 @@ class ReportedSteps:
         rows = np.flatnonzero(known)
         host = table.devices.host[rows].astype(np.intp)
         keys, group = np.unique(np.array([host, self._row_job[rows]]), axis=1, return_inverse=True)
-        found = medians(seconds[rows], group.reshape(-1).astype(np.intp), keys.shape[1])
-        self.current = HostSteps(keys[0], keys[1], found)
+        step_seconds = medians(seconds[rows], group.reshape(-1).astype(np.intp), keys.shape[1])
+        self.current = HostSteps(keys[0], keys[1], step_seconds)
 
     def _name_rows(self, fleet: Fleet) -> None:
-        """Find the job of each row that is new; of all when rows were given to other devices, or jobs are forgotten."""
+        """Find the jobs of new rows, or of all rows after an eviction, which may reassign rows."""
         devices = fleet.devices["step"]
         if fleet.evictions.count != self._evictions:
             self._evictions, self._codes = fleet.evictions.count, {}
@@ -74,13 +74,13 @@ class ReportedSteps:
         self._row_job = np.append(self._row_job, np.array(new, dtype=np.intp))
 
     def by_host(self, jobs: Sequence[Job], gang: Indexes, shared: Flags) -> Floats:
-        """Return the step time that each host's ranks report for its gang, NaN where none does.
+        """Return the step time of each host's ranks in its gang; NaN: none reported.
 
-        *gang*: of each host, its place in *jobs*, -1 for none; *shared*: hosts that run other jobs too.
+        *gang*: index in *jobs* for each host, -1: none; *shared*: hosts that run several jobs.
         """
-        found = np.full(gang.size, np.nan)
+        result = np.full(gang.size, np.nan)
         if not self.current.host.size or not jobs:
-            return found
+            return result
         codes = np.array(
             [_ANY if job.key[0] in (SCHEDULER, INFERRED) else self.code(job.name) for job in jobs],
             dtype=np.intp,
@@ -89,21 +89,23 @@ class ReportedSteps:
         host, job, seconds = self.current
         inside = host < gang.size
         host, job, seconds = host[inside], job[inside], seconds[inside]
-        of = gang[host]
-        is_own = (of >= 0) & (
-            (names[of] == job) | ((codes[of] == _ANY) & ~shared[host] & _is_only(host))
+        gang_of_entry = gang[host]
+        is_own = (gang_of_entry >= 0) & (
+            (names[gang_of_entry] == job)
+            | ((codes[gang_of_entry] == _ANY) & ~shared[host] & _is_only(host))
         )
-        found[host[is_own]] = seconds[is_own]
-        return found
+        result[host[is_own]] = seconds[is_own]
+        return result
 
 
 def _is_only(host: Indexes) -> Flags:
-    """Say which entries are the only one of their host."""
     return np.asarray(np.bincount(host)[host] == 1) if host.size else np.zeros(0, dtype=bool)
 
 
 def gang_steps(by_host: Floats, group: Indexes, count: int) -> Floats:
-    """Return the step time of each gang, NaN where too few of its hosts report one. *group*: of each host, -1 for none."""
+    """Return the step time of each gang; NaN if too few hosts report. *group*: of each host, -1:
+    none.
+    """
     members = np.bincount(group[group >= 0], minlength=count)
     known = np.bincount(group[(group >= 0) & np.isfinite(by_host)], minlength=count)
     enough = (known > 0) & (known >= REPORTING_SHARE_MIN * members)
@@ -111,6 +113,6 @@ def gang_steps(by_host: Floats, group: Indexes, count: int) -> Floats:
 
 
 def is_long(steps: Floats, group: Indexes, seconds_max: float) -> Flags:
-    """Say which members are of a gang whose reported step is longer than *seconds_max*."""
+    """Return which members are in a gang whose reported step is longer than *seconds_max*."""
     with np.errstate(invalid="ignore"):
         return np.asarray(per_member((steps > seconds_max).astype(np.float64), group) > 0.0)

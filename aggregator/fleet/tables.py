@@ -1,4 +1,4 @@
-"""The latest value of every signal, in arrays: one row per device of all hosts, one column per signal."""
+"""The latest value of every signal: a row per device, a column per signal; device identities."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..counter_deltas import (
 from ..rule_catalogue import SIGNALS_READ
 from .devices import Devices
 
-#: Signals that runs of jobs need and no rule reads (`aggregator/runs/`, `service/job.py`).
+#: Signals used by runs of jobs but not by rules (`aggregator/runs/`, `service/job.py`).
 RUN_SIGNALS = frozenset(
     {
         "gpu_fast.checkpoint_interval_seconds",
@@ -63,19 +63,19 @@ RUN_SIGNALS = frozenset(
 TRACKED_SIGNALS = SIGNALS_READ | RUN_SIGNALS
 
 
-#: No gauge of ours is larger: an exabyte, a gigawatt-century. What is, a driver made up.
+#: Limit of valid gauges: an exabyte, a gigawatt-century. Larger values are driver errors.
 GAUGE_MAX = 1e18
 
-#: Time constants of the two leaky sums kept per counter: what happens now, and what is usual.
+#: Time constants of the two leaky sums per counter: current, and usual.
 FAST_SECONDS = 10.0
 SLOW_SECONDS = 600.0
 
 
 class DeviceTable:
-    """One catalogue table. Cells are kept raw; counters are read through counter algebra in `advance`.
+    """The readings of a catalogue table. Cells are kept raw; `advance` evaluates the counters.
 
-    Arrays are column by row. `rates` and `recent` come from two leaky sums per counter, so the memory
-    is bounded whatever the pace of frames.
+    Arrays are column by row. `recent` uses two leaky sums per counter, so the memory does not
+    depend on the rate of frames.
     """
 
     def __init__(
@@ -86,15 +86,17 @@ class DeviceTable:
         tracked_counters: Container[str] | None = None,
         tracked: Container[str] | None = None,
     ) -> None:
-        """*tracked*: names of the signals that are kept here; *tracked_counters*: of the counters among them that are
-        read through `rates` and `recent`; None: all.
+        """*tracked*: names of the signals to keep; *tracked_counters*: counters among them for
+        `recent`.
+
+        None: all.
         """
         self.on_change = signals[0].on_change
         self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
         signals = [s for s in signals if tracked is None or s.name in tracked]
         self.name, self.signals, self.devices = name, tuple(signals), devices
         self.column = {s.column: i for i, s in enumerate(signals)}
-        #: Nothing is put here else. Of GPUs it tells something that anything was read at all.
+        #: Whether anything is stored. For GPUs even an empty table shows that they were read.
         self.is_tracked = bool(signals) or devices.kind == "gpu"
         counters = [
             i
@@ -105,10 +107,10 @@ class DeviceTable:
         self.counter = {signals[i].column: k for k, i in enumerate(counters)}
         chosen = [signals[i] for i in counters]
         self._natures = [counter_deltas.nature_of(signal) for signal in chosen]
-        #: Columns that stay at their ceiling once they reach it -> that ceiling.
+        #: Column of a counter that stays at its ceiling -> ceiling.
         self.sticky = {s.column: (1 << s.width_bits) - 1 for s in signals if s.sticks}
         self.shape = counter_deltas.Shape.of(self._natures)
-        #: The latest cells, as frames are put there (`ext/intake.pyx`).
+        #: The latest cells, where frames are stored (`ext/intake.pyx`).
         self.cells = Cells()
         self._allocate(devices.capacity if self.is_tracked else 1)
         self._bind()
@@ -119,7 +121,7 @@ class DeviceTable:
         self._valid: Flags = np.zeros((width, capacity), dtype=bool)
         self._touched: Flags = np.zeros(capacity, dtype=bool)
         self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
-        self._boot: Boots = np.zeros(capacity, dtype=np.uint16)  # 0: never heard
+        self._boot: Boots = np.zeros(capacity, dtype=np.uint16)  # 0: never read
         if self.on_change:
             #: The longest since `advance`.
             self._gap_seconds: Sums = np.zeros(capacity, dtype=np.float32)
@@ -130,12 +132,13 @@ class DeviceTable:
         self._elapsed_seconds: Sums = np.zeros(capacity, dtype=np.float32)  # since the base
         self._base_boot: Boots = np.zeros(capacity, dtype=np.uint16)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
-        #: Of a cell that the readings since its base left out: the time that they span. And the rows with such a cell.
+        #: Per cell: time spanned by readings since its base that lacked it. Per row: whether any
+        #: cell has such a time.
         self._skipped_seconds: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._has_skipped: Flags = np.zeros(capacity, dtype=bool)
         self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._slow: Sums = np.zeros((counters, capacity), dtype=np.float32)
-        if self.devices.kind == "gpu":  # nobody asks it of others
+        if self.devices.kind == "gpu":  # not used for other kinds
             self._resets: Codes = np.zeros((counters, capacity), dtype=np.int32)
 
     def _fit(self) -> None:
@@ -154,13 +157,13 @@ class DeviceTable:
         )
 
     def ensure_rows(self, host: int, names: Sequence[str]) -> Indexes:
-        """Return the rows of these devices, made if need be, with room for them; -1: left out."""
+        """Return the rows of these devices, new ones if necessary; -1: no row is free."""
         rows = np.array([self.devices.row(host, name) for name in names], dtype=np.intp)
         self._fit()
         return rows
 
     def forget(self, row: int) -> None:
-        """Forget what was read of the device in *row*, which is another's from now on."""
+        """Clear all data of *row*, which is being reassigned."""
         if not self.is_tracked:
             return
         self._fit()
@@ -169,19 +172,19 @@ class DeviceTable:
                 array[..., row] = 0
 
     def last_ns(self, rows: Codes, boot: int) -> Times:
-        """Return when each of *rows* was read last in *boot* of its host, by CLOCK_BOOTTIME; 0: it was not."""
+        """Return the CLOCK_BOOTTIME of each row's last reading in *boot*; 0: none."""
         self._fit()
         return np.where(self._boot[rows] == boot, self._boottime_ns[rows], 0)
 
     def pending_rows(self) -> Indexes:
-        """Return the rows that were heard of since `advance` had them."""
+        """Return the rows with readings since they were last in `advance`."""
         if not self.is_tracked:
             return np.zeros(0, dtype=np.intp)
         self._fit()
         return np.flatnonzero(self._touched)
 
     def advance(self, rows: Indexes) -> None:
-        """Count the steps of all counters of *rows*, some of those `pending_rows`, since they were here last."""
+        """Evaluate all counters of *rows*, a part of `pending_rows`, since the last time."""
         self._touched[rows] = False
         if rows.size and self.counter_columns.size:
             self._count(rows)
@@ -201,7 +204,7 @@ class DeviceTable:
         span = self._span(rows, seconds)
         span = np.where(skipped_seconds > 0.0, skipped_seconds + seconds, span)
         self._integrate(rows, steps.counts.astype(np.float64), same, seconds, span)
-        # A cell that was left out keeps its base: the next value spans the gap.
+        # A missing cell keeps its base: the next value spans the gap.
         usable = steps.outcome <= StepOutcome.RESET
         write_changed(self._base, rows, np.where(usable, newer, self._base[:, rows]))
         saturated = steps.outcome == StepOutcome.SATURATED
@@ -218,25 +221,25 @@ class DeviceTable:
         write_changed(self._base_epoch, rows, epoch)
 
     def _skipped_at(self, rows: Indexes) -> Sums:
-        """Return for how long each cell of *rows* was left out; where none was, which is nearly always, one zero."""
+        """Return how long each cell was missing; a single zero if none was, the usual case."""
         if not self._has_skipped[rows].any():
             return np.zeros(1, dtype=np.float32)
         return np.asarray(self._skipped_seconds[:, rows])
 
     def _note_skipped(self, rows: Indexes, cells: Flags, span: Floats) -> None:
-        """Note that *cells* (columns x rows) were left out of readings over *span* (seconds), and no others of *rows*."""
-        some = cells.any(axis=0)
-        changed = some | self._has_skipped[rows]
+        """Record only *cells* (columns x rows) of *rows* as missing over *span* seconds."""
+        has_cell = cells.any(axis=0)
+        changed = has_cell | self._has_skipped[rows]
         if changed.any():
             skipped_seconds = np.where(cells, span, 0.0).astype(np.float32)
             write_changed(self._skipped_seconds, rows, skipped_seconds)
-            self._has_skipped[rows] = some
+            self._has_skipped[rows] = has_cell
 
     def _span(self, rows: Indexes, seconds: Floats) -> Floats:
         """Return the seconds in which a step of *rows* can have happened.
 
-        The row of an on-change table was the same at the host's frame before and one period ago,
-        or it would have come then.
+        A row of an on-change table was unchanged at the host's previous frame and one period ago;
+        otherwise it would have been sent.
         """
         if not self.on_change:
             return seconds
@@ -253,29 +256,27 @@ class DeviceTable:
             now = decayed + count * counter_deltas.spread(span, constant)
             write_changed(sums, rows, now.astype(np.float32))
 
-    # What rules read. Every array has a value per row of `devices`.
-
     def age_seconds(self, boot: Codes, now_ns: Times) -> Floats:
-        """Return the seconds since each row was heard, infinite for another boot or never."""
+        """Return the seconds since each row was read in the current boot; else infinite."""
         self._fit()
         host, count = self.devices.host, self.devices.count
         age = (now_ns[host] - self._boottime_ns[:count]) / 1e9
         return np.where(self._boot[:count] == boot[host], age, np.inf)
 
     def age_seconds_at(self, rows: Indexes, boot: Codes, now_ns: Times) -> Floats:
-        """Return the same for *rows* alone."""
+        """Return the same for *rows* only."""
         self._fit()
         host = self.devices.host[rows]
         age = (now_ns[host] - self._boottime_ns[rows]) / 1e9
         return np.where(self._boot[rows] == boot[host], age, np.inf)
 
     def gauge(self, column: str) -> Floats:
-        """Return the values of a gauge, NaN where there is none that can be."""
+        """Return the values of a gauge; NaN if missing or invalid."""
         self._fit()
         return self.gauge_at(column, slice(0, self.devices.count))
 
     def gauge_at(self, column: str, rows: Indexes | slice) -> Floats:
-        """Return the same for *rows* alone."""
+        """Return the same for *rows* only."""
         self._fit()
         index = self.column[column]
         values = self._bits[index, rows].view(np.float64)
@@ -283,42 +284,42 @@ class DeviceTable:
         return np.where(sane, values, np.nan)
 
     def cells_where(self, column: str, condition: Callable[[Any], Flags]) -> Indexes:
-        """Return the rows whose last value *condition* speaks of, however old it is."""
+        """Return the rows whose last value, of any age, meets *condition*."""
         self._fit()
         index, count = self.column[column], self.devices.count
         cells = self._bits[index, :count]
-        with np.errstate(invalid="ignore"):  # what was never read may be any bits
-            found = condition(cells.view(np.float64) if self.is_gauge(column) else cells)
-        rows = np.flatnonzero(found & self._valid[index, :count])
+        with np.errstate(invalid="ignore"):  # cells that were never read may have any bits
+            meets_condition = condition(cells.view(np.float64) if self.is_gauge(column) else cells)
+        rows = np.flatnonzero(meets_condition & self._valid[index, :count])
         if self.is_gauge(column):
             rows = rows[np.abs(cells[rows].view(np.float64)) <= GAUGE_MAX]
         return rows
 
     def state(self, column: str, missing: int = 0) -> Uint64s:
-        """Return a state's codes or a counter's raw values; *missing* where there is none."""
+        """Return a state's codes or a counter's raw values; *missing* if there is none."""
         self._fit()
         index, count = self.column[column], self.devices.count
         valid = self._valid[index, :count]
         return np.where(valid, self._bits[index, :count], np.uint64(missing))
 
     def raw(self, column: str) -> Floats:
-        """Return the cells of a gauge as they are, whether they are valid or not."""
+        """Return the cells of a gauge, valid or not."""
         self._fit()
         cells = self._bits[self.column[column], : self.devices.count]
         return np.asarray(cells.view(np.float64))
 
     def state_at(self, column: str, rows: Indexes | slice) -> Uint64s:
-        """Return a state's codes or a counter's raw values at *rows*, whether they are valid or not."""
+        """Return a state's codes or a counter's raw values at *rows*, valid or not."""
         self._fit()
         return np.asarray(self._bits[self.column[column], rows])
 
     def values_at(self, column: str, rows: Indexes) -> Floats:
-        """Return a gauge or a state at *rows* as numbers, whether it is valid or not."""
+        """Return a gauge or state at *rows* as numbers, valid or not."""
         cells: Uint64s = self._bits[self.column[column], rows]
         return cells.view(np.float64) if self.is_gauge(column) else cells.astype(np.float64)
 
     def nature(self, column: str) -> CounterSpec:
-        """Return what is known of a counter."""
+        """Return the specification of a counter."""
         return self._natures[self.counter[column]]
 
     def is_gauge(self, column: str) -> bool:
@@ -326,28 +327,29 @@ class DeviceTable:
         return self.signals[self.column[column]].kind is Kind.GAUGE
 
     def known(self, column: str) -> Flags:
-        """Say where the signal has a value."""
+        """Return where the signal has a value."""
         self._fit()
         return self._valid[self.column[column], : self.devices.count]
 
     @property
     def boot(self) -> Boots:
-        """The number of the boot that each row's last reading is of; 0: never read."""
+        """Return the boot number of each row's last reading; 0: never read."""
         self._fit()
         return self._boot[: self.devices.count]
 
     @property
     def read_ns(self) -> Times:
-        """When each row was read last, by its host's CLOCK_BOOTTIME."""
+        """Return the host's CLOCK_BOOTTIME of each row's last reading."""
         self._fit()
         return self._boottime_ns[: self.devices.count]
 
     def recent(
         self, column: str, age_seconds: Floats, *, slow: bool = False, rows: Indexes | None = None
     ) -> Floats:
-        """Return a counter's events, of all rows or of *rows*, given `age_seconds` of them; 0 if never heard.
+        """Return a counter's recent events, for all rows or *rows*, of age *age_seconds*; 0: never
+        read.
 
-        Those of 10 s (or 600 s) ago weigh 1/e.
+        Events 10 s (slow: 600 s) ago have weight 1/e.
         """
         self._fit()
         constant = SLOW_SECONDS if slow else FAST_SECONDS
@@ -357,7 +359,7 @@ class DeviceTable:
         return np.where(known, sums * np.exp(-np.where(known, age_seconds, 0.0) / constant), 0.0)
 
     def counting(self, column: str, least: float, *, slow: bool = False) -> Indexes:
-        """Return the rows whose events may still be *least* or more: most devices count no error ever."""
+        """Return the rows whose events may reach *least*; most devices never count an error."""
         self._fit()
         sums = self._sums(column, slow=slow)
         return np.flatnonzero(sums >= least * (1.0 - 1e-6) if least > 0.0 else sums)
@@ -367,40 +369,37 @@ class DeviceTable:
         return np.asarray(sums[self.counter[column], : self.devices.count])
 
     def saturated(self, column: str) -> Flags:
-        """Return where a counter is at its ceiling and so counts nothing."""
+        """Return where a counter is at its ceiling and stopped counting."""
         self._fit()
         index, count = self.column[column], self.devices.count
         at_ceiling = self._bits[index, :count] == np.uint64(self.sticky[column])
         return np.asarray(at_ceiling & self._valid[index, :count], dtype=bool)
 
     def resets(self, column: str) -> Codes:
-        """Return how often a counter of GPUs was set back, though boot and device were the same."""
+        """Return how often a counter of GPUs decreased within the same boot and device."""
         self._fit()
         return self._resets[self.counter[column], : self.devices.count]
 
 
-# ----------------------------------------------------------------------
-# Who counts: a GPU whose driver was loaded again, an interface that is another one under the old
-# name.
-#
-# A reading that bears a number of its device's life (the counter epoch of a GPU, the ifindex of an
-# interface) says when it changed; then all counters of the device start over, in every table.
+# Identities of devices: a GPU whose driver was reloaded, or another interface with the same name.
+# When the number that identifies a device (counter epoch of a GPU, ifindex of an interface)
+# changes, all its counters restart in every table.
 
-#: The column of such a number, in whichever tables have it.
+#: The column of such a number.
 EPOCH_COLUMN = "counter_epoch_count"
-#: No device bears this number: all ones is a register that is gone.
+#: Not a valid number: all ones is read from the register of a missing device.
 _NEVER = np.uint64(2**64 - 1)
 
 
 class EpochTracker:
-    """The number that each device of one table bore at its last reading."""
+    """The number of each device of a table at its last reading."""
 
     def __init__(self, table: DeviceTable) -> None:
         self._table, self.devices = table, table.devices
         self._last: Uint64s = np.full(64, _NEVER, dtype=np.uint64)
 
     def changes(self) -> list[tuple[int, bool]]:
-        """Return (row, whether the number rose) of every device that bears another one than before."""
+        """Return (row, whether the number rose) for every device whose number changed."""
         before = self._last.size
         if before < self._table.devices.capacity:
             self._last = grown(self._last, self._table.devices.capacity)
@@ -411,23 +410,23 @@ class EpochTracker:
         now, last = cells[rows], self._last[rows]
         changed = np.flatnonzero(last != _NEVER)
         self._last[rows] = now
-        return [(int(rows[at]), bool(now[at] > last[at])) for at in changed.tolist()]
+        return [(int(rows[index]), bool(now[index] > last[index])) for index in changed.tolist()]
 
     def forget(self, row: int) -> None:
-        """Forget the number of *row*, which is another device's from now on."""
+        """Forget the number of *row*, which is being reassigned."""
         if row < self._last.size:
             self._last[row] = _NEVER
 
 
 class DeviceIdentities:
-    """All witnesses of a fleet."""
+    """The identity numbers of all tables."""
 
     def __init__(self, tables: Mapping[str, DeviceTable], devices: Mapping[str, Devices]) -> None:
         self._devices = devices
         self._trackers = [EpochTracker(t) for t in tables.values() if EPOCH_COLUMN in t.column]
 
     def advance(self) -> None:
-        """Let the counters of every device that is not who it was start over."""
+        """Restart the counters of every device whose identity changed."""
         for tracker in self._trackers:
             for row, rose in tracker.changes():
                 tracker.devices.start_over(row, renewed=rose)
@@ -435,13 +434,13 @@ class DeviceIdentities:
                     self._start_over_parts(tracker.devices, row)
 
     def forget(self, devices: Devices, row: int) -> None:
-        """Forget who was in *row* of *devices*."""
+        """Forget the identity in *row* of *devices*."""
         for tracker in self._trackers:
             if tracker.devices is devices:
                 tracker.forget(row)
 
     def _start_over_parts(self, gpus: Devices, gpu: int) -> None:
-        """What a GPU has, such as an NVLink, bears its name, or one that begins with it."""
+        # Parts of a GPU, such as NVLinks, have names that begin with its name.
         host, name = int(gpus.host[gpu]), gpus.names[gpu]
         for devices in self._devices.values():
             for row in devices.rows_of(host) if devices is not gpus else ():
@@ -449,13 +448,11 @@ class DeviceIdentities:
                     devices.start_over(row, renewed=False)
 
 
-# ----------------------------------------------------------------------
-# What was once well: only then is it a fault that it is not. A port never cabled is not down.
-
 PORT_ACTIVE = 4
 
 
-#: What is said of a device that was well once -> its table, and the flags that say so.
+#: Signals that are a fault only after the device was once well (a port never cabled is not down) ->
+#: its table, and the flags.
 _EVER_UP = {
     "rdma.port_state": ("rdma_1s", "ports_up"),
     "net.carrier_state": ("net_1s", "carriers"),
@@ -465,12 +462,12 @@ _EVER_UP = {
     "bond.slaves_up_count": ("bond_10s", "whole_bonds"),
     "bond.link_state": ("bond_10s", "bonds_up"),
 }
-#: The event of an interface that was removed; of one that was not in use nothing is said.
+#: The event of a removed interface; ignored for an unused interface.
 REMOVED = "net.link"
 
 
 class EverUp:
-    """Flags per device row that once set stay set, for as long as we run."""
+    """Flags per device row of conditions that were once true; they are never reset."""
 
     def __init__(self) -> None:
         none = np.zeros(0, dtype=bool)
@@ -481,26 +478,28 @@ class EverUp:
         self.c2c_links: Flags = none
         self.whole_bonds: Flags = none
         self.bonds_up: Flags = none
-        #: (host, device) of before our start by what was said of them, until each has a row.
+        #: Signal -> (host, device) with an active symptom before the start, until the device has a
+        #: row.
         self._restored: dict[str, list[tuple[int, str]]] = {}
-        #: (host, device) of interfaces in use that were gone then, and have no row any more.
+        #: (host, device) of interfaces that were in use and removed before the start, and have no
+        #: row.
         self.removed: set[tuple[int, str]] = set()
 
     def restore(self, host: int, device: str, signal: str) -> None:
-        """Take over that *signal* stood against *device* before our start: then it was well before that."""
+        """Restore a symptom from before the start: it implies that the device was well."""
         if signal == REMOVED:
             self.removed.add((host, device))
         if signal in _EVER_UP:
             self._restored.setdefault(signal, []).append((host, device))
 
     def forget(self, tables: dict[str, DeviceTable], devices: Devices, row: int) -> None:
-        """Forget that what was in *row* of *devices* was well once: another device is."""
+        """Clear the flags of *row* in *devices*, which is being reassigned."""
         for table, flags in _EVER_UP.values():
             if tables[table].devices is devices and row < getattr(self, flags).size:
                 getattr(self, flags)[row] = False
 
     def advance(self, tables: dict[str, DeviceTable]) -> None:
-        """Take note of what is well now."""
+        """Set the flags of devices that are well now."""
         ports, net, files = tables["rdma_1s"], tables["net_1s"], tables["filesystem_60s"]
         self.ports_up = _or(self.ports_up, ports.state("port_state") == PORT_ACTIVE)
         self.carriers = _or(self.carriers, net.state("carrier_state") == 1)
@@ -517,10 +516,15 @@ class EverUp:
             self._take_over(signal, tables[table], getattr(self, flags))
 
     def _take_over(self, signal: str, table: DeviceTable, flags: Flags) -> None:
-        rows = [(one, table.devices.find(*one)) for one in self._restored.pop(signal)]
+        rows = [
+            (restored_device, table.devices.find(*restored_device))
+            for restored_device in self._restored.pop(signal)
+        ]
         flags[[row for _, row in rows if 0 <= row < flags.size]] = True
-        if left := [one for one, row in rows if not 0 <= row < flags.size]:
-            self._restored[signal] = left
+        if missing := [
+            restored_device for restored_device, row in rows if not 0 <= row < flags.size
+        ]:
+            self._restored[signal] = missing
 
 
 def _or(before: Flags, now: Flags) -> Flags:

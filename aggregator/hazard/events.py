@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,52 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rule_catalogue import FAULTS
-from ..rule_declaration import HazardClass
-
-# ----------------------------------------------------------------------
-# Which class a fault is of, as far as its record tells: in a recording by its level, on a fleet of
-# one's own by the names of its findings, as their rules declare it (`rule_catalogue/`).
-#
-# Names alone, and not an XID's code: only they are kept for as long as models look back, and one
-# history must give the same classes to training, to judging, and to judging after a restart.
-
-
-class FindingClass(NamedTuple):
-    """One class of faults."""
-
-    name: HazardClass
-    description: str  # many of them
-
-
-#: The class of what no other is of.
-OTHER = HazardClass.OTHER
-#: In the order of the columns of `history.State.by_class`. A fault that has findings of several is of each of them.
-CLASSES: tuple[FindingClass, ...] = (
-    FindingClass(HazardClass.MEMORY, "faults of memory"),
-    FindingClass(HazardClass.REMAP, "row remaps that waited for a reset, or failed"),
-    FindingClass(HazardClass.LINK, "faults of links"),
-    FindingClass(HazardClass.DRIVER, "faults that a GPU's driver or a diagnostic reported"),
-    FindingClass(HazardClass.HOST, "faults of the host"),
-    FindingClass(HazardClass.HARDWARE, "faults of hardware"),  # a recording's level
-    FindingClass(OTHER, "other faults"),
-)
-CLASS_NAMES = tuple(each.name for each in CLASSES)
-
-
-def class_flags(faults: Sequence[Collection[str]]) -> NDArray[np.bool_]:
-    """Return faults x CLASSES, from the names of each fault's classes."""
-    found = [[name in names for name in CLASS_NAMES] for names in faults]
-    return np.array(found, dtype=bool).reshape(-1, len(CLASS_NAMES))
-
-
-def class_condition(name: str) -> str:
-    """Return the condition by which a row of findings is of the class *name*."""
-    findings = ", ".join(
-        f"'{finding}'" for finding, class_name in FAULTS.items() if class_name == name
-    )
-    return f"name IN ({findings})" if findings else "false"
-
+from .fault_classes import OTHER, class_flags
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

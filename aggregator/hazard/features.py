@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..model import Inputs
-from .events import CLASSES, Floats
+from .events import Floats
+from .fault_classes import CLASSES
 from .history import BY_CLASS_DAYS, UnitState
 from .measured import MEASURED, Feature, model_inputs
 
@@ -73,6 +74,30 @@ SCORE_FEATURE_NAMES = (*HISTORY_FEATURE_NAMES, *OBSERVED_NAMES)
 SCORE_FEATURE_COLUMN = {name: at for at, name in enumerate(SCORE_FEATURE_NAMES)}
 
 
+class ModelForm(NamedTuple):
+    """Features that may have a weight, and the ridge penalty of the fit."""
+
+    name: str
+    names: tuple[str, ...]
+    ridge: float
+    #: The feature whose order the form keeps: `names` rise with it, and its weight stays above zero.
+    ordered_by: str = ""
+
+
+#: Ranks hosts exactly as the baseline of this name (`metrics.BASELINES`): only the calibration is fitted. It is the
+#: default because on public records it is never far below the best simple ranking (`docs/hazard.md`). Its weight is
+#: the power by which the hazard rises with the rank.
+AVERAGE_RANK = ModelForm("average rank", ("fault_rank",), 5.0, "fault_rank")
+#: The learned model that the default is compared with, if measurements are missing or too few.
+HISTORY_FORM = ModelForm("history, held tight", BASIC_FEATURE_NAMES, 20.0)
+#: The same with measurements.
+MEASURED_FORM = ModelForm(
+    "history and measurements, held tight",
+    (*BASIC_FEATURE_NAMES, *(feature.name for feature in MEASURED)),
+    20.0,
+)
+
+
 def features_of(state: UnitState, ahead_days: float = 0.0) -> Floats:
     """Return units x features, as they will be *ahead_days* later if nothing happens until then.
 
@@ -116,51 +141,6 @@ def host_features(columns: Floats) -> Floats:
     return np.hstack(
         [columns[:, : len(HISTORY_FEATURES)], model_inputs(columns[:, len(HISTORY_FEATURES) :])]
     )
-
-
-# ----------------------------------------------------------------------
-# Which features of the model may have a weight: one form for each simple ranking, richer ones, and
-# one with what is measured.
-
-
-class ModelForm(NamedTuple):
-    """Which features may have a weight, and how dearly."""
-
-    name: str
-    names: tuple[str, ...]
-    ridge: float
-    #: The feature whose order is the form's: all of `names` rise with it, and its weight stays above zero.
-    ordered_by: str = ""
-
-
-_RIDGE = 5.0
-#: Each ranks hosts exactly as the baseline of its name does (`baselines.BASELINES`): what is fitted is the calibration.
-#: The first is taken unless a richer one plainly ranks better: on public records it is never far below the best of the others,
-#: and each of these is (`docs/hazard.md`). Its one weight is the power by which hazard rises with the rank. The others are what
-#: it is held against (`bench/quality/default_ranking.py`).
-SIMPLE_FORMS = (
-    ModelForm("average rank", ("fault_rank",), _RIDGE, "fault_rank"),
-    ModelForm("time since return", ("returned_1d", "returned_10d", "failed_before", "returned"), _RIDGE, "returned"),
-    ModelForm("count decayed over 30 days", ("failed_before", "faults_30d"), _RIDGE, "faults_30d"),
-    ModelForm("count decayed over 7 days", ("failed_before", "faults_7d"), _RIDGE, "faults_7d"),
-    ModelForm("count decayed over 90 days", ("failed_before", "faults_90d"), _RIDGE, "faults_90d"),
-    ModelForm("lifetime count", ("failed_before", "faults_ever"), _RIDGE, "faults_ever"),
-    ModelForm("count of the last 7 days", ("faults_last_7d",), _RIDGE, "faults_last_7d"),
-    ModelForm("failed before, or never", ("failed_before",), _RIDGE, "failed_before"),
-)  # fmt: skip
-_TIGHT = 20.0
-#: Of the history of faults; "all" is all of it but for their classes.
-RICHER_FORMS = (
-    ModelForm("all, held tight", BASIC_FEATURE_NAMES, _TIGHT),
-    ModelForm("all", BASIC_FEATURE_NAMES, _RIDGE),
-    ModelForm("all, and by class, held tight", BASIC_AND_CLASS_NAMES, _TIGHT),
-)
-#: As the first of these, and with what is measured; tried where enough of that is on record.
-MEASURED_FORM = ModelForm(
-    "history and what is measured, held tight",
-    (*BASIC_FEATURE_NAMES, *(each.name for each in MEASURED)),
-    _TIGHT,
-)
 
 
 def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:

@@ -13,9 +13,6 @@ import numpy as np
 
 from .events import FaultTable, Floats, Indexes
 
-# ----------------------------------------------------------------------
-# One column that the hazard model uses, and how it is shown to a person.
-
 
 class Feature(NamedTuple):
     """One column."""
@@ -88,10 +85,6 @@ def model_inputs(values: Floats) -> Floats:
     known = np.nan_to_num(np.stack(columns, axis=1), nan=0.0)
     return np.clip(known, 0.0, MODEL_INPUT_MAX)
 
-
-# ----------------------------------------------------------------------
-# What was measured of each host at the beginning of each day, read from the table `read_host_days` and
-# looked up by unit.
 
 #: This many rows are read at a time: between two of them other threads get their turn.
 BATCH_ROWS = 50_000

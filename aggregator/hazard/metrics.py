@@ -12,7 +12,6 @@ from math import nan
 import numpy as np
 
 from .events import Floats, Indexes
-from .history import UnitState
 
 #: Recall is of this share of the up nodes of each day, the highest first.
 TOP_SHARE = 0.05
@@ -159,58 +158,3 @@ def bootstrap(
         figure(source.multinomial(nodes, share).astype(np.float64)[node]) for _ in range(draws)
     ]
     return BootstrapFigure(figure(np.ones(len(node))), np.array(drawn))
-
-
-# ----------------------------------------------------------------------
-# What a model must beat: rankings that need no fit, and their calibration by isotonic regression.
-
-#: A step of the isotonic curve counts as if it had seen this many more units at the mean rate. A day's unit overlaps
-#: seven windows: this is about a month of one node.
-SHRINK_UNITS = 30.0
-
-
-def _fault_rank(state: UnitState) -> Floats:
-    return np.zeros(len(state.count)) if state.fault_rank is None else state.fault_rank
-
-
-#: Name -> rank of a unit, higher is worse.
-BASELINES: dict[str, Callable[[UnitState], Floats]] = {
-    "failed before, or never": lambda state: (state.count > 0).astype(np.float64),
-    "lifetime count": lambda state: state.count,
-    "count of the last 7 days": lambda state: state.last_week,
-    "average rank": _fault_rank,
-    "time since return": lambda state: 1.0 / (1.0 + state.since_return_days),
-    "count decayed over 7 days": lambda state: state.decayed[7.0],
-    "count decayed over 30 days": lambda state: state.decayed[30.0],
-    "count decayed over 90 days": lambda state: state.decayed[90.0],
-}
-
-
-@dataclass(frozen=True, slots=True)
-class IsotonicCurve:
-    """Probability as a rising step function of a rank."""
-
-    edges: Floats  # rank where each step begins, rising
-    chance: Floats
-
-    def __call__(self, rank: Floats) -> Floats:
-        """Return the probability of each rank; those below the first step have that of the first."""
-        at = np.searchsorted(self.edges, rank, side="right") - 1
-        return np.asarray(self.chance[np.maximum(at, 0)])
-
-
-def fit_isotonic(rank: Floats, outcome: Floats) -> IsotonicCurve:
-    """Return the rising steps that fit best (pool adjacent violators), each drawn towards the mean rate."""
-    edges, inverse = np.unique(rank, return_inverse=True)
-    units = np.bincount(inverse).astype(np.float64)
-    positive = np.bincount(inverse, weights=outcome)
-    blocks: list[tuple[float, float, float]] = []  # edge, units, positive
-    for block in zip(edges.tolist(), units.tolist(), positive.tolist(), strict=True):
-        blocks.append(block)
-        while len(blocks) > 1 and blocks[-2][2] * blocks[-1][1] >= blocks[-1][2] * blocks[-2][1]:
-            edge, mass, sum_ = blocks[-2]
-            blocks[-2:] = [(edge, mass + blocks[-1][1], sum_ + blocks[-1][2])]
-    begin, mass_of, positive_of = (np.array(column) for column in zip(*blocks, strict=True))
-    mean = outcome.mean()
-    chance = (positive_of + SHRINK_UNITS * mean) / (mass_of + SHRINK_UNITS)
-    return IsotonicCurve(begin, np.maximum.accumulate(chance))

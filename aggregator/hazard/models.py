@@ -13,17 +13,9 @@ import numpy as np
 
 from ..model import TransactionalStore
 from .events import EventsError, Floats
-from .history import (
-    ALL,
-    HOST_DAYS_MAX,
-    WINDOW_DAYS,
-    Recording,
-    Units,
-    days_back,
-    read_recording,
-    units_of,
-)
+from .history import ALL, WINDOW_DAYS, Units, units_of
 from .model import HazardModel, ModelError, prior
+from .store_history import HOST_DAYS_MAX, Recording, days_back, read_recording
 from .training import train
 
 log = logging.getLogger(__name__)

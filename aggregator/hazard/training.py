@@ -5,107 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import erf, exp, expm1, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from .events import EventsError, FaultTable, Flags, Floats, Indexes
+from .baselines import BASELINES
+from .events import EventsError, FaultTable, Floats, Indexes
 from .features import (
-    BASIC_AND_CLASS_NAMES,
-    FEATURE_NAMES,
+    AVERAGE_RANK,
+    HISTORY_FORM,
     MEASURED_FORM,
-    RICHER_FORMS,
-    SIMPLE_FORMS,
     ModelForm,
     features_of,
     weighted_sum,
 )
 from .history import HARDWARE, WINDOW_DAYS, Units, units_of
 from .measured import HostDays, model_inputs
-from .metrics import BINS, BootstrapFigure, CalibrationBins, Ranking, bootstrap, draws_of_ranking
-from .model import SPREAD_ASSUMED, SPREAD_MAX, HazardModel
-
-# ----------------------------------------------------------------------
-# Fitting the model's weights: complementary log-log regression with a ridge, weights held at zero
-# or above.
-#
-# numpy alone: a few hundred faults decide nine weights, or twice as many, for which a library of
-# learning would be one more thing to install.
-
-STEPS_MAX = 200
-STEP_MAX = 1.0
-TOLERANCE = 1e-7
-LOG_MEAN_MIN, LOG_MEAN_MAX = -30.0, 3.0
-#: Of the feature that a ranking is by: small enough to tell nothing, large enough that no two hosts become alike.
-ORDER_WEIGHT_MIN = 1e-3
-
-
-def fit(
-    features: Floats,
-    outcome: Floats,
-    ridge: float,
-    names: Sequence[str] = BASIC_AND_CLASS_NAMES,
-    ordered_by: str = "",
-) -> tuple[float, tuple[float, ...]]:
-    """Return the base (a log) and the weights by FEATURES that make *outcome* (0 or 1) most likely.
-
-    *features*: units x features. *ridge*: penalty on half the squares of the weights; the base bears none.
-    *names*: those that may have a weight; the others have zero. Weights are zero or above: a fault of the past
-    never makes a host better; that of *ordered_by* is above zero.
-    """
-    columns = [FEATURE_NAMES.index(name) for name in names]
-    least = np.array([0.0, *(ORDER_WEIGHT_MIN * (name == ordered_by) for name in names)])
-    rows, weight, positive = _grouped(features[:, columns], outcome)
-    design = np.hstack((np.ones((len(rows), 1)), rows))
-    penalty = np.full(design.shape[1], ridge)
-    penalty[0] = 0.0
-    at = np.zeros(design.shape[1])
-    at[0] = np.log(max(positive.sum(), 0.5) / weight.sum())
-    for _ in range(STEPS_MAX):
-        step = _step(design, weight, positive, penalty, at, at > least)
-        after = at + np.clip(step, -STEP_MAX, STEP_MAX)
-        after[1:] = np.maximum(after[1:], least[1:])
-        moved = np.abs(after - at).max()
-        at = after
-        if moved < TOLERANCE:
-            break
-    weights = np.zeros(len(FEATURE_NAMES))
-    weights[columns] = at[1:]
-    return float(at[0]), tuple(weights.tolist())
-
-
-def _grouped(features: Floats, outcome: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return rows, how many units each stands for, and how many of them were positive.
-
-    Nearly all units are of nodes that never failed, which are one row.
-    """
-    zero: Flags = ~np.any(features, axis=1)
-    rows = np.vstack((np.zeros((1, features.shape[1])), features[~zero]))
-    weight = np.concatenate(([float(zero.sum())], np.ones(len(rows) - 1)))
-    return rows, weight, np.concatenate(([outcome[zero].sum()], outcome[~zero]))
-
-
-def _step(
-    design: Floats, weight: Floats, positive: Floats, penalty: Floats, at: Floats, inside: Flags
-) -> Floats:
-    """Return a step of Fisher scoring among the weights that are free to move: *inside* their bounds, or about to be."""
-    mean = np.exp(np.clip(design @ at, LOG_MEAN_MIN, LOG_MEAN_MAX))
-    chance = -np.expm1(-mean)
-    slope = design.T @ ((positive - weight * chance) * mean / chance) - penalty * at
-    curve = (design * (weight * mean**2 * (1.0 - chance) / chance)[:, None]).T @ design
-    curve += np.diag(penalty)
-    free = inside | (slope > 0.0)
-    free[0] = True
-    step = np.zeros(len(at))
-    curve = curve[np.ix_(free, free)] + 1e-9 * np.eye(int(free.sum()))
-    step[free] = np.linalg.solve(curve, slope[free])
-    return step
-
-
-# ----------------------------------------------------------------------
-# Days ahead, within the days that may be learned from: what each form tells of them before it has
-# seen them.
+from .metrics import (
+    BINS,
+    BootstrapFigure,
+    CalibrationBins,
+    Ranking,
+    bootstrap,
+    draws_of_ranking,
+)
+from .model import HazardModel
+from .regression import fit
+from .spread import spread_of
 
 #: Folds begin at these shares of the recording, and each is judged over FOLD_SHARE of it.
 FOLD_SHARES, FOLD_SHARE = (0.46, 0.55, 0.64, 0.73, 0.82), 0.125
@@ -114,6 +40,14 @@ FOLD_UNITS_MAX = 20_000
 #: Fleets drawn node by node, for the interval of a difference.
 DRAWS, SEED = 100, 1
 
+#: Of AUC and of recall. Less is what the draw of nodes makes of two rankings that are as good.
+GAINS_MIN = (0.005, 0.01)
+#: Of the units before a fold's cut: with fewer known, the weights of what is measured are of the last weeks alone, and a
+#: unit without data counts as one where all is normal.
+KNOWN_SHARE_MIN = 0.2
+#: Figures that differ by less are the same, summed in another order.
+ROUNDING = 1e-12
+
 
 class TimeFold(NamedTuple):
     """Units that are judged, by what was learned before the first of their days."""
@@ -121,7 +55,7 @@ class TimeFold(NamedTuple):
     node: Indexes
     day: Indexes
     positive: Floats
-    chances: tuple[Floats, ...]  # P(a fault within the window), by form
+    chances: tuple[Floats, ...]  # P(a fault within the window), by form; then each of BASELINES
 
 
 def folds_of(
@@ -152,11 +86,20 @@ def folds_of(
         if not daily_positive[before].any() or known[before].mean() < known_share_min:
             continue
         if 0 < weekly_positive[after].sum() < after.sum():
-            later = _FutureUnits(weekly.take(after))
+            judged = weekly.take(after)
+            later = _FutureUnits(judged)
             chances = tuple(
-                later.chance(*fit(features[before], daily_positive[before], one.ridge, one.names, one.ordered_by))
-                for one in forms
-            )  # fmt: skip
+                later.chance(
+                    *fit(
+                        features[before],
+                        daily_positive[before],
+                        form.ridge,
+                        form.names,
+                        form.ordered_by,
+                    )
+                )
+                for form in forms
+            ) + tuple(rank(judged.state) for rank in BASELINES.values())
             folds.append(
                 TimeFold(weekly.node[after], weekly.day[after], weekly_positive[after], chances)
             )
@@ -251,19 +194,6 @@ class FormEvaluation:
             yield one.error(even), (predicted * BINS / mass, observed * BINS / mass)
 
 
-# ----------------------------------------------------------------------
-# Which form a model has: the first simple one ranks hosts, unless another plainly ranks better on
-# days ahead.
-
-#: Of AUC and of recall. Less is what the draw of nodes makes of two rankings that are as good.
-GAINS_MIN = (0.005, 0.01)
-#: Of the units before a fold's cut: with fewer known, the weights of what is measured are of the last weeks alone, and a
-#: unit without data counts as one where all is normal.
-KNOWN_SHARE_MIN = 0.2
-#: Figures that differ by less are the same, summed in another order.
-ROUNDING = 1e-12
-
-
 @dataclass(frozen=True, slots=True)
 class FormResult:
     """How one form did out of fold."""
@@ -278,48 +208,32 @@ class FormResult:
 def choose_form(
     daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int
 ) -> FormResult:
-    """Return the first simple form, a richer one that plainly ranks better than it, or the one with what is measured where
-    that plainly ranks better than both.
+    """Return the average rank, or the learned model if that plainly ranks hosts better on days ahead.
 
-    No other simple form: on a public record the folds had a decayed count plainly better, and after them it was worse.
-
-    *daily*, *weekly*: units with windows of a day and of a week; *nodes*: of the fleet. Raises EventsError where there
-    is no fold to choose by.
+    The learned model has measurements if with them it beats every ranking by history alone, in folds that have enough
+    measurements: a gain of its history would not be theirs. *daily*, *weekly*: all units, with windows of a day and of
+    a week. *nodes*: size of the fleet. Raises EventsError if no fold has positives on both sides.
     """
-    forms = (SIMPLE_FORMS[0], *RICHER_FORMS)
-    folds = folds_of(daily, weekly, outcome, end_days, forms)
+    forms = (AVERAGE_RANK, HISTORY_FORM, MEASURED_FORM)
+    if daily.state.measured is not None:
+        folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
+        if folds:
+            rankings = [
+                FormEvaluation(folds, index, nodes) for index in range(len(folds[0].chances))
+            ]
+            measured = rankings.pop(forms.index(MEASURED_FORM))
+            if all(ranks_better(measured, other) for other in rankings):
+                return _form_result(MEASURED_FORM, measured)
+    folds = folds_of(daily, weekly, outcome, end_days, forms[:2])
     if not folds:
         raise EventsError(
             "no fault in the second half of the days to learn from, or none before it, so no "
             "ranking can be chosen"
         )
-    evaluations = [FormEvaluation(folds, at, nodes) for at in range(len(forms))]
-    best = 0
-    for at in range(1, len(forms)):
-        best = at if ranks_better(evaluations[at], evaluations[best]) else best
-    measured = _choose_measured(daily, weekly, outcome, end_days, nodes, forms[best])
-    return measured or _form_result(forms[best], evaluations[best])
-
-
-def _choose_measured(
-    daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int, best: ModelForm
-) -> FormResult | None:
-    """Return the form with what is measured if it plainly ranks better than *best*, than itself without it, and than each
-    simple ranking: what it gains by its history is no gain of what is measured.
-
-    Judged on the folds before whose cut enough was measured.
-    """
-    if daily.state.measured is None:
-        return None
-    # RICHER[0] is the same without it, so that no gain is of the history's.
-    forms = (best, RICHER_FORMS[0], *SIMPLE_FORMS[1:], MEASURED_FORM)
-    folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
-    if not folds:
-        return None
-    *others, measured = (FormEvaluation(folds, at, nodes) for at in range(len(forms)))
-    if all(ranks_better(measured, other) for other in others):
-        return _form_result(MEASURED_FORM, measured)
-    return None
+    average, learned = (FormEvaluation(folds, index, nodes) for index in range(2))
+    if ranks_better(learned, average):
+        return _form_result(HISTORY_FORM, learned)
+    return _form_result(AVERAGE_RANK, average)
 
 
 def _form_result(form: ModelForm, evaluation: FormEvaluation) -> FormResult:
@@ -345,99 +259,6 @@ def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
             gains, GAINS_MIN, one.bootstraps, other.bootstraps, strict=True
         )
     )
-
-
-# ----------------------------------------------------------------------
-# How far one host's hazard may lie from what a model tells of it: the 90 % interval, by how hosts
-# and fortnights differ.
-#
-# What lasts of a host shows in fortnights far apart: one that had more faults than the others in
-# some has more in others, too. A burst after a repair is over by then. What befalls all hosts alike
-# is the fleet's level, which differs by itself.
-
-#: Blocks of days that are compared, each with those that are not next to it.
-BLOCK_DAYS = 14
-#: The prior weighs as much as this many pairs of blocks with one expected fault each: a few faults prove little.
-PAIRS_ASSUMED = 5.0
-#: What the interval holds.
-SHARE = 0.9
-
-
-def spread_of(daily: Units, outcome: str) -> float:
-    """Return the factor up and down that holds 90 % of hosts' hazards: each has one of its own, as has each block of days.
-
-    *daily*: all units, with windows of a day. Both factors are taken for lognormal, of mean 1, their variances by moments. Of hosts: over pairs
-    of blocks, faults beyond those expected in the one times those in the other, by what is expected of both. Of the level:
-    faults beyond those expected of a block, squared, less their own variance. To the variance of the logarithm comes one
-    over the number of faults: the level is no surer.
-    """
-    positive = daily.positives(outcome)
-    block = daily.day // BLOCK_DAYS
-    shape = (int(daily.node.max()) + 1, int(block.max()) + 1)
-    at = daily.node * shape[1] + block
-    up, faults = (_sum_by_block(at, one, shape) for one in (np.ones(len(at)), positive))
-    logs = _host_variance(up, faults) + _level_variance(up.sum(axis=0), faults.sum(axis=0))
-    logs += 1.0 / max(float(positive.sum()), 1.0)
-    return factor_of(sqrt(logs))
-
-
-def factor_of(sigma: float) -> float:
-    """Return f, so that a lognormal of mean 1, whose logarithm has the standard deviation *sigma*, is within 1 / f and f
-    with 90 %; SPREAD_MAX at most.
-
-    It lies about the mean, which is above the median: most of the rest is below 1 / f, better than is reported.
-    """
-    return exp(_root(lambda log_factor: SHARE - _share_within(log_factor, sigma), log(SPREAD_MAX)))
-
-
-def _share_within(log_factor: float, sigma: float) -> float:
-    """Return with what chance such a one is within the factor."""
-    low, high = ((sign * log_factor + sigma**2 / 2.0) / (sigma * sqrt(2.0)) for sign in (-1, 1))
-    return (erf(high) - erf(low)) / 2.0
-
-
-def _root(falling: Callable[[float], float], most: float) -> float:
-    """Return where a function that falls is zero, within 0 and *most*."""
-    low, high = 0.0, most
-    for _ in range(50):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
-    return (low + high) / 2.0
-
-
-def _variance_of(factor: float) -> float:
-    """Return the variance of a lognormal with 90 % of its mass within *factor*."""
-    sigma = _root(lambda one: _share_within(log(factor), one) - SHARE, 5.0)
-    return expm1(sigma**2)
-
-
-VARIANCE_ASSUMED = _variance_of(SPREAD_ASSUMED)
-
-
-def _sum_by_block(at: Indexes, values: Floats, shape: tuple[int, int]) -> Floats:
-    """Return hosts x blocks."""
-    return np.bincount(at, values, shape[0] * shape[1]).astype(np.float64).reshape(shape)
-
-
-def _host_variance(up: Floats, faults: Floats) -> float:
-    """Return the variance of the logarithm of hosts' own factors. *up*: days of hosts x blocks."""
-    expected = up * (faults.sum(axis=0) / np.maximum(up.sum(axis=0), 1.0))
-    known = _pair_sum(expected) + PAIRS_ASSUMED
-    variance = (_pair_sum(faults - expected) + PAIRS_ASSUMED * VARIANCE_ASSUMED) / known
-    return float(np.log1p(max(variance, 0.0)))
-
-
-def _level_variance(up: Floats, faults: Floats) -> float:
-    """Return the same of the fleet's level. *up*: days of all hosts, by blocks."""
-    expected = up * (faults.sum() / up.sum())
-    beyond = ((faults - expected) ** 2 - faults).sum() / max((expected**2).sum(), 1.0)
-    return float(np.log1p(max(beyond, 0.0)))
-
-
-def _pair_sum(values: Floats) -> float:
-    """Return the sum, over hosts (rows), of the products of all pairs of blocks (columns) that are not neighbours."""
-    alone, beside = (values**2).sum(), (values[:, 1:] * values[:, :-1]).sum()
-    return float(((values.sum(axis=1) ** 2).sum() - alone) / 2.0 - beside)
 
 
 #: Fewer fault starts teach nothing: the prior stays.

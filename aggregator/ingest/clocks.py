@@ -1,4 +1,4 @@
-"""Offset of each host's clocks from the aggregator's, estimated from message arrival times.
+"""Offset of each host's clocks from the aggregator's, estimated from message arrival times, and its storage.
 
 Boot time never jumps, so (aggregator's clock - boot time) is constant except for network delay: the smallest value of the last
 minutes is the best estimate (as in NTP's clock filter, RFC 5905 section 10). A host's wall clock is compared with that
@@ -19,11 +19,11 @@ from ..fleet.fleet import BOOT_SLACK_NS
 from ..store.rows import ClockRecord, put_clocks
 from ..store.store import Store
 
-#: A wall clock further off than this is not used for the time of readings.
+#: With a larger deviation a host's wall clock is not used for the time of its readings.
 OFFSET_SECONDS_MAX = 2.0
-#: A finding ends only below this, so that it does not flap.
+#: A finding ends below this lower limit, so that it does not flap.
 CLEAR_SECONDS_MAX = 1.0
-#: Crystals drift (50 millionths are 30 ms in this time), so that old minima are forgotten.
+#: Crystals drift (50 ppm is 30 ms in this time), so older minima are discarded.
 WINDOW_SECONDS = 600
 
 _MAX_NS = int(OFFSET_SECONDS_MAX * 1e9)
@@ -32,23 +32,23 @@ _WINDOW_NS = WINDOW_SECONDS * 1_000_000_000
 
 @dataclass(slots=True)
 class HostClock:
-    """One host's clocks, for the boot it runs in."""
+    """A host's clocks in its current boot."""
 
     boot_id: bytes = b""
-    #: Smallest (our clock - boot time) of the window before and of this one.
+    #: Minimum of (aggregator's clock - boot time) in the previous window and in this one.
     before_ns: int | None = None
     least_ns: int = 0
     since_ns: int = 0
-    #: The host's wall clock less ours: positive is ahead.
+    #: The host's wall clock minus the aggregator's; positive: ahead.
     error_ns: int = 0
 
     def observe(self, boot_id: bytes, boottime_ns: int, wall_ns: int, received_ns: int) -> None:
-        """Take a message that was sent just now."""
+        """Add a message that was just sent."""
         offset_ns = received_ns - boottime_ns
         if boot_id != self.boot_id:
             self.boot_id, self.before_ns = boot_id, None
             self.least_ns, self.since_ns = offset_ns, received_ns
-        elif not 0 <= received_ns - self.since_ns <= _WINDOW_NS:  # also when our clock was set back
+        elif not 0 <= received_ns - self.since_ns <= _WINDOW_NS:  # also if our clock was set back
             self.before_ns, self.least_ns = self.least_ns, offset_ns
             self.since_ns = received_ns
         else:
@@ -57,19 +57,19 @@ class HostClock:
 
     @property
     def offset_ns(self) -> int:
-        """What to add to boot time to have our clock's time."""
+        """Return the offset from boot time to the aggregator's clock."""
         return self.least_ns if self.before_ns is None else min(self.least_ns, self.before_ns)
 
     @property
     def error_seconds(self) -> float:
-        """How far ahead the host's wall clock was at the last message."""
+        """Return by how many seconds the host's wall clock was ahead at the last message."""
         return self.error_ns / 1e9
 
     def time_offset_ns(self, boot_id: bytes, boottime_ns: int, wall_ns: int) -> int:
-        """Return what to add to *boottime_ns* to have the time at which a reading was made.
+        """Return the offset from *boottime_ns* to the time of a reading.
 
-        The host's own wall clock where it is right; else by our estimate. Of an earlier boot only
-        its wall clock tells, put right by as much as it is off today.
+        It comes from the host's wall clock if that is right, otherwise from the estimate. Readings
+        of an earlier boot have only a wall-clock time, which is corrected by the current deviation.
         """
         by_wall_ns = wall_ns - boottime_ns
         if boot_id != self.boot_id:
@@ -77,10 +77,12 @@ class HostClock:
         return by_wall_ns if abs(by_wall_ns - self.offset_ns) <= _MAX_NS else self.offset_ns
 
     def event_time_ns(self, boot_id: bytes, boottime_ns: int, wall_ns: int, now_ns: int) -> int:
-        """Return when an event was, by our clock; never later than *now_ns*, and *now_ns* if it says neither.
+        """Return the time of an event, aggregator's clock, at most *now_ns*; *now_ns* if it has no
+        time.
 
-        Of an event that does not tell its boot the clocks do: what they make of the moment of boot is,
-        but for a wall clock that was set meanwhile, this boot's or an earlier one's.
+        Without a boot id the boot follows from the event's times: they show an earlier boot if the
+        wall-clock time is earlier than the boot time allows, unless the wall clock was set in
+        between.
         """
         wall_ns -= self.error_ns if abs(self.error_ns) > _MAX_NS and wall_ns else 0
         by_boot_ns = boottime_ns + self.offset_ns
@@ -94,7 +96,6 @@ class HostClock:
 
 
 def offset_message(error_seconds: float) -> str:
-    """Return the finding's words."""
     direction = "ahead of" if error_seconds > 0 else "behind"
     return (
         f"its clock is {_span(abs(error_seconds))} {direction} the aggregator's; its readings are stored "
@@ -109,23 +110,20 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f} seconds"
 
 
-# ----------------------------------------------------------------------
-# Which hosts' clocks are written down: when they changed, and every five minutes.
-
 log = logging.getLogger(__name__)
 
-#: How often all clocks are looked at.
+#: Period of the check of all clocks.
 CHECK_SECONDS = 30
-#: A change by less is not written before its time.
+#: A smaller change is not stored early.
 CHANGE_SECONDS = 0.1
-#: An unchanged clock is written again after this long, if its host still speaks.
+#: A clock is stored at least this often while its host sends messages.
 REPEAT_SECONDS = 300
-#: What a crystal may drift: 50 millionths.
+#: Drift of a crystal of 50 ppm.
 DRIFT_SECONDS = 50e-6 * WINDOW_SECONDS
 
 
 class ClockSample(NamedTuple):
-    """A host, its clocks, and when it last spoke."""
+    """A host, its clocks, and the time of its last message."""
 
     host: str
     clock: HostClock
@@ -139,29 +137,29 @@ class _WrittenClock:
 
 
 class ClockLog:
-    """Remembers what was written of each host."""
+    """The last stored clock of each host."""
 
     def __init__(self) -> None:
         self._written: dict[str, _WrittenClock] = {}
 
     def due(self, hosts: Iterable[ClockSample]) -> list[ClockRecord]:
-        """Return what must be written now, and take it as written."""
-        found = []
+        """Return the clocks to store now, and mark them as stored."""
+        records = []
         for host, clock, last_received_ns in hosts:
             offset = clock.error_seconds
             if self._is_due(self._written.get(host), offset, last_received_ns):
                 self._written[host] = _WrittenClock(offset, last_received_ns)
-                found.append(ClockRecord(host, offset, _error_seconds(clock), last_received_ns))
-        return found
+                records.append(ClockRecord(host, offset, _error_seconds(clock), last_received_ns))
+        return records
 
     def forget(self, records: Iterable[ClockRecord]) -> None:
-        """Take what could not be written as not written."""
+        """Mark *records* as not stored, after a failure."""
         for record in records:
             self._written.pop(record.host, None)
 
     @staticmethod
     def _is_due(before: _WrittenClock | None, offset_seconds: float, last_received_ns: int) -> bool:
-        if before is None or last_received_ns < before.measured_ns:  # our clock was set back
+        if before is None or last_received_ns < before.measured_ns:  # the clock was set back
             return True
         if last_received_ns == before.measured_ns:
             return False
@@ -170,16 +168,16 @@ class ClockLog:
 
 
 def _error_seconds(clock: HostClock) -> float:
-    """Return how far the offset may be off, NaN while only one span of ten minutes is known."""
+    """Return the uncertainty of the offset; NaN during the first window."""
     if clock.before_ns is None:
         return float("nan")
     return abs(clock.least_ns - clock.before_ns) / 1e9 + DRIFT_SECONDS
 
 
 class ClockWriter:
-    """Writes what is due, every LOOK_SECONDS, in a transaction of its own beside the commits of readings.
+    """Stores due clocks every CHECK_SECONDS, in separate transactions.
 
-    Owned by the loop's thread. What a disk does not take now is written later.
+    Owned by the event loop's thread. After a failure the clocks are stored later.
     """
 
     def __init__(self, samples: Callable[[], Iterable[ClockSample]], store: Store) -> None:
@@ -189,7 +187,7 @@ class ClockWriter:
         self._task: asyncio.Task[None] | None = None
 
     def step(self, now_ns: int) -> None:
-        """Begin to write what is due, if it is time to look."""
+        """Start storing due clocks if the next check is due."""
         busy = self._task is not None and not self._task.done()
         if busy or 0 <= now_ns - self._checked_ns < CHECK_SECONDS * 1_000_000_000:
             return
@@ -206,6 +204,6 @@ class ClockWriter:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self._store.in_transaction, work)
-        except Exception as error:  # noqa: BLE001 - the store tells of its trouble itself
+        except Exception as error:  # noqa: BLE001 - the store reports its own failures
             log.debug("the hosts' clocks were not written: %s", error)
             self._log.forget(records)

@@ -1,4 +1,6 @@
-"""Current findings: kept in the fleet, ended when they no longer occur, and stored."""
+"""Current findings: kept in the fleet, cleared when they no longer occur, and stored. Owners of
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import replace
 from ..fleet.fleet import Fleet
 from ..model import AGGREGATOR_HOST, DUPLICATE_GPU, GPU_RELEASED, Finding
 
-#: A finding of an occurrence, not of a state, ends when it has not occurred for this long.
+#: A finding of an occurrence, not of a state, expires this long after the last one.
 EXPIRES_SECONDS = 300
 _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 
@@ -17,11 +19,11 @@ Key = tuple[str, str, str]  # host, name, subject
 
 
 class ActiveFindings:
-    """Owned by the loop's thread."""
+    """Open findings. Owned by the event loop's thread."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._last_ns: dict[Key, int] = {}  # only of those that expire
+        self._last_ns: dict[Key, int] = {}  # only of findings that expire
         self._recorded: dict[Key, Finding] = {}
         self._changed: list[Finding] = []
 
@@ -31,7 +33,7 @@ class ActiveFindings:
     def find(
         self, host: str, name: str, message: str, now_ns: int, *, subject: str = "", expires: bool
     ) -> None:
-        """Say that something is so; *expires* after EXPIRES_SECONDS without being said again."""
+        """Report a finding; *expires*: it ends after EXPIRES_SECONDS without another report."""
         key = host, name, subject
         if expires:
             self._last_ns[key] = now_ns
@@ -42,7 +44,7 @@ class ActiveFindings:
                 self._changed.append(finding)
 
     def restore(self, finding: Finding, now_ns: int, *, expires: bool) -> None:
-        """Take over what was so before our restart, since when it was."""
+        """Restore a finding from before the restart, with its original time."""
         key = finding.host, finding.name, finding.subject
         if expires:
             self._last_ns[key] = now_ns
@@ -50,7 +52,7 @@ class ActiveFindings:
         self._fleet.add_finding(finding)
 
     def report_not_storing(self, reason: str, now_ns: int) -> None:
-        """Say why nothing is stored; "" when all is. It is on record once the disk takes it."""
+        """Report why nothing is stored; "" clears the finding. It is stored once the disk works."""
         if reason:
             message = f"nothing is stored or acknowledged: {reason}; agents keep their readings"
             self.find(AGGREGATOR_HOST, "store.failing", message, now_ns, expires=False)
@@ -60,7 +62,7 @@ class ActiveFindings:
     def clear(
         self, host: str, name: str, now_ns: int, *, subject: str = "", because: str = ""
     ) -> None:
-        """Say that something is no longer so, and what ended it. Nothing happens when it was not so."""
+        """Clear a finding if it is open; *because*: the reason."""
         key = host, name, subject
         self._last_ns.pop(key, None)
         self._fleet.clear_finding(host, name, subject)
@@ -70,40 +72,38 @@ class ActiveFindings:
             self._changed.append(replace(finding, cleared_ns=now_ns, clears_when=ended))
 
     def sweep(self, now_ns: int) -> None:
-        """Clear what has expired."""
         old = [key for key, last in self._last_ns.items() if now_ns - last > _EXPIRES_NS]
         for host, name, subject in old:
             self.clear(host, name, now_ns, subject=subject)
 
     def changes(self, now_ns: int) -> list[Finding]:
-        """Return what came and what went (with when it did) since the last call: for the store."""
+        """Return opened and cleared findings since the last call, for the store."""
         active = dict(self._fleet.findings)
         changed, self._changed = self._changed, []
-        opened = [one for key, one in active.items() if self._recorded.get(key) != one]
+        opened = [finding for key, finding in active.items() if self._recorded.get(key) != finding]
         closed = [
-            replace(one, cleared_ns=now_ns)
-            for key, one in self._recorded.items()
-            if active.get(key) != one
+            replace(finding, cleared_ns=now_ns)
+            for key, finding in self._recorded.items()
+            if active.get(key) != finding
         ]
         self._recorded = active
         return changed + closed + opened
 
 
-# ----------------------------------------------------------------------
-# Which host a GPU is in: a GPU is one piece of hardware, and two hosts that are both heard cannot
-# have it.
-#
-# A GPU that moves is let go by its host before the other has it: the host was switched off, or
-# registered without it. Their requests do not show which of two is right, so neither pays for
-# it with its score: a finding names both, and history (`parquet/views.py`) follows the GPU only
-# once one of them has let it go.
+# Owners of GPUs: two hosts that both send messages cannot have the same GPU. When a GPU moves, its
+# old host gives it up first: it was switched off, or registered without it. Requests do not show
+# which of two hosts is right, so neither loses score: a finding names both, and history
+# (`parquet/views.py`) moves the GPU only after one of them gave it up.
 
-#: A GPU's key that names it alone in the world, as NVML gives it.
+#: Globally unique key of a GPU, from NVML.
 _UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class GpuOwners:
-    """Owned by the loop's thread. *is_silent*: whether a host has not been heard for so long that its name is free."""
+    """Owner of each GPU. Owned by the event loop's thread.
+
+    *is_silent*: whether a host has been silent for so long that its name is free.
+    """
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class GpuOwners:
         is_silent: Callable[[str, int], bool],
         before: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """*before*: (GPU, host) as the store knows them."""
+        """*before*: (GPU, host) from the store."""
         self._findings = findings
         self._is_silent = is_silent
         self._owner: dict[str, str] = {}
         self._gpus_of: dict[str, tuple[str, ...]] = {}
-        self._contested: set[str] = set()  # hosts with a GPU that is another's
+        self._contested: set[str] = set()  # hosts that registered another host's GPU
         for key, host in before:
             if _UUID.fullmatch(key):
                 self._owner[key] = host
@@ -124,9 +124,9 @@ class GpuOwners:
             self._gpus_of[host] = (*self._gpus_of.get(host, ()), key)
 
     def register(self, host: str, keys: Iterable[str], now_ns: int) -> bool:
-        """Take the GPUs of a host as it registers; another's that it names stay the other's while that is heard.
+        """Update the GPUs of a host; another host's GPU stays there until that host is silent.
 
-        True: it named some of those.
+        True: the host registered such a GPU.
         """
         now = {key: None for key in keys if _UUID.fullmatch(key)}
         for key in self._gpus_of.get(host, ()):
@@ -137,7 +137,7 @@ class GpuOwners:
         return host in self._contested
 
     def step(self, now_ns: int) -> None:
-        """Look again at what two hosts have: one may have let it go, or be silent, which is no claim."""
+        """Recheck contested GPUs: a host may have given one up, or be silent."""
         for host in sorted(self._contested):
             if self._is_silent(host, now_ns):
                 self._findings.clear(AGGREGATOR_HOST, DUPLICATE_GPU, now_ns, subject=host)

@@ -18,41 +18,44 @@ from ..store.rows import plan
 def _plan(name: str, signal_ids: tuple[int, ...]) -> tuple[Any, ...]:
     name = FORMER_TABLES.get(name, name)
     known_columns = _COLUMNS.get(name, {})
-    columns = [known_columns.get(each, -1) for each in signal_ids]
+    columns = [known_columns.get(signal_id, -1) for signal_id in signal_ids]
     return plan(name, signal_ids, _TABLE_NUMBERS.get(name, -1), columns)
 
 
-#: Table -> its position among the fleet's, if anything of it is kept there.
+#: Table -> its index in the fleet, if the fleet keeps any of it.
 _TABLE_NUMBERS = {
     name: number for number, (name, table) in enumerate(Fleet().tables.items()) if table.is_tracked
 }
-#: Table -> signal id -> its column among those that the fleet keeps.
+#: Table -> signal id -> column in the fleet.
 _COLUMNS = {
-    name: {s.signal_id: at for at, s in enumerate(s for s in signals if s.name in TRACKED_SIGNALS)}
+    name: {
+        s.signal_id: index
+        for index, s in enumerate(s for s in signals if s.name in TRACKED_SIGNALS)
+    }
     for name, signals in TABLES.items()
 }
-#: Where the columns of agents' tables belong, of all streams.
+#: Columns of agents' tables, shared by all streams.
 CATALOGUE = Catalogue(_plan)
 
 
 class FrameStreamReader:
-    """What one stream remembers of the frames before."""
+    """Decoder state of a stream."""
 
     def __init__(self) -> None:
         self._differences = Receiver(CONTEXT_BYTES_MAX)
         self._reader = Reader(CATALOGUE, decode)
-        #: Of the frame that was asked for last, as it or its message says.
+        #: Sequence of the last frame requested, from the frame or its message.
         self.sequence = 0
-        self._backlog_message: wire.TelemetryBatch | None = None  # in hand, of several late frames
-        self._backlog_receiver: Receiver | None = (
-            None  # what is remembered of it, until its last frame
-        )
-        self._backlog_left: list[bytes] = []  # its frames that follow, the next one last
+        # Current message with several late frames, and its decoder until its last frame.
+        self._backlog_message: wire.TelemetryBatch | None = None
+        self._backlog_receiver: Receiver | None = None
+        self._backlog_left: list[bytes] = []  # its remaining frames in reverse order
 
     def frame(self, message: wire.TelemetryBatch) -> Received:
-        """Return the frame, whichever way it came; of a message of late frames the next one each time.
+        """Return the frame of *message*; for a message of late frames the next frame with each
+        call.
 
-        Raises FrameError with words; StreamDesync.
+        Raises FrameError, StreamDesync.
         """
         if message is self._backlog_message or message.late:
             return self._next_backlog_frame(message)
@@ -61,10 +64,7 @@ class FrameStreamReader:
             return self._reader.read(message.frame)
         try:
             return self._reader.read(self._differences.decode(message.differences))
-        except (
-            StreamError,
-            FrameError,
-        ) as error:  # a wrong checksum: they remember different things
+        except (StreamError, FrameError) as error:  # wrong checksum: the two ends are out of sync
             raise StreamDesync(
                 f"the differences of frame {message.sequence} do not give a valid frame: {error}; "
                 "start a new stream"
@@ -88,13 +88,15 @@ class FrameStreamReader:
             ) from error
 
     def _read_backlog_frame(self, data: bytes) -> Received:
-        """Read a late frame: one that is bad as its host made it is refused by its own sequence. StreamError."""
+        """Read a late frame. Raises FrameError if its host made it wrong, StreamError if it was
+        damaged later.
+        """
         try:
             frame = self._reader.read(data)
         except FrameError:
             try:
                 self.sequence = read_stamp(data).sequence
-            except FrameError as error:  # it became so on its way
+            except FrameError as error:  # damaged on its way
                 raise StreamError(str(error)) from error
             raise
         self.sequence = frame.sequence
@@ -102,7 +104,9 @@ class FrameStreamReader:
 
 
 def check_backlog(message: wire.TelemetryBatch) -> None:
-    """Look at a message of late frames before it waits for its turn. Raises StreamRefused: its agent keeps them."""
+    """Check a message of late frames before it is queued. Raises StreamRefused; its agent keeps the
+    frames.
+    """
     if len(message.late) > LATE_FRAMES_MAX:
         raise StreamRefused(
             f"{len(message.late)} late frames in a message, at most {LATE_FRAMES_MAX} (late_frames_max)"
@@ -117,5 +121,5 @@ def check_backlog(message: wire.TelemetryBatch) -> None:
 
 
 def read_frame(data: bytes) -> Received:
-    """Return a frame that belongs to no stream. Raises FrameError."""
+    """Return a frame that is independent of a stream. Raises FrameError."""
     return Reader(CATALOGUE, decode).read(data)

@@ -31,15 +31,14 @@ from .findings import ActiveFindings, GpuOwners
 from .frame_reader import FrameStreamReader
 from .sessions import Session, Sessions, check_events, check_name, check_request
 
-# ----------------------------------------------------------------------
-# The way of events to the disk: receipted once their fsync is over, many calls by one.
-
-#: At the end events that are being written are waited for this long: nobody has a receipt for them.
+#: Limit of the wait for pending events at shutdown; they have no receipt yet.
 CLOSE_SECONDS = 2.0
 
 
 class EventWriter:
-    """Events of many calls to the journal with one fsync: what comes during one waits for the next."""
+    """Writes the events of many calls with one fsync; events that arrive meanwhile wait for the
+    next.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -49,7 +48,7 @@ class EventWriter:
         self._running: asyncio.Task[None] | None = None
 
     async def append(self, events: list[StoredEvent]) -> None:
-        """Return once *events* are on disk. Raises what `Store.append_events` raises."""
+        """Return once *events* are on disk. Raises the errors of `Store.append_events`."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((events, done))
         if self._running is None or self._running.done():
@@ -59,49 +58,49 @@ class EventWriter:
     async def _run(self) -> None:
         while self._waiting:
             group, self._waiting = self._waiting, []
-            events = [event for several, _ in group for event in several]
+            events = [event for call_events, _ in group for event in call_events]
             error: Exception | None = None
             try:
                 self._writing = self._thread.submit(self._store.append_events, events)
                 await asyncio.wrap_future(self._writing)
-            except Exception as reason:  # noqa: BLE001 - told to those who wait
+            except Exception as reason:  # noqa: BLE001 - raised in all waiting calls
                 error = reason
             for _, done in group:
                 if done.done():
-                    continue  # its caller has gone
+                    continue  # its caller disconnected
                 if error is None:
                     done.set_result(None)
                 else:
                     done.set_exception(error)
 
     def close(self) -> None:
-        """Wait for what is being written, for CLOSE_SECONDS at the most, and end the thread."""
+        """Wait for the pending write, at most CLOSE_SECONDS, and end the thread."""
         writing = [self._writing] if self._writing else []
         hangs = bool(wait(writing, CLOSE_SECONDS).not_done)
         self._thread.shutdown(wait=not hangs)
 
 
-# ----------------------------------------------------------------------
-# Which events are known, so that an agent that repeats one gets an acknowledgment, and the fleet hears of
-# each revision once.
-
-#: Events remembered, the half of them that was heard of last at the least; the store looks at all.
+#: Limit of remembered events, of which at least the most recent half stays; the store checks all.
 EVENTS_MAX = 100_000
 
 
 class KnownRevisions(NamedTuple):
-    """Up to which revision an event was passed to the fleet, and is on disk; -1: not at all."""
+    """Highest revision of an event that the fleet got, and that is on disk; -1: none."""
 
     reported: int = -1
     durable: int = -1
 
 
-#: Nearly all are of revision 0 or 1: one object for all that are alike.
+#: Nearly all revisions are 0 or 1, so equal values share an object.
 _known_revisions = lru_cache(maxsize=1024)(KnownRevisions)
 
 
 class EventDeduplicator:
-    """By host and event id; a hash stands for both (Python's own, whose secret is the process's), for ids are long."""
+    """Known revisions of events, so that repetitions are acknowledged and the fleet gets each
+    revision once.
+
+    Keys are hashes of host and event id, which are long; Python's hash has a secret per process.
+    """
 
     def __init__(self, events_max: int = EVENTS_MAX) -> None:
         self._half = max(1, events_max // 2)
@@ -112,12 +111,12 @@ class EventDeduplicator:
         return len(self._newer) + len(self._older)
 
     def of(self, host: str, event_id: str) -> KnownRevisions:
-        """Return how far an event is known."""
+        """Return the known revisions of an event."""
         key = hash((host, event_id))
         return self._newer.get(key) or self._older.get(key) or _known_revisions()
 
     def mark_reported(self, host: str, event_id: str, revision: int) -> bool:
-        """Note that the fleet gets *revision*. False: it already has it, or a later one."""
+        """Mark *revision* as passed to the fleet. False: it already got this or a later one."""
         known = self.of(host, event_id)
         if revision <= known.reported:
             return False
@@ -125,7 +124,7 @@ class EventDeduplicator:
         return True
 
     def mark_durable(self, host: str, event_id: str, revision: int) -> None:
-        """Note that *revision* is on disk."""
+        """Mark *revision* as on disk."""
         known = self.of(host, event_id)
         self._put(host, event_id, _known_revisions(known.reported, max(known.durable, revision)))
 
@@ -137,13 +136,14 @@ class EventDeduplicator:
             self._newer, self._older = {}, self._newer
 
 
-#: What a frame may take in a commit: one whole host's takes less than a hundredth. A few cells of very many devices,
-#: in which a megabyte on the wire is 400 here, are no host's.
+#: Limit of a frame's size in a commit: a frame of a whole host has less than a hundredth. A
+#: megabyte on the wire can expand to 400 MB here if it has few cells of very many devices; no real
+#: host sends that.
 COMMIT_BYTES_MAX = 64 << 20
 
 
 class BootStamped(Protocol):
-    """What says when in which boot it was made."""
+    """A message with its boot and boot time."""
 
     @property
     def boot_id(self) -> bytes: ...
@@ -152,24 +152,24 @@ class BootStamped(Protocol):
 
 
 class AcceptedFrame(NamedTuple):
-    """A frame that is good: what the store needs of it."""
+    """A valid frame, as the store needs it."""
 
     frame: Received
     time_offset_ns: int
 
     @property
     def rows(self) -> int:
-        """How many rows it has, of all tables."""
+        """Return the number of rows in all tables."""
         return self.frame.rows
 
     @property
     def cost_rows(self) -> int:
-        """What it costs, in rows."""
+        """Return the cost of the frame in rows."""
         return self.frame.rows + self.frame.looked_up
 
 
 class Ingest:
-    """All of the aggregator that agents speak to."""
+    """Handles everything that agents send."""
 
     def __init__(
         self,
@@ -180,14 +180,14 @@ class Ingest:
     ) -> None:
         self.findings = ActiveFindings(fleet)
         self.sessions = Sessions(self.findings, config.hosts_max)
-        #: Called when an event reports a fatal fault, before it is on disk.
+        #: Called when an event reports a fatal fault, before the event is on disk.
         self.on_fatal_event: Callable[[], None] = lambda: None
         self._fleet = fleet
         self._store = store
         self.credit_frames_max = config.credit_frames
         self._wall_ns = wall_ns
-        #: Since the start: frames taken, those of them from a spool, their rows, frames refused,
-        #: receipts sent (one a frame), events reported again.
+        #: Counts since the start: accepted frames, those from a spool, their rows, refused frames,
+        #: receipts sent (one per frame), and new events.
         self.frames = self.backlog_frames = self.rows = 0
         self.refused_frames = self.receipts = self.new_events = 0
         self._clocks: dict[str, HostClock] = {}
@@ -206,27 +206,29 @@ class Ingest:
             self._previous_boots[host] = boot_id
         for event in store.recent_events:
             event_id, revision = event.event.event_id, event.event.revision
-            if self._deduplicator.mark_reported(
-                event.host, event_id, revision
-            ):  # the journal may hold a later one
+            # False: the journal has a later revision.
+            if self._deduplicator.mark_reported(event.host, event_id, revision):
                 self._deduplicator.mark_durable(event.host, event_id, revision)
                 self._restored_events.setdefault(event.host, {})[event_id] = event
 
     @property
     def credit_frames(self) -> int:
-        """Frames a host may have on their way: fewer as the queue fills, one at the least."""
+        """Return the number of frames that a host may have in transit: at least 1, fewer as the
+        queue fills.
+        """
         return max(1, int(self.credit_frames_max * min(1.0, 2 * self._store.room)))
 
     @property
     def storing(self) -> bool:
-        """False while commits fail for lack of disk or memory."""
+        """Return False while commits fail."""
         return not self._store.failing
 
     def register(
         self, request: wire.RegisterNodeRequest, address: str, principal: Principal = LOCAL
     ) -> wire.RegisterNodeResponse:
         """Answer RegisterNode. Raises InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted."""
-        check_name(principal, request.node)  # first: who lies about its name is not worth the rest
+        # First: a caller with a false name needs no further checks.
+        check_name(principal, request.node)
         foreign = check_request(request)
         now_ns, host = self._wall_ns(), request.node
         session = self.sessions.register(
@@ -245,7 +247,7 @@ class Ingest:
             labels=request.labels,
         )
         gpus = (key for kind, key in self._fleet.attributes[index] if kind == "gpu")
-        if self._gpu_owners.register(host, gpus, now_ns):  # on record not later than the host
+        if self._gpu_owners.register(host, gpus, now_ns):  # stored no later than the host
             self._store.submit_findings(self.findings.changes(now_ns))
         known = self._fleet.known_gpus.of(host)
         self._store.submit_host(_record(request, index, address, now_ns, known), foreign)
@@ -260,39 +262,44 @@ class Ingest:
         )
 
     def step(self, now_ns: int) -> None:
-        """End what no longer is so; called every second or so."""
+        """Clear expired findings; called about every second."""
         self._gpu_owners.step(now_ns)
         self.findings.sweep(now_ns)
 
     def _replay_events(self, host: str, boot_id: bytes) -> None:
-        """After our restart: what happened to the host since it booted still holds, but for what was
-        cleared while we ran.
-        """
+        # After a restart: events since the host's boot still hold, except those that were cleared
+        # before the restart.
         cleared = self._cleared.pop(host, [])
         if self._previous_boots.pop(host, boot_id) != boot_id:
-            self._restored_events.pop(host, None)  # it booted, or another machine has its name
+            # The host rebooted, or another machine has its name.
+            self._restored_events.pop(host, None)
         for event in self._restored_events.pop(host, {}).values():
             if not self._was_cleared(event, cleared):
                 self._fleet.observe_event(host, event.event, event.received_ns, event.time_ns)
 
     def _was_cleared(self, event: StoredEvent, cleared: list[tuple[str, int]]) -> bool:
-        """Return whether what *event* reported was cleared later: a GPU that was reset since is not faulty again."""
-        one = event.event
-        last_ns = event.time_ns + max(0, one.last_boottime_ns - one.boottime_ns)
-        device = self._fleet.device_of(self._fleet.index[event.host], one)
-        subject = f"{device} {one.name}" + (f" {one.code}" if one.name in (XID, SXID) else "")
+        """Return whether the finding of *event* was cleared later, as by a reset of the GPU."""
+        health_event = event.event
+        last_ns = event.time_ns + max(0, health_event.last_boottime_ns - health_event.boottime_ns)
+        device = self._fleet.device_of(self._fleet.index[event.host], health_event)
+        subject = f"{device} {health_event.name}" + (
+            f" {health_event.code}" if health_event.name in (XID, SXID) else ""
+        )
         return any(
             cleared_ns >= last_ns
-            and (about == subject or about.startswith((f"{subject}.", f"{subject} ")))
-            for about, cleared_ns in cleared
+            and (
+                cleared_subject == subject
+                or cleared_subject.startswith((f"{subject}.", f"{subject} "))
+            )
+            for cleared_subject, cleared_ns in cleared
         )
 
     def accept(
         self, session: Session, message: wire.TelemetryBatch, incoming: FrameStreamReader
     ) -> AcceptedFrame:
-        """Read, check and observe a frame. *incoming* is what its stream remembers.
+        """Read, check and observe a frame. *incoming*: the state of its stream.
 
-        Raises FrameError with words; StreamDesync; NoSession when replaced.
+        Raises FrameError, StreamDesync, or NoSession if the session was replaced.
         """
         if session.ended:
             raise NoSession(f"{session.host} has registered again; this session has ended")
@@ -339,12 +346,12 @@ class Ingest:
             self.findings.clear(host, "clock.offset", now_ns)
 
     def clock_samples(self) -> Iterator[ClockSample]:
-        """Yield every host that spoke since our start, with its clocks."""
+        """Yield every host with a message since the start, with its clocks."""
         for host, clock in self._clocks.items():
             yield ClockSample(host, clock, self.sessions.last_received_ns(host))
 
     def report_held_back(self, session: Session) -> None:
-        """Tell of a host that sends so much, and not only at once, that it is read more slowly."""
+        """Report a host that persistently exceeds its rate and is therefore read more slowly."""
         message = (
             "its agent sends more frames, bytes or rows a second than allowed "
             "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its "
@@ -356,7 +363,7 @@ class Ingest:
     def submit(
         self, session: Session, good: AcceptedFrame, on_durable: Callable[[int], None]
     ) -> bool:
-        """Queue an accepted frame for the store. False: no room now."""
+        """Queue a frame for the store. False: the queue is full."""
         return self._store.submit_frame(
             session.host,
             good.frame,
@@ -368,10 +375,11 @@ class Ingest:
     async def events(
         self, session: Session, request: wire.ReportEventsRequest
     ) -> wire.ReportEventsResponse:
-        """Answer ReportEvents once the events are on disk. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable.
+        """Answer ReportEvents once the events are on disk.
 
-        They are judged at once: a host whose GPU fell off the bus is not well because our disk is
-        full. After ResourceExhausted and ServiceUnavailable the agent keeps them and sends them again.
+        The fleet gets them at once: a GPU that fell off the bus must count even if the disk is
+        full. Raises InvalidArgument, ResourceExhausted or ServiceUnavailable; after the latter two
+        the agent sends the events again.
         """
         check_events(request)
         now_ns, host = self._wall_ns(), session.host
@@ -393,29 +401,34 @@ class Ingest:
             raise ResourceExhausted(message, DISK_RETRY_SECONDS)
         if new:
             await self._event_writer.append(list(new.values()))
-        for event_id, one in new.items():
-            self._deduplicator.mark_durable(host, event_id, one.event.revision)
+        for event_id, stored_event in new.items():
+            self._deduplicator.mark_durable(host, event_id, stored_event.event.revision)
         return wire.ReportEventsResponse(accepted=len(new), duplicate_event_ids=duplicates)
 
     def _is_known(self, host: str, event: wire.HealthEvent, in_request: StoredEvent | None) -> bool:
-        """Return whether this revision of *event*, or a later one, is on disk or in the same request."""
+        """Return whether this or a later revision is on disk or in the same request."""
         if in_request is not None and in_request.event.revision >= event.revision:
             return True
         return self._deduplicator.of(host, event.event_id).durable >= event.revision
 
     def _report_to_fleet(self, events: list[StoredEvent]) -> None:
-        """Tell the fleet of events, of each revision once."""
+        """Pass events to the fleet, each revision once."""
         fatal = False
-        for one in events:
-            if self._deduplicator.mark_reported(one.host, one.event.event_id, one.event.revision):
+        for stored_event in events:
+            if self._deduplicator.mark_reported(
+                stored_event.host, stored_event.event.event_id, stored_event.event.revision
+            ):
                 fatal |= self._fleet.observe_event(
-                    one.host, one.event, one.received_ns, one.time_ns
+                    stored_event.host,
+                    stored_event.event,
+                    stored_event.received_ns,
+                    stored_event.time_ns,
                 )
         if fatal:
             self.on_fatal_event()
 
     def close(self) -> None:
-        """End the event lane's thread, or leave it to a disk that hangs."""
+        """End the events' thread, or abandon it if the disk hangs."""
         self._event_writer.close()
 
 

@@ -1,4 +1,7 @@
-"""Sessions: which agent owns which host name. The current owner keeps it; a newcomer waits until the owner is silent."""
+"""Sessions: which agent owns which host name, and validation of its requests.
+
+The owner of a name keeps it; another agent waits until the owner is silent.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ from ..store.rows import ForeignSignal
 from .backlog import HostQuota
 from .findings import ActiveFindings
 
-#: A name is free after its holder was silent for this time.
+#: A name is free after its owner was silent for this time.
 SILENT_SECONDS = 60
 _SILENT_NS = SILENT_SECONDS * 1_000_000_000
-#: A machine that can prove to be the holder, with another boot id, gets its name after this time: a holder that runs sends
-#: a frame each second.
+#: A rebooted machine that can prove to be the owner gets its name after this time: a running owner
+#: sends a frame each second.
 REBOOT_SILENT_SECONDS = 10
-#: The holder's last message may have been received so much after the newcomer's boot began: it was on its way.
+#: Messages of the owner that arrive up to this time after the new boot began were in transit.
 DELIVERY_SECONDS = 2
-#: Of a name that is refused, which may be a megabyte, so much is shown: it is not looked at any further.
+#: Characters shown of a refused name, which may have a megabyte.
 NAME_CHARACTERS_SHOWN = 253
 
 
@@ -53,21 +56,23 @@ class Session:
     address: str
     last_received_ns: int
     token: str = ""
-    #: The caller that registered the host and alone may send for it, and how its name was proved (`principal.py`).
+    #: The caller that registered the host, with the proof of its name (`principal.py`); no other
+    #: may send for it.
     principal: Principal = LOCAL
     streams: int = 0
     ended: bool = False
     foreign: Mapping[int, ForeignSignal] = field(default_factory=dict[int, ForeignSignal])
-    #: How much the agent's flight recorder can record, and which version of the agent that is; 0: it has none.
+    #: Limit of the agent's flight recorder (0: it has none), and the agent's version.
     recording_seconds_max: int = 0
     agent_version: str = ""
-    #: When its boot began, by the aggregator's clock; 0: unknown.
+    #: Time of its boot, aggregator's clock; 0: unknown.
     booted_ns: int = 0
-    #: Of the host's late frames, kept when it registers again; made by its first stream.
+    #: Quota of the host's late frames, created by its first stream and kept when it registers
+    #: again.
     quota: HostQuota | None = None
 
     def is_silent(self, now_ns: int) -> bool:
-        """Whether its name is free."""
+        """Return whether its name is free."""
         return now_ns - self.last_received_ns >= _SILENT_NS
 
     def __str__(self) -> str:
@@ -75,7 +80,7 @@ class Session:
 
 
 class Sessions:
-    """All of them, by name. Owned by the loop's thread."""
+    """All sessions by host name. Owned by the event loop's thread."""
 
     def __init__(self, findings: ActiveFindings, hosts_max: int) -> None:
         self._findings = findings
@@ -85,11 +90,11 @@ class Sessions:
         self._by_run: dict[bytes, Session] = {}
 
     def __len__(self) -> int:
-        """How many hosts are registered or remembered."""
+        """Return the number of registered or restored hosts."""
         return len(self._by_host)
 
     def restore(self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int) -> None:
-        """Take over a host that the store knows: it is the incumbent of its name, heard just now."""
+        """Restore a host from the store as owner of its name, as if it had just sent a message."""
         self._add(Session(host, run_id, boot_id, address, now_ns))
 
     def register(
@@ -103,10 +108,11 @@ class Sessions:
         *,
         boottime_ns: int = 0,
     ) -> Session:
-        """Return a new session, on the same connection the one that is: its stream continues.
+        """Return a new session, or the current one if it has the same connection: its stream
+        continues.
 
-        *boottime_ns*: time since the machine's boot; 0: unknown.
-        Raises PermissionDenied where *principal* may not write as *host*, AlreadyExists or ResourceExhausted, with words for the newcomer.
+        *boottime_ns*: time since the machine's boot; 0: unknown. Raises PermissionDenied if
+        *principal* may not write as *host*, AlreadyExists, or ResourceExhausted.
         """
         check_name(principal, host)
         new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16), principal)
@@ -130,37 +136,38 @@ class Sessions:
         return new
 
     def is_registered(self, host: str, run_id: bytes, boot_id: bytes, address: str) -> bool:
-        """Return whether this agent is registered on this connection: it only tells of a change."""
+        """Return whether this agent is registered on this connection, so that it only reports a
+        change.
+        """
         incumbent = self._by_host.get(host)
         return incumbent is not None and _is_same(
             incumbent, Session(host, run_id, boot_id, address, 0)
         )
 
     def last_received_ns(self, host: str) -> int:
-        """Return when a host that registered last spoke."""
+        """Return the time of a registered host's last message."""
         return self._by_host[host].last_received_ns
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
-        """Our clock was set forward by *jump_ns* since it was last looked at: nobody's name is free for that."""
+        """Adjust times to a clock set forward by *jump_ns*, so that no name becomes free by it."""
         for session in self._by_host.values():
             if session.last_received_ns <= now_ns - jump_ns:
                 session.last_received_ns += jump_ns
 
     def of_host(self, host: str) -> Session | None:
-        """Return the session of a host that registered last; None: it is not known."""
+        """Return the session of a host, None if the host is unknown."""
         return self._by_host.get(host)
 
     def names(self) -> list[str]:
-        """Return the hosts' names."""
         return list(self._by_host)
 
     def is_silent(self, host: str, now_ns: int) -> bool:
-        """Return whether a host's name is free: it is not known, or has not spoken for SILENT_SECONDS."""
+        """Return whether a host's name is free: unknown, or silent for SILENT_SECONDS."""
         session = self._by_host.get(host)
         return session is None or session.is_silent(now_ns)
 
     def get(self, token: str, principal: Principal = LOCAL) -> Session:
-        """Return the session of *token*, which *principal* must have registered. Raises NoSession."""
+        """Return the session of *token* if *principal* registered it, else raise NoSession."""
         session = self._by_token.get(token)
         if session is None or (session.principal.role, session.principal.name) != (
             principal.role,
@@ -187,27 +194,29 @@ class Sessions:
     def _report_duplicate_name(self, incumbent: Session, new: Session, now_ns: int) -> str:
         cloned = incumbent.run_id == new.run_id
         if cloned:
-            name, why = "identity.cloned_image", "both have the same run id: a cloned machine image"
+            name, reason = (
+                "identity.cloned_image",
+                "both have the same run id: a cloned machine image",
+            )
             boots = f"boot {incumbent.boot_id.hex()[:8]}", f"boot {new.boot_id.hex()[:8]}"
         else:
-            name, why = "identity.duplicate_name", "two hosts claim one name"
+            name, reason = "identity.duplicate_name", "two hosts claim one name"
             boots = "", ""
-        what_to_do = (
+        remedy = (
             "give the newcomer an empty spool folder and a name of its own"
             if cloned
             else "rename one of them; if the incumbent is gone, its name is free after "
             f"{SILENT_SECONDS} s of silence"
         )
         message = (
-            f"{why}: incumbent {incumbent} {boots[0]}".rstrip()
+            f"{reason}: incumbent {incumbent} {boots[0]}".rstrip()
             + f" stays, newcomer {new} {boots[1]}".rstrip()
-            + f" is refused; {what_to_do}"
+            + f" is refused; {remedy}"
         )
         self._findings.find(new.host, name, message, now_ns, subject=_machine(new), expires=True)
         return f"name {new.host!r} is taken: {message}"
 
     def _report_takeover(self, incumbent: Session, new: Session, now_ns: int) -> None:
-        """Tell of a name that goes to the one with the better proof of it."""
         message = (
             f"two hosts claim one name: newcomer {new} ({new.principal.auth_method}) takes it over from incumbent "
             f"{incumbent} ({incumbent.principal.auth_method}), whose proof is weaker or older; "
@@ -224,25 +233,31 @@ class Sessions:
         )
 
     def _check_for_clone(self, new: Session, now_ns: int) -> None:
-        """Two machines of different names with one run id: both continue, both are reported."""
+        # Two machines with different names and the same run id: both continue, and both are
+        # reported.
         other = self._by_run.get(new.run_id)
         if other is None or other.host == new.host or other.boot_id == new.boot_id:
             return
         if other.is_silent(now_ns):
             return  # renamed and rebooted, most likely
-        for one, two in ((new, other), (other, new)):
+        for first, second in ((new, other), (other, new)):
             message = (
-                f"{one.host} ({one.address}) and {two.host} ({two.address}) have the same run id "
+                f"{first.host} ({first.address}) and {second.host} ({second.address}) have the same run id "
                 f"{new.run_id.hex()[:8]}: one is a clone of the other's disk; "
                 "empty the agent's spool folder on one of them"
             )
             self._findings.find(
-                one.host, "identity.cloned_image", message, now_ns, subject=two.host, expires=True
+                first.host,
+                "identity.cloned_image",
+                message,
+                now_ns,
+                subject=second.host,
+                expires=True,
             )
 
 
 def check_name(principal: Principal, host: str) -> None:
-    """Raise PermissionDenied, with words, where *principal* may not write as *host*."""
+    """Raise PermissionDenied if *principal* may not write as *host*."""
     if not principal.writes_as(host):
         raise PermissionDenied(
             f"{principal} writes as its own host only, not as {host[:NAME_CHARACTERS_SHOWN]!r}: the agent's setting host, "
@@ -251,12 +266,14 @@ def check_name(principal: Principal, host: str) -> None:
 
 
 def _machine(session: Session) -> str:
-    """The address without the port, which changes with every connection."""
+    """Return the address without the port, which changes with every connection."""
     return session.address.rpartition(":")[0] or session.address
 
 
 def _is_same(incumbent: Session, new: Session) -> bool:
-    """Whether an agent registers again on its connection, as after a change of its inventory."""
+    """Return whether an agent registers again on its connection, as after a change of its
+    inventory.
+    """
     return bool(incumbent.token) and (
         (incumbent.run_id, incumbent.boot_id, incumbent.address, incumbent.principal)
         == (new.run_id, new.boot_id, new.address, new.principal)
@@ -268,11 +285,12 @@ def _may_replace(incumbent: Session, new: Session, now_ns: int) -> bool:
         return True
     has_same_spool = incumbent.run_id == new.run_id
     if incumbent.boot_id == new.boot_id:
-        return has_same_spool  # the agent was started again
-    # Diskless hosts begin a new spool at each boot: their login is their identity.
+        return has_same_spool  # the agent was restarted
+    # Diskless hosts begin a new spool at each boot; their login identifies them.
     is_same_host = has_same_spool or _has_same_login(incumbent, new)
     if is_same_host or _machine(incumbent) == _machine(new):
-        # The stream of a host that crashed is open until TCP gives up, but nothing was sent since its new boot began.
+        # The stream of a crashed host stays open until TCP gives up, but nothing was sent since its
+        # new boot.
         until_ns = incumbent.last_received_ns - DELIVERY_SECONDS * 1_000_000_000
         if new.booted_ns and new.booted_ns >= until_ns:
             return True
@@ -282,15 +300,12 @@ def _may_replace(incumbent: Session, new: Session, now_ns: int) -> bool:
 
 
 def _has_same_login(incumbent: Session, new: Session) -> bool:
-    """Whether both proved the login that belongs to this host alone."""
+    """Return whether both sessions proved the same login of a single host."""
     login = new.principal.login
     return new.principal.role is Role.AGENT and bool(login) and login == incumbent.principal.login
 
 
-# ----------------------------------------------------------------------
-# What RegisterNode and ReportEvents may say: every field's limit, and a refusal that names both.
-
-#: Protocol versions spoken: two before to one after this version.
+#: Supported protocol versions: two before to one after this version.
 PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX = 1, 2
 SIGNALS_MAX = 8192
 SIGNAL_NAME_CHARACTERS_MAX = 128
@@ -302,20 +317,21 @@ VALUE_CHARACTERS_MAX = 1024
 VERSION_CHARACTERS_MAX = 64
 KIND_CHARACTERS_MAX = 32
 EVENTS_MAX = 1000
-#: An event as it is kept on disk, fields that we do not know left out.
+#: Size of an event on disk, without unknown fields.
 EVENT_BYTES_MAX = 64 << 10
 EVENT_ID_CHARACTERS_MAX = 128
 MESSAGE_CHARACTERS_MAX = 4096
-#: What an event carries beside its words: a storm is summarized by a count and its distinct forms.
+#: Contents of an event besides its message: a storm is summarized by a count and its distinct
+#: forms.
 FORMS_MAX = 32
 FORM_CHARACTERS_MAX = 256
 EVENT_ATTRIBUTES_MAX = 32
 PROCESS_NAME_CHARACTERS_MAX = 64
-#: No kernel writes more lines while it is up: 10^15 is a million a second for thirty years.
+#: No kernel writes more lines in one boot: 10^15 is a million per second for thirty years.
 EVENT_COUNT_MAX = 10**15
 ID_BYTES = 16
-#: Dictionaries of signals that were found good: a fleet's agents are of a few versions, and to look at each
-#: of 800 signals is a third of what a registration costs. Longer ones are looked at each time.
+#: Cache of valid dictionaries of signals: a fleet has few versions of the agent, and checking 800
+#: signals takes a third of a registration. Longer dictionaries are not cached.
 CACHED_DICTIONARIES_MAX, CACHED_DICTIONARY_BYTES_MAX = 32, 1 << 17
 
 _SIGNAL = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_]+")
@@ -353,7 +369,7 @@ def check_request(request: RegisterNodeRequest) -> Mapping[int, ForeignSignal]:
 
 @lru_cache(maxsize=CACHED_DICTIONARIES_MAX)
 def _foreign(dictionary: bytes) -> Mapping[int, ForeignSignal]:
-    """Return the signals of a dictionary that we do not know. Raises InvalidArgument, which is not remembered."""
+    """Return a dictionary's unknown signals. Raises InvalidArgument, which is not cached."""
     foreign: dict[int, ForeignSignal] = {}
     for signal in RegisterNodeRequest.FromString(dictionary).signals:
         _check_signal(signal, foreign)
@@ -372,7 +388,7 @@ def _check_devices(request: RegisterNodeRequest) -> None:
 
 
 def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -> None:
-    """Ids are given once and never again: the same id must mean the same as here."""
+    # An id is never reused: the same id must have the same meaning here.
     number, name = signal.signal_id, signal.name
     if not 0 < number < 65536:
         raise InvalidArgument("signals.signal_id", f"{number} ({name[:64]}): 1 to 65535")
@@ -406,9 +422,9 @@ def _check_signal(signal: SignalDefinition, foreign: dict[int, ForeignSignal]) -
 
 
 def check_events(request: ReportEventsRequest) -> None:
-    """Check all fields of all events, and drop those that this version does not know.
+    """Check all fields of all events, and drop unknown fields.
 
-    Raises InvalidArgument; nothing of the request is then taken.
+    Raises InvalidArgument; then none of the events is accepted.
     """
     request.DiscardUnknownFields()
     _check_count("events", request.events, EVENTS_MAX)

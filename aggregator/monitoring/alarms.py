@@ -20,7 +20,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One kind of trouble."""
+    """A condition to report."""
 
     name: str  # of its finding
     figure: Callable[[Values], float | None]
@@ -28,13 +28,13 @@ class Alarm:
     below: float
     hold_seconds: float
     rest_seconds: float
-    message: Callable[[Values], str]  # what is so, and the way out
+    message: Callable[[Values], str]  # problem and remedy
     clears_when: str
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmRaised:
-    """An alarm begins to stand."""
+    """An alarm became active."""
 
     name: str
     message: str
@@ -43,7 +43,7 @@ class AlarmRaised:
 
 @dataclass(frozen=True, slots=True)
 class AlarmCleared:
-    """An alarm has ended."""
+    """An alarm was cleared."""
 
     name: str
 
@@ -56,14 +56,14 @@ class _AlarmState:
 
 @dataclass(slots=True)
 class Alarms:
-    """Which stand. One thread's."""
+    """The state of all alarms. Use it in one thread."""
 
     table: Sequence[Alarm]
     _states: dict[str, _AlarmState] = field(default_factory=dict[str, _AlarmState])
     _messages: dict[str, str] = field(default_factory=dict[str, str])
 
     def step(self, values: Values, now_ns: int) -> list[AlarmRaised | AlarmCleared]:
-        """Return what changed at *now_ns*, by a clock that does not jump."""
+        """Return the changes at *now_ns*, by a clock that does not jump."""
         changed: list[AlarmRaised | AlarmCleared] = []
         for alarm in self.table:
             value = alarm.figure(values)
@@ -95,23 +95,22 @@ class Alarms:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """The active alarms, as text as of the last step."""
+        """Return the messages of the active alarms, as of the last step."""
         return tuple(
             self._messages[alarm.name] for alarm in self.table if alarm.name in self._messages
         )
 
     def active(self) -> dict[str, bool]:
-        """Return every alarm, and whether it is active."""
+        """Return every alarm's name, and whether it is active."""
         return {alarm.name: alarm.name in self._messages for alarm in self.table}
 
 
-# ----------------------------------------------------------------------
-# Which alarms there are: what each watches, from where to where, and what to do about it. To add
-# one: a row.
+# The alarms: figure, bounds, and remedy. To add an alarm, add a row.
 
-#: Their names begin so.
+#: Prefix of their names.
 ALARMS = "aggregator."
-#: The live file is meant to hold some five minutes that are closed; three times as much is too much.
+#: The live file should contain about five minutes of closed readings; three times as much is too
+#: much.
 HISTORY_LATE_SECONDS = 900.0
 
 
@@ -134,7 +133,9 @@ def _free_bytes_wanted(config: AggregatorConfig, values: Values) -> float:
 
 
 def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
-    """What is to stay free over what is: from 1 on history makes room (`parquet/maintenance.py`)."""
+    """Return the target of free space over free space; above 1 history removes files
+    (`parquet/maintenance.py`).
+    """
 
     def share(values: Values) -> float | None:
         if not values.get("disk_bytes") or "disk_free_bytes" not in values:
@@ -149,7 +150,7 @@ def _gigabytes(count: float) -> str:
 
 
 def table(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
-    """Return the alarms, the gravest first. Of *store* only words are asked: why something is so."""
+    """Return the alarms, the gravest first. *store* is used only for reasons in messages."""
     return (
         *_of_receipts(config, store),
         *_of_the_disk(config),
@@ -227,7 +228,9 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
 
 
 def _history_late(values: Values) -> float | None:
-    """Return for how long readings have waited to leave, or nobody has looked whether some do."""
+    """Return how long closed readings have waited for their export, or since the history last
+    checked.
+    """
     known = [
         values[name]
         for name in ("history_lag_seconds", "history_turn_age_seconds")

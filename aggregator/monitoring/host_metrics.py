@@ -17,12 +17,13 @@ from ..model import HealthState, Reason, Snapshot
 from ..scoring.results import Hosts, columns_of
 
 PREFIX = "gangline_host_"
-#: A host has at most one series of each of these families, and one of all its labels: what is not known has none.
+#: Maximum number of series per host: one per family, and one of all labels; unknown values have
+#: none.
 SERIES_OF_A_HOST_MAX = 8
-#: A judgement that is older is not shown: an old state would pass for that of now.
+#: Older scores are not exported, because an old state would look current.
 JUDGEMENT_SECONDS_MAX = 60.0
 
-#: Name -> what it is, and the labels beside the host's.
+#: Name -> description, and labels in addition to the host.
 FAMILIES = {
     "state": ("1 for the current state of the host, with its reason", "state", "reason", "simulated"),
     "score": ("chance that a job runs the horizon (8 h) without a fault of this host",),
@@ -36,21 +37,22 @@ FAMILIES = {
 def host_families(
     snapshot: Snapshot | None, advisories: Iterable[Advisory], now_ns: int
 ) -> list[Metric]:
-    """Return the families of all hosts that are judged, but simulated ones that have ended; none of an old judgement.
+    """Return the families of all scored hosts; none if the scores are old.
 
-    *advisories*: those that are open. For any thread: a snapshot does not change.
+    Simulated hosts that have ended are left out. *advisories*: the open ones. Any thread may call
+    this: a snapshot is immutable.
     """
     if snapshot is None or now_ns - snapshot.computed_ns > JUDGEMENT_SECONDS_MAX * 1e9:
         return []
     columns, hosts = columns_of(snapshot), snapshot.hosts
-    every = hosts.inputs.names if isinstance(hosts, Hosts) else [one.host for one in hosts]
+    host_names = hosts.inputs.names if isinstance(hosts, Hosts) else [host.host for host in hosts]
     received = (
         hosts.inputs.last_received_ns
         if isinstance(hosts, Hosts)
-        else [one.last_received_ns for one in hosts]
+        else [host.last_received_ns for host in hosts]
     )
-    shown = np.flatnonzero(~columns.ended[: len(every)])
-    names = [every[at] for at in shown.tolist()]
+    shown = np.flatnonzero(~columns.ended[: len(host_names)])
+    names = [host_names[index] for index in shown.tolist()]
     last_received_ns = np.asarray(received, dtype=np.int64)[shown]
     silent = np.where(
         last_received_ns > 0, np.maximum(snapshot.computed_ns - last_received_ns, 0) / 1e9, np.nan
@@ -61,9 +63,9 @@ def host_families(
     states = [([name, *_state_labels(*kind)], 1) for name, *kind in zip(names, *kinds, strict=True)]
     advised = _gravest(advisories)
     advice = [
-        ([name, one.action.name, one.state.name], 1)
+        ([name, advisory.action.name, advisory.state.name], 1)
         for name in names
-        if (one := advised.get(name)) is not None
+        if (advisory := advised.get(name)) is not None
     ]
     samples: dict[str, Sequence[Sample]] = {
         "state": states,
@@ -80,7 +82,7 @@ def host_families(
 
 
 def _known(hosts: Sequence[str], values: NDArray[Any]) -> list[Sample]:
-    """Return a sample of each host whose value is a number."""
+    """Return a sample for each host with a finite value."""
     return [
         ([host], value)
         for host, value in zip(hosts, values.tolist(), strict=True)
@@ -94,11 +96,11 @@ def _state_labels(state: int, reason: int, simulated: bool) -> tuple[str, str, s
 
 
 def _gravest(advisories: Iterable[Advisory]) -> dict[str, Advisory]:
-    """Return the gravest of *advisories* of each host."""
-    found: dict[str, Advisory] = {}
-    for one in advisories:
-        for host in one.hosts:
-            before = found.get(host)
-            if before is None or gravity(one.action) > gravity(before.action):
-                found[host] = one
-    return found
+    """Return the most severe advisory of each host."""
+    gravest: dict[str, Advisory] = {}
+    for advisory in advisories:
+        for host in advisory.hosts:
+            before = gravest.get(host)
+            if before is None or gravity(advisory.action) > gravity(before.action):
+                gravest[host] = advisory
+    return gravest

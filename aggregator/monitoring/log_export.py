@@ -1,4 +1,4 @@
-"""Exports findings and advisories as OTLP log records: what began, changed and ended since the last poll."""
+"""Exports findings and advisories that began, changed or ended since the last poll as OTLP log records."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..advisories.advisory import Advisory, AdvisoryState
 from ..model import Finding
 
 FindingKey = tuple[str, str, str]
-#: Advice that ended in one of these went wrong.
+#: States of advisories that failed.
 _FAILED = (AdvisoryState.FAILED,)
 
 
 class FindingAndAdviceLog:
-    """`poll` now and then, from one thread; what is open at the first poll is exported, too."""
+    """Call `poll` periodically in one thread; the first poll exports everything that is open."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class FindingAndAdviceLog:
         self._known_advice: dict[str, int] = {}
 
     def poll(self, now_ns: int) -> None:
-        """Export what changed."""
+        """Export the changes since the last poll."""
         findings = dict(self._findings())
         for key, finding in findings.items():
             before = self._known_findings.get(key)

@@ -23,16 +23,17 @@ from ..store.store import Store
 from .probes import LoopLag, ResourceUsage
 
 PREFIX = "gangline_aggregator_"
-#: A finding of this name is a host whose agent lost readings before they reached us.
+#: Finding for a host whose agent lost readings before the aggregator received them, and its
+#: subject.
 DATA_LOST, SPOOL = "data.lost", "agent.spool_dropped_frames"
 
-#: What is known at one moment, by figure; what is not known is not in it.
+#: Known figures of one moment by name.
 Values = dict[str, float]
 
 
 @dataclass(slots=True)
 class MetricSources:
-    """Whom figures are pulled from: plain attributes that their owners keep, read from any thread."""
+    """The sources of the figures: attributes that may be read in any thread."""
 
     config: AggregatorConfig
     fleet: Fleet
@@ -52,7 +53,7 @@ class MetricSources:
 
 @dataclass(frozen=True, slots=True)
 class MetricsContext:
-    """One look at everything."""
+    """The inputs of one collection of figures."""
 
     sources: MetricSources
     usage: ResourceUsage
@@ -61,7 +62,7 @@ class MetricsContext:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """*name* ends in its unit; a counter never falls while the process lives."""
+    """A metric. *name* ends in its unit; a counter never decreases while the process runs."""
 
     name: str
     is_counter: bool
@@ -149,23 +150,23 @@ FIGURE_DESCRIPTIONS = {figure.name: figure.description for figure in FIGURES}
 
 
 def _since(then_ns: int, now_ns: int) -> float | None:
-    """Return how long ago that was; None when it never was."""
+    """Return the seconds since *then_ns*; None if that is 0."""
     return max(0.0, (now_ns - then_ns) / 1e9) if then_ns else None
 
 
 def pull(moment: MetricsContext) -> Values:
-    """Return every figure that is known."""
+    """Return all known figures."""
     read = ((figure.name, figure.read(moment)) for figure in FIGURES)
     return {name: float(value) for name, value in read if value is not None}
 
 
 def unjudged_devices(fleet: Fleet) -> int:
-    """Return how many devices of all hosts have no place in memory."""
+    """Return the number of devices of all hosts without a row."""
     return sum(max(counts.values(), default=0) for counts in [*fleet.evictions.untracked.values()])
 
 
 def silent_hosts(fleet: Fleet, now_ns: int) -> int:
-    """Count the real hosts that were heard once and are silent."""
+    """Return the number of real hosts that sent messages before and are silent."""
     last_received_ns = fleet.last_received_ns
     count = min(len(last_received_ns), len(fleet.simulated))
     silent: Any = (last_received_ns[:count] > 0) & (
@@ -175,15 +176,17 @@ def silent_hosts(fleet: Fleet, now_ns: int) -> int:
 
 
 def losing_hosts(fleet: Fleet) -> int:
-    """Count the hosts with a finding that their spool lost frames."""
-    keys = list(fleet.findings)  # the loop may add one meanwhile
+    """Return the number of hosts with a finding of lost frames in the spool."""
+    keys = list(fleet.findings)  # the event loop may add one meanwhile
     return len({host for host, name, subject in keys if name == DATA_LOST and SPOOL in subject})
 
 
 def families(values: Values, sources: MetricSources, alarms: dict[str, bool]) -> list[Metric]:
-    """Return *values* as families of samples; *alarms*: by name, whether each is active."""
+    """Return *values* as metric families; *alarms*: name -> whether it is active."""
     kinds = [
-        (counter if one.is_counter else gauge, one.name) for one in FIGURES if one.name in values
+        (counter if figure.is_counter else gauge, figure.name)
+        for figure in FIGURES
+        if figure.name in values
     ]
     calls, failed = sorted(sources.calls.started.items()), sorted(sources.calls.failed.items())
     return [

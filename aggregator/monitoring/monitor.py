@@ -34,9 +34,9 @@ from .probes import ResourceUsage
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-#: Every n-th look is kept in the store.
+#: Every n-th poll is stored.
 STORED_POLLS = 3
-#: Who asks for /metrics more often gets what was pulled last.
+#: More frequent requests for /metrics get the same figures.
 PULL_SECONDS_MIN = 1.0
 CLOSE_SECONDS_MAX = 2.0
 
@@ -51,7 +51,9 @@ NS = 1_000_000_000
 
 
 class SelfMonitor:
-    """What is known of ourselves. `poll` and `render` are for one thread, `words` for any."""
+    """The aggregator's figures and alarms. `poll` and `render` are for one thread, `messages` for
+    any.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,9 @@ class SelfMonitor:
         about: dict[str, str] | None = None,
         hosts: Callable[[int], Sequence[Metric]] = lambda _: (),
     ) -> None:
-        """*usage*: what the kernel says at a wall clock's time (ns). *hosts*: the series of each host then."""
+        """*usage*: returns the resource usage at a wall-clock time (ns). *hosts*: returns the
+        series of hosts.
+        """
         self._hosts = hosts
         self._sources, self._usage = sources, usage
         self._wall_ns, self._monotonic_ns = wall_ns, monotonic_ns
@@ -71,11 +75,13 @@ class SelfMonitor:
         self._poll_count = 0
         self._commits: list[int] = []
         self._pulled: tuple[int, Values] | None = None
-        #: Findings about ourselves, as text.
+        #: Messages of the active alarms.
         self.messages: tuple[str, ...] = ()
 
     def poll(self) -> AlarmChanges:
-        """Pull all figures, hand every third look to the store, and return which alarms changed."""
+        """Collect all figures, store every STORED_POLLS-th collection, and return the changed
+        alarms.
+        """
         values = self._pull()
         values |= self._latency()
         if self._poll_count % STORED_POLLS == 0:
@@ -92,7 +98,7 @@ class SelfMonitor:
         return values
 
     def _latency(self) -> Values:
-        """Return latencies of the commits since the previous check; nothing when there was none."""
+        """Return latencies of the commits since the previous poll; empty without commits."""
         histogram = self._sources.store.commit_seconds
         before, self._commits = self._commits, list(histogram.counts)
         median, p99 = histogram.quantile(0.5, before), histogram.quantile(0.99, before)
@@ -101,7 +107,7 @@ class SelfMonitor:
         return {"commit_median_seconds": median, "commit_p99_seconds": p99}
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition in the form asked for, and its media type."""
+        """Return the exposition in the accepted format, and its media type."""
         pulled = self._pulled
         if pulled is None or self._monotonic_ns() - pulled[0] >= PULL_SECONDS_MIN * NS:
             values = self._pull()
@@ -114,12 +120,12 @@ class SelfMonitor:
 
 
 def stored_readings(values: Values, now_ns: int) -> list[OwnHealthReading]:
-    """Return the rows of `own_health`."""
+    """Return rows of `own_health`."""
     return [(now_ns, name, value, DESCRIPTIONS[name]) for name, value in values.items()]
 
 
 def record_alarms(fleet: Fleet, changes: AlarmChanges, now_ns: int) -> None:
-    """Keep what was raised as findings of no host, end what was cleared. For the loop's thread."""
+    """Add raised alarms as findings, and clear ended ones. Call this in the event loop's thread."""
     for change in changes:
         if isinstance(change, AlarmRaised):
             message, clears_when = change.message, change.clears_when
@@ -133,7 +139,9 @@ def record_alarms(fleet: Fleet, changes: AlarmChanges, now_ns: int) -> None:
 
 
 class MonitorThread:
-    """Runs `SelfMonitor` and the /metrics server in a thread. `start` and `close` are for the main thread."""
+    """Runs `SelfMonitor` and the /metrics server in a thread. The main thread calls `start` and
+    `close`.
+    """
 
     def __init__(
         self,
@@ -142,7 +150,9 @@ class MonitorThread:
         server: AggregatorMetricsServer | None,
         poll_logs: Callable[[], None] = lambda: None,
     ) -> None:
-        """*on_changes*: takes changes, called in our thread, as *poll_logs* is with each poll."""
+        """*on_changes*: called with changed alarms in this thread; *poll_logs*: called after each
+        poll.
+        """
         self._monitor, self._on_changes, self._server = monitor, on_changes, server
         self._poll_logs = poll_logs
         self._loop = asyncio.new_event_loop()
@@ -150,11 +160,11 @@ class MonitorThread:
         self._thread = threading.Thread(target=self._run, name="own-health", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End, within CLOSE_SECONDS_MAX. Never raises."""
+        """Stop the thread, within CLOSE_SECONDS_MAX. Never raises."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(CLOSE_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Latency of the event loop: whatever blocks it delays every agent and every response."""
+"""Probes of the aggregator: latency of its event loop, and resource usage from the kernel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from ..store.duckdb_file import OPS_FILE, STORE_FILE, wal_of
 
-#: Cheap enough to be always on: two wake-ups a second.
+#: Period of the probe; two wake-ups per second are cheap enough to be always on.
 PROBE_SECONDS = 0.5
-#: The worst of the last one to two spans of this length is reported.
+#: The maximum of the last one to two spans of this length is reported.
 SPAN_SECONDS = 15.0
 
 
 class LoopLag:
-    """Started on the loop that it watches; `seconds` is for any thread."""
+    """Lateness of an event loop: a block delays every agent. Any thread may read `seconds`."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -29,7 +29,7 @@ class LoopLag:
         self._now: Callable[[], float] = float
 
     def start(self) -> None:
-        """Begin; call it within the loop."""
+        """Start the probe; call this within the loop."""
         loop = asyncio.get_running_loop()
         self._now, self._due = loop.time, loop.time() + PROBE_SECONDS
         self._task = loop.create_task(self._watch())
@@ -41,7 +41,7 @@ class LoopLag:
             self.note(self._now(), self._now() - self._due)
 
     def note(self, now: float, late_seconds: float) -> None:
-        """Take a lateness over; *now* by any clock that does not jump."""
+        """Add a lateness; *now* is from any clock that does not jump."""
         span = int(now // SPAN_SECONDS)
         if span != self._span:
             self._before = self._worst if span == self._span + 1 else 0.0
@@ -50,28 +50,26 @@ class LoopLag:
 
     @property
     def seconds(self) -> float:
-        """The worst lateness of the last 15 to 30 s, including the current one: a loop that hangs counts."""
+        """Return the maximum lateness of the last 15 to 30 s, including the current one if the loop
+        hangs.
+        """
         if self._task is None:
             return 0.0
         return max(0.0, self._worst, self._before, self._now() - self._due)
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop the probe."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
-
-# ----------------------------------------------------------------------
-# What the kernel says of our process, its disk and its files. Reading and parsing are two
-# functions.
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """One look. None: could not be read, which is not zero."""
+    """Resource usage of the process and its disk. None: could not be read."""
 
     disk_bytes: int | None
     disk_free_bytes: int | None
@@ -87,7 +85,7 @@ class ResourceUsage:
 def read_resource_usage(
     folder: Path, ports: Collection[int], wall_ns: int, proc: Path = Path("/proc")
 ) -> ResourceUsage:
-    """Return how things are with our process and the data *folder*. Never raises."""
+    """Return the usage of this process and of the data *folder*. Never raises."""
     disk = _disk(folder)
     return ResourceUsage(
         disk[0] if disk else None,
@@ -103,16 +101,15 @@ def read_resource_usage(
 
 
 def _disk(folder: Path) -> tuple[int, int] | None:
-    """Return (size, free for us) of the file system, in bytes."""
+    """Return (size, free bytes for unprivileged users) of the file system."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 def _database_bytes(folder: Path) -> int | None:
-    """Return the size of the live file and its WAL."""
     sizes = [_size(folder / STORE_FILE), _size(wal_of(folder / STORE_FILE))]
     return None if sizes[0] is None else sum(filter(None, sizes))
 
@@ -146,7 +143,7 @@ def _entries(folder: Path) -> int | None:
 
 
 def _connections(proc: Path, ports: Collection[int]) -> int | None:
-    """Return the established TCP connections to our ports."""
+    """Return the number of established TCP connections to *ports*."""
     try:
         tables = [(proc / "net" / name).read_bytes() for name in ("tcp", "tcp6")]
     except OSError:
@@ -155,5 +152,7 @@ def _connections(proc: Path, ports: Collection[int]) -> int | None:
 
 
 def established(table: bytes, port: int) -> int:
-    """Count the lines of /proc/net/tcp (net/ipv4/tcp_ipv4.c, get_tcp4_sock) that are established at local *port*."""
+    """Count the lines of /proc/net/tcp (net/ipv4/tcp_ipv4.c, get_tcp4_sock) that are established at
+    local *port*.
+    """
     return len(re.findall(rb": [0-9A-F]+:%04X [0-9A-F]+:[0-9A-F]{4} 01 " % port, table))

@@ -1,6 +1,6 @@
-"""`python -m gangline.aggregator.query.forkserver PLACE`: forks a process per query, and kills those that exceed their time.
+"""`python -m gangline.aggregator.query.forkserver SETTINGS`: forks a process per query.
 
-It has DuckDB and Arrow loaded, runs no query itself and has one thread, so forking it is safe and takes milliseconds. It is
+It kills queries that exceed their time. It has DuckDB and Arrow loaded, runs no query itself and has one thread, so forking it is safe and takes milliseconds. It is
 separate from the aggregator's process, which has threads. It leads a session with a small CPU share, and has priority over
 its queries, so that it can kill one that does not end.
 
@@ -24,14 +24,13 @@ from .messages import NO_MEMORY_STATUS, QuerySettings
 
 
 def _run_query(settings: QuerySettings, connected: socket.socket) -> int:
-    """Return the exit status. Never raises: whatever happens here ends this process, and this one only."""
     try:
-        _without_stdin()  # the control socket is there too: reports are not a query's to write
+        _without_stdin()  # a query must not write reports to the control socket
         confine(settings.memory_bytes_max)
         worker.serve(connected, settings)
     except MemoryError:
         return NO_MEMORY_STATUS
-    except BaseException as error:  # noqa: BLE001 - nothing may get past the fork
+    except BaseException as error:  # noqa: BLE001 - nothing may continue after the fork
         print(f"gangline query: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
@@ -44,11 +43,11 @@ def _without_stdin() -> None:
 
 
 def main() -> int:
-    """Be the fork server of the place in the first argument."""
+    """Run the fork server with the settings in the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.name(b"gangline-sql")
     lower_session_priority()
-    duckdb.default_connection().close()  # its thread would be in the way of a fork
+    duckdb.default_connection().close()  # its thread would break a fork
     control = socket.socket(fileno=os.dup(0))
     settings = QuerySettings.from_text(sys.argv[1])
     ForkLoop(

@@ -20,15 +20,17 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FILE = "queries.log"
-#: This many full ones are kept beside the one that is written.
+#: Number of full files kept in addition to the current one.
 OLDER_FILES = 3
-#: A longer statement is cut in the log; its length is logged.
+#: Longer statements are cut in the log; their length is logged.
 SQL_CHARACTERS_MAX = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLogEntry:
-    """One line. `outcome`: ok, refused, denied (its role may not query), busy, time, memory, cancelled, failed."""
+    """A line. `outcome`: ok, refused, denied (its role may not query), busy, time, memory,
+    cancelled, failed.
+    """
 
     wall_ns: int
     who: str
@@ -44,20 +46,20 @@ class QueryLogEntry:
     rss_bytes_max: int
 
     def line(self) -> str:
-        """Return it as JSON in one line."""
+        """Return the entry as one line of JSON."""
         values: dict[str, Any] = asdict(self)
-        at = datetime.fromtimestamp(values.pop("wall_ns") / 1e9, UTC)
+        time = datetime.fromtimestamp(values.pop("wall_ns") / 1e9, UTC)
         values["sql"] = self.sql[:SQL_CHARACTERS_MAX]
         values["sql_characters"] = len(self.sql)
-        return json.dumps({"time": at.isoformat(timespec="milliseconds"), **values})
+        return json.dumps({"time": time.isoformat(timespec="milliseconds"), **values})
 
 
 class QueryLog:
-    """Appends lines; full files are renamed, the oldest goes. Only its owner may read the files."""
+    """Appends lines; rotates full files. Only the aggregator's user may read the files."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
         self.path = folder / FILE
-        #: Lines that the disk did not take.
+        #: Lines that could not be written.
         self.lost_lines = 0
         self._lost = False
         self._file = _PrivateRotatingFile(
@@ -66,7 +68,7 @@ class QueryLog:
         self._file.on_write_error = self._on_write_error
 
     def append(self, entry: QueryLogEntry) -> None:
-        """Write one line. Never raises: a disk that takes no log must not end queries. Blocks on the disk."""
+        """Write a line. Blocks on the disk; never raises, so that queries work with a full disk."""
         self._lost = False
         self._file.handle(logging.makeLogRecord({"msg": entry.line()}))
         if not self._lost and self.lost_lines:
@@ -89,12 +91,12 @@ class QueryLog:
 
 
 class _PrivateRotatingFile(logging.handlers.RotatingFileHandler):
-    """What operators ask names jobs and users: not for everybody on the machine."""
+    """Queries contain names of jobs and users: other users must not read the file."""
 
     on_write_error: Callable[[], None]
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Tell anyone who owns this; the logging module would write to stderr, again and again."""
+        """Report the error to the owner; the logging module would write to stderr for each line."""
         self.on_write_error()
 
     def _open(self) -> Any:

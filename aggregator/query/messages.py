@@ -1,4 +1,4 @@
-"""Limits of a query, and the messages between its process and the caller."""
+"""Limits of a query, messages between its process and the caller, errors, and the times that SQL names."""
 
 from __future__ import annotations
 
@@ -14,45 +14,43 @@ from typing import Any, Self
 
 from ...contract.workers import ChildEvent, ChildReport, KillReason
 
-#: A longer statement is refused: nobody types it, and a parser's stack is finite.
+#: Longer statements are refused: nobody types them, and a parser's stack is limited.
 SQL_BYTES_MAX = 256 << 10
-#: One message of an answer is no longer: with gRPC's own bytes it fits its default limit of 4 MiB.
+#: Limit of a message; with gRPC's overhead it fits the default limit of 4 MiB.
 PIECE_BYTES_MAX = (4 << 20) - (16 << 10)
-#: Record batches are cut to about this many bytes, so that a reader shows the first rows early.
+#: Approximate size of record batches, so that a reader can show the first rows early.
 BATCH_BYTES = 1 << 20
 
-#: A message: its kind, then its length in bytes.
+#: Header of a message: its kind and its length in bytes.
 HEADER = struct.Struct("<cI")
-#: Kinds: the question; bytes of an Arrow IPC stream; the end of a good answer; the end of a bad one.
+#: Kinds: question; bytes of an Arrow IPC stream; end of a successful answer; end of a failed one.
 QUESTION, ARROW, SUMMARY, ERROR = b"q", b"a", b"s", b"e"
-#: What an answer ends with when it is no good: kind of trouble -> see `messages.py`.
+#: Kinds of failure, see `query_error`.
 REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no snapshot", "failed"
-#: What a process ends with that has no memory left to say so.
+#: Exit status of a process without memory for an error message.
 NO_MEMORY_STATUS = 77
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySettings:
-    """Whose questions a fork server serves: the data folder, and what each process may take."""
+    """Settings of a fork server: the data folder, and the limits of each process."""
 
     folder: Path
     memory_bytes_max: int
     threads: int
 
     def to_text(self) -> str:
-        """Return what `from_text` reads."""
         return json.dumps({**asdict(self), "folder": str(self.folder)})
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return what `to_text` wrote."""
         values = json.loads(text)
         return cls(**{**values, "folder": Path(values["folder"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One statement and its limits; 0: without that limit."""
+    """A statement and its limits; 0: unlimited."""
 
     sql: str
     seconds: float
@@ -63,7 +61,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSummary:
-    """The end of a good answer. `taken_us`: as of when the snapshot is, microseconds since 1970."""
+    """End of a successful answer. `taken_us`: time of the snapshot, microseconds since 1970."""
 
     rows: int
     size_bytes: int
@@ -74,18 +72,17 @@ class AnswerSummary:
 
 
 def message(kind: bytes, payload: bytes | memoryview) -> bytes:
-    """Return one message."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
 def json_message(kind: bytes, value: Any) -> bytes:
-    """Return a message of a dataclass or a dict."""
+    """Return a message with the JSON of a dataclass or dict."""
     plain = value if isinstance(value, dict) else asdict(value)
     return message(kind, json.dumps(plain).encode())
 
 
 def no_snapshot_message(file: Path) -> str:
-    """Return why there may be no operators' file, and what to do."""
+    """Return why the operators' file may be missing, and advice."""
     return (
         f"{file} does not exist: no aggregator has written to this folder yet, or it runs with ops_seconds = 0, "
         "which turns the file off (to turn it on, set ops_seconds = 15 and restart the aggregator)"
@@ -93,7 +90,7 @@ def no_snapshot_message(file: Path) -> str:
 
 
 def timeout_message(seconds: float) -> str:
-    """Return what to do about a question that took too long."""
+    """Return advice for a query that exceeded its time."""
     return (
         f"ran longer than {seconds:g} s and was stopped: query less (a host, a shorter time, a "
         "LIMIT), "
@@ -102,27 +99,25 @@ def timeout_message(seconds: float) -> str:
 
 
 def memory_message(memory_bytes_max: int) -> str:
-    """Return what to do about a question that took too much."""
+    """Return advice for a query that exceeded its memory."""
     size = memory_bytes_max / (1 << 30)
     limit = f"{size:.3g} GB" if size >= 1 else f"{memory_bytes_max >> 20} MB"
     return f"used more than {limit} of memory, the limit: request less (WHERE, fewer columns), or avoid what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
 
 
-# ----------------------------------------------------------------------
-# How a question can fail, as an exception with words; the service gives each its status, the shell
-# its exit code.
-
-
 class QueryError(Exception):
-    """The question has no answer; the words say why and what to do."""
+    """The query failed; the message says why, with advice.
+
+    The service maps subclasses to statuses, the shell to exit codes.
+    """
 
 
 class QueryRefused(QueryError):
-    """Wrong SQL, or SQL that is not let through."""
+    """The SQL is invalid or not allowed."""
 
 
 class QueryCutOff(QueryError):
-    """It took too much: `of_time` says whether of time or of memory."""
+    """The query exceeded its time (`of_time`) or its memory."""
 
     def __init__(self, reason: str, *, of_time: bool) -> None:
         super().__init__(reason)
@@ -130,19 +125,19 @@ class QueryCutOff(QueryError):
 
 
 class NoSnapshot(QueryError):
-    """There is nothing to ask yet."""
+    """No snapshot exists yet."""
 
 
 class TooManyQueries(QueryError):
-    """As many run as may."""
+    """The limit of concurrent queries is reached."""
 
 
 class QueryFailed(QueryError):
-    """A fault that is ours or the machine's."""
+    """An error of Gangline or of the machine."""
 
 
 def query_error(kind: str, words: str) -> QueryError:
-    """Return what a process said that it ended with."""
+    """Return the exception for a failure that the query's process reported."""
     if kind == REFUSED:
         return QueryRefused(words)
     if kind == NO_SNAPSHOT:
@@ -155,7 +150,9 @@ def query_error(kind: str, words: str) -> QueryError:
 def exit_error(
     report: ChildReport | None, settings: QuerySettings, question: Question
 ) -> QueryError:
-    """Return why a process ended that said nothing; None: its fork server is gone, too."""
+    """Return the exception for a process that ended without a message; *report* None: its fork
+    server ended.
+    """
     if report is None or report.event is ChildEvent.FAILED:
         return QueryFailed("the process that runs queries ended. Run the query again")
     status = os.waitstatus_to_exitcode(report.value)
@@ -171,41 +168,37 @@ def exit_error(
     )
 
 
-# ----------------------------------------------------------------------
-# The moments that a statement names: the snapshot must be of then or later, or it has no rows of
-# them.
-
-#: A date with a time, quoted: TIMESTAMP '2026-11-23 00:39:41.361623'.
+#: A quoted date with time, as in TIMESTAMP '2026-11-23 00:39:41.361623'.
 _LITERAL = re.compile(r"'(\d{4}-\d\d-\d\d[ T]\d\d:\d\d[\d:.]{0,13})'")
-#: This many are looked at: evidence has a handful.
+#: Limit of the examined literals; SQL in evidence has a few.
 LITERALS_MAX = 1000
-#: A moment further ahead is not of now: no snapshot to come is waited for.
+#: Later times are ignored: no snapshot will cover them soon.
 AHEAD_US = 60_000_000
 US = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def newest_moment_us(sql: str, now_us: int) -> int:
-    """Return the newest moment that *sql* names up to now, in microseconds since 1970; 0: none.
+    """Return the newest time in *sql*, at most *now_us*, in microseconds since 1970; 0: none.
 
-    Evidence reaches a few seconds past its moment: what is a little ahead counts as now.
+    The snapshot must cover it. SQL in evidence names times a few seconds ahead, which count as now.
     """
     newest = 0
-    for number, found in enumerate(_LITERAL.finditer(sql)):
+    for number, match in enumerate(_LITERAL.finditer(sql)):
         if number == LITERALS_MAX:
             break
         try:
-            at = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+            time = datetime.fromisoformat(match[1]).replace(tzinfo=UTC)
         except ValueError:
             continue
-        moment_us = (at - _EPOCH) // timedelta(microseconds=1)
+        moment_us = (time - _EPOCH) // timedelta(microseconds=1)
         if moment_us <= now_us + AHEAD_US:
             newest = max(newest, moment_us)
     return min(newest, now_us)
 
 
 def staleness_message(moment_us: int, taken_us: int, again_seconds: float) -> str:
-    """Return what to say of a snapshot as of *taken_us* when *moment_us* was asked for; "" when it covers that."""
+    """Return a message if the snapshot of *taken_us* does not cover *moment_us*; "" if it does."""
     if not taken_us or moment_us <= taken_us:
         return ""
     moment, taken = (datetime.fromtimestamp(us // US, UTC) for us in (moment_us, taken_us))

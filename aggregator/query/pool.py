@@ -23,24 +23,24 @@ from ..workers import WorkerProcess, receive_packets
 from . import messages
 from .messages import AnswerSummary, QuerySettings, Question
 
-#: A module that loads DuckDB and Arrow: who only asks loads neither.
+#: A separate module, so that this process does not load DuckDB and Arrow.
 FORK_SERVER_MODULE = f"{__package__}.forkserver"
 
 
 @dataclass(slots=True)
 class QueryCost:
-    """What a question took, known when its process has ended."""
+    """Resources that a query used, known after its process ended."""
 
     cpu_seconds: float = 0.0
     rss_bytes_max: int = 0
 
 
 class QueryPool:
-    """Runs at most *running_max* questions at once, each in a process of its own. Of one event loop."""
+    """Runs at most *running_max* queries at once, each in a process. Bound to one event loop."""
 
     def __init__(self, settings: QuerySettings, running_max: int) -> None:
         self.settings = settings
-        #: Questions answered or refused so far, and those whose process died or was killed.
+        #: Queries started, and those whose process died or was killed.
         self.requested_count = 0
         self.died_count = 0
         self._running_max = running_max
@@ -51,20 +51,20 @@ class QueryPool:
 
     @property
     def running_count(self) -> int:
-        """How many questions have a process now."""
+        """Return the number of running queries."""
         return len(self._exits)
 
     @property
     def fork_server_pid(self) -> int:
-        """The fork server's process, 0 without one."""
+        """Return the fork server's process id, 0 without a process."""
         return self._fork_server.pid if self._fork_server else 0
 
     def start(self) -> None:
-        """Start the fork server unless it runs, so that the first question finds it warm. Raises OSError."""
+        """Start the fork server unless it runs, so that the first query is fast. Raises OSError."""
         if self._fork_server is not None:
             return
-        # Ctrl-C on a terminal is for anyone who asked; and a session's share of the processors can be made small
-        # (`lower_session_priority`), where queries in ours would use up our own.
+        # A separate session: Ctrl-C in a terminal must not reach queries, and its CPU share can be
+        # lowered (`lower_session_priority`).
         worker = WorkerProcess(FORK_SERVER_MODULE, self.settings.to_text(), own_session=True)
         worker.control.setblocking(False)
         self._fork_server = worker
@@ -73,7 +73,7 @@ class QueryPool:
         listening.add_done_callback(self._listening.discard)
 
     async def _listen(self, worker: WorkerProcess) -> None:
-        """Take exit reports until the fork server is gone; then anyone who waits for one hears that."""
+        # Take exit reports until the fork server ends; then complete all waiting queries.
 
         async def take(packet: bytes, _: list[int]) -> None:
             report = ChildReport.from_bytes(packet)
@@ -95,9 +95,10 @@ class QueryPool:
     async def query(
         self, question: Question, cost: QueryCost
     ) -> AsyncGenerator[bytes | AnswerSummary, None]:
-        """Yield the pieces of an Arrow IPC stream, then what there is to say of the answer.
+        """Yield the pieces of an Arrow IPC stream, then the summary.
 
-        Closing the generator kills the process. *cost* is filled when it has ended. Raises QueryError.
+        Closing the generator kills the process. *cost* is set when the process has ended. Raises
+        QueryError.
         """
         if len(self._exits) >= self._running_max:
             raise messages.TooManyQueries(
@@ -140,21 +141,21 @@ class QueryPool:
         return number, parent_socket, end
 
     def _kill(self, number: int) -> None:
-        """End a process that nobody listens to any more, unless it is dead already."""
+        """Kill a process whose result is not needed, unless it has ended."""
         if self._fork_server is not None and number in self._exits:
             kill_child(self._fork_server.control, number)
 
     async def _wait_exit(
         self, end: asyncio.Future[ChildReport | None], cost: QueryCost
     ) -> ChildReport | None:
-        """Wait until the process is gone: then, and not before, there is room for another."""
+        """Wait until the process has ended, which frees its slot."""
         report = await asyncio.shield(end)
         if report is not None:
             cost.cpu_seconds, cost.rss_bytes_max = report.cpu_seconds, report.rss_bytes_max
         return report
 
     async def close(self) -> None:
-        """End all: the fork server at once, its processes with it."""
+        """End the fork server and all its processes."""
         if self._fork_server is not None:
             self._fork_server.control.shutdown(socket.SHUT_RDWR)
         await asyncio.gather(*self._listening)
@@ -173,7 +174,7 @@ async def _messages(
         while True:
             kind, size = messages.HEADER.unpack(await reader.readexactly(messages.HEADER.size))
             if size > messages.PIECE_BYTES_MAX:
-                return  # not a message of ours: the process is not what it was
+                return  # not a valid message: the process is corrupted
             yield kind, await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         return

@@ -1,4 +1,4 @@
-"""The query sandbox: what the connection can reach, and which statements are allowed."""
+"""The query sandbox: accessible files, allowed statements and functions, and error messages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from ..store.duckdb_file import OPS_FILE
 from ..store.parquet import views
 from .messages import SQL_BYTES_MAX
 
-# ----------------------------------------------------------------------
-# Which functions a question may call: those that only compute. What is not named here is refused.
-#
-# Scalar functions, aggregates, window functions and DuckDB's own macros of 1.5 and 2.0 that have no
-# effect and read nothing but their arguments. Left out on purpose: files (read_*, glob, parquet_*),
-# settings and secrets (current_setting, getvariable, getenv, duckdb_secrets), SQL in strings
-# (query, query_table, json_execute_serialized_sql), what acts (write_log, enable_*, checkpoint,
-# nextval, setseed, sleep_ms). That one takes too long or too much is not known from its name:
-# limits and the kill are for those.
+# Functions that a query may call; all others are refused. Scalar functions, aggregates, window
+# functions and DuckDB's own macros of 1.5 and 2.0 that have no side effects and read only their
+# arguments. Excluded on purpose: files (read_*, glob, parquet_*), settings and secrets
+# (current_setting, getvariable, getenv, duckdb_secrets), SQL in strings (query, query_table,
+# json_execute_serialized_sql), and actions (write_log, enable_*, checkpoint, nextval, setseed,
+# sleep_ms). Expensive functions are not excluded: limits and the kill handle them.
 
 _SCALAR_FUNCTION_NAMES = """
     !__postfix !~~ !~~* % & && * ** + - ->> -> / // <-> << <=> <@ >> @ @> ^ ^@ | || ~ ~~ ~~* ~~~ !
@@ -99,7 +96,7 @@ _SCALAR_FUNCTION_NAMES = """
     yearweek
 """
 
-#: What DuckDB 2.0 has more; operators are functions to its parser, which 1.5 tells by other nodes.
+#: Additional functions of DuckDB 2.0; its parser treats operators as functions, unlike that of 1.5.
 _SCALAR_FUNCTION_NAMES_SINCE_2 = """
     != < <= = > >= __between __cast assert_true binom if json_deep_merge json_insert json_normalize
     json_remove json_replace json_set json_strip_nulls lttb try
@@ -112,8 +109,8 @@ _TABLE_FUNCTION_NAMES = """
     repeat_row summary unnest
 """
 
-#: Of DuckDB's own views those that tell which tables, columns and types there are. The others show settings, files of
-#: this machine, logs, or the SQL of views, which names files.
+#: DuckDB's views of tables, columns and types. Its other views show settings, files of this
+#: machine, logs, or the SQL of views, which contains file names.
 CATALOG_VIEWS = frozenset(
     [
         "character_sets",
@@ -154,34 +151,30 @@ CATALOG_VIEWS = frozenset(
     ]
 )
 
-#: Callable in expressions.
+#: Functions allowed in expressions.
 FUNCTIONS = frozenset(
     [*_SCALAR_FUNCTION_NAMES.split(), *_SCALAR_FUNCTION_NAMES_SINCE_2.split(), *_OPERATORS_SINCE_2]
 )
-#: Callable in FROM: what makes rows of its arguments, and what tells which tables there are.
+#: Functions allowed in FROM: they generate rows from their arguments, or list tables.
 TABLE_FUNCTIONS = frozenset(_TABLE_FUNCTION_NAMES.split())
 
-#: Macros of ours are in these schemas, and all of them may be called.
+#: Schemas of Gangline's macros, all of which are allowed.
 MACRO_SCHEMAS = frozenset({"ops", "history"})
 
 
-# ----------------------------------------------------------------------
-# DuckDB's messages as an operator needs them: short, with the place in the SQL, and a hint at what
-# is there.
-
-#: A message of DuckDB is cut to this many lines, and the line of SQL shown with it to this many characters.
+#: Limit of the lines of a DuckDB message, and of the characters of the SQL line shown with it.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
-#: What lists all there is to ask; every door takes it.
+#: Command that lists everything to query; all query interfaces accept it.
 HINT = "`gangline sql '\\d'` lists tables and views"
 
 
 class StatementRefused(Exception):
-    """The statement is not one that we run; the words say what would be, and where it went wrong."""
+    """The statement is not allowed; the message says what is, and where the error is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedError:
-    """What DuckDB said, taken apart. `position`: bytes into the SQL, None when it said none."""
+    """The parts of DuckDB's message. `position`: in bytes, None if unknown."""
 
     text: str
     position: int | None
@@ -189,10 +182,13 @@ class ParsedError:
 
 
 def parse_error(error: Exception) -> ParsedError:
-    """Return what *error*, of DuckDB or of Arrow that cites it, says; its text is JSON (`errors_as_json`), except for a few kinds."""
+    """Return the parts of an error of DuckDB, or of Arrow that cites it.
+
+    Its text is usually JSON (`errors_as_json`).
+    """
     text = str(error)
     try:
-        # Of a fault of its own DuckDB says more behind it, and within it where in its code: neither is for the asker.
+        # For an internal error DuckDB appends a stack trace, which is omitted.
         details, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
         position = details.get("position")
         missing = details["name"] if details.get("error_subtype") == "MISSING_ENTRY" else ""
@@ -203,8 +199,8 @@ def parse_error(error: Exception) -> ParsedError:
 
 
 def explain_error(error: duckdb.Error, sql: str, names: Callable[[], list[str]]) -> str:
-    """Return DuckDB's message, short, with its place in *sql* and what may help; *names*: of what can be asked."""
-    import duckdb  # 0.1 s, which who shows an answer need not pay
+    """Return DuckDB's message, shortened, with its position in *sql* and a hint from *names*."""
+    import duckdb  # 0.1 s, which a client of a server need not spend
 
     parsed = parse_error(error)
     text = first_lines(parsed.text)
@@ -222,79 +218,80 @@ def explain_error(error: duckdb.Error, sql: str, names: Callable[[], list[str]])
 
 
 def located(sql: str, position: int | None, message: str) -> str:
-    """Return *message* after line and column of *position* (bytes into *sql*), with that line and a mark below it."""
+    """Return *message* with line and column of *position* (bytes), and that line with a mark."""
     if position is None or position < 0:
         return message
     before = sql.encode(errors="replace")[:position].decode(errors="replace")
-    line_at = before.count("\n")
+    line_index = before.count("\n")
     column = len(before) - (before.rfind("\n") + 1)
-    line = visible(sql.split("\n")[line_at])
+    line = visible(sql.split("\n")[line_index])
     begin = max(0, column - SHOWN_CHARACTERS_MAX // 2)
     shown = line[begin : begin + SHOWN_CHARACTERS_MAX]
     mark = " " * (column - begin) + "^"
     head, newline, rest = message.partition("\n")
-    return f"line {line_at + 1}, column {column + 1}: {head}\n  {shown}\n  {mark}{newline}{rest}"
+    return f"line {line_index + 1}, column {column + 1}: {head}\n  {shown}\n  {mark}{newline}{rest}"
 
 
 def visible(text: str) -> str:
-    """Return *text* with a space for each character that a terminal would act on."""
-    return "".join(one if one.isprintable() else " " for one in text)
+    """Return *text* with spaces instead of non-printable characters."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def with_suggestion(text: str, missing: str, names: list[str]) -> str:
-    """Return *text* with a guess of ours, of *names*, in place of DuckDB's among all of its own."""
+    """Return *text* with a suggestion from *names* instead of DuckDB's, which uses all names."""
     lines = [line for line in text.splitlines() if not line.startswith("Did you mean")]
-    last = {name.partition("(")[0].rpartition(".")[2]: name for name in reversed(names)}
-    near = difflib.get_close_matches(missing.rpartition(".")[2].lower(), last, n=1, cutoff=0.7)
-    hint = _suggestion(last[near[0]], missing.rpartition(".")[2].lower() == near[0]) if near else ""
+    full_names = {name.partition("(")[0].rpartition(".")[2]: name for name in reversed(names)}
+    matches = difflib.get_close_matches(
+        missing.rpartition(".")[2].lower(), full_names, n=1, cutoff=0.7
+    )
+    hint = (
+        _suggestion(full_names[matches[0]], missing.rpartition(".")[2].lower() == matches[0])
+        if matches
+        else ""
+    )
     return "\n".join([*lines, f"hint: {hint}{HINT}"])
 
 
 def _suggestion(name: str, exactly: bool) -> str:
-    """Return the guess *name*; of one that is there *exactly* so: how it is asked, a view or a macro."""
+    """Return the suggestion *name*; *exactly*: the name exists in another schema, or as a macro."""
     return (
         f"it is asked as FROM {name}; " if exactly else f"did you mean {name.partition('(')[0]}? "
     )
 
 
 def without_folder(message: str, folder: Path) -> str:
-    """Return *message* with the files of *folder* named as they are within it."""
+    """Return *message* with paths relative to *folder*."""
     for path in (folder.absolute(), folder):
         message = message.replace(f"{path}/", "")
     return message
 
 
 def first_lines(text: str) -> str:
-    """Return the first lines."""
+    """Return the first MESSAGE_LINES_MAX lines, printable and shortened."""
     lines = [visible(line) for line in text.splitlines() if line.strip()]
     return "\n".join(line[:400] for line in lines[:MESSAGE_LINES_MAX])
 
 
-# ----------------------------------------------------------------------
-# The history beside the snapshot: views over the Parquet files of the data folder, made when a
-# question names them.
-#
-# They are in schemas of the question's own empty database, which are in its search path: `FROM
-# past.gpu_1s`.
+# History: views over the Parquet files, in schemas of the query's own empty database, which are in
+# its search path: `FROM past.gpu_1s`.
 
-#: Schemas of `history.views`, made empty at first: to bind a year of files takes longer than most answers.
+#: Schemas of the history, created empty: binding a year of files takes longer than most queries.
 SCHEMAS = ("past",)
-#: Folders of the data folder that hold the files.
+#: Folders with Parquet files.
 FOLDERS = ("segments", "rollups")
 
 
 def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
-    """Make the views over the history of *folder*. Returns "" or which of them could not be made, and why."""
+    """Create the views of the history in *folder*; return a message if one failed, else ""."""
     missing = ""
-    cursor = (
-        connection.cursor()
-    )  # it looks in `memory` first, as the connection did before it was fenced
+    # A cursor searches `memory` first, as the connection did before `set_search_path`.
+    cursor = connection.cursor()
     for statement in _view_statements(folder):
         try:
             cursor.execute(statement)
         except duckdb.Error as error:
-            why = without_folder(_first_line(error), folder)
-            missing = missing or f"a part of the history cannot be read: {why}"
+            reason = without_folder(_first_line(error), folder)
+            missing = missing or f"a part of the history cannot be read: {reason}"
     return missing
 
 
@@ -309,17 +306,17 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:300]
 
 
-#: What a question may begin with.
+#: Message about the allowed statements.
 ALLOWED_STATEMENTS = (
     "only one SELECT, FROM, WITH, VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken"
 )
-#: Without them DuckDB would first make a type of what it finds.
+#: Without values DuckDB would create an enum type first.
 PIVOT = "a PIVOT needs its values named: PIVOT t ON column IN ('a', 'b')"
-#: DuckDB cuts the words that it cites after this many bytes, which may be in the middle of a letter.
+#: DuckDB cuts cited text after a number of bytes, possibly within a character.
 UNREADABLE = "the statement is invalid, and DuckDB's error message cannot be decoded: look for unusual characters"
 #: The schema of the SQL standard's views.
 INFORMATION = "information_schema"
-#: Of the memory of its process so much is DuckDB's, before it says no by itself.
+#: DuckDB's share of the process's memory limit.
 DUCKDB_MEMORY_SHARE = 0.6
 
 _BLANK = r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)"
@@ -333,10 +330,10 @@ _EXPLAIN = re.compile(
 def open_snapshot(
     file: Path, *, memory_bytes_max: int = 2 << 30, threads: int = 2
 ) -> duckdb.DuckDBPyConnection:
-    """Open a file of the data folder so that nothing but it, and the history beside it, can be reached.
+    """Open a file of the data folder; the connection can reach only this file and the history.
 
-    It is read-only; the connection's own database, `memory`, holds nothing but empty schemas for the views of
-    the history. Raises FileNotFoundError or duckdb.Error.
+    The file is read-only; the connection's own database, `memory`, contains empty schemas for the
+    views of the history. Raises FileNotFoundError or duckdb.Error.
     """
     if not file.exists():
         raise FileNotFoundError(file)
@@ -371,20 +368,20 @@ def _restrict_access(connection: duckdb.DuckDBPyConnection, folder: Path) -> Non
 
 
 def set_search_path(connection: duckdb.DuckDBPyConnection, database: str) -> None:
-    """Have names mean those of the snapshot, then those of the history."""
+    """Make names resolve to the snapshot first, then to the history."""
     path = ",".join([f"{database}.main", *(f"memory.{schema}" for schema in SCHEMAS)])
     connection.execute(f"SET search_path = '{path}'")
 
 
 def snapshot_path(folder: Path) -> Path:
-    """Return where the operators' file is."""
+    """Return the path of the operators' file."""
     return folder / OPS_FILE
 
 
 def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Let pass one statement that reads and calls nothing but what computes.
+    """Accept a single statement that reads, and calls only allowed functions.
 
-    Raises Refused with words and place, or duckdb.Error when it cannot be parsed.
+    Raises StatementRefused, or duckdb.Error for invalid SQL.
     """
     size = len(sql.encode(errors="replace"))
     if size > SQL_BYTES_MAX:
@@ -405,20 +402,22 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise StatementRefused(f"{ALLOWED_STATEMENTS}, not {_first_word(sql)}: {_instead(sql)}")
     tree = _tree(connection, sql)
     _check_tables(connection, sql, tree)
-    for function, where, place in _function_calls(tree):
-        if function.get("schema") in MACRO_SCHEMAS and (place or _is_macro(connection, function)):
+    for function, where, position in _function_calls(tree):
+        if function.get("schema") in MACRO_SCHEMAS and (
+            position or _is_macro(connection, function)
+        ):
             continue
-        _check_function(sql, function, where, place)
+        _check_function(sql, function, where, position)
 
 
 def _is_macro(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) -> bool:
-    """Whether `ops.NAME(...)` in an expression is our macro: else `ops` may be a column, and NAME any function."""
-    found = connection.execute(
+    """Return whether `ops.NAME(...)` is our macro: `ops` may be a column, NAME any function."""
+    macros = connection.execute(
         "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
         "AND function_type = 'macro'",
         [function["schema"], str(function["function_name"])],
     )
-    return found.fetchone() is not None
+    return macros.fetchone() is not None
 
 
 def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
@@ -433,7 +432,7 @@ def _instead(sql: str) -> str:
 
 
 def _explained_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """Return the statement after EXPLAIN, at its place."""
+    """Return the statement after EXPLAIN, at its original position."""
     match = _EXPLAIN.match(sql)
     if not match:
         raise StatementRefused(f"{ALLOWED_STATEMENTS}; write EXPLAIN as the first word")
@@ -465,15 +464,17 @@ def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
 
 
 def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str], str]]:
-    """Yield (function, what is allowed at its place, that place) of every call in *tree*."""
-    left = [tree]
+    """Yield (function, allowed functions at its position, description of the position) for every
+    call.
+    """
+    remaining = [tree]
     in_from: set[int] = set()
-    while left:
-        node = left.pop()
+    while remaining:
+        node = remaining.pop()
         if isinstance(node, list):
-            left += node
+            remaining += node
         elif isinstance(node, dict):
-            left += node.values()
+            remaining += node.values()
             if node.get("type") == "TABLE_FUNCTION" and isinstance(node.get("function"), dict):
                 in_from.add(id(node["function"]))
             if node.get("function_name"):
@@ -484,16 +485,17 @@ def _function_calls(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str],
 
 
 def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> None:
-    """Let pass what is ours, and of DuckDB's own views those of `functions.CATALOG_VIEWS`. Raises Refused."""
+    """Refuse DuckDB's own views except CATALOG_VIEWS. Raises StatementRefused."""
     named = dict(_tables(tree))
     if not named:
         return
-    found = connection.execute(
+    internal_views = connection.execute(
         "SELECT schema_name, view_name FROM duckdb_views() WHERE internal AND list_contains(?, view_name)",
         [[name for _, name in named]],
     ).fetchall()
-    for schema, name in found:
-        # Those of information_schema are found by that name alone: others may call theirs `views`.
+    for schema, name in internal_views:
+        # Views of information_schema are checked only in that schema: other tables may have the
+        # same name.
         key = (schema if schema == INFORMATION else "", name)
         if key in named and name not in CATALOG_VIEWS:
             message = f"{name} is not allowed: it shows settings or files of the machine; {HINT}"
@@ -501,14 +503,14 @@ def _check_tables(connection: duckdb.DuckDBPyConnection, sql: str, tree: Any) ->
 
 
 def _tables(tree: Any) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Yield each table that *tree* names: (INFORMATION or "" for any other schema, name), and its place."""
-    left = [tree]
-    while left:
-        node = left.pop()
+    """Yield each named table: (INFORMATION or "" for any other schema, name), and its position."""
+    remaining = [tree]
+    while remaining:
+        node = remaining.pop()
         if isinstance(node, list):
-            left += node
+            remaining += node
         elif isinstance(node, dict):
-            left += node.values()
+            remaining += node.values()
             if isinstance(name := node.get("table_name"), str) and name:
                 schema = str(node.get("schema_name", "")).lower()
                 key = (schema if schema == INFORMATION else "", name.lower())

@@ -30,21 +30,21 @@ from .messages import (
 )
 from .sandbox import StatementRefused, explain_error, first_lines, make_views, parse_error
 
-#: Rows taken from DuckDB at a time.
+#: Rows per batch from DuckDB.
 BATCH_ROWS = 2048
 
 _REPORTS_POSITIONS = duckdb.__version__.startswith("1.")
 
 
 def serve(connected: socket.socket, settings: QuerySettings) -> None:
-    """Read the question from *connected* and write its answer, or what is wrong with it."""
+    """Read the question from *connected*; write the answer or an error."""
     with connected, connected.makefile("rwb") as stream:
         question = _question(stream)
         limit_cpu(question.seconds or 10**6, settings.threads)
         try:
             kind, message = run_question(question, settings, stream)
         except (BrokenPipeError, ConnectionResetError):
-            return  # nobody reads any more
+            return  # the reader disconnected
         if kind:
             stream.write(messages.json_message(messages.ERROR, {"kind": kind, "words": message}))
 
@@ -55,7 +55,7 @@ def _question(stream: Any) -> Question:
 
 
 def run_question(question: Question, settings: QuerySettings, stream: Any) -> tuple[str, str]:
-    """Answer; return what went wrong and its words, or two empty strings."""
+    """Run the query; return the kind of failure and a message, or two empty strings."""
     file = sandbox.snapshot_path(settings.folder)
     try:
         connection = sandbox.open_snapshot(
@@ -94,7 +94,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _is_out_of_memory(error: duckdb.Error) -> bool:
-    """Whether the process had no memory left, which DuckDB does not always say by its class."""
+    """Return whether memory was exhausted; DuckDB does not always raise the right class."""
     text = str(error)
     if "bad_alloc" in text or "thread constructor failed" in text:
         return True
@@ -103,7 +103,7 @@ def _is_out_of_memory(error: duckdb.Error) -> bool:
 
 
 def _stream_error(text: str, question: Question, settings: QuerySettings) -> tuple[str, str]:
-    """Return what went wrong after the first rows: Arrow tells it by its text alone."""
+    """Return the failure after the first rows, which Arrow reports as text only."""
     if "Out of Memory" in text or "bad_alloc" in text or "allocation failure" in text:
         return MEMORY, memory_message(settings.memory_bytes_max)
     if text.startswith("INTERRUPT"):
@@ -132,17 +132,20 @@ def _run(
 
 
 def _begin(connection: duckdb.DuckDBPyConnection, question: Question) -> tuple[int, Any]:
-    """Return as of when the snapshot is, microseconds since 1970, and what gives the batches of the answer."""
+    """Return the snapshot's time, microseconds since 1970, and a reader of the answer."""
     connection.execute("BEGIN TRANSACTION READ ONLY")
     rows = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
-    # DuckDB 2 streams from a relation only; 1.5 also from a cursor, and tells the place of an error only there.
+    # DuckDB 2 streams only from a relation; 1.5 also from a cursor, which reports positions of
+    # errors.
     execute = connection.execute if _REPORTS_POSITIONS else connection.sql
     reader = execute(question.sql).to_arrow_reader(BATCH_ROWS)
     return (int(rows[0][0]) if rows else 0), reader
 
 
 def _send_batches(reader: Any, question: Question, stream: Any) -> tuple[int, int, str]:
-    """Send what *reader* gives; return how many rows and bytes, and why it was cut ("": it was not)."""
+    """Send the batches; return the number of rows and bytes, and the reason if the answer was cut,
+    else "".
+    """
     arrow = _ArrowStream(stream, reader.schema, compressed=question.compressed)
     rows_max, bytes_max = question.rows_max, question.bytes_max
     rows = 0
@@ -165,16 +168,16 @@ def _bytes_limit_message(rows: int, bytes_max: int) -> str:
 
 
 def _pieces(reader: Any) -> Iterator[Any]:
-    """Yield the batches of *reader*, cut so that each fits one message. Raises Refused."""
-    left: list[Any] = []
+    """Yield the batches of *reader*, split to fit one message each. Raises StatementRefused."""
+    remaining: list[Any] = []
     for batch in reader:
-        left.append(batch)
-        while left:
-            one = left.pop()
-            size = pa.ipc.get_record_batch_size(one) if one.num_rows else 0
-            if size > messages.BATCH_BYTES and one.num_rows > 1:
-                half = one.num_rows // 2
-                left += [one.slice(half), one.slice(0, half)]
+        remaining.append(batch)
+        while remaining:
+            piece = remaining.pop()
+            size = pa.ipc.get_record_batch_size(piece) if piece.num_rows else 0
+            if size > messages.BATCH_BYTES and piece.num_rows > 1:
+                half = piece.num_rows // 2
+                remaining += [piece.slice(half), piece.slice(0, half)]
                 continue
             if size > messages.PIECE_BYTES_MAX:
                 raise StatementRefused(
@@ -182,12 +185,12 @@ def _pieces(reader: Any) -> Iterator[Any]:
                     f"{messages.PIECE_BYTES_MAX / (1 << 20):.1f} MiB a row may: ask for fewer columns, "
                     "or for a part of the list or string (left(text, 1000), list[:100])"
                 )
-            if one.num_rows:
-                yield one
+            if piece.num_rows:
+                yield piece
 
 
 class _ArrowStream:
-    """An Arrow IPC stream in messages: the schema first."""
+    """Writes an Arrow IPC stream as messages, beginning with the schema."""
 
     def __init__(self, stream: Any, schema: Any, *, compressed: bool) -> None:
         self.size_bytes = 0
@@ -207,8 +210,8 @@ class _ArrowStream:
 
     def _flush(self) -> None:
         view = self._buffer.getbuffer()
-        for at in range(0, len(view), messages.PIECE_BYTES_MAX):
-            piece = view[at : at + messages.PIECE_BYTES_MAX]
+        for begin in range(0, len(view), messages.PIECE_BYTES_MAX):
+            piece = view[begin : begin + messages.PIECE_BYTES_MAX]
             self._stream.write(messages.message(messages.ARROW, piece))
             piece.release()
         self.size_bytes += len(view)
@@ -219,13 +222,13 @@ class _ArrowStream:
 
 
 def available_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the names of what can be asked: ops.hosts, ops.worst(n), latest.gpu_1s."""
-    # Of its own transaction: after an error DuckDB 2.0 takes nothing more in the other.
+    """Return names that can be queried: ops.hosts, ops.worst(n), latest.gpu_1s."""
+    # A cursor has its own transaction: after an error DuckDB 2.0 refuses the other one.
     rows = connection.cursor().execute(_NAMES).fetchall()
     return [row[0] for row in rows]
 
 
-#: The views first: of two of one name, as `ops.hosts` and `hosts`, one that was made for people is meant.
+#: Views first: for `hosts` the suggestion should be `ops.hosts`, which is made for operators.
 _NAMES = """
 SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE schema_name IN ('ops', 'history')
 UNION ALL SELECT DISTINCT schema_name || '.' || function_name || '(' || array_to_string(parameters, ', ') || ')'

@@ -1,6 +1,6 @@
 """Averages what each job's GPUs do while it runs: a sum and a count per GPU and number, in arrays.
 
-Each second costs a few passes over the arrays of all GPUs, for any number of jobs. Belongs to the fleet's thread.
+Each second costs a few passes over the arrays of all GPUs, for any number of jobs. Owned by the fleet's thread.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..fleet.fleet import Fleet
 from ..fleet.jobs import ScheduledGang
 from ..fleet.tables import FAST_SECONDS, DeviceTable
 
-#: Runs that are accumulated at once; more are left out, and counted.
+#: Limit of active runs; further ones are ignored, and counted.
 RUNS_ACTIVE_MAX = 50_000
-#: A run that was seen for less is not stored.
+#: Shorter runs are not stored.
 RUN_SECONDS_MIN = 60.0
-#: Hosts that a run is stored with by name.
+#: Limit of the host names stored with a run.
 HOST_NAMES_MAX = 1024
-#: A GPU that only waits for this many turns is idle.
+#: A GPU that does nothing but wait for this many turns is idle.
 WAIT_RATIO_STANDING, STANDING_TURNS = 0.98, 60
-#: A scheduler's gang, where no process tells of a job.
+#: Source of a scheduler's gang without a reported process.
 SCHEDULER = "scheduler"
 
-#: Number of a fingerprint -> table and column of the reading that it is the mean of.
+#: Number in a fingerprint -> table and column whose mean it is.
 _READINGS: Mapping[str, tuple[str, str]] = {
     "step_seconds": ("gpu_fast_10s", "step_seconds"),
     "compute_ratio": ("gpu_fast_1s", "compute_ratio"),
@@ -42,13 +42,13 @@ _READINGS: Mapping[str, tuple[str, str]] = {
     "memory_bandwidth_ratio": ("gpu_fast_1s", "memory_bandwidth_ratio"),
     "checkpoint_interval_seconds": ("gpu_fast_10s", "checkpoint_interval_seconds"),
 }
-#: Power, as a share of the GPU's limit.
+#: Power readings, as a share of the GPU's limit.
 _POWERS: Mapping[str, tuple[str, str]] = {
     "power_ratio": ("gpu_1s", "power_watts"),
     "compute_power_ratio": ("gpu_fast_10s", "compute_watts"),
     "wait_power_ratio": ("gpu_fast_10s", "wait_watts"),
 }
-#: Sums of two readings of the GPU's table of each second.
+#: Sums of two columns of the fast table.
 _TRAFFIC: Mapping[str, tuple[str, str]] = {
     "pcie_bytes_per_second": (
         "pcie_transmitted_bytes_per_second",
@@ -59,15 +59,15 @@ _TRAFFIC: Mapping[str, tuple[str, str]] = {
         "nvlink_received_bytes_per_second",
     ),
 }
-#: What is summed: the numbers, how sure the step is, and that the GPU was read at all.
+#: Rows of the sums: NUMBERS, confidence of the step, and count of readings.
 _CONFIDENCE, _SEEN = len(NUMBERS), len(NUMBERS) + 1
 _WIDTH = len(NUMBERS) + 2
-_AT = {name: at for at, name in enumerate(NUMBERS)}
+_AT = {name: index for index, name in enumerate(NUMBERS)}
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """A job that runs. `sums`, `counts`: of GPUs that it held before, and of before a restart."""
+    """A running job. `sums`, `counts`: of GPUs that it released, and from before a restart."""
 
     key: str
     job: str
@@ -84,13 +84,13 @@ class ActiveRun:
 
     @property
     def run_id(self) -> str:
-        """What names the run for ever."""
+        """Return the permanent id of the run."""
         return f"{self.key}@{self.begun_ns // 1000}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run as it is now, or was when it ended. `ended_ns` 0: it runs."""
+    """A run until now, or until its end. `ended_ns` 0: it runs."""
 
     run_id: str
     key: str
@@ -107,18 +107,20 @@ class RunSummary:
 
     @property
     def observed_seconds(self) -> float:
-        """Seconds in which each GPU was read, on average."""
+        """Return the mean number of seconds in which a GPU was read."""
         return self.observed_gpu_seconds / max(1, self.fingerprint.gpus)
 
 
 def run_key(job: tuple[str, str, int], host_names: Sequence[str]) -> str:
-    """Return the key of the run of a job, as `Job.key` names it."""
+    """Return the key of the run of a job; *job*: `Job.key`."""
     source, name, host = job
     return f"{source}/{host_names[host]}/{name}" if host >= 0 else f"{source}/{name}"
 
 
 class RunAccumulator:
-    """Belongs to the fleet's thread. `advance` once a second, then `take_ended`."""
+    """Accumulates all runs. Owned by the fleet's thread: `advance` once a second, then
+    `take_ended`.
+    """
 
     def __init__(self, gangs: Callable[[], Iterable[ScheduledGang]] = tuple) -> None:
         self._gangs = gangs
@@ -131,38 +133,41 @@ class RunAccumulator:
         self._version: tuple[int, int, frozenset[ScheduledGang]] | None = None
         self._read_ns: dict[str, Times] = {}
         self._row_run: Indexes = np.full(64, -1, dtype=np.intp)
-        #: GPU's row -> for how many turns on end it has done nothing but wait.
+        #: GPU's row -> number of consecutive turns in which it only waited.
         self._waiting_turns: Codes = np.zeros(64, dtype=np.int32)
-        #: GPU's row -> its row among what is sampled fast; -1: none.
+        #: GPU's row -> its row in the fast tables, -1: none.
         self._fast_row: Indexes = np.full(64, -1, dtype=np.intp)
         self._sums: Floats = np.zeros((_WIDTH, 64))
         self._counts: Floats = np.zeros((_WIDTH, 64))
-        #: Jobs that were left out because too many ran.
+        #: Jobs ignored at RUNS_ACTIVE_MAX.
         self.left_out_count = 0
 
     def __len__(self) -> int:
         return len(self._active)
 
     def resume(self, run: ActiveRun) -> None:
-        """Go on with a run of before a restart, once its job is seen again."""
+        """Continue a run from before a restart, once its job is reported again."""
         if len(self._resumable) < RUNS_ACTIVE_MAX:
             self._resumable[run.key] = run
 
     def drop_resumable(self) -> list[str]:
-        """Forget the runs of before the restart whose jobs were not seen again, and return their keys."""
+        """Remove runs from before the restart whose jobs were not reported again; return their
+        keys.
+        """
         keys = list(self._resumable)
         self._resumable.clear()
         return keys
 
     def advance(self, fleet: Fleet, now_ns: int) -> None:
-        """Add what was read since the last call, and follow which jobs began and ended."""
+        """Add the readings since the last call, and begin and end runs."""
         gangs = frozenset(self._gangs())
         version = fleet.jobs.version, fleet.shape_version, gangs
         if version != self._version:
             self._fit(fleet.devices["gpu"].capacity)
             self._assign(fleet, now_ns, gangs)
             self._version = version
-        self._sample(fleet)  # without any run, too: what was read before a run is none of its own
+        # Even without a run: readings from before a run must not count for it.
+        self._sample(fleet)
 
     def take_ended(self) -> list[RunSummary]:
         """Return the runs that ended since the last call and were long enough."""
@@ -170,31 +175,31 @@ class RunAccumulator:
         return ended
 
     def active(self, now_ns: int) -> list[RunSummary]:
-        """Return the runs that run, as they are now, and have run long enough."""
-        several = (self._summary(run, now_ns) for run in self._active.values())
-        return [one for one in several if one.observed_seconds >= RUN_SECONDS_MIN]
+        """Return summaries of the active runs that are long enough."""
+        summaries = (self._summary(run, now_ns) for run in self._active.values())
+        return [summary for summary in summaries if summary.observed_seconds >= RUN_SECONDS_MIN]
 
     def summary_if_long(self, key: str, now_ns: int) -> RunSummary | None:
-        """Return the run of that key, if it runs and has run long enough."""
+        """Return the summary of an active run that is long enough."""
         run = self._active.get(key)
         summary = None if run is None else self._summary(run, now_ns)
         return summary if summary and summary.observed_seconds >= RUN_SECONDS_MIN else None
 
     def keys(self) -> list[str]:
-        """Return the keys of the runs that run."""
+        """Return the keys of the active runs."""
         return list(self._active)
 
     @property
     def active_runs(self) -> Mapping[int, ActiveRun]:
-        """The runs that run, by number."""
+        """Return the active runs by number."""
         return {self._number[key]: run for key, run in self._active.items()}
 
     def rows_of_runs(self) -> tuple[Indexes, Indexes, Indexes]:
-        """Return of each GPU that a run holds: its row, its row among what is sampled fast (-1: none), its run's number."""
+        """Return for each GPU of a run: its row, its row in the fast tables (-1: none), its run's
+        number.
+        """
         held = np.flatnonzero(self._row_run >= 0)
         return held, self._fast_row[held], self._row_run[held]
-
-    # Which GPU computes for which run ------------------------------------------------------------
 
     def _fit(self, capacity: int) -> None:
         before = self._row_run.size
@@ -225,7 +230,9 @@ class RunAccumulator:
     def _holders(
         self, fleet: Fleet, now_ns: int, gangs: frozenset[ScheduledGang]
     ) -> dict[int, int]:
-        """Return GPU's row -> number of its run; one that two jobs hold is nobody's. Ends the runs that are over."""
+        """Return GPU's row -> number of its run, without GPUs of two jobs. End the runs that are
+        over.
+        """
         devices, seen = fleet.devices["gpu"], set[str]()
         holders: dict[int, int] = {}
         shared: set[int] = set()
@@ -256,7 +263,7 @@ class RunAccumulator:
         return {row: number for row, number in holders.items() if row not in shared}
 
     def _number_of(self, key: str, name: str, source: str, now_ns: int, seen: set[str]) -> int:
-        """Return the number of a run, begun if need be; -1: there is no room."""
+        """Return the number of a run, which is begun if necessary; -1: too many runs."""
         seen.add(key)
         if key in self._number:
             return self._number[key]
@@ -284,7 +291,7 @@ class RunAccumulator:
         self._free.append(number)
 
     def _fold(self, rows: Indexes) -> None:
-        """Move the sums of *rows* to the runs that they were of."""
+        """Move the sums of *rows* to their runs."""
         numbers = self._row_run[rows]
         for number in np.unique(numbers).tolist():
             run, own_rows = self._runs[number], rows[numbers == number]
@@ -306,21 +313,22 @@ class RunAccumulator:
         inventory = fleet.attributes[int(devices.host[first])]
         run.gpu_model = inventory.get(("gpu", devices.names[first]), {}).get("name", run.gpu_model)
 
-    # What was read -------------------------------------------------------------------------------
-
     def _sample(self, fleet: Fleet) -> None:
-        """Add each reading that is new, of GPUs of a run, once."""
+        """Add each new reading of the runs' GPUs once."""
         tables, held = fleet.tables, self._rows_at_work(fleet, np.flatnonzero(self._row_run >= 0))
         fast, slow = tables["gpu_fast_1s"], tables["gpu_fast_10s"]
-        # What is sampled fast has rows of its own: (row of the GPU, row of the table), of what is new.
-        of_fast = self._fast_row[held]
-        sampled, of_fast = held[of_fast >= 0], of_fast[of_fast >= 0]
+        # Fast tables have other rows; pairs of (GPU's row, table's row) of the new readings.
+        fast_at = self._fast_row[held]
+        sampled, fast_at = held[fast_at >= 0], fast_at[fast_at >= 0]
         new = {
-            table.name: (gpus[(fresh := self._fresh(table))[at]], at[fresh[at]])
-            for table, gpus, at in (
+            table.name: (
+                gpus[(fresh := self._fresh(table))[table_rows]],
+                table_rows[fresh[table_rows]],
+            )
+            for table, gpus, table_rows in (
                 (tables["gpu_1s"], held, held),
-                (fast, sampled, of_fast),
-                (slow, sampled, of_fast),
+                (fast, sampled, fast_at),
+                (slow, sampled, fast_at),
             )
         }
         rows = new["gpu_1s"][0]
@@ -330,33 +338,39 @@ class RunAccumulator:
         self._add(_AT["step_seconds"], rows, steps[rows])
         self._add(_CONFIDENCE, rows, np.where(np.isfinite(steps[rows]), 1.0, np.nan))
         for name, (table, column) in _READINGS.items():
-            gpus, at = new[table]
-            values = tables[table].gauge_at(column, at)
-            # A period is not inferred where the job's own ranks report it.
+            gpus, table_rows = new[table]
+            values = tables[table].gauge_at(column, table_rows)
+            # The period is not inferred if the job's ranks report it.
             is_reported = np.isfinite(steps[gpus]) & (name == "step_seconds")
             self._add(_AT[name], gpus, np.where(is_reported, np.nan, values))
-        gpus, at = new[slow.name]
+        gpus, table_rows = new[slow.name]
         sure = np.where(
-            np.isfinite(steps[gpus]), np.nan, slow.gauge_at("step_confidence_ratio", at)
+            np.isfinite(steps[gpus]), np.nan, slow.gauge_at("step_confidence_ratio", table_rows)
         )
         self._add(_CONFIDENCE, gpus, sure)
         for name, (table, column) in _POWERS.items():
-            gpus, at = new[table]
+            gpus, table_rows = new[table]
             limits = tables["gpu_10s"].gauge_at("power_limit_watts", gpus)
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratios = tables[table].gauge_at(column, at) / limits
+                ratios = tables[table].gauge_at(column, table_rows) / limits
             self._add(_AT[name], gpus, ratios)
-        gpus, at = new[fast.name]
+        gpus, table_rows = new[fast.name]
         for name, (sent, received) in _TRAFFIC.items():
-            self._add(_AT[name], gpus, fast.gauge_at(sent, at) + fast.gauge_at(received, at))
+            self._add(
+                _AT[name],
+                gpus,
+                fast.gauge_at(sent, table_rows) + fast.gauge_at(received, table_rows),
+            )
         self._sample_hosts(fleet, rows)
 
     def reported_steps(self, fleet: Fleet) -> Floats:
-        """Return the step time that the ranks of each GPU's run report on its host, by GPU's row; NaN where none do."""
-        found = np.full(self._row_run.size, np.nan)
+        """Return the step time that ranks report for each GPU's run on its host; NaN: none
+        reported.
+        """
+        result = np.full(self._row_run.size, np.nan)
         hosts, jobs, seconds = fleet.gangs.steps.current
         if not hosts.size:
-            return found
+            return result
         count = int(jobs.max()) + 2
         keys = hosts * count + jobs  # ascending, as they are sorted by host and job
         held = np.flatnonzero(self._row_run >= 0)
@@ -365,13 +379,13 @@ class RunAccumulator:
             dtype=np.intp,
         )[self._row_run[held]]
         wanted = fleet.devices["gpu"].host[held].astype(np.intp) * count + code
-        at = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
-        is_found = (keys[at] == wanted) & (code >= 0)
-        found[held[is_found]] = seconds[at[is_found]]
-        return found
+        positions = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
+        is_found = (keys[positions] == wanted) & (code >= 0)
+        result[held[is_found]] = seconds[positions[is_found]]
+        return result
 
     def _rows_at_work(self, fleet: Fleet, held: Indexes) -> Indexes:
-        """Return the GPUs of *held* whose run does not stand still: a job that hangs for hours is no other workload by it."""
+        """Return the GPUs of *held* that work: hours of hanging must not change the fingerprint."""
         fast = fleet.tables["gpu_fast_1s"]
         sampled = held[self._fast_row[held] >= 0]
         waits = fast.gauge_at("wait_ratio", self._fast_row[sampled]) > WAIT_RATIO_STANDING
@@ -379,15 +393,15 @@ class RunAccumulator:
         return held[self._waiting_turns[held] <= STANDING_TURNS]
 
     def _sample_hosts(self, fleet: Fleet, rows: Indexes) -> None:
-        """Add what the hosts of the GPUs in *rows* do: CPU, waiting for disks, bytes of NICs for each GPU."""
-        of = fleet.devices["gpu"].host[rows]
+        """Add CPU use, disk pressure and NIC bytes per GPU of the hosts of *rows*."""
+        host_of_row = fleet.devices["gpu"].host[rows]
         cpu, disks = host_pressures(fleet)
-        self._add(_AT["host_cpu_ratio"], rows, cpu[of])
-        self._add(_AT["disk_pressure_ratio"], rows, disks[of])
-        self._add(_AT["nic_bytes_per_second"], rows, nic_bytes_per_gpu(fleet)[of])
+        self._add(_AT["host_cpu_ratio"], rows, cpu[host_of_row])
+        self._add(_AT["disk_pressure_ratio"], rows, disks[host_of_row])
+        self._add(_AT["nic_bytes_per_second"], rows, nic_bytes_per_gpu(fleet)[host_of_row])
 
     def _fresh(self, table: DeviceTable) -> Flags:
-        """Say which rows were read since they were last asked for."""
+        """Return which rows have new readings since the last call."""
         now = table.read_ns
         before = self._read_ns.get(table.name)
         self._read_ns[table.name] = now.copy()
@@ -417,32 +431,34 @@ class RunAccumulator:
 
 
 def host_pressures(fleet: Fleet) -> tuple[Floats, Floats]:
-    """Return the share of its cores that each host uses, and of the time in which tasks wait for disks; NaN: not read."""
+    """Return each host's share of used cores, and share of time in which tasks wait for disks; NaN:
+    not read.
+    """
     cpu, disks = (np.full(len(fleet), np.nan) for _ in range(2))
     table = fleet.tables["host_1s"]
-    of = table.devices.host
-    cpu[of] = table.gauge("cpu_user_ratio") + table.gauge("cpu_system_ratio")
-    disks[of] = table.gauge("pressure_io_some_ratio")
+    host_of_row = table.devices.host
+    cpu[host_of_row] = table.gauge("cpu_user_ratio") + table.gauge("cpu_system_ratio")
+    disks[host_of_row] = table.gauge("pressure_io_some_ratio")
     return cpu, disks
 
 
 def nic_bytes_per_gpu(fleet: Fleet) -> Floats:
-    """Return the bytes a second of the ports of each host, for each of its GPUs; NaN without ports."""
+    """Return the bytes per second of each host's ports, per GPU; NaN without ports."""
     ports = fleet.tables["rdma_1s"]
     traffic = sum(
         (ports.recent(name, np.zeros(ports.devices.count))
         for name in ("received_bytes", "transmitted_bytes")),
         start=np.zeros(ports.devices.count),
     )  # fmt: skip
-    of = ports.devices.host
-    bytes_ = np.bincount(of, traffic / FAST_SECONDS, minlength=len(fleet))
-    has_ports = np.bincount(of, minlength=len(fleet)) > 0
+    host_of_port = ports.devices.host
+    bytes_per_second = np.bincount(host_of_port, traffic / FAST_SECONDS, minlength=len(fleet))
+    has_ports = np.bincount(host_of_port, minlength=len(fleet)) > 0
     gpus = np.maximum(np.bincount(fleet.devices["gpu"].host, minlength=len(fleet)), 1)
-    return np.where(has_ports, bytes_ / gpus, np.nan)
+    return np.where(has_ports, bytes_per_second / gpus, np.nan)
 
 
 def resumed(summary: RunSummary) -> ActiveRun:
-    """Return the run of *summary*, to continue with: its means weigh as much as they were observed for."""
+    """Return the run to continue after a restart: its means keep their weight."""
     means = np.array([*summary.fingerprint.values, summary.fingerprint.step_confidence, 1.0])
     counts = np.where(np.isfinite(means), summary.observed_gpu_seconds, 0.0)
     return ActiveRun(

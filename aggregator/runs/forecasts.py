@@ -1,6 +1,6 @@
 """Forecasts of running jobs: one forecaster each, updated every second, a few evaluated at a time.
 
-Each second costs a few passes over the arrays of all GPUs and one call per job; see `python -m bench fingerprints`. Belongs to
+Each second costs a few passes over the arrays of all GPUs and one call per job; see `python -m bench fingerprints`. Owned by
 the fleet's thread; no I/O.
 """
 
@@ -28,9 +28,9 @@ from ..fleet.fleet import Fleet
 from ..fleet.tables import DeviceTable
 from .accumulator import RunAccumulator, host_pressures, nic_bytes_per_gpu
 
-#: Jobs that are forecast at once, those with most GPUs; each takes about 20 KB. Of others there is no forecast.
+#: Limit of the jobs with forecasts, those with most GPUs; each takes about 20 KB.
 JOBS_MAX = 1024
-#: Each job is forecast this often.
+#: Period of each job's forecast.
 REPEAT_SECONDS = 10
 _SECOND_NS = 1_000_000_000
 _EVENTS = ("checkpoint", "host_stall")
@@ -44,12 +44,14 @@ class _Followed:
 
 
 class RunForecasts:
-    """`step` once a second; `rows` are those of the table `job_forecasts`."""
+    """Forecasts of all runs. Call `step` once a second; `rows` are those of the table
+    `job_forecasts`.
+    """
 
     def __init__(self) -> None:
         self._followed: dict[str, _Followed] = {}
         self._read_ns: dict[str, Times] = {}
-        #: Rises when `rows` change.
+        #: Changes with `rows`.
         self.version = 0
 
     def __len__(self) -> int:
@@ -59,7 +61,7 @@ class RunForecasts:
         return key in self._followed
 
     def step(self, fleet: Fleet, accumulator: RunAccumulator, now_ns: int) -> None:
-        """Take in the last second of all jobs, and forecast those that are due."""
+        """Add the last second of all jobs, and make the forecasts that are due."""
         second = now_ns // _SECOND_NS
         runs = accumulator.active_runs
         if len(runs) > JOBS_MAX:
@@ -73,7 +75,7 @@ class RunForecasts:
             return
         numbers = list(runs)
         summaries = self._summaries(fleet, accumulator, numbers)
-        # One more than even, so that a turn that is missed is made up for.
+        # One more than the even share, to make up for missed turns.
         due_max = len(runs) // REPEAT_SECONDS + 1
         for number, summary in zip(numbers, summaries, strict=True):
             followed = self._followed.get(runs[number].key)
@@ -81,40 +83,40 @@ class RunForecasts:
                 followed = self._followed[runs[number].key] = _Followed()
             if summary is not None:
                 followed.forecaster.observe(second - 1, summary)
-            # A clock that was set back must not leave a job without a forecast for as long.
+            # After the clock was set back, a job must not wait that long for its next forecast.
             is_due = not second < followed.due_second <= second + REPEAT_SECONDS
             if is_due and due_max:
                 due_max -= 1
                 followed.due_second = second + REPEAT_SECONDS
-                found = followed.forecaster.forecast(second)
+                horizon_forecasts = followed.forecaster.forecast(second)
                 run = runs[number]
                 followed.rows = [
-                    {"job": run.job, "source": run.source, "gpus": run.gpus_max, "time": now_ns, **_row(one)}
-                    for one in found
+                    {"job": run.job, "source": run.source, "gpus": run.gpus_max, "time": now_ns, **_row(horizon_forecast)}
+                    for horizon_forecast in horizon_forecasts
                 ]  # fmt: skip
                 self.version += 1
 
     def set_prior(self, key: str, checkpoint_interval_seconds: float) -> None:
-        """Let the forecaster of a run know how often earlier runs of its workload wrote checkpoints; NaN: not known."""
+        """Set the checkpoint interval of earlier runs of the workload; NaN: unknown."""
         if (followed := self._followed.get(key)) is not None:
             followed.forecaster.prior_checkpoint_interval_seconds = checkpoint_interval_seconds
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the last forecast of each job, a row for each horizon; times in ns."""
+        """Return the last forecast of each job, a row per horizon; times in ns."""
         return [row for followed in self._followed.values() for row in followed.rows]
 
     def rows_of(self, key: str) -> list[dict[str, Any]]:
-        """Return the last forecast of the run of that key; empty if it has none."""
+        """Return the last forecast of a run, empty if it has none."""
         followed = self._followed.get(key)
         return list(followed.rows) if followed else []
 
     def _summaries(
         self, fleet: Fleet, accumulator: RunAccumulator, numbers: list[int]
     ) -> list[JobSecond | None]:
-        """Return what the GPUs of each run did in the last second; None where no GPU of it was read."""
+        """Return the last second of each run; None if none of its GPUs was read."""
         gpus, fast_rows, run_of = accumulator.rows_of_runs()
         size = 1 + max(max(numbers), int(run_of.max(initial=0)))
-        # Of a GPU that was not read the mean of the others is assumed.
+        # GPUs without a reading are assumed to equal the mean of the others.
         held = np.bincount(run_of, minlength=size)
         fast, slow = fleet.tables["gpu_fast_1s"], fleet.tables["gpu_fast_10s"]
         is_fresh = (fast_rows >= 0) & self._fresh(fast)[fast_rows]
@@ -134,21 +136,22 @@ class RunForecasts:
                 means.of(host_pressures(fleet)[1][host]),
             ]
         )
-        # Seconds until the next checkpoint are of the moment of the reading; and one GPU may have learned another cadence.
+        # The time to the next checkpoint refers to the reading; medians, as a single GPU may have
+        # inferred another cadence.
         learned = [
             medians(np.where(is_learned_now, slow.gauge_at(name, fast_rows), np.nan), run_of, size)
             for name in ("checkpoint_interval_seconds", "next_checkpoint_seconds")
         ]
         learned = [means.of(fast.gauge_at("phase_confidence_ratio", fast_rows)), *learned]
-        every = np.vstack([shares, demands, learned])[:, numbers].T.tolist()
+        columns = np.vstack([shares, demands, learned])[:, numbers].T.tolist()
         ends = len(STATES), len(STATES) + len(DEMANDS)
         return [
             JobSecond(row[: ends[0]], row[ends[0] : ends[1]], *row[ends[1] :]) if read[number] else None
-            for number, row in zip(numbers, every, strict=True)
+            for number, row in zip(numbers, columns, strict=True)
         ]  # fmt: skip
 
     def _fresh(self, table: DeviceTable) -> Flags:
-        """Say which rows of a table were read since the last call; and False for the row -1."""
+        """Return which rows have new readings since the last call, followed by False for row -1."""
         now = table.read_ns
         before = self._read_ns.get(table.name, np.zeros(0, dtype=np.int64))
         before = np.pad(before, (0, max(0, now.size - before.size)))
@@ -163,11 +166,11 @@ class _RunMeans:
         self._run_of, self._size = run_of, size
 
     def of(self, values: Floats) -> Floats:
-        """Return the mean of the known *values* of each run, NaN where there is none."""
+        """Return the mean of the known *values* of each run; NaN if there is none."""
         known = np.isfinite(values)
-        at = self._run_of[known]
-        count = np.bincount(at, minlength=self._size)
-        total = np.bincount(at, weights=values[known], minlength=self._size)
+        runs = self._run_of[known]
+        count = np.bincount(runs, minlength=self._size)
+        total = np.bincount(runs, weights=values[known], minlength=self._size)
         return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
@@ -196,7 +199,7 @@ def _event_columns(name: str, event: EventForecast) -> dict[str, Any]:
 
 
 def row_columns() -> str:
-    """Return the columns of `rows` as the store reads them, in order: `name:type`."""
+    """Return the columns of `rows` in order, as `name:type`."""
     texts, integers = (
         {"job", "source", "reason", "checkpoint_reason", "host_stall_reason"},
         {"gpus"},

@@ -12,16 +12,16 @@ from math import isfinite, nan
 from statistics import median
 from typing import NamedTuple
 
-#: How the pace is measured, the best measure first: steps per second, share of time of the tensor cores, compute share.
+#: Measures of pace, best first: steps per second, share of time of the tensor cores, compute share.
 MEASURES = ("steps", "tensor cores", "compute share")
 STEPS, TENSOR, COMPUTE = range(3)
-#: Windows that are kept of each job.
+#: Windows kept per job.
 WINDOWS_MAX = 30
 #: A minute of windows makes a sustained pace, if at least this many of them are known.
 SUSTAINED_WINDOWS, SUSTAINED_KNOWN_MIN = 6, 4
 #: The first windows of a run are slow, or count steps that began before.
 WARMUP_WINDOWS = 2
-#: Earlier runs are the reference if they were faster than this run ever was by more than this ratio.
+#: Earlier runs are the reference if they were faster than this run's best by more than this ratio.
 EARLIER_RATIO_MIN = 1.02
 #: A change: the medians of three windows before and after differ by this share and by this many times their scatter.
 CHANGE_WINDOWS, CHANGE_MIN, CHANGE_SCATTER = 3, 0.05, 3.0
@@ -51,7 +51,7 @@ class PaceChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PaceWindow:
-    """Work of a job in ten seconds by each measure, NaN if unknown. `time_ns`: its begin."""
+    """Work of a job in ten seconds by each measure, NaN if unknown. `time_ns`: its beginning."""
 
     time_ns: int
     works: Works
@@ -64,8 +64,8 @@ class PaceTracker:
     def __init__(self, references: Sequence[PaceReference] = ()) -> None:
         """*references*: restored, one per measure."""
         self.windows: deque[PaceWindow] = deque(maxlen=WINDOWS_MAX)
-        self._own = {one.measure: one for one in references if one.at_ns}
-        self._earlier = next((one for one in references if not one.at_ns), None)
+        self._own = {reference.measure: reference for reference in references if reference.at_ns}
+        self._earlier = next((reference for reference in references if not reference.at_ns), None)
         self._windows_count = 0
 
     def observe(self, window: PaceWindow) -> None:
@@ -87,9 +87,9 @@ class PaceTracker:
 
     @property
     def measure(self) -> int:
-        """The best measure that most windows have."""
+        """Return the best measure that most windows have."""
         for measure in (STEPS, TENSOR):
-            works = [one.works[measure] for one in self.windows]
+            works = [window.works[measure] for window in self.windows]
             known = [work for work in works if isfinite(work)]
             if known and 2 * len(known) >= len(works) and max(known) > 0.0:
                 return measure
@@ -97,7 +97,7 @@ class PaceTracker:
 
     @property
     def reference(self) -> PaceReference | None:
-        """The reference of the current measure; None while the run is too young."""
+        """Return the reference of the current measure; None while the run is too young."""
         own = self._own.get(self.measure)
         earlier = self._earlier if self.measure == STEPS else None
         if earlier and (own is None or earlier.work > EARLIER_RATIO_MIN * own.work):
@@ -106,7 +106,7 @@ class PaceTracker:
 
     @property
     def references(self) -> list[PaceReference]:
-        """All references, for the store."""
+        """Return all references, for the store."""
         return [*self._own.values(), *([self._earlier] if self._earlier else [])]
 
     def paces(self) -> list[float]:
@@ -114,31 +114,33 @@ class PaceTracker:
         reference, measure = self.reference, self.measure
         if reference is None:
             return [nan] * len(self.windows)
-        return [one.works[measure] / reference.work for one in self.windows]
+        return [window.works[measure] / reference.work for window in self.windows]
 
     @property
     def current(self) -> float:
-        """The median pace of the last three windows, NaN if unknown."""
+        """Return the median pace of the last three windows, NaN if unknown."""
         known = [pace for pace in self.paces()[-CHANGE_WINDOWS:] if isfinite(pace)]
         return median(known) if known else nan
 
     def changes(self) -> list[PaceChange]:
         """Return where the pace changed: the largest change within half a minute."""
         measure = self.measure
-        works = [one.works[measure] for one in self.windows]
-        sizes = [_change(works, at) for at in range(len(works))]
-        found: list[PaceChange] = []
-        for at, (size, ratio) in enumerate(sizes):
-            earlier = max((one for one, _ in sizes[max(0, at - 3) : at]), default=0.0)
-            later = max((one for one, _ in sizes[at + 1 : at + 4]), default=0.0)
+        works = [window.works[measure] for window in self.windows]
+        sizes = [_change(works, index) for index in range(len(works))]
+        changes: list[PaceChange] = []
+        for index, (size, ratio) in enumerate(sizes):
+            earlier = max(
+                (other_size for other_size, _ in sizes[max(0, index - 3) : index]), default=0.0
+            )
+            later = max((other_size for other_size, _ in sizes[index + 1 : index + 4]), default=0.0)
             if size > 0.0 and size > earlier and size >= later:
-                found.append(PaceChange(at, ratio))
-        return found
+                changes.append(PaceChange(index, ratio))
+        return changes
 
     def _sustained(self, measure: int) -> float:
         after_start = self._windows_count - WARMUP_WINDOWS
         last = list(self.windows)[-min(SUSTAINED_WINDOWS, after_start) :]
-        known = [one.works[measure] for one in last if isfinite(one.works[measure])]
+        known = [window.works[measure] for window in last if isfinite(window.works[measure])]
         return median(known) if len(known) >= SUSTAINED_KNOWN_MIN else nan
 
 
@@ -150,7 +152,7 @@ def _change(works: Sequence[float], at: int) -> tuple[float, float]:
         return 0.0, 0.0
     middles = median(before), median(after)
     scatter = max(
-        median(abs(one - middle) for one in part)
+        median(abs(work - middle) for work in part)
         for part, middle in zip((before, after), middles, strict=True)
     )
     size = abs(middles[1] - middles[0])

@@ -19,7 +19,7 @@ _VERDICT_COLUMNS = (
     "slowdown_upper_ratio:float is_stopped:bool lost_gpu_hours:float words:str evidence_sql:str"
 )
 _PACE_COLUMNS = "run_id:str job:str source:str time:time measure:str reference_work:float reference_time:time is_current:bool pace:float"
-#: Verdicts that a restart takes over; older ones stay in the store.
+#: Verdicts restored at a start; older ones are only in the store.
 RESTORED_MAX = 10_000
 _STORED_VERDICTS = f"""
 SELECT * REPLACE (epoch_ns(since) AS since, epoch_ns(until) AS until, epoch_ns(time) AS time) FROM job_verdicts
@@ -30,12 +30,12 @@ WHERE until IS NULL OR run_id IN (SELECT run_id FROM job_paces) ORDER BY time DE
 def put_verdicts(
     connection: duckdb.DuckDBPyConnection, changes: VerdictChanges, now_ns: int
 ) -> None:
-    """Write each verdict in place of its row before; remove absorbed ones. Raises duckdb.Error."""
+    """Replace the rows of changed verdicts; delete absorbed ones. Raises duckdb.Error."""
     connection.execute(
         "DELETE FROM job_verdicts WHERE verdict_id IN (SELECT unnest(?))", [list(changes.absorbed)]
     )
     _replace(
-        connection, "job_verdicts", _VERDICT_COLUMNS, [row(one, now_ns) for one in changes.changed],
+        connection, "job_verdicts", _VERDICT_COLUMNS, [row(verdict, now_ns) for verdict in changes.changed],
         "USING new_rows AS n WHERE job_verdicts.verdict_id = n.verdict_id",
     )  # fmt: skip
 
@@ -46,21 +46,21 @@ def put_paces(
     """Replace the stored references by those of the running jobs. Raises duckdb.Error."""
     rows = [
         {
-            "run_id": one.run.run_id, "job": one.run.job, "source": one.run.source, "time": now_ns,
+            "run_id": record.run.run_id, "job": record.run.job, "source": record.run.source, "time": now_ns,
             "measure": MEASURES[reference.measure], "reference_work": reference.work,
-            "reference_time": reference.at_ns, "is_current": reference == one.pace.reference, "pace": one.pace.current,
+            "reference_time": reference.at_ns, "is_current": reference == record.pace.reference, "pace": record.pace.current,
         }
-        for one in records
-        for reference in one.pace.references
+        for record in records
+        for reference in record.pace.references
     ]  # fmt: skip
     _replace(connection, "job_paces", _PACE_COLUMNS, rows, "")
 
 
 def read_verdicts(connection: duckdb.DuckDBPyConnection) -> list[JobVerdict]:
-    """Return the verdicts of runs that were running at the last write. Raises duckdb.Error."""
-    found = connection.execute(_STORED_VERDICTS)
-    names = [column[0] for column in found.description or ()]
-    return [from_row(dict(zip(names, values, strict=True))) for values in found.fetchall()]
+    """Return the verdicts of runs that were active at the last write. Raises duckdb.Error."""
+    verdict_rows = connection.execute(_STORED_VERDICTS)
+    names = [column[0] for column in verdict_rows.description or ()]
+    return [from_row(dict(zip(names, values, strict=True))) for values in verdict_rows.fetchall()]
 
 
 def read_references(connection: duckdb.DuckDBPyConnection) -> dict[str, list[PaceReference]]:
@@ -81,11 +81,11 @@ def _replace(
     rows: Sequence[Mapping[str, Any]],
     which: str,
 ) -> None:
-    """Replace rows of a table: *which* says which, "" all."""
+    """Replace the rows of a table that the clause *which* selects; "": all."""
     kinds = [column.split(":") for column in columns.split()]
     cells = [
-        tuple(time_us(one[key]) if kind == "time" else one[key] for key, kind in kinds)
-        for one in rows
+        tuple(time_us(values[key]) if kind == "time" else values[key] for key, kind in kinds)
+        for values in rows
     ]
     connection.register("new_rows", table(columns, cells))
     try:

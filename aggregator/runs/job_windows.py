@@ -1,6 +1,6 @@
 """The last five minutes of each job in windows of ten seconds: phases of its hosts and its pace, in memory.
 
-`gangline job` and `ListJobs` answer from here. Each second costs a few passes over the arrays of all GPUs. Belongs to the
+`gangline job` and `ListJobs` answer from here. Each second costs a few passes over the arrays of all GPUs. Owned by the
 fleet's thread; no I/O.
 """
 
@@ -21,15 +21,15 @@ from .accumulator import ActiveRun, RunAccumulator
 from .job_pace import WINDOWS_MAX, PaceReference, PaceTracker, PaceWindow
 
 WINDOW_NS = 10_000_000_000
-#: Shares of time of a GPU, in this order everywhere.
+#: Shares of a GPU's time, in this order.
 STATES = ("compute", "wait", "host_stall", "checkpoint", "idle")
-#: Ended jobs that are kept, and for how long.
+#: Limit of ended jobs that are kept, and of their age.
 ENDED_MAX, ENDED_SECONDS_MAX = 512, 3600.0
-#: A period that was inferred longer ago is not of this window.
+#: An inferred period that is older does not belong to the window.
 STEP_AGE_SECONDS_MAX = 25.0
 #: A job is standing if its GPUs compute for less than this share of three windows.
 STANDING_RATIO_MAX, STANDING_WINDOWS = 0.02, 3
-#: Power of a waiting GPU as a share of its highest (H100: about a third).
+#: Power of a waiting GPU relative to its highest (H100: about a third).
 WAIT_POWER_RATIO = 0.35
 
 _FAST = (*(f"{state}_ratio" for state in STATES), "tensor_active_ratio", "sm_active_ratio")
@@ -49,7 +49,7 @@ class HostWindow:
 
 
 class GpuWindows(NamedTuple):
-    """One window of all GPUs that runs hold: an entry per GPU. `shares`: (STATES, GPUs)."""
+    """A window of all GPUs of runs: an entry per GPU. `shares`: (STATES, GPUs)."""
 
     run: Indexes
     host: Indexes
@@ -61,7 +61,7 @@ class GpuWindows(NamedTuple):
 
 @dataclass(slots=True)
 class JobRecord:
-    """A job that runs, or that ended lately (`ended_ns`)."""
+    """A running job, or a job that ended recently (`ended_ns`)."""
 
     run: ActiveRun
     pace: PaceTracker
@@ -70,16 +70,18 @@ class JobRecord:
 
     @property
     def is_standing(self) -> bool:
-        """Whether nothing computes: a member died, or the job has not begun."""
+        """Return whether nothing computes: a member died, or the job has not begun."""
         last = list(self.windows)[-STANDING_WINDOWS:]
         if len(last) < STANDING_WINDOWS:
             return False
-        compute = [float(np.median(one.shares[:, 0])) for one in last if one.shares.size]
+        compute = [float(np.median(window.shares[:, 0])) for window in last if window.shares.size]
         return len(compute) == STANDING_WINDOWS and max(compute) < STANDING_RATIO_MAX
 
 
 class JobWindows:
-    """`step` once a second; `records` has the jobs that run, by key, `ended` those that ended lately."""
+    """Windows of all jobs. Call `step` once a second; `records`: running jobs by key, `ended`:
+    recent ones.
+    """
 
     def __init__(self) -> None:
         self.records: dict[str, JobRecord] = {}
@@ -99,9 +101,9 @@ class JobWindows:
         self._restored[key] = list(references)
 
     def find(self, job: str) -> list[JobRecord]:
-        """Return the running jobs of that name; without any, the job of that name that ended last."""
-        running = [one for one in self.records.values() if one.run.job == job]
-        ended = [one for one in self.ended.values() if one.run.job == job]
+        """Return the running jobs of that name; if there are none, the one that ended last."""
+        running = [record for record in self.records.values() if record.run.job == job]
+        ended = [record for record in self.ended.values() if record.run.job == job]
         return running or ended[-1:]
 
     def step(self, fleet: Fleet, accumulator: RunAccumulator, now_ns: int) -> list[JobRecord]:
@@ -155,11 +157,11 @@ class JobWindows:
         is_new = (fast_rows >= 0) & np.append(self._fresh(fast.name, fast.read_ns), False)[
             fast_rows
         ]
-        for at, column in enumerate(_FAST):
-            self._add(at, gpus[is_new], fast.gauge_at(column, fast_rows[is_new]))
+        for index, column in enumerate(_FAST):
+            self._add(index, gpus[is_new], fast.gauge_at(column, fast_rows[is_new]))
         rows = gpus[self._fresh(slow.name, slow.read_ns)[gpus]]
-        for at, column in enumerate(_SLOW, len(_FAST)):
-            self._add(at, rows, slow.gauge_at(column, rows))
+        for index, column in enumerate(_SLOW, len(_FAST)):
+            self._add(index, rows, slow.gauge_at(column, rows))
 
     def _add(self, at: int, rows: Indexes, values: Floats) -> None:
         known = np.isfinite(values)
@@ -167,7 +169,6 @@ class JobWindows:
         self._counts[at, rows[known]] += 1.0
 
     def _fresh(self, name: str, read_ns: Times) -> Flags:
-        """Say which rows of a table were read since the last call."""
         before = self._read_ns.get(name, np.zeros(0, dtype=np.int64))
         before = np.pad(before, (0, max(0, read_ns.size - before.size)))
         self._read_ns[name] = read_ns.copy()
@@ -184,14 +185,16 @@ class JobWindows:
         compute = medians(windows.shares[0], windows.run, size)
         pairs, pair_of = np.unique(windows.run * hosts + windows.host, return_inverse=True)
         counts = np.bincount(pair_of)
-        shares = np.array([np.bincount(pair_of, weights=one) / counts for one in windows.shares]).T
+        shares = np.array(
+            [np.bincount(pair_of, weights=state_shares) / counts for state_shares in windows.shares]
+        ).T
         estimated = np.bincount(pair_of, weights=windows.is_estimated) > 0
         for number, run in accumulator.active_runs.items():
             first, last = np.searchsorted(pairs, (number * hosts, (number + 1) * hosts))
             if number >= size or first == last:
                 continue
             record = self.records[run.key]
-            names = tuple(fleet.names[one % hosts] for one in pairs[first:last].tolist())
+            names = tuple(fleet.names[pair % hosts] for pair in pairs[first:last].tolist())
             is_estimated = bool(estimated[first:last].any())
             record.windows.append(HostWindow(begin_ns, names, shares[first:last], is_estimated))
             step = float(steps[number])
@@ -224,7 +227,9 @@ class JobWindows:
         )  # fmt: skip
 
     def _shares(self, gpus: Indexes, means: Floats) -> tuple[Floats, Flags]:
-        """Return the shares of STATES of each GPU. Without phases from the agent they are estimated, without checkpoints."""
+        """Return the shares of STATES of each GPU; estimated, without checkpoints, if the agent
+        reports no phases.
+        """
         active, watts = means[_ACTIVE], means[_WATTS]
         self._watts_most[gpus] = np.fmax(self._watts_most[gpus], watts)
         self._active_most[gpus] = np.fmax(self._active_most[gpus], active)

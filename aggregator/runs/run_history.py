@@ -30,14 +30,14 @@ from ...fingerprints.similarity import RUNS_MAX, RunIndex
 from ...fingerprints.workload_class import ClassEstimate, classify
 from .accumulator import RunSummary
 
-#: Runs that schedulers may ask for by name: the newest.
+#: Limit of the runs that schedulers can query by name, newest first.
 WORKLOADS_MAX = 2048
-#: Runs, and hosts of runs, by which hosts on which several workloads are slow are found: the newest.
+#: Limit of the newest runs, and of their hosts, in the search for drifting hosts.
 DRIFT_RUNS_MAX, DRIFT_HOSTS_MAX = 512, 65_536
 
 
 class KnownRun(NamedTuple):
-    """An earlier run, without what is in the index."""
+    """An earlier run, without its entry in the index."""
 
     run_id: str
     workload_id: str
@@ -49,7 +49,9 @@ class KnownRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunAssessment:
-    """What memory says of a run. `similarity` NaN: it was never seen, and `workload_id` is its own."""
+    """Comparison of a run with earlier ones. `similarity` NaN: none is similar, and `workload_id`
+    is its own.
+    """
 
     summary: RunSummary
     workload_id: str
@@ -60,16 +62,16 @@ class RunAssessment:
     verdict: RunVerdict
     #: Its hosts on which other workloads were slow, too.
     slow_hosts: tuple[str, ...] = ()
-    #: Seconds between two checkpoints of the earlier runs of its workload, NaN if none is known.
+    #: Checkpoint interval in earlier runs of its workload, NaN if unknown.
     earlier_checkpoint_interval_seconds: float = nan
 
     @property
     def is_seen(self) -> bool:
-        """Whether an earlier run of its workload is known."""
+        """Return whether an earlier run of its workload is known."""
         return self.earlier_runs > 0
 
     def row(self) -> dict[str, Any]:
-        """Return it as a row of the table `runs`; times in ns."""
+        """Return the row of the table `runs`; times in ns."""
         run, pace = self.summary, self.pace
         return {
             "run_id": run.run_id, "job": run.job, "source": run.source, "user_id": run.user_id, "begun": run.begun_ns,
@@ -85,7 +87,7 @@ class RunAssessment:
 
 
 class RunHistory:
-    """Belongs to the fleet's thread. The oldest runs make room for later ones."""
+    """Earlier runs, bounded: the oldest are removed. Owned by the fleet's thread."""
 
     def __init__(self, runs_max: int = RUNS_MAX) -> None:
         self._index = RunIndex(runs_max)
@@ -93,11 +95,11 @@ class RunHistory:
         #: Number in the index -> run, oldest first.
         self._runs: OrderedDict[int, KnownRun] = OrderedDict()
         self._number: dict[str, int] = {}
-        #: Rows of another version of fingerprints: stored, and compared with nothing.
+        #: Stored runs with another version of fingerprints, which are not comparable.
         self.unknown_version_count = 0
-        #: Rises with each run that comes or changes.
+        #: Changes with each new or updated run.
         self.version = 0
-        #: Run -> its pace against its workload's, the newest last.
+        #: Run -> its pace relative to its workload, the newest last.
         self._paces: OrderedDict[str, RunPace] = OrderedDict()
         self._pace_hosts = 0
         #: Hosts on which several workloads are slow, by name (`find_drifting_hosts`).
@@ -107,7 +109,7 @@ class RunHistory:
         return len(self._runs)
 
     def restore(self, row: Mapping[str, Any]) -> Fingerprint | None:
-        """Take over a stored run; return its fingerprint, None for one of another version."""
+        """Restore a stored run; return its fingerprint, None for another version."""
         try:
             fingerprint = decode(row)
         except FingerprintVersionError:
@@ -125,31 +127,34 @@ class RunHistory:
 
     @property
     def paces(self) -> tuple[RunPace, ...]:
-        """The runs by which hosts are looked for, oldest first."""
+        """Return the paces used to find drifting hosts, oldest first."""
         return tuple(self._paces.values())
 
     def find_drifting_hosts(self) -> None:
-        """Look for hosts on which several workloads are slow. Takes at most some 50 ms for the largest number of runs."""
-        found = drifting_hosts(self.paces)
-        self.drifting = {one.host: one for one in found}
+        """Find hosts on which several workloads are slow. Takes at most about 50 ms."""
+        drifts = drifting_hosts(self.paces)
+        self.drifting = {drift.host: drift for drift in drifts}
 
     def assess(self, summary: RunSummary) -> RunAssessment:
-        """Compare a run with the earlier ones, and remember it as it is now."""
+        """Compare a run with earlier ones, and add or update it."""
         own = self._number.get(summary.run_id)
         nearest = self._index.same_workload(
             summary.fingerprint, user=summary.user_id, without=() if own is None else (own,)
         )
         earlier = [
-            (one, known)
-            for one in nearest
-            if (known := self._runs.get(one.run)) is not None and known.begun_ns < summary.begun_ns
+            (match, known)
+            for match in nearest
+            if (known := self._runs.get(match.run)) is not None
+            and known.begun_ns < summary.begun_ns
         ]
         workload_id = earlier[0][1].workload_id if earlier else summary.run_id
         same = [known.fingerprint for _, known in earlier if known.workload_id == workload_id]
-        comparable = [one for one in same if is_comparable(one, summary.fingerprint)]
+        comparable = [
+            fingerprint for fingerprint in same if is_comparable(fingerprint, summary.fingerprint)
+        ]
         pace = compare_pace(pace_of(summary.fingerprint), map(pace_of, comparable))
-        intervals = [one.value("checkpoint_interval_seconds") for one in same]
-        intervals = [one for one in intervals if isfinite(one) and one > 0]
+        intervals = [fingerprint.value("checkpoint_interval_seconds") for fingerprint in same]
+        intervals = [interval for interval in intervals if isfinite(interval) and interval > 0]
         self._put(
             KnownRun(
                 summary.run_id, workload_id, summary.begun_ns, summary.fingerprint, summary.job, summary.user_id,
@@ -168,7 +173,9 @@ class RunHistory:
         )  # fmt: skip
 
     def workloads(self, names_max: int = WORKLOADS_MAX) -> KnownWorkloads:
-        """Return what the newest run of each job needs, by the job's name and by the run's id: of the newest *names_max*."""
+        """Return the needs of the newest run of each job, by name and by run id, for *names_max*
+        runs.
+        """
         names: dict[str, int] = {}
         descriptions: list[str] = []
         rows: list[tuple[float, ...]] = []

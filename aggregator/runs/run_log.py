@@ -30,19 +30,20 @@ from .verdicts import JobState, JobVerdicts
 
 log = logging.getLogger(__name__)
 
-#: A run that continues is compared and stored this often. The first time after a minute (`accumulator.RUN_SECONDS_MIN`).
+#: Period of comparing and storing an active run; the first time is after a minute
+#: (`accumulator.RUN_SECONDS_MIN`).
 REPEAT_SECONDS = 600.0
-#: Runs are compared, this many a turn: one of 100,000 runs takes milliseconds.
+#: Comparisons per turn: with 100,000 runs each takes milliseconds.
 ASSESSED_PER_TURN = 4
-#: What waits to be compared, and what waits for a disk that is full; the oldest are dropped, and counted.
+#: Limit of runs waiting for a comparison, and of unwritten runs; the oldest are dropped.
 WAITING_MAX = 20_000
-#: Rows are written this often.
+#: Minimum time between writes.
 WRITE_SECONDS = 5.0
-#: Forecasts are written in place of those before this often; what an operator reads is at most so much older.
+#: Minimum time between writes of forecasts, and so their maximum age in SQL.
 FORECASTS_SECONDS = 10.0
-#: What schedulers may ask of jobs by name is made this often, where there is something new.
+#: Minimum time between updates of the workloads that schedulers query.
 WORKLOADS_SECONDS = 10.0
-#: Hosts on which several workloads are slow are looked for this often, where runs were compared.
+#: Minimum time between searches for drifting hosts.
 DRIFT_SECONDS = 300.0
 _SECOND_NS = 1_000_000_000
 
@@ -80,7 +81,7 @@ _ARROW_COLUMNS = " ".join(f"{name}:{_kind(name)}" for name in _COLUMNS)
 
 
 def put_runs(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write each run in place of its row before. Raises duckdb.Error."""
+    """Replace the rows of runs. Raises duckdb.Error."""
     cells = [
         tuple(time_us(row[name]) if name in _TIMES else row[name] for name in _COLUMNS)
         for row in rows
@@ -98,7 +99,7 @@ _FORECAST_NAMES = [column.partition(":")[0] for column in _FORECAST_COLUMNS.spli
 
 
 def put_forecasts(connection: duckdb.DuckDBPyConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the forecasts in place of all those before. Raises duckdb.Error."""
+    """Replace all forecasts. Raises duckdb.Error."""
     cells = [
         tuple(time_us(row[name]) if name == "time" else row[name] for name in _FORECAST_NAMES)
         for row in rows
@@ -118,7 +119,7 @@ FROM (FROM runs ORDER BY time DESC LIMIT {RUNS_MAX}) ORDER BY time
 
 
 class RunLog:
-    """Belongs to the loop. Never raises in `step`: runs that cannot be followed cost no judgement."""
+    """Follows all runs. Owned by the event loop. `step` never raises, so that scoring continues."""
 
     def __init__(
         self, fleet: Fleet, store: Store, gangs: Callable[[], Iterable[ScheduledGang]] = tuple
@@ -127,7 +128,7 @@ class RunLog:
         self.accumulator = RunAccumulator(gangs)
         self.history = RunHistory()
         self.forecasts = RunForecasts()
-        #: The last minutes of each job, and what slows it: what `gangline job` shows.
+        #: The last minutes of each job, and its verdicts, for `gangline job`.
         self.windows, self.verdicts = JobWindows(), JobVerdicts()
         self._forecasts_version, self._forecasts_ns = 0, 0
         self._due_ns: dict[str, int] = {}
@@ -140,15 +141,15 @@ class RunLog:
         self._error = ""
         self._drift_version, self._drift_ns = 0, 0
         self._workloads, self._workloads_version, self._workloads_ns = KnownWorkloads(), -1, 0
-        #: The last comparison of each run that runs, by key.
+        #: The last comparison of each active run, by key.
         self.latest: dict[str, RunAssessment] = {}
 
     def restore(self, now_ns: int) -> None:
-        """Take over the runs of before. Raises duckdb.Error."""
+        """Restore stored runs. Raises duckdb.Error."""
         with self._store.reading() as cursor:
-            found = cursor.execute(_STORED)
-            names = [column[0] for column in found.description or ()]
-            for values in found.fetchall():
+            run_rows = cursor.execute(_STORED)
+            names = [column[0] for column in run_rows.description or ()]
+            for values in run_rows.fetchall():
                 row = dict(zip(names, values, strict=True))
                 if self.history.restore(row) is not None and row["ended"] is None:
                     self._restore_open(row)
@@ -169,7 +170,7 @@ class RunLog:
         self._resumable[summary.key] = summary
 
     def workloads(self, now_ns: int) -> KnownWorkloads:
-        """Return what is known of jobs by name, as of some seconds ago at most."""
+        """Return the known workloads by job name, at most WORKLOADS_SECONDS old."""
         if self._workloads_version != self.history.version and not (
             0 <= now_ns - self._workloads_ns < WORKLOADS_SECONDS * _SECOND_NS
         ):
@@ -178,7 +179,9 @@ class RunLog:
         return self._workloads
 
     def step(self, now_ns: int, faults: Sequence[JobFault] = ()) -> None:
-        """Follow the jobs and their *faults*, compare some runs, and begin to write what is due. Never raises."""
+        """Follow the jobs and their *faults*, compare some runs, and start due writes. Never
+        raises.
+        """
         try:
             self._step(now_ns, faults)
         except Exception as error:
@@ -203,7 +206,7 @@ class RunLog:
         self._write_due(now_ns)
 
     def observe(self, now_ns: int, faults: Sequence[JobFault]) -> None:
-        """Take in the readings of the last second and the *faults* of now. No I/O."""
+        """Add the readings of the last second and the current *faults*. No I/O."""
         self.accumulator.advance(self._fleet, now_ns)
         ended = self.windows.step(self._fleet, self.accumulator, now_ns)
         self._judge_jobs(ended, faults, now_ns)
@@ -219,10 +222,10 @@ class RunLog:
                 by_run[record.run.run_id].append(fault)
         states = (
             JobState(
-                one.run.run_id, one.run.job, one.run.gpus_max, one.pace.current,
-                one.pace.reference.name if one.pace.reference else "", one.is_standing,
+                record.run.run_id, record.run.job, record.run.gpus_max, record.pace.current,
+                record.pace.reference.name if record.pace.reference else "", record.is_standing,
             )
-            for one in records.values()
+            for record in records.values()
         )  # fmt: skip
         self.verdicts.step(states, by_run, now_ns)
         for record in ended:
@@ -235,9 +238,9 @@ class RunLog:
 
     def _assess_active(self, now_ns: int) -> None:
         assessed = 0
-        for key in self.accumulator.keys():  # noqa: SIM118 - no mapping
+        for key in self.accumulator.keys():  # noqa: SIM118 - not a mapping
             due_ns = self._due_ns.setdefault(key, now_ns + 60 * _SECOND_NS)
-            # A clock that was set back must not leave a run without comparison for as long.
+            # After the clock was set back, a run must not wait that long for its next comparison.
             if now_ns < due_ns <= now_ns + round(REPEAT_SECONDS) * _SECOND_NS:
                 continue
             if (summary := self.accumulator.summary_if_long(key, now_ns)) is None:
@@ -256,7 +259,7 @@ class RunLog:
                 return
 
     def _end_unseen(self, now_ns: int) -> None:
-        """End the runs of before the restart whose jobs no host reported again."""
+        """End the runs from before the restart whose jobs were not reported again."""
         if not self._resumable or now_ns < self._resumable_until_ns:
             return
         for key in self.accumulator.drop_resumable():
@@ -285,7 +288,7 @@ class RunLog:
 
     async def _write(self, with_forecasts: bool) -> None:
         taken, self._unwritten = self._unwritten, OrderedDict()
-        rows = [one.row() for one in taken.values()]
+        rows = [assessment.row() for assessment in taken.values()]
         forecasts = self.forecasts.rows() if with_forecasts else []
         records = list(self.windows.records.values())
         changes = self.verdicts.take_changes() if with_forecasts else None
@@ -304,26 +307,26 @@ class RunLog:
             await loop.run_in_executor(None, self._store.in_transaction, put)
             if with_forecasts:
                 self._forecasts_version = version
-        except asyncio.CancelledError:  # it may be written all the same; again, it is the same row
+        except asyncio.CancelledError:  # written anyway or not: writing a row again is harmless
             self._unwritten = OrderedDict({**taken, **self._unwritten})
             if changes is not None:
                 self.verdicts.put_back(changes)
             raise
-        except Exception as error:  # noqa: BLE001 - the store reports its failures itself
+        except Exception as error:  # noqa: BLE001 - the store reports its own failures
             log.debug("%d runs were not written: %s", len(rows), error)
             self._unwritten = OrderedDict({**taken, **self._unwritten})
             if changes is not None:
                 self.verdicts.put_back(changes)
 
     async def settle(self) -> None:
-        """Wait for what is being written. Never raises."""
+        """Wait for the current write. Never raises."""
         task, self._task = self._task, None
         if task is not None:
             with suppress(Exception, asyncio.CancelledError):
                 await task
 
     async def close(self, now_ns: int) -> None:
-        """Write what waits, and the runs that run as they are now. Never raises."""
+        """Write pending runs, and the active runs as they are now. Never raises."""
         await self.settle()
         for summary in [*self._ended, *self.accumulator.active(now_ns)]:
             self._keep(self.history.assess(summary))

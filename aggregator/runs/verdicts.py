@@ -1,4 +1,4 @@
-"""The verdicts of each job: which host, link or shared cause slows or stops it, since when, and what that has cost so far.
+"""The verdicts of each job: the host, link or shared cause that slows or stops it, and the cost.
 
 One place for `gangline job`, `ops.stragglers` and tags. A gang runs at the pace of its slowest member. So each
 moment is charged to the verdict with the largest slowdown, and the lost hours of a job add up. No I/O; times are arguments.
@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 from ..scoring.job_faults import LINK, UNKNOWN, JobFault, Strength
 
-#: Without the fault for this long, the verdict ends when the fault was last seen.
+#: A verdict ends if its fault was not seen for this long; its end is the time when the fault was
+#: last seen.
 LEAVE_SECONDS = 45.0
-#: A link with errors slows a job whose pace fell by more than the first; a fall by more than the second needs no explanation
-#: to be reported.
+#: Minimum fall of the pace for which a link with errors is blamed; minimum fall that is reported
+#: without an explanation.
 LINK_FALL_MIN, UNEXPLAINED_FALL_MIN = 0.03, 0.10
 #: An unexplained fall is reported after this time, because checkpoints and evaluations are shorter.
 UNEXPLAINED_SECONDS_MIN = 60.0
-#: A step of the clock that is longer is not charged: the aggregator was stopped.
+#: Longer steps of the clock are not charged, because the aggregator was stopped.
 CHARGED_SECONDS_MAX = 10.0
-#: Verdicts of one job, the costliest are kept.
+#: Verdicts kept per job, the costliest.
 PER_JOB_MAX = 64
 UNEXPLAINED = "pace"
 _SECOND_NS = 1_000_000_000
@@ -30,7 +31,9 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """State of a job that its verdicts depend on. `pace` is NaN if unknown; `reference` names the pace of 1."""
+    """State of a job that its verdicts depend on. `pace` NaN: unknown; `reference`: name of the
+    pace of 1.
+    """
 
     run_id: str
     job: str
@@ -42,7 +45,7 @@ class JobState:
 
 @dataclass(slots=True)
 class JobVerdict:
-    """One fault of one run, from `since_ns` to `until_ns` (0: it lasts)."""
+    """A fault of a run, from `since_ns` to `until_ns` (0: it lasts)."""
 
     run_id: str
     job: str
@@ -60,7 +63,7 @@ class JobVerdict:
 
     @property
     def host(self) -> str:
-        """The host at fault, the first of several; "" if no host is."""
+        """Return the host at fault, the first of several; "" if no host is."""
         return self.fault.hosts[0] if self.fault.hosts else ""
 
 
@@ -68,7 +71,7 @@ class JobVerdict:
 class _RunVerdicts:
     open: dict[str, JobVerdict] = field(default_factory=dict[str, JobVerdict])
     ended: list[JobVerdict] = field(default_factory=list[JobVerdict])
-    fell_ns: int = 0  # start of the present fall by UNEXPLAINED_FALL_MIN or more; 0 without a fall
+    fell_ns: int = 0  # beginning of the current fall by UNEXPLAINED_FALL_MIN or more; 0: none
 
 
 class VerdictChanges(NamedTuple):
@@ -79,7 +82,9 @@ class VerdictChanges(NamedTuple):
 
 
 class JobVerdicts:
-    """Belongs to the fleet's thread. `step` once a second; `take_changes` for the store."""
+    """Verdicts of all jobs. Owned by the fleet's thread: `step` once a second; `take_changes` for
+    the store.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, _RunVerdicts] = {}
@@ -92,21 +97,26 @@ class JobVerdicts:
         job = self._jobs.get(run_id, _RunVerdicts())
         return sorted(
             [*job.open.values(), *job.ended],
-            key=lambda one: (one.until_ns != 0, -one.slowdown, -one.lost_gpu_hours, one.since_ns),
+            key=lambda verdict: (
+                verdict.until_ns != 0,
+                -verdict.slowdown,
+                -verdict.lost_gpu_hours,
+                verdict.since_ns,
+            ),
         )
 
     def lost_gpu_hours(self, run_id: str) -> float:
         """Return the GPU-hours that a run has lost so far."""
-        return sum(one.lost_gpu_hours for one in self.of_run(run_id))
+        return sum(verdict.lost_gpu_hours for verdict in self.of_run(run_id))
 
     def restore(self, verdicts: Iterable[JobVerdict]) -> None:
-        """Take over stored verdicts after a restart."""
-        for one in verdicts:
-            job = self._jobs.setdefault(one.run_id, _RunVerdicts())
-            if one.until_ns:
-                job.ended.append(one)
+        """Restore stored verdicts after a restart."""
+        for verdict in verdicts:
+            job = self._jobs.setdefault(verdict.run_id, _RunVerdicts())
+            if verdict.until_ns:
+                job.ended.append(verdict)
             else:
-                job.open[one.fault.identity] = one
+                job.open[verdict.fault.identity] = verdict
 
     def forget(self, run_ids: Iterable[str]) -> None:
         """Forget runs that ended long ago; they stay in the store."""
@@ -114,8 +124,11 @@ class JobVerdicts:
             self._jobs.pop(run_id, None)
 
     def put_back(self, changes: VerdictChanges) -> None:
-        """Take back changes that could not be written."""
-        self._changed = {**{one.verdict_id: one for one in changes.changed}, **self._changed}
+        """Make changes that could not be written pending again."""
+        self._changed = {
+            **{verdict.verdict_id: verdict for verdict in changes.changed},
+            **self._changed,
+        }
         self._absorbed |= changes.absorbed
 
     def take_changes(self) -> VerdictChanges:
@@ -140,16 +153,18 @@ class JobVerdicts:
             self._end_unseen(job, now_ns)
 
     def end_run(self, run_id: str, now_ns: int) -> None:
-        """The run has ended: so have its verdicts. A host that is broken then has stopped the run."""
+        """End the verdicts of a run that ended. A host that is broken at that time has stopped the
+        run.
+        """
         job = self._jobs.get(run_id)
         if job is None:
             return
-        for one in list(job.open.values()):
-            one.is_stopped |= one.fault.strength is Strength.STOPS
-            self._end(job, one, now_ns)
+        for verdict in list(job.open.values()):
+            verdict.is_stopped |= verdict.fault.strength is Strength.STOPS
+            self._end(job, verdict, now_ns)
 
     def _fall(self, job: _RunVerdicts, state: JobState, now_ns: int) -> int:
-        """Return the start of a fall that has lasted UNEXPLAINED_SECONDS_MIN; 0 without one."""
+        """Return the beginning of a fall that has lasted UNEXPLAINED_SECONDS_MIN; 0 without one."""
         if not isfinite(state.pace) or state.is_standing or state.pace > 1.0 - UNEXPLAINED_FALL_MIN:
             job.fell_ns = 0
             return 0
@@ -174,7 +189,7 @@ class JobVerdicts:
         self._changed[before.verdict_id] = before
 
     def _absorb(self, job: _RunVerdicts, shared: JobVerdict) -> None:
-        """Take over the verdicts on single hosts from the seconds before their shared cause was known."""
+        """Merge verdicts on single hosts from the seconds before their shared cause was known."""
         if not shared.fault.shared_cause:
             return
         for host in shared.fault.hosts:
@@ -187,14 +202,14 @@ class JobVerdicts:
                 shared.lost_gpu_hours += own.lost_gpu_hours
 
     def _charge(self, job: _RunVerdicts, state: JobState, seconds: float) -> None:
-        worst = max(job.open.values(), key=lambda one: one.slowdown, default=None)
+        worst = max(job.open.values(), key=lambda verdict: verdict.slowdown, default=None)
         if worst is not None:
             worst.lost_gpu_hours += worst.slowdown * state.gpus * seconds / 3600.0
 
     def _end_unseen(self, job: _RunVerdicts, now_ns: int) -> None:
-        for one in list(job.open.values()):
-            if now_ns - one.seen_ns > LEAVE_SECONDS * _SECOND_NS:
-                self._end(job, one, one.seen_ns)
+        for verdict in list(job.open.values()):
+            if now_ns - verdict.seen_ns > LEAVE_SECONDS * _SECOND_NS:
+                self._end(job, verdict, verdict.seen_ns)
 
     def _end(self, job: _RunVerdicts, verdict: JobVerdict, until_ns: int) -> None:
         del job.open[verdict.fault.identity]
@@ -202,36 +217,38 @@ class JobVerdicts:
         job.ended.append(verdict)
         self._changed[verdict.verdict_id] = verdict
         if len(job.ended) > PER_JOB_MAX:
-            job.ended.sort(key=lambda one: -one.lost_gpu_hours)
+            job.ended.sort(key=lambda verdict: -verdict.lost_gpu_hours)
             del job.ended[PER_JOB_MAX:]
 
 
 def _acting(
     state: JobState, faults: Sequence[JobFault], fell_ns: int
 ) -> list[tuple[JobFault, float]]:
-    """Return the faults of a job now, each with its slowdown: those of the strongest kind, and every broken host."""
-    broken = [one for one in faults if one.strength is Strength.STOPS]
+    """Return the current faults with their slowdowns: those of the strongest kind, and every broken
+    host.
+    """
+    broken = [fault for fault in faults if fault.strength is Strength.STOPS]
     if state.is_standing and broken:
-        return [(one, 1.0) for one in broken]
+        return [(fault, 1.0) for fault in broken]
     acting = _slowing(state, faults, fell_ns)
     named = {fault.identity for fault, _ in acting}
-    return acting + [(one, 0.0) for one in broken if one.identity not in named]
+    return acting + [(fault, 0.0) for fault in broken if fault.identity not in named]
 
 
 def _slowing(
     state: JobState, faults: Sequence[JobFault], fell_ns: int
 ) -> list[tuple[JobFault, float]]:
-    """Return the faults of the strongest kind that slows a job which goes on."""
+    """Return the faults of the strongest kind that slows a running job."""
     fall = max(1.0 - state.pace, 0.0) if isfinite(state.pace) else 0.0
-    slows = [(one, one.slowdown) for one in faults if isfinite(one.slowdown)]
+    slows = [(fault, fault.slowdown) for fault in faults if isfinite(fault.slowdown)]
     if slows:
         return slows
-    links = [one for one in faults if one.verdict == LINK]
+    links = [fault for fault in faults if fault.verdict == LINK]
     if links and fall > LINK_FALL_MIN:
-        return [(one, fall) for one in links]
-    explanations = [one for one in faults if one.strength is Strength.EXPLAINS]
+        return [(fault, fall) for fault in links]
+    explanations = [fault for fault in faults if fault.strength is Strength.EXPLAINS]
     if explanations:
-        return [(one, fall) for one in explanations]
+        return [(fault, fall) for fault in explanations]
     if fell_ns:
         return [(_unexplained(state, fall), fall)]
     return []

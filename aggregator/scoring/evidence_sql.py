@@ -15,7 +15,7 @@ from ...contract.signal import PERIOD_SECONDS
 from ...contract.signals import TABLES
 from ..counter_deltas import nature_of
 from ..fleet.tables import SLOW_SECONDS
-from ..hazard import events
+from ..hazard import fault_classes
 from ..hazard.features import CLASS_FEATURES
 from ..hazard.history import RANK_DECAY_DAYS
 from ..rule_catalogue import gpu
@@ -197,7 +197,7 @@ def _faults(host: str, at_ns: int, days: int = 0) -> str:
 
 def _of_class(name: str) -> Query:
     """Return the query for the faults with a finding of the class *name*."""
-    has_class = f"len(list_filter(names, lambda name: {events.class_condition(name)})) > 0"
+    has_class = f"len(list_filter(names, lambda name: {fault_classes.class_condition(name)})) > 0"
     return lambda host, at_ns: (
         f"FROM ({_faults(host, at_ns)}) WHERE {has_class} ORDER BY began DESC"
     )
@@ -290,7 +290,7 @@ _QUERIES: Mapping[str, Query] = {
     "fault_rank": _ranked,
     **{
         feature.name: _of_class(name)
-        for feature, name in zip(CLASS_FEATURES, events.CLASS_NAMES, strict=True)
+        for feature, name in zip(CLASS_FEATURES, fault_classes.CLASS_NAMES, strict=True)
     },
     "corrected_errors": _counters_query(CORRECTED),
     "remaps_waiting": _remaps,

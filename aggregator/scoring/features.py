@@ -15,10 +15,11 @@ import numpy as np
 
 from ..counter_deltas import Flags, Floats, Indexes
 from ..fleet.peers import slowest
-from ..hazard import events as classes
+from ..hazard import events, fault_classes
 from ..hazard import features as learned
 from ..hazard.features import OBSERVED_NAMES
-from ..hazard.history import DAY_US, DAYS_BACK_MAX, FaultIncident, UnitState, add_finding, state_at
+from ..hazard.history import UnitState, state_at
+from ..hazard.store_history import DAY_US, DAYS_BACK_MAX, FaultIncident, add_finding
 from ..model import Evidence, Reason
 from .evidence_sql import CORRECTED, LINK_DOWNS, LINK_ERRORS, REMAPS, query_of
 from .view import FleetView
@@ -47,7 +48,7 @@ class FaultHistory:
     #: Per incident of a host of the fleet: node index, begin and end.
     node: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     spans_us: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    classes: Flags = field(default_factory=lambda: classes.class_flags(()))
+    classes: Flags = field(default_factory=lambda: fault_classes.class_flags(()))
 
     @staticmethod
     def of(found: Mapping[str, Sequence[FaultIncident]]) -> FaultHistory:
@@ -91,7 +92,7 @@ class FaultHistory:
         """Return the models' input of each host of the fleet at *now_us*."""
         start, end = (self.spans_us.T - now_us) / DAY_US
         hardware = np.ones(len(start), dtype=bool)
-        faults = classes.FaultTable(
+        faults = events.FaultTable(
             tuple(names), self.node, start, end, hardware, 0.0, classes=self.classes
         )
         return state_at(faults, 0.0)[1]
@@ -115,7 +116,7 @@ def _arrays(
     )
     faults = [fault for _, host_incidents in known for fault in host_incidents]
     spans = np.array([fault[:2] for fault in faults], dtype=np.float64).reshape(-1, 2)
-    return node, spans, classes.class_flags([fault.classes for fault in faults])
+    return node, spans, fault_classes.class_flags([fault.classes for fault in faults])
 
 
 def assemble(

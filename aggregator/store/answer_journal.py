@@ -1,8 +1,10 @@
-"""The journal of advice: keeps answers on disk, before they are acknowledged, until the store has them.
+"""The journal of advice: keeps answers on disk, before they are acknowledged, until the store has
+them.
 
-A commit of the store can take ten seconds on a busy disk; an answer waits only for an append and its fsync. A record is a line
-`<CRC-32 of the rest, 8 hex digits> <number> <kind> <body>`. The numbers are those of `advice_events`, so a record that the store
-has too is recognized after a kill. A line cut off at the end was never acknowledged.
+A commit of the store can take ten seconds on a busy disk; an answer waits only for an append and
+its fsync. A record is a line `<CRC-32 of the rest, 8 hex digits> <number> <kind> <body>`. The
+numbers are those of `advice_events`, so a record that is also in the store is recognized after a
+kill. An incomplete last line was never acknowledged.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class AnswerRecord(NamedTuple):
-    """An event of the advisory state machine, as the table `advice_events` has it."""
+    """An event of the advisory state machine, as stored in the table `advice_events`."""
 
     number: int
     kind: str
@@ -36,7 +38,7 @@ class AnswerRecord(NamedTuple):
 
 
 class AnswerJournal:
-    """Thread-safe. All methods block for the disk: call them from a thread that may."""
+    """Thread-safe. All methods block on the disk: do not call them on the event loop."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file at *path*, and cut off an incomplete record at its end. Raises OSError."""
@@ -58,7 +60,10 @@ class AnswerJournal:
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, records: Sequence[AnswerRecord]) -> None:
-        """Write and fsync. Raises ServiceUnavailable or ResourceExhausted; then none of *records* is in the journal."""
+        """Write and fsync *records*; on an error the journal contains none of them.
+
+        Raises ServiceUnavailable or ResourceExhausted.
+        """
         data = b"".join(map(encode_answer, records))
         with self._lock:
             if self._size + len(data) > ANSWERS_BYTES_MAX:
@@ -81,7 +86,9 @@ class AnswerJournal:
             self._last = max(self._last, *(record.number for record in records))
 
     def mark_stored(self, number: int) -> None:
-        """Empty the file if the store has all events up to *number*, and the journal no later one. Never raises."""
+        """Empty the file if the store has all events of the journal (*number*: its last). Never
+        raises.
+        """
         with self._lock, contextlib.suppress(OSError):
             if self._size and number >= self._last:
                 os.ftruncate(self._descriptor, 0)
@@ -93,7 +100,6 @@ class AnswerJournal:
 
 
 def encode_answer(record: AnswerRecord) -> bytes:
-    """Return the line of *record*."""
     text = f"{record.number} {record.kind} {record.body}".encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 

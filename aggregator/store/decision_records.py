@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import NamedTuple
 
-#: What a row takes beside its request and answer.
+#: Bytes counted for a row in addition to its request and answer.
 ROW_BYTES = 1000
 
 
 class OptionSummary(NamedTuple):
-    """An option in short; NaN where it does not say."""
+    """Summary of an option; NaN: not stated."""
 
     what: str
     nodes: int
@@ -24,7 +24,7 @@ class OptionSummary(NamedTuple):
 
 
 class DecisionRecord(NamedTuple):
-    """One decision. *request*, *answer*: compressed messages. *inputs*: digests of what it was computed from."""
+    """A decision. *request*, *answer*: compressed. *inputs*: digests of the inputs it used."""
 
     decision: str
     time_ns: int
@@ -45,7 +45,7 @@ class DecisionRecord(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it counts for."""
+        """Return the bytes that count against the limit."""
         return len(self.request) + len(self.answer) + ROW_BYTES
 
 
@@ -63,7 +63,7 @@ class ChoiceRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecisionCommit:
-    """What is written together. *inputs*: by digest, the parts that may not be stored yet, compressed."""
+    """Rows of one transaction. *inputs*: by digest, compressed parts that may not be stored yet."""
 
     decisions: Sequence[DecisionRecord] = ()
     inputs: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
@@ -71,13 +71,15 @@ class DecisionCommit:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts for while it waits."""
-        return sum(one.size_bytes for one in self.decisions) + sum(map(len, self.inputs.values()))
+        """Return the bytes that count against the limit while the commit is pending."""
+        return sum(decision.size_bytes for decision in self.decisions) + sum(
+            map(len, self.inputs.values())
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionLimits:
-    """How long decisions are kept, how many bytes of them, and of what they were computed from."""
+    """Retention of decisions in days and bytes, and the byte limit of their inputs."""
 
     days: int = 30
     bytes_max: int = 256 << 20

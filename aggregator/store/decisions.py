@@ -23,15 +23,15 @@ from .decision_records import (
 )
 from .rows import table, time_us
 
-#: A bound by bytes is met with so much to spare, so that it is not met again with each commit.
+#: Deletion by size continues to this share of the limit, so that not every commit deletes.
 ROOM_RATIO = 0.95
-#: Choices of one decision that are read.
+#: Limit of the choices read for a decision.
 CHOICES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """A decision as it is stored. *inputs*: None where a part is gone."""
+    """A stored decision. *inputs*: None if a part was deleted."""
 
     record: DecisionRecord
     inputs: Mapping[str, bytes] | None
@@ -55,22 +55,24 @@ def put_decisions(
     commits: Sequence[DecisionCommit],
     limits: DecisionLimits,
 ) -> list[str]:
-    """Write *commits*, each decision and part once, and drop what is past its bytes.
+    """Write *commits*, each decision and part once, and delete the excess over the byte limits.
 
-    Returns the digests of parts that are not stored and that a decision needs, or that were dropped: anyone who has them may
-    send them again. Raises duckdb.Error.
+    Return the digests of parts that were deleted, or that a decision needs and the store lacks:
+    they should be sent again. Raises duckdb.Error.
     """
-    parts = {digest: data for one in commits for digest, data in one.inputs.items()}
-    decisions = {one.decision: one for commit in commits for one in commit.decisions}
-    choices = {one.reservation: one for commit in commits for one in commit.choices}
+    parts = {digest: data for commit in commits for digest, data in commit.inputs.items()}
+    decisions = {record.decision: record for commit in commits for record in commit.decisions}
+    choices = {choice.reservation: choice for commit in commits for choice in commit.choices}
     used_us = {
-        digest: time_us(one.time_ns) or 0 for one in decisions.values() for digest in one.inputs
+        digest: time_us(record.time_ns) or 0
+        for record in decisions.values()
+        for digest in record.inputs
     }
     if limits.inputs_bytes_max:
         _put_inputs(connection, parts, used_us)
     stored = _stored(connection, "decision_inputs", "digest", list(used_us))
     known = _stored(connection, "decisions", "decision", list(decisions))
-    new = [one for name, one in decisions.items() if name not in known]
+    new = [record for name, record in decisions.items() if name not in known]
     _put_new(connection, new, stored)
     _put_choices(connection, choices)
     dropped = _drop_inputs(connection, limits.inputs_bytes_max)
@@ -79,24 +81,24 @@ def put_decisions(
 
 
 def drop_old_decisions(connection: duckdb.DuckDBPyConnection, before_ns: int) -> None:
-    """Drop the decisions made before *before_ns*, with their inputs and choices. Raises duckdb.Error."""
+    """Delete decisions before *before_ns*, their inputs and choices. Raises duckdb.Error."""
     since = [before_ns // 1000]
     for name in ("decisions", "decision_records", "decision_inputs", "decision_choices"):
         connection.execute(f"DELETE FROM {name} WHERE time < make_timestamp(?)", since)
 
 
 def read_decision(connection: duckdb.DuckDBPyConnection, decision: str) -> DecisionRow | None:
-    """Return one decision, None where none of this name is stored. Raises duckdb.Error."""
-    found = connection.execute(
+    """Return the decision, None if it is not stored. Raises duckdb.Error."""
+    row = connection.execute(
         "SELECT decision, epoch_ns(d.time), kind, caller, coalesce(workload, ''), score_version, dictionary_version, gangline_version, "
         "coalesce(solve_seconds, 'nan'::DOUBLE), degraded, hosts, blockers, replayable, r.request, r.answer, r.inputs "
         "FROM (FROM decisions WHERE decision = $1) AS d "
         "JOIN (FROM decision_records WHERE decision = $1) AS r USING (decision) LIMIT 1",
         [decision],
     ).fetchone()
-    if found is None:
+    if row is None:
         return None
-    *first, hosts, blockers, replayable, request, answer, digests = found
+    *first, hosts, blockers, replayable, request, answer, digests = row
     record = DecisionRecord._make(
         [*first, (), tuple(hosts), tuple(blockers), bytes(request), bytes(answer), tuple(digests)]
     )
@@ -143,13 +145,13 @@ def _put_new(
 ) -> None:
     rows = [
         (
-            one.decision, time_us(one.time_ns), one.kind, one.caller, one.workload or None, one.score_version,
-            one.dictionary_version, one.gangline_version, one.solve_seconds, one.degraded, list(one.hosts),
-            list(one.blockers), one.size_bytes, stored.issuperset(one.inputs),
+            record.decision, time_us(record.time_ns), record.kind, record.caller, record.workload or None, record.score_version,
+            record.dictionary_version, record.gangline_version, record.solve_seconds, record.degraded, list(record.hosts),
+            list(record.blockers), record.size_bytes, stored.issuperset(record.inputs),
         )
-        for one in new
+        for record in new
     ]  # fmt: skip
-    options = [[option._asdict() for option in one.options] for one in new]
+    options = [[option._asdict() for option in record.options] for record in new]
     arrow = table(_DECISION_COLUMNS, rows).append_column(
         "options", pa.array(_without_nan(options), _OPTIONS)
     )
@@ -160,8 +162,14 @@ def _put_new(
         table(
             "decision:str time:time request:bytes answer:bytes inputs:texts",
             [
-                (one.decision, time_us(one.time_ns), one.request, one.answer, list(one.inputs))
-                for one in new
+                (
+                    record.decision,
+                    time_us(record.time_ns),
+                    record.request,
+                    record.answer,
+                    list(record.inputs),
+                )
+                for record in new
             ],
         ),
     )
@@ -170,11 +178,11 @@ def _put_new(
 def _put_choices(
     connection: duckdb.DuckDBPyConnection, choices: Mapping[str, ChoiceRecord]
 ) -> None:
-    """Write each reservation's choice once: who asks again, or restarts, changes nothing."""
+    # A reservation's first choice stays; repetitions and restarts change nothing.
     known = _stored(connection, "decision_choices", "reservation", list(choices))
     rows = [
-        (*one[:4], time_us(one.time_ns), time_us(one.expire_ns), one.nodes)
-        for name, one in choices.items()
+        (*choice[:4], time_us(choice.time_ns), time_us(choice.expire_ns), choice.nodes)
+        for name, choice in choices.items()
         if name not in known
     ]
     columns = "reservation:str decision:str option:int owner:str time:time expires:time nodes:int"
@@ -182,21 +190,20 @@ def _put_choices(
 
 
 def _without_nan(options: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Return options with None for what is not known."""
     return [
         [
             {
-                name: each if isinstance(each, str) or isfinite(each) else None
-                for name, each in one.items()
+                name: value if isinstance(value, str) or isfinite(value) else None
+                for name, value in option.items()
             }
-            for one in several
+            for option in decision_options
         ]
-        for several in options
+        for decision_options in options
     ]
 
 
 def _drop_inputs(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> list[str]:
-    """Drop the parts that were used last longest ago, and say of the decisions that used them that they lack one."""
+    """Delete the parts unused for longest; mark decisions that used them as not replayable."""
     dropped = _oldest(connection, "decision_inputs", "digest", bytes_max)
     if dropped:
         connection.execute(
@@ -221,7 +228,7 @@ def _drop_decisions(connection: duckdb.DuckDBPyConnection, bytes_max: int) -> No
 def _oldest(
     connection: duckdb.DuckDBPyConnection, name: str, key: str, bytes_max: int
 ) -> list[str]:
-    """Return the keys of the oldest rows of *name*, those without which the rest is below the bound; none within it."""
+    """Return the keys of the oldest rows beyond *bytes_max*, with a margin; none if within it."""
     ((total,),) = connection.execute(
         f"SELECT coalesce(sum(bytes), 0)::UBIGINT FROM {name}"
     ).fetchall()
@@ -232,19 +239,18 @@ def _oldest(
         "WHERE newer > ?",
         [int(bytes_max * ROOM_RATIO)],
     ).fetchall()
-    return [one for (one,) in rows]
+    return [key_value for (key_value,) in rows]
 
 
 def _stored(
     connection: duckdb.DuckDBPyConnection, name: str, key: str, wanted: Sequence[str]
 ) -> set[str]:
-    """Return those of *wanted* that are stored."""
     if not wanted:
         return set()
     rows = connection.execute(
         f"SELECT {key} FROM {name} WHERE {key} IN (SELECT unnest(?))", [list(wanted)]
     ).fetchall()
-    return {one for (one,) in rows}
+    return {key_value for (key_value,) in rows}
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, name: str, arrow: Any) -> None:

@@ -1,4 +1,4 @@
-"""Opens the store: locks the folder, checks that the file is Gangline's, runs migrations."""
+"""DuckDB files: opens and migrates the store, detects lost data, runs scripts, writes new files."""
 
 from __future__ import annotations
 
@@ -30,15 +30,12 @@ from ..rule_catalogue import faults_sql
 from ..sql import quoted
 from .live_tables import actions_sql
 
-# ----------------------------------------------------------------------
-# The head of a DuckDB file, read without DuckDB: which checkpoint, how long it must be.
-#
-# Layout (DuckDB's `main_header.hpp` and `database_header`): a block of 4096 bytes with "DUCK" at 8,
-# then two of 4096 bytes of which the one with the higher iteration is in force. Little endian.
+# Header of a DuckDB file (DuckDB's `main_header.hpp` and `database_header`), little endian: a block
+# of 4096 bytes with "DUCK" at 8, then two blocks of 4096 bytes; the higher iteration is valid.
 
 #: Bytes 8 to 12 of every DuckDB file.
 MAGIC = b"DUCK"
-#: The three blocks of the head; data begins here.
+#: The three blocks of the header; data begins here.
 HEAD_BYTES = 12_288
 #: After the checksum: iteration, first block of metadata, free list, blocks, bytes of a block.
 _HEAD = struct.Struct("<8xQ8x8xQQ")
@@ -46,67 +43,69 @@ _HEAD = struct.Struct("<8xQ8x8xQQ")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the head says; `size_bytes` is how long the file must be to hold what it promises."""
+    """The valid header; `size_bytes` is the least size of a complete file."""
 
-    #: Rises by one with each checkpoint; between two of them no block that is in force is written to.
+    #: Rises by 1 with each checkpoint; between checkpoints no block in use is overwritten.
     iteration: int
     size_bytes: int
 
 
 def parse_header(head: bytes) -> Header | None:
-    """Return what *head* (the first 12,288 bytes of a file) says; None when it is no DuckDB file's."""
+    """Return the header in *head* (first 12,288 bytes of a file); None if it is not DuckDB's."""
     if len(head) < HEAD_BYTES or head[8:12] != MAGIC:
         return None
-    newest = max(_HEAD.unpack_from(head, at) for at in (4096, 8192))
+    newest = max(_HEAD.unpack_from(head, offset) for offset in (4096, 8192))
     iteration, blocks, block_bytes = newest
     return Header(iteration, HEAD_BYTES + blocks * block_bytes)
 
 
 def read_header(path: Path) -> Header | None:
-    """Read and parse. Raises OSError.
+    """Read and parse the header of the file at *path*. Raises OSError.
 
-    Never of a file that this process has open in DuckDB: to close it would end DuckDB's lock (POSIX).
+    Do not call this for a file that this process has open in DuckDB: closing it would drop DuckDB's
+    POSIX lock.
     """
     with open(path, "rb") as file:
         return parse_header(file.read(HEAD_BYTES))
 
 
 def read_open_header(descriptor: int) -> Header | None:
-    """The same from an open file, which stays open. Raises OSError."""
+    """Return the header of an open file, which stays open. Raises OSError."""
     return parse_header(os.pread(descriptor, HEAD_BYTES, 0))
 
 
 STORE_FILE = "gangline.duckdb"
-#: The store's version as a text beside it: a package that would go back past it is refused before it is unpacked, by a shell
-#: that cannot open the store (packaging/scripts/functions.sh).
+#: The store's version as text: a shell script that cannot open the store refuses to unpack an older
+#: package (packaging/scripts/functions.sh).
 STORE_VERSION_FILE = "store_version"
-#: A random identity. Backups do not contain the file, so a restored store has another identity.
+#: A random identity. Backups omit this file, so a restored store has another identity.
 IDENTITY_FILE = "store_identity"
 LOCK_FILE = "lock"
 JOURNAL_FILE = "events.journal"
 #: Not `ops.duckdb`: DuckDB would name its catalog `ops`, and `ops.worst` would be ambiguous.
 OPS_FILE = "operators.duckdb"
-#: Where the chart puts the backup from before a migration; a restore leaves it in its place.
+#: Folder of the chart's backup from before a migration; a restore does not move it.
 BACKUPS_FOLDER = "backups"
-#: While a compacted file takes the place of the old one, that one is kept under this name.
+#: Name of the old file while a compacted file replaces it.
 BEFORE_SWAP = "gangline-before.duckdb"
-#: A compacted file that is not in place yet.
+#: A compacted file before it replaces the old one.
 COMPACTED_FILE = "compacted-new.duckdb"
-#: Where `gangline admin verify` puts the copy that it reads.
+#: Folders with the copy that `gangline admin verify` reads.
 VERIFY_SCRATCH_PREFIX = "gangline-verify-"
-#: Hard links to Parquet files while they are copied, a folder for each process that copies.
+#: Hard links to Parquet files during a copy, a folder per copying process.
 BACKUP_HOLDS_FOLDER = "backup-holds"
-#: A folder in which `gangline admin restore` puts what it has not put in its place yet.
+#: Files of `gangline admin restore` that are not in their final place yet.
 RESTORE_FOLDER = "restoring"
 
-#: The oldest DuckDB that can read a new file. Left to itself DuckDB writes for 0.10, where statistics take 3 kB of each
-#: column, also of an empty one: 17 MB of an operators' file without a row. A file keeps the version that it was made with.
+#: The oldest DuckDB that can read a new file. By default DuckDB writes for 0.10, where statistics
+#: take 3 kB per column, even if it is empty: 17 MB for an operators' file without a row. A file
+#: keeps the version it was created with.
 STORAGE_VERSION = "v1.2.0"
-#: How every file of ours is opened. Left to itself DuckDB would keep up to 80 % of the machine's
-#: memory full of pages; past the limit it spills to disk beside the file. One thread: a commit is too
-#: small to share, and threads that wait for work cost a third of it.
-#: Blocks of a new file: what was inserted since a checkpoint is in memory by blocks, of each column of each table at
-#: least one. With DuckDB's own 256 KiB that is 280 MB for 33 hosts.
+#: Configuration of every connection. By default DuckDB would fill up to 80 % of the machine's
+#: memory with pages; past the limit it spills to disk. One thread: a commit is too small to share,
+#: and idle threads cost a third of it.
+#: Data inserted since a checkpoint is in memory by blocks, at least one per column of each table.
+#: DuckDB's default of 256 KiB would take 280 MB for 33 hosts.
 CONNECTION_CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "default_block_size": 16_384,
     "storage_compatibility_version": STORAGE_VERSION,
@@ -115,30 +114,30 @@ CONNECTION_CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": "384MB",
     "threads": 1,
 }
-#: What the names of the threads begin with that may be in DuckDB, or in the disk.
+#: Prefix of the names of threads that may block in DuckDB or on the disk.
 THREAD_NAME_PREFIX = "store-"
-#: Where the store's connections put what memory has no room for.
+#: Spill folder of the store's connections.
 SPILL_FOLDER = "spill"
 
 
 class StoreError(Exception):
-    """The store cannot be used; the words say why and what to do."""
+    """The store cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderLock:
-    """A folder that is ours until `release`."""
+    """A folder that this process has locked until `release`."""
 
     folder: Path
     file: IO[str]
     is_new: bool
 
     def release(self) -> None:
-        """Let another have the folder."""
+        """Unlock the folder."""
         self.file.close()
 
     def discard(self) -> None:
-        """Release a folder that turned out not to be ours, and leave in it nothing of ours."""
+        """Release the folder, and remove the lock file if this process created it."""
         if self.is_new:
             with suppress(OSError):
                 (self.folder / LOCK_FILE).unlink()
@@ -146,12 +145,12 @@ class FolderLock:
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Make *folder* if need be and lock it for this process. Raises StoreError."""
+    """Create *folder* if it is missing, and lock it for this process. Raises StoreError."""
     try:
-        # Who may read it reads all: hosts, jobs, users, whatever login the service asks for.
+        # A reader of the store sees hosts, jobs and users, even if the service requires a login.
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         new = not (folder / LOCK_FILE).exists()
-        lock = open(folder / LOCK_FILE, "a+", encoding="ascii")  # noqa: SIM115 - held while we live
+        lock = open(folder / LOCK_FILE, "a+", encoding="ascii")  # noqa: SIM115 - kept open
     except OSError as error:
         raise StoreError(
             f"{error.filename or folder}: the data folder cannot be used: {error.strerror}"
@@ -200,7 +199,7 @@ def _lock(folder: Path, lock: IO[str]) -> None:
 
 
 def _is_at(path: Path, lock: IO[str]) -> bool:
-    """Return whether *lock* is still the file at *path*: who was refused takes its own away again."""
+    # A process that was refused the lock removes the lock file that it had created.
     try:
         return os.path.samestat(os.fstat(lock.fileno()), path.stat())
     except FileNotFoundError:
@@ -218,7 +217,7 @@ def _write_pid(folder: Path, lock: IO[str]) -> None:
 
 
 def cause(error: Exception, folder: Path) -> str:
-    """Return in one line why the disk under *folder* did not take something."""
+    """Return in one line why writing under *folder* failed."""
     text = str(error)
     if "No space left on device" in text:
         return f"no space left on {folder}"
@@ -228,7 +227,9 @@ def cause(error: Exception, folder: Path) -> str:
 
 
 def open_store(path: Path) -> duckdb.DuckDBPyConnection:
-    """Return a connection to the store at *path*, made or migrated as need be. Raises StoreError."""
+    """Return a connection to the store at *path*, after creating or migrating it. Raises
+    StoreError.
+    """
     if (path.parent / RESTORE_FOLDER).exists():
         raise StoreError(
             f"{path.parent}: a restore into this folder has not ended; run it again: "
@@ -255,7 +256,7 @@ def open_store(path: Path) -> duckdb.DuckDBPyConnection:
 
 
 def note_store_version(folder: Path, version: int) -> None:
-    """Write the version of the store in *folder* beside it. Raises StoreError."""
+    """Write the store's version as text into *folder*. Raises StoreError."""
     file = folder / STORE_VERSION_FILE
     text = f"{version}\n"
     try:
@@ -273,22 +274,24 @@ def folder_identity(folder: Path) -> str:
     """Return the identity in *folder*; a missing or damaged one is created. Raises StoreError."""
     file = folder / IDENTITY_FILE
     try:
-        found = file.read_bytes()[:64].decode("ascii", "replace").strip() if file.exists() else ""
-        if not re.fullmatch(r"[0-9a-f]{16}", found):
-            found = uuid.uuid4().hex[:16]
-            replace_file(file, f"{found}\n".encode())
+        identity = (
+            file.read_bytes()[:64].decode("ascii", "replace").strip() if file.exists() else ""
+        )
+        if not re.fullmatch(r"[0-9a-f]{16}", identity):
+            identity = uuid.uuid4().hex[:16]
+            replace_file(file, f"{identity}\n".encode())
     except OSError as error:
         raise StoreError(
             f"{file}: {cause(error, folder)}{_folder_remedy(error, folder)}"
         ) from error
-    return found
+    return identity
 
 
 def _create(path: Path) -> None:
-    """Make an empty store under another name, so that a kill meanwhile leaves no half of one."""
+    # Under another name, so that a kill leaves no incomplete store.
     new = path.with_name("gangline-new.duckdb")
-    for each in (new, wal_of(new), wal_of(path)):  # a WAL without its file is of nobody
-        each.unlink(missing_ok=True)
+    for leftover in (new, wal_of(new), wal_of(path)):  # a WAL without its file is useless
+        leftover.unlink(missing_ok=True)
     connection = _connect(new)
     try:
         _migrate(connection, new)
@@ -299,22 +302,22 @@ def _create(path: Path) -> None:
 
 
 def wal_of(path: Path) -> Path:
-    """Return where DuckDB keeps the log of the file at *path*."""
+    """Return the path of the write-ahead log (WAL) of the file at *path*."""
     return path.with_name(path.name + ".wal")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a compaction or a copy left in *folder* that was killed. Never raises."""
+    """Remove the files of a killed compaction or copy from *folder*. Never raises."""
     for name in (BEFORE_SWAP, COMPACTED_FILE, f"{COMPACTED_FILE}.wal"):
         with suppress(OSError):
             (folder / name).unlink(missing_ok=True)
-    for each in (folder / BACKUP_HOLDS_FOLDER, *folder.glob(f"{VERIFY_SCRATCH_PREFIX}*")):
-        shutil.rmtree(each, ignore_errors=True)
+    for scratch in (folder / BACKUP_HOLDS_FOLDER, *folder.glob(f"{VERIFY_SCRATCH_PREFIX}*")):
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     try:
-        # Named here: replaying a log may spill, and after that DuckDB takes no other folder.
+        # Set here: replaying a log may spill, and afterwards DuckDB accepts no other folder.
         return duckdb.connect(
             str(path),
             config=CONNECTION_CONFIG | {"temp_directory": str(path.parent / SPILL_FOLDER)},
@@ -327,7 +330,7 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _remedy(reason: str, path: Path) -> str:
-    """Return what to do about a file that DuckDB does not open for these *reason*, "" when they say it."""
+    """Return the advice for DuckDB's error *reason*; "" if none is known."""
     wal = wal_of(path)
     if "WAL" in reason:
         return (
@@ -351,7 +354,7 @@ def _remedy(reason: str, path: Path) -> str:
 
 
 def disk_failure_advice(folder: Path) -> str:
-    """Return what to do about a disk that fails."""
+    """Return the advice for a failing disk."""
     return (
         f". The disk under {folder} fails: see the kernel log (dmesg). All acknowledged data is "
         "there; start the aggregator again once the disk works, or restore a backup to another: "
@@ -361,12 +364,12 @@ def disk_failure_advice(folder: Path) -> str:
 
 
 def restore_command(path: Path) -> str:
-    """Return the command that puts a backup in the place of the store at *path*."""
+    """Return the command that replaces the store at *path* with a backup."""
     return f"gangline admin restore --from BACKUP --data {path.parent} --force"
 
 
 def damaged_store_advice(path: Path) -> str:
-    """Return what to do with a damaged store."""
+    """Return the advice for a damaged store."""
     return (
         f"restore a backup ({restore_command(path)}), see what is readable "
         f"(gangline admin verify --data {path.parent}), or move it away to start with an empty "
@@ -375,10 +378,11 @@ def damaged_store_advice(path: Path) -> str:
 
 
 def check_file(path: Path) -> str:
-    """Return as text that the file is shorter than it says, "" when it is not.
+    """Return a message if the file is shorter than its header says; "" otherwise.
 
-    DuckDB would open it, and fail with the first reading that stood behind its end. Yet it need not be damaged: blocks
-    at the end that were free when the disk failed were never written. Raises StoreError for a file that is not ours.
+    DuckDB would open it, and fail at the first missing block. It is not always damaged: free blocks
+    at the end may never have been written when the disk failed. Raises StoreError for a file that
+    is not Gangline's.
     """
     try:
         with open(path, "rb") as file:
@@ -395,18 +399,18 @@ def check_file(path: Path) -> str:
             "it away, name another folder with --data, or restore a backup: "
             f"{restore_command(path)}"
         )
-    found = parse_header(head)
-    wanted = found.size_bytes if found else HEAD_BYTES
-    if size >= wanted:
+    header = parse_header(head)
+    size_expected = header.size_bytes if header else HEAD_BYTES
+    if size >= size_expected:
         return ""
-    message = f"{path} was cut off: it has {size} bytes, and says that it has {wanted} (an incomplete copy, or a disk that lost its last writes)"
-    if found is None:
+    message = f"{path} was cut off: it has {size} bytes, and says that it has {size_expected} (an incomplete copy, or a disk that lost its last writes)"
+    if header is None:
         raise StoreError(f"{message}; it is unchanged: {damaged_store_advice(path)}")
     return message
 
 
 def _unreadable_table(connection: duckdb.DuckDBPyConnection) -> str:
-    """Read every block; return the name of the first table that has one that cannot be read, "" when all can."""
+    """Read every block; return the first table with an unreadable block, "" if there is none."""
     names = connection.execute("SELECT schema_name, table_name FROM duckdb_tables()").fetchall()
     for schema, table in names:
         try:
@@ -420,24 +424,24 @@ def _unreadable_table(connection: duckdb.DuckDBPyConnection) -> str:
 
 @cache
 def migrations() -> tuple[tuple[int, str], ...]:
-    """Return (version, SQL) of every `NNNN_name.sql`, in order. Read once a process."""
-    found = []
+    """Return (version, SQL) of every `NNNN_name.sql`, in order. Cached per process."""
+    result = []
     for entry in resources.files(sql).iterdir():
         number = re.match(r"(\d{4})_\w+\.sql$", entry.name)
         if number:
-            found.append((int(number[1]), entry.read_text()))
-    return tuple(sorted(found))
+            result.append((int(number[1]), entry.read_text()))
+    return tuple(sorted(result))
 
 
 @cache
 def script(name: str) -> str:
-    """Return a file of `aggregator/sql`. Read once a process."""
+    """Return the text of a file in `aggregator/sql`. Cached per process."""
     return (resources.files(sql) / name).read_text()
 
 
 @cache
 def ops_script() -> str:
-    """Return what makes the schema `ops`: `ops_NN_subject.sql`, in the order of their numbers."""
+    """Return the SQL of schema `ops`: all `ops_NN_subject.sql` in numeric order."""
     names = sorted(e.name for e in resources.files(sql).iterdir() if e.name.startswith("ops_"))
     return actions_sql() + faults_sql() + "".join(map(script, names))
 
@@ -483,25 +487,22 @@ def _some(names: set[str]) -> str:
     return ", ".join(first) + (" and more" if len(names) > 3 else "")
 
 
-# ----------------------------------------------------------------------
-# How far the store had come when it last gave receipts, so that a file that lost its end is found
-# out.
-#
-# DuckDB replays a WAL as far as it is whole, and takes one that it does not know for none: without
-# a word. So after each commit 64 bytes are written beside it: which checkpoint the file stood at,
-# how long the WAL was, how it began. Not synced: after `kill -9` it is right, after a power cut it
-# may be of earlier, and then finds less. It never says more than was durable, for it is written
-# after the commit.
-
+# Durability mark, which detects a store file that lost its end. DuckDB replays a WAL up to its
+# first incomplete record, and silently ignores a WAL that it does not recognize. Therefore, after
+# each commit, the checkpoint's iteration and the length and first bytes of the WAL are written to a
+# file of 64 bytes. It is not synced: after `kill -9` it is right, after a power cut it may be older
+# and then detects less. It never claims more than was durable.
 MARK_FILE = "durable"
-#: Of the WAL's beginning so much is compared.
+#: Bytes compared at the beginning of the WAL.
 _BEGIN_BYTES = 24
 _MARK = struct.Struct(f"<QQQ{_BEGIN_BYTES}sI")
 
 
 @dataclass(frozen=True, slots=True)
 class DurabilityMark:
-    """Where a store stood: its checkpoint, the WAL's length and beginning, and when (ns, wall)."""
+    """State of a store: iteration of its checkpoint, length and beginning of the WAL, wall time in
+    ns.
+    """
 
     iteration: int
     wal_bytes: int
@@ -511,7 +512,7 @@ class DurabilityMark:
     def loss_message(
         self, found: Header | None, wal_bytes: int, wal_begin: bytes, path: Path
     ) -> str:
-        """Return as text what is gone of a store that is found so, "" when nothing is known to be."""
+        """Return a message about lost data; "" if no loss is known."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.written_ns // 1_000_000_000))
         until = f"when the last receipt was given ({when} UTC)"
         if found is None:
@@ -532,23 +533,22 @@ class DurabilityMark:
 
 
 def encode_mark(mark: DurabilityMark) -> bytes:
-    """Return *mark* as it is on disk."""
     body = _MARK.pack(mark.iteration, mark.wal_bytes, mark.written_ns, mark.wal_begin, 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def parse_mark(data: bytes) -> DurabilityMark | None:
-    """Return the mark, None when *data* is none (a write that was cut off, another version)."""
+    """Return the mark, None if *data* is incomplete, damaged or of another version."""
     if len(data) != _MARK.size:
         return None
-    iteration, wal_bytes, at_ns, begin, crc = _MARK.unpack(data)
+    iteration, wal_bytes, written_ns, wal_begin, crc = _MARK.unpack(data)
     if zlib.crc32(data[:-4]) != crc:
         return None
-    return DurabilityMark(iteration, wal_bytes, at_ns, begin)
+    return DurabilityMark(iteration, wal_bytes, written_ns, wal_begin)
 
 
 class MarkWriter:
-    """Writes the mark of the store at *path*. Used by the writer thread only."""
+    """Writes the mark of the store at *path*. Only the writer thread uses it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._wal = path, wal_of(path)
@@ -556,22 +556,24 @@ class MarkWriter:
         self._begin: tuple[int, bytes] = (-1, b"")
 
     def close(self) -> None:
-        """Release the file, once DuckDB has: before, it would end DuckDB's lock (see `header.read_header`)."""
+        """Close the file. Call this after DuckDB has closed its own: see `read_header`."""
         if self._file >= 0:
             os.close(self._file)
         self._file, self._begin = -1, (-1, b"")
 
     def header(self) -> Header | None:
-        """Return what the head of the file says now. Raises OSError."""
+        """Return the current header of the file. Raises OSError."""
         if self._file < 0:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return read_open_header(self._file)
 
     def write(self, now_ns: int) -> None:
-        """Note that all until now is durable. Never raises: on a disk that takes nothing the mark is of earlier."""
+        """Record that all data is durable at *now_ns*. Never raises: on a failing disk the old mark
+        stays.
+        """
         with suppress(OSError):
-            found, size = self.header(), size_of(self._wal)
-            iteration = found.iteration if found else 0
+            header, size = self.header(), size_of(self._wal)
+            iteration = header.iteration if header else 0
             if size and self._begin[0] != iteration:
                 self._begin = iteration, wal_beginning(self._wal)
             mark = DurabilityMark(iteration, size, now_ns, self._begin[1] if size else b"")
@@ -579,13 +581,13 @@ class MarkWriter:
 
 
 def wal_beginning(wal: Path) -> bytes:
-    """Return how the WAL begins, padded."""
+    """Return the first bytes of the WAL, padded."""
     with open(wal, "rb") as file:
         return file.read(_BEGIN_BYTES).ljust(_BEGIN_BYTES, b"\0")
 
 
 def loss_message(path: Path) -> str:
-    """Return as text what the store at *path* has lost since its mark; "" when nothing is known. Raises OSError."""
+    """Return a message about data lost since the mark; "" if no loss is known. Raises OSError."""
     try:
         mark = parse_mark(path.with_name(MARK_FILE).read_bytes())
     except FileNotFoundError:
@@ -593,13 +595,13 @@ def loss_message(path: Path) -> str:
     if mark is None:
         return ""
     wal = wal_of(path)
-    found = read_header(path) if path.exists() else None
+    header = read_header(path) if path.exists() else None
     size = size_of(wal)
-    return mark.loss_message(found, size, wal_beginning(wal) if size else b"", path)
+    return mark.loss_message(header, size, wal_beginning(wal) if size else b"", path)
 
 
 def remove_mark(folder: Path) -> None:
-    """Another file is about to take the place of the one that was marked."""
+    """Remove the mark before another file replaces the store."""
     (folder / MARK_FILE).unlink(missing_ok=True)
 
 
@@ -612,24 +614,22 @@ def _write_bytes(path: Path, data: bytes) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file in bytes, 0 when it is not there."""
+    """Return the size of a file in bytes, 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-# ----------------------------------------------------------------------
-# The scripts of views and macros (`ops`, `history`) in the live file: run only when what is there is
-# not what they make.
-#
-# To run them takes more than all else at a start. The comment of a view `scripts_run`, made after
-# them in the same transaction, is a digest of the scripts, of DuckDB's version, of what lies
-# beneath and of what then stood: another version of ours, a view that somebody replaced by hand, or
-# a table with other columns is found by it, and all is recreated.
+# Views and macros (`ops`, `history`) of the live file. Running their scripts takes longer than the
+# rest of a start. The comment of the view DIGEST_VIEW, created after them in the same transaction,
+# is a digest of the scripts, DuckDB's version, the tables below and the resulting views and macros.
+# After an update, a manual change of a view or a change of columns the digest differs, and
+# everything is recreated.
 
 DIGEST_VIEW = "scripts_run"
-#: Of `readings` the comments alone: they say which columns (`live_tables.py`). What is in Parquet comes and goes.
+#: For `readings` only the comments, which name the columns (`live_tables.py`): the Parquet files
+#: change often.
 _VIEWS = (
     "SELECT schema_name, view_name, comment, if(schema_name = 'readings', '', sql) FROM duckdb_views() "
     f"WHERE schema_name IN ('main', 'ops', 'history', 'readings') AND NOT internal AND view_name <> '{DIGEST_VIEW}'"
@@ -640,13 +640,16 @@ _MACROS = (
 )
 _TABLES = "SELECT table_name, comment, sql FROM duckdb_tables() WHERE schema_name = 'main'"
 _WORD = re.compile(r"\w+")
-#: DuckDB writes the same text otherwise once it has read it from the file: other parentheses and quotes, another order
-#: of names, a comma or nothing for these, and a row of names for a lambda's.
+#: DuckDB changes a definition when it reads it back from the file: parentheses, quotes, the order
+#: of names, a comma for these words, and `row` for `lambda`.
 _IGNORED_WORDS = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
 
 
 def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -> bool:
-    """Run the scripts if need be, in the transaction of the caller; say whether they were. Raises duckdb.Error."""
+    """Run the scripts in the caller's transaction if their digest changed; return whether they ran.
+
+    Raises duckdb.Error.
+    """
     text = ";\n".join(scripts)
     stored_digest = _stored_digest(connection)
     if stored_digest and stored_digest == _digest(connection, text):
@@ -658,15 +661,14 @@ def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -
 
 
 def _stored_digest(connection: duckdb.DuckDBPyConnection) -> str:
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT comment FROM duckdb_views() WHERE schema_name = 'main' AND view_name = ?",
         [DIGEST_VIEW],
     ).fetchall()
-    return found[0][0] or "" if found else ""
+    return rows[0][0] or "" if rows else ""
 
 
 def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
-    """Return the digest of the scripts to run, and of those in the file."""
     existing = [
         (*names, sorted(word for word in _WORD.findall(sql or "") if word not in _IGNORED_WORDS))
         for query in (_VIEWS, _MACROS, _TABLES)
@@ -676,32 +678,30 @@ def _digest(connection: duckdb.DuckDBPyConnection, text: str) -> str:
     return sha256(repr(content).encode()).hexdigest()
 
 
-# ----------------------------------------------------------------------
-# A DuckDB file while it is made beside a service: what is in it is on disk, not in memory, before
-# much more comes.
-#
-# In one transaction DuckDB would keep of every table what does not fill a row group: three times
-# the file. Nobody sees the file before it is whole, so it is committed bit by bit.
+# A new DuckDB file, written beside a running service. In one transaction DuckDB would keep each
+# table's incomplete row group in memory: three times the file. No reader sees the file before it is
+# complete, so it is committed in steps.
 
-#: When this many cells (8 bytes each) wait in memory they are committed.
+#: Commit when this many cells of 8 bytes are pending.
 CELLS_WAITING_MAX = 2_000_000
-#: What the names of a row take beside its cells, in cells.
+#: Memory of a row's names, in cells.
 NAMES_CELLS = 8
-#: For the pages of this file and of the one before. A checkpoint holds what waits and the row group that it continues:
-#: with DuckDB's own size those of the widest tables alone are 80 MB. Full ones go to disk one by one.
+#: Limit for the pages of this file and of the previous one. A checkpoint holds pending rows and the
+#: row group that they continue: with DuckDB's default size those of the widest tables alone are 80
+#: MB. Each full row group is written at once.
 _NEW_FILE_CONFIG = CONNECTION_CONFIG | {"memory_limit": "96MB", "write_buffer_row_group_count": 1}
 ROW_GROUP_ROWS = 16_384
 
 
 @dataclass(slots=True)
 class NewFile:
-    """A connection to the file. What it does comes after `begin`."""
+    """A connection to the file. Call `begin` before the first insert."""
 
     connection: duckdb.DuckDBPyConnection
     _uncommitted_cells: int = 0
 
     def insert(self, table: str, batches: Iterable[Any]) -> None:
-        """Insert Arrow's record batches, each as it comes. Raises duckdb.Error."""
+        """Insert Arrow's record batches one at a time. Raises duckdb.Error."""
         for batch in batches:
             self.connection.register("new_rows", pa.Table.from_batches([batch]))
             try:
@@ -710,7 +710,9 @@ class NewFile:
                 self.connection.unregister("new_rows")
 
     def run(self, insert: str, columns: int) -> None:
-        """Run a statement that inserts rows of this many columns, and commit when much waits. Raises duckdb.Error."""
+        """Run an INSERT of rows with *columns* columns; commit at CELLS_WAITING_MAX. Raises
+        duckdb.Error.
+        """
         ((count,),) = self.connection.execute(insert).fetchall()
         self._uncommitted_cells += count * (columns + NAMES_CELLS)
         if self._uncommitted_cells >= CELLS_WAITING_MAX:
@@ -722,7 +724,7 @@ class NewFile:
         self.connection.execute("BEGIN")
 
     def checkpoint(self) -> None:
-        """End the transaction, all in the file and none in a WAL. Raises duckdb.Error."""
+        """Commit, and move everything from the WAL to the file. Raises duckdb.Error."""
         self.connection.execute("COMMIT")
         self.connection.execute("CHECKPOINT")
         self._uncommitted_cells = 0
@@ -730,11 +732,10 @@ class NewFile:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[NewFile]:
-    """Yield the file at *path*, which is there or made; all is in it once it is left. Raises duckdb.Error."""
-    spill = path.with_name(
-        "spill-operators"
-    )  # DuckDB's own choice would be in the working directory
-    rmtree(spill, ignore_errors=True)  # of one that was killed
+    """Yield the new or existing file at *path*; it is complete on exit. Raises duckdb.Error."""
+    # DuckDB's default would be in the working directory.
+    spill = path.with_name("spill-operators")
+    rmtree(spill, ignore_errors=True)  # left by a killed process
     connection = duckdb.connect(
         ":memory:", config=_NEW_FILE_CONFIG | {"temp_directory": str(spill)}
     )
@@ -743,8 +744,8 @@ def new_file(path: Path) -> Iterator[NewFile]:
             f"ATTACH {quoted(str(path))} AS operators (ROW_GROUP_SIZE {ROW_GROUP_ROWS})"
         )
         connection.execute("USE operators")
-        made = NewFile(connection)
-        yield made
-        made.checkpoint()
+        file = NewFile(connection)
+        yield file
+        file.checkpoint()
     finally:
         connection.close()

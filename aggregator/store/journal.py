@@ -29,13 +29,13 @@ from ..errors import DISK_RETRY_SECONDS, ResourceExhausted, ServiceUnavailable
 
 log = logging.getLogger(__name__)
 
-#: When so much waits for the store, nothing more is taken until it has caught up.
+#: At this many pending bytes further events are refused until the store has caught up.
 JOURNAL_BYTES_MAX = 64 << 20
-#: The file is rewritten when so much of it, and at least half, is in the store.
+#: The file is rewritten when this much of it, and at least half, is in the store.
 COMPACT_BYTES_MIN = 1 << 20
-#: No longer record is written. One that is there and whole is read: earlier versions wrote them.
+#: Maximum length of a new record. Longer intact ones of earlier versions are read.
 RECORD_BYTES_MAX = 1 << 20
-#: The file that takes the journal's place, until it does.
+#: Suffix of the new file before it replaces the journal.
 NEW_SUFFIX = ".new"
 #: A file beside the journal holds how far it was acknowledged, so that a journal that lost its end is detected.
 ACKNOWLEDGED_SUFFIX = ".noted"
@@ -47,28 +47,27 @@ _FRONT = struct.Struct("<HQQ")
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event with what only the aggregator knows of it."""
+    """An event with the fields that the aggregator adds."""
 
     host: str
     received_ns: int
-    time_ns: int  # when it happened, with the host's clock put right
+    time_ns: int  # when it happened, corrected for the host's clock
     event: HealthEvent
 
 
 class EventJournal:
-    """Events that wait for the store. Thread-safe.
+    """Events that are not in the store yet. Thread-safe.
 
-    A position counts the bytes of all records since the journal was opened, also of those that the file
-    no longer has.
+    A position counts the bytes of all records since the journal was opened, including removed ones.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file at *path*; a torn tail is cut off. Raises OSError."""
+        """Open or create the file at *path*; cut off an incomplete last record. Raises OSError."""
         self._lock = threading.Lock()
         self._path = path
-        #: Position of the file's first byte, and up to which the store has all; size of the file.
+        #: Positions of the file's first byte and of the end of the stored events; size of the file.
         self._begin = self._stored = self._size = 0
-        #: Whether the folder may not have the file that we write to, after a power cut.
+        #: Whether the folder might lose the current file in a power cut.
         self._is_folder_unsynced = False
         self._failure = ""
         path.with_name(path.name + NEW_SUFFIX).unlink(missing_ok=True)
@@ -80,18 +79,18 @@ class EventJournal:
         self._acknowledged_descriptor = os.open(
             path.with_name(path.name + ACKNOWLEDGED_SUFFIX), _FLAGS, 0o640
         )
-        #: What of receipted events was damaged, as text; "" when nothing was.
+        #: Message about damaged acknowledged events; "" if there are none.
         self.loss_message = ""
         if later := list(_salvage_records(data, whole)):
             self.loss_message = self._set_aside(path, data, whole, [size for _, size in later])
-            good = data[:whole] + b"".join(encode_record(event) for event, _ in later)
-            self._replace(good)
+            intact = data[:whole] + b"".join(encode_record(event) for event, _ in later)
+            self._replace(intact)
             self._sync_folder()
-            data, records = good, list(parse_records(good))
-        #: What was receipted and may not be in the store yet: for the store to take.
+            data, records = intact, list(parse_records(intact))
+        #: Acknowledged events that may not be in the store yet; the store takes them.
         self.replayed = [event for event, _ in records]
         self._size = records[-1][1] if records else 0
-        #: Bytes at the end that were no record: a write that was cut off.
+        #: Bytes of an incomplete record at the end.
         self.torn_bytes = len(data) - self._size
         if self._size < (acknowledged := self._acknowledged_position()) and not self.loss_message:
             self.loss_message = f"{path} ends at byte {self._size}, and {acknowledged} were acknowledged: the events in between are lost"
@@ -99,7 +98,7 @@ class EventJournal:
         self._write_acknowledged(self._size)
 
     def _acknowledged_position(self) -> int:
-        """Return up to where events were receipted, 0 where that is not known."""
+        """Return the acknowledged position, 0 if it is not known."""
         data = os.pread(self._acknowledged_descriptor, _ACKNOWLEDGED.size + 1, 0)
         if len(data) != _ACKNOWLEDGED.size:
             return 0
@@ -107,7 +106,7 @@ class EventJournal:
         return position if crc == zlib.crc32(data[:8]) else 0
 
     def _write_acknowledged(self, position: int) -> None:
-        """Never raises, never syncs: after a power cut it may be of earlier, and then finds less."""
+        # Not synced: after a power cut it may be older, and then detects less.
         data = struct.pack("<Q", position)
         with contextlib.suppress(OSError):
             os.pwrite(self._acknowledged_descriptor, data + struct.pack("<I", zlib.crc32(data)), 0)
@@ -126,11 +125,11 @@ class EventJournal:
         )
 
     def append(self, events: Sequence[StoredEvent]) -> int:
-        """Write and fsync; return the position after them. They are durable when this returns.
+        """Write and fsync *events*; return the position after them.
 
-        Raises ResourceExhausted when the store is so far behind that the journal is full, ServiceUnavailable when the
-        disk refuses, ValueError for an event that could not be read back; nothing of *events* is then in
-        the journal.
+        Raises ResourceExhausted if the journal is full because the store is far behind,
+        ServiceUnavailable if the disk fails, ValueError for an event too long to be read back; then
+        none of *events* is in the journal.
         """
         records = [encode_record(event) for event in events]
         if (longest := max(map(len, records), default=0)) > RECORD_BYTES_MAX:
@@ -157,7 +156,7 @@ class EventJournal:
             return self._begin + self._size
 
     def mark_stored(self, position: int) -> None:
-        """All up to *position* is in the store, and leaves the file once it is worth the writing. Never raises."""
+        """Remove the events up to *position*, later if too few for a rewrite. Never raises."""
         with self._lock:
             self._stored = max(self._stored, position)
             stored_bytes = self._stored - self._begin
@@ -170,7 +169,9 @@ class EventJournal:
                 self._compact(stored_bytes, waiting)
 
     def _compact(self, stored_bytes: int, waiting: int) -> None:
-        """Drop the first *stored_bytes* bytes of the file. After a failure it is as before, and tried again later."""
+        """Drop the first *stored_bytes* bytes of the file. A failure changes nothing; the next call
+        retries.
+        """
         try:
             data = os.pread(self._descriptor, waiting, stored_bytes)
             if len(data) != waiting:
@@ -187,16 +188,17 @@ class EventJournal:
             self._failure = ""
 
     def _replace(self, data: bytes) -> None:
-        """Put a file of *data* in the journal's place. Raises OSError; then the one before is there.
+        """Replace the journal with a file of *data*. Raises OSError; then the old one stays.
 
-        It lasts a power cut after `_sync_folder`.
+        The replacement survives a power cut only after `_sync_folder`.
         """
         new = self._path.with_name(self._path.name + NEW_SUFFIX)
         descriptor = os.open(new, _FLAGS | os.O_TRUNC, 0o640)
         try:
             _write_all(descriptor, data, 0)
             os.fsync(descriptor)
-            # First: a note of more than the file has would tell of a loss that was none.
+            # First: an acknowledged position beyond the file's end would report a loss that did not
+            # occur.
             self._write_acknowledged(len(data))
             os.fsync(self._acknowledged_descriptor)
             os.replace(new, self._path)
@@ -207,29 +209,29 @@ class EventJournal:
         self._descriptor, self._is_folder_unsynced = descriptor, True
 
     def _sync_folder(self) -> None:
-        """Make the latest `_replace` last a power cut. Raises OSError: nothing may be receipted yet."""
+        """Make the last `_replace` survive a power cut. Raises OSError: then do not acknowledge."""
         if self._is_folder_unsynced:
             sync_folder(self._path.parent)
             self._is_folder_unsynced = False
 
     def _truncate(self) -> None:
-        """Best effort: what stays past the end is overwritten, or replayed, which doubles nothing."""
+        # Best effort: bytes beyond the end are overwritten, or replayed, which duplicates nothing.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, self._size)
 
     def records(self) -> bytes:
-        """Return all records as they stand on disk. Raises OSError."""
+        """Return all records on disk. Raises OSError."""
         with self._lock:
             return os.pread(self._descriptor, self._size, 0)
 
     @property
     def position(self) -> int:
-        """Where the next record will begin."""
+        """Return the position of the next record."""
         return self._begin + self._size
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file."""
+        """Return the size of the file."""
         return self._size
 
     def close(self) -> None:
@@ -239,7 +241,6 @@ class EventJournal:
 
 
 def encode_record(event: StoredEvent) -> bytes:
-    """Return the record of *event*."""
     host = event.host.encode()
     front = _FRONT.pack(len(host), event.received_ns, event.time_ns)
     body = front + host + event.event.SerializeToString()
@@ -247,12 +248,12 @@ def encode_record(event: StoredEvent) -> bytes:
 
 
 def parse_records(data: bytes, at: int = 0) -> Iterator[tuple[StoredEvent, int]]:
-    """Yield (event, where its record ends) from byte *at* on, up to the first record that is not whole."""
+    """Yield (event, end of its record) from byte *at*, up to the first incomplete record."""
     while body := _body(data, at):
         at += _HEAD.size + len(body)
         try:
             yield _decode(body), at
-        except ValueError:  # the checksum is right, the content is of another version
+        except ValueError:  # the checksum is right: the content is of another version
             return
 
 
@@ -268,16 +269,16 @@ def _body(data: bytes, at: int) -> bytes:
 
 
 def salvage_events(data: bytes, damaged_at: int) -> Iterator[StoredEvent]:
-    """Yield the events of whole records that follow a damage at byte *damaged_at*: an append that was cut off has none."""
+    """Yield the events of complete records after the damage at byte *damaged_at*."""
     return (event for event, _ in _salvage_records(data, damaged_at))
 
 
 def _salvage_records(data: bytes, damaged_at: int) -> Iterator[tuple[StoredEvent, int]]:
     """Yield (event, size of its record).
 
-    A record that is damaged, or cannot be understood, is skipped by its length where that is right. Else
-    the next one is known by its checksum, looked for from byte to byte; a damage of more than a record's
-    length ends the search.
+    A damaged or unreadable record is skipped by its length if that is plausible. Otherwise every
+    following byte is tried as the beginning of a record with a right checksum, for at most
+    RECORD_BYTES_MAX bytes.
     """
     at = damaged_at
     while at + _HEAD.size < len(data):
@@ -287,8 +288,8 @@ def _salvage_records(data: bytes, damaged_at: int) -> Iterator[tuple[StoredEvent
             at = damaged_at = end
         if at > begin:
             continue
-        if behind := _by_length(data, at):
-            at = damaged_at = behind
+        if next_at := _by_length(data, at):
+            at = damaged_at = next_at
             continue
         at = _next_plausible(data, at + 1)
         if at - damaged_at > RECORD_BYTES_MAX:
@@ -296,10 +297,10 @@ def _salvage_records(data: bytes, damaged_at: int) -> Iterator[tuple[StoredEvent
 
 
 def _by_length(data: bytes, at: int) -> int:
-    """Return where the record at byte *at* ends, 0 when its length may be wrong.
+    """Return the end of the record at byte *at*, 0 if its length may be wrong.
 
-    It is right with a right checksum; and, of a record that is longer than what is looked through from byte to byte,
-    when a whole one follows.
+    The length is trusted if the checksum is right; for a record longer than RECORD_BYTES_MAX also
+    if a complete record follows.
     """
     if body := _body(data, at):
         return at + _HEAD.size + len(body)
@@ -309,7 +310,7 @@ def _by_length(data: bytes, at: int) -> int:
 
 
 def _next_plausible(data: bytes, at: int) -> int:
-    """Return where a record's two lengths could be right, from *at* on; the end when nowhere."""
+    """Return the next byte from *at* with plausible lengths; the end of *data* if there is none."""
     for begin in range(at, len(data) - _HEAD.size - _FRONT.size):
         length, _ = _HEAD.unpack_from(data, begin)
         if _FRONT.size <= length <= min(RECORD_BYTES_MAX, len(data) - begin - _HEAD.size):
@@ -327,7 +328,7 @@ def _decode(body: bytes) -> StoredEvent:
         event = HealthEvent.FromString(body[after:])
     except DecodeError as error:
         raise ValueError(f"no HealthEvent: {error}") from error
-    event.DiscardUnknownFields()  # nothing stores them, and they may be long
+    event.DiscardUnknownFields()  # they are not stored, and may be long
     return StoredEvent(host, received_ns, time_ns, event)
 
 

@@ -11,7 +11,7 @@ from ...contract.signals import TABLES
 #: A column's name and its DuckDB type.
 Column = tuple[str, str]
 
-#: Every table of readings begins with these.
+#: First columns of every table of readings.
 KEYS: tuple[Column, ...] = (
     ("host", "VARCHAR"),
     ("device", "VARCHAR"),
@@ -50,7 +50,7 @@ def _type(signal: Signal) -> str:
 
 
 def _layout(table: str, signals: tuple[Signal, ...]) -> Layout:
-    return Layout(table, signals, {s.signal_id: at for at, s in enumerate(signals)})
+    return Layout(table, signals, {s.signal_id: index for index, s in enumerate(signals)})
 
 
 #: Catalogue table -> layout.
@@ -64,11 +64,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 def typed_empty(columns: Iterable[Column]) -> str:
-    """Return a SELECT of no rows with these columns."""
+    """Return a SELECT with these columns and no rows."""
     nulls = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns)
     return f"SELECT {nulls} WHERE false"
 
 
 def definitions(columns: Iterable[Column]) -> str:
-    """Return the inside of a CREATE TABLE."""
+    """Return the column definitions of a CREATE TABLE."""
     return ", ".join(f'"{name}" {kind}' for name, kind in columns)

@@ -1,4 +1,4 @@
-"""Recent readings in the live file: one table per catalogue table and five minutes of arrival, and their views.
+"""Recent readings in the live file: a table per catalogue table and five minutes, and views.
 
 The five minutes are those of the commit, so a closed table stays closed however late a reading comes. A closed table is exported
 to Parquet (`parquet/export.py`) and dropped; a DELETE would not free the file's space.
@@ -31,7 +31,7 @@ from .parquet.segment_files import ParquetSegment
 from .parquet.views import columns_of, past_sources, union
 
 _CURRENT_NAMES = {name: former for former, name in FORMER_TABLES.items()}
-#: Ten digits are an hour of a version before this one.
+#: Ten digits: an hourly table of an older version.
 _NAME = re.compile(r"(?P<table>\w+?)__(?P<part>\d{10}(\d\d)?)$")
 HOUR_NS = 3600 * 1_000_000_000
 PART_MINUTES = 5
@@ -41,35 +41,32 @@ Types = dict[str, str]
 
 
 def hour_name(now_ns: int) -> str:
-    """Return the UTC hour as in names: 2026112010."""
+    """Return the UTC hour as it is in names: 2026112010."""
     return time.strftime("%Y%m%d%H", time.gmtime(now_ns // 1_000_000_000))
 
 
 def part_name(now_ns: int) -> str:
-    """Return the UTC five minutes as in table names: 202611201005."""
-    at = time.gmtime(now_ns // 1_000_000_000)
-    return f"{time.strftime('%Y%m%d%H', at)}{at.tm_min // PART_MINUTES * PART_MINUTES:02}"
+    """Return the UTC five minutes as they are in table names: 202611201005."""
+    utc = time.gmtime(now_ns // 1_000_000_000)
+    return f"{time.strftime('%Y%m%d%H', utc)}{utc.tm_min // PART_MINUTES * PART_MINUTES:02}"
 
 
 class LiveTables:
-    """The live tables of one store. Used by the writer thread only, within its transactions."""
+    """The live tables of a store. Used only by the writer thread, within its transactions."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
         self._current_part = ""
         self._ready: set[str] = set()
-        self._parts: dict[str, dict[str, Types]] = {}  # table -> part -> its columns
-        self._segments: dict[str, list[ParquetSegment]] = {}  # table -> its readings in Parquet
-        self._table_hashes: dict[
-            str, int
-        ] = {}  # table -> what of it was recorded when they were read
-        self._view_digests = _stored_view_digests(
-            connection
-        )  # view -> digest of what it was made of
+        self._parts: dict[str, dict[str, Types]] = {}  # table -> five minutes -> columns
+        self._segments: dict[str, list[ParquetSegment]] = {}  # table -> its Parquet files
+        # Table -> hash of the recorded Parquet files when they were read.
+        self._table_hashes: dict[str, int] = {}
+        self._view_digests = _stored_view_digests(connection)  # view -> digest of its definition
 
     def reload(self) -> None:
-        """Read what there is, and make again the views of what has changed."""
+        """Read the existing tables and files, and recreate outdated views."""
         self._current_part, self._ready = "", set()
         self._read_parts()
         self._read_segments()
@@ -80,12 +77,12 @@ class LiveTables:
         hashes = segment_files.table_hashes(self._connection)
         for table in self._table_hashes.keys() | hashes.keys():
             if hashes.get(table) != self._table_hashes.get(table):
-                found = segment_files.recorded_segments(self._connection, "raw", table)
-                self._segments[table] = segment_files.readable(self._folder, found)
+                segments = segment_files.recorded_segments(self._connection, "raw", table)
+                self._segments[table] = segment_files.readable(self._folder, segments)
         self._table_hashes = hashes
 
     def _read_parts(self) -> None:
-        """In one query: DuckDB looks at all columns there are for those of one table."""
+        # One query for all: for a single table DuckDB also examines the columns of all tables.
         self._parts = {table: {} for table in COLUMNS}
         rows: list[tuple[str, str, str]] = self._connection.execute(
             "SELECT table_name, column_name, data_type FROM duckdb_columns() "
@@ -98,7 +95,9 @@ class LiveTables:
                 self._parts.setdefault(match["table"], {})[match["part"]] = types
 
     def table_for(self, table: str, now_ns: int) -> str:
-        """Return the name of the table of *table* for these five minutes, made if it is not there yet."""
+        """Return the live table of *table* for the five minutes of *now_ns*; create it if
+        necessary.
+        """
         part = part_name(now_ns)
         if part != self._current_part:
             self._current_part, self._ready = part, set()
@@ -122,30 +121,30 @@ class LiveTables:
             types[column] = kind
 
     def drop_before(self, oldest_ns: int) -> int:
-        """Drop what was received before the hour of *oldest_ns*; return how many tables went."""
+        """Drop tables received before the hour of *oldest_ns*; return their number."""
         limit, dropped = hour_name(oldest_ns), 0
         for table, parts in self._parts.items():
             old = sorted(part for part in parts if part[:10] < limit)
             for part in old:
                 del parts[part]
             if old:
-                for each in {table, FORMER_TABLES.get(table, table)}:
-                    self._make_views(each)
+                for changed in {table, FORMER_TABLES.get(table, table)}:
+                    self._make_views(changed)
             for part in old:
                 self._connection.execute(f'DROP TABLE hours."{table}__{part}"')
             dropped += len(old)
         return dropped
 
     def _make_views(self, table: str) -> None:
-        names = [table, _CURRENT_NAMES.get(table, "")]  # what a version before stored is there too
+        names = [table, _CURRENT_NAMES.get(table, "")]  # a table may have been renamed
         live = {
-            f'hours."{each}__{part}"': types
-            for each in names
-            for part, types in sorted(self._parts.get(each, {}).items())
+            f'hours."{name}__{part}"': types
+            for name in names
+            for part, types in sorted(self._parts.get(name, {}).items())
         }
-        past = [one for each in names for one in self._segments.get(each, ())]
-        columns = columns_of(table, [*live.values(), *(one.types for one in past)])
-        if not columns:  # a table of another version, of which nothing is left
+        past = [segment for name in names for segment in self._segments.get(name, ())]
+        columns = columns_of(table, [*live.values(), *(segment.types for segment in past)])
+        if not columns:  # a table of another version without remaining rows
             self._drop_views(table)
             return
         self._make_view(f'live."{table}"', union(columns, live))
@@ -178,17 +177,14 @@ def _stored_view_digests(connection: duckdb.DuckDBPyConnection) -> dict[str, str
 
 def _latest(table: str) -> str:
     key = "host, device, signal" if table == "by_name" else "host, device"
-    # By a join: row_number() over all columns of all readings takes ten times as long. Of two of one
-    # moment the first is taken, whole.
+    # By a join: row_number() over all columns of all readings takes ten times as long. Among
+    # readings of the same time, the first is taken whole.
     return (
         f'SELECT {key}, first(COLUMNS(r.* EXCLUDE ({key}))) FROM readings."{table}" AS r '
         f'JOIN (SELECT {key}, max(time) AS time FROM readings."{table}" GROUP BY ALL) '
         f"USING ({key}, time) GROUP BY {key}"
     )
 
-
-# ----------------------------------------------------------------------
-# The policy of codes and findings as a view, so that SQL says the action that the code has.
 
 #: name, signal, code (None: any), action, scope, severity, clears, source
 Action = tuple[str, str, int | None, str, str, str, str, str]
@@ -198,12 +194,17 @@ _COMMENT = "what the policy says to do about a code or a reading, from contract/
 
 
 def actions() -> Iterator[Action]:
-    """Yield every row of the policies that says what to do."""
+    """Yield each row of the policies that has an action."""
     for signal, rows in (("gpu.xid", policy()), ("nvswitch.sxid", sxid_policy())):
         source = f"{signal.partition('.')[2]}.toml"
-        for code, one in rows.items():
-            policy_fields = one.action, one.scope, str(one.severity), str(one.clears)
-            yield one.name, signal, code, *policy_fields, source
+        for code, policy_row in rows.items():
+            policy_fields = (
+                policy_row.action,
+                policy_row.scope,
+                str(policy_row.severity),
+                str(policy_row.clears),
+            )
+            yield policy_row.name, signal, code, *policy_fields, source
     for row in builtin().rows:
         for exact in _codes(row) if row.action else ():
             policy_fields = row.action, row.scope, str(row.severity), str(row.clears)
@@ -211,15 +212,15 @@ def actions() -> Iterator[Action]:
 
 
 def _codes(row: PolicyRow) -> tuple[int | None, ...]:
-    """Return the values of its event or its reading that a row is about; (None,) for any."""
+    """Return the codes or values that *row* matches; (None,) for any."""
     exact = row.when and row.when[0].compare in ("==", "in") and not row.when[0].other
-    found = tuple(map(int, row.when[0].values)) if exact else row.codes
-    return found or (None,)
+    codes = tuple(map(int, row.when[0].values)) if exact else row.codes
+    return codes or (None,)
 
 
 @cache
 def actions_sql() -> str:
-    """Return the statements that make `ops.actions`."""
+    """Return the statements that create `ops.actions`."""
     rows = ",\n".join(f"({', '.join(map(_literal, row))})" for row in actions())
     return (
         f"CREATE OR REPLACE VIEW ops.actions AS FROM (VALUES\n{rows}\n) AS t({_COLUMNS});\n"

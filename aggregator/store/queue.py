@@ -25,15 +25,12 @@ from .rows import (
     SnapshotScore,
 )
 
-# ----------------------------------------------------------------------
-# What waits for the next commit.
-
 OnDurable = Callable[[int], None]
 
 
 @dataclass(slots=True)
 class Pending:
-    """What waits for the next commit."""
+    """Everything that the next commit will store."""
 
     frames: list[tuple[HostFrame, OnDurable]] = field(
         default_factory=list[tuple[HostFrame, OnDurable]]
@@ -51,32 +48,35 @@ class Pending:
     )
     own_health: list[OwnHealthReading] = field(default_factory=list[OwnHealthReading])
     decisions: list[DecisionCommit] = field(default_factory=list[DecisionCommit])
-    #: When the first of `frames` came, by the monotonic clock.
+    #: Monotonic time at which the first of `frames` was queued.
     first_seconds: float = 0.0
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to commit."""
-        several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
-        return not any((*several, self.memories, self.own_health, self.decisions))
+        """Return whether there is nothing to commit."""
+        items = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
+        return not any((*items, self.memories, self.own_health, self.decisions))
 
     @property
     def description(self) -> str:
-        """What it is, and of whom."""
-        several: dict[str, Sized] = {
+        """Return counts by kind, and the hosts."""
+        items: dict[str, Sized] = {
             "frames": self.frames, "events": self.events, "registrations": self.hosts,
             "scores": self.scores, "findings": self.findings, "signals": self.foreign,
             "memories of judging": self.memories, "readings of ourselves": self.own_health,
             "batches of decisions": self.decisions,
         }  # fmt: skip
-        counts = ", ".join(f"{len(some)} {name}" for name, some in several.items() if some)
+        counts = ", ".join(
+            f"{len(collection)} {name}" for name, collection in items.items() if collection
+        )
         hosts = {frame.host for frame, _ in self.frames} | {event.host for event in self.events}
         return f"{counts} of {', '.join(sorted(hosts | self.hosts.keys())) or 'no one host'}"
 
     def parts(self) -> list[Pending]:
-        """Return it split: what is of one host together and what is of none; one host's by kind; one kind's in halves.
+        """Return smaller parts: by host (rows without a host together), else by kind, else in
+        halves.
 
-        Empty when it is a single thing. The parts have no `journal_position`.
+        A single item has no parts. The parts have no `journal_position`.
         """
         for split in (self._by_host, self._by_kind, self._halves):
             if len(parts := split()) > 1:
@@ -104,16 +104,15 @@ class Pending:
         return [*parts.values(), *([] if rest.empty else [rest])]
 
     def _by_kind(self) -> list[Pending]:
-        several = (
+        parts = (
             Pending(hosts=self.hosts), Pending(frames=self.frames, rows=self.rows),
             Pending(events=self.events), Pending(foreign=self.foreign), Pending(scores=self.scores),
             Pending(memories=self.memories), Pending(findings=self.findings), Pending(own_health=self.own_health),
             Pending(decisions=self.decisions),
         )  # fmt: skip
-        return [one for one in several if not one.empty]
+        return [part for part in parts if not part.empty]
 
     def _halves(self) -> list[Pending]:
-        """Of one kind."""
 
         def half(part: slice) -> Pending:
             frames = self.frames[part]
@@ -128,27 +127,30 @@ class Pending:
             self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings, self.own_health, self.decisions,
             self.memories,
         )  # fmt: skip
-        middle = max(len(one) for one in kinds) // 2
-        return [one for one in (half(slice(middle)), half(slice(middle, None))) if not one.empty]
+        middle = max(len(collection) for collection in kinds) // 2
+        return [
+            batch for batch in (half(slice(middle)), half(slice(middle, None))) if not batch.empty
+        ]
 
 
-#: Judgements that wait while the disk is full; older ones go first, and are counted.
+#: Limit of pending scores while the disk is full; the oldest are dropped and counted.
 SCORES_WAITING_MAX = 100_000
-#: Findings that wait, come and gone; the oldest go first, and are counted.
+#: Limit of pending findings, open and cleared; the oldest are dropped and counted.
 FINDINGS_WAITING_MAX = 20_000
-#: Events that wait while the disk is full; then ReportEvents is refused.
+#: Limit of pending events while the disk is full; at the limit ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
-#: A commit costs much the same whatever is in it: of a small fleet, with fewer rows, it may be this many times as late.
+#: A commit costs almost the same with few rows: below FEW_ROWS the writer waits for
+#: FEW_PERIODS times `commit_seconds`.
 FEW_ROWS, FEW_PERIODS = 32_768, 2.5
-#: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
+#: Limit of pending readings of the aggregator's own health; the oldest are dropped.
 OWN_HEALTH_WAITING_MAX = 10_000
-#: Bytes of decisions that wait while the disk is full; further ones are not stored, and are counted.
+#: Limit of pending decisions in bytes; further ones are dropped and counted.
 DECISION_BYTES_WAITING_MAX = 64 << 20
 MISSING_INPUTS_MAX = 100_000
 
 
 class Queue:
-    """Thread-safe. Submitting never blocks but for a moment; one thread takes what waits, all of it at once."""
+    """Thread-safe. Submitting blocks only briefly; one thread takes all pending items at once."""
 
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
@@ -156,19 +158,21 @@ class Queue:
         self._pending = Pending()
         self._committing = Pending()
         self._work_items: deque[Callable[[], None]] = deque()
-        #: Work that was queued before the pending commit was taken. Rows that came with later work are not in that commit.
+        #: Work queued before the pending commit was taken. Rows that came with later work are not
+        #: in that commit.
         self._due_items: deque[Callable[[], None]] = deque()
-        #: Of these nothing waits for the commit of what was received meanwhile.
+        #: Work that runs before the pending commit; `_work_items` run after it.
         self._ahead_items: deque[Callable[[], None]] = deque()
         self._closing = self._commit_requested = False
-        #: Judgements left out because too many waited.
+        #: Scores dropped at SCORES_WAITING_MAX.
         self.dropped_scores = 0
-        #: Findings left out because too many waited.
+        #: Findings dropped at FINDINGS_WAITING_MAX.
         self.dropped_findings = 0
-        #: Decisions not stored because too many waited, here or in the process that made them.
+        #: Decisions dropped at DECISION_BYTES_WAITING_MAX, or earlier in the process that made
+        #: them.
         self.dropped_decisions = 0
         self._decision_bytes = 0
-        #: Digests of parts of decisions' inputs that the store lacks; anyone who has them may send them again.
+        #: Digests of inputs of decisions that the store lacks and should be sent again.
         self.missing_inputs = deque[str](maxlen=MISSING_INPUTS_MAX)
 
     def submit_frame(
@@ -179,28 +183,28 @@ class Queue:
         on_durable: OnDurable,
         foreign: Mapping[int, ForeignSignal] = NO_FOREIGN_SIGNALS,
     ) -> bool:
-        """Queue a frame. False: the queue is full, nothing was taken, try again later.
+        """Queue a frame. False: the queue is full and the frame must be submitted again later.
 
-        Readings are stored as made at their boot time plus *time_offset_ns*. *foreign* names the
-        signals that this version does not know. *on_durable* is called with the frame's sequence
-        from the writer thread once its rows are on disk, also when they already were.
+        Readings are stored at boot time plus *time_offset_ns*. *foreign* names the signals that
+        this version does not know. The writer thread calls *on_durable* with the frame's sequence
+        once its rows are on disk, also if they already were.
         """
-        one = HostFrame(host, frame, time_offset_ns, foreign)
+        host_frame = HostFrame(host, frame, time_offset_ns, foreign)
         size, rows = frame.size_bytes, frame.rows
         with self._change:
             pending, due = self._pending, self._config.commit_rows
             waiting = pending.size_bytes + self._committing.size_bytes
             if waiting and waiting + size > self._config.queue_bytes_max:
                 return False
-            # The writer waits for the first frame, then for a commit's worth: to wake it for each
-            # in between costs more than to take the frame.
+            # Wake the writer for the first frame and for a full commit only: a wake-up costs more
+            # than queueing a frame.
             after = pending.rows + rows
             first = False
             full = pending.rows < due <= after or pending.rows < FEW_ROWS <= after
             if not pending.frames:
                 first = pending.empty
                 pending.first_seconds = time.monotonic()
-            pending.frames.append((one, on_durable))
+            pending.frames.append((host_frame, on_durable))
             pending.size_bytes += size
             pending.rows += rows
             if first or full:
@@ -209,33 +213,35 @@ class Queue:
 
     @property
     def room(self) -> float:
-        """The free share of the queue, 0 to 1."""
+        """Return the free share of the queue, 0 to 1."""
         used = self._pending.size_bytes + self._committing.size_bytes
         return max(0.0, 1 - used / self._config.queue_bytes_max)
 
     @property
     def queue_bytes(self) -> int:
-        """Readings that wait for a commit, those of the one that runs among them."""
+        """Return the bytes of readings without a receipt, including the running commit."""
         return self._pending.size_bytes + self._committing.size_bytes
 
     @property
     def lag_seconds(self) -> float:
-        """How long the oldest frame without a receipt has waited; 0 when none does."""
-        waiting = [one.first_seconds for one in (self._committing, self._pending) if one.frames]
+        """Return how long the oldest frame without a receipt has waited; 0 if there is none."""
+        waiting = [
+            batch.first_seconds for batch in (self._committing, self._pending) if batch.frames
+        ]
         return max(0.0, time.monotonic() - min(waiting)) if waiting else 0.0
 
     @property
     def events_waiting(self) -> int:
-        """Events in the journal that the store has not taken yet."""
+        """Return the number of events in the journal but not yet in the store."""
         return len(self._pending.events) + len(self._committing.events)
 
     @property
     def events_full(self) -> bool:
-        """Whether so many events wait that no more should be taken."""
+        """Return whether EVENTS_WAITING_MAX events are pending."""
         return len(self._pending.events) >= EVENTS_WAITING_MAX
 
     def submit_host(self, record: HostRecord, foreign: Mapping[int, ForeignSignal]) -> None:
-        """Queue a host as it registered, and the signals that only it knows."""
+        """Queue a host's registration, and the signals that only its agent knows."""
         with self._change:
             self._pending.hosts[record.host] = record
             self._pending.foreign.update(foreign)
@@ -247,7 +253,7 @@ class Queue:
         changed: Sequence[HostScore],
         memories: Iterable[HostMemory] = (),
     ) -> None:
-        """Queue judgements with their evidence, for one commit with what judging remembers of these hosts."""
+        """Queue scores with their evidence and the state of these hosts, for the same commit."""
         snapshot_scores = records.snapshot_scores(snapshot, changed)
         with self._change:
             scores = self._pending.scores
@@ -256,21 +262,23 @@ class Queue:
             if over > 0:
                 del scores[:over]
                 self.dropped_scores += over
-            self._pending.memories.update((one.host, one) for one in memories)
+            self._pending.memories.update((memory.host, memory) for memory in memories)
             self._change.notify_all()
 
     def submit_findings(self, findings: Sequence[Finding]) -> None:
-        """Queue findings, new or cleared."""
+        """Queue new or cleared findings."""
         with self._change:
-            for one in findings:
-                self._pending.findings[one.host, one.name, one.subject, one.since_ns] = one
+            for finding in findings:
+                self._pending.findings[
+                    finding.host, finding.name, finding.subject, finding.since_ns
+                ] = finding
             while len(self._pending.findings) > FINDINGS_WAITING_MAX:
                 self._pending.findings.pop(next(iter(self._pending.findings)))
                 self.dropped_findings += 1
             self._change.notify_all()
 
     def submit_own_health(self, readings: Sequence[OwnHealthReading]) -> None:
-        """Queue the aggregator's readings of itself."""
+        """Queue readings of the aggregator's own health."""
         with self._change:
             own_health = self._pending.own_health
             own_health += readings
@@ -278,7 +286,9 @@ class Queue:
             self._change.notify_all()
 
     def submit_decisions(self, one: DecisionCommit) -> bool:
-        """Queue decisions, their inputs and choices. False: too many wait; its decisions are counted as dropped."""
+        """Queue decisions, inputs and choices. False: at the limit; the decisions are counted as
+        dropped.
+        """
         size = one.size_bytes
         with self._change:
             if self._decision_bytes + size > DECISION_BYTES_WAITING_MAX:
@@ -290,7 +300,7 @@ class Queue:
         return True
 
     def count_dropped_decisions(self, count: int) -> None:
-        """Count decisions that were dropped before they came here."""
+        """Count decisions that were dropped before they reached the queue."""
         with self._change:
             self.dropped_decisions += count
 
@@ -302,7 +312,10 @@ class Queue:
             self._change.notify_all()
 
     def _submit_work(self, work: Callable[[], None], *, ahead: bool = False) -> None:
-        """Queue what is to run between two commits: *ahead* of the next, or behind it. Raises StoreError once the end was submitted."""
+        """Queue *work* to run before (*ahead*) or after the next commit.
+
+        Raises StoreError after `_submit_end`.
+        """
         with self._change:
             if self._closing:
                 raise StoreError("the store is closing")
@@ -310,27 +323,26 @@ class Queue:
             self._change.notify_all()
 
     def _submit_end(self) -> None:
-        """Let nobody wait for more to come."""
+        # Stop the writer thread after the pending items.
         with self._change:
             self._closing = True
             self._change.notify_all()
 
     def request_commit(self) -> None:
-        """Commit what waits now, not after `commit_seconds`."""
+        """Commit pending items now instead of after `commit_seconds`."""
         with self._change:
             self._commit_requested = True
             self._change.notify_all()
-
-    # -- for the thread that takes ---------------------------------------------------------------
 
     @property
     def _has_work(self) -> bool:
         return bool(self._work_items or self._ahead_items)
 
     def _take_pending(self) -> Pending | None:
-        """Wait until a commit is due and take all that waits; None when closing and nothing does.
+        """Wait until a commit is due and take all pending items; None: closing, and nothing is
+        pending.
 
-        Work for `in_transaction` ends the waiting too.
+        Work ends the wait, too.
         """
         with self._change:
             self._change.wait_for(
@@ -350,7 +362,7 @@ class Queue:
             return pending
 
     def _wait_for_rows(self, rows: int, seconds_max: float) -> None:
-        """Wait until this many rows wait, or there is a reason to commit earlier."""
+        """Wait until *rows* rows are pending, or for a reason to commit earlier."""
         self._change.wait_for(
             lambda: (
                 self._closing
@@ -362,6 +374,6 @@ class Queue:
         )
 
     def _pause(self, seconds_max: float) -> None:
-        """Wait, but not while there is other work, nor at the end."""
+        """Wait, unless there is work or the store is closing."""
         with self._change:
             self._change.wait_for(lambda: self._closing or self._has_work, timeout=seconds_max)

@@ -23,18 +23,19 @@ from .journal import StoredEvent
 from .snapshot_file import REPEATED_EVENTS
 from .writer import OPEN_FINDING_EVENTS
 
-#: Why a finding was cleared that nobody looked at again.
+#: Text for findings that were cleared without an evaluation.
 NOT_REEVALUATED = "the aggregator restarted; what still holds is found again"
-#: Events of the last day are read again, so that a restart forgets no fault: this many of each kind (`_RECENT_EVENTS`).
+#: At start the events of the last day are read, up to this many of each kind (`_RECENT_EVENTS`), so
+#: that a restart forgets no fault.
 EVENTS_SECONDS, EVENTS_MAX = 86_400, 100_000
-#: The scores of hosts are read again that were heard within this before the last score of all.
+#: At start the scores of hosts are read that were received within this time before the last score.
 RECEIVED_SECONDS_MAX = 86_400
 
 Connection = duckdb.DuckDBPyConnection
 
 
 class LastScore(NamedTuple):
-    """The last score of a host, how many GPUs it registered with, and what judging remembered of it then, as JSON."""
+    """The last score of a host, its number of GPUs, and the state that scoring kept, as JSON."""
 
     score: HostScore
     gpus: int
@@ -43,12 +44,12 @@ class LastScore(NamedTuple):
     is_outdated: bool = False
 
 
-#: DuckDB's TIMESTAMP carries no zone; ours are UTC.
+#: DuckDB's TIMESTAMP has no zone; stored times are UTC.
 _EPOCH = datetime(1970, 1, 1)
 
 
 def hosts(connection: Connection) -> list[tuple[str, bytes, bytes, str]]:
-    """Return (host, run id, boot id, address) of every host, as it last registered."""
+    """Return (host, run id, boot id, address) of every host at its last registration."""
     rows: list[tuple[str, bytes, bytes, str]] = connection.execute(
         "SELECT host, run_id, boot_id, address FROM hosts"
     ).fetchall()
@@ -56,7 +57,7 @@ def hosts(connection: Connection) -> list[tuple[str, bytes, bytes, str]]:
 
 
 def gpus(connection: Connection) -> list[tuple[str, str]]:
-    """Return (GPU, host) of those that are in a host, as far as history has followed them."""
+    """Return (GPU, host) of each GPU that `parts` records as present."""
     rows: list[tuple[str, str]] = connection.execute(
         "SELECT device, host FROM parts WHERE present AND kind = 'gpu' ORDER BY last_seen"
     ).fetchall()
@@ -64,11 +65,11 @@ def gpus(connection: Connection) -> list[tuple[str, str]]:
 
 
 def gpu_sets(connection: Connection) -> dict[str, dict[str, str]]:
-    """Return host -> GPU -> PCI address of all GPUs that are expected of hosts that exist."""
-    found: dict[str, dict[str, str]] = {}
-    for host, gpu, at in connection.execute(_GPU_SETS).fetchall():
-        found.setdefault(host, {})[gpu] = at
-    return found
+    """Return host -> GPU -> PCI address of the expected GPUs of existing hosts."""
+    result: dict[str, dict[str, str]] = {}
+    for host, gpu, address in connection.execute(_GPU_SETS).fetchall():
+        result.setdefault(host, {})[gpu] = address
+    return result
 
 
 _GPU_SETS = f"""
@@ -79,15 +80,20 @@ FROM devices JOIN hosts USING (host) WHERE NOT simulated AND starts_with(device,
 
 
 def recent_events(connection: Connection, now_ns: int) -> list[StoredEvent]:
-    """Return events received in the EVENTS_SECONDS before *now_ns*, and those that stand whatever their age; oldest first."""
+    """Return events received in the last EVENTS_SECONDS, and events of open findings of any age.
+
+    The oldest comes first.
+    """
     since_us = now_ns // 1000 - EVENTS_SECONDS * 1_000_000
     rows = connection.execute(_RECENT_EVENTS, {"since": since_us, "most": EVENTS_MAX}).fetchall()
     return [_event(*row) for row in rows]
 
 
 def last_scores(connection: Connection) -> list[LastScore]:
-    """Return every host's last score, of those that were heard within HEARD_SECONDS before the last of all."""
-    # The one written last, not the one of the latest time: our clock may have been ahead, and been set back.
+    """Return the last score of each host received within RECEIVED_SECONDS_MAX before the last
+    score.
+    """
+    # By row, not by time: the clock may have been ahead, and been set back.
     newest = connection.execute(
         "SELECT epoch_us(time) FROM scores WHERE rowid = (SELECT max(rowid) FROM scores)"
     ).fetchone()
@@ -100,13 +106,13 @@ def last_scores(connection: Connection) -> list[LastScore]:
         "heard": -UNCHANGED_SCORE_SECONDS,
     }
     since = {name: newest[0] - seconds * 1_000_000 for name, seconds in lookback_seconds.items()}
-    found = connection.execute(_LAST_SCORES, {**since, "last": newest[0]})
-    names = [column[0] for column in found.description or ()]
-    return [_last_score(dict(zip(names, row, strict=True))) for row in found.fetchall()]
+    scores = connection.execute(_LAST_SCORES, {**since, "last": newest[0]})
+    names = [column[0] for column in scores.description or ()]
+    return [_last_score(dict(zip(names, row, strict=True))) for row in scores.fetchall()]
 
 
 def open_findings(connection: Connection) -> list[Finding]:
-    """Return what an earlier process found and did not clear."""
+    """Return the findings that an earlier process did not clear."""
     rows = connection.execute(
         "SELECT host, name, subject, words, epoch_us(since), clears_when FROM findings "
         "WHERE cleared IS NULL ORDER BY since"
@@ -118,23 +124,23 @@ def open_findings(connection: Connection) -> list[Finding]:
 
 
 def cleared_findings(connection: Connection) -> dict[str, list[tuple[str, int]]]:
-    """Return host -> (subject, when it was cleared) of what was looked at again and was gone."""
+    """Return host -> (subject, time cleared) of findings that an evaluation cleared."""
     rows = connection.execute(
         "SELECT host, subject, epoch_us(cleared), clears_when FROM findings QUALIFY row_number() "
         "OVER (PARTITION BY host, name, subject ORDER BY since DESC) = 1"
     ).fetchall()
-    found: dict[str, list[tuple[str, int]]] = {}
+    result: dict[str, list[tuple[str, int]]] = {}
     for host, subject, cleared_us, clears_when in rows:
         if cleared_us is not None and clears_when != NOT_REEVALUATED:
-            found.setdefault(host, []).append((subject, cleared_us * 1000))
-    return found
+            result.setdefault(host, []).append((subject, cleared_us * 1000))
+    return result
 
 
-#: Each host's last score: with its GPUs, its evidence, strongest first, and when it was last heard (its
-#: readings tell that better than its score, which may be minutes old). Of the store's last hour and last
-#: minutes only, so that a year of history costs a start nothing. Parameters, microseconds since 1970: of
-#: readings and of scores those since then, and of hosts those heard since then; of readings until `heard`, of scores
-#: until `last`: what is of a later time was stored before our clock was set back.
+#: Last score of each host, with its GPUs, its evidence, strongest first, and the time of its last
+#: reading (the score may be minutes older). Only the store's last hour and minutes are read, so
+#: that a year of history does not slow a start. Parameters, microseconds since 1970: `readings`,
+#: `scores`, `hosts` are lower limits of time; `heard` (readings) and `last` (scores) are upper
+#: limits, as later times were stored before the clock was set back.
 _LAST_SCORES = """
 WITH heard AS (
     SELECT host, max(time) AS heard
@@ -164,7 +170,7 @@ ORDER BY node_index, host
 
 
 def _last_score(row: dict[str, Any]) -> LastScore:
-    """Return what `scores` was given, from a row of _LAST_SCORES."""
+    """Return the score of a row of _LAST_SCORES."""
     score = HostScore(
         host=row["host"],
         node_index=row["node_index"],
@@ -188,12 +194,14 @@ def _last_score(row: dict[str, Any]) -> LastScore:
 
 
 def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
-    """Return the evidence in the order in which it was added, where that is known: the score computes again then."""
-    evidence = [evidence_of(one) for one in row["evidence"]]
+    """Return the evidence in its original order if that is stored: then the score can be recomputed
+    exactly.
+    """
+    evidence = [evidence_of(evidence_row) for evidence_row in row["evidence"]]
     order = row["log_hazard_deltas"] or []
     positions_by_delta: dict[float, list[int]] = {}
-    for at, delta in enumerate(order):
-        positions_by_delta.setdefault(delta, []).append(at)
+    for position, delta in enumerate(order):
+        positions_by_delta.setdefault(delta, []).append(position)
     positions = [
         (positions_by_delta.get(e.log_hazard_delta) or [len(order)]).pop(0) for e in evidence
     ]
@@ -203,7 +211,7 @@ def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
 
 
 def evidence_of(row: dict[str, Any]) -> Evidence:
-    """Return what `evidence` was given, from a row of it."""
+    """Return the evidence of a row of `evidence`."""
     fields = {key: row[key] for key in Evidence.__slots__ if key in row}
     fields |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
     fields["gpu_state"] = _state(row["gpu_state"]) if row["gpu_state"] else None
@@ -217,12 +225,12 @@ def _number(value: float | None) -> float:
 
 
 def _state(name: str) -> HealthState:
-    """Return the state of that name; UNKNOWN for one that only a newer version knows."""
+    """Return the state of that name; UNKNOWN if only a newer version has it."""
     return HealthState.__members__.get(name, HealthState.UNKNOWN)
 
 
 def _reason(name: str) -> Reason:
-    """Return the reason of that name; NONE for one that only a newer version knows."""
+    """Return the reason of that name; NONE if only a newer version has it."""
     return Reason.__members__.get(name, Reason.NONE)
 
 
@@ -238,8 +246,9 @@ _EVENT_FIELDS = (
 )  # fmt: skip
 
 
-#: The newest of what is reported again and again, of all else, and of what an open finding is about: none of the three leaves
-#: another without room. Parameters: microseconds since 1970, and how many of each.
+#: Newest events of three groups: repeated reports, all others, and events of open findings. Each
+#: has its own limit, so that none displaces another. Parameters: microseconds since 1970, and the
+#: limit.
 _RECENT_EVENTS = f"""
 WITH chosen AS (
     (SELECT rowid FROM events WHERE received > make_timestamp($since) AND {REPEATED_EVENTS}

@@ -30,7 +30,9 @@ class RetentionClock:
     """Thread-safe. Anchors ascend in both run time and wall clock, so a cutoff never moves back across a jump."""
 
     def __init__(self, steady_ns: Callable[[], int], anchors: Iterable[Anchor] = ()) -> None:
-        """*steady_ns*: a clock that no setting moves, as CLOCK_MONOTONIC. *anchors*: `anchors()` of the last run."""
+        """*steady_ns*: a clock that cannot be set, such as CLOCK_MONOTONIC. *anchors*: `anchors()`
+        of the last run.
+        """
         self._steady_ns = steady_ns
         self._lock = threading.Lock()
         self._anchors: list[Anchor] = []
@@ -41,7 +43,7 @@ class RetentionClock:
 
     @property
     def run_ns(self) -> int:
-        """How long the aggregator has run on this store."""
+        """Return the total time that the aggregator has run on this store."""
         return self._steady_ns() - self._started_ns
 
     def observe(self, wall_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Converts frames to Arrow: one table per catalogue table, column by column."""
+"""Converts frames and all other stored records to Arrow tables."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class ForeignSignal:
     is_float: bool
 
 
-#: Of an agent that knows nothing that we do not.
+#: For an agent whose signals are all in the catalogue.
 NO_FOREIGN_SIGNALS: Mapping[int, ForeignSignal] = MappingProxyType({})
 
 
 class HostFrame(NamedTuple):
-    """A frame with what the aggregator knows of it. Stored time is boot time plus the offset."""
+    """A frame and its host. Its readings are stored at boot time plus *time_offset_ns*."""
 
     host: str
     frame: Received
@@ -51,13 +51,13 @@ class HostFrame(NamedTuple):
 
     @property
     def key(self) -> tuple[str, bytes, int]:
-        """What names the frame for ever: (host, run id, sequence)."""
+        """Unique and permanent key of the frame: (host, run id, sequence)."""
         return self.host, self.frame.run_id, self.frame.sequence
 
 
 @dataclass(slots=True)
 class CommitBatch:
-    """What a commit inserts."""
+    """The tables that a commit inserts."""
 
     known: list[tuple[str, Any]]  # (table, pyarrow.Table)
     by_name: Any | None  # pyarrow.Table
@@ -72,21 +72,20 @@ class CommitBatch:
 def plan(
     name: str, signal_ids: tuple[int, ...], fleet_table: int, fleet_columns: Sequence[int]
 ) -> tuple[Any, ...]:
-    """Return the arguments of `intake.Columns`: where the columns of an agent's table are stored.
-
-    *fleet_table*, *fleet_columns*: the same for the fleet.
+    """Return the arguments of `intake.Columns`: for each column of an agent's table its column in
+    the store and in the fleet (*fleet_table*, *fleet_columns*).
     """
     layout = LAYOUTS.get(name)
-    stored = [layout.index.get(each, -1) if layout else -1 for each in signal_ids]
+    stored = [layout.index.get(signal_id, -1) if layout else -1 for signal_id in signal_ids]
     number = _NUMBERS[name] if layout else -1
     row_bytes = _ROW_BYTES + 8 * len(layout.signals) if layout else 0
     row_bytes += FOREIGN_CELL_BYTES * stored.count(-1)
     return name, signal_ids, number, stored, fleet_table, fleet_columns, -1 in stored, row_bytes
 
 
-#: A row's host, device and times.
+#: Bytes of a row's host, device and times.
 _ROW_BYTES = 24
-#: A cell without a column is a row of `by_name`.
+#: A cell without a column becomes a row of `by_name`.
 FOREIGN_CELL_BYTES = 64
 
 _NUMBERS = {table: number for number, table in enumerate(LAYOUTS)}
@@ -94,23 +93,27 @@ _WIDTHS = [len(layout.signals) for layout in LAYOUTS.values()]
 
 
 def batch(frames: Iterable[HostFrame]) -> CommitBatch:
-    """Return the rows of *frames*. Odd content (unknown tables, signals) goes to `by_name`."""
+    """Return the rows of *frames*. Readings of unknown tables or signals go to `by_name`."""
     hosts: dict[str, int] = {}
-    several = list(frames)
+    host_frames = list(frames)
     pieces = [
-        (one.frame, hosts.setdefault(one.host, len(hosts)), one.time_offset_ns) for one in several
+        (host_frame.frame, hosts.setdefault(host_frame.host, len(hosts)), host_frame.time_offset_ns)
+        for host_frame in host_frames
     ]
     names = pa.array(list(hosts), pa.string())
     built = zip(LAYOUTS.values(), build(pieces, _WIDTHS), strict=True)
     known = [(layout.table, _arrow(layout, rows, names)) for layout, rows in built if rows]
     foreign_blocks = (
-        piece for one in several if one.frame.strange for piece in _foreign_blocks(one)
+        piece
+        for host_frame in host_frames
+        if host_frame.frame.strange
+        for piece in _foreign_blocks(host_frame)
     )
     return CommitBatch(known, _by_name_table(foreign_blocks))
 
 
 def _arrow(layout: Layout, rows: Built, hosts: Any) -> Any:
-    """Return the rows as a `pyarrow.Table`, cells uncopied."""
+    """Return the rows as a `pyarrow.Table` without copying cells."""
     count, step = rows.count, rows.bytes_a_column
     offsets, text = rows.devices_arrow()
     devices = pa.StringArray.from_buffers(
@@ -123,9 +126,9 @@ def _arrow(layout: Layout, rows: Built, hosts: Any) -> Any:
         _column(pa.uint64(), count, rows.boottimes),
     ]
     cells, valid = pa.py_buffer(rows.cells), pa.py_buffer(rows.valid)
-    for at, signal in enumerate(layout.signals):
+    for index, signal in enumerate(layout.signals):
         kind = pa.float64() if signal.kind is Kind.GAUGE else pa.uint64()
-        buffers = [valid.slice(at * step, step), cells.slice(8 * at * count, 8 * count)]
+        buffers = [valid.slice(index * step, step), cells.slice(8 * index * count, 8 * count)]
         arrays.append(pa.Array.from_buffers(kind, count, buffers))
     return pa.table(arrays, names=[name for name, _ in layout.columns])
 
@@ -144,20 +147,20 @@ class ForeignBlock(NamedTuple):
 def _foreign_blocks(host_frame: HostFrame) -> Iterable[ForeignBlock]:
     """Yield the tables with signals that have no column."""
     frame = host_frame.frame
-    for at, shape in enumerate(frame.shapes):
+    for index, shape in enumerate(frame.shapes):
         if shape.columns.strange:
-            block = Block(shape.columns.table, frame.devices(at), shape.columns.signal_ids)
-            block.offset_ns = frame.offset_ns(at)
+            block = Block(shape.columns.table, frame.devices(index), shape.columns.signal_ids)
+            block.offset_ns = frame.offset_ns(index)
             width = len(block.signal_ids)
-            unpack(frame.packed_cells(at), block.cells, block.valid, width, block.rows)
+            unpack(frame.packed_cells(index), block.cells, block.valid, width, block.rows)
             yield ForeignBlock(host_frame, block)
 
 
 class ForeignCells(NamedTuple):
-    """Cells without a column, of one table of a frame: a value each, but for `time_us`, which is of all."""
+    """Cells without a column from one table of a frame; *time_us* is common to all."""
 
     host: int
-    devices: npt.NDArray[np.intp]  # counted from `first_device`
+    devices: npt.NDArray[np.intp]  # index from *first_device*
     first_device: int
     time_us: int
     signals: Codes
@@ -166,13 +169,13 @@ class ForeignCells(NamedTuple):
 
 
 def _time_ns(host_frame: HostFrame, block: Block) -> int:
-    """Return when the block's readings are stored as having been made."""
+    """Return the time at which the block's readings are stored."""
     boottime = host_frame.frame.boottime_ns
     return max(0, min(boottime + block.offset_ns + host_frame.time_offset_ns, TIME_NS_MAX))
 
 
 def _by_name_table(foreign_blocks: Iterable[ForeignBlock]) -> Any | None:
-    """Return the rows of all: made at once, for an agent may have as many signals as it likes."""
+    """Return the rows of all blocks as one table, as an agent may have any number of signals."""
     name_codes: dict[str, int] = {}
     devices: list[str] = []
     parts: list[ForeignCells] = []
@@ -207,16 +210,16 @@ def _foreign_cells(
     host_frame: HostFrame, block: Block, name_codes: dict[str, int], first_device: int
 ) -> ForeignCells:
     known = layout.index if (layout := LAYOUTS.get(block.table)) else {}
-    unknown = [at for at, each in enumerate(block.signal_ids) if each not in known]
-    foreign = [_foreign_signal(host_frame, block.signal_ids[at]) for at in unknown]
+    unknown = [index for index, signal_id in enumerate(block.signal_ids) if signal_id not in known]
+    foreign = [_foreign_signal(host_frame, block.signal_ids[index]) for index in unknown]
     shape = (len(block.signal_ids), block.rows)
     valid = np.frombuffer(block.valid, np.uint8).reshape(shape)[unknown]
     columns, rows = np.nonzero(valid)
     cells = np.frombuffer(block.cells, np.uint64).reshape(shape)[unknown]
     signals = np.array(
-        [name_codes.setdefault(one.name, len(name_codes)) for one in foreign], np.int32
+        [name_codes.setdefault(signal.name, len(name_codes)) for signal in foreign], np.int32
     )
-    is_float = np.array([one.is_float for one in foreign], np.bool_)
+    is_float = np.array([signal.is_float for signal in foreign], np.bool_)
     return ForeignCells(
         name_codes.setdefault(host_frame.host, len(name_codes)),
         rows,
@@ -231,9 +234,6 @@ def _foreign_cells(
 def _foreign_signal(host_frame: HostFrame, signal_id: int) -> ForeignSignal:
     return host_frame.foreign.get(signal_id) or ForeignSignal(f"signal.{signal_id}", False)
 
-
-# ----------------------------------------------------------------------
-# What is stored beside readings, as Arrow: hosts, devices, signals, events, scores, findings.
 
 _MAP = pa.map_(pa.string(), pa.string())
 _TYPES: dict[str, Any] = {
@@ -273,18 +273,18 @@ def time_us(time_ns: int) -> int | None:
 
 
 def table(columns: str, rows: Sequence[Row]) -> Any:
-    """Return a `pyarrow.Table`; *columns* reads `name:type name:type`."""
+    """Return a `pyarrow.Table`; *columns* is `name:type name:type`."""
     names_and_types = [column.split(":") for column in columns.split()]
     by_column = list(zip(*rows, strict=True)) or [()] * len(names_and_types)
     arrays = [
-        pa.array(values, _TYPES[kind], from_pandas=True)  # NaN: nothing is known, NULL
+        pa.array(values, _TYPES[kind], from_pandas=True)  # NaN becomes NULL
         for values, (_, kind) in zip(by_column, names_and_types, strict=True)
     ]
     return pa.table(arrays, names=[name for name, _ in names_and_types])
 
 
 def hosts(records: Iterable[HostRecord]) -> Any:
-    """Rows of `hosts`."""
+    """Return rows of `hosts`."""
     return table(
         "host:str node_index:int simulated:bool run_id:bytes boot_id:bytes agent_version:str "
         "address:str labels:map registered:time",
@@ -299,7 +299,7 @@ def hosts(records: Iterable[HostRecord]) -> Any:
 
 
 def devices(records: Iterable[HostRecord]) -> Any:
-    """Rows of `devices`."""
+    """Return rows of `devices`."""
     return table(
         "host:str kind:str device:str attributes:map",
         [
@@ -317,7 +317,7 @@ _SIGNAL_COLUMNS = (
 
 
 def signals() -> Any:
-    """Rows of `signals`: the catalogue."""
+    """Return rows of `signals` for the catalogue."""
     return table(
         _SIGNAL_COLUMNS,
         [
@@ -338,7 +338,7 @@ def signals() -> Any:
 
 
 def foreign_signals(foreign: dict[int, ForeignSignal]) -> Any:
-    """Rows of `signals`: what only agents know."""
+    """Return rows of `signals` for signals that only agents know."""
     return table(
         _SIGNAL_COLUMNS,
         [
@@ -349,13 +349,13 @@ def foreign_signals(foreign: dict[int, ForeignSignal]) -> Any:
 
 
 def events(stored: Iterable[StoredEvent]) -> Any:
-    """Rows of `events`, of each event its highest revision."""
+    """Return rows of `events`: the highest revision of each event."""
     highest: dict[tuple[str, str], StoredEvent] = {}
-    for one in stored:
-        key = one.host, one.event.event_id
-        if key not in highest or highest[key].event.revision < one.event.revision:
-            highest[key] = one
-    return table(_EVENT_COLUMNS, [_event_row(one) for one in highest.values()])
+    for stored_event in stored:
+        key = stored_event.host, stored_event.event.event_id
+        if key not in highest or highest[key].event.revision < stored_event.event.revision:
+            highest[key] = stored_event
+    return table(_EVENT_COLUMNS, [_event_row(stored_event) for stored_event in highest.values()])
 
 
 _EVENT_COLUMNS = (
@@ -379,19 +379,24 @@ def _event_row(s: StoredEvent) -> Row:
 
 
 SnapshotScore = tuple[Snapshot, HostScore]
-#: When (ns), figure, value, what it tells.
+#: Time (ns), figure, value, description.
 OwnHealthReading = tuple[int, str, float, str]
 
 
 def snapshot_scores(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[SnapshotScore]:
-    """Return *chosen* with only the stored parts of their snapshot. They wait while a disk is full, and would
-    otherwise keep each second's judgement of the whole fleet in memory (6 MB for 10,000 hosts)."""
+    """Return *chosen* with a snapshot that has only the stored fields.
+
+    Scores are pending while a disk is full, and would otherwise keep each second's scores of the
+    whole fleet in memory (6 MB for 10,000 hosts).
+    """
     head = Snapshot(snapshot.version, snapshot.computed_ns, snapshot.horizon_seconds, ())
-    return [(head, one) for one in chosen]
+    return [(head, score) for score in chosen]
 
 
 class HostMemory(NamedTuple):
-    """What judging remembers of a host. *body*: makes its JSON, in the writer's thread; None: nothing is remembered."""
+    """State that scoring keeps of a host. *body*: makes its JSON, called in the writer thread;
+    None: no state.
+    """
 
     host: str
     time_ns: int
@@ -399,7 +404,7 @@ class HostMemory(NamedTuple):
 
 
 def memories(hosts: Iterable[HostMemory]) -> Any:
-    """Rows of `judge_memory`."""
+    """Return rows of `judge_memory`."""
     return table(
         "host:str time:time body:str",
         [(host, time_us(time_ns), body()) for host, time_ns, body in hosts if body is not None],
@@ -407,7 +412,7 @@ def memories(hosts: Iterable[HostMemory]) -> Any:
 
 
 def scores(judged: Iterable[SnapshotScore]) -> Any:
-    """Rows of `scores`."""
+    """Return rows of `scores`."""
     return table(
         "time:time host:str node_index:int simulated:bool version:int score:float "
         "score_lower:float score_upper:float state:str hazard_per_hour:float relative_speed:float "
@@ -429,7 +434,7 @@ def scores(judged: Iterable[SnapshotScore]) -> Any:
 
 
 def _inputs(host: HostScore) -> Row:
-    """Return what *host* was computed from, as its row bears it."""
+    """Return the inputs of the score as columns of its row."""
     inputs = host.inputs
     if inputs is None:
         return (None,) * 11
@@ -444,7 +449,7 @@ def _inputs(host: HostScore) -> Row:
 
 
 def evidence(judged: Iterable[SnapshotScore]) -> Any:
-    """Rows of `evidence`."""
+    """Return rows of `evidence`."""
     return table(
         "time:time host:str version:int signal:str device:str value:float unit:str normal:str "
         "log_hazard_delta:float relative_speed_factor:float score_delta:float reason:str words:str "
@@ -463,7 +468,7 @@ def evidence(judged: Iterable[SnapshotScore]) -> Any:
 
 
 def own_health(readings: Iterable[OwnHealthReading]) -> Any:
-    """Rows of `own_health`."""
+    """Return rows of `own_health`."""
     return table(
         "time:time figure:str value:float tells:str",
         [(time_us(time_ns), *rest) for time_ns, *rest in readings],
@@ -471,7 +476,7 @@ def own_health(readings: Iterable[OwnHealthReading]) -> Any:
 
 
 def findings(found: Iterable[Finding]) -> Any:
-    """Rows of `findings`."""
+    """Return rows of `findings`."""
     return table(
         "host:str name:str subject:str words:str since:time cleared:time clears_when:str",
         [
@@ -484,21 +489,17 @@ def findings(found: Iterable[Finding]) -> Any:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# Hosts' clocks as they are stored: a row a host, the last one.
-
-
 class ClockRecord(NamedTuple):
-    """A host's wall clock against ours."""
+    """Deviation of a host's wall clock from the aggregator's."""
 
     host: str
-    offset_seconds: float  # positive: ahead of ours
-    error_seconds: float  # NaN: not known yet
+    offset_seconds: float  # positive: ahead of the aggregator's
+    error_seconds: float  # NaN: unknown
     measured_ns: int
 
 
 def put_clocks(connection: duckdb.DuckDBPyConnection, records: Sequence[ClockRecord]) -> None:
-    """Write each host's clock in place of the one before. Raises duckdb.Error."""
+    """Replace the stored clocks of the hosts in *records*. Raises duckdb.Error."""
     rows = [(r.host, r.offset_seconds, r.error_seconds, time_us(r.measured_ns)) for r in records]
     arrow = table("host:str offset_seconds:float error_seconds:float measured:time", rows)
     connection.register("new_clocks", arrow)

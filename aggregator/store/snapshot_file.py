@@ -32,24 +32,23 @@ from .duckdb_file import (
 from .layout import BY_NAME, COLUMNS, LAYOUTS, definitions
 from .parquet.rollup import rollup_view
 
-# ----------------------------------------------------------------------
-# What the operators' file takes of each table of the live file: how much, and of what age.
-
-#: Scores, their evidence, and cleared findings this old are left out.
+#: Maximum age of scores, their evidence, and cleared findings in the file.
 SCORES_SECONDS = 3600
-#: Of scores so much more, in which each host has one (`score_rows.py`): what it was before its first change of that hour.
+#: Scores go back this much further: every host has a score within that time (`score_rows.py`), so
+#: its score before its first change of the hour is included.
 BEFORE_SECONDS = 600
 EVENTS_SECONDS = 86_400
-#: So are the aggregator's readings of itself: what a night began with is asked in the morning.
+#: The aggregator's own metrics cover a night: in the morning operators look at its beginning.
 OWN_HEALTH_SECONDS = 6 * 3600
-#: Decisions about advice are looked back at by the month.
+#: Decisions about advice are reviewed by the month.
 ADVICE_DAYS = 30
-#: Outcomes move every hazard: they are kept as long as the times of faults, and here. So are advisories, which outcomes are
-#: set beside, and a finished one keeps its host out while its fault lasts.
+#: Outcomes affect every hazard, so the file has them for as long as it has the times of faults. It
+#: also has the advisories that belong to them; a finished advisory keeps its host out of service
+#: while its fault lasts.
 OUTCOMES_DAYS = 400
-#: So is what was measured of a host each day.
+#: Daily measurements of hosts.
 DAYS_SECONDS = 30 * 86_400
-#: Decisions about gangs are looked back at as advice is.
+#: Decisions about gangs, kept as long as advice.
 DECISIONS_SECONDS = 30 * 86_400
 #: Runs of jobs are compared over weeks.
 RUNS_SECONDS = 30 * 86_400
@@ -57,26 +56,26 @@ RUNS_SECONDS = 30 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """What is taken of a table of the live file: the newest *rows_max* of those of the last *seconds*."""
+    """Rows copied from a table of the live file: the newest *rows_max* of the last *seconds*."""
 
     table: str
     rows_max: int = 0  # 0: all
-    age_column: str = ""  # what tells how old a row is
+    age_column: str = ""  # the time by which a row ages
     seconds: int = 0  # 0: any age
     condition: str = "true"  # a further condition
 
     def where(self, now_us: int) -> str:
-        """Return the condition as of *now_us*."""
+        """Return the SQL condition at the time *now_us*."""
         since = f"{self.age_column} > make_timestamp({now_us - self.seconds * 1_000_000})"
         return f"({since if self.seconds else 'true'}) AND {self.condition}"
 
 
-#: Who runs is reported again and again by every host: it must not leave a fleet's faults without room.
+#: Every host reports running processes again and again; a separate limit keeps space for faults.
 REPEATED_EVENTS = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
-#: A view and a table of the live file that the base holds, too.
+#: Views and tables of the live file that are also in the base file.
 CLEARED_FINDINGS = TableCopy("cleared_findings", 100_000, "cleared")
 HOST_DAYS = TableCopy("host_days", 100_000, "time", DAYS_SECONDS)
-#: What the base holds.
+#: Tables that are only in the base file.
 BASE_TABLES: tuple[str, ...] = ("devices", "signals", "parts")
 COPIES: tuple[TableCopy, ...] = (
     TableCopy("hosts"),
@@ -113,46 +112,44 @@ COPIES: tuple[TableCopy, ...] = (
 )
 
 
-# ----------------------------------------------------------------------
-# The latest reading of every device per table: what the operators' file before had, and what came
-# since.
-#
-# So that no memory is needed for it. A device whose last reading was before the file before was
-# written is there from that file, for as long as a day.
-
 log = logging.getLogger(__name__)
 
-#: Of devices of one host in one table beyond this those are left out that were heard of longest ago (processes on
-#: GPUs come and go). Their readings are stored.
+#: Per host and table, devices beyond this limit are left out, those reported longest ago first
+#: (processes on GPUs come and go). The store has all of them.
 DEVICES_PER_HOST_MAX = 1024
-#: Devices not heard of for longer are left out.
+#: Devices without a reading for longer are left out.
 LATEST_SECONDS_MAX = 86_400
-#: What was read before the file before was written may be committed after, by the wait for a commit and by so much
-#: beside: clocks that differ. Of backlog of longer ago, which comes after live readings, a change is found when it
-#: comes again, within FIRST_SECONDS; that of a host that does not speak again is not.
+#: Margin for readings that are committed after the previous file was written although they were
+#: made before: the wait for a commit, and clocks that differ. A change that arrives later, from a
+#: backlog, is found when it is repeated within FIRST_LOOKBACK_SECONDS; changes of a host that never
+#: reports again are missed.
 LATE_SECONDS = 15
-#: At most this many cells, the smallest tables first: twice those of 80,000 GPUs with all their ports, links and PCIe
-#: functions, of which the file is 0.6 GB.
+#: Maximum number of cells, smallest tables first. It is twice those of 80,000 GPUs with all their
+#: ports, links and PCIe functions, whose file has 0.6 GB.
 CELLS_MAX = 400_000_000
-#: A table with more cells is put in by hosts, this many cells at a time.
+#: A table with more cells is inserted by groups of hosts, each with this many cells.
 CELLS_AT_ONCE = CELLS_WAITING_MAX
-#: How far back is looked when there is no file before, or it is not known what waited then: all that travels on change
-#: has come again by then.
+#: Lookback without a previous file, or if its commit delay is unknown: every signal that is sent on
+#: change is repeated within this time.
 FIRST_LOOKBACK_SECONDS = 300
 
-#: What DuckDB says of a file that is not what was written.
+#: Parts of DuckDB's messages about a damaged file.
 _DAMAGE = ("orrupt", "checksum", "read enough", "not a valid")
 
 Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 class DamagedPreviousError(OSError):
-    """The file before was opened, and cannot be read."""
+    """The previous file was opened but cannot be read."""
 
 
 @dataclass(slots=True)
 class LatestTables:
-    """The rows of every catalogue table, one by one: for a connection that writes the new file."""
+    """Inserts the latest reading of every device into a new file, table by table.
+
+    Readings since the previous file come from the live file, older ones, for up to a day, from the
+    previous file: this needs no memory for the whole fleet.
+    """
 
     file: NewFile
     cursor: Cursor  # on the live file
@@ -163,7 +160,7 @@ class LatestTables:
     _previous_rows: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
 
     def attach(self, previous: Path | None) -> None:
-        """Use the file before, if there is one that can be read. Call it outside a transaction."""
+        """Attach the previous file if it is readable. Call this outside a transaction."""
         self._since_us = self.now_us - FIRST_LOOKBACK_SECONDS * 1_000_000
         if previous is None or not previous.exists():
             return
@@ -175,7 +172,7 @@ class LatestTables:
             rows = self.file.connection.execute(
                 "SELECT table_name, coalesce(estimated_size, 1) AS size FROM duckdb_tables() "
                 "WHERE database_name = 'before' AND schema_name = 'latest' AND size > 0"
-            ).fetchall()  # 0: it never had a row
+            ).fetchall()  # 0: the table never had a row
             for table, size in rows:
                 like = self.file.connection.execute(f'FROM before.latest."{table}" LIMIT 0')
                 self._columns[table] = [name for name, *_ in like.description or ()]
@@ -193,14 +190,15 @@ class LatestTables:
         self._since_us = min(self.now_us, taken_us or 0) - late_us
 
     def insert(self, stored: set[str], devices: Mapping[str, int]) -> list[str]:
-        """Fill the tables `latest.*` of the new file, the smallest first; return which have no room.
+        """Fill the tables `latest.*` of the new file, the smallest first; return a message for each
+        omission.
 
-        *stored*: those with readings in the live file. *devices*: how many there are of each kind.
+        *stored*: tables with readings in the live file. *devices*: number of devices of each kind.
         """
         left_out, room = list[str](), CELLS_MAX
         with self.cursor() as cursor:
-            found = cursor.execute("SELECT DISTINCT host FROM hosts ORDER BY host").fetchall()
-        hosts = [host for (host,) in found]
+            host_rows = cursor.execute("SELECT DISTINCT host FROM hosts ORDER BY host").fetchall()
+        hosts = [host for (host,) in host_rows]
         sizes = {table: devices.get(_kind(table), 0) for table in LAYOUTS}
         for table, rows in sorted(sizes.items(), key=lambda item: item[1]):
             layout = LAYOUTS[table]
@@ -216,8 +214,7 @@ class LatestTables:
         return left_out
 
     def _host_conditions(self, table: str, hosts: list[str], *, is_stored: bool) -> list[str]:
-        """Return conditions that part *hosts*, and all others, so that of each there are not many more cells to come
-        than CELLS_AT_ONCE."""
+        """Return conditions that split hosts into groups of about CELLS_AT_ONCE cells."""
         rows = self._previous_rows.get(table, 0)
         if is_stored:
             query = f"SELECT approx_count_distinct((host, device)) FROM readings.{table} {self._since_condition}"
@@ -225,7 +222,7 @@ class LatestTables:
                 rows = max(rows, cursor.execute(query).fetchall()[0][0])
         count = 1 + rows * len(LAYOUTS[table].columns) // CELLS_AT_ONCE
         firsts = sorted(
-            {hosts[at * len(hosts) // count] for at in range(1, count)} if hosts else ()
+            {hosts[index * len(hosts) // count] for index in range(1, count)} if hosts else ()
         )
         return host_ranges(firsts)
 
@@ -234,16 +231,17 @@ class LatestTables:
         return f"WHERE time > make_timestamp({self._since_us})"
 
     def _insert(self, table: str, condition: str, *, is_stored: bool) -> None:
-        """Put in what came since, and what the file before had of devices that are not among it.
+        """Insert the new readings, and those of the previous file for devices without a new one.
 
-        By a join over names: a window over all columns takes more memory than there is for a large fleet's links.
-        Raises DamagedPreviousError.
+        This is a join over keys: a window over all columns takes too much memory for a large
+        fleet's links. Raises DamagedPreviousError.
         """
         connection, layout = self.file.connection, LAYOUTS[table]
         new_rows = self._rows_since(table, condition) if is_stored else ()
         if len(new_rows):
             connection.register("came_since", new_rows)
-            once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"  # two of one moment
+            # Two readings of a device may have the same time.
+            once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"
             self.file.run(
                 f"INSERT INTO latest.{table} BY NAME FROM came_since {once if self._has_duplicates() else ''}",
                 len(layout.columns),
@@ -275,7 +273,9 @@ class LatestTables:
         return bool(self.file.connection.execute(query).fetchall()[0][0])
 
     def _thin_out(self, table: str) -> list[str]:
-        """Keep each host's most recently reported devices; return the affected hosts, as text."""
+        """Keep each host's most recently reported devices; return a message that names affected
+        hosts.
+        """
         rows = self.file.connection.execute(
             f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
             "ORDER BY host LIMIT 4"
@@ -297,7 +297,7 @@ class LatestTables:
 
     def _rows_since(self, table: str, condition: str) -> Any:
         new = f"FROM readings.{table} {self._since_condition} AND {condition}"
-        now = f"make_timestamp({self.now_us})"  # our clock may have been ahead, and been set back
+        now = f"make_timestamp({self.now_us})"  # the clock may have been set back
         with self.cursor() as cursor:
             return cursor.sql(
                 f"SELECT one.* FROM ({new}) AS one SEMI JOIN "
@@ -308,43 +308,45 @@ class LatestTables:
 
 
 def host_ranges(firsts: Sequence[str]) -> list[str]:
-    """Return conditions on `host`; each name meets exactly one: before the first of *firsts* (sorted), from there to
-    the second, and so on."""
+    """Return conditions on `host` that split all names at *firsts* (sorted).
+
+    Each name matches exactly one condition.
+    """
     since = ["true", *(f"host >= {quoted(name)}" for name in firsts)]
     until = [*(f"host < {quoted(name)}" for name in firsts), "true"]
-    return [f"({one} AND {two})" for one, two in zip(since, until, strict=True)]
+    return [f"({first} AND {second})" for first, second in zip(since, until, strict=True)]
 
 
 def _kind(table: str) -> str:
     return LAYOUTS[table].signals[0].device_kind
 
 
-#: What hardly changes, beside the file. It is copied as bytes into each new one.
+#: A separate file of data that rarely changes. It is copied as bytes into each new file.
 BASE_FILE = "operators-base.duckdb"
-#: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
+#: Maximum age of readings; signals sent on change are few, and explain trouble for longer.
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
-#: The last reading of a signal that only some agent knows is looked for this far back.
+#: Lookback for the last reading of signals that only agents know.
 BY_NAME_SECONDS = 600
-#: What hosts have is the largest part and hardly changes: beyond this many devices it is taken again at most
-#: this often, and `left_out` says how old it is.
+#: Devices are the largest part and rarely change: with more than DEVICES_AT_ONCE they are copied at
+#: most every DEVICES_SECONDS, and `left_out` states their age.
 DEVICES_AT_ONCE, DEVICES_SECONDS = 100_000, 60
-#: Rollups go into the base, which is recreated for them this often; of each at most this many cells.
+#: Rollups are in the base, which is recreated this often; each rollup has at most this many cells.
 ROLLUPS_SECONDS, ROLLUPS_CELLS_MAX = 600, 4_000_000
-#: Rollup -> how many seconds back.
+#: Rollup -> lookback in seconds.
 ROLLUPS: dict[str, int] = {
     f"{table}_{grain}": seconds
     for table in ("gpu_1s", "rdma_1s", "host_1s")
     for grain, seconds in (("1m", 86_400), ("1h", 14 * 86_400))
 }
-#: Readings of a fleet so large that there is room for less than this many seconds are left out whole.
+#: A table of readings is left out entirely if its rows would cover fewer seconds.
 READINGS_SECONDS_MIN = 10
-#: What is copied is in memory this many rows at a time.
+#: Rows per batch that a copy holds in memory.
 BATCH_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class RecentRows:
-    """The last *seconds* of a table with a column `time`, or as many of them as *rows_max* allow."""
+    """The last *seconds* of a table with a column `time`, or fewer if *rows_max* requires it."""
 
     table: str
     seconds: int
@@ -353,7 +355,10 @@ class RecentRows:
     def fitting_condition(
         self, ops_file: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
     ) -> str:
-        """Return the condition, and say in *left_out* when it is for less, or, below *seconds_min*, for nothing."""
+        """Return the condition, and append to *left_out* if it covers fewer seconds.
+
+        Below *seconds_min* nothing is copied.
+        """
         span_us = self.seconds * 1_000_000
         while True:
             where = f"WHERE time > make_timestamp({now_us - span_us})"
@@ -377,17 +382,19 @@ class OpsFile:
     folder: Path
     cursor: Cursor
     rows_max: int
-    _hosts: tuple[Any, ...] = field(default=(), init=False)  # of which the base is
+    # Count and last registration of the hosts in the base.
+    _hosts: tuple[Any, ...] = field(default=(), init=False)
     _base_ns: int = field(default=0, init=False)
     _base_devices: int = field(default=0, init=False)
-    _base_left_out: list[str] = field(default_factory=list[str], init=False)  # for, in the base
-    _lag_seconds: float = field(default=FIRST_LOOKBACK_SECONDS, init=False)  # as of the file before
+    _base_left_out: list[str] = field(default_factory=list[str], init=False)
+    # As of the previous file.
+    _lag_seconds: float = field(default=FIRST_LOOKBACK_SECONDS, init=False)
     _is_previous_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
-        """Write the file again as of *now_ns*, when readings have waited this long for a commit.
+        """Write the file as of *now_ns*; *lag_seconds*: how long readings have waited for a commit.
 
-        Raises duckdb.Error or OSError; the file before stays.
+        Raises duckdb.Error or OSError; then the previous file stays.
         """
         target, base = self.folder / OPS_FILE, self.folder / BASE_FILE
         temporary = target.with_name("operators-new.duckdb")
@@ -403,18 +410,20 @@ class OpsFile:
             self._lag_seconds, self._is_previous_damaged = lag_seconds, False
         except BaseException as error:
             self._is_previous_damaged |= isinstance(error, DamagedPreviousError)
-            _remove(temporary)  # on a full disk it would hold the little that is left
-            _remove(base)  # nor is a base trusted that a file could not be made of
+            _remove(temporary)  # on a full disk it would occupy the last free space
+            _remove(base)  # it may be the cause
             raise
 
     def remove(self) -> None:
-        """Remove the file that an earlier process wrote: nobody renews it, and its readers would not know. Never raises."""
+        """Remove the file of an earlier process, which would become outdated unnoticed. Never
+        raises.
+        """
         with suppress(OSError):
             _remove(self.folder / OPS_FILE)
             _remove(self.folder / BASE_FILE)
 
     def _refresh_base(self, base: Path, temporary: Path, now_ns: int) -> list[str]:
-        """Make the base again where that is due; return what it has no room for or does not have yet."""
+        """Recreate the base if that is due; return a message for each omission or outdated part."""
         ((count, last),) = self.fetch("SELECT count(*), max(registered) FROM hosts")
         age_seconds = abs(now_ns - self._base_ns) / 1e9
         same = (count, last) == self._hosts
@@ -435,18 +444,21 @@ class OpsFile:
         return list(self._base_left_out)
 
     def read(self, query: str) -> Any:
-        """Return a query of the live file as a `pyarrow.Table`."""
+        """Return the result of a query of the live file as a `pyarrow.Table`."""
         with self.cursor() as cursor:
             return cursor.sql(query).to_arrow_table()
 
     @contextmanager
     def rows(self, query: str) -> Iterator[Any]:
-        """Yield the rows of a query of the live file as a `pyarrow.RecordBatchReader`: they are read as they are taken."""
+        """Yield the result of a query of the live file as a `pyarrow.RecordBatchReader`.
+
+        Rows are read as the reader advances.
+        """
         with self.cursor() as cursor:
             yield cursor.sql(query).to_arrow_reader(BATCH_ROWS)
 
     def count(self, source: str) -> int:
-        """Return how many rows *source* (`FROM ..`) has."""
+        """Return the number of rows of *source* (`FROM ..`)."""
         return int(self.fetch(f"SELECT count(*) {source}")[0][0])
 
     def fetch(self, query: str) -> list[tuple[Any, ...]]:
@@ -457,7 +469,7 @@ class OpsFile:
 
 @dataclass(frozen=True, slots=True)
 class _BaseBuilder:
-    """The base while it is made: every table and view, empty but for what is active."""
+    """Writes a new base: all tables and views, and the rows that rarely change."""
 
     ops_file: OpsFile
     file: NewFile
@@ -465,7 +477,7 @@ class _BaseBuilder:
     left_out: list[str]
 
     def build(self) -> int:
-        """Return how many devices it holds."""
+        """Write the base; return its number of devices."""
         self.file.begin()
         execute = self.file.connection.execute
         execute(_empty_tables())
@@ -484,7 +496,7 @@ class _BaseBuilder:
         return int(devices)
 
     def _put_newest(self, copy: TableCopy) -> None:
-        """Copy what hazards are explained by: findings of the past, and what was measured each day."""
+        # These tables explain hazards: cleared findings, and daily measurements.
         query = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
         if (count := self.ops_file.count(query)) > copy.rows_max:
             self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
@@ -493,7 +505,6 @@ class _BaseBuilder:
         self._put(copy.table, self.ops_file.read(newest), comment)
 
     def _put_rollups(self) -> None:
-        """Copy the rollups that the live file has views of."""
         self.file.connection.execute("CREATE SCHEMA rollups")
         for name, width in self.ops_file.fetch(_ROLLUPS):
             if name in ROLLUPS:
@@ -501,7 +512,9 @@ class _BaseBuilder:
                 self._put(f"rollups.{name}", self._rollup(name, span), _ROLLUPS_COMMENT)
 
     def _rollup(self, name: str, span: RecentRows) -> Any:
-        """Return what is copied of a rollup; nothing of one with a file that is damaged: all else is needed now."""
+        """Return the rows of a rollup; none if its file is damaged, so that the rest is still
+        written.
+        """
         try:
             where = span.fitting_condition(self.ops_file, self.now_us, self.left_out)
             return self.ops_file.read(f"FROM {span.table} {where}")
@@ -511,7 +524,6 @@ class _BaseBuilder:
             return self.ops_file.read(rollup_view(name.rpartition("_")[0], {}))
 
     def _put(self, name: str, arrow: Any, comment: str | None) -> None:
-        """Make a table of *arrow*."""
         execute = self.file.connection.execute
         self.file.connection.register("like", arrow)
         execute(f'CREATE TABLE {name} AS FROM "like" LIMIT 0')
@@ -522,7 +534,7 @@ class _BaseBuilder:
 
 @dataclass(frozen=True, slots=True)
 class _OpsFileBuilder:
-    """A copy of the base while it is filled."""
+    """Fills a copy of the base."""
 
     ops_file: OpsFile
     file: NewFile
@@ -530,7 +542,10 @@ class _OpsFileBuilder:
     left_out: list[str]
 
     def fill(self, previous: Path | None, lag_seconds: float) -> None:
-        """Put in all but the base; *lag_seconds*: as of the file *previous*. Raises duckdb.Error, DamagedPreviousError."""
+        """Insert everything except the base; *lag_seconds*: as of the file *previous*.
+
+        Raises duckdb.Error, DamagedPreviousError.
+        """
         latest = LatestTables(self.file, self.ops_file.cursor, self.now_us, lag_seconds)
         latest.attach(previous)
         stored = {name for (name,) in self.ops_file.fetch(_STORED_TABLES)}
@@ -577,7 +592,7 @@ class _OpsFileBuilder:
 
 
 def taken_macro(taken_us: int) -> str:
-    """Return the SQL that lets `ops.taken()` be a constant."""
+    """Return the SQL that makes `ops.taken()` a constant."""
     return f"CREATE OR REPLACE MACRO ops.taken() AS make_timestamp({taken_us}); {_TAKEN_COMMENT}"
 
 
@@ -595,12 +610,12 @@ _COMMENT = (
     "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
 )
 _ROLLUPS_COMMENT = "readings by minute and by hour, as far back as space allows"
-#: The rollups there are, and how many columns each has.
+#: Existing rollups and their numbers of columns.
 _ROLLUPS = (
     "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
 )
 _DEVICES = "SELECT kind, count(*) FROM devices GROUP BY kind"
-#: Which tables of readings have any, in the live file (`live_tables.py`) or in Parquet.
+#: Tables that have readings in the live file (`live_tables.py`) or in Parquet.
 _STORED_TABLES = (
     "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "
     "WHERE schema_name = 'hours' UNION "
@@ -618,7 +633,9 @@ _SNAPSHOT_COMMENT = (
 
 @cache
 def _empty_tables() -> str:
-    """Return the script that makes all schemas and tables of readings; most stay empty on most hosts."""
+    """Return the SQL that creates all schemas and tables of readings; most stay empty on most
+    hosts.
+    """
     sql_statements = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
     for table, columns in COLUMNS.items():
         minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as fit"

@@ -17,37 +17,41 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO
 
-#: A file that takes more CPU is written by the clock, whether somebody asks or not: nobody would wait for it.
+#: A file that takes more CPU is written periodically, not on request: a query would not wait for
+#: it.
 CHEAP_SECONDS = 6.0
-#: Without a question a cheap file is written once in this many periods (`ops_seconds`).
+#: Without a request a cheap file is written once in this many periods (`ops_seconds`).
 IDLE_PERIODS = 8
-#: After a cheap file this many times its CPU pass before the next that somebody asks for: a third of a processor at most.
+#: Pause after a cheap file, as a multiple of its CPU time: requests take at most a third of a
+#: processor.
 PAUSE_FACTOR = 2
-#: A question waits for a file for this long at most.
+#: Limit of a query's wait for a file.
 WAIT_SECONDS_MAX = 8.0
-#: How often requests of other processes are looked for.
+#: Period of the check for requests of other processes.
 POLL_SECONDS = 0.5
-#: Whose time of change is that of the last request. The aggregator holds a lock on it while it runs.
+#: Its modification time is the time of the last request. A running aggregator holds a lock on it.
 REQUESTS_FILE = "operators.requests"
 
 
 def pause_seconds(period_seconds: float, write_seconds: float) -> float:
-    """Return how long to wait after a file that took this long to write: until *period_seconds* have passed, or twice
-    as many, so that a large fleet's file takes an eighth of a processor and no more."""
+    """Return the pause after a file that took *write_seconds*: the rest of the period.
+
+    The period is extended, at most doubled, to limit the file to an eighth of a processor.
+    """
     whole = max(period_seconds, min(2 * period_seconds, 8 * write_seconds))
     return max(0.0, whole - write_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshCost:
-    """What decides when a file may be written: the setting `ops_seconds`, and what the last one took of time and of CPU."""
+    """Inputs of the schedule: `ops_seconds`, and the elapsed and CPU time of the last file."""
 
     period_seconds: float
     write_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     def pause_seconds(self, *, requested: bool) -> float:
-        """Return how long after the end of the last file the next is due."""
+        """Return the pause between the end of the last file and the next one."""
         if self.cpu_seconds > CHEAP_SECONDS:
             return pause_seconds(self.period_seconds, self.write_seconds)
         if requested:
@@ -57,23 +61,23 @@ class RefreshCost:
 
 @dataclass(slots=True)
 class Refresh:
-    """What the thread that writes the file waits for. Thread-safe; times of day in ns, *now* on a monotonic clock in seconds."""
+    """Schedule of the thread that writes the file. Thread-safe; *now* is monotonic, in seconds."""
 
     cost: RefreshCost
     requests: RequestFile
-    #: As of when the last file is; 0: this process has not written one.
+    #: Time of the last file's content; 0: this process has not written one.
     taken_ns: int = 0
     _ended: float = float("-inf")
     _waiting: list[tuple[int, Future[None]]] = field(default_factory=list[tuple[int, Future[None]]])
-    _is_file_requested: bool = False  # another process asks
+    _is_file_requested: bool = False  # another process requested a file
     _failed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
 
     def request(self, moment_ns: int) -> Future[None]:
-        """Return what is done when there is a file as of *moment_ns* or later, or one could not be written.
+        """Return a future that completes when the file covers *moment_ns*, or writing it failed.
 
-        With `ops_seconds` 0 no file is ever written, so it is done at once.
+        With `ops_seconds` 0 no file is ever written, and the future is complete.
         """
         done: Future[None] = Future()
         with self._lock:
@@ -85,12 +89,12 @@ class Refresh:
         return done
 
     def expected_seconds(self, now: float) -> float:
-        """Return in how many seconds a file that is asked for now is likely to be there."""
+        """Return the expected seconds until a file requested now is written."""
         due = self._ended + self.cost.pause_seconds(requested=True)
         return max(0.0, due - now) + self.cost.write_seconds
 
     def due_seconds(self, now: float) -> float:
-        """Return in how many seconds the next file is due; 0: now."""
+        """Return the seconds until the next file is due; 0: now."""
         with self._lock:
             self._is_file_requested |= self.requests.poll()
             requested = self._is_file_requested or bool(self._waiting)
@@ -100,7 +104,7 @@ class Refresh:
         return max(0.0, self._ended + pause - now)
 
     def wait(self, closing: Callable[[], bool], monotonic: Callable[[], float]) -> bool:
-        """Wait until a file is due. False: *closing*, which `wake` lets it look at."""
+        """Wait until a file is due. False: *closing* is true; `wake` makes this method check it."""
         while not closing():
             self._wake.clear()
             due = self.due_seconds(monotonic())
@@ -110,21 +114,21 @@ class Refresh:
         return False
 
     def wake(self) -> None:
-        """Let `wait` look at *closing* at once."""
+        """Make `wait` check *closing* at once."""
         self._wake.set()
 
     def started(self) -> None:
-        """Take note that a file is begun: who asks from now on with `request` waits for the next."""
+        """Record that a file was begun: later requests wait for the next one."""
         with self._lock:
             self._is_file_requested = False
 
     def written(self, taken_ns: int, cost: RefreshCost, now: float) -> None:
-        """Take note that the file as of *taken_ns* is there."""
+        """Record that the file as of *taken_ns* is complete."""
         self.taken_ns, self.cost, self._failed = taken_ns, cost, False
         self._end(now, taken_ns)
 
     def failed(self, now: float) -> None:
-        """Take note that no file could be made; who waits continues with the one before."""
+        """Record that writing failed; queries continue with the previous file."""
         self._failed = True
         self._end(now, None)
 
@@ -142,22 +146,24 @@ class Refresh:
 
 
 class RequestFile:
-    """The aggregator's side of the file through which other processes ask. Without it they read the file that is there."""
+    """The aggregator's side of requests by file. Without that file others use the existing
+    snapshot.
+    """
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
-        """Make the file, and hold the lock that says that somebody looks at it; not *enabled*: do neither."""
+        """Create the file if *enabled*; `poll` locks it, to show that requests are served."""
         self._path = folder / REQUESTS_FILE
         self._last_request_ns = 0
         self._file: IO[str] | None = None
         if not enabled:
             return
         with suppress(OSError):
-            self._file = open(self._path, "a+", encoding="ascii")  # noqa: SIM115 - held while we run
+            self._file = open(self._path, "a+", encoding="ascii")  # noqa: SIM115 - kept open
             with suppress(OSError):
-                self._path.chmod(0o666)  # anyone who may enter the folder may ask
+                self._path.chmod(0o666)  # any user with access to the folder may request
 
     def poll(self) -> bool:
-        """Return whether somebody has asked since the last call."""
+        """Return whether there was a request since the last call."""
         if self._file is None:
             return False
         with suppress(OSError):
@@ -170,10 +176,10 @@ class RequestFile:
         return bool(previous_ns) and changed_ns != previous_ns
 
     def publish_cost(self, cost: RefreshCost) -> None:
-        """Write what decides whether to wait for a file. Never raises."""
+        """Write the cost, from which others decide whether to wait. Never raises."""
         if self._file is None:
             return
-        with suppress(OSError, ValueError):  # closed meanwhile, as a store that is left is
+        with suppress(OSError, ValueError):  # the store was closed
             self._file.seek(0)
             self._file.truncate()
             self._file.write(json.dumps(astuple(cost)))
@@ -181,17 +187,17 @@ class RequestFile:
             self._last_request_ns = os.fstat(self._file.fileno()).st_mtime_ns
 
     def close(self) -> None:
-        """Look no more. The file goes: there is nobody to ask."""
+        """Remove the file, so that others see that requests are not served."""
         if self._file is not None:
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)
-            with suppress(OSError):  # a full disk did not take what is left in its buffer
+            with suppress(OSError):  # a full disk refused the buffered rest
                 self._file.close()
             self._file = None
 
 
 def read_cost(folder: Path) -> RefreshCost | None:
-    """Return what the aggregator that runs on *folder* says of its file; None: none runs, or it cannot be asked."""
+    """Return the cost that the aggregator running on *folder* published; None if none runs."""
     try:
         with open(folder / REQUESTS_FILE, encoding="ascii") as file:
             try:
@@ -205,7 +211,7 @@ def read_cost(folder: Path) -> RefreshCost | None:
 
 
 def request(folder: Path) -> bool:
-    """Ask the aggregator that runs on *folder* for a new file. False: it cannot be asked."""
+    """Request a new file from the aggregator running on *folder*. False: it takes no requests."""
     try:
         os.utime(folder / REQUESTS_FILE)
     except OSError:

@@ -41,12 +41,9 @@ from .snapshot_file import OpsFile
 from .snapshot_refresh import Refresh, RefreshCost, RequestFile
 from .writer import Writer
 
-# ----------------------------------------------------------------------
-# Whether the store can store: what prevents it, since when, as text for log and screen.
-
 log = logging.getLogger(__name__)
 
-#: Failures of a commit that pass when the machine does better. Others are of what is in it.
+#: Failures of a commit that can pass without a change of its content. Others are caused by it.
 TRANSIENT_ERRORS = (
     StoreError,
     duckdb.ConnectionException,
@@ -61,7 +58,7 @@ TRANSIENT_ERRORS = (
 
 
 def with_remedy(message: str, folder: Path) -> str:
-    """Return *message* on a store that opened and then could not be used, with what to do."""
+    """Return *message* about a store that opened but could not be used, with advice."""
     if "no space left" in message:
         return f"{message}; free some space there: acknowledged data is safe"
     if any(sign in message for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
@@ -70,18 +67,18 @@ def with_remedy(message: str, folder: Path) -> str:
 
 
 class DiskStatus:
-    """Written by the writer thread, read by any. `words` is empty while commits succeed."""
+    """Written by the writer thread, read by any. `message` is empty while commits succeed."""
 
     def __init__(self, folder: Path) -> None:
         self.message = ""
         self._folder = folder
-        #: Since when, while `words` is not empty.
+        #: Beginning of the failures while `message` is not empty.
         self.since_ns = 0
-        #: Commits that failed, since the start.
+        #: Commits that failed since the start.
         self.failed_count = 0
 
     def record_failure(self, error: Exception, now_ns: int) -> None:
-        """A commit failed, and will be tried again. The first is logged."""
+        """Record a failed commit, which will be retried. The first of a series is logged."""
         message = cause(error, self._folder)
         self.failed_count += 1
         if not self.message:
@@ -90,26 +87,26 @@ class DiskStatus:
         self.message = message
 
     def record_success(self, now_ns: int) -> None:
-        """A commit succeeded."""
+        """Record a commit."""
         if self.message:
             seconds = (now_ns - self.since_ns) / 1e9
             log.warning("storing again, after %.0f s: %s", seconds, self.message)
         self.message = ""
 
     def summary(self, waiting: Sequence[Pending]) -> str:
-        """Return what an operator should know while commits fail, with what waits; else ""."""
+        """Return a message for operators while commits fail, with the number of rows; else ""."""
         if not self.message:
             return ""
         since = time.strftime("%H:%M:%S", time.gmtime(self.since_ns // 1_000_000_000))
-        rows = sum(one.rows for one in waiting)
+        rows = sum(batch.rows for batch in waiting)
         return f"not storing since {since} UTC: {self.message}; {rows} readings wait"
 
     def unstored_summary(self, waiting: Sequence[Pending]) -> str:
-        """Return what a closed store lacks, "" when *waiting* holds nothing."""
-        if all(one.empty for one in waiting):
+        """Return a message about data that a closed store lacks; "" if *waiting* is empty."""
+        if all(batch.empty for batch in waiting):
             return ""
-        frames = sum(len(one.frames) for one in waiting)
-        scores = sum(len(one.scores) for one in waiting)
+        frames = sum(len(batch.frames) for batch in waiting)
+        scores = sum(len(batch.scores) for batch in waiting)
         return (
             f"closed without storing {frames} frames and {scores} scores: "
             f"{self.message or 'there was no time'}. The agents keep those frames and send them again"
@@ -118,11 +115,11 @@ class DiskStatus:
 
 T = TypeVar("T")
 
-#: A failed commit is tried again after this long.
+#: Delay before a failed commit is tried again.
 RETRY_SECONDS = 1.0
-#: At the end a disk that does not respond is waited for so much longer; then the process ends without it.
+#: Additional time for a disk that does not respond at shutdown; then the process ends without it.
 HANGING_SECONDS_MAX = 20.0
-#: Buckets of commit latency, each a quarter longer than the one before: from 10 ms to what a stalled disk does.
+#: Buckets of commit latency, each a quarter longer than the previous one: from 10 ms to 80 s.
 COMMIT_SECONDS_BOUNDS = tuple(
     round(step * decade, 3)
     for decade in (0.01, 0.1, 1.0, 10.0)
@@ -140,7 +137,7 @@ class Store(Queue):
         wall_ns: Callable[[], int] = time.time_ns,
         steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Use `open`. Raises StoreError."""
+        """Do not call this; use `open`. Raises StoreError."""
         super().__init__(config)
         self._wall_ns, self._steady_ns = wall_ns, steady_ns
         self._folder = folder
@@ -169,7 +166,7 @@ class Store(Queue):
             steady_ns=self._steady_ns,
             on_missing_inputs=self.missing_inputs.extend,
         )
-        #: Which data is older than a limit of age.
+        #: Determines which data exceeds a limit of age.
         self.retention_clock = self._writer.retention_clock
         try:
             self._journal = EventJournal(folder / JOURNAL_FILE)
@@ -179,7 +176,7 @@ class Store(Queue):
                 f"{folder / JOURNAL_FILE}: cannot be used: {error.strerror}"
             ) from error
         self._ops = OpsFile(folder, self._writer.cursor, self._config.ops_rows_max)
-        #: When the operators' file is written, and as of when it is.
+        #: Schedule and age of the operators' file.
         period_seconds = self._config.ops_seconds
         self.refresh = Refresh(
             RefreshCost(period_seconds), RequestFile(folder, enabled=period_seconds > 0)
@@ -187,15 +184,15 @@ class Store(Queue):
         self._give_up_at = float("inf")
         self._disk_status = DiskStatus(folder)
         self._ops_failure, self._ops_lock = "", threading.Lock()
-        #: Frames, and receipted events, that could not be stored for what is in them.
+        #: Frames and acknowledged events that could not be stored because of their content.
         self.set_aside_frames = self.set_aside_events = 0
-        #: How long each commit took that succeeded.
+        #: Duration of each successful commit.
         self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)
-        #: Frames and rows that are on disk, since the start.
+        #: Frames and rows stored since the start.
         self.stored_frames = self.stored_rows = 0
-        #: What the last writing of the operators' file took.
+        #: Duration of the last writing of the operators' file.
         self.ops_write_seconds = 0.0
-        #: What leaves the live file for Parquet, and what is kept (`history_on`).
+        #: Export of the live file to Parquet, and retention there (`history_on`).
         self.history = History(
             folder,
             self._config,
@@ -228,7 +225,8 @@ class Store(Queue):
                 "event journal: %d bytes at its end are not a complete record",
                 self._journal.torn_bytes,
             )
-        #: What was receipted and is gone, as text: the file lost it while nobody ran. "" when nothing is known.
+        #: Message about acknowledged data that the file lost while no aggregator ran; "" if none is
+        #: known.
         self.loss_message = "; ".join(
             filter(None, (self._writer.loss_message, self._journal.loss_message))
         )
@@ -240,7 +238,7 @@ class Store(Queue):
         self._pending.events += self._journal.replayed
         self._pending.journal_position = self._journal.position
         with self._writer.cursor() as cursor:
-            #: What the store knew when it was opened.
+            #: State that the store had when it was opened.
             self.known_hosts = restored_state.hosts(cursor)
             self.known_gpus = restored_state.gpus(cursor)
             self.gpu_sets = restored_state.gpu_sets(cursor)
@@ -252,7 +250,7 @@ class Store(Queue):
         self._journal.replayed.clear()
 
     def release_restored_state(self) -> None:
-        """Release what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
+        """Release the state read at start: 0.2 GB for a large fleet, and copied by its users."""
         self.known_hosts, self.known_gpus, self.gpu_sets = [], [], {}
         self.last_scores, self.open_findings, self.cleared_findings = [], [], {}
         self.recent_events = []
@@ -265,7 +263,10 @@ class Store(Queue):
         wall_ns: Callable[[], int] = time.time_ns,
         steady_ns: Callable[[], int] = time.monotonic_ns,
     ) -> Store:
-        """Open or make the store in *folder* and start its threads. *steady_ns*: see `RetentionClock`. Raises StoreError."""
+        """Open or create the store in *folder* and start its threads. Raises StoreError.
+
+        *steady_ns*: see `RetentionClock`.
+        """
         store = cls(folder, config or AggregatorConfig(), wall_ns, steady_ns)
         for thread in store._threads:
             thread.start()
@@ -273,40 +274,38 @@ class Store(Queue):
             store.history.start(wall_ns)
         return store
 
-    # -- what is reported of it, and what waits on the caller's thread ----------------------------------
-
     @property
     def journal_bytes(self) -> int:
-        """Size of the event journal's file."""
+        """Return the size of the event journal's file."""
         return self._journal.size_bytes
 
     @property
     def failing_seconds(self) -> float:
-        """For how long commits have failed; 0 while they succeed."""
+        """Return for how long commits have failed; 0 while they succeed."""
         if not self._disk_status.message:
             return 0.0
         return max(0.0, (self._wall_ns() - self._disk_status.since_ns) / 1e9)
 
     @property
     def failed_commits(self) -> int:
-        """Commits that failed, since the start; each is tried again."""
+        """Return the number of failed commits since the start; each is retried."""
         return self._disk_status.failed_count
 
     @property
     def failing(self) -> str:
-        """Why commits fail, empty while they succeed."""
+        """Return why commits fail, "" while they succeed."""
         return self._disk_status.message
 
     @property
     def failure_summary(self) -> str:
-        """What an operator should know of commits that fail: since when and why. "" when none do."""
+        """Return a message about failing commits: since when and why; "" while they succeed."""
         return self._disk_status.summary((self._committing, self._pending))
 
     def append_events(self, events: Sequence[StoredEvent]) -> None:
         """Write events to the journal, fsync, and queue them: they are durable on return.
 
-        Blocks for the disk: call it from a thread that may. Raises ResourceExhausted or ServiceUnavailable; then none
-        of *events* was taken.
+        Blocks on the disk. Raises ResourceExhausted or ServiceUnavailable; then none of *events* is
+        stored.
         """
         self._submit_events(events, self._journal.append(events))
 
@@ -315,43 +314,43 @@ class Store(Queue):
     ) -> T:
         """Run *work* on the writer's connection, between two commits, in a transaction of its own.
 
-        *ahead*: before what was received is committed, which takes a tenth of a second and more; else behind it.
-
-        Blocks until it is durable; also while commits fail, so that what makes room can run. Raises
-        what *work* raises, and then nothing of it stays; StoreError when the store closes first.
+        *ahead*: before the pending commit, which takes a tenth of a second or more, instead of
+        after it. Blocks until the transaction is durable; also runs while commits fail, so that
+        work that frees space can run. Raises the exception of *work* and rolls back; StoreError if
+        the store closes first.
         """
         return self.run_on_writer_thread(lambda writer: writer.transact(work), ahead=ahead)
 
     def run_on_writer_thread(self, work: Callable[[Writer], T], *, ahead: bool = False) -> T:
         """Run *work* with the writer, between two commits: nothing is stored until it returns.
 
-        Blocks. Raises what *work* raises; StoreError when the store closes first.
+        Blocks. Raises the exception of *work*; StoreError if the store closes first.
         """
         done: Future[T] = Future()
 
         def run() -> None:
             try:
                 done.set_result(work(self._writer))
-            except BaseException as error:  # noqa: BLE001 - told to the one who waits
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
                 done.set_exception(error)
 
         self._submit_work(run, ahead=ahead)
         return done.result()
 
     def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
-        """Return a context with a cursor for reading, beside the writer; for one thread."""
+        """Return a context with a cursor for reading, for use by one thread."""
         return self._writer.cursor()
 
     def journal_records(self) -> bytes:
-        """Return the journal's records. Within `run_on_writer_thread`: those and the file are as of one moment."""
+        """Return the journal's records; in `run_on_writer_thread` they are consistent with the
+        file.
+        """
         return self._journal.records()
 
     @property
     def folder(self) -> Path:
-        """Where the store is."""
+        """Return the store's folder."""
         return self._folder
-
-    # -- the writer thread ------------------------------------------------------------------
 
     def _write(self) -> None:
         going = True
@@ -376,7 +375,7 @@ class Store(Queue):
             items.popleft()()
 
     def _commit_with_retries(self, pending: Pending) -> bool:
-        """Commit, however often it takes. False when closing ended the attempts."""
+        """Commit, with retries. False: the store is closing and the retries ended."""
         while not pending.empty and not self._commit(pending):
             self._run_work_items()
             self._pause(RETRY_SECONDS)
@@ -385,7 +384,7 @@ class Store(Queue):
         return True
 
     def _commit(self, pending: Pending) -> bool:
-        """Commit, and say so to all who wait. False: not now, for lack of disk or memory."""
+        """Commit, and give the receipts. False: a transient failure of disk or memory."""
         begin = time.monotonic()
         try:
             self._writer.commit(pending, self._wall_ns())
@@ -407,10 +406,10 @@ class Store(Queue):
         return True
 
     def _commit_in_parts(self, pending: Pending) -> bool:
-        """Commit part by part, so that what cannot be stored costs nothing else anything.
+        """Commit in parts, so that an item that cannot be stored does not affect the others.
 
-        A part is of one host, then of one kind, then half as much. What fails alone is set aside: counted,
-        logged, a frame never receipted. False when closing ended the attempts.
+        A part has one host, then one kind, then half the items. A single item that fails is set
+        aside: it is counted and logged, and a frame gets no receipt. False: the store is closing.
         """
         parts = pending.parts()
         if not parts:
@@ -418,22 +417,20 @@ class Store(Queue):
             self.set_aside_events += len(pending.events)
             log.error("set aside because of its content: %s", pending.description)
         elif not all(self._commit_with_retries(part) for part in parts):
-            return False  # what is left stays in the journal
+            return False  # the rest stays in the journal
         if pending.journal_position:
             self._journal.mark_stored(pending.journal_position)
         return True
 
-    # -- the operators' file -------------------------------------------------------------------
-
     def _write_ops(self) -> None:
         while self.refresh.wait(lambda: self._closing, time.monotonic):
-            with suppress(StoreError):  # it closes: `_close` writes the last file
-                # What was received is in the file, also where it waits for a commit.
+            with suppress(StoreError):  # closing: `_close` writes the last file
+                # Wait for a commit, so that the file includes everything received before.
                 self.run_on_writer_thread(lambda _: None)
             self.write_ops()
 
     def write_ops(self) -> None:
-        """Write the operators' file now. Never raises; a failure is logged and the file before stays."""
+        """Write the operators' file now. Never raises: a failure is logged, the old file stays."""
         try:
             begin, cpu_begin = time.monotonic(), time.thread_time()
             with self._ops_lock:
@@ -458,10 +455,11 @@ class Store(Queue):
             self._ops_failure = ""
 
     def close(self, seconds_max: float = 5.0) -> str:
-        """Commit what waits, write the operators' file, and close, within about *seconds_max*.
+        """Commit pending data, write the operators' file, and close, within about *seconds_max*.
 
-        A disk that does not respond is given HANGING_SECONDS_MAX more; then files and folder stay ours until the process
-        ends, which it should at once. Returns words on what could not be stored or closed, "" when all was.
+        If the disk does not respond for HANGING_SECONDS_MAX more, files and folder stay locked
+        until the process ends, which it should at once. Return a message about data that could not
+        be stored, "" if there is none.
         """
         done: Future[None] = Future()
 
@@ -469,10 +467,10 @@ class Store(Queue):
             try:
                 self._close(time.monotonic() + seconds_max)
                 done.set_result(None)
-            except BaseException as error:  # noqa: BLE001 - told to the one who waits
+            except BaseException as error:  # noqa: BLE001 - raised below
                 done.set_exception(error)
 
-        # Anyone who waits for a disk cannot be interrupted: a thread of its own is what can be left behind.
+        # A thread that waits for a disk cannot be interrupted, only abandoned.
         threading.Thread(target=run, name=THREAD_NAME_PREFIX + "close", daemon=True).start()
         hangs = not wait([done], seconds_max + HANGING_SECONDS_MAX).done
         if not hangs:

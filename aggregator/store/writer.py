@@ -1,4 +1,4 @@
-"""One commit: writes everything queued in one transaction, each frame exactly once."""
+"""The writer of the store: commits queued data, each frame once, and deletes expired data."""
 
 from __future__ import annotations
 
@@ -44,20 +44,18 @@ from .retention_clock import Anchor, RetentionClock
 from .rows import CommitBatch, HostFrame, HostMemory, HostRecord, batch
 from .snapshot_file import ADVICE_DAYS, OUTCOMES_DAYS
 
-# ----------------------------------------------------------------------
-# Which frames are durable: (host, run id) -> sequences, as ranges. A resend must never double.
-
-#: Ranges remembered per run. Beyond, the narrowest gap is closed, so that a host that skips on
-#: purpose costs no memory; a frame that would have come into that gap counts as received.
+#: Ranges kept per run. Beyond this the narrowest gap is closed, so that a host that skips sequences
+#: needs no more memory; a frame in that gap counts as received.
 RANGES_MAX = 4096
 
-#: Runs of a host in memory: it sends one, and for a moment those before. A new spool, as of a host that
-#: boots from the network, is a new run; so is each registration of a host that means harm.
+#: Runs per host in memory: a host sends one, and briefly also the previous one. Each new spool is a
+#: new run, as after a network boot; a malicious host can register any number of runs.
 RUNS_IN_MEMORY = 2
-#: Runs of a host on the ledger. Its spool is of one run: the others resend nothing, but for a disk that is put
-#: back. Of more the oldest are forgotten, so that no host, whatever it says, fills the ledger.
+#: Runs per host in the table `received`. A host's spool contains one run; older runs are resent
+#: only if an old disk is put back. The oldest are deleted, so that no host can fill the table.
 RUNS_PER_HOST_MAX = 1000
-#: How often the run time is stored. A kill loses at most one period of run time, and data stays for one period longer.
+#: Period of storing the run time. A kill loses at most one period of run time, and data stays for
+#: one period longer.
 RUN_TIME_STORED_NS = 60_000_000_000
 
 #: Host and run id.
@@ -67,7 +65,7 @@ SequenceRange = tuple[str, bytes, int, int]
 
 
 class RangeSet:
-    """A set of whole numbers as sorted, disjoint, non-touching ranges."""
+    """A set of integers as sorted, disjoint, non-adjacent ranges."""
 
     __slots__ = ("firsts", "lasts")
 
@@ -76,14 +74,14 @@ class RangeSet:
         self.lasts: list[int] = []
 
     def __contains__(self, number: int) -> bool:
-        at = bisect_right(self.firsts, number) - 1
-        return at >= 0 and number <= self.lasts[at]
+        index = bisect_right(self.firsts, number) - 1
+        return index >= 0 and number <= self.lasts[index]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self.firsts, self.lasts, strict=True))
 
     def add(self, first: int, last: int) -> None:
-        """Add first..last, inclusive. Raises ValueError when last < first."""
+        """Add first..last, inclusive. Raises ValueError if last < first."""
         if last < first:
             raise ValueError(f"range {first}..{last} ends before it begins")
         low = bisect_left(self.lasts, first - 1)
@@ -98,26 +96,27 @@ class RangeSet:
 
     def _close_narrowest(self) -> None:
         gaps = [after - before for before, after in zip(self.lasts, self.firsts[1:], strict=False)]
-        at = gaps.index(min(gaps))
-        del self.lasts[at], self.firsts[at + 1]
+        index = gaps.index(min(gaps))
+        del self.lasts[index], self.firsts[index + 1]
 
 
 class Ledger:
-    """What has been received of the runs that send, in memory; the table `received` holds it of all.
+    """Received frames of the runs that are being sent, in memory; the table `received` has all
+    runs.
 
-    Owned by the writer thread. `add` only after the commit that holds both the rows and the ranges.
-    A run that is not in memory is taken from the table before its frames are asked for (`missing`, `load`).
+    Owned by the writer thread. Call `add` only after the commit of both the rows and the ranges.
+    Before `contains`, load a run that is not in memory (`missing`, `load`).
     """
 
     def __init__(self, rows: Iterable[SequenceRange] = ()) -> None:
-        self._runs: dict[str, dict[bytes, RangeSet]] = {}  # of each host the run last taken last
+        self._runs: dict[str, dict[bytes, RangeSet]] = {}  # per host, the most recent run last
         self._hosts_to_trim: set[str] = set()  # hosts that may have too many runs in memory
         for row in rows:
             self.add(row)
         self._hosts_to_trim.update(self._runs)
 
     def add(self, row: SequenceRange) -> None:
-        """Take a range as received."""
+        """Add a received range."""
         host, run_id, first, last = row
         self._runs.setdefault(host, {}).setdefault(run_id, RangeSet()).add(first, last)
 
@@ -126,7 +125,7 @@ class Ledger:
         return [(host, run) for host, run in runs if run not in self._runs.get(host, ())]
 
     def load(self, runs: Iterable[Run], rows: Iterable[SequenceRange]) -> None:
-        """Take *runs* into memory, with all *rows* that the table has of them."""
+        """Add *runs*, with all their *rows* from the table."""
         for host, run_id in runs:
             self._runs.setdefault(host, {})[run_id] = RangeSet()
             self._hosts_to_trim.add(host)
@@ -134,7 +133,7 @@ class Ledger:
             self.add(row)
 
     def surplus(self) -> list[Run]:
-        """Return the runs that need no longer be in memory: of each host those before its last few."""
+        """Return the runs to remove from memory: all but each host's last RUNS_IN_MEMORY."""
         return [
             (host, run)
             for host in self._hosts_to_trim
@@ -142,7 +141,7 @@ class Ledger:
         ]
 
     def forget(self, runs: Iterable[Run]) -> None:
-        """Leave *runs*, which `surplus` named, to the table."""
+        """Remove the *runs* returned by `surplus` from memory."""
         for host, run in runs:
             self._runs[host].pop(run, None)
         self._hosts_to_trim.clear()
@@ -157,7 +156,7 @@ class Ledger:
         return [(host, run) for host, runs in self._runs.items() for run in runs]
 
     def rows(self, chosen: Iterable[Run] | None = None) -> list[SequenceRange]:
-        """Return all of *chosen* runs, or of all in memory, as the fewest rows."""
+        """Return the ranges of *chosen* runs (default: all in memory) as the fewest rows."""
         return [
             (host, run, first, last)
             for host, run in (self.runs() if chosen is None else chosen)
@@ -170,33 +169,29 @@ def ranges_of(keys: Iterable[tuple[str, bytes, int]]) -> list[SequenceRange]:
     runs: dict[tuple[str, bytes], list[int]] = {}
     for host, run_id, sequence in keys:
         runs.setdefault((host, run_id), []).append(sequence)
-    found = ((host, run, range_set(sequences)) for (host, run), sequences in runs.items())
-    return [(host, run, first, last) for host, run, spans in found for first, last in spans]
+    range_sets = ((host, run, range_set(sequences)) for (host, run), sequences in runs.items())
+    return [(host, run, first, last) for host, run, spans in range_sets for first, last in spans]
 
 
 def range_set(sequences: Iterable[int]) -> RangeSet:
-    """Return sequences, in any order, as ranges."""
+    """Return *sequences*, in any order, as ranges."""
     ordered = sorted(sequences)
     spans, begin = RangeSet(), 0
-    for at, sequence in enumerate(ordered):
-        if at + 1 == len(ordered) or ordered[at + 1] > sequence + 1:
+    for index, sequence in enumerate(ordered):
+        if index + 1 == len(ordered) or ordered[index + 1] > sequence + 1:
             spans.add(ordered[begin], sequence)
-            begin = at + 1
+            begin = index + 1
     return spans
 
 
-# ----------------------------------------------------------------------
-# What was measured of each host at the beginning of each day, kept when the scores that bear it are
-# let go.
-
 DAY_US, HOUR_US = 86_400_000_000, 3_600_000_000
-#: Rows are kept, and looked for among scores, for this long.
+#: Retention of `host_days`, and lookback in scores.
 HOST_DAYS_RETAINED = 400
-#: Fingerprints of runs: a year, and some.
+#: Retention of fingerprints of runs: a year and a margin.
 RUNS_RETAINED_DAYS = 400
 
-#: Days of scores from the newest day that has rows: scores that waited for a full disk may be of that one. A day of a wall
-#: clock that was ahead does not count.
+#: Days of scores since the newest day with rows, inclusive: scores that waited for a full disk may
+#: be of that day. Days after $end come from a wall clock that was ahead, and are ignored.
 _DAYS_OF_SCORES = f"""
 SELECT DISTINCT epoch_us(time) // {DAY_US} AS day FROM scores
 WHERE time >= (
@@ -205,7 +200,7 @@ WHERE time >= (
 ) AND time < make_timestamp($end)
 ORDER BY day
 """
-#: One day's, each host's first of the day. Who has its row is left out before any score's features are read.
+#: Inserts each host's first score of a day. Hosts with a row are excluded before features are read.
 _FILL_HOST_DAYS = f"""
 INSERT INTO host_days BY NAME
 WITH lacking AS (
@@ -224,7 +219,8 @@ GROUP BY host, time
 
 
 def fill_host_days(connection: Any, now_us: int) -> None:
-    """Add the rows of `host_days` that scores have and it lacks, of days whose first hour is over. Again, it adds nothing.
+    """Add missing rows of `host_days` for each day with scores whose first hour is over.
+    Idempotent.
 
     Raises duckdb.Error.
     """
@@ -234,16 +230,13 @@ def fill_host_days(connection: Any, now_us: int) -> None:
         connection.execute(_FILL_HOST_DAYS, span)
 
 
-# ----------------------------------------------------------------------
-# Which events an open finding is about: a restart reads them whatever their age, and history keeps
-# them.
-
-#: A finding begins when its event is judged, this long after it came at the most: a code waits for its companions.
+#: Maximum time from an event's arrival to the beginning of its finding: a code waits for
+#: companions.
 _JUDGED_WITHIN = "INTERVAL 1 MINUTE"
 
-#: Selects their `rowid`. By host, signal and device (`scoring/evaluate.py` puts a finding's subject together; the kernel
-#: names a GPU by its PCI address), and since the finding began: what came before that is over. All codes of the device: one
-#: may excuse another.
+#: Selects the `rowid` of events of open findings, by host, signal and device, since the finding
+#: began. Subjects are made in `scoring/evaluate.py`; the kernel names a GPU by its PCI address. All
+#: codes of the device are included, because one may excuse another.
 OPEN_FINDING_EVENTS = f"""
 WITH open_findings AS (
     SELECT host, split_part(subject, ' ', 1) AS device, split_part(subject, ' ', 2) AS name, min(since) AS since
@@ -263,18 +256,13 @@ SEMI JOIN spelled AS s
 """
 
 
-# ----------------------------------------------------------------------
-# What is kept for days rather than hours: of which tables, for how long, and what of them for
-# longer.
-
-
 class _RetentionRule(NamedTuple):
-    """A table, by which column what it has is known to be old, and for how many days that is kept."""
+    """Retention of a table in days, by the time in *column*."""
 
     table: str
     column: str
     days: int = 0  # 0: `history_days`
-    days_min: int = 0  # where `history_days` is fewer
+    days_min: int = 0  # minimum if `history_days` is less
 
 
 _RETENTION_RULES: Iterable[_RetentionRule] = (
@@ -293,9 +281,9 @@ _RETENTION_RULES: Iterable[_RetentionRule] = (
     _RetentionRule("outcomes", "time", days=OUTCOMES_DAYS),
     _RetentionRule("recoveries", "time", days=OUTCOMES_DAYS),
 )
-#: And the rows that are kept for longer, by `rowid`: after a restart, an active fault is known by its event.
+#: Rows kept longer, by `rowid`: after a restart an active fault is restored from its event.
 _RETAINED_LONGER = {"events": OPEN_FINDING_EVENTS}
-#: What findings leave behind.
+#: Keeps the times of deleted findings.
 _COPY_PAST_FINDINGS = (
     "INSERT INTO past_findings SELECT host, name, since, cleared FROM findings "
     "WHERE cleared < make_timestamp(?)"
@@ -303,23 +291,23 @@ _COPY_PAST_FINDINGS = (
 
 
 def drop_old(connection: Any, clock: RetentionClock, now_ns: int, history_days: int) -> None:
-    """Delete expired rows, and keep those used for training: times of findings, and each day's measurements."""
+    """Delete expired rows, after copying times of findings and daily measurements for training."""
 
     def cutoff_us(days: int) -> int:
         return clock.cutoff_ns(days * DAY_US * 1000) // 1000
 
-    # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
+    # A kill here leaves a finding in both tables; readers merge overlapping findings.
     connection.execute(_COPY_PAST_FINDINGS, [cutoff_us(history_days)])
     fill_host_days(connection, now_ns // 1000)
-    for one in _RETENTION_RULES:
-        days = one.days or max(one.days_min, history_days)
+    for rule in _RETENTION_RULES:
+        days = rule.days or max(rule.days_min, history_days)
         exception = (
-            f" AND rowid NOT IN ({_RETAINED_LONGER[one.table]})"
-            if one.table in _RETAINED_LONGER
+            f" AND rowid NOT IN ({_RETAINED_LONGER[rule.table]})"
+            if rule.table in _RETAINED_LONGER
             else ""
         )
         connection.execute(
-            f"DELETE FROM {one.table} WHERE {one.column} < make_timestamp(?){exception}",
+            f"DELETE FROM {rule.table} WHERE {rule.column} < make_timestamp(?){exception}",
             [cutoff_us(days)],
         )
 
@@ -328,21 +316,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The table `received` is rewritten as the fewest rows once it has grown by this many.
+#: The table `received` is compacted after this many additional rows.
 RECEIVED_GROWN_MAX = 100_000
 
-#: A checkpoint compresses again what it finds of each table, so that one after each commit costs twice what the
-#: commits do. With a longer WAL they are fewer; to read it again at a start takes about a second of CPU.
+#: A checkpoint recompresses changed data of each table; one after each commit would cost twice as
+#: much as the commits. A longer WAL needs fewer; reading it at a start takes about 1 s of CPU.
 CHECKPOINT_WAL = "128MB"
-#: Of a small fleet, whose commits have fewer rows than this: what waits for a checkpoint is the largest part of its memory.
+#: For small commits: in a small fleet the data that waits for a checkpoint is most of the memory.
 SMALL_COMMIT_ROWS, SMALL_CHECKPOINT_WAL = 32_768, "64MB"
-#: While a backup copies the file, its WAL may grow to this (the service ends the backup before).
+#: WAL limit while a backup copies the file (the service ends the backup earlier).
 PINNED_WAL_BYTES_MAX = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file that no checkpoint changes for now: up to `wal_bytes` of its WAL it is as of one moment."""
+    """A file that is currently not changed by checkpoints; its content is consistent up to
+    `wal_bytes` of the WAL.
+    """
 
     path: Path
     header: Header | None
@@ -350,7 +340,7 @@ class PinnedFile:
 
 
 class Writer:
-    """The only holder of the store's file. Its methods but `cursor` are the writer thread's."""
+    """The only owner of the store's file. Call all methods except `cursor` in the writer thread."""
 
     def __init__(
         self,
@@ -362,7 +352,10 @@ class Writer:
         steady_ns: Callable[[], int] = time.monotonic_ns,
         on_missing_inputs: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
-        """Open the store at *path*. *on_missing_inputs*: is called with the inputs of decisions that the store lacks. Raises StoreError."""
+        """Open the store at *path*. Raises StoreError.
+
+        *on_missing_inputs*: called with the digests of decisions' inputs that the store lacks.
+        """
         self._path = path
         self._retention_ns = retention_hours * HOUR_NS
         self._history_days = history_days
@@ -370,7 +363,7 @@ class Writer:
         self._cursor_lock = threading.Lock()
         self._needs_reopen = False
         self._saved_threshold = ""
-        #: What the file has lost since the last receipt, as text; "" when nothing is known to be gone.
+        #: Message about data lost since the last receipt; "" if no loss is known.
         self.loss_message = _loss_message(path)
         self._mark_writer = MarkWriter(path)
         self._retention_run_hour, self._run_time_stored_ns = -1, -RUN_TIME_STORED_NS
@@ -400,7 +393,7 @@ class Writer:
         self._load_ledger()
 
     def _checkpoint_at(self, wal: str) -> None:
-        """Let DuckDB checkpoint the WAL once it reaches the size *wal*; not while the store is held."""
+        # Not during a backup.
         if not self._saved_threshold and wal != self._checkpoint_wal:
             self._connection.execute(f"SET checkpoint_threshold = '{wal}'")
             self._checkpoint_wal = wal
@@ -410,7 +403,7 @@ class Writer:
         self._insert("signals", records.signals())
 
     def _load_ledger(self) -> None:
-        """Take into memory the runs that hosts have now, and those that take more rows than they need."""
+        """Load the current runs of hosts, and runs that need fewer rows than they have."""
         rows: list[SequenceRange] = self._connection.execute(
             "FROM received SEMI JOIN (SELECT host, run_id FROM hosts UNION SELECT host, run_id "
             "FROM received GROUP BY host, run_id HAVING count(*) > 1) USING (host, run_id)"
@@ -422,11 +415,11 @@ class Writer:
                 self._compact_received()
 
     def write_mark(self, now_ns: int) -> None:
-        """Note that receipts are given for all that was committed until now. Never raises."""
+        """Record that everything committed until now is acknowledged. Never raises."""
         self._mark_writer.write(now_ns)
 
     def hold_checkpoints(self) -> PinnedFile:
-        """Let no checkpoint change the file until `resume_checkpoints`; return where it and its WAL stand."""
+        """Prevent checkpoints until `resume_checkpoints`; return the file's and WAL's state."""
         if self._saved_threshold:
             message = "another backup is running; cancel it, or wait for it"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
@@ -438,15 +431,16 @@ class Writer:
         return PinnedFile(self._path, self._mark_writer.header(), size_of(wal_of(self._path)))
 
     def resume_checkpoints(self) -> None:
-        """End `hold_checkpoints`; the next commit folds in what came meanwhile."""
+        """End `hold_checkpoints`; the next commit can checkpoint."""
         threshold, self._saved_threshold = self._saved_threshold, ""
         if threshold:
             self._connection.execute(f"SET checkpoint_threshold = '{threshold}'")
 
     def swap(self, new: Path) -> None:
-        """Put the closed, whole file *new* in the place of ours. Raises duckdb.Error, OSError or StoreError.
+        """Replace the store with the closed, complete file *new*. Raises duckdb.Error, OSError or
+        StoreError.
 
-        After a failure, also to open the new one, the old one is there.
+        After a failure, also of opening the new file, the old one is in place.
         """
         self._needs_reopen = True
         before = self._path.with_name(BEFORE_SWAP)
@@ -471,9 +465,9 @@ class Writer:
         self._needs_reopen = False
 
     def commit(self, pending: Pending, now_ns: int) -> None:
-        """Make all of *pending* durable, or nothing of it.
+        """Store *pending* in one transaction.
 
-        Raises duckdb.Error, OSError or StoreError; the next call then begins by reading the file again.
+        Raises duckdb.Error, OSError or StoreError; then the next call reopens the file first.
         """
         if self._needs_reopen:
             self._reopen()
@@ -482,9 +476,9 @@ class Writer:
         self._needs_reopen = False
 
     def transact(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
-        """Run *work* in a transaction; what it does to the hours is seen from then on.
+        """Run *work* in a transaction, and reload the live tables afterwards.
 
-        Raises what *work* raises, duckdb.Error, OSError or StoreError; then nothing of it stays.
+        Raises the exception of *work*, duckdb.Error, OSError or StoreError, and rolls back.
         """
         if self._needs_reopen:
             self._reopen()
@@ -534,7 +528,6 @@ class Writer:
             self._insert(self._live_tables.table_for(table, now_ns), arrow)
 
     def _put_ranges(self, ranges: list[SequenceRange], surplus: list[Run]) -> None:
-        """Note *ranges*; of the runs that leave memory the table keeps the fewest rows."""
         if self._received_grown > RECEIVED_GROWN_MAX:
             self._compact_received()
         elif surplus:
@@ -542,7 +535,7 @@ class Writer:
         self._insert_ranges(ranges)
 
     def _compact_received(self) -> None:
-        """Write what is in memory as the fewest rows, and let the oldest runs go of a host that had too many."""
+        """Compact all ranges in memory, and delete the oldest runs of hosts with too many."""
         self._rewrite_received(self._ledger.runs())
         self._received_grown = 0
         self._connection.execute(
@@ -560,7 +553,6 @@ class Writer:
         self._insert_ranges(self._ledger.rows(runs))
 
     def _load_runs(self, runs: set[Run]) -> None:
-        """Take the runs into memory that are not there, so that their frames are known."""
         if missing := self._ledger.missing(runs):
             with self._registered(records.table("host:str run_id:bytes", missing)) as name:
                 rows: list[SequenceRange] = self._connection.execute(
@@ -594,7 +586,7 @@ class Writer:
             )
 
     def _put_events(self, arrow: Any) -> None:
-        """Store each event once: a later revision replaces its row, an earlier one changes nothing."""
+        # A later revision replaces its row, an earlier one changes nothing.
         with self._registered(arrow) as name:
             self._connection.execute(
                 f"DELETE FROM events USING {name} AS new WHERE events.host = new.host "
@@ -612,14 +604,13 @@ class Writer:
         self._insert("devices", records.devices(hosts))
 
     def _put_memories(self, memories: list[HostMemory]) -> None:
-        names = [one.host for one in memories]
+        names = [memory.host for memory in memories]
         self._connection.execute(
             "DELETE FROM judge_memory WHERE host IN (SELECT unnest(?))", [names]
         )
         self._insert("judge_memory", records.memories(memories))
 
     def _put_findings(self, findings: list[Finding]) -> None:
-        """Store each finding once: it replaces its row of earlier."""
         arrow = records.findings(findings)
         with self._registered(arrow) as name:
             self._connection.execute(
@@ -653,7 +644,7 @@ class Writer:
             self._connection.unregister("new_rows")
 
     def _apply_retention(self, run_ns: int, now_ns: int) -> None:
-        """Drop expired data, once per hour of run time."""
+        """Delete expired data, once per hour of run time."""
         if self._retention_run_hour == run_ns // HOUR_NS:
             return
         clock = self.retention_clock
@@ -687,7 +678,7 @@ class Writer:
             raise
 
     def _reopen(self) -> None:
-        """Open again and read what is durable: only then is known whether a failed COMMIT was."""
+        """Reopen the file and read the durable state, as a failed COMMIT may have succeeded."""
         with self._cursor_lock:
             with suppress(duckdb.Error):
                 self._connection.close()
@@ -696,7 +687,7 @@ class Writer:
 
     @contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a cursor for reading from another thread, beside the writer."""
+        """Yield a cursor for reading in another thread."""
         with self._cursor_lock:
             cursor = self._connection.cursor()
             try:
@@ -705,7 +696,7 @@ class Writer:
                 cursor.close()
 
     def close(self) -> None:
-        """Fold the WAL into the file and close it. Never raises; what was committed is durable anyway."""
+        """Checkpoint and close the file. Never raises; committed data is durable anyway."""
         with self._cursor_lock:
             try:
                 with self._transaction():
@@ -720,5 +711,5 @@ class Writer:
 def _loss_message(path: Path) -> str:
     try:
         return loss_message(path)
-    except OSError:  # who opens it next says why
+    except OSError:  # opening the store reports it
         return ""

@@ -1,6 +1,6 @@
 """Generated jobs for judging classes (*simulated*): each job is a sequence of activities, from which its fingerprint follows.
 
-Nothing is shared with `fingerprints/workload_kinds.py`, and nothing is fitted to these jobs. An activity has a share of
+Nothing is shared with `bench/workload_kinds.py`, and nothing is fitted to these jobs. An activity has a share of
 the time, and the work that a program of that kind does in it: arithmetic against the peak, bytes against the bandwidth.
 """
 

@@ -2,7 +2,7 @@
 
 - *Gangs* are played by the bulk-synchronous world (`bsp_world`), read at 10 Hz as a driver would, and classified by the
   tracker that runs on hosts.
-- *Workloads* are drawn from the ranges of `fingerprints/generated.py`, second by second, without a tracker. Their
+- *Workloads* are drawn from the ranges of `bench/generated_fingerprints.py`, second by second, without a tracker. Their
   checkpoints have a jitter of up to a tenth, and one in twenty is missing.
 - *Recordings* are power and utilization of eight H100s, through the same tracker. They have no log of steps. A pause is
   therefore where the mean power of the eight is below the middle between its 2nd and 98th percentile for 2 s or longer.
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.generated_fingerprints import CLASSES, generate
 from bench.quality import bsp_world as bsp
 from gangline.ext.periods import estimate
 from gangline.ext.phases import SIGNALS, PhaseTracker
@@ -34,7 +35,6 @@ from gangline.fingerprints.forecast import (
     WAIT,
     JobSecond,
 )
-from gangline.fingerprints.generated import CLASSES, generate
 
 Floats = NDArray[np.float64]
 BEGIN_NS = 1_000_000_000_000

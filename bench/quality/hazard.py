@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.quality.captures import DATA
-from gangline.aggregator.hazard.evaluation import EvaluationTerms, evaluate, markdown
+from gangline.aggregator.hazard.evaluation import EvaluationTerms, evaluate
+from gangline.aggregator.hazard.evaluation_page import markdown
 from gangline.aggregator.hazard.events import FaultTable, nodes_in_file_name, read_events
 
 RECORDING = DATA / "faults/stepfun_400_nodes_days_0_208.json"

@@ -17,7 +17,7 @@ from bench.quality.markdown import counted, table
 from bench.quality.pipeline_readings import EVIDENCE
 from bench.quality.pipeline_scenario import CONTROL_KINDS, FAULT_KINDS, GangScenario, HostFault
 from bench.quality.pipeline_verdicts import NAIVE, GangOutcome, judge_all
-from bench.quality.stragglers import JUDGE_SECONDS
+from bench.quality.straggler_replay import JUDGE_SECONDS
 from gangline.aggregator.model import Reason
 
 SLOWDOWNS = (0.05, 0.10, 0.15, 0.30)

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.quality.pipeline_scenario import GPUS, SLOTS_PER_SECOND, Floats, GangRun, HostFault
 from bench.quality.pipeline_world import GangRecord
-from bench.quality.stragglers import LINKS, SECOND_NS, UPTIME_NS, SentTable, due_blocks
+from bench.quality.straggler_replay import LINKS, SECOND_NS, UPTIME_NS, SentTable, due_blocks
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.contract import frame
 from gangline.contract.signals import TABLES

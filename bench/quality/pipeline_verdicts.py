@@ -28,7 +28,7 @@ from bench.quality.pipeline_scenario import (
     HostFault,
 )
 from bench.quality.pipeline_world import play, step_ends
-from bench.quality.stragglers import GRAVE, JUDGE_SECONDS, NEW_HOST, SECOND_NS, START_NS
+from bench.quality.straggler_replay import GRAVE, JUDGE_SECONDS, NEW_HOST, SECOND_NS, START_NS
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.jobs import ScheduledGang
 from gangline.aggregator.ingest.frame_reader import read_frame

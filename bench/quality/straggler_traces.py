@@ -19,7 +19,7 @@ import numpy as np
 from bench.quality import bsp_world as bsp
 from bench.quality.bsp_world import Episode, Floats, Plan
 from bench.quality.captures import DATA
-from bench.quality.stragglers import Outcome, Reader, judge_readings
+from bench.quality.straggler_replay import Outcome, Reader, judge_readings
 
 TRACES = {"AR": "stragglers/trace-AR.parquet", "SE": "stragglers/trace-SE.parquet"}
 RECORDINGS = ("power/h100x8_ckpt_every_10.csv", "power/h100x8_ckpt_every_100.csv")

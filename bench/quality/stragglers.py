@@ -9,392 +9,43 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from bench.quality import bsp_world as bsp
-from bench.quality.bsp_world import Episode, Floats, Plan
+from bench.quality import straggler_traces
+from bench.quality.bsp_world import Plan
 from bench.quality.intervals import weighted_rate, wilson
 from bench.quality.markdown import table
-from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.frame_reader import read_frame
-from gangline.aggregator.model import HealthState, Reason
-from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-from gangline.contract import frame
-from gangline.contract.block import Block
-from gangline.contract.signal import Kind
-from gangline.contract.signals import TABLES
-from gangline.contract.wire import telemetry_pb2
+from bench.quality.straggler_replay import NEW_HOST, REASONS, Outcome, judge
+from gangline.aggregator.model import Reason
 
-SECOND_NS = 1_000_000_000
-START_NS = 1_700_000_000 * SECOND_NS
-UPTIME_NS = 3_600 * SECOND_NS
-#: Told of each host that is new: no word against it.
-NEW_HOST = "host.new"
-#: NVLinks of a GPU that tell of errors.
-LINKS = 2
-#: Judged so often; readings are taken each second, as in service.
-JUDGE_SECONDS = 5
-GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
-#: Reasons that name the cause of each kind; a straggler without a cause is right only where nothing names one.
-REASONS: dict[str, tuple[Reason, ...]] = {
-    "heat": (Reason.THERMAL_THROTTLE,),
-    "cap": (Reason.POWER_CAP,),
-    "cpu": (Reason.HOST_CPU,),
-    "storage": (Reason.STORAGE,),
-    "pcie": (Reason.PCIE,),
-    "link": (Reason.FABRIC, Reason.RAIL_DOWN),
-    "nvlink": (Reason.NVLINK_ERRORS,),
-    "silent": (Reason.STRAGGLER,),
-    "gpu": (Reason.STRAGGLER,),
-}
-
-
-# ----------------------------------------------------------------------
-# What the agents of an episode would send.
-
-
-class SentTable:
-    """One table of one host, its columns by name."""
-
-    def __init__(self, name: str, devices: Sequence[str]) -> None:
-        self.block = Block(name, devices)
-        shape = len(self.block.signal_ids), self.block.rows
-        self._ints = np.frombuffer(self.block.cells, np.uint64).reshape(shape)
-        self._floats = self._ints.view(np.float64)
-        self._valid = np.frombuffer(self.block.valid, np.uint8).reshape(shape)
-        self._columns = {s.column: (at, s.kind is Kind.GAUGE) for at, s in enumerate(TABLES[name])}
-
-    def put(self, **values: float | Floats) -> None:
-        for name, value in values.items():
-            at, is_gauge = self._columns[name]
-            if is_gauge:
-                self._floats[at] = value
-            else:
-                self._ints[at] = np.asarray(value).astype(np.uint64)
-            self._valid[at] = 1
-
-
-def due_blocks(
-    tables: Mapping[str, SentTable],
-    last: dict[str, tuple[bytes, bytes]],
-    second: int,
-    *,
-    is_first: bool,
-) -> list[Block]:
-    """Return the blocks that an agent sends in *second*. *last*: what it sent of tables that travel when they change."""
-    blocks = []
-    for name, sent in tables.items():
-        period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
-        if second % period and not is_first:
-            continue
-        if TABLES[name][0].on_change:
-            now = bytes(sent.block.cells), bytes(sent.block.valid)
-            if last.get(name) == now and second % 60:
-                continue
-            last[name] = now
-        blocks.append(sent.block)
-    return blocks
-
-
-class Reader:
-    """What drivers and kernel say of an episode, second by second: (seconds, hosts, ...)."""
-
-    def __init__(self, episode: Episode, random: np.random.Generator) -> None:
-        plan, self.episode = episode.plan, episode
-        seconds = plan.seconds
-
-        def by_second(values: Floats) -> Floats:
-            return np.asarray(values.reshape(seconds, bsp.SLOTS_PER_SECOND, *values.shape[1:]))
-
-        noise = 1 + 0.01 * random.standard_normal(episode.watts.shape)
-        power = episode.watts * noise
-        if not plan.has_gpm:  # the driver's mean of a second
-            kernel = np.ones(bsp.SLOTS_PER_SECOND) / bsp.SLOTS_PER_SECOND
-            power = np.apply_along_axis(lambda one: np.convolve(one, kernel)[: one.size], 0, power)
-        delay = episode.delay_slots + (not plan.has_gpm)
-        power = np.round(np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]]), 1)
-        each = by_second(power)
-        self.power, self.power_min, self.power_max = each.mean(1), each.min(1), each.max(1)
-        self.last_power = each[:, -1]
-        self.joules = 1e6 + np.cumsum(by_second(episode.watts).sum(1) * bsp.SLOT_SECONDS, axis=0)
-        shares = by_second(episode.shares)
-        resident = shares[..., (bsp.COMPUTE, bsp.WAIT, bsp.EXCHANGE)].sum(-1)
-        writes = shares[..., bsp.CHECKPOINT].copy()
-        writes[:, :, 0, 0] *= 0.03  # the writer's GPU is empty
-        self.used = np.clip((resident + writes).mean(1), 0.0, 1.0)
-        levels = episode.sm_levels
-        active = shares[..., bsp.COMPUTE] * levels[0]
-        active += shares[..., (bsp.WAIT, bsp.EXCHANGE, bsp.CHECKPOINT)].sum(-1) * levels[1]
-        active *= 1 + 0.01 * random.standard_normal(active.shape)
-        self.active, self.active_min, self.active_max = active.mean(1), active.min(1), active.max(1)
-        self.work = by_second(episode.work).mean(1) * (
-            1 + 0.004 * random.standard_normal(active.mean(1).shape)
-        )
-        clock = by_second(episode.clock) * episode.clock_hertz
-        self.clock, self.clock_min, self.clock_max = clock.mean(1), clock.min(1), clock.max(1)
-        self.moved = np.cumsum(by_second(episode.port_bytes).sum(1), axis=0) * bsp.SLOT_SECONDS
-        self.waits = np.cumsum(by_second(episode.congested).sum(1), axis=0) * 1e5
-        self.pressure = by_second(episode.pressure).mean(1)
-        runs = self.used.max(axis=(1, 2)) > 0.02
-        self.runs = runs
-        self.on = np.array([plan.onset <= second < plan.heals for second in range(seconds)])
-
-
-class Agent:
-    """One host's agent: its tables, filled for each second."""
-
-    def __init__(self, reader: Reader, host: int) -> None:
-        self.name, self._reader, self._host = f"bsp-{host:03d}", reader, host
-        plan = reader.episode.plan
-        self.gpus = [f"GPU-{host:08d}-0000-0000-0000-{gpu:012d}" for gpu in range(bsp.GPUS)]
-        self._is_culprit = host in plan.culprits and plan.kind in bsp.NODE_KINDS
-        ports = [f"mlx5_{port}/1" for port in range(bsp.GPUS)]
-        devices = {
-            "gpu": self.gpus,
-            "gpu_fast": self.gpus,
-            "rdma": ports,
-            "host": ["host"],
-            "nvlink": [f"{gpu}/link{link}" for gpu in self.gpus for link in range(LINKS)],
-        }
-        names = (
-            "gpu_1s", "gpu_10s", "gpu_60s", "gpu_1s_changes", "gpu_10s_changes", "gpu_fast_1s", "rdma_1s",
-            "rdma_1s_changes", "host_1s", "nvlink_10s_changes",
-        )  # fmt: skip
-        self.tables = {
-            name: SentTable(name, devices[TABLES[name][0].device_kind]) for name in names
-        }
-        self._encoder, self._sequence = frame.Encoder(), 0
-        self.boot_id = bytes([1 + host % 250]) * 16
-        self._last: dict[str, tuple[bytes, bytes]] = {}
-        self._thermal_ns = np.zeros(bsp.GPUS)
-        self._power_ns = np.zeros(bsp.GPUS)
-        self._symbols = self._link_errors = 0.0
-
-    def frame(self, second: int, now_ns: int) -> bytes:
-        """Return the frame of *second*."""
-        self._fill(second)
-        blocks = due_blocks(
-            self.tables, self._last, second + self._host, is_first=not self._sequence
-        )
-        self._sequence += 1
-        boottime_ns = UPTIME_NS + (second + 1) * SECOND_NS
-        stamp = frame.Stamp(b"R" * 16, self.boot_id, self._sequence, boottime_ns, now_ns)
-        return self._encoder.encode(stamp, blocks, deflate=False)
-
-    def _fill(self, second: int) -> None:
-        r, host, plan = self._reader, self._host, self._reader.episode.plan
-        episode = r.episode
-        is_on = bool(r.on[second]) and self._is_culprit
-        hot, capped = is_on and plan.kind == "heat", is_on and plan.kind == "cap"
-        held = 1.0 - np.clip(r.clock[second, host] / np.median(r.clock[second]), 0.0, 1.0)
-        self._thermal_ns += SECOND_NS * (held > 0.02) * hot
-        self._power_ns += SECOND_NS * (held > 0.02) * capped
-        flags = 0x20 * hot + 0x4 * capped
-        limit = episode.limit_watts
-        celsius = 86.0 if hot else 45.0 + 0.04 * r.power[second, host]
-        self.tables["gpu_1s"].put(
-            sm_clock_hertz=np.round(r.clock[second, host] / 15e6) * 15e6, power_watts=r.last_power[second, host],
-            utilization_ratio=np.round(r.used[second, host], 2), temperature_celsius=celsius,
-            clock_event_reasons_flags=flags, violation_thermal_nanoseconds=5e9 + self._thermal_ns,
-            violation_power_nanoseconds=7e9 + self._power_ns, energy_joules=np.round(r.joules[second, host], 3),
-            lost_state=0, recovery_action_state=0,
-        )  # fmt: skip
-        self.tables["gpu_10s"].put(
-            sm_clock_max_hertz=1.98e9, power_limit_watts=episode.capped_watts if capped else limit, temperature_slowdown_celsius=89,
-            pcie_width_lanes=4 if is_on and plan.kind == "pcie" else 16, pcie_width_max_lanes=16,
-        )  # fmt: skip
-        self.tables["gpu_60s"].put(power_limit_default_watts=limit)
-        self.tables["gpu_1s_changes"].put(
-            ecc_corrected_volatile_errors=0, ecc_uncorrected_volatile_errors=0
-        )
-        self.tables["gpu_10s_changes"].put(remap_pending_state=0, remap_failed_state=0)
-        fast = self.tables["gpu_fast_1s"]
-        fast.put(
-            samples_count=10, sm_clock_mean_hertz=r.clock[second, host], sm_clock_min_hertz=r.clock_min[second, host],
-            sm_clock_max_hertz=r.clock_max[second, host], power_mean_watts=r.power[second, host],
-            power_min_watts=r.power_min[second, host], power_max_watts=r.power_max[second, host],
-            thermal_ratio=float(hot), power_cap_ratio=float(capped), power_brake_ratio=0.0,
-        )  # fmt: skip
-        if plan.has_gpm:
-            fast.put(
-                sm_active_ratio=r.active[second, host], sm_active_min_ratio=r.active_min[second, host],
-                sm_active_max_ratio=r.active_max[second, host], tensor_active_ratio=r.work[second, host],
-            )  # fmt: skip
-        moved = 1e9 + np.full(bsp.GPUS, r.moved[second, host])
-        bad_link = is_on and plan.kind == "link"
-        self._symbols += 40.0 * bad_link
-        errors = np.zeros(bsp.GPUS)
-        errors[0] = np.floor(self._symbols)
-        self.tables["rdma_1s"].put(
-            port_state=4, physical_state=5, rate_bytes_per_second=50e9, received_bytes=moved, transmitted_bytes=moved,
-            transmit_wait_count=1e4 + np.full(bsp.GPUS, r.waits[second, host]) + 50 * errors,
-        )  # fmt: skip
-        self.tables["rdma_1s_changes"].put(
-            symbol_errors=errors, packet_sequence_errors=5 * errors, ack_timeout_errors=errors,
-            out_of_sequence_packets=3 * errors, implied_nak_errors=0, adaptive_retransmissions_packets=0,
-            link_downed_events=0,
-        )  # fmt: skip
-        self._link_errors += 200.0 * (is_on and plan.kind == "nvlink")
-        crc = np.zeros(LINKS * bsp.GPUS)
-        crc[1] = self._link_errors
-        self.tables["nvlink_10s_changes"].put(
-            link_state=1, crc_errors=crc, replay_errors=0.1 * crc, recovery_errors=0
-        )
-        cpu, io = r.pressure[second, host]
-        self.tables["host_1s"].put(
-            pressure_cpu_some_ratio=cpu, pressure_io_some_ratio=io, pressure_io_full_ratio=0.6 * io, cpu_steal_ratio=0.0,
-            cpu_user_ratio=0.1, cpu_system_ratio=0.03, cpu_idle_ratio=0.85, runnable_count=2.0,
-        )  # fmt: skip
-
-    def register(self, fleet: Fleet) -> None:
-        """Register the host, with its GPUs."""
-        devices = [
-            telemetry_pb2.Device(
-                kind="gpu",
-                key=key,
-                attributes={"name": "H100", "pci_address": f"0000:{at:02x}:00.0"},
-            )
-            for at, key in enumerate(self.gpus)
-        ]
-        fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
-
-    def processes(self, state: str, second: int) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield what tells of the ranks on the GPUs."""
-        for at, gpu in enumerate(self.gpus):
-            yield telemetry_pb2.HealthEvent(
-                event_id=f"/{gpu}//{4000 + at}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + at,
-                boottime_ns=UPTIME_NS + second * SECOND_NS, last_boottime_ns=UPTIME_NS + second * SECOND_NS,
-                revision=1 + second, attributes={"state": state, "source": "slurm", "job_id": "77"},
-            )  # fmt: skip
-
-
-# ----------------------------------------------------------------------
-# One episode through the judge.
-
-
-@dataclass
-class Told:
-    """What was said of one host: since when (seconds), in which state at worst, by which rules."""
-
-    named: float = -1.0  # from the cause's begin on
-    watched: float = -1.0  # the same, or WATCH; at any time
-    is_early: bool = False  # named before there was a cause
-    reasons: set[Reason] = field(default_factory=set[Reason])
-    rules: dict[str, float] = field(default_factory=dict[str, float])
-    devices: set[str] = field(default_factory=set[str])
-
-
-@dataclass
-class Outcome:
-    """What came of one episode."""
-
-    plan: Plan
-    of_host: dict[int, Told] = field(default_factory=dict[int, Told])
-    naive: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
-    pace_lost: float = 0.0
-
-    def is_named(self, host: int) -> bool:
-        told = self.of_host.get(host)
-        return told is not None and told.named >= 0.0
-
-    @property
-    def wrong(self) -> list[int]:
-        """The hosts that were named and are not to blame, or were not yet."""
-        culprits = self.plan.culprits if self.plan.kind in bsp.NODE_KINDS else ()
-        return [
-            host for host, told in self.of_host.items()
-            if told.is_early or (told.named >= 0.0 and host not in culprits)
-        ]  # fmt: skip
-
-    @property
-    def node_days(self) -> float:
-        """The days of all hosts that are not to blame."""
-        culprits = len(self.plan.culprits) if self.plan.kind in bsp.NODE_KINDS else 0
-        return (self.plan.hosts - culprits) * self.plan.seconds / 86400.0
-
-
-def judge(plan: Plan) -> Outcome:
-    """Play *plan*, and let the judge hear it."""
-    return judge_readings(Reader(bsp.play(plan), np.random.default_rng([plan.seed, 7])))
-
-
-def judge_readings(reader: Reader) -> Outcome:
-    """Let the judge hear an episode, second by second, as its agents would send it."""
-    episode, plan = reader.episode, reader.episode.plan
-    fleet, outcome, judged = Fleet(epoch=1), Outcome(plan), None
-    agents = [Agent(reader, host) for host in range(plan.hosts)]
-    for agent in agents:
-        agent.register(fleet)
-    for second in range(plan.seconds):
-        now_ns = START_NS + (second + 1) * SECOND_NS
-        for host, agent in enumerate(agents):
-            if host in plan.silent_hosts and second > 60:
-                continue
-            if plan.is_attributed and second == 0:
-                for event in agent.processes("running", second):
-                    fleet.observe_event(agent.name, event, now_ns, now_ns)
-            fleet.observe(agent.name, read_frame(agent.frame(second, now_ns)), now_ns)
-        fleet.advance(now_ns)
-        if second % JUDGE_SECONDS == 0 or second < 5:
-            judged = evaluate(fleet, now_ns, judged)
-            _note(outcome, judged, second)
-    outcome.naive = naive(reader)
-    ends = episode.steps
-    before = float(((ends > plan.onset - 100) & (ends < plan.onset)).sum())
-    after = float(((ends > plan.onset + 40) & (ends < plan.onset + 140)).sum())
-    outcome.pace_lost = 1.0 - after / before if before else 0.0
-    return outcome
-
-
-def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
-    for host, tracked in judged.tracked_symptoms.items():
-        for one in tracked.values():
-            worst = one.worst
-            if not one.active or worst.host_state is HealthState.HEALTHY:
-                continue
-            told = outcome.of_host.setdefault(host, Told())
-            told.rules.setdefault(worst.rule.name, float(second))
-            reason = worst.rule.reason if worst.reason is None else worst.reason
-            if worst.rule.name != NEW_HOST:
-                told.watched = second if told.watched < 0 else told.watched
-            if worst.host_state not in GRAVE and worst.speed >= 1.0:
-                continue
-            told.devices.add(worst.device)
-            if second >= outcome.plan.onset:
-                told.reasons.add(reason)
-                told.named = second if told.named < 0 else told.named
-            else:
-                told.is_early = True
-
-
-def naive(reader: Reader) -> dict[str, set[int]]:
-    """Return whom simpler detectors name, in the last two minutes while the cause stands."""
-    plan = reader.episode.plan
-    end = int(min(plan.heals, plan.seconds))
-    span = slice(max(end - 120, 0), end)
-    by_host: dict[str, Floats] = {
-        "utilization outlier": 1 - reader.used[span].mean(axis=(0, 2)),
-        "mean power z-score": np.abs(_z(reader.power[span].mean(axis=(0, 2)))) - 3.0,
-        "SM time, peers only": _z(reader.active[span].mean(axis=(0, 2))) - 3.0,
-    }
-    limits = {"utilization outlier": 0.03 + float(np.median(by_host["utilization outlier"]))}
-    return {
-        name: set(np.flatnonzero(values > limits.get(name, 0.0)).tolist())
-        for name, values in by_host.items()
-    }
-
-
-def _z(values: Floats) -> Floats:
-    middle = np.median(values)
-    return np.asarray((values - middle) / (1.4826 * np.median(np.abs(values - middle)) + 1e-9))
-
-
-# ----------------------------------------------------------------------
-# Tables.
+NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
+CULPRIT_HEADINGS = (
+    "kind",
+    "slowdown",
+    "pace lost",
+    "named",
+    "WATCH only",
+    "cause right",
+    "others named",
+    "delay s, p50 / p95",
+    "by",
+    *NAIVE,
+)
+CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "by", *NAIVE)
+#: What is varied beside the kind of fault: title, and the plan.
+VARIATIONS: tuple[tuple[str, Plan], ...] = (
+    ("without GPM (A100 and older)", Plan("", has_gpm=False)),
+    ("nobody says which hosts are a gang", Plan("", is_attributed=False)),
+    ("4 hosts", Plan("", hosts=4)),
+    ("64 hosts", Plan("", hosts=64)),
+    ("slow from birth", Plan("", onset=0.0)),
+    ("four pipeline stages of uneven length", Plan("", stages=4)),
+    ("two hosts' agents are silent", Plan("", silent_hosts=(9, 11))),
+)
+SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
 
 
 def run_all(
@@ -463,22 +114,6 @@ def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
-CULPRIT_HEADINGS = (
-    "kind",
-    "slowdown",
-    "pace lost",
-    "named",
-    "WATCH only",
-    "cause right",
-    "others named",
-    "delay s, p50 / p95",
-    "by",
-    *NAIVE,
-)
-CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "by", *NAIVE)
-
-
 def macro_f1(outcomes: Sequence[Outcome]) -> float:
     """Return the mean F1 over causes, of named culprits by what was said first, or by nothing but a straggler's reason.
 
@@ -515,19 +150,6 @@ def _plans(
     ]  # fmt: skip
 
 
-#: What is varied beside the kind of fault: title, and the plan.
-VARIATIONS: tuple[tuple[str, Plan], ...] = (
-    ("without GPM (A100 and older)", Plan("", has_gpm=False)),
-    ("nobody says which hosts are a gang", Plan("", is_attributed=False)),
-    ("4 hosts", Plan("", hosts=4)),
-    ("64 hosts", Plan("", hosts=64)),
-    ("slow from birth", Plan("", onset=0.0)),
-    ("four pipeline stages of uneven length", Plan("", stages=4)),
-    ("two hosts' agents are silent", Plan("", silent_hosts=(9, 11))),
-)
-SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
-
-
 def _culprits(outcome: Outcome) -> tuple[int, ...]:
     return outcome.plan.culprits if outcome.plan.kind in bsp.NODE_KINDS else ()
 
@@ -549,8 +171,6 @@ def _recall(outcomes: Sequence[Outcome], least: float, below: float) -> str:
 
 def section(seed: int, progress: Callable[..., None]) -> str:
     """Return the part of the page about stragglers."""
-    from bench.quality import straggler_traces
-
     base = Plan("")
     groups: list[tuple[str, list[Plan]]] = [
         ("", _plans(seed, bsp.NODE_KINDS, (0.15, 0.10, 0.05), 4, base)),

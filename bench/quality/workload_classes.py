@@ -12,15 +12,15 @@ import numpy.typing as npt
 from bench.quality.class_jobs import JOBS, fingerprint_values
 from bench.quality.markdown import counted, table
 from bench.quality.progress import Bar
+from bench.workload_kinds import KINDS, generate_kinds
 from gangline.fingerprints.fingerprint import Floats
 from gangline.fingerprints.workload_class import ClassAnswers, ClassModel, answers, load_model
-from gangline.fingerprints.workload_kinds import KINDS, generate_kinds
 
 RUNS_OF_KIND = 200
 BINS = (0.0, 0.5, 0.7, 0.85, 0.9, 0.95, 0.98, 1.01)
 
 METHOD = """*All of this is simulated*: no fingerprints of jobs with a known class are public. Two generators share no code
-and no assumption. The model is fitted to jobs that are drawn from ranges (`fingerprints/workload_kinds.py`, seeds 1 to 5).
+and no assumption. The model is fitted to jobs that are drawn from ranges (`bench/workload_kinds.py`, seeds 1 to 5).
 Jobs that follow from the activities of a program (`bench/quality/class_jobs.py`) are for judging; ranges were widened after
 a look at its seed 3. An answer below 85 % is not given, and no answer is surer than 98 %.
 

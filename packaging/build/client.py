@@ -44,7 +44,7 @@ def wheel_files() -> dict[str, bytes]:
         "gangline/contract/__init__.py": (ROOT / "contract" / "__init__.py").read_bytes(),
     }
     for path in sorted(WIRE.iterdir()):
-        if path.suffix in (".py", ".pyi") and path.stem != "compact_generated":
+        if path.suffix in (".py", ".pyi"):
             files[f"gangline/contract/wire/{path.name}"] = path.read_bytes()
     return files
 

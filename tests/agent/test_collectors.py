@@ -34,8 +34,8 @@ from gangline.agent.collectors.counter_files import (
 )
 from gangline.agent.collectors.disk import Filesystems
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.host import rapl_zones
 from gangline.agent.hardware.network import rdma_ports
+from gangline.agent.hardware.power_sensors import rapl_zones
 from gangline.contract.signal import Pace
 from gangline.contract.signals import BY_NAME, TABLES
 from gangline.ext.counterfiles import WORD

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from gangline.agent.hardware import host, pci, storage
+from gangline.agent.hardware import cpu_cores, pci, proc_files, storage
 from gangline.agent.hardware.files import (
     KEY_BYTES_MAX,
     OpenFile,
@@ -42,9 +42,9 @@ def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
         assert value is None or value >= 0
     for share in pressure(data)[:2]:
         assert share is None or 0 <= share <= 1
-    load = host.parse_first_decimal(data)
+    load = proc_files.parse_first_decimal(data)
     assert load is None or 0 <= load < float("inf")
-    host.parse_vmstat(data, b"oom_kill")
+    proc_files.parse_vmstat(data, b"oom_kill")
     for counts in diskstats(data, {b"vda": "vda"}).values():
         assert all(value is None or 0 <= value <= U64_MAX for value in counts)
     for mount in storage.parse_mountinfo(data):
@@ -61,11 +61,11 @@ def test_texts_of_links_and_lists(text: str) -> None:
     number = parse_unsigned(text)
     assert number is None or text.strip().lstrip("+").lstrip("0") in (str(number), "")
     try:
-        cores = host.parse_cpu_list(text)
+        cores = cpu_cores.parse_cpu_list(text)
     except ValueError as error:
         assert "0-3,8" in str(error)
     else:
-        assert len(cores) <= 20 * host.CORES_MAX
+        assert len(cores) <= 20 * cpu_cores.CORES_MAX
 
 
 @given(st.binary(min_size=1, max_size=300).filter(lambda name: b"/" not in name))
@@ -103,11 +103,11 @@ def test_link_speeds_as_kernels_write_them() -> None:
 
 def test_lists_of_cores() -> None:
     """A node of memory alone has an empty list, which is not an unreadable one."""
-    assert host.parse_cpu_list("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
-    assert host.parse_cpu_list("\n") == []
+    assert cpu_cores.parse_cpu_list("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
+    assert cpu_cores.parse_cpu_list("\n") == []
     for text in ("3-1", "a", "1-", "0-99999999", "-1"):
         with pytest.raises(ValueError, match="list of cores"):
-            host.parse_cpu_list(text)
+            cpu_cores.parse_cpu_list(text)
 
 
 def shares(*texts: bytes) -> HostTimes:
@@ -161,9 +161,9 @@ def test_meminfo_and_vmstat() -> None:
     data = b"MemTotal:   100 kB\nHugePages_Free:  7\nDirty: 3 MB\nFree: x kB\n"
     names = (b"MemTotal:", b"HugePages_Free:", b"Dirty:", b"Free:", b"Total:", b"Gone:")
     assert line_numbers(data, names) == [102400, 7, None, None, None, None]
-    assert host.parse_vmstat(b"a_oom_kill 4\noom_kill 3\n", b"oom_kill") == 3
-    assert host.parse_vmstat(b"oom_kill 5", b"oom_kill") == 5
-    assert host.parse_vmstat(b"oom_killer 5\n", b"oom_kill") is None
+    assert proc_files.parse_vmstat(b"a_oom_kill 4\noom_kill 3\n", b"oom_kill") == 3
+    assert proc_files.parse_vmstat(b"oom_kill 5", b"oom_kill") == 5
+    assert proc_files.parse_vmstat(b"oom_killer 5\n", b"oom_kill") is None
 
 
 def test_pressure() -> None:

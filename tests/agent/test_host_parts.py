@@ -16,10 +16,10 @@ from gangline.agent.collectors import power
 from gangline.agent.collectors.host import ClockTenSeconds, CpuMinute, HostTenSeconds, edac_10s
 from gangline.agent.collectors.numa import NumaTenSeconds
 from gangline.agent.collectors.settings import SettingsMinute
-from gangline.agent.hardware import host as clock
-from gangline.agent.hardware import settings
+from gangline.agent.hardware import edac, kernel_clock, settings
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.host import chips, hugepage_pools, sensors
+from gangline.agent.hardware.numa_nodes import hugepage_pools
+from gangline.agent.hardware.power_sensors import chips, sensors
 from gangline.contract.signals import TABLES
 from gangline.ext import adjtimex
 from gangline.ext.hostfiles import CoreTimes
@@ -215,7 +215,7 @@ def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder)
 def test_ranks_are_places_too(tmp_path: Path) -> None:
     """AMD's driver calls them ranks: a host of 24 had no memory errors at all, for want of a `dimm`."""
     write(tmp_path, {"devices/system/edac/mc/mc0/rank4/dimm_ce_count": "3\n"})
-    assert list(clock.edac_locations(tmp_path)) == ["mc0", "mc0/rank4"]
+    assert list(edac.edac_locations(tmp_path)) == ["mc0", "mc0/rank4"]
     assert row(edac_10s(Roots(tmp_path, tmp_path)), "mc0/rank4")["corrected_errors"] == 3
 
 
@@ -236,14 +236,14 @@ def timex(
     frequency: int = 0,
     error: int = 5,
     tai: int = 0,
-) -> clock.Timex:
+) -> kernel_clock.Timex:
     return (state, status, offset, frequency, 10 * error, error, tai)
 
 
 def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
     """An offset of 250 us was told as a quarter of a second: STA_NANO says what the number means."""
-    assert clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
-    nano = clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
+    assert kernel_clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
+    nano = kernel_clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
     assert nano.offset_seconds == pytest.approx(-250e-6)
     assert nano.frequency_offset_ratio == -25e-6
     assert (nano.error_estimated_seconds, nano.error_max_seconds) == (5e-6, 50e-6)
@@ -252,14 +252,14 @@ def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
 
 def test_a_clock_that_nobody_keeps() -> None:
     """The time daemon died: the state says so at once where the offset stays at its last word."""
-    found = clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
+    found = kernel_clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
     assert (found.synchronised, found.leap_state, found.error_max_seconds) == (False, 5, 16.0)
 
 
 @given(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 7))
-def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: clock.Timex) -> None:
+def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: kernel_clock.Timex) -> None:
     """Garbage in a struct of another layout: within what a kernel can mean, or missing."""
-    found = clock.parse_timex(answer)
+    found = kernel_clock.parse_timex(answer)
     assert found.offset_seconds is None or abs(found.offset_seconds) <= 1
     for error in (found.error_estimated_seconds, found.error_max_seconds):
         assert error is None or 0 <= error <= 16
@@ -276,14 +276,14 @@ def test_this_machines_clock_is_really_asked() -> None:
     assert turn.outcome is CollectOutcome.OK, turn.message
     found = dict(rows_of(turn.blocks[0]))["host"]
     assert found is not None
-    assert found["synchronised_state"] == int(not status & clock.STA_UNSYNC)
+    assert found["synchronised_state"] == int(not status & kernel_clock.STA_UNSYNC)
     assert found["error_max_seconds"] is not None
 
 
 def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
     """ProtectClock=yes in a unit refuses the call, reading or not: the words say what opens it."""
 
-    def refuse() -> clock.Timex:
+    def refuse() -> kernel_clock.Timex:
         raise PermissionError(1, "Operation not permitted")
 
     turn = run_collector(ClockTenSeconds(Roots(), refuse), StoppedClock())
@@ -450,5 +450,5 @@ def test_folders_of_odd_names_are_listed_without_error(names: list[str]) -> None
             for name in names:
                 (root / below / name / "temp1_input").mkdir(parents=True, exist_ok=True)
                 (root / below / "mc0" / name).mkdir(parents=True, exist_ok=True)
-        for found in (chips(root), sensors(root), clock.edac_locations(root), hugepage_pools(root)):
+        for found in (chips(root), sensors(root), edac.edac_locations(root), hugepage_pools(root)):
             assert all(len(os.fsencode(key)) < 4096 for key in found)

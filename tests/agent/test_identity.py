@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.hardware.host import boot_id
+from gangline.agent.hardware.proc_files import boot_id
 from gangline.agent.registration import machine_owner
 
 BOARD = "class/dmi/id/product_uuid"

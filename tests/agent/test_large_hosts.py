@@ -20,7 +20,7 @@ from gangline.agent.collectors.counter_files import (
 )
 from gangline.agent.collectors.file_cache import DESCRIPTORS_SHARE, FileCache
 from gangline.agent.collectors.host import HostTenSeconds
-from gangline.agent.hardware import host as cores
+from gangline.agent.hardware import cpu_cores as cores
 from gangline.agent.hardware import processes as tasks
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.processes import ProcessScanner, TaskStat

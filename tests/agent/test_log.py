@@ -172,6 +172,8 @@ def test_a_failure_of_our_own_carries_its_trace_in_the_same_line() -> None:
             logging.getLogger("gangline.agent.daemon").exception("a tick failed")
     finally:
         log.stop(handler)
+    package_logger = logging.getLogger("gangline")
+    assert package_logger.propagate and package_logger.level == logging.NOTSET, "a later test's"
     (line,) = stream.getvalue().splitlines()
     assert " level=error cause=gangline.agent.daemon:" in line
     trace = json.loads(line.partition(" trace=")[2])

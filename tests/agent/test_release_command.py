@@ -23,7 +23,7 @@ from gangline.agent.config import AgentConfig
 from gangline.agent.events import EventPublisher
 from gangline.agent.gpu_release import ReleaseStateFile
 from gangline.agent.hardware.files import Roots
-from gangline.agent.hardware.host import boot_id
+from gangline.agent.hardware.proc_files import boot_id
 from gangline.agent.inventory import HostDevice, Inventory
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local import agent_service

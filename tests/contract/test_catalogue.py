@@ -64,7 +64,7 @@ def test_a_name_without_a_unit_is_refused() -> None:
 
 def test_the_signals_page_is_of_this_catalogue() -> None:
     """An operator who looks a column up must find what the agent really sends."""
-    from gangline.contract.signals.__main__ import page
+    from tests.contract.signals_page import page
 
     docs = Path(__file__).parents[2] / "docs" / "signals.md"
     assert docs.read_text() == page(), "run `make docs`"

@@ -9,7 +9,6 @@ import pytest
 from google.protobuf import duration_pb2
 
 from gangline.contract.wire import messages, telemetry_pb2
-from gangline.contract.wire.compact_generated import lighter
 
 
 def test_messages_hold_what_they_are_given() -> None:
@@ -58,28 +57,6 @@ def test_a_file_that_is_known_is_the_same_file() -> None:
     names: dict[str, object] = {}
     serialized = duration_pb2.DESCRIPTOR.serialized_pb
     assert messages.file_of(serialized, __name__, names) is duration_pb2.DESCRIPTOR
-
-
-def test_code_that_is_not_as_protoc_writes_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="protoc"):
-        lighter("DESCRIPTOR = something_else()\n")
-
-
-def test_only_what_stands_before_the_file_is_kept_of_the_code() -> None:
-    """Of a short file a call of protobuf's builder, which is imported no more, was kept as well."""
-    head = "# by protoc\n" * 20
-    generated = (
-        f"{head}from google.protobuf import descriptor as _descriptor\n"
-        "from google.protobuf.internal import builder as _builder\n"
-        "from gangline import other_pb2 as _other\n"
-        "DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'a')\n"
-        "_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'a_pb2', globals())\n"
-    )
-    assert lighter(generated) == (
-        f"{head}from gangline.contract.wire import messages as _messages\n"
-        "from gangline import other_pb2 as _other\n\n"
-        "DESCRIPTOR = _messages.file_of(b'a', __name__, globals())\n"
-    )
 
 
 def test_a_library_that_has_it_elsewhere_leaves_it_to_the_builder(

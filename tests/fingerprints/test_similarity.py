@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.generated_fingerprints import GeneratedRuns, generate
 from gangline.fingerprints.fingerprint import (
     FINGERPRINT_VERSION,
     NUMBERS,
@@ -19,7 +20,6 @@ from gangline.fingerprints.fingerprint import (
     FingerprintVersionError,
     decode,
 )
-from gangline.fingerprints.generated import GeneratedRuns, generate
 from gangline.fingerprints.similarity import (
     MODEL_FILE,
     OTHER_USER_FACTOR,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bench.quality.class_jobs import JOBS, fingerprint_values
+from bench.workload_kinds import CLASSES, generate_kinds
 from gangline.fingerprints.fingerprint import NUMBERS, Fingerprint
 from gangline.fingerprints.workload_class import (
     CONFIDENCE_MAX,
@@ -17,7 +18,6 @@ from gangline.fingerprints.workload_class import (
     classify,
     load_model,
 )
-from gangline.fingerprints.workload_kinds import CLASSES, generate_kinds
 
 MODEL = load_model()
 #: From the readings of an H200 that trains a model from scratch (two of its minutes).

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
-from gangline.agent.hardware import host as power
+from gangline.agent.hardware import power_sensors
 from gangline.agent.hardware.files import KEY_BYTES_MAX, Roots
 from gangline.agent.inventory import parse as parse_inventory
 from gangline.agent.inventory.__main__ import SECTIONS, run_sections
@@ -220,7 +220,7 @@ def names_of(host: Host, folder: Path) -> set[str]:
     names |= {f"GPU-{path.read_text().strip()}" for path in folder.rglob("unique_id")}
     if "cpu" in folder.parts:
         names.add("host")  # the heat brakes of all cores are one sum
-    for chip, place in power.chips(host.roots.sys).items():
+    for chip, place in power_sensors.chips(host.roots.sys).items():
         real = (place / "device").resolve()
         if (
             place.resolve() == folder

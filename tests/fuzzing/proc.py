@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gangline.agent.hardware import host, nvidia, processes, settings, storage
+from gangline.agent.hardware import cpu_cores, nvidia, proc_files, processes, settings, storage
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key, parse_unsigned
 from gangline.agent.hardware.nvidia import parse_capability_minor, parse_is_administrator
 from gangline.agent.inventory.links import parse_vlans
@@ -84,12 +84,12 @@ def fuzz_cpu_list(source: random.Random) -> str:
     """`0-3,8`: a list of cores, or ValueError in short words."""
     words = text(damaged(b"0-3,8,10-11,64-127\n", source))
     try:
-        cores = host.parse_cpu_list(words)
+        cores = cpu_cores.parse_cpu_list(words)
     except ValueError as error:
         assert str(error), "no words"
         return REFUSED
-    assert all(core < host.CORES_MAX for core in cores)
-    assert len(cores) <= host.CORES_MAX * max(1, words.count(","))
+    assert all(core < cpu_cores.CORES_MAX for core in cores)
+    assert len(cores) <= cpu_cores.CORES_MAX * max(1, words.count(","))
     return outcome(cores)
 
 
@@ -102,7 +102,7 @@ def fuzz_meminfo(source: random.Random) -> str:
 
 def fuzz_vmstat(source: random.Random) -> str:
     """`oom_kill` is not `oom_kill_other`."""
-    return outcome(host.parse_vmstat(damaged(VMSTAT, source), b"oom_kill"))
+    return outcome(proc_files.parse_vmstat(damaged(VMSTAT, source), b"oom_kill"))
 
 
 def fuzz_pressure(source: random.Random) -> str:
@@ -113,7 +113,7 @@ def fuzz_pressure(source: random.Random) -> str:
 def fuzz_decimals(source: random.Random) -> str:
     """The first number of loadavg and uptime: finite, not negative, written as the kernel writes it."""
     data = damaged(b"3.05 2.10 1.99 3/1234 4711\n", source)
-    value = host.parse_first_decimal(data)
+    value = proc_files.parse_first_decimal(data)
     assert value is None or b"_" not in data.split(None, 1)[0], data[:64]
     return outcome(value)
 

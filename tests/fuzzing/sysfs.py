@@ -8,7 +8,7 @@ import struct
 from gangline.agent.hardware import amdgpu, network, pci, settings, storage
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key
 from gangline.agent.hardware.gpu_metrics import MetricsError, layout_of
-from gangline.agent.hardware.host import parse_timex
+from gangline.agent.hardware.kernel_clock import parse_timex
 from gangline.agent.hardware.pci import ConfigHidden, ExpressRegisters, parse_express
 from gangline.agent.inventory.gpus import fabric, platform
 from gangline.ext import counterfiles

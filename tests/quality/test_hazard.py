@@ -9,7 +9,8 @@ import pytest
 
 from bench.quality import hazard
 from bench.quality.hazard import section, shuffled
-from gangline.aggregator.hazard.evaluation import EvaluationTerms, evaluate, markdown
+from gangline.aggregator.hazard.evaluation import EvaluationTerms, evaluate
+from gangline.aggregator.hazard.evaluation_page import markdown
 from gangline.aggregator.hazard.events import parse_events
 from tests.aggregator.hazard.fleets import data_of, recording
 

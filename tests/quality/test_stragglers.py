@@ -7,7 +7,7 @@ import pytest
 
 from bench.quality import bsp_world as bsp
 from bench.quality.bsp_world import Plan, play
-from bench.quality.stragglers import REASONS, judge
+from bench.quality.straggler_replay import REASONS, judge
 
 
 @pytest.mark.parametrize("kind", [*bsp.NODE_KINDS, *bsp.CONTROL_KINDS])

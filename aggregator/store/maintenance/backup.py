@@ -50,13 +50,9 @@ if TYPE_CHECKING:
     from ..writer import Writer
 
 
-# ----------------------------------------------------------------------
-# The service's side of a backup: the store's file is held still while others copy it.
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointHold:
-    """Where the file stood when the hold began (wall ns), and the journals of events and of answers of that moment."""
+    """State of the file when the hold began (wall ns), and both journals of that moment."""
 
     path: Path
     inode: int
@@ -68,18 +64,21 @@ class CheckpointHold:
     answers: bytes
 
     def grown_bytes(self) -> int:
-        """Return how much came into the WAL since."""
+        """Return by how much the WAL has grown since then."""
         return size_of(wal_of(self.path)) - self.wal_bytes
 
 
 @contextmanager
 def hold_checkpoints(store: Store) -> Iterator[CheckpointHold]:
-    """Hold the file until the context ends. Blocks for the commit under way. Raises StoreError, ResourceExhausted."""
+    """Prevent changes of the file until the context ends. Blocks for the running commit.
+
+    Raises StoreError, ResourceExhausted.
+    """
     checkpoint_hold = store.run_on_writer_thread(lambda writer: _hold(store, writer))
     try:
         yield checkpoint_hold
     finally:
-        with suppress(StoreError):  # closing: nobody copies any more
+        with suppress(StoreError):  # closing: the copy has ended
             store.run_on_writer_thread(lambda writer: writer.resume_checkpoints())
 
 
@@ -88,7 +87,7 @@ def _hold(store: Store, writer: Writer) -> CheckpointHold:
     pinned = writer.hold_checkpoints()
     try:
         journal = store.journal_records()
-        # No commit runs meanwhile, so each answer is in the file, in its WAL or here.
+        # No commit runs meanwhile, so each answer is in the file, in its WAL or in this journal.
         answers = _read_answers(pinned.path.parent)
         inode = os.stat(pinned.path).st_ino
     except BaseException:
@@ -108,21 +107,17 @@ def _read_answers(folder: Path) -> bytes:
         return b""
 
 
-# ----------------------------------------------------------------------
-# A store that is paused for a while, so that its files can be copied: a stopped one, or one that
-# is held.
-
-
 class FileChangedError(CopyError):
-    """The file was changed while it was copied: the copy is none, another try may be."""
+    """The file was changed while it was copied: the copy is useless, but a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistentView:
-    """A store as of `as_of_ns` (wall): its file, the first `wal_bytes` of its WAL, and the journals of events and of answers.
+    """A store as of `as_of_ns` (wall): its file, the first `wal_bytes` of its WAL, and both
+    journals.
 
-    `held`: by an aggregator that runs. `paused_microseconds`: for this long nothing was stored. `check` raises FileChangedError or CopyError when
-    what was copied until now is not whole.
+    `is_running`: an aggregator uses it. `paused_microseconds`: time during which nothing was
+    stored. `check` raises FileChangedError or CopyError if the copy made until now is inconsistent.
     """
 
     data: Path
@@ -136,15 +131,15 @@ class ConsistentView:
 
     @property
     def file(self) -> Path:
-        """The live file."""
+        """Return the path of the live file."""
         return self.data / STORE_FILE
 
 
 @contextmanager
 def open_stopped_store(data: Path) -> Iterator[ConsistentView]:
-    """Yield the store in *data*, which no aggregator may have, and keep it from starting meanwhile.
+    """Yield the store in *data*, and keep any aggregator from starting on it.
 
-    Raises StoreError when one has it, CopyError when there is no store.
+    Raises StoreError if an aggregator uses it, CopyError if there is no store.
     """
     if not (data / STORE_FILE).exists():
         raise CopyError(no_store_message(data))
@@ -165,7 +160,7 @@ def open_stopped_store(data: Path) -> Iterator[ConsistentView]:
 
 
 def change_check(file: Path) -> Callable[[], None]:
-    """Return what raises FileChangedError once a checkpoint has changed *file* since now, or another is in its place."""
+    """Return a check that raises FileChangedError once *file* had a checkpoint or was replaced."""
 
     def seen() -> tuple[int, duckdb_file.Header | None]:
         return file.stat().st_ino, duckdb_file.read_header(file)
@@ -180,7 +175,7 @@ def change_check(file: Path) -> Callable[[], None]:
 
 
 def no_store_message(data: Path) -> str:
-    """Return what to say of a folder without a store."""
+    """Return the message for a folder without a store."""
     return (
         f"{data} holds no store (there is no {STORE_FILE}): name the aggregator's folder with --data, "
         "as its setting `data` has it"
@@ -188,26 +183,26 @@ def no_store_message(data: Path) -> str:
 
 
 def why_no_migration(data: Path) -> str:
-    """Return why this version would not migrate the store in *data*; "" where it would, or where nothing says its version.
+    """Return why this version would not migrate the store in *data*; "" if it would, or might.
 
-    Reads `store_version`: opening the store would migrate it. Raises CopyError.
+    Reads `store_version`, because opening the store would migrate it. Raises CopyError.
     """
     if not (data / STORE_FILE).exists():
         return f"{data}: no store yet, nothing to back up"
     newest = duckdb_file.migrations()[-1][0]
     try:
-        found = (data / STORE_VERSION_FILE).read_text(errors="replace")[:16].strip()
+        version = (data / STORE_VERSION_FILE).read_text(errors="replace")[:16].strip()
     except FileNotFoundError:
         return ""
     except OSError as error:
         raise CopyError(f"{data / STORE_VERSION_FILE}: {error.strerror}") from error
-    if found.isdecimal() and int(found) >= newest:
-        return f"{data}: the store has version {found}, which this version does not migrate: no backup made"
+    if version.isdecimal() and int(version) >= newest:
+        return f"{data}: the store has version {version}, which this version does not migrate: no backup made"
     return ""
 
 
 def in_use(data: Path) -> bool:
-    """Return whether an aggregator (or another of these commands) has the folder now."""
+    """Return whether an aggregator, or another of these commands, has locked the folder."""
     try:
         lock_folder(data).discard()
     except StoreError:
@@ -215,27 +210,29 @@ def in_use(data: Path) -> bool:
     return False
 
 
-#: Small files of a store that belong to it, when they are there.
+#: Optional small files of a store.
 SMALL_FILES = ("permit.json",)
-#: Certificates and hashed tokens: only when asked for.
+#: Certificates and hashed tokens: copied only on request.
 ACCESS_FOLDER = "access"
-#: How often a copy is started over because a checkpoint came in between.
+#: Attempts of a copy that a checkpoint interrupts.
 TRIES = 3
 
 
 class ProgressSink(Protocol):
-    """Who shows how far it has come."""
+    """Display of progress."""
 
     def begin(self, what: str, total: int) -> None:
-        """*total* bytes of *what* follow."""
+        """Begin a step of *total* bytes with the name *what*."""
 
     def advance(self, size_bytes: int) -> None:
-        """So many more are done."""
+        """Add *size_bytes* to the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupResult:
-    """A backup that was made, how much of it was copied rather than linked, and for how long nothing was stored."""
+    """A finished backup, its copied (not linked) bytes, and the time during which nothing was
+    stored.
+    """
 
     folder: Path
     manifest: Manifest
@@ -244,7 +241,7 @@ class BackupResult:
 
 
 class Backup:
-    """Makes one backup in *to* of the store that *still* holds."""
+    """Makes one backup in the folder *to*."""
 
     def __init__(self, to: Path, progress: ProgressSink, *, access: bool = False) -> None:
         self._to, self._progress, self._access = to, progress, access
@@ -252,7 +249,7 @@ class Backup:
         self._copied_bytes = 0
 
     def make(self, open_view: Callable[[], AbstractContextManager[ConsistentView]]) -> BackupResult:
-        """Make it. Raises CopyError with words, or what *open_view* raises; then nothing of it stays."""
+        """Make the backup; leave no files if it raises CopyError or an error of *open_view*."""
         try:
             self._to.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
@@ -278,7 +275,7 @@ class Backup:
         with open_view() as source:
             names = backup_files.files(source.data)
             known = _files_of(previous)
-            new = [each for each in names if not _is_unchanged(source.data / each, known.get(each))]
+            new = [name for name in names if not _is_unchanged(source.data / name, known.get(name))]
             self._refuse_full(source, new)
             with backup_files.hold_files(source.data, new) as stage:
                 self._copy_store(source, part)
@@ -298,7 +295,7 @@ class Backup:
         return BackupResult(folder, manifest, self._copied_bytes, source.paused_microseconds)
 
     def _refuse_full(self, source: ConsistentView, new: list[str]) -> None:
-        sizes = (size_of(source.data / each) for each in (STORE_FILE, *new))
+        sizes = (size_of(source.data / name) for name in (STORE_FILE, *new))
         needed, free = sum(sizes) + source.wal_bytes, free_bytes(self._to)
         if needed > free:
             raise CopyError(
@@ -328,15 +325,17 @@ class Backup:
             self._copy_access(source.data, part)
 
     def _copy_access(self, data: Path, part: Path) -> None:
-        for path in sorted(each for each in (data / ACCESS_FOLDER).rglob("*") if each.is_file()):
+        for path in sorted(entry for entry in (data / ACCESS_FOLDER).rglob("*") if entry.is_file()):
             name = str(path.relative_to(data))
             (part / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._add(name, copy_with_checksum(path, part / name, self._progress.advance))
             shutil.copymode(path, part / name)
 
     def _fold_wal(self, part: Path, data: Path) -> tuple[int, int, set[str]]:
-        """Fold the WAL into the copy, which thereby is known to open; return rows, schema version, and which Parquet
-        files it has on record."""
+        """Merge the WAL into the copy, which proves that it opens.
+
+        Return rows, schema version, and recorded Parquet files.
+        """
         file = part / STORE_FILE
         with verify.open_database(file, read_only=False, copy_of=data / STORE_FILE) as connection:
             try:
@@ -358,8 +357,10 @@ class Backup:
         self, stage: Path, part: Path, names: list[str], new: set[str],
         previous: Path | None, known: dict[str, BackupFile],
     ) -> list[str]:  # fmt: skip
-        """Link what the backup *previous* has, copy the rest; return the names that were gone."""
-        self._progress.begin("segments and rollups", sum(size_of(stage / each) for each in new))
+        """Link files of the backup *previous*, copy the rest; return the names that no longer
+        exist.
+        """
+        self._progress.begin("segments and rollups", sum(size_of(stage / name) for name in new))
         gone: list[str] = []
         for name in names:
             (part / name).parent.mkdir(parents=True, exist_ok=True)
@@ -386,10 +387,10 @@ class Backup:
         return next(self._to / name for name in names if not (self._to / name).exists())
 
     def _remove_leftovers(self) -> None:
-        """Remove what backups left that were killed."""
-        for each in self._to.glob(".*.partial"):
-            if not _is_alive(each.name.split(".")[1]):
-                shutil.rmtree(each, ignore_errors=True)
+        # Files of killed backups.
+        for folder in self._to.glob(".*.partial"):
+            if not _is_alive(folder.name.split(".")[1]):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_alive(pid: str) -> bool:
@@ -397,10 +398,11 @@ def _is_alive(pid: str) -> bool:
 
 
 def remove_all_but(to: Path, keep: int) -> list[Path]:
-    """Remove the oldest backups in *to* but *keep*; return which. Raises OSError."""
+    """Remove the oldest backups in *to* except *keep*; return them. Raises OSError."""
     old = backup_files.backups(to)[:-keep]
     for folder in old:
-        (folder / backup_files.MANIFEST_FILE).unlink()  # first: what is half removed is no backup
+        # First, because a partially deleted backup must not look complete.
+        (folder / backup_files.MANIFEST_FILE).unlink()
         shutil.rmtree(folder)
     return old
 
@@ -419,8 +421,11 @@ def _files_of(previous: Path | None) -> dict[str, BackupFile]:
 
 
 def _is_unchanged(path: Path, file: BackupFile | None) -> bool:
-    """Return whether the backup before has *path*. Files never change, but a name may be reused: after the earlier
-    file was removed, and the clock was set back or an older store was restored."""
+    """Return whether the previous backup has *path* unchanged.
+
+    Files never change, but a name is reused if the file was deleted and then the clock set back, or
+    an older store restored.
+    """
     try:
         stat = path.stat()
     except FileNotFoundError:

@@ -18,20 +18,20 @@ from ..duckdb_file import BACKUP_HOLDS_FOLDER
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
-#: A year of 5-minute segments of thirty tables are three million files of about 150 bytes a line.
+#: A year of 5-minute segments of thirty tables is three million files with lines of about 150
+#: bytes.
 MANIFEST_BYTES_MAX = 1 << 30
 _NAME = re.compile(r"\d{8}T\d{6}Z(-\d+)?$")
 
 
 class NoManifestError(ValueError):
-    """These bytes are no manifest; the words say what is wrong."""
+    """The bytes are not a manifest; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupFile:
-    """One file of a backup: bytes, SHA-256 in hex (as `sha256sum` prints it), and when the store's was last written.
-
-    `modified_ns` is 0 where that is not known.
+    """A file of a backup: bytes, SHA-256 in hex (as `sha256sum` prints it), and modification time
+    of the original; 0: unknown.
     """
 
     size_bytes: int
@@ -41,7 +41,7 @@ class BackupFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A backup as of `as_of_ns` (wall, aggregator's clock); names of files are relative to its folder."""
+    """A backup as of `as_of_ns` (aggregator's clock); file names are relative to its folder."""
 
     as_of_ns: int
     host: str
@@ -51,21 +51,21 @@ class Manifest:
     rows: int
     access: bool = False
     files: Mapping[str, BackupFile] = field(default_factory=dict[str, BackupFile])
-    #: Parquet files that retention took away while we copied; the next export of them is none.
+    #: Parquet files that retention deleted during the copy.
     gone: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """All files together."""
+        """Return the total size of all files."""
         return sum(file.size_bytes for file in self.files.values())
 
     @property
     def as_of(self) -> str:
-        """The moment as text."""
+        """Return the time of the content as text."""
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.as_of_ns // 1_000_000_000))
 
     def write(self, folder: Path) -> None:
-        """Write it into *folder*, durably. Raises OSError."""
+        """Write the manifest into *folder*, durably. Raises OSError."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
         new = folder / f"{MANIFEST_FILE}.new"
         write_new_file(new, text.encode())
@@ -73,7 +73,7 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest of the backup in *folder*. Raises CopyError with words."""
+    """Return the manifest of the backup in *folder*. Raises CopyError."""
     path = folder / MANIFEST_FILE
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
@@ -90,19 +90,19 @@ def read(folder: Path) -> Manifest:
 
 
 def parse(data: bytes) -> Manifest:
-    """Return the manifest. Raises NoManifestError with what is wrong."""
+    """Return the manifest in *data*. Raises NoManifestError."""
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise NoManifestError(f"not JSON: {str(error)[:150]!r}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise NoManifestError("not an object")
-    fields = cast("dict[str, Any]", found)
+    fields = cast("dict[str, Any]", document)
     if fields.get("format") != FORMAT:
         raise NoManifestError(
             f"format {str(fields.get('format'))[:20]!r}, this gangline reads {FORMAT}"
         )
-    files = {_name(name): _file(name, each) for name, each in _object(fields, "files").items()}
+    files = {_name(name): _file(name, entry) for name, entry in _object(fields, "files").items()}
     gone = fields.get("gone", [])
     if not isinstance(gone, list):
         raise NoManifestError("gone: expected a list")
@@ -115,7 +115,7 @@ def parse(data: bytes) -> Manifest:
         rows=_number(fields, "rows"),
         access=fields.get("access") is True,
         files=files,
-        gone=tuple(str(each) for each in cast("list[object]", gone)),
+        gone=tuple(str(entry) for entry in cast("list[object]", gone)),
     )
 
 
@@ -152,7 +152,7 @@ def _file(name: str, each: object) -> BackupFile:
 
 
 def _name(name: str) -> str:
-    """Return *name* when it stays within a folder: a manifest is outside input."""
+    """Return *name* if it stays within the folder: a manifest is untrusted input."""
     path = PurePosixPath(name)
     inside = not path.is_absolute() and ".." not in path.parts and str(path) == name
     if not inside or not name.isprintable() or not path.name:
@@ -161,24 +161,24 @@ def _name(name: str) -> str:
 
 
 def backups(folder: Path) -> list[Path]:
-    """Return the whole backups in *folder*, oldest first. Raises OSError."""
+    """Return the complete backups in *folder*, oldest first. Raises OSError."""
     if not folder.is_dir():
         return []
-    found = (each for each in folder.iterdir() if _NAME.fullmatch(each.name))
-    return sorted(each for each in found if (each / MANIFEST_FILE).exists())
+    folders = (entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name))
+    return sorted(entry for entry in folders if (entry / MANIFEST_FILE).exists())
 
 
 def newest(folder: Path) -> Path:
-    """Return the backup that *folder* is, or the newest in it. Raises CopyError with words."""
+    """Return *folder* if it is a backup, else the newest backup in it. Raises CopyError."""
     if (folder / MANIFEST_FILE).exists():
         return folder
     try:
-        found = backups(folder)
+        existing = backups(folder)
     except OSError as error:
         raise CopyError(f"{folder} cannot be read: {os_error_message(error)}") from error
-    if not found:
+    if not existing:
         raise CopyError(_no_backup_message(folder))
-    return found[-1]
+    return existing[-1]
 
 
 def _no_backup_message(folder: Path) -> str:
@@ -187,30 +187,27 @@ def _no_backup_message(folder: Path) -> str:
     return f"{folder} is not a backup and contains none: there is no {MANIFEST_FILE} (it is written last; without it a backup is incomplete). Name the folder that `gangline admin backup --to` was given"
 
 
-# ----------------------------------------------------------------------
-# The Parquet files of a store: which there are, and a hold on them while they are copied.
-
-#: Folders of a store whose files are written under another name, renamed into place, and never changed.
+#: Folders whose files are written under a temporary name, renamed, and never changed.
 FOLDERS = ("segments", "rollups")
 
 
 def files(folder: Path) -> list[str]:
-    """Return the names of all Parquet files of the store (or backup) in *folder*, relative to it, sorted."""
-    found: list[str] = []
+    """Return the sorted names of all Parquet files in *folder*, relative to it."""
+    result: list[str] = []
     for top in FOLDERS:
         for path, folders, names in os.walk(folder / top):
-            folders[:] = [each for each in folders if not each.startswith(".")]
+            folders[:] = [name for name in folders if not name.startswith(".")]
             inside = Path(path).relative_to(folder)
-            found += [str(inside / name) for name in names if name.endswith(".parquet")]
-    return sorted(found)
+            result += [str(inside / name) for name in names if name.endswith(".parquet")]
+    return sorted(result)
 
 
 @contextmanager
 def hold_files(data: Path, names: list[str]) -> Iterator[Path]:
-    """Yield a folder that has *names* of the store in *data*, also when they are removed there meanwhile.
+    """Yield a folder that keeps the files *names* of *data*, even if they are deleted meanwhile.
 
-    By hard links within *data*; where that cannot be written to it is *data* itself. A name that is gone
-    already is not there.
+    It has hard links within *data*; if *data* is not writable it is *data* itself. Names that no
+    longer exist are missing.
     """
     stage = data / BACKUP_HOLDS_FOLDER / str(os.getpid())
     try:
@@ -226,5 +223,5 @@ def hold_files(data: Path, names: list[str]) -> Iterator[Path]:
         yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        with suppress(OSError):  # another's are in it
+        with suppress(OSError):  # other processes use it
             stage.parent.rmdir()

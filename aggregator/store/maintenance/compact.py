@@ -26,29 +26,31 @@ if TYPE_CHECKING:
     from ..writer import Writer
 
 Connection = duckdb.DuckDBPyConnection
-#: Gives a cursor on the live file for a moment.
+#: Opens a cursor on the live file, which must be closed soon.
 OpenCursor = Callable[[], AbstractContextManager[Connection]]
 #: Schema and name.
 Table = tuple[str, str]
 
-#: This many rows are copied in one piece, and the last of them while nothing is stored.
+#: Rows per piece, and per batch in memory.
 PIECE_ROWS, BATCH_ROWS = 500_000, 50_000
-#: Another turn is made as long as more than this came meanwhile; while ingest outruns us, at most TURNS.
+#: Growing tables are copied again while more than TAIL_ROWS came meanwhile, at most TURNS_MAX times
+#: if ingest is faster.
 TAIL_ROWS, TURNS_MAX = 50_000, 20
-#: Tables of these schemas only grow or go as a whole; all others are copied while nothing is stored.
+#: Schemas with tables that only grow or are dropped; all other tables are copied while nothing is
+#: stored.
 GROWING = ("hours",)
 
 _TABLE = (
     "SELECT sql, comment, table_oid FROM duckdb_tables() WHERE schema_name = ? AND table_name = ?"
 )
 
-#: Told how many rows are copied, and how many there are to copy as far as is known.
+#: Called with the number of copied rows and the expected total.
 ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """Bytes of the file before and after, and for how long nothing was stored."""
+    """Bytes of the file before and after, and the time during which nothing was stored."""
 
     bytes_before: int
     bytes_after: int
@@ -58,9 +60,10 @@ class CompactionResult:
 def compact(
     store: Store, report_progress: ProgressCallback, is_canceled: Callable[[], bool] = lambda: False
 ) -> CompactionResult:
-    """Write the file of *store* again and put it in its place. Blocks; call it beside the event loop.
+    """Rewrite the file of *store*. Blocks; do not call it on the event loop.
 
-    Raises CopyError with words, StoreError when the store closes; then the old file stays, and nothing else.
+    Raises CopyError, or StoreError if the store closes; then the store is unchanged and the new
+    file removed.
     """
     compaction = Compaction(store.folder, report_progress, is_canceled)
     try:
@@ -75,9 +78,11 @@ def compact(
 
 
 class Compaction:
-    """One attempt. `begin`, `copy_growing` beside the writer, `finish` in its thread, `close` in any case.
+    """A compaction: `begin` and `copy_growing` outside the writer's thread, `finish` in it, `close`
+    always.
 
-    The new file is open in a DuckDB of its own, so that anyone who asks the live one for its tables sees only those.
+    The new file is open in a separate DuckDB instance, so that the live one does not list its
+    tables.
     """
 
     def __init__(
@@ -86,13 +91,13 @@ class Compaction:
         self._file, self._new = folder / STORE_FILE, folder / COMPACTED_FILE
         self._report_progress, self._is_canceled = report_progress, is_canceled
         self._bytes_before = size_of(self._file) + size_of(wal_of(self._file))
-        self._copied: dict[Table, int] = {}  # rows of each table that was made
-        self._source_ids: dict[Table, int] = {}  # DuckDB's number of the table that it was made of
+        self._copied: dict[Table, int] = {}  # copied rows by table
+        self._source_ids: dict[Table, int] = {}  # DuckDB's id of the original of each copied table
         self._rows = self._rows_total = 0
         self._target: duckdb.DuckDBPyConnection | None = None
 
     def begin(self) -> None:
-        """Make the new file. Raises CopyError on a disk that is too full."""
+        """Create the new file. Raises CopyError if the disk is too full."""
         self._remove_new_file()
         free = free_bytes(self._file.parent)
         if free < self._bytes_before:
@@ -103,26 +108,25 @@ class Compaction:
         self._target = duckdb.connect(str(self._new), config=CONNECTION_CONFIG)
 
     def copy_growing(self, open_cursor: OpenCursor) -> None:
-        """Copy the tables that only grow, until little is missing. Others read between two pieces."""
+        """Copy growing tables until few rows are missing. Readers can run between pieces."""
         for _ in range(TURNS_MAX):
             before = self._rows
             with open_cursor() as source:
                 source.execute("BEGIN")
                 self._rows_total = count_rows(source)
-                growing = [one for one in tables(source) if one[0] in GROWING]
-                made = [one for one in growing if self._create_table(source, one)]
-            for each in made:
-                while self._copy_piece(open_cursor, each) == PIECE_ROWS:
+                growing = [table for table in tables(source) if table[0] in GROWING]
+                created = [table for table in growing if self._create_table(source, table)]
+            for table in created:
+                while self._copy_piece(open_cursor, table) == PIECE_ROWS:
                     if self._is_canceled():
                         raise CopyError("not compacted, the store is unchanged: it was cancelled")
-            self._target_connection.execute(
-                "CHECKPOINT"
-            )  # now, rather than while nothing is stored
+            # Now, because nothing is stored during `finish`.
+            self._target_connection.execute("CHECKPOINT")
             if self._rows - before < TAIL_ROWS:
                 return
 
     def finish(self, writer: Writer) -> CompactionResult:
-        """Copy the rest and put the new file in place. Nothing is stored meanwhile."""
+        """Copy the rest and replace the old file. Nothing is stored meanwhile."""
         begin = time.monotonic_ns()
         self._complete(writer.cursor)
         self._target_connection.execute("CHECKPOINT")
@@ -135,7 +139,7 @@ class Compaction:
         return CompactionResult(self._bytes_before, size_of(self._file), micros)
 
     def close(self) -> None:
-        """Remove the new file where it was not put in place."""
+        """Remove the new file, if it did not replace the old one."""
         if self._target is not None:
             with suppress(duckdb.Error):
                 self._target.close()
@@ -143,8 +147,8 @@ class Compaction:
         self._remove_new_file()
 
     def _remove_new_file(self) -> None:
-        for each in (self._new, wal_of(self._new)):
-            each.unlink(missing_ok=True)
+        for path in (self._new, wal_of(self._new)):
+            path.unlink(missing_ok=True)
 
     @property
     def _target_connection(self) -> Connection:
@@ -152,16 +156,16 @@ class Compaction:
         return self._target
 
     def _create_table(self, source: Connection, each: Table) -> bool:
-        """Make the table in the new file as it is in the old, with defaults and comment, once.
+        """Create the table in the new file, with its defaults and comment, unless it exists there.
 
-        False: it went meanwhile.
+        False: it no longer exists in the old file.
         """
         if each in self._copied:
             return True
-        found = source.execute(_TABLE, list(each)).fetchall()
-        if not found:
+        rows = source.execute(_TABLE, list(each)).fetchall()
+        if not rows:
             return False
-        row = found[0]
+        row = rows[0]
         self._target_connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted_identifier(each[0])}")
         self._target_connection.execute(row[0])
         if row[1]:
@@ -172,14 +176,14 @@ class Compaction:
         return True
 
     def _copy_piece(self, open_cursor: OpenCursor, each: Table) -> int:
-        """Copy of the rows that came since the last time; return how many, at most PIECE_ROWS.
+        """Copy up to PIECE_ROWS new rows of a table; return their number.
 
-        0 of a table that has left for Parquet meanwhile: `_complete` drops what was copied of it.
+        0 also for a table dropped after its export to Parquet: `_complete` drops its copy.
         """
         done = self._copied[each]
         where = f"WHERE rowid >= {done} AND rowid < {done + PIECE_ROWS}"
         with open_cursor() as source:
-            source.execute("BEGIN")  # what is there stays there until we are done with this cursor
+            source.execute("BEGIN")  # keeps the table until the cursor is closed
             if not source.execute(_TABLE, list(each)).fetchall():
                 return 0
             return self._copy(source, each, f"SELECT * FROM {qualified_name(*each)} {where}")
@@ -197,7 +201,7 @@ class Compaction:
         return int(rows)
 
     def _complete(self, open_cursor: OpenCursor) -> None:
-        """Make the new file hold what the old one does, whatever happened while it was copied."""
+        """Make the new file equal to the old one after all concurrent changes."""
         with open_cursor() as source:
             source_tables, source_shapes, copied_shapes = (
                 tables(source),
@@ -208,24 +212,24 @@ class Compaction:
                 self._target_connection.execute(
                     f"CREATE SCHEMA IF NOT EXISTS {quoted_identifier(schema)}"
                 )
-        for each in self._copied.keys() - set(source_tables):
-            self._drop(each)
-        for each in source_tables:
-            number, columns = source_shapes[each]
-            # Of another number it is another of this name, of other columns another version's.
+        for table in self._copied.keys() - set(source_tables):
+            self._drop(table)
+        for table in source_tables:
+            number, columns = source_shapes[table]
+            # Another id: a new table of this name. Other columns: an upgrade.
             is_same_table = (
-                self._source_ids.get(each) == number and copied_shapes[each][1] == columns
+                self._source_ids.get(table) == number and copied_shapes[table][1] == columns
             )
-            if is_same_table and self._copy_end(open_cursor, each):
+            if is_same_table and self._copy_end(open_cursor, table):
                 continue
             with open_cursor() as source:
-                if each in self._copied:
-                    self._drop(each)
-                self._create_table(source, each)
-                self._copy(source, each, f"SELECT * FROM {qualified_name(*each)}")
+                if table in self._copied:
+                    self._drop(table)
+                self._create_table(source, table)
+                self._copy(source, table, f"SELECT * FROM {qualified_name(*table)}")
 
     def _copy_end(self, open_cursor: OpenCursor, each: Table) -> bool:
-        """Copy the end of a table that only grew. False: it did something else meanwhile."""
+        """Copy the end of a growing table. False: the table also changed otherwise."""
         while self._copy_piece(open_cursor, each) == PIECE_ROWS:
             pass
         with open_cursor() as source:
@@ -237,7 +241,7 @@ class Compaction:
 
 
 def _shapes(connection: Connection) -> dict[Table, tuple[int, list[Any]]]:
-    """Return DuckDB's number of each table, and its columns with their types: of all at once, for it reads all."""
+    """Return DuckDB's id, columns and types of each table: DuckDB reads all for any query."""
     rows = connection.execute(
         "SELECT schema_name, table_name, table_oid, list((column_name, data_type) ORDER BY column_index) "
         "FROM duckdb_columns() WHERE NOT internal GROUP BY ALL"

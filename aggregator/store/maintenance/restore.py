@@ -31,15 +31,15 @@ from . import backup_files, verify
 from .backup import ACCESS_FOLDER, ProgressSink
 from .backup_files import Manifest
 
-#: What stood in the folder before is kept under this and the time.
+#: Prefix of the folder, followed by the time, that keeps the previous content.
 REPLACED_PREFIX = "replaced"
-#: Stays in the folder anyone who restores.
+#: Names that a restore does not move.
 _PRESERVED = {LOCK_FILE, RESTORE_FOLDER, SPILL_FOLDER, ACCESS_FOLDER, BACKUPS_FOLDER}
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What was put back, and where the store that stood there is now."""
+    """A restored backup, and the folder with the previous store."""
 
     manifest: Manifest
     backup: Path
@@ -49,10 +49,10 @@ class RestoreResult:
 def restore(
     source: Path, data: Path, progress: ProgressSink, *, force: bool = False
 ) -> RestoreResult:
-    """Put the backup *source* (or the newest in it) into *data*, made if need be.
+    """Restore the backup *source* (or the newest in it) into *data*, which is created if necessary.
 
-    Raises CopyError (a backup that is not whole; a folder that has a store, without *force*; a full disk),
-    StoreError when an aggregator has the folder. Then *data* is as it was.
+    Raises CopyError for an incomplete backup, a folder with a store without *force*, or a full
+    disk; StoreError if an aggregator uses the folder. Then *data* is unchanged.
     """
     folder = backup_files.newest(source)
     manifest = backup_files.read(folder)
@@ -76,19 +76,19 @@ def restore(
 def _refuse_store(data: Path, *, force: bool) -> None:
     if force or not data.is_dir():
         return
-    found = sorted(each.name for each in data.iterdir() if each.name not in _PRESERVED)
-    if found:
+    existing = sorted(entry.name for entry in data.iterdir() if entry.name not in _PRESERVED)
+    if existing:
         raise CopyError(
-            f"{data} has a store or other files already ({', '.join(found[:3])}); nothing was written. Name an "
+            f"{data} has a store or other files already ({', '.join(existing[:3])}); nothing was written. Name an "
             "empty folder with --data, or use --force, which keeps the existing files under "
             f"{REPLACED_PREFIX}-TIME"
         )
 
 
 def _copy(folder: Path, manifest: Manifest, data: Path, progress: ProgressSink) -> Path:
-    """Copy the backup beside the store, each file as its checksum says, and open it."""
+    """Copy the backup into a folder in *data*, verify each checksum, and open the store."""
     part = data / f".{RESTORE_FOLDER}"
-    shutil.rmtree(part, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a killed process
     if manifest.size_bytes > free_bytes(data):
         raise CopyError(
             f"{data} has {format_bytes(free_bytes(data))} free, and this backup is of "
@@ -99,17 +99,17 @@ def _copy(folder: Path, manifest: Manifest, data: Path, progress: ProgressSink) 
         for name, file in manifest.files.items():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             try:
-                got = copy_with_checksum(folder / name, part / name, progress.advance)
+                copied = copy_with_checksum(folder / name, part / name, progress.advance)
             except FileNotFoundError:
                 raise CopyError(
                     f"{folder / name} is not there: {_damaged_message(folder)}"
                 ) from None
-            if got != (file.size_bytes, file.sha256):
+            if copied != (file.size_bytes, file.sha256):
                 raise CopyError(
                     f"{folder / name} differs from what was backed up: {_damaged_message(folder)}"
                 )
             shutil.copymode(folder / name, part / name)
-            if file.modified_ns:  # or the next backup would take it for another file
+            if file.modified_ns:  # otherwise the next backup would copy the file again
                 os.utime(part / name, ns=(file.modified_ns, file.modified_ns))
         if STORE_FILE not in manifest.files:
             raise CopyError(f"{folder} does not contain {STORE_FILE}: {_damaged_message(folder)}")
@@ -128,28 +128,28 @@ def _damaged_message(folder: Path) -> str:
 
 
 def _exchange(part: Path, data: Path) -> Path | None:
-    """Put what is in *part* in the place of the store. While `RESTORE_FOLDER` is there no aggregator starts."""
+    """Replace the store with *part*. While `RESTORE_FOLDER` exists no aggregator starts."""
     restoring = data / RESTORE_FOLDER
     replaced = data / f"{REPLACED_PREFIX}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    before = restoring.exists()  # one that was killed here: what it moved away already stays there
+    before = restoring.exists()  # from a killed restore; files that it moved away stay there
     if before:
-        for each in restoring.iterdir():
-            _remove(each)
+        for entry in restoring.iterdir():
+            _remove(entry)
         restoring.rmdir()
-    old = [each for each in data.iterdir() if _is_old(each)]
+    old = [entry for entry in data.iterdir() if _is_old(entry)]
     part.rename(restoring)
     sync_folder(data)
     if old:
         replaced.mkdir(exist_ok=True)
-        for each in old:
-            os.replace(each, replaced / each.name)
+        for entry in old:
+            os.replace(entry, replaced / entry.name)
     duckdb_file.remove_mark(data)
-    for each in sorted(restoring.iterdir(), key=lambda one: one.name == STORE_FILE):
-        if each.name == ACCESS_FOLDER:
-            shutil.copytree(each, data / ACCESS_FOLDER, dirs_exist_ok=True)
-            shutil.rmtree(each)
+    for entry in sorted(restoring.iterdir(), key=lambda path: path.name == STORE_FILE):
+        if entry.name == ACCESS_FOLDER:
+            shutil.copytree(entry, data / ACCESS_FOLDER, dirs_exist_ok=True)
+            shutil.rmtree(entry)
             continue
-        os.replace(each, data / each.name)
+        os.replace(entry, data / entry.name)
     restoring.rmdir()
     sync_folder(data)
     return replaced if old else None
@@ -170,7 +170,7 @@ def _remove(path: Path) -> None:
 
 
 def check_files(folder: Path, manifest: Manifest, progress: ProgressSink) -> list[str]:
-    """Return as text which files of the backup in *folder* are not what its manifest says."""
+    """Return a message for each file in *folder* that differs from the manifest."""
     problems: list[str] = []
     progress.begin("checksums", manifest.size_bytes)
     for name, file in manifest.files.items():

@@ -20,20 +20,17 @@ from ..parquet.parquet_worker import HostRange, ranges
 from ..parquet.segment_files import RAW
 from . import backup_files
 
-# ----------------------------------------------------------------------
-# Whether a reading is stored twice, looked for by spans of its time: a year takes no more memory
-# than a day.
-#
-# A reading that is sent again has the same time wherever it lies, so that both fall into the same
-# span; and the same host, so that a span with many readings is looked at by ranges of hosts: all at
-# once would be sorted on the store's disk.
+# Duplicates are searched by spans of time, so that a year takes no more memory than a day. A frame
+# that was resent has the same times and the same host, so duplicates fall into the same span. A
+# span with many readings is searched by ranges of hosts, because sorting it at once would spill to
+# the store's disk.
 
-#: About this many readings are compared at a time, of at most this many files.
+#: Approximate number of readings per span, and its maximum number of files.
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200
 
 
 class ReadingSource(NamedTuple):
-    """Where readings lie: a table as SQL names it, or the path of a Parquet file. Times are its first and its last."""
+    """A table (SQL name) or Parquet file (path) with readings, and their first and last time."""
 
     name: str
     is_file: bool
@@ -43,7 +40,7 @@ class ReadingSource(NamedTuple):
 
 
 class TimeSpan(NamedTuple):
-    """From `begin_us` until before `end_us` the readings, about `rows`, are in `sources`."""
+    """Readings from `begin_us` until before `end_us`, about `rows`, in `sources`."""
 
     begin_us: int
     end_us: int
@@ -52,24 +49,26 @@ class TimeSpan(NamedTuple):
 
 
 class Duplicates(NamedTuple):
-    """What was found in one span; hosts are those with readings in it."""
+    """Duplicates found in a span, and all hosts with readings in it."""
 
     rows: int
     hosts: frozenset[str]
 
 
 def spans(sources: Sequence[ReadingSource]) -> Iterator[TimeSpan]:
-    """Yield spans that together hold all of *sources*, oldest first."""
-    cuts = sorted({one.first_us for one in sources} | {one.last_us + 1 for one in sources})
-    upcoming = sorted(sources, key=lambda one: one.first_us, reverse=True)
+    """Yield spans that together cover *sources*, oldest first."""
+    cuts = sorted(
+        {source.first_us for source in sources} | {source.last_us + 1 for source in sources}
+    )
+    upcoming = sorted(sources, key=lambda source: source.first_us, reverse=True)
     active: list[ReadingSource] = []
     chosen: dict[ReadingSource, None] = {}
     begin_us, rows = cuts[0] if cuts else 0, 0.0
-    for cut_us, next_us in pairwise(cuts):  # between two of them nothing begins or ends
-        active = [one for one in active if one.last_us >= cut_us]
+    for cut_us, next_us in pairwise(cuts):  # within each pair of cuts the sources are the same
+        active = [source for source in active if source.last_us >= cut_us]
         while upcoming and upcoming[-1].first_us <= cut_us:
             active.append(upcoming.pop())
-        more = sum(one.rows * (next_us - cut_us) / _duration_us(one) for one in active)
+        more = sum(source.rows * (next_us - cut_us) / _duration_us(source) for source in active)
         sources_count = len(chosen.keys() | set(active))
         if chosen and (rows + more > SPAN_ROWS or sources_count > SPAN_SOURCES):
             yield TimeSpan(begin_us, cut_us, tuple(chosen), rows)
@@ -90,10 +89,10 @@ def find_duplicates(
     sources: Sequence[ReadingSource],
     report_progress: Callable[[str, int, int], None],
 ) -> Iterator[Duplicates | duckdb.Error]:
-    """Yield for each piece of *table* what was found, or why it could not be looked at."""
+    """Yield the duplicates of each piece of *table*, or the error that prevented the search."""
     all_spans = list(spans(sources))
-    for at, span in enumerate(all_spans):
-        report_progress(f"doubles in {table}", at, len(all_spans))
+    for index, span in enumerate(all_spans):
+        report_progress(f"doubles in {table}", index, len(all_spans))
         try:
             for hosts in _host_ranges(connection, table, span):
                 query = _query(table, span, hosts)
@@ -106,7 +105,7 @@ def find_duplicates(
 def _host_ranges(
     connection: duckdb.DuckDBPyConnection, table: str, span: TimeSpan
 ) -> list[HostRange]:
-    """Return by which hosts the readings of a span are looked at: files are sorted by them."""
+    """Return the ranges of hosts in which to search the span."""
     everyone = HostRange(None, None, int(span.rows))
     if span.rows <= SPAN_ROWS:
         return [everyone]
@@ -118,8 +117,8 @@ def _host_ranges(
 
 def _readings(columns: str, span: TimeSpan, hosts: HostRange) -> str:
     of_time = f"time >= make_timestamp({span.begin_us}) AND time < make_timestamp({span.end_us})"
-    names = [one.name for one in span.sources if not one.is_file]
-    if files := ", ".join(sql_quoted(one.name) for one in span.sources if one.is_file):
+    names = [source.name for source in span.sources if not source.is_file]
+    if files := ", ".join(sql_quoted(source.name) for source in span.sources if source.is_file):
         names.append(f"read_parquet([{files}], hive_partitioning = false)")
     everything = " UNION ALL ".join(
         f"SELECT {columns} FROM {name} WHERE {of_time}" for name in names
@@ -135,13 +134,13 @@ def _query(table: str, span: TimeSpan, hosts: HostRange) -> str:
     )
 
 
-#: Told of each table that is read: its name, which of how many.
+#: Called with the name of each table to read, its index, and their number.
 StepCallback = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What reading back found. `problems` is empty when all is well."""
+    """Results of reading the store. `problems` is empty for an intact store."""
 
     schema_version: int = 0
     tables: int = 0
@@ -155,8 +154,11 @@ class VerifyReport:
 def open_database(
     file: Path, *, read_only: bool, spill: Path | None = None, copy_of: Path | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a store's file. Raises CopyError, with words on *copy_of* where that is what was copied."""
-    # Named before it is opened: replaying a log may spill, and after that DuckDB takes no other folder.
+    """Yield a connection to a store's file. Raises CopyError.
+
+    *copy_of*: path to show in the message instead.
+    """
+    # Set here: replaying a log may spill, and afterwards DuckDB accepts no other folder.
     config = (
         CONNECTION_CONFIG if spill is None else CONNECTION_CONFIG | {"temp_directory": str(spill)}
     )
@@ -176,12 +178,14 @@ def open_database(
 
 
 def schema_version(connection: duckdb.DuckDBPyConnection, file: Path) -> int:
-    """Return the store's version. Raises CopyError when it is not Gangline's, or of a newer gangline."""
+    """Return the store's version. Raises CopyError if it is not Gangline's, or is too new."""
     try:
-        found = connection.execute("SELECT max(schema_version) FROM gangline_store").fetchall()
+        version_rows = connection.execute(
+            "SELECT max(schema_version) FROM gangline_store"
+        ).fetchall()
     except duckdb.CatalogException as error:
         raise CopyError(f"{file} is a DuckDB file, but not a Gangline store") from error
-    have, known = int(found[0][0] or 0), migrations()[-1][0]
+    have, known = int(version_rows[0][0] or 0), migrations()[-1][0]
     if have > known:
         raise CopyError(
             f"{file} is a store of version {have}, this gangline knows up to {known}: use the newer one"
@@ -199,7 +203,7 @@ def tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
 
 
 def schemas(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return all schemas but those that every DuckDB file has."""
+    """Return all schemas except DuckDB's own."""
     rows: list[tuple[str]] = connection.execute(
         "SELECT schema_name FROM duckdb_schemas() WHERE NOT internal "
         "AND database_name = current_database() ORDER BY ALL"
@@ -208,8 +212,10 @@ def schemas(connection: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
-    """Return how many rows all tables have, by their metadata."""
-    queries = [f"SELECT count(*) AS n FROM {qualified_name(*each)}" for each in tables(connection)]
+    """Return the number of rows of all tables, from their metadata."""
+    queries = [
+        f"SELECT count(*) AS n FROM {qualified_name(*table)}" for table in tables(connection)
+    ]
     ((rows,),) = connection.execute(
         f"SELECT sum(n) FROM ({' UNION ALL '.join(queries)})"
     ).fetchall()
@@ -219,19 +225,22 @@ def count_rows(connection: duckdb.DuckDBPyConnection) -> int:
 def verify_store(
     file: Path, folder: Path, spill: Path, report_progress: StepCallback
 ) -> VerifyReport:
-    """Read everything of the store's *file*, with its Parquet files in *folder*. Raises CopyError if it does not open."""
+    """Read the store's *file* entirely, and its Parquet files in *folder*.
+
+    Raises CopyError if the store does not open.
+    """
     report = VerifyReport()
     with open_database(file, read_only=True, spill=spill) as connection:
         report.schema_version = schema_version(connection, file)
         names = tables(connection)
-        for at, (schema, table) in enumerate(names):
-            report_progress(f"{schema}.{table}", at, len(names))
+        for index, (schema, table) in enumerate(names):
+            report_progress(f"{schema}.{table}", index, len(names))
             report.rows += _read_table(connection, schema, table, report)
         report.tables = len(names)
         _check_ledger(connection, report)
-        for at, each in enumerate(paths := backup_files.files(folder)):
-            report_progress(each, at, len(paths))
-            report.rows += _read_parquet(connection, folder / each, report)
+        for index, name in enumerate(paths := backup_files.files(folder)):
+            report_progress(name, index, len(paths))
+            report.rows += _read_parquet(connection, folder / name, report)
         report.parquet_files = len(paths)
         _check_recorded(connection, folder, report)
         _check_duplicates(connection, folder, report, report_progress)
@@ -241,7 +250,7 @@ def verify_store(
 def _read_table(
     connection: duckdb.DuckDBPyConnection, schema: str, table: str, report: VerifyReport
 ) -> int:
-    """Read all columns of all rows, so that the checksum of each block is looked at."""
+    # Reading all columns of all rows makes DuckDB check each block's checksum.
     name = qualified_name(schema, table)
     try:
         ((rows, _),) = connection.execute(
@@ -265,7 +274,7 @@ def _read_parquet(connection: duckdb.DuckDBPyConnection, path: Path, report: Ver
 
 
 def _check_ledger(connection: duckdb.DuckDBPyConnection, report: VerifyReport) -> None:
-    """Look whether the ranges of received frames are whole, apart, and of hosts that are known."""
+    """Check that ranges of received frames are valid and disjoint."""
     query = """
         SELECT
             coalesce(sum(last_sequence - first_sequence + 1), 0)::BIGINT,
@@ -297,9 +306,9 @@ def _check_duplicates(
     report: VerifyReport,
     report_progress: StepCallback,
 ) -> None:
-    """Look for readings that are stored twice, and for hosts with readings that the ledger does not know."""
+    """Search for duplicate readings, and for hosts with readings but without a ledger entry."""
     known: set[str] | None = None
-    with suppress(duckdb.Error):  # a ledger that cannot be read was reported before
+    with suppress(duckdb.Error):  # an unreadable ledger was reported before
         rows = connection.execute("SELECT DISTINCT host FROM received").fetchall()
         known = {host for (host,) in rows}
     live = [name for schema, name in tables(connection) if schema == "hours"]
@@ -310,13 +319,13 @@ def _check_duplicates(
             *_parquet_sources(connection, folder, table),
         ]
         duplicates, unknown_hosts = 0, set[str]()
-        for each in find_duplicates(connection, table, sources, report_progress):
-            if isinstance(each, duckdb.Error):
-                message = f"{table} cannot be searched for duplicates: {cause(each, Path())}"
+        for result in find_duplicates(connection, table, sources, report_progress):
+            if isinstance(result, duckdb.Error):
+                message = f"{table} cannot be searched for duplicates: {cause(result, Path())}"
                 report.problems += [message] if message not in report.problems else []
                 continue
-            duplicates += each.rows
-            unknown_hosts |= each.hosts - (each.hosts if known is None else known)
+            duplicates += result.rows
+            unknown_hosts |= result.hosts - (result.hosts if known is None else known)
         if duplicates:
             report.problems.append(f"readings.{table}: {duplicates} rows are stored more than once")
         if unknown_hosts:
@@ -329,11 +338,11 @@ def _check_duplicates(
 def _live_sources(
     connection: duckdb.DuckDBPyConnection, table: str, live: list[str]
 ) -> Iterator[ReadingSource]:
-    """Yield the tables of hours that hold readings of *table*."""
+    """Yield the live tables with readings of *table*."""
     for name in live:
         if name.rpartition("__")[0] != table:
             continue
-        with suppress(duckdb.Error):  # one that cannot be read was reported before
+        with suppress(duckdb.Error):  # an unreadable table was reported before
             ((first_us, last_us, rows),) = connection.execute(
                 f"SELECT epoch_us(min(time)), epoch_us(max(time)), count(*) FROM {qualified_name('hours', name)}"
             ).fetchall()
@@ -344,14 +353,15 @@ def _live_sources(
 def _parquet_sources(
     connection: duckdb.DuckDBPyConnection, folder: Path, table: str
 ) -> Iterator[ReadingSource]:
-    """Yield the segments with readings of *table* that are there."""
-    for one in segment_files.recorded_segments(connection, table=table):
-        if one.grain == RAW and (folder / one.path).exists():
-            yield ReadingSource(str(folder / one.path), True, one.first_us, one.last_us, one.rows)
+    for segment in segment_files.recorded_segments(connection, table=table):
+        if segment.grain == RAW and (folder / segment.path).exists():
+            yield ReadingSource(
+                str(folder / segment.path), True, segment.first_us, segment.last_us, segment.rows
+            )
 
 
 def recorded_paths(connection: duckdb.DuckDBPyConnection) -> set[str]:
-    """Return the paths of all Parquet files that the store has on record, but those about to be unlinked."""
+    """Return the paths of all recorded Parquet files, except those marked for deletion."""
     if ("main", "segments") not in tables(connection):
         return set()
     rows = connection.execute("SELECT path FROM main.segments WHERE gone IS NULL").fetchall()
@@ -368,18 +378,18 @@ def _recorded_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
 def _check_recorded(
     connection: duckdb.DuckDBPyConnection, folder: Path, report: VerifyReport
 ) -> None:
-    """Look whether each Parquet file that the store has on record is there, and what was written."""
+    """Check that each recorded Parquet file exists and is unchanged."""
     for table in _recorded_tables(connection):
-        for one in segment_files.recorded_segments(connection, table=table):
-            if reason := segment_files.damage(folder, one):
-                report.problems.append(f"{one.path} {reason}")
+        for segment in segment_files.recorded_segments(connection, table=table):
+            if reason := segment_files.damage(folder, segment):
+                report.problems.append(f"{segment.path} {reason}")
 
 
 def qualified_name(schema: str, table: str) -> str:
-    """Return the name of a table as SQL wants it."""
+    """Return the quoted SQL name of a table."""
     return f"{quoted_identifier(schema)}.{quoted_identifier(table)}"
 
 
 def quoted_identifier(name: str) -> str:
-    """Return a name as SQL wants it."""
+    """Return the quoted SQL name."""
     return '"' + name.replace('"', '""') + '"'

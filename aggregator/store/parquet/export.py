@@ -1,7 +1,7 @@
-"""Export: moves closed five-minute tables from the live file to Parquet, with rollups by minute.
+"""Export: moves closed five-minute tables from the live file to Parquet, with rollups by minute; merges.
 
 The steps are: write, sync, reveal (each file), record (one transaction that also drops the live table), publish. A crash between
-any two loses and duplicates nothing. Until `record` the rows are the live table's, and the next start removes leftover files.
+any two loses and duplicates nothing. Until `record` the rows belong to the live table, and the next start removes leftover files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from .views import span_us
 
 
 class TableChangedError(Exception):
-    """Rows came to a table while it was being exported: the clock was set back. It is exported again."""
+    """Rows were added to a table during its export, as the clock was set back. The export is
+    repeated.
+    """
 
 
 def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
-    """Export the live table of *table* and *part*; yields between its pieces, words at the end.
+    """Export the live table of *table* and *part*; yield "" between pieces, and a message at the
+    end.
 
-    Raises OSError, duckdb.Error, ArrowException, PackerError, Changed.
+    Raises OSError, duckdb.Error, ArrowException, PackerError, TableChangedError.
     """
     name = f'hours."{table}__{part}"'
     counts = segment_store.rows(f"SELECT host, count(*) FROM {name} GROUP BY host ORDER BY host")
@@ -36,15 +39,17 @@ def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
     old_tails = segment_store.of_grain(TAIL, table) if rows else []
     new: list[ParquetSegment] = []
     if rows:
-        before = [one.path for one in old_tails[-1:] if not fault(segment_store.folder, one)]
+        before = [
+            segment.path for segment in old_tails[-1:] if not fault(segment_store.folder, segment)
+        ]
         with segment_store.files(table, part, grains) as file_set:
             rows_max = rows_within(segment_store.rows_max, len(COLUMNS[table]))
-            for each in ranges(counts, rows_max):
+            for host_range in ranges(counts, rows_max):
                 with segment_store.live_stream(
-                    f"FROM {name} WHERE {each.where}", each.parameters
+                    f"FROM {name} WHERE {host_range.where}", host_range.parameters
                 ) as memory:
                     segment_store.pack(
-                        "readings", file_set, table, part, each, before, memory=memory
+                        "readings", file_set, table, part, host_range, before, memory=memory
                     )
                 yield ""
             new = segment_store.finish(file_set, table, part)
@@ -62,19 +67,17 @@ def export(segment_store: SegmentStore, table: str, part: str) -> Iterator[str]:
     yield f"exported {table} {part}: {rows} rows"
 
 
-# ----------------------------------------------------------------------
-# Compaction: the twelve parts of a closed hour become one file, the hours of a closed day one
-# rollup.
-#
-# The same steps as an export; the transaction that records the new file marks the old ones as gone.
+# Merges: the twelve parts of a closed hour become a file, the hours of a closed day a rollup. The
+# steps are those of an export; the transaction that records the new file marks the old ones as
+# gone.
 
-#: A bucket is closed this long after its end: what was committed in it has left the live file by then.
+#: A bucket is closed this long after its end: its rows have left the live file by then.
 CLOSED_SECONDS = 60
 _PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
 
 
 class DamagedSegmentError(Exception):
-    """A file that was to be read is not what was written."""
+    """A file to be read differs from the written one."""
 
     def __init__(self, segment: ParquetSegment, reason: str) -> None:
         super().__init__(f"{segment.path} {reason}")
@@ -83,42 +86,42 @@ class DamagedSegmentError(Exception):
 
 
 class Merge(NamedTuple):
-    """Files of one table and grain that become one, and what else is made of them."""
+    """Files of a table and grain to merge."""
 
     table: str
     bucket: str
     files: tuple[ParquetSegment, ...]
-    hours: bool  # parts of minutes: the rollup by hour is made of them too
+    hours: bool  # five-minute rollups: the rollup by hour is made from them, too
 
     @property
     def grain(self) -> str:
-        """Of all files the same."""
+        """Return the grain, which all files share."""
         return self.files[0].grain
 
 
 def due_merges(
     found: Iterable[ParquetSegment], waiting: set[tuple[str, str]], now_us: int
 ) -> list[Merge]:
-    """Return what must be merged, oldest first. *waiting*: (table, bucket) that are still live."""
+    """Return due merges, oldest first. *waiting*: (table, bucket) in the live file."""
     groups: dict[tuple[str, str, str, int], list[ParquetSegment]] = {}
-    for one in found:
-        for digits in _target_digits(one):
-            key = one.bucket[:digits], one.table, one.grain, digits
-            groups.setdefault(key, []).append(one)
+    for segment in found:
+        for digits in _target_digits(segment):
+            key = segment.bucket[:digits], segment.table, segment.grain, digits
+            groups.setdefault(key, []).append(segment)
     blocked = {(table, bucket[:digits]) for table, bucket in waiting for digits in (_HOUR, _DAY)}
     chosen = []
     for (bucket, table, grain, digits), files in sorted(groups.items()):
-        late = max(len(one.bucket) for one in files) > _HOUR and digits == _DAY
+        late = max(len(segment.bucket) for segment in files) > _HOUR and digits == _DAY
         closed = span_us(bucket)[1] + CLOSED_SECONDS * 1_000_000 <= now_us
         if closed and not late and (table, bucket) not in blocked:
-            of_parts = grain == MINUTE and digits == _HOUR
-            if len(files) > 1 or of_parts:
-                chosen.append(Merge(table, bucket, tuple(files), of_parts))
+            is_five_minutes = grain == MINUTE and digits == _HOUR
+            if len(files) > 1 or is_five_minutes:
+                chosen.append(Merge(table, bucket, tuple(files), is_five_minutes))
     return chosen
 
 
 def _target_digits(one: ParquetSegment) -> tuple[int, ...]:
-    """Return the lengths of the buckets that a file may be merged into."""
+    """Return the lengths of the buckets into which a file may be merged."""
     if one.grain == RAW:
         return (_HOUR,) if len(one.bucket) == _PART else ()
     if one.grain == MINUTE:
@@ -127,20 +130,20 @@ def _target_digits(one: ParquetSegment) -> tuple[int, ...]:
 
 
 def merge(segment_store: SegmentStore, one: Merge) -> Iterator[str]:
-    """Make one file of several; yields between its pieces, words at the end.
+    """Merge the files of *one*; yield "" between pieces, and a message at the end.
 
     Raises OSError, duckdb.Error, PackerError, DamagedSegmentError.
     """
-    for each in one.files:
-        if reason := damage(segment_store.folder, each):
-            raise DamagedSegmentError(each, reason)
+    for segment in one.files:
+        if reason := damage(segment_store.folder, segment):
+            raise DamagedSegmentError(segment, reason)
         yield ""
     source = _source(segment_store, one)
     grains = [one.grain, *([HOUR] if one.hours else [])]
     with segment_store.files(one.table, one.bucket, grains) as file_set:
         rows_max = rows_within(segment_store.rows_max, _columns(one))
-        for at in range(segment_store.pack("ranges", file_set, source, rows_max)):
-            hosts = HostRange(*segment_store.pack("range", file_set, at))
+        for index in range(segment_store.pack("ranges", file_set, source, rows_max)):
+            hosts = HostRange(*segment_store.pack("range", file_set, index))
             for grain in grains:
                 query = _query(one, grain, f"(FROM {source} WHERE {hosts.where})")
                 segment_store.pack("write", file_set, grain, query, hosts.parameters)
@@ -151,12 +154,12 @@ def merge(segment_store: SegmentStore, one: Merge) -> Iterator[str]:
 
 
 def _source(segment_store: SegmentStore, one: Merge) -> str:
-    names = ", ".join(quoted(str(segment_store.folder / each.path)) for each in one.files)
+    names = ", ".join(quoted(str(segment_store.folder / segment.path)) for segment in one.files)
     return f"read_parquet([{names}], union_by_name = true)"
 
 
 def _columns(one: Merge) -> int:
-    """Return how many values of a row are in memory at a time: of a rollup also what it is put together in."""
+    """Return the values per row in memory at a time; a rollup has input and output."""
     return len(COLUMNS[one.table]) if one.grain == RAW else 2 * len(rollup_columns(one.table))
 
 

@@ -29,18 +29,20 @@ from .worker_client import PackerError, PackerHandle, PackerProcess, PackerStarv
 
 log = logging.getLogger(__name__)
 
-#: A turn begins no further step after this long.
+#: A turn starts no further step after this time.
 TURN_SECONDS = 0.25
-#: Between turns with work left. What takes long is the packer's, a process that goes last at the processor. Not a
-#: thread that does: one that is not let run while it holds Python's lock would hold up all others.
+#: Pause between turns with work left. Long work is in the packer, a process of the lowest priority.
+#: A thread of that priority would block all others while it waits for the CPU with Python's lock
+#: held.
 PAUSE_SECONDS = 0.01
-#: Once the oldest that waits is older than this the packer does not go last any more.
+#: If the oldest closed part is older than this, the packer gets normal priority.
 BEHIND_SECONDS = 120
-#: What failed is tried again after this long.
+#: Delay before a failed job is tried again.
 RETRY_SECONDS = 60
-#: How often house is kept.
+#: Period of maintenance.
 ROUND_SECONDS = 30
-#: Deviation of the wall clock between two turns that is reported, and for how long the finding stays.
+#: Minimum deviation of the wall clock between two turns that is reported, and duration of the
+#: finding.
 JUMP_SECONDS, JUMP_REPORTED_SECONDS = 3600, 86_400
 _FAILURES = (
     OSError, duckdb.Error, pa.ArrowException, StoreError, PackerError, MemoryError, TableChangedError, ValueError,
@@ -54,14 +56,14 @@ Job = Iterator[str]
 
 
 class Failure(NamedTuple):
-    """Why something failed, and when it is tried again."""
+    """Reason of a failure, and time of the next attempt."""
 
     reason: str
     retry_us: int
 
 
 class History:
-    """`turn` does some of what is due; `start` has a thread take turns, `stop` ends it."""
+    """`turn` does a part of the due work; `start` runs turns in a thread, `stop` ends it."""
 
     def __init__(
         self,
@@ -75,9 +77,10 @@ class History:
         step: Callable[[str], None] = lambda _: None,
         packer: PackerHandle | None = None,
     ) -> None:
-        """*free_bytes*: () -> (total, free) of the disk. *step* is called with each step's name as it is done.
+        """*free_bytes*: returns (total, free) of the disk. *step* is called with the name of each
+        step.
 
-        *packer*: what sorts and writes, a process by default.
+        *packer*: sorts and writes; a process by default.
         """
         self._folder = folder
         self._config = config
@@ -93,7 +96,7 @@ class History:
             folder, config, self._segment_store, self._findings, clock
         )
         self._is_scanned = self._round_over = self._is_starved = False
-        self._failures: dict[str, Failure] = {}  # by what failed, the longest first
+        self._failures: dict[str, Failure] = {}  # by job, the longest-lasting first
         self._jobs: dict[str, Job] = {}
         self._due: list[tuple[str, str]] = []
         self._current_job = self._export_name = ""
@@ -102,35 +105,34 @@ class History:
         self._now_ns = self._room_made_ns = self._round_us = 0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        #: Closed five minutes (of a table each) that are still in the live file.
+        #: Closed tables (five minutes each) that are still in the live file.
         self.waiting_parts = 0
-        #: How long ago the oldest of them was closed.
+        #: Seconds since the oldest of these was closed.
         self.lag_seconds = 0.0
-        #: Files that count, and their bytes, by grain.
+        #: Number and bytes of valid files, by grain.
         self.files_count: dict[str, int] = {}
         self.files_bytes: dict[str, int] = {}
-        #: Readings that left the live file since the start, and what that took.
+        #: Readings exported since the start, and the time taken.
         self.exported_rows = 0
         self.busy_seconds = 0.0
-        #: When the last turn ended, or the thread was started: nanoseconds since 1970; 0 without a thread.
+        #: Time at which the last turn ended or the thread started: ns since 1970; 0 without a
+        #: thread.
         self.last_turn_ns = 0
 
     @property
     def failing(self) -> str:
-        """What fails and why, of several the one that has failed the longest; "" when nothing does."""
-        reasons = [one.reason for one in list(self._failures.values())]
+        """Return why history fails, the longest-lasting reason first; "" if nothing fails."""
+        reasons = [failure.reason for failure in list(self._failures.values())]
         others = f" (and {len(reasons) - 1} others)" if len(reasons) > 1 else ""
         return f"{reasons[0]}{others}" if reasons else ""
 
     @property
     def removed_for_room_count(self) -> int:
-        """Files that went for lack of room on the disk."""
+        """Return the number of files removed because the disk was full."""
         return self._maintenance.removed_for_room_count
 
-    # -- the thread ------------------------------------------------------------------------------------
-
     def start(self, wall_ns: Callable[[], int]) -> None:
-        """Take turns in a thread of their own until `stop`."""
+        """Run turns in a thread until `stop`."""
         self.last_turn_ns = wall_ns()
         self._thread = threading.Thread(
             target=self._run, args=(wall_ns,), name=THREAD_NAME_PREFIX + "history", daemon=True
@@ -147,16 +149,16 @@ class History:
                 pause = min(pause, PAUSE_SECONDS)
 
     def stop(self, seconds_max: float = 3.0) -> None:
-        """End the thread and leave no unfinished file. Call it while the store still commits."""
+        """End the thread and remove unfinished files. Call this while the store still commits."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(seconds_max / 2)
             if self._thread.is_alive():
                 self._packer.kill()
                 self._thread.join(seconds_max / 2)
-            if self._thread.is_alive():  # its files are found at the next start
+            if self._thread.is_alive():  # the next start removes its files
                 return
-        self._packer.release()  # first: one that hangs is not asked to discard anything
+        self._packer.release()  # first: a packer that hangs must not be asked to discard files
         self._drop_jobs()
 
     def _drop_jobs(self) -> None:
@@ -165,12 +167,11 @@ class History:
                 job.close()
         self._jobs.clear()
 
-    # -- a turn ----------------------------------------------------------------------------------------
-
     def turn(self, now_ns: int, seconds_max: float = TURN_SECONDS) -> list[str]:
-        """Do some of what is due as of *now_ns*, for about *seconds_max* and one step at least; return what was done.
+        """Do a part of the work due at *now_ns*, for about *seconds_max* but at least one step.
 
-        Never raises: a failure is logged, reported by `failing`, and retried after AGAIN_SECONDS.
+        Return messages. Never raises: a failure is logged, reported by `failing`, and retried after
+        RETRY_SECONDS.
         """
         begin = time.monotonic()
         self._now_ns = now_ns
@@ -193,7 +194,7 @@ class History:
         except DamagedSegmentError as error:
             self._maintenance.damaged.append((error.segment, error.reason))
             self._drop_jobs()
-        except PackerStarvedError:  # continues with the next turn
+        except PackerStarvedError:  # retried in the next turn
             self._is_starved = True
             self._drop_jobs()
         except _FAILURES as error:
@@ -212,14 +213,14 @@ class History:
         retry_us = self._segment_store.now_us + RETRY_SECONDS * 1_000_000
         self._failures[self._current_job] = Failure(reason, retry_us)
         self._drop_jobs()
-        self._is_scanned = False  # what it left behind is looked for before the next
+        self._is_scanned = False  # search for leftover files before the next job
 
     def _begin_turn(self, done: list[str]) -> bool:
-        """See what is due. False: nothing, or not now."""
+        """Determine the due work. False: nothing, or not now."""
         del done
         self._current_job = "looking at what is due"
         self._check_clock()
-        if any(self._is_backing_off(each) for each in (self._current_job, _SCANNING)):
+        if any(self._is_backing_off(name) for name in (self._current_job, _SCANNING)):
             return False
         self._due = self._closed_parts()
         self._failures.pop(self._current_job, None)
@@ -230,7 +231,7 @@ class History:
         return True
 
     def _advance(self, done: list[str]) -> bool:
-        """Do a step of the first job that there is. False: nothing is left to do."""
+        """Run a step of the first job. False: no work is left."""
         for name, make in (
             (_SCANNING, self._start_scan),
             (_MAKING_ROOM, self._make_room),
@@ -258,7 +259,7 @@ class History:
         if failure is None:
             return False
         wait_us = failure.retry_us - self._segment_store.now_us
-        return 0 < wait_us <= RETRY_SECONDS * 1_000_000  # not for hours when the clock is set back
+        return 0 < wait_us <= RETRY_SECONDS * 1_000_000  # limited, as the clock may be set back
 
     def _check_clock(self) -> None:
         """Report a jump of the wall clock. Retention does not depend on it."""
@@ -277,8 +278,6 @@ class History:
             )
         elif now[1] >= self._jump_reported_until_ns:
             self._findings.clear("store.clock_jumped")
-
-    # -- jobs -----------------------------------------------------------------------------------------
 
     def _start_scan(self) -> Job | None:
         if self._is_scanned and not self._maintenance.damaged:
@@ -299,35 +298,36 @@ class History:
         return self._maintenance.make_room(chosen)
 
     def _closed_parts(self) -> list[tuple[str, str]]:
-        """Return (table, part) of the live file that get no more rows, oldest first."""
+        """Return the closed (table, part) of the live file, oldest first."""
         with self._segment_store.cursor() as cursor:
             live = parts_of(cursor)
         now_us = self._segment_store.now_us
         closed = sorted((part, table) for table, part in live if is_closed(part, now_us))
         self.waiting_parts = len(closed)
-        oldest = min((span_us(part)[1] for part, _ in closed), default=now_us)
-        self.lag_seconds = max(0.0, (now_us - oldest) / 1e6)
+        oldest_us = min((span_us(part)[1] for part, _ in closed), default=now_us)
+        self.lag_seconds = max(0.0, (now_us - oldest_us) / 1e6)
         self._packer.is_behind = self._is_starved or self.lag_seconds > BEHIND_SECONDS
         self._maintenance.live = live
         return [(table, part) for part, table in closed]
 
     def _clear_dropped_exports(self) -> None:
-        """What was dropped from the live file is not exported any more, and so fails no more."""
-        waiting = {_export_name(*one) for one in self._due}
-        for name in [one for one in self._failures if one.startswith(_EXPORTING)]:
+        # A table that was dropped from the live file needs no export.
+        waiting = {_export_name(*part) for part in self._due}
+        for name in [name for name in self._failures if name.startswith(_EXPORTING)]:
             if name not in waiting:
                 del self._failures[name]
 
     def _next_export(self) -> Job | None:
         while self._due:
             table, part = self._due.pop(0)
-            # It may have been listed while it was being exported, over several turns. Where one part failed, those
-            # after it wait: counters are compared with the part before, and one that comes late counts nothing.
-            is_there = (table, part) in self._maintenance.live
-            if is_there and not self._are_exports_backing_off(table):
+            # The list may contain a part whose export took several turns. If a part failed, later
+            # parts of the table wait: counters are compared with the previous part, and a late part
+            # counts nothing.
+            is_live = (table, part) in self._maintenance.live
+            if is_live and not self._are_exports_backing_off(table):
                 if self._packer.is_low_priority and self._packer.is_behind:
                     self._packer.release()
-                    self._drop_jobs()  # no export is among them; a merge is begun again
+                    self._drop_jobs()  # includes no export; a merge starts again
                 self._export_name = _export_name(table, part)
                 return self._exporting(table, part)
         return None

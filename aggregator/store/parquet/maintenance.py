@@ -1,4 +1,4 @@
-"""Maintenance of the history folder: leftovers, disk space, merging, retention, parts, reloading.
+"""Maintenance of the history folder: leftovers, disk space, merging, retention, parts, findings.
 
 Each job is a generator that yields between its steps, with a message when it did something; `history.py` runs the steps.
 """
@@ -41,22 +41,18 @@ from .segment_files import (
 from .segment_store import SegmentStore
 from .views import span_us
 
-# ----------------------------------------------------------------------
-# Leftovers: what a crash between two steps left in the data folder, found at the start and reported in
-# words.
-#
-# An unfinished file goes. A file that nobody recorded goes where its rows are elsewhere for sure
-# (the live table is still there, or the files that it was made of are), and is moved aside where
-# they are not: nothing is unlinked that might be the only one.
+# Leftovers of a crash between two steps. Unfinished files are removed. An unrecorded file is
+# removed if its rows are certainly elsewhere (in the live table, or in the files from which it was
+# made), and moved aside otherwise: no possibly unique file is deleted.
 
 _HOUR_DIGITS = 10
 
 
 class FolderCleanup(NamedTuple):
-    """What must be done about the folder."""
+    """Files of the folder that need an action."""
 
-    unlink: list[str]  # unfinished, gone, or doubled
-    aside: list[str]  # not recorded, and the only one for all we know
+    unlink: list[str]  # unfinished, marked as gone, or duplicated
+    aside: list[str]  # not recorded, and possibly unique
 
 
 def compare_folder(
@@ -65,9 +61,9 @@ def compare_folder(
     gone: Iterable[ParquetSegment],
     live: set[tuple[str, str]],
 ) -> FolderCleanup:
-    """Compare the folder with what is recorded. *live*: (table, part) that the live file has."""
-    recorded_by_path = {one.path: one for one in recorded}
-    known = recorded_by_path.keys() | {one.path for one in gone}
+    """Compare the folder with the records. *live*: (table, part) in the live file."""
+    recorded_by_path = {segment.path: segment for segment in recorded}
+    known = recorded_by_path.keys() | {segment.path for segment in gone}
     unlink: list[str] = []
     aside: list[str] = []
     for path in _files(folder):
@@ -79,30 +75,30 @@ def compare_folder(
 
 
 def _files(folder: Path) -> list[str]:
-    found = [path for top in ("segments", "rollups") for path in (folder / top).rglob("*.parquet*")]
-    return sorted(str(path.relative_to(folder)) for path in found if path.is_file())
+    paths = [path for top in ("segments", "rollups") for path in (folder / top).rglob("*.parquet*")]
+    return sorted(str(path.relative_to(folder)) for path in paths if path.is_file())
 
 
 def _is_elsewhere(
     folder: Path, path: str, recorded_by_path: dict[str, ParquetSegment], live: set[tuple[str, str]]
 ) -> bool:
-    place = SEGMENT_PATH.fullmatch(path)
-    if place is None:
+    match = SEGMENT_PATH.fullmatch(path)
+    if match is None:
         return False
-    table, grain, bucket = place["raw"] or place["table"], place["grain"] or RAW, place["bucket"]
+    table, grain, bucket = match["raw"] or match["table"], match["grain"] or RAW, match["bucket"]
     if grain == TAIL or (table, bucket) in live:
         return True
     source = MINUTE if grain != RAW and len(bucket) == _HOUR_DIGITS else grain
-    made_of = [
-        one
-        for one in recorded_by_path.values()
-        if (one.table, one.grain) == (table, source)
-        and one.bucket.startswith(bucket)
-        and len(one.bucket) > len(bucket)
+    sources = [
+        segment
+        for segment in recorded_by_path.values()
+        if (segment.table, segment.grain) == (table, source)
+        and segment.bucket.startswith(bucket)
+        and len(segment.bucket) > len(bucket)
     ]
     if grain == RAW:
-        return _rows(folder / path) == sum(one.rows for one in made_of) > 0
-    return bool(made_of) and not any(segment_files.fault(folder, one) for one in made_of)
+        return _rows(folder / path) == sum(segment.rows for segment in sources) > 0
+    return bool(sources) and not any(segment_files.fault(folder, segment) for segment in sources)
 
 
 def _rows(path: Path) -> int:
@@ -112,12 +108,10 @@ def _rows(path: Path) -> int:
         return -1
 
 
-# ----------------------------------------------------------------------
-# Findings of the store itself: each reported once when it begins, and once when it ends.
-
-
 class StoreFindings:
-    """`now_ns` is set by who owns it."""
+    """Findings of the store, each reported when it begins and when it ends. The owner sets
+    `now_ns`.
+    """
 
     def __init__(self, submit: Callable[[Sequence[Finding]], None]) -> None:
         self.now_ns = 0
@@ -125,35 +119,35 @@ class StoreFindings:
         self._open: dict[tuple[str, str], Finding] = {}
 
     def raise_finding(self, name: str, message: str, clears_when: str, subject: str = "") -> None:
-        """Say that something is so, in the words of the first time."""
+        """Report a finding unless it is open; *message* stays that of the first report."""
         if (name, subject) not in self._open:
-            one = Finding(
+            finding = Finding(
                 AGGREGATOR_HOST, name, subject, message, self.now_ns, clears_when=clears_when
             )
-            self._open[name, subject] = one
-            self._submit([one])
+            self._open[name, subject] = finding
+            self._submit([finding])
 
     def clear(self, name: str, subject: str = "") -> None:
-        """Say that it is no longer so. Nothing happens when it was not."""
-        one = self._open.pop((name, subject), None)
-        if one is not None:
-            self._submit([replace(one, cleared_ns=self.now_ns)])
+        """Report the end of a finding, if it is open."""
+        finding = self._open.pop((name, subject), None)
+        if finding is not None:
+            self._submit([replace(finding, cleared_ns=self.now_ns)])
 
 
 def gigabytes(count: int) -> str:
-    """Return bytes as a person reads them."""
+    """Return bytes as a text in GB."""
     return f"{count / 1e9:.3g} GB"
 
 
 log = logging.getLogger(__name__)
 
-#: A part is closed this long after its end: a commit that began within it has come to its end by then.
+#: A part is closed this long after its end: a commit that began before has ended by then.
 CLOSED_SECONDS = 5
-#: A part that begins later than this from now was made under a clock that was wrong: it is closed.
+#: A part that begins later than this from now comes from a wrong clock: it is closed.
 AHEAD_SECONDS = 3600
-#: Bytes of files that are read again per round, whether they are what was written.
+#: Bytes of files that each round rereads and verifies.
 REREAD_BYTES = 16 << 20
-#: Files retired, and hosts looked at, in one transaction.
+#: Files marked as gone, and hosts examined, per transaction.
 FILES_AT_ONCE, HOSTS_AT_ONCE = 200, 200
 _LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
 
@@ -161,7 +155,7 @@ Job = Iterator[str]
 
 
 class HistoryMaintenance:
-    """Used by one thread."""
+    """Jobs of the history thread. Use it in one thread."""
 
     def __init__(
         self,
@@ -185,18 +179,18 @@ class HistoryMaintenance:
         self._known_registrations: dict[str, int] = {}
         self._unread: list[str] = []
         self._has_scanned = False
-        #: Files found to be damaged, with what is wrong; they are set aside by the next look.
+        #: Damaged files with a reason; the next scan sets them aside.
         self.damaged: list[tuple[ParquetSegment, str]] = []
-        #: Tables whose views of rollups must be recreated.
+        #: Tables whose rollup views must be recreated.
         self.views_due: set[str] = set()
-        #: (table, part) that the live file has.
+        #: (table, part) in the live file.
         self.live: set[tuple[str, str]] = set()
-        self._unmerged: set[tuple[str, str, str]] = set()  # what did not come to its end goes last
-        #: Files that went for lack of room on the disk.
+        self._unmerged: set[tuple[str, str, str]] = set()  # incomplete merges, tried last
+        #: Files removed because the disk was full.
         self.removed_for_room_count = 0
 
     def scan_folder(self) -> Job:
-        """Load what counts, and put right what a crash left. The views are the writer's own by then."""
+        """Load the recorded files, and repair the folder after a crash."""
         recorded, gone, live = self.segment_store.transact(
             lambda c: (
                 segment_files.recorded_segments(c),
@@ -204,35 +198,35 @@ class HistoryMaintenance:
                 parts_of(c),
             )
         )
-        self.segment_store.recorded = {one.path: one for one in recorded}
+        self.segment_store.recorded = {segment.path: segment for segment in recorded}
         yield ""
-        found = compare_folder(self._folder, recorded, gone, live)
-        for path in found.unlink:
+        cleanup = compare_folder(self._folder, recorded, gone, live)
+        for path in cleanup.unlink:
             segment_files.unlink(self._folder, path)
-        if found.unlink:
-            yield f"removed {len(found.unlink)} files that were not finished or are elsewhere whole"
-        for path in found.aside:
+        if cleanup.unlink:
+            yield f"removed {len(cleanup.unlink)} files that were not finished or are elsewhere whole"
+        for path in cleanup.aside:
             yield self._move_unrecorded(path)
         yield from self._set_aside_damaged(() if self._has_scanned else recorded)
-        for table in sorted({one.table for one in self.segment_store.recorded.values()}):
+        for table in sorted({segment.table for segment in self.segment_store.recorded.values()}):
             self.segment_store.publish(table)
             self.views_due.add(table)
         self._has_scanned = True
 
     def _set_aside_damaged(self, found: Sequence[ParquetSegment]) -> Job:
-        """Set aside the files known to be damaged, and those of *found* that cannot be opened."""
-        for one in found:
-            if reason := segment_files.fault(self._folder, one):
-                self.damaged.append((one, reason))
+        """Set aside the damaged files, and those of *found* that cannot be opened."""
+        for segment in found:
+            if reason := segment_files.fault(self._folder, segment):
+                self.damaged.append((segment, reason))
             yield ""
         while self.damaged:
-            one, reason = self.damaged.pop()
-            if one.path in self.segment_store.recorded:
-                yield self._set_aside(one, reason)
+            segment, reason = self.damaged.pop()
+            if segment.path in self.segment_store.recorded:
+                yield self._set_aside(segment, reason)
 
     def _move_unrecorded(self, path: str) -> str:
-        place = self.segment_store.move_aside(path)
-        message = f"{path} is in the data folder but not in the store's list; it is now {place}"
+        new_path = self.segment_store.move_aside(path)
+        message = f"{path} is in the data folder but not in the store's list; it is now {new_path}"
         self.findings.raise_finding(
             "store.file_unrecorded", message, "somebody has checked it; reported once", path
         )
@@ -240,9 +234,9 @@ class HistoryMaintenance:
         return message
 
     def _set_aside(self, segment: ParquetSegment, reason: str) -> str:
-        place = self.segment_store.set_aside(segment)
+        new_path = self.segment_store.set_aside(segment)
         self.views_due.add(segment.table)
-        where = f"it is now {place}, and " if place else ""
+        where = f"it is now {new_path}, and " if new_path else ""
         message = (
             f"{segment.path} {reason}: {where}{segment.rows} rows of {segment.table} received "
             f"{segment.bucket} are missing from queries; the rest is unaffected"
@@ -254,7 +248,7 @@ class HistoryMaintenance:
         return message
 
     def segments_to_remove(self, total_bytes: int, free_bytes: int) -> list[ParquetSegment]:
-        """Return what goes because the disk is almost full; none while it is not. Says so in a finding."""
+        """Return files to remove because the disk is almost full; raise or clear the finding."""
         target_bytes = free_bytes_target(
             total_bytes, self._config.disk_free_bytes_min, self._config.disk_free_share_min
         )
@@ -273,10 +267,10 @@ class HistoryMaintenance:
         return choose_for_room(recorded, bytes_wanted, free_bytes / max(1, target_bytes))
 
     def make_room(self, chosen: list[ParquetSegment]) -> Job:
-        """Remove files at once: their readers get an error that they are gone."""
+        """Remove files at once: their readers get an error."""
         for batch in _batches(chosen):
             self._retire(batch)
-            self.segment_store.drop([one.path for one in batch])
+            self.segment_store.drop([segment.path for segment in batch])
             self.removed_for_room_count += len(batch)
             message = (
                 f"removed {len(batch)} files because the disk is almost full, {batch[0].path} first"
@@ -285,16 +279,16 @@ class HistoryMaintenance:
             yield message
 
     def run_round(self, failing: str) -> Job:
-        """Do all that is due once; what cannot be merged keeps nothing else from being done.
+        """Run all maintenance once; a failed merge does not prevent the rest.
 
-        Raises OSError, duckdb.Error, PackerError, Damaged.
+        Raises OSError, duckdb.Error, PackerError, DamagedSegmentError.
         """
         merge_error: Exception | None = None
         try:
             yield from self._merge_due()
         except DamagedSegmentError:
             raise
-        except Exception as error:  # noqa: BLE001 - raised when all else is done
+        except Exception as error:  # noqa: BLE001 - raised after the rest
             merge_error = error
         yield from self._expire()
         yield from self._drop_live(failing)
@@ -307,13 +301,13 @@ class HistoryMaintenance:
 
     def _merge_due(self) -> Job:
         due = {
-            (one.table, one.grain, one.bucket): one
-            for one in export.due_merges(
+            (merge.table, merge.grain, merge.bucket): merge
+            for merge in export.due_merges(
                 self.segment_store.recorded.values(), self.live, self.segment_store.now_us
             )
         }
         self._unmerged &= due.keys()
-        for key in sorted(due, key=lambda key: key in self._unmerged):  # else in their order
+        for key in sorted(due, key=lambda key: key in self._unmerged):  # otherwise in their order
             self._unmerged.add(key)
             yield from export.merge(self.segment_store, due[key])
             self._unmerged.discard(key)
@@ -329,20 +323,20 @@ class HistoryMaintenance:
                 yield f"let {len(batch)} files of {grain} go, {batch[0].path} first"
 
     def _retire(self, old: list[ParquetSegment]) -> None:
-        """Let files count no more."""
+        """Mark files as gone, and publish that."""
         now_us = self.segment_store.now_us
         self.segment_store.transact(
             lambda connection: segment_files.mark_gone(connection, old, now_us)
         )
-        for one in old:
-            self.segment_store.recorded.pop(one.path, None)
+        for segment in old:
+            self.segment_store.recorded.pop(segment.path, None)
         self.segment_store.step("retired")
-        for table in sorted({one.table for one in old}):
+        for table in sorted({segment.table for segment in old}):
             self.segment_store.publish(table)
             self.views_due.add(table)
 
     def _drop_live(self, failing: str) -> Job:
-        """Drop the oldest closed part when the live file is too large: nothing of it could leave."""
+        """Drop the oldest closed part if the live file is too large because exports fail."""
         used = self.segment_store.rows(
             "SELECT used_blocks * block_size FROM pragma_database_size()"
         )[0][0]
@@ -365,12 +359,12 @@ class HistoryMaintenance:
         before_us = self.segment_store.now_us - GRACE_SECONDS * 1_000_000
         with self.segment_store.cursor() as cursor:
             gone = [
-                one
-                for one in segment_files.gone_segments(cursor)
-                if (one.gone_us or 0) <= before_us
+                segment
+                for segment in segment_files.gone_segments(cursor)
+                if (segment.gone_us or 0) <= before_us
             ]
         for batch in _batches(gone):
-            self.segment_store.drop([one.path for one in batch])
+            self.segment_store.drop([segment.path for segment in batch])
             yield f"unlinked {len(batch)} files"
 
     def _remake_views(self) -> Job:
@@ -383,23 +377,23 @@ class HistoryMaintenance:
         with self.segment_store.cursor() as cursor:
             now = views.registrations(cursor)
         hosts = views.newly_registered(self._known_registrations, now)
-        for at in range(0, len(hosts), HOSTS_AT_ONCE):
-            some = hosts[at : at + HOSTS_AT_ONCE]
-            self.segment_store.transact(partial(views.track_parts, hosts=some))
-            self._known_registrations |= {host: now[host] for host in some}
-            yield f"recorded where the parts of {len(some)} hosts are"
+        for start in range(0, len(hosts), HOSTS_AT_ONCE):
+            batch = hosts[start : start + HOSTS_AT_ONCE]
+            self.segment_store.transact(partial(views.track_parts, hosts=batch))
+            self._known_registrations |= {host: now[host] for host in batch}
+            yield f"recorded where the parts of {len(batch)} hosts are"
 
     def _reread_files(self) -> Job:
-        """Read some files whole, the longest unread first: a disk that rots is found before it is asked."""
+        """Reread some files entirely, the longest unread first, to detect a failing disk early."""
         if not self._unread:
             self._unread = sorted(self.segment_store.recorded)
         size = 0
         while self._unread and size < REREAD_BYTES:
-            one = self.segment_store.recorded.get(self._unread.pop(0))
-            if one is not None and one.recorded_us:
-                if reason := segment_files.damage(self._folder, one):
-                    raise DamagedSegmentError(one, reason)
-                size += one.bytes
+            segment = self.segment_store.recorded.get(self._unread.pop(0))
+            if segment is not None and segment.recorded_us:
+                if reason := segment_files.damage(self._folder, segment):
+                    raise DamagedSegmentError(segment, reason)
+                size += segment.bytes
             yield ""
 
 
@@ -408,8 +402,8 @@ def parts_of(connection: duckdb.DuckDBPyConnection) -> set[tuple[str, str]]:
     rows: list[tuple[str]] = connection.execute(
         "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'"
     ).fetchall()
-    found = (_LIVE_NAME.fullmatch(name) for (name,) in rows)
-    return {(match[1], match[2]) for match in found if match}
+    matches = (_LIVE_NAME.fullmatch(name) for (name,) in rows)
+    return {(match[1], match[2]) for match in matches if match}
 
 
 def is_closed(part: str, now_us: int) -> bool:
@@ -419,6 +413,6 @@ def is_closed(part: str, now_us: int) -> bool:
 
 
 def _batches(found: Sequence[ParquetSegment]) -> Iterator[list[ParquetSegment]]:
-    """Yield them some at a time, so that no transaction is long."""
-    for at in range(0, len(found), FILES_AT_ONCE):
-        yield list(found[at : at + FILES_AT_ONCE])
+    """Yield batches, so that each transaction is short."""
+    for start in range(0, len(found), FILES_AT_ONCE):
+        yield list(found[start : start + FILES_AT_ONCE])

@@ -1,11 +1,11 @@
-"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: sorts and rolls up readings, writes Parquet files.
+"""`python -m gangline.aggregator.store.parquet.parquet_worker SETTINGS`: writes Parquet files.
 
-It is a separate process at the lowest CPU priority: inside the aggregator, commits would wait for the CPU and for the GIL. It
+It sorts and rolls up readings. It is a separate process at the lowest CPU priority: inside the aggregator, commits would wait for the CPU and for the GIL. It
 opens no file of the store. Readings arrive as a file in memory, and its output counts only once the aggregator has synced,
 named and recorded it, so killing it at any point loses nothing.
 
-Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; it answers each with
-`{"value": ..}` or `{"error": words}`. Packets are short for any number of hosts, because Linux takes no more than 200 KB.
+Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; the answer is
+`{"value": ..}` or `{"error": message}`. Packets are short for any number of hosts, because Linux limits them to 200 KB.
 """
 
 from __future__ import annotations
@@ -38,24 +38,20 @@ from .rollup import IS_TAIL, roll, rollup_spec
 from .segment_files import MINUTE, RAW, TAIL, UNFINISHED_SUFFIX
 from .views import LATE_SECONDS, span_us
 
-# ----------------------------------------------------------------------
-# One Parquet file, written chunk by chunk: zstd, each column in the encoding that is smallest for
-# it.
-#
-# Which encoding that is (a dictionary, deltas, bytes split by place, plain) is tried on the first
-# rows: a clock wants a dictionary, a counter deltas, energy its bytes split. bench/segments.py
-# compares with DuckDB's own COPY.
+# A Parquet file is written chunk by chunk with zstd. The first rows determine the smallest encoding
+# of each column: a dictionary for times, deltas for counters, split bytes for energy, or plain.
+# bench/segments.py compares this with DuckDB's own COPY.
 
-#: Rows on which the encodings are tried, and of a row group: one device's readings are found by the
-#: least and greatest of each.
+#: Rows for the trial of encodings, and rows per row group: readers find a device by the minimum and
+#: maximum of each group.
 SAMPLE_ROWS = 60_000
-#: Of fewer rows a dictionary each is good enough, and trying costs more than it saves.
+#: With fewer rows all columns use a dictionary: a trial would cost more than it saves.
 TRIED_ROWS_MIN = 5_000
 GROUP_ROWS = 122_880
-#: Of 3, links' counters take a sixth more (deltas that are packed at no byte's border); of 7, all take 2 % less, for a
-#: fifth more of the processor.
+#: Level 3 takes a sixth more for links' counters (deltas without byte alignment); level 7 saves 2 %
+#: for a fifth more CPU time.
 ZSTD_LEVEL = 5
-#: Columns by which readers look for rows; of others no least and greatest is kept.
+#: Columns with minimum and maximum, by which readers search.
 KEYS = ("host", "device", "time")
 
 _DUCKDB = {
@@ -68,12 +64,12 @@ _DUCKDB = {
 
 
 class ParquetFile:
-    """Writes the unfinished file of *path* within *folder*; the folder is made. Raises OSError."""
+    """Writes the unfinished file of *path* in *folder*, which is created. Raises OSError."""
 
     def __init__(
         self, folder: Path, path: str, known_encodings: dict[str, Any] | None = None
     ) -> None:
-        """*known_encodings*: what was tried for files of the same kind, by their columns."""
+        """*known_encodings*: results of earlier trials, by columns."""
         self.path = path
         self._known_encodings = dict(known_encodings or {})
         self._unfinished_path = folder / (path + UNFINISHED_SUFFIX)
@@ -84,14 +80,14 @@ class ParquetFile:
         self._times: list[int] = []
 
     def write(self, chunk: Any) -> None:
-        """Append a `pyarrow.Table`. Of all chunks the columns are the same, and of one at least there."""
+        """Append a `pyarrow.Table`. All chunks of a file have the same columns."""
         if self._writer is None:
             self.columns = ",".join(f"{f.name} {_DUCKDB[f.type]}" for f in chunk.schema)
             if self.columns not in self._known_encodings and chunk.num_rows >= TRIED_ROWS_MIN:
                 self._known_encodings[self.columns] = encodings(chunk.slice(0, SAMPLE_ROWS))
             settings = self._known_encodings.get(self.columns, {"use_dictionary": True})
             with_keys: dict[str, Any] = {**settings, "write_statistics": list(KEYS)}
-            from pyarrow.parquet import ParquetWriter  # 0.05 s, which a start would wait for
+            from pyarrow.parquet import ParquetWriter  # 0.05 s, which would delay a start
 
             self._writer = ParquetWriter(
                 str(self._unfinished_path),
@@ -109,16 +105,18 @@ class ParquetFile:
 
     @property
     def first_us(self) -> int:
-        """The earliest time in it; 0 while it is empty."""
+        """Return the earliest time in the file; 0 while it is empty."""
         return int(self._times[0]) if self._times else 0
 
     @property
     def last_us(self) -> int:
-        """The latest time in it."""
+        """Return the latest time in the file."""
         return int(self._times[1]) if self._times else 0
 
     def metadata(self) -> dict[str, Any]:
-        """Return what must be known of it once it is closed; `encodings` is for the next file of its kind."""
+        """Return the fields of a closed file's segment, and `encodings` for the next file of its
+        kind.
+        """
         return {
             "path": self.path,
             "rows": self.rows,
@@ -129,24 +127,24 @@ class ParquetFile:
         }
 
     def close(self) -> None:
-        """End the file: its footer is written."""
+        """Write the footer and close the file."""
         if self._writer is not None:
             self._writer.close()
 
     def discard(self) -> None:
-        """Remove what was written of a file that did not come to its end. Never raises."""
-        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk takes no footer either
+        """Remove the unfinished file. Never raises."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk refuses the footer, too
             self.close()
         self._unfinished_path.unlink(missing_ok=True)
 
 
 def encodings(sample: Any) -> dict[str, Any]:
-    """Return the writer's settings under which each column of *sample* is smallest."""
+    """Return the writer's settings with the smallest size of each column of *sample*."""
     dictionary: list[str] = []
     other: dict[str, str] = {}
     for column in sample.schema:
-        one = sample.select([column.name])
-        sizes = {name: _size(one, column.name, name) for name in _candidates(column.type)}
+        column_table = sample.select([column.name])
+        sizes = {name: _size(column_table, column.name, name) for name in _candidates(column.type)}
         best = min(sizes, key=lambda name: sizes[name])
         if best == "DICTIONARY":
             dictionary.append(column.name)
@@ -160,7 +158,8 @@ def _candidates(kind: Any) -> tuple[str, ...]:
         return ("DICTIONARY",)
     if pa.types.is_floating(kind):
         return ("DICTIONARY", "BYTE_STREAM_SPLIT", "PLAIN")
-    return ("DICTIONARY", "DELTA_BINARY_PACKED", "PLAIN")  # DuckDB 1.5 splits bytes of doubles only
+    # DuckDB 1.5 reads split bytes for doubles only.
+    return ("DICTIONARY", "DELTA_BINARY_PACKED", "PLAIN")
 
 
 def _size(one: Any, column: str, encoding: str) -> int:
@@ -174,21 +173,17 @@ def _size(one: Any, column: str, encoding: str) -> int:
     return int(sink.tell())
 
 
-# ----------------------------------------------------------------------
-# Ranges of hosts: a limited number of rows at a time, all of a device together, so that sorted pieces make one
-# sorted file.
-
-#: Values of a piece, keys among them: of wide tables a piece has fewer rows. Sorted and rolled up they take
-#: some five times their 8 bytes each.
+#: Limit of the values in a piece, keys included. Sorting and rolling up take about five times their
+#: 8 bytes each.
 CELLS_MAX = 1 << 22
 
 Counts = Sequence[tuple[str, int]]
 
 
 class HostRange(NamedTuple):
-    """Hosts after *after* up to *last*, by name, and so of their devices; None: no limit.
+    """A half-open range of hosts by name, after *after* up to *last*; None: unlimited.
 
-    Limits of devices stand only where that is one host: one that has more rows than a piece.
+    Device limits are set only if the range is a part of a single host with too many rows.
     """
 
     after: str | None
@@ -199,7 +194,7 @@ class HostRange(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The condition, with as many parameters as `parameters`."""
+        """Return the SQL condition; its placeholders match `parameters`."""
         limits = zip(
             ("host > ?", "host <= ?", "device > ?", "device <= ?"), self._limits, strict=True
         )
@@ -207,7 +202,7 @@ class HostRange(NamedTuple):
 
     @property
     def parameters(self) -> list[str]:
-        """What the condition is over."""
+        """Return the values of the condition's placeholders."""
         return [limit for limit in self._limits if limit is not None]
 
     @property
@@ -216,17 +211,17 @@ class HostRange(NamedTuple):
 
 
 def rows_within(rows_max: int, columns: int) -> int:
-    """Return how many rows a piece has when each has this many *columns*: from one to *rows_max*."""
+    """Return the rows of a piece with *columns* columns: 1 to *rows_max*."""
     return max(1, min(rows_max, CELLS_MAX // columns))
 
 
 def ranges(
     counts: Counts, rows_max: int, devices: Callable[[str], Counts] | None = None
 ) -> list[HostRange]:
-    """Return consecutive ranges over all hosts, of at most *rows_max* rows where hosts allow it.
+    """Return consecutive ranges over all hosts, of at most *rows_max* rows if hosts allow it.
 
-    *counts*: (host, rows), by host. *devices* tells (device, rows), by device, of a host with more than that: it
-    is cut between its devices.
+    *counts*: (host, rows), by host. *devices* returns (device, rows), by device, for a host with
+    more rows, which is then split between devices.
     """
     cut: list[HostRange] = []
     rows, after, last = 0, None, None
@@ -242,26 +237,28 @@ def ranges(
 
 
 def _within(before: str | None, host: str, cut: Sequence[HostRange]) -> list[HostRange]:
-    """Return the ranges of one host's devices; *before*: the host before it, if any."""
-    return [HostRange(before, host, one.rows, one.after, one.last) for one in cut]
+    """Return the ranges *cut* of a host's devices; *before*: the previous host, if any."""
+    return [HostRange(before, host, devices.rows, devices.after, devices.last) for devices in cut]
 
 
 def order_of(table: str) -> str:
-    """Return the columns by which a table's Parquet files are sorted."""
+    """Return the sort order of a table's Parquet files."""
     return "host, device, time" + (", signal" if table == BY_NAME else "")
 
 
-#: A packet is shorter than this.
+#: Maximum length of a packet.
 PACKET_BYTES_MAX = 1 << 20
-#: A device that was not heard of for this long is compared with nothing when it comes back.
+#: After a longer gap a device's counters are not compared with its last readings.
 TAIL_SECONDS_MAX = 7 * 86_400
-#: Address space that a row of a piece may take, beside what the engine may: as it came, sorted, and rolled up.
+#: Address space per row of a piece, in addition to the engine's: unsorted, sorted, and rolled up.
 ROW_BYTES_MAX = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class PackerSettings:
-    """What a packer is started with. `parent`: the process it ends with. `is_behind`: it does not go last."""
+    """Settings of a packer. `parent`: process with which it ends. `is_behind`: it keeps normal
+    priority.
+    """
 
     folder: str
     rows_max: int
@@ -270,34 +267,33 @@ class PackerSettings:
     is_behind: bool
 
     def to_text(self) -> str:
-        """Return what `from_text` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return what `to_text` wrote."""
         return cls(**json.loads(text))
 
 
 @dataclass(slots=True)
 class _FileSet:
-    """The files of one table and bucket, by grain, and the ranges of hosts that they are written by."""
+    """Files of a table and bucket by grain, and the ranges of hosts in which they are written."""
 
     files: dict[str, ParquetFile]
     ranges: list[HostRange] = field(default_factory=list[HostRange])
 
 
 class Packer:
-    """Makes files, unfinished. Raises OSError, duckdb.Error, ArrowException.
+    """Writes unfinished files. Raises OSError, duckdb.Error, ArrowException.
 
-    Those of several tables and buckets at a time, each called by a name (*of*): an export does not wait for a merge.
+    Several sets of files can be open, each with a name, so that an export need not wait for a
+    merge.
     """
 
     def __init__(self, folder: Path, memory_bytes_max: int) -> None:
         self._folder = folder
         self._file_sets: dict[str, _FileSet] = {}
         spill = folder / "spill-history"
-        shutil.rmtree(spill, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(spill, ignore_errors=True)  # left by a killed process
         self._engine = duckdb.connect(
             config={
                 "memory_limit": f"{memory_bytes_max // 1_000_000}MB",
@@ -311,7 +307,7 @@ class Packer:
     def begin(
         self, file_set: str, places: dict[str, str], encodings: dict[str, dict[str, Any]]
     ) -> None:
-        """Begin the file of each grain at its place; *encodings* by grain, as `end` returned them."""
+        """Begin a file per grain at its path; *encodings*: by grain, from an earlier `end`."""
         files = {
             grain: ParquetFile(self._folder, place, encodings.get(grain))
             for grain, place in places.items()
@@ -332,9 +328,10 @@ class Packer:
         tails: Sequence[str],
         memory: int,
     ) -> None:
-        """Write the readings in the Arrow stream of descriptor *memory*, with their rollup and their tails.
+        """Write the readings of the Arrow stream in descriptor *memory*, their rollup and their
+        tails.
 
-        *hosts*: the fields of the HostRange that they are of. *tails*: files with each device's last readings before.
+        *hosts*: fields of their HostRange. *tails*: files with each device's previous readings.
         """
         files = self._file_set(file_set).files
         with pa.memory_map(f"/proc/self/fd/{memory}") as mapped:
@@ -366,7 +363,7 @@ class Packer:
         files[TAIL].write(rolled.tail)
 
     def _tails(self, table: str, part: str, hosts: HostRange, tails: Sequence[str]) -> Any:
-        """Return the last readings of those hosts' devices before *part*."""
+        """Return the last readings before *part* of the devices in *hosts*."""
         columns = rollup_spec(table).tail_columns
         names = ", ".join(f'"{name}"' for name, _ in columns)
         parts = [typed_empty(columns)]
@@ -380,50 +377,50 @@ class Packer:
         )
 
     def ranges(self, file_set: str, source: str, rows_max: int) -> int:
-        """Return how many ranges all hosts of *source* (a table function, or a query in brackets) come to."""
+        """Split the hosts of *source* (a table function or subquery) into ranges; return their
+        number.
+        """
         hosts = self._count("host", source)
-        found = ranges(
+        result = ranges(
             hosts, rows_max, lambda host: self._count("device", f"{source} WHERE host = ?", host)
         )
-        self._file_set(file_set).ranges = found
-        return len(found)
+        self._file_set(file_set).ranges = result
+        return len(result)
 
     def _count(self, key: str, source: str, *parameters: str) -> list[tuple[str, int]]:
         query = f"SELECT {key}, count(*) FROM {source} GROUP BY {key} ORDER BY {key}"
         return self._engine.sql(query, params=list(parameters)).fetchall()
 
     def range(self, file_set: str, at: int) -> HostRange:
-        """Return one of the ranges."""
         return self._file_set(file_set).ranges[at]
 
     def write(self, file_set: str, grain: str, query: str, parameters: Sequence[Any]) -> None:
-        """Append what *query* answers to the file of *grain*."""
+        """Append the rows of *query* to the file of *grain*."""
         self._file_set(file_set).files[grain].write(self._query(query, parameters))
 
     def end(self, file_set: str) -> dict[str, dict[str, Any]]:
-        """End the files; return of each what a ParquetSegment says of it, and which encodings are small."""
-        made = {}
+        """Close the files; return the metadata of each by grain."""
+        metadata = {}
         for grain, file in self._file_set(file_set).files.items():
             file.close()
-            made[grain] = file.metadata()
+            metadata[grain] = file.metadata()
         del self._file_sets[file_set]
         pa.default_memory_pool().release_unused()
-        return made
+        return metadata
 
     def discard(self, file_set: str) -> None:
-        """Remove files, if any, that were begun and not ended."""
+        """Remove the set's unfinished files, if any."""
         if file_set in self._file_sets:
             for file in self._file_sets.pop(file_set).files.values():
                 file.discard()
 
     def close(self) -> None:
-        """Release all."""
         for file_set in list(self._file_sets):
             self.discard(file_set)
         self._engine.close()
 
     def _query(self, query: str, parameters: Sequence[Any] = (), **tables: Any) -> Any:
-        """Return a `pyarrow.Table` from the engine, over *tables* by name."""
+        """Return the result of *query* as a `pyarrow.Table`; it can use *tables* by name."""
         for name, table in tables.items():
             self._engine.register(name, table)
         try:
@@ -434,7 +431,7 @@ class Packer:
 
 
 def serve(control: socket.socket, packer: Packer) -> None:
-    """Do what is asked until the aggregator's side closes."""
+    """Answer calls until the aggregator closes the socket."""
     with suppress(ConnectionError):
         while True:
             data, descriptors, _, _ = socket.recv_fds(control, PACKET_BYTES_MAX, 1)
@@ -443,11 +440,11 @@ def serve(control: socket.socket, packer: Packer) -> None:
             name, arguments = json.loads(data)
             try:
                 answer = {"value": getattr(packer, name)(*arguments, *descriptors)}
-            except Exception as error:  # noqa: BLE001 - reported to the aggregator, which tries again later
+            except Exception as error:  # noqa: BLE001 - reported to the aggregator
                 answer = {"error": _error_message(error)}
             finally:
-                for each in descriptors:
-                    os.close(each)
+                for descriptor in descriptors:
+                    os.close(descriptor)
             control.send(json.dumps(answer).encode())
 
 
@@ -457,11 +454,11 @@ def _error_message(error: Exception) -> str:
 
 
 def main() -> int:
-    """Be a packer with the settings in the first argument."""
+    """Run a packer with the settings in the first argument."""
     settings = PackerSettings.from_text(sys.argv[1])
-    # Of a terminal, or of systemd for all at once: the aggregator ends us.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
+    # A terminal and systemd signal all processes of the group; the aggregator ends this one.
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
     if not end_with_parent(settings.parent):
         return 1
     process.name(b"gangline-pack")

@@ -1,4 +1,4 @@
-"""Retention of the history: chooses Parquet files to delete, by age, by size, and when the disk is almost full. Deletes nothing."""
+"""Retention of the history: chooses Parquet files to delete by age, size, and free disk space."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from .segment_files import HOUR, MINUTE, RAW, ParquetSegment
 from .views import span_us
 
-#: What goes for lack of room, in this order: what was kept is then still there by the minute, or the hour. Each only
-#: with less free than this share of what is to stay free: a neighbour's log must not cost a year of hours, which are small.
+#: Order of removal on a full disk: older readings then remain by minute or hour. A grain is removed
+#: only while free space is below this share of its target: a neighbor's log must not cost a year of
+#: hours, which are small.
 REMOVAL_ORDER = ((RAW, 1.0), (MINUTE, 0.5), (HOUR, 0.25))
-#: Room that is made goes so far beyond what was wanting, so that it is not made again with each segment.
+#: Removal continues to this multiple of the target, so that not each segment triggers another one.
 ROOM_RATIO = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimit:
-    """How long files of a grain are kept, and how many bytes of them."""
+    """Retention of a grain in seconds and bytes."""
 
     seconds: int
     bytes: int
@@ -26,54 +27,55 @@ class RetentionLimit:
 def expired(
     found: Sequence[ParquetSegment], before_us: int, bytes_max: int
 ) -> list[ParquetSegment]:
-    """Return the files that end before *before_us*, then the oldest beyond *bytes_max*. *found*: oldest first."""
-    old = [one for one in found if span_us(one.bucket)[1] < before_us]
-    retained = [one for one in found if span_us(one.bucket)[1] >= before_us]
-    over = sum(one.bytes for one in retained) - bytes_max
+    """Return files that ended before *before_us*, and the oldest beyond *bytes_max*."""
+    old = [segment for segment in found if span_us(segment.bucket)[1] < before_us]
+    retained = [segment for segment in found if span_us(segment.bucket)[1] >= before_us]
+    over = sum(segment.bytes for segment in retained) - bytes_max
     return old + _oldest(retained, over)
 
 
 def _oldest(found: Sequence[ParquetSegment], bytes_wanted: int) -> list[ParquetSegment]:
-    """Return as many of the oldest as hold *bytes_wanted*."""
+    """Return the oldest files with *bytes_wanted* together."""
     chosen: list[ParquetSegment] = []
-    for one in found:
+    for segment in found:
         if bytes_wanted <= 0:
             break
-        chosen.append(one)
-        bytes_wanted -= one.bytes
+        chosen.append(segment)
+        bytes_wanted -= segment.bytes
     return chosen
 
 
 def choose_for_room(
     found: Sequence[ParquetSegment], bytes_wanted: int, free_share: float
 ) -> list[ParquetSegment]:
-    """Return what goes so that *bytes_wanted* come free: the oldest raw, then minutes, then hours.
+    """Return files to remove to free *bytes_wanted*: the oldest raw ones, then minutes, then hours.
 
-    *free_share*: what is free now, of what is to stay free.
+    *free_share*: free space as a share of its target.
     """
     chosen: list[ParquetSegment] = []
     for grain, below in REMOVAL_ORDER:
         if grain == RAW or free_share < below:
-            of_grain = sorted(
-                (o for o in found if o.grain == grain), key=lambda o: (o.bucket, o.path)
+            candidates = sorted(
+                (segment for segment in found if segment.grain == grain),
+                key=lambda segment: (segment.bucket, segment.path),
             )
-            chosen += _oldest(of_grain, bytes_wanted - sum(one.bytes for one in chosen))
+            chosen += _oldest(candidates, bytes_wanted - sum(segment.bytes for segment in chosen))
     return chosen
 
 
 def free_bytes_target(total_bytes: int, free_bytes_min: int, free_share_min: float) -> int:
-    """Return how many bytes of the disk stay free: the lesser of both limits, so that a small disk has room."""
+    """Return the target of free bytes: the smaller limit, because a small disk needs space."""
     return min(free_bytes_min, int(total_bytes * free_share_min))
 
 
 class DiskFullness:
-    """Whether the disk is almost full: from less than `target_bytes` free on, until a quarter more is free."""
+    """Detects an almost full disk: below the target, until a quarter more than it is free."""
 
     def __init__(self) -> None:
         self.is_low = False
 
     def bytes_to_free(self, free_bytes: int, wanted_bytes: int) -> int:
-        """Take a look; return how many bytes should come free now, 0 when none need to."""
+        """Update the state; return the bytes to free now, 0 if none."""
         if free_bytes < wanted_bytes:
             self.is_low = True
         elif free_bytes >= wanted_bytes * ROOM_RATIO:

@@ -23,13 +23,13 @@ from ...counter_deltas import Shape, compare, nature_of, unusable
 from ..layout import LAYOUTS, Column, Layout, typed_empty
 
 MINUTE_US = 60_000_000
-#: A boot is another one when time since boot and time went apart by more.
+#: A larger difference between boot time and time means another boot.
 BOOT_SLACK_US = 300_000_000
-#: Of one step no more is counted: a minute of such steps still fits 64 bits.
+#: Limit of a step, so that a minute of steps fits 64 bits.
 STEP_MAX = 1 << 54
-#: Where a table has this column, a change of it means that the counters are another's.
+#: If a table has this column, a change of it means that counters restarted.
 EPOCH = "counter_epoch_count"
-#: The column that tells a tail's row from a reading.
+#: The column that marks rows of a tail.
 IS_TAIL = "is_tail"
 
 Times = npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ class RollupSpec:
 
 @cache
 def rollup_spec(table: str) -> RollupSpec:
-    """Return how *table* is rolled up. KeyError for one that the catalogue does not have."""
+    """Return how *table* is rolled up. Raises KeyError if it is not in the catalogue."""
     layout: Layout = LAYOUTS[table]
 
     def of(kind: Kind) -> tuple[Signal, ...]:
@@ -96,7 +96,7 @@ def roll(chunk: Any, table: str) -> RollupTables:
 
 
 class _CounterSteps(NamedTuple):
-    """Per reading (no tails): what was counted, over how long, and the value; valid where it is so."""
+    """Increase, duration and value per reading (not for tails), with flags where they are valid."""
 
     counts: UInts
     is_counted: Flags
@@ -106,7 +106,7 @@ class _CounterSteps(NamedTuple):
 
 
 class _Chunk:
-    """A sorted chunk with tails in it: where each device begins and which row was before which."""
+    """A sorted chunk that includes tails: limits of devices, and the order of rows."""
 
     def __init__(self, chunk: Any) -> None:
         count = chunk.num_rows
@@ -126,9 +126,9 @@ class _Chunk:
         self.late: Flags = ~self.is_tail & (self.index < np.repeat(tails, lengths))
 
     def steps(self, column: Any, signal: Signal) -> tuple[_CounterSteps, Indexes]:
-        """Return what a counter counted from reading to reading, and each device's last usable row.
+        """Return the steps from reading to reading, and each device's last row with a usable value.
 
-        Where a device has none that row is before its first.
+        For a device without a usable value that row is less than its first row.
         """
         shape = Shape.of([nature_of(signal)])
         value, valid = _uints(column)
@@ -139,7 +139,7 @@ class _Chunk:
         known = (before >= self.begin) & ~self.late & ~self.is_tail
         before = np.where(known, before, 0)
         elapsed_us = self.time_us - self.time_us[before]
-        found = compare(
+        comparison = compare(
             value[before][None],
             (known & (outcome[before] == StepOutcome.DELTA))[None],
             value[None],
@@ -148,12 +148,12 @@ class _Chunk:
             elapsed_us * 1000,
             shape,
         )
-        counted = (found.outcome[0] == StepOutcome.DELTA) | (
-            found.outcome[0] == StepOutcome.WRAPPED
+        counted = (comparison.outcome[0] == StepOutcome.DELTA) | (
+            comparison.outcome[0] == StepOutcome.WRAPPED
         )
         counted &= known
         keep = ~self.is_tail
-        count = np.minimum(np.where(counted, found.counts[0], 0), STEP_MAX).astype(np.uint64)
+        count = np.minimum(np.where(counted, comparison.counts[0], 0), STEP_MAX).astype(np.uint64)
         seconds = np.where(counted, elapsed_us / 1e6, 0.0)
         readings = _CounterSteps(
             count[keep], counted[keep], seconds[keep], value[keep], has_value[keep]
@@ -161,7 +161,7 @@ class _Chunk:
         return readings, last[self.ends]
 
     def _same(self, before: Indexes) -> Flags:
-        """Say per row whether the row before was of the same boot and the same counters."""
+        """Return per row whether the previous row has the same boot and the same counters."""
         boot_us = self.boot_us - self.boot_us[before]
         apart = np.abs(self.time_us - self.time_us[before] - boot_us)
         same: Flags = (boot_us > 0) & (apart < BOOT_SLACK_US)
@@ -171,9 +171,9 @@ class _Chunk:
         return same
 
     def tail(self, chunk: Any, spec: RollupSpec, lasts: dict[str, Indexes]) -> Any:
-        """Return each device's last row, and the rows before it that hold a counter's last value."""
-        found = [self.ends, *(last[last >= self.starts] for last in lasts.values())]
-        rows: Indexes = np.unique(np.concatenate(found))
+        """Return each device's last row, and earlier rows with a counter's last value."""
+        row_sets = [self.ends, *(last[last >= self.starts] for last in lasts.values())]
+        rows: Indexes = np.unique(np.concatenate(row_sets))
         tail_rows = chunk.select([name for name, _ in spec.tail_columns]).take(pa.array(rows))
         columns = dict(zip(tail_rows.column_names, tail_rows.columns, strict=True))
         for name, last in lasts.items():
@@ -183,7 +183,7 @@ class _Chunk:
 
 
 class _Groups:
-    """Which readings are of one device and one minute."""
+    """Groups of readings of the same device and minute."""
 
     def __init__(self, rows: _Chunk) -> None:
         keep = ~rows.is_tail
@@ -197,7 +197,7 @@ class _Groups:
         self.index: Indexes = np.arange(len(time_us))
 
     def keys(self, readings: Any) -> dict[str, Any]:
-        """Return the columns that every rollup begins with."""
+        """Return the first columns of a rollup."""
         first = readings.select(["host", "device"]).take(pa.array(self.starts))
         begin_us = self.time_us[self.starts]
         stamp = pa.timestamp("us")
@@ -211,7 +211,7 @@ class _Groups:
         }
 
     def gauge(self, name: str, column: Any) -> dict[str, Any]:
-        """Return count, sum, least, greatest and last; what is no number is missing."""
+        """Return count, sum, minimum, maximum and last value, without NaN and infinite values."""
         value, valid = _floats(column)
         count = self._sum(valid.astype(np.uint32))
         none = count == 0
@@ -223,11 +223,11 @@ class _Groups:
             "max": self._reduce(np.maximum, np.where(valid, value, -np.inf)),
             "last": value[self._last(valid)],
         }
-        made = {f"{name}_{part}": pa.array(of, mask=none) for part, of in parts.items()}
-        return {f"{name}_count": pa.array(count)} | made
+        columns = {f"{name}_{part}": pa.array(values, mask=none) for part, values in parts.items()}
+        return {f"{name}_count": pa.array(count)} | columns
 
     def counter(self, name: str, counted: _CounterSteps) -> dict[str, Any]:
-        """Return the increase, the seconds that it took, and the last value."""
+        """Return the increase, its duration in seconds, and the last value."""
         none = self._sum(counted.is_counted.astype(np.uint32)) == 0
         unknown = self._sum(counted.is_value.astype(np.uint32)) == 0
         return {
@@ -237,7 +237,7 @@ class _Groups:
         }
 
     def state(self, signal: Signal, column: Any) -> dict[str, Any]:
-        """Return least, greatest and last; of flags also all that were set at any time."""
+        """Return minimum, maximum and last value; for flags also the union."""
         value, valid = _uints(column)
         none = self._sum(valid.astype(np.uint32)) == 0
         high = np.uint64(2**64 - 1)
@@ -248,7 +248,9 @@ class _Groups:
         }
         if signal.unit == "flags":
             parts["any"] = self._reduce(np.bitwise_or, np.where(valid, value, np.uint64(0)))
-        return {f"{signal.column}_{part}": pa.array(of, mask=none) for part, of in parts.items()}
+        return {
+            f"{signal.column}_{part}": pa.array(values, mask=none) for part, values in parts.items()
+        }
 
     def _sum(self, values: Any) -> Any:
         return self._reduce(np.add, values)
@@ -257,21 +259,21 @@ class _Groups:
         return how.reduceat(values, self.starts) if len(values) else values
 
     def _last(self, valid: Flags) -> Indexes:
-        """Return per group the last row that is valid; any row where none is."""
+        """Return per group the last valid row; an arbitrary row if none is valid."""
         if valid.all():
             return self.ends - 1
-        found: Indexes = self._reduce(np.maximum, np.where(valid, self.index, 0))
-        return found
+        rows: Indexes = self._reduce(np.maximum, np.where(valid, self.index, 0))
+        return rows
 
 
 def _changes(column: Any) -> Flags:
-    """Say per row whether a text differs from the row before; the first one does."""
+    """Return per row whether the text differs from the previous row; true for the first."""
     codes = column.combine_chunks().dictionary_encode().indices.to_numpy()
     return np.append(True, np.diff(codes) != 0)[: len(codes)]
 
 
 def _uints(column: Any) -> tuple[UInts, Flags]:
-    """Return a column's values (0 where there is none) and where there are any."""
+    """Return a column's values (0 if missing), and flags of existing values."""
     array = column.combine_chunks()
     valid: Flags = np.ones(len(array), bool)
     if array.null_count:
@@ -282,17 +284,13 @@ def _uints(column: Any) -> tuple[UInts, Flags]:
 
 
 def _floats(column: Any) -> tuple[Floats, Flags]:
-    """Return a gauge's values and where they are numbers."""
+    """Return a gauge's values, and flags of finite values."""
     array = column.combine_chunks()
     if array.null_count:
         array = array.fill_null(float("nan"))
     values: Floats = array.to_numpy(zero_copy_only=False)
     return values, np.isfinite(values)
 
-
-# ----------------------------------------------------------------------
-# Rollups put together, in SQL: pieces of one minute (or hour) to one row, and the views that
-# operators read.
 
 _KEYS: tuple[Column, ...] = (
     ("host", "VARCHAR"),
@@ -306,7 +304,7 @@ _UINT64_MAX = 2**64 - 1
 
 
 def rollup_columns(table: str) -> tuple[Column, ...]:
-    """Return the columns of a rollup's file, as `rollup.roll` makes them."""
+    """Return the columns of a rollup file, in the order of `roll`."""
     spec = rollup_spec(table)
     columns = list(_KEYS)
     for signal in spec.gauges:
@@ -316,13 +314,13 @@ def rollup_columns(table: str) -> tuple[Column, ...]:
         parts = ("increase", "UBIGINT"), ("seconds", "DOUBLE"), ("last", "UBIGINT")
         columns += [(f"{signal.column}_{part}", kind) for part, kind in parts]
     for signal in spec.states:
-        parts_of = ("min", "max", "last", *(("any",) if signal.unit == "flags" else ()))
-        columns += [(f"{signal.column}_{part}", "UBIGINT") for part in parts_of]
+        state_parts = ("min", "max", "last", *(("any",) if signal.unit == "flags" else ()))
+        columns += [(f"{signal.column}_{part}", "UBIGINT") for part in state_parts]
     return tuple(columns)
 
 
 def merge_query(table: str, sources: Iterable[str], bucket: str) -> str:
-    """Return the query that makes one row of all pieces of a device and a *bucket* (minute, hour)."""
+    """Return the query that merges pieces of a device and *bucket* (minute, hour) into a row."""
     spec = rollup_spec(table)
     out = ["min(first_time) AS first_time", "max(last_time) AS last_time"]
     out.append("sum(readings_count)::UINTEGER AS readings_count")
@@ -344,7 +342,7 @@ def merge_query(table: str, sources: Iterable[str], bucket: str) -> str:
 
 
 def rollup_view(table: str, sources: Mapping[str, object]) -> str:
-    """Return the body of `rollups.TABLE_1m` or `_1h`: means and rates, a row per device and time."""
+    """Return the body of `rollups.TABLE_1m` or `_1h`: means and rates per device and time."""
     spec = rollup_spec(table)
     out = ["sum(readings_count)::UBIGINT AS readings_count"]
     for signal in spec.gauges:
@@ -384,7 +382,7 @@ def _states(spec: RollupSpec) -> list[str]:
 
 
 def _grouped(table: str, sources: Iterable[str], time: str, out: list[str]) -> str:
-    parts = [typed_empty(rollup_columns(table)), *(f"SELECT * FROM {each}" for each in sources)]
+    parts = [typed_empty(rollup_columns(table)), *(f"SELECT * FROM {source}" for source in sources)]
     return (
         f"SELECT host, device, {time} AS time, {', '.join(out)} "
         f"FROM ({' UNION ALL BY NAME '.join(parts)}) GROUP BY ALL"

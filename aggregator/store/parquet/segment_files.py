@@ -20,13 +20,13 @@ import duckdb
 
 from ....ext.intake import TIME_NS_MAX
 
-#: Written, and not whole yet.
+#: Suffix of a file that is incomplete or not revealed yet.
 UNFINISHED_SUFFIX = ".unfinished"
-#: What is held in memory of a file while its checksum is computed.
+#: Bytes per read while a checksum is computed.
 _READ_BYTES = 1 << 20
 
 RAW, MINUTE, HOUR, TAIL = "raw", "1m", "1h", "tail"
-#: Where files lie within the data folder.
+#: Path of a segment within the data folder.
 SEGMENT_PATH = re.compile(
     r"(segments/(?P<raw>\w+)|rollups/(?P<table>\w+)/(?P<grain>1m|1h|tail))"
     r"/\d{8,10}/(?P<bucket>\d{8}|\d{10}|\d{12})-\d+\.parquet",
@@ -36,8 +36,9 @@ SEGMENT_PATH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParquetSegment:
-    """One file. `bucket` is when its rows were received: 202611201005 (five minutes), 2026112010 (the
-    hour) or 20261120 (the day). Times are of its rows, microseconds since 1970."""
+    """A Parquet file. `bucket`: when its rows were received, as 202611201005 (five minutes),
+    2026112010 (hour) or 20261120 (day). Times are those of its rows, microseconds since 1970.
+    """
 
     grain: str
     table: str
@@ -54,7 +55,7 @@ class ParquetSegment:
 
     @property
     def types(self) -> dict[str, str]:
-        """Column -> DuckDB type."""
+        """Return column -> DuckDB type."""
         return dict(_split(column) for column in self.columns.split(","))
 
 
@@ -64,20 +65,17 @@ def _split(column: str) -> tuple[str, str]:
 
 
 def segment_path(grain: str, table: str, bucket: str, number: int) -> str:
-    """Return where a file lies within the data folder: segments/gpu_1s/2026112010/202611201005-0.parquet."""
+    """Return a path such as segments/gpu_1s/2026112010/202611201005-0.parquet."""
     top = f"segments/{table}" if grain == RAW else f"rollups/{table}/{grain}"
     return f"{top}/{bucket[:10]}/{bucket}-{number}.parquet"
 
 
 def free_segment_path(folder: Path, grain: str, table: str, bucket: str) -> str:
-    """Return the first place of a bucket where no file lies: a clock set back fills it twice."""
+    """Return the first unused path of a bucket; a clock set back fills a bucket twice."""
     number = 0
     while (folder / segment_path(grain, table, bucket, number)).exists():
         number += 1
     return segment_path(grain, table, bucket, number)
-
-
-# -- files ----------------------------------------------------------------------------------------
 
 
 def finish(folder: Path, path: str) -> tuple[int, int]:
@@ -97,41 +95,41 @@ def checksum(file: Any) -> int:
 
 
 def reveal(folder: Path, path: str) -> None:
-    """Give a finished file its name, durably. Raises OSError."""
-    whole = folder / path
-    os.rename(folder / (path + UNFINISHED_SUFFIX), whole)
-    sync_folders(folder, whole.parent)
+    """Give a finished file its final name, durably. Raises OSError."""
+    path_revealed = folder / path
+    os.rename(folder / (path + UNFINISHED_SUFFIX), path_revealed)
+    sync_folders(folder, path_revealed.parent)
 
 
 def sync_folders(top: Path, below: Path) -> None:
-    """Fsync *below* and the folders over it up to *top*: one that was just made is else not durable."""
-    for each in (below, *below.parents):
-        descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
+    """Fsync *below* and its parents up to *top*; otherwise a new folder is not durable."""
+    for path in (below, *below.parents):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if each == top:
+        if path == top:
             return
 
 
 def unlink(folder: Path, path: str) -> None:
-    """Remove a file, and its folder when that was the last in it. A file that is not there is no error."""
-    whole = folder / path
-    whole.unlink(missing_ok=True)
+    """Remove a file if it exists, and its folder if that is empty."""
+    full_path = folder / path
+    full_path.unlink(missing_ok=True)
     try:
-        whole.parent.rmdir()
-    except OSError:  # others lie there
+        full_path.parent.rmdir()
+    except OSError:  # the folder has other files
         return
 
 
 def readable(folder: Path, found: Iterable[ParquetSegment]) -> list[ParquetSegment]:
-    """Return those whose file can be opened: a view over one that can not answers nothing at all."""
+    """Return segments whose files can be opened: a view over an unreadable file fails entirely."""
     return [segment for segment in found if not fault(folder, segment)]
 
 
 def fault(folder: Path, segment: ParquetSegment) -> str:
-    """Say what is wrong with a recorded file by its size and its footer; "" when nothing is."""
+    """Return what is wrong with a file's size or footer; "" if nothing."""
     path = folder / segment.path
     try:
         size = path.stat().st_size
@@ -146,25 +144,23 @@ def fault(folder: Path, segment: ParquetSegment) -> str:
 
 
 class UnreadableError(Exception):
-    """A Parquet file whose footer makes no sense, or that the disk does not give; the words say how."""
+    """A Parquet file has an invalid footer or cannot be read; the message says how."""
 
 
 def rows_by_footer(path: Path) -> int:
-    """Return how many rows a Parquet file says that it has. Raises UnreadableError, FileNotFoundError."""
-    from pyarrow.parquet import read_metadata  # 0.05 s, which a start would wait for
+    """Return the row count in the footer. Raises UnreadableError, FileNotFoundError."""
+    from pyarrow.parquet import read_metadata  # 0.05 s, which would delay a start
 
     try:
         return int(read_metadata(path).num_rows)
     except FileNotFoundError:
         raise
-    except (
-        Exception
-    ) as error:  # of bytes that are no footer Arrow raises what it likes: UnicodeDecodeError too
+    except Exception as error:  # Arrow raises many types for a bad footer, UnicodeDecodeError too
         raise UnreadableError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
 def damage(folder: Path, segment: ParquetSegment) -> str:
-    """Say what is wrong with a recorded file, read whole; "" when nothing is."""
+    """Return what is wrong with a file, after reading all of it; "" if nothing."""
     reason = fault(folder, segment)
     if not reason:
         with open(folder / segment.path, "rb") as file:
@@ -174,8 +170,6 @@ def damage(folder: Path, segment: ParquetSegment) -> str:
     return reason
 
 
-# -- the table --------------------------------------------------------------------------------------
-
 _SELECT = (
     "SELECT grain, table_name, bucket, path, epoch_us(first_time), epoch_us(last_time), rows, bytes, "
     "crc32, columns, epoch_us(recorded), epoch_us(gone) FROM main.segments"
@@ -183,7 +177,7 @@ _SELECT = (
 
 
 def table_hashes(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Return table -> a number that changes when its readings in Parquet do."""
+    """Return table -> a number that changes with its readings in Parquet."""
     rows: list[tuple[str, int]] = connection.execute(
         "SELECT table_name, bit_xor(hash(path, recorded)) FROM main.segments "
         "WHERE grain = 'raw' AND gone IS NULL GROUP BY table_name"
@@ -194,7 +188,7 @@ def table_hashes(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
 def recorded_segments(
     connection: duckdb.DuckDBPyConnection, grain: str | None = None, table: str | None = None
 ) -> list[ParquetSegment]:
-    """Return the files that count, oldest received first."""
+    """Return the valid files, oldest received first."""
     rows = connection.execute(
         f"{_SELECT} WHERE gone IS NULL AND grain = coalesce(?, grain) "
         "AND table_name = coalesce(?, table_name) ORDER BY bucket, path",
@@ -204,7 +198,7 @@ def recorded_segments(
 
 
 def gone_segments(connection: duckdb.DuckDBPyConnection) -> list[ParquetSegment]:
-    """Return the files that count no more and may still be there."""
+    """Return the files that are marked as gone and may still exist."""
     rows = connection.execute(f"{_SELECT} WHERE gone IS NOT NULL ORDER BY path").fetchall()
     return [ParquetSegment(*row) for row in rows]
 
@@ -212,7 +206,7 @@ def gone_segments(connection: duckdb.DuckDBPyConnection) -> list[ParquetSegment]
 def record(
     connection: duckdb.DuckDBPyConnection, new: Sequence[ParquetSegment], now_us: int
 ) -> list[ParquetSegment]:
-    """Let *new* count from now on; return them with the time."""
+    """Record *new* as valid; return them with the time."""
     for segment in new:
         connection.execute(
             "INSERT INTO main.segments VALUES (?, ?, ?, ?, make_timestamp(?), make_timestamp(?), "
@@ -228,7 +222,7 @@ def record(
 def mark_gone(
     connection: duckdb.DuckDBPyConnection, old: Sequence[ParquetSegment], now_us: int
 ) -> None:
-    """Let *old* count no more; their files are unlinked once nobody reads them."""
+    """Mark *old* as gone; their files are unlinked after GRACE_SECONDS."""
     if old:
         connection.execute(
             "UPDATE main.segments SET gone = make_timestamp(?) WHERE path IN (SELECT unnest(?))",
@@ -237,18 +231,16 @@ def mark_gone(
 
 
 def forget(connection: duckdb.DuckDBPyConnection, paths: Sequence[str]) -> None:
-    """Drop the records of files that are no more."""
+    """Delete the records of removed files."""
     connection.execute("DELETE FROM main.segments WHERE path IN (SELECT unnest(?))", [list(paths)])
 
 
-# ----------------------------------------------------------------------
-# Manifests: per table, which files count, for readers that can not open the live file.
-#
-# `manifests/TABLE.json` is written whole and renamed into place after each change; a file that it
-# no longer names is unlinked a while later, so that who has just read it still finds what it says.
+# Manifests list the valid files of each table, for readers that cannot open the live file.
+# `manifests/TABLE.json` is replaced by rename after each change. A file that it no longer lists is
+# unlinked after GRACE_SECONDS, so that a reader of the previous manifest can open it.
 
 MANIFEST_FOLDER = "manifests"
-#: A reader has this long from reading a manifest to opening the files.
+#: Time from reading a manifest to opening its files.
 GRACE_SECONDS = 60
 _MANIFEST_BYTES_MAX = 64 << 20
 _FIELDS = frozenset(ParquetSegment.__slots__)
@@ -260,12 +252,12 @@ _COLUMNS = re.compile(r"\w+ [A-Z]+(,\w+ [A-Z]+)*", re.ASCII)
 
 
 def write_manifest(folder: Path, table: str, found: Iterable[ParquetSegment]) -> None:
-    """Write the manifest of *table*. Raises OSError; the one before stays."""
-    whole = folder / MANIFEST_FOLDER / f"{table}.json"
-    whole.parent.mkdir(exist_ok=True)
-    unfinished = whole.with_suffix(".unfinished")
+    """Write the manifest of *table*. Raises OSError; then the previous one stays."""
+    manifest = folder / MANIFEST_FOLDER / f"{table}.json"
+    manifest.parent.mkdir(exist_ok=True)
+    unfinished = manifest.with_suffix(".unfinished")
     unfinished.write_text(json.dumps([asdict(segment) for segment in found]))
-    unfinished.replace(whole)
+    unfinished.replace(manifest)
 
 
 def manifest_tables(folder: Path) -> list[str]:
@@ -274,7 +266,7 @@ def manifest_tables(folder: Path) -> list[str]:
 
 
 def read_manifest(folder: Path, table: str) -> list[ParquetSegment]:
-    """Return the files of *table*, oldest first; none when it has no manifest. Raises ValueError with a message."""
+    """Return the files of *table*, oldest first; none without a manifest. Raises ValueError."""
     path = folder / MANIFEST_FOLDER / f"{table}.json"
     try:
         if path.stat().st_size > _MANIFEST_BYTES_MAX:
@@ -287,18 +279,20 @@ def read_manifest(folder: Path, table: str) -> list[ParquetSegment]:
 
 
 def parse_manifest(data: bytes) -> list[ParquetSegment]:
-    """Return the files that a manifest names. Raises ValueError for anything that is no manifest."""
+    """Return the files in a manifest. Raises ValueError if it is invalid."""
     try:
         rows = json.loads(data)
-        found = [ParquetSegment(**{k: v for k, v in row.items() if k in _FIELDS}) for row in rows]
+        segments = [
+            ParquetSegment(**{k: v for k, v in row.items() if k in _FIELDS}) for row in rows
+        ]
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected a list of files with their fields: {error}") from error
-    for segment in found:
+    for segment in segments:
         for name, kind in _KINDS.items():
             if type(getattr(segment, name)) is not kind:
                 raise ValueError(f"{name} = {getattr(segment, name)!r}: expected {kind.__name__}")
-        place = SEGMENT_PATH.fullmatch(segment.path)
-        if place is None or (place["raw"] or place["table"], place["bucket"]) != (
+        match = SEGMENT_PATH.fullmatch(segment.path)
+        if match is None or (match["raw"] or match["table"], match["bucket"]) != (
             segment.table,
             segment.bucket,
         ):
@@ -311,4 +305,4 @@ def parse_manifest(data: bytes) -> list[ParquetSegment]:
             raise ValueError(
                 f"{segment.path}: times {segment.first_us}, {segment.last_us} are not valid times"
             )
-    return found
+    return segments

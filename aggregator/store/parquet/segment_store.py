@@ -18,10 +18,10 @@ from .segment_files import RAW, UNFINISHED_SUFFIX, ParquetSegment
 from .views import rollup_views
 from .worker_client import PackerError, PackerHandle
 
-#: Folder for what does not count and may still be wanted: a file that is damaged, or that nobody recorded.
+#: Folder for files that are damaged or unrecorded and may still be needed.
 ASIDE_FOLDER = "aside"
 
-#: Rows taken from the live file at a time: no more of them are in memory twice.
+#: Rows per batch from the live file, which limits memory.
 BATCH_ROWS = 30_000
 
 Work = Callable[[duckdb.DuckDBPyConnection], Any]
@@ -29,14 +29,16 @@ Work = Callable[[duckdb.DuckDBPyConnection], Any]
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """The ways into the live file, as `Store` has them."""
+    """Access to the live file, provided by `Store`."""
 
     transact: Callable[[Work], Any]
     cursor: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 class SegmentStore:
-    """Used by one thread. `step` is called with the name of each step; the whole must survive a crash between any two."""
+    """Use it in one thread. `step` is called with the name of each step; a crash between any two
+    steps must lose nothing.
+    """
 
     def __init__(
         self,
@@ -62,25 +64,23 @@ class SegmentStore:
         return self._access.cursor()
 
     def totals(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how many files count and how many bytes they hold, by grain."""
+        """Return the number and the bytes of valid files, by grain."""
         counts: dict[str, int] = {}
         sizes: dict[str, int] = {}
-        for one in self.recorded.values():
-            counts[one.grain] = counts.get(one.grain, 0) + 1
-            sizes[one.grain] = sizes.get(one.grain, 0) + one.bytes
+        for segment in self.recorded.values():
+            counts[segment.grain] = counts.get(segment.grain, 0) + 1
+            sizes[segment.grain] = sizes.get(segment.grain, 0) + segment.bytes
         return counts, sizes
-
-    # -- reading -------------------------------------------------------------------------------------
 
     @contextmanager
     def live_stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[int]:
-        """Yield the descriptor of a file in memory: an Arrow stream from the live file, for `pack`."""
+        """Yield the descriptor of an Arrow stream with rows of the live file, for `pack`."""
         memory = os.memfd_create("gangline-readings")
         try:
             with self._access.cursor() as cursor:
                 reader = cursor.sql(query, params=list(parameters)).to_arrow_reader(BATCH_ROWS)
-                place = f"/proc/self/fd/{memory}"
-                with pa.OSFile(place, "wb") as sink, pa.ipc.new_stream(sink, reader.schema) as out:
+                path = f"/proc/self/fd/{memory}"
+                with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, reader.schema) as out:
                     for batch in reader:
                         out.write_batch(batch)
             yield memory
@@ -94,20 +94,18 @@ class SegmentStore:
 
     def of_grain(self, grain: str, table: str | None = None) -> list[ParquetSegment]:
         """Return the files of a grain, oldest received first."""
-        found = [
-            one
-            for one in self.recorded.values()
-            if one.grain == grain and table in (None, one.table)
+        segments = [
+            segment
+            for segment in self.recorded.values()
+            if segment.grain == grain and table in (None, segment.table)
         ]
-        return sorted(found, key=lambda one: (one.bucket, one.path))
-
-    # -- writing -------------------------------------------------------------------------------------
+        return sorted(segments, key=lambda segment: (segment.bucket, segment.path))
 
     @contextmanager
     def files(self, table: str, bucket: str, grains: Iterable[str]) -> Iterator[str]:
-        """Begin an unfinished file of each grain; yield what `pack` calls them.
+        """Begin an unfinished file of each grain; yield the name of the set for `pack`.
 
-        What has not been named by `finish` goes again.
+        On exit, files that `finish` has not renamed are removed.
         """
         places = {
             grain: segment_files.free_segment_path(self.folder, grain, table, bucket)
@@ -123,32 +121,32 @@ class SegmentStore:
         finally:
             with suppress(PackerError):
                 self.pack("discard", file_set)
-            for place in places.values():  # of a packer that was killed
-                (self.folder / (place + UNFINISHED_SUFFIX)).unlink(missing_ok=True)
+            for path in places.values():  # of a killed packer
+                (self.folder / (path + UNFINISHED_SUFFIX)).unlink(missing_ok=True)
 
     def pack(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
         """Call a method of the packer, within `files`. Raises PackerError."""
         return self._packer.call(name, *arguments, memory=memory)
 
     def finish(self, file_set: str, table: str, bucket: str) -> list[ParquetSegment]:
-        """Make the files durable and give them their names; return them, not recorded yet."""
-        made = self.pack("end", file_set)
+        """Make the files durable and rename them; return them, not recorded yet."""
+        metadata = self.pack("end", file_set)
         self.step("written")
-        found = []
-        for grain, one in made.items():
-            self._encodings[grain, table] = one.pop("encodings")
-            if one["rows"]:
-                size, crc32 = segment_files.finish(self.folder, one["path"])
-                found.append(
+        segments = []
+        for grain, item in metadata.items():
+            self._encodings[grain, table] = item.pop("encodings")
+            if item["rows"]:
+                size, crc32 = segment_files.finish(self.folder, item["path"])
+                segments.append(
                     ParquetSegment(
-                        grain=grain, table=table, bucket=bucket, bytes=size, crc32=crc32, **one
+                        grain=grain, table=table, bucket=bucket, bytes=size, crc32=crc32, **item
                     )
                 )
         self.step("synced")
-        for one in found:
-            segment_files.reveal(self.folder, one.path)
-            self.step(f"revealed {one.grain}")
-        return found
+        for item in segments:
+            segment_files.reveal(self.folder, item.path)
+            self.step(f"revealed {item.grain}")
+        return segments
 
     def record(
         self,
@@ -157,7 +155,7 @@ class SegmentStore:
         old: Sequence[ParquetSegment],
         work: Work | None = None,
     ) -> None:
-        """Record *new* and mark *old* as gone, with *work*, in one transaction."""
+        """Record *new*, mark *old* as gone, and run *work*, in one transaction."""
 
         def run(connection: duckdb.DuckDBPyConnection) -> list[ParquetSegment]:
             if work is not None:
@@ -168,10 +166,10 @@ class SegmentStore:
             return counted
 
         recorded = self._access.transact(run)
-        for one in old:
-            self.recorded.pop(one.path, None)
-        for one in recorded:
-            self.recorded[one.path] = one
+        for segment in old:
+            self.recorded.pop(segment.path, None)
+        for segment in recorded:
+            self.recorded[segment.path] = segment
         self.step("recorded")
         self.publish(table)
         self.step("published")
@@ -181,14 +179,14 @@ class SegmentStore:
         return self._access.transact(work)
 
     def publish(self, table: str) -> None:
-        """Tell readers outside which files of *table* count."""
-        found = [one for one in self.recorded.values() if one.table == table]
+        """Write the manifest of *table*, for readers outside the aggregator."""
+        segments = [segment for segment in self.recorded.values() if segment.table == table]
         segment_files.write_manifest(
-            self.folder, table, sorted(found, key=lambda one: (one.bucket, one.path))
+            self.folder, table, sorted(segments, key=lambda segment: (segment.bucket, segment.path))
         )
 
     def drop(self, paths: Sequence[str]) -> None:
-        """Unlink files that count no more, then forget them."""
+        """Unlink files that are marked as gone, and delete their records."""
         for path in paths:
             segment_files.unlink(self.folder, path)
         self.step("unlinked")
@@ -196,28 +194,32 @@ class SegmentStore:
         self.step("forgotten")
 
     def set_aside(self, segment: ParquetSegment) -> str:
-        """Let a damaged file count no more and move it away; return where it is now."""
+        """Delete the record of a damaged file and move the file aside; return its new path."""
         self._access.transact(lambda connection: segment_files.forget(connection, [segment.path]))
         self.recorded.pop(segment.path, None)
         self.publish(segment.table)
         return self.move_aside(segment.path)
 
     def move_aside(self, path: str) -> str:
-        """Move a file of the data folder away; return where it is now, "" when it was not there."""
-        place = self.folder / ASIDE_FOLDER / path.replace("/", "--")
-        place.parent.mkdir(exist_ok=True)
+        """Move a file aside; return its new path, "" if it does not exist."""
+        new_path = self.folder / ASIDE_FOLDER / path.replace("/", "--")
+        new_path.parent.mkdir(exist_ok=True)
         try:
-            os.rename(self.folder / path, place)
+            os.rename(self.folder / path, new_path)
         except FileNotFoundError:
             return ""
-        return str(place)
+        return str(new_path)
 
     def make_rollup_views(self, table: str) -> None:
-        """Make the live file's views of a table's rollups again."""
-        found = [one for one in self.recorded.values() if one.table == table and one.grain != RAW]
+        """Recreate the live file's views of a table's rollups."""
+        segments = [
+            segment
+            for segment in self.recorded.values()
+            if segment.table == table and segment.grain != RAW
+        ]
 
         def run(connection: duckdb.DuckDBPyConnection) -> None:
-            for statement in rollup_views(self.folder, table, found):
+            for statement in rollup_views(self.folder, table, segments):
                 connection.execute(statement)
 
         self._access.transact(run)

@@ -1,4 +1,4 @@
-"""Views over the Parquet files: the same for the live file and for any other DuckDB.
+"""Views over the Parquet files, for the live file and any other DuckDB; locations of parts.
 
 Files are grouped by the day of arrival and by their columns, each group with the time span of its readings as a condition. So a
 query for some minutes opens the files of one day, and plans over a few groups for any number of files.
@@ -20,34 +20,34 @@ from . import segment_files
 from .rollup import rollup_view
 from .segment_files import HOUR, MINUTE, RAW, ParquetSegment, readable, recorded_segments
 
-#: Readings so far from the hour in which they were received are late, and their files stand apart:
-#: a day's span stays a day.
+#: Readings this long before or after the hour in which they were received are late. Their files
+#: form separate groups, so that the time span of other groups stays a day.
 LATE_SECONDS = 3600
 _EPOCH = datetime(1970, 1, 1)
-#: Tables whose rollups the macros of `ops` read: DuckDB opens the files of such a view when a macro over it is made, so
-#: one that is not there would keep the store from opening.
+#: Tables whose rollups the macros of `ops` read. DuckDB opens the files of such a view when it
+#: creates the macro, so a missing file would prevent a start.
 BOUND_AT_START = ("gpu_1s",)
 _PARQUET = re.compile(r"'((?:[^']|'')+\.parquet)'")
 
 
 def past_sources(folder: Path, found: Sequence[ParquetSegment]) -> dict[str, dict[str, str]]:
-    """Return what follows FROM -> its columns, a group of files each."""
+    """Return SQL after FROM -> its columns, for each group of files."""
     groups: dict[tuple[str, bool, str], list[ParquetSegment]] = {}
-    for one in found:
-        key = one.bucket[:8], is_late(one), one.columns
-        groups.setdefault(key, []).append(one)
+    for segment in found:
+        key = segment.bucket[:8], is_late(segment), segment.columns
+        groups.setdefault(key, []).append(segment)
     return {_source(folder, group): group[0].types for _, group in sorted(groups.items())}
 
 
 def is_late(one: ParquetSegment) -> bool:
-    """Return whether a file holds readings made long before or after they were received."""
+    """Return whether a file has readings made long before or after they were received."""
     begin, end = span_us(one.bucket)
     slack = LATE_SECONDS * 1_000_000
     return one.first_us < begin - slack or one.last_us > end + slack
 
 
 def span_us(bucket: str) -> tuple[int, int]:
-    """Return when a bucket begins and ends, microseconds since 1970."""
+    """Return the beginning and end of a bucket, microseconds since 1970."""
     minute = bucket[10:12] or "00"
     hour = bucket[8:10] or "00"
     begin = datetime.strptime(bucket[:8] + hour + minute, "%Y%m%d%H%M").replace(tzinfo=UTC)
@@ -57,8 +57,11 @@ def span_us(bucket: str) -> tuple[int, int]:
 
 def _source(folder: Path, group: Iterable[ParquetSegment]) -> str:
     files = list(group)
-    names = ", ".join(quoted(str(_place(folder, one))) for one in files)
-    first, last = min(one.first_us for one in files), max(one.last_us for one in files)
+    names = ", ".join(quoted(str(_place(folder, segment))) for segment in files)
+    first, last = (
+        min(segment.first_us for segment in files),
+        max(segment.last_us for segment in files),
+    )
     return (
         f"read_parquet([{names}]) "
         f"WHERE time >= TIMESTAMP '{_time(first)}' AND time <= TIMESTAMP '{_time(last)}'"
@@ -73,37 +76,34 @@ def _time(time_us: int) -> str:
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(" ")
 
 
-# -- for anybody's DuckDB -----------------------------------------------------------------------------
-
-
 def statements(folder: Path, tables: Sequence[str] = ()) -> list[str]:
-    """Return the SQL that makes `past.TABLE`, `past.TABLE_1m` and `past.TABLE_1h` in any connection.
+    """Return the SQL that creates `past.TABLE`, `past.TABLE_1m` and `past.TABLE_1h` in any
+    connection.
 
-    One schema, and not `rollups`: the operators' file has the newest of these under that name.
-
-    Over the files of the data folder alone, as its manifests tell of them; the views read these files
-    until `GRACE_SECONDS` after the manifest has changed, so make them again for each query, or when one
-    fails for a missing file. *tables* are the catalogue's names; none: all that have files.
+    All are in one schema instead of `rollups`, because the operators' file has recent rollups under
+    that name. The views read the files that the manifests list now, which exist until
+    `GRACE_SECONDS` after the manifest changes: recreate them for each query, or when a file is
+    missing. *tables*: names in the catalogue; empty: all that have files.
     """
-    made = ["CREATE SCHEMA IF NOT EXISTS past"]
+    sql = ["CREATE SCHEMA IF NOT EXISTS past"]
     for table in tables or segment_files.manifest_tables(folder):
-        found = segment_files.read_manifest(folder, table)
-        raw = [one for one in found if one.grain == RAW]
+        segments = segment_files.read_manifest(folder, table)
+        raw = [segment for segment in segments if segment.grain == RAW]
         if raw or table in COLUMNS:
-            made.append(f'CREATE OR REPLACE VIEW past."{table}" AS {past_view(folder, table, raw)}')
-        made += rollup_views(folder, table, found, "past")
-    return made
+            sql.append(f'CREATE OR REPLACE VIEW past."{table}" AS {past_view(folder, table, raw)}')
+        sql += rollup_views(folder, table, segments, "past")
+    return sql
 
 
 def past_view(folder: Path, table: str, raw: Sequence[ParquetSegment]) -> str:
     """Return the body of `past.TABLE`."""
-    return union(columns_of(table, (one.types for one in raw)), past_sources(folder, raw))
+    return union(columns_of(table, (segment.types for segment in raw)), past_sources(folder, raw))
 
 
 def rollup_views(
     folder: Path, table: str, found: Sequence[ParquetSegment], schema: str = "rollups"
 ) -> list[str]:
-    """Return the SQL that makes the two rollup views of *table*; none when it is not rolled up."""
+    """Return the SQL that creates the two rollup views of *table*; none if it is not rolled up."""
     return [
         f'CREATE OR REPLACE VIEW {schema}."{table}_{grain}" AS {body}'
         for grain, body in _rollups(folder, table, found).items()
@@ -111,25 +111,37 @@ def rollup_views(
 
 
 def repair_rollup_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
-    """Make the rollup views that are not there, those of BOUND_AT_START that name other files than can be read, and all
-    that name files of another folder: the store was restored here.
+    """Recreate rollup views that are missing, that are in BOUND_AT_START and outdated, or that name
+    files of another folder because the store was restored.
 
-    Others that are not right `HistoryMaintenance` makes again: a fleet's year are too many files for each start to open.
+    `HistoryMaintenance` recreates other outdated views: checking all files of a large fleet's year
+    would delay each start.
     """
-    view_files, here = _named_files(connection), f"{folder.absolute()}/"
-    rolled = {one.table for grain in (MINUTE, HOUR) for one in recorded_segments(connection, grain)}
+    view_files, folder_prefix = _named_files(connection), f"{folder.absolute()}/"
+    rolled = {
+        segment.table
+        for grain in (MINUTE, HOUR)
+        for segment in recorded_segments(connection, grain)
+    }
     for table in sorted(rolled | set(BOUND_AT_START)):
         named_files = [view_files.get(f"{table}_{grain}") for grain in (MINUTE, HOUR)]
-        moved = any(not path.startswith(here) for paths in named_files for path in paths or ())
+        moved = any(
+            not path.startswith(folder_prefix) for paths in named_files for path in paths or ()
+        )
         if table not in BOUND_AT_START and None not in named_files and not moved:
             continue
-        found = [
-            one for one in recorded_segments(connection, table=table) if one.grain in (MINUTE, HOUR)
+        segments = [
+            segment
+            for segment in recorded_segments(connection, table=table)
+            if segment.grain in (MINUTE, HOUR)
         ]
-        found = readable(folder, found)
-        of_grain = [{str(_place(folder, o)) for o in found if o.grain == g} for g in (MINUTE, HOUR)]
-        if named_files != of_grain:
-            for statement in rollup_views(folder, table, found):
+        segments = readable(folder, segments)
+        readable_files = [
+            {str(_place(folder, segment)) for segment in segments if segment.grain == grain}
+            for grain in (MINUTE, HOUR)
+        ]
+        if named_files != readable_files:
+            for statement in rollup_views(folder, table, segments):
                 connection.execute(statement)
 
 
@@ -149,14 +161,14 @@ def _rollups(folder: Path, table: str, found: Sequence[ParquetSegment]) -> dict[
         return {}
     return {
         grain: rollup_view(
-            table, past_sources(folder, [one for one in found if one.grain == grain])
+            table, past_sources(folder, [segment for segment in found if segment.grain == grain])
         )
         for grain in (MINUTE, HOUR)
     }
 
 
 def columns_of(table: str, sources: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return all columns of a view: the catalogue's, then what only other versions stored."""
+    """Return all columns of a view: the catalogue's, then those stored by other versions."""
     columns = dict(COLUMNS.get(table, ()))
     for types in sources:
         for name, kind in types.items():
@@ -165,7 +177,7 @@ def columns_of(table: str, sources: Iterable[Mapping[str, str]]) -> dict[str, st
 
 
 def union(columns: Mapping[str, str], sources: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a query over *sources* (what follows FROM -> its columns) that has exactly *columns*."""
+    """Return a query with *columns* over *sources* (SQL after FROM -> its columns)."""
     parts = [typed_empty(columns.items())]
     for source, types in sources.items():
         other = [name for name, kind in types.items() if kind != columns[name]]
@@ -174,30 +186,27 @@ def union(columns: Mapping[str, str], sources: Mapping[str, Mapping[str, str]]) 
     return " UNION ALL BY NAME ".join(parts)
 
 
-# ----------------------------------------------------------------------
-# Where parts have been: a row per part, host and slot, from its first registration there to the
-# last.
-#
-# A part is a device whose key goes with it (a GPU's UUID) and that says where it sits (its PCI
-# address). A GPU that moved is followed by its key, a slot through all that sat in it, a renamed
-# host by its parts.
+# Locations of parts: a row per part, host and slot, from the first registration there to the last.
+# A part is a device with a permanent key (a GPU's UUID) and a slot (its PCI address). Rows show
+# where a GPU has been, which parts a slot had, and that a host was renamed.
 
-#: Stints remembered of one host; beyond, those that ended longest ago go: a host may invent keys for ever.
+#: Rows kept per host; the oldest are deleted, as a host may report any number of keys.
 STINTS_PER_HOST_MAX = 4096
 
-#: What says where a part sits, the first that it has.
+#: Slot of a part: the first of these attributes that it has.
 _SLOT = "coalesce(d.attributes['pci_address'], d.attributes['index'])"
 
-#: Hosts with a GPU that another has too: whose it is, is open (`ingest/findings.py`), and it stays where it was.
+#: Hosts with a GPU that another host reports, too: its owner is undecided (`ingest/findings.py`),
+#: and its row stays.
 _OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND cleared IS NULL"
-#: When hosts last registered, or had a GPU let go to them by another.
+#: Time of each host's last registration, or of the end of a duplicate in its favor.
 _HOSTS = f"""
 SELECT h.host, greatest(h.registered, max(f.cleared)) AS registered FROM main.hosts AS h LEFT JOIN main.findings AS f
 ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' AND f.clears_when = '{GPU_RELEASED}'
 WHERE h.registered IS NOT NULL GROUP BY h.host, h.registered
 """
-#: Of what two hosts have, it is where it was registered last: after a restart all hosts are looked at, those too that
-#: it left before they were switched off.
+#: A part of two hosts belongs to the one that registered last: after a restart all hosts are
+#: examined, including those that lost the part before they were switched off.
 _NOW = f"""
 SELECT DISTINCT ON (d.kind, d.device) d.kind, d.device, d.host, {_SLOT} AS slot, h.registered
 FROM main.devices AS d JOIN ({_HOSTS}) AS h USING (host)
@@ -228,7 +237,7 @@ WHERE NOT EXISTS (FROM main.parts AS p WHERE p.present AND {_SAME})
 
 
 def registrations(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Return host -> when it last registered, or had its GPUs let go by another: microseconds since 1970."""
+    """Return host -> its last registration, or later release of a GPU: microseconds since 1970."""
     rows: list[tuple[str, int]] = cursor.execute(
         f"SELECT host, epoch_us(registered) FROM ({_HOSTS})"
     ).fetchall()
@@ -241,7 +250,7 @@ def newly_registered(known: Mapping[str, int], now: Mapping[str, int]) -> list[s
 
 
 def track_parts(connection: duckdb.DuckDBPyConnection, hosts: list[str]) -> None:
-    """Take what *hosts* registered with as where their parts are now. Within a transaction."""
+    """Record the registered devices of *hosts* as present. Call this in a transaction."""
     connection.execute(f"CREATE OR REPLACE TEMP TABLE parts_now AS {_NOW}", {"hosts": hosts})
     connection.execute(_NOT_THERE_NOW, {"hosts": hosts})
     connection.execute(_ELSEWHERE_NOW)

@@ -11,45 +11,45 @@ from typing import Any, Protocol
 from ...workers import WorkerProcess
 from . import parquet_worker
 
-#: A packer that does not respond for this long hangs: it is killed, and what it was at is done again.
+#: After this long without an answer a packer is killed, and its work repeated.
 ANSWER_SECONDS_MAX = 900.0
-#: One that goes last may not have been let run at all.
+#: Limit for a packer of the lowest priority, which may not get any CPU time.
 LOW_PRIORITY_ANSWER_SECONDS_MAX = 120.0
 
 
 class PackerError(Exception):
-    """The packer could not do what it was asked, or is gone; the words say why."""
+    """The packer failed or has ended; the message says why."""
 
 
 class PackerStarvedError(PackerError):
-    """One that goes last did not answer in its time: it was ended, and the next should not go last."""
+    """A packer of the lowest priority did not answer in time; the next needs normal priority."""
 
 
 class PackerHandle(Protocol):
-    """What `SegmentStore` needs of a packer, wherever it runs."""
+    """Interface of a packer for `SegmentStore`."""
 
     is_behind: bool
 
     @property
     def is_low_priority(self) -> bool:
-        """Whether there is one that goes last."""
+        """Return whether a packer of the lowest priority runs."""
         ...
 
     def start(self) -> None:
-        """Have a packer. Raises OSError."""
+        """Start a packer if none runs. Raises OSError."""
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
         """Call a method of `Packer`. Raises PackerError."""
 
     def kill(self) -> None:
-        """End it at once, from any thread: a call that waits for it fails."""
+        """Kill the packer, from any thread: a waiting call fails."""
 
     def release(self) -> None:
-        """Release it until the next `start`."""
+        """End the packer until the next `start`."""
 
 
 class PackerProcess:
-    """Used by one thread but for `kill`."""
+    """A packer in a process. Use it in one thread, except `kill`."""
 
     def __init__(self, folder: Path, rows_max: int, memory_bytes_max: int) -> None:
         self._folder = folder
@@ -58,28 +58,28 @@ class PackerProcess:
         self._worker: WorkerProcess | None = None
         self._low_priority = True
         self._answer_seconds_max = 0.0
-        #: Whether history is behind: then the next process does not go last.
+        #: Whether history is behind: then the next process keeps normal priority.
         self.is_behind = False
 
     @property
     def pid(self) -> int:
-        """The packer's process, 0 without one."""
+        """Return the packer's process id, 0 without a process."""
         return self._worker.pid if self._worker else 0
 
     @property
     def is_low_priority(self) -> bool:
-        """Whether there is one that goes last at the processor."""
+        """Return whether a packer of the lowest priority runs."""
         return self._worker is not None and self._low_priority
 
     def start(self) -> None:
-        """Have a packer that runs; one that is made now is as urgent as history is. Raises OSError."""
+        """Start a packer if none runs; its priority depends on `is_behind`. Raises OSError."""
         if self._worker is not None and not self._worker.has_ended:
             return
         self.release()
         settings = parquet_worker.PackerSettings(
             str(self._folder), self._rows_max, self._memory_bytes_max, os.getpid(), self.is_behind
         )
-        # In a session of its own its niceness would count for nothing against us.
+        # In its own session its niceness would not apply relative to the aggregator.
         self._worker = WorkerProcess(parquet_worker.__name__, settings.to_text(), own_session=False)
         self._low_priority = not self.is_behind
         self._answer_seconds_max = (
@@ -88,7 +88,9 @@ class PackerProcess:
         self._worker.control.settimeout(self._answer_seconds_max)
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
-        """Call a method of `Packer`, with descriptor *memory* last. Raises PackerError."""
+        """Call a method of `Packer`; *memory*: descriptor passed as the last argument. Raises
+        PackerError.
+        """
         if self._worker is None:
             raise PackerError("the process that writes Parquet has ended")
         try:
@@ -119,13 +121,13 @@ class PackerProcess:
         return f"ended with status {status}; the aggregator's log says why"
 
     def kill(self) -> None:
-        """End it at once, from any thread: a call that waits for it fails."""
+        """Kill the packer, from any thread: a waiting call fails."""
         worker = self._worker
         if worker is not None:
             worker.kill()
 
     def release(self) -> None:
-        """Release the process and its memory until the next `start`."""
+        """End the process until the next `start`."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None

@@ -1,4 +1,4 @@
-"""The rule by which a form is chosen: the best simple ranking, unless a richer one plainly ranks better on days ahead."""
+"""The choice of a form: the average rank, unless the learned model plainly ranks better on days ahead."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from gangline.aggregator.hazard import training
 from gangline.aggregator.hazard.events import EventsError, FaultTable, Floats, parse_events
-from gangline.aggregator.hazard.features import FEATURE_NAMES, RICHER_FORMS, SIMPLE_FORMS
+from gangline.aggregator.hazard.features import AVERAGE_RANK, FEATURE_NAMES
 from gangline.aggregator.hazard.history import ALL, units_of
-from gangline.aggregator.hazard.metrics import BASELINES, NODES_POSITIVE_MIN
+from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
+from gangline.aggregator.hazard.regression import fit
 from gangline.aggregator.hazard.training import (
     GAINS_MIN,
     FormEvaluation,
     TimeFold,
     choose_form,
-    fit,
     ranks_better,
 )
 from tests.aggregator.hazard.fleets import data_of, fault, recording
@@ -82,7 +82,7 @@ def test_one_host_that_fails_again_and_again_chooses_no_form() -> None:
     rows.sort(key=lambda row: float(row["event_time"]))
     faults = parse_events(data_of(rows)).with_nodes(60)
     found = choose_form(units_of(faults, 1), units_of(faults), ALL, faults.end_days, 60)
-    assert found.form == SIMPLE_FORMS[0]
+    assert found.form == AVERAGE_RANK
 
 
 def test_one_that_is_better_by_next_to_nothing_is_not() -> None:
@@ -106,14 +106,6 @@ def test_one_that_is_better_by_auc_and_worse_by_recall_is_not() -> None:
     assert richer.figures[0] > simple.figures[0] + 0.1
     assert richer.figures[1] < simple.figures[1]
     assert not ranks_better(richer, simple)
-
-
-def test_every_baseline_is_a_ranking_that_can_be_kept() -> None:
-    """A model that ranks below a simple count, because that count could not be chosen."""
-    assert {one.name for one in SIMPLE_FORMS} == set(BASELINES)
-    assert len({one.name for one in (*SIMPLE_FORMS, *RICHER_FORMS)}) == len(SIMPLE_FORMS) + len(
-        RICHER_FORMS
-    )
 
 
 def test_nothing_to_choose_by_is_an_error() -> None:
@@ -150,7 +142,7 @@ def test_a_fold_is_judged_by_what_was_learned_before_its_first_day(
         return fit(features, outcome, *more)
 
     monkeypatch.setattr(training, "fit", noted)
-    found = training.folds_of(daily, weekly, ALL, faults.end_days, SIMPLE_FORMS[:1])
+    found = training.folds_of(daily, weekly, ALL, faults.end_days, [AVERAGE_RANK])
     assert len(found) == len(learned) == len(training.FOLD_SHARES)
     for fold, units in zip(found, learned, strict=True):
         assert units == (daily.day < fold.day.min()).sum()

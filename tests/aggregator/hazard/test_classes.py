@@ -10,28 +10,19 @@ import duckdb
 import numpy as np
 import pytest
 
-from gangline.aggregator.hazard import events
-from gangline.aggregator.hazard.events import (
-    CLASSES,
-    OTHER,
-    FaultTable,
-    Flags,
-    parse_events,
-)
+from gangline.aggregator.hazard import fault_classes
+from gangline.aggregator.hazard.events import parse_events
+from gangline.aggregator.hazard.fault_classes import CLASSES
 from gangline.aggregator.hazard.features import (
     BASIC_AND_CLASS_NAMES,
     BASIC_FEATURE_NAMES,
     CLASS_FEATURES,
     FEATURE_NAMES,
-    RICHER_FORMS,
-    SIMPLE_FORMS,
     features_of,
 )
-from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
-from gangline.aggregator.hazard.metrics import Ranking
+from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.hazard.models import ModelRegistry
-from gangline.aggregator.hazard.training import train
 from gangline.aggregator.rule_catalogue import FAULTS
 from gangline.aggregator.scoring.evaluate import evaluate
 from tests.aggregator.hazard.fleets import data_of, fault
@@ -39,14 +30,12 @@ from tests.aggregator.hazard.test_measured import NAMES_OF_BEFORE
 from tests.aggregator.hazard.test_models import NOW_US, opened
 from tests.worlds import SECOND_NS, World, gpu_of
 
-NODES, DAYS, SPLIT = 200, 160, 110
-
 
 def test_the_query_of_a_class_returns_the_findings_of_it() -> None:
     """What an operator looks up must be what was counted."""
     for each in CLASSES:
         found = duckdb.execute(
-            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {events.class_condition(each.name)}", [list(FAULTS)]
+            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {fault_classes.class_condition(each.name)}", [list(FAULTS)]
         ).fetchall()  # fmt: skip
         assert [name for (name,) in found] == [
             name for name, class_name in FAULTS.items() if class_name is each.name
@@ -64,70 +53,6 @@ def test_counts_fade_by_class() -> None:
     assert sum(told[feature.name] > 0 for feature in CLASS_FEATURES) == 2
     ahead = dict(zip(FEATURE_NAMES, features_of(state, 3.0)[0], strict=False))
     assert ahead["faults_other_30d"] == pytest.approx(np.log1p(np.exp(-5.0 / 30)))
-
-
-def planted(seed: int = 1) -> FaultTable:
-    """Return faults of two classes: those of memory come again on their host for weeks, the others strike any host alike."""
-    source = np.random.default_rng(seed)
-    rows: list[tuple[float, int, bool]] = []
-    for node in range(NODES):
-        excited = 0.0
-        for day in range(DAYS):
-            excited *= np.exp(-1 / 30)
-            if source.random() < 0.002 + 0.2 * min(excited, 1.0):
-                rows.append((day + source.uniform(0.1, 0.5), node, True))
-                excited += 1.0
-            if source.random() < 0.03:
-                rows.append((day + source.uniform(0.5, 0.9), node, False))
-    rows.sort()
-    start = np.array([each[0] for each in rows])
-    struck = np.array([each[1] for each in rows], dtype=np.intp)
-    of = events.class_flags([("memory",) if memory else (OTHER,) for _, _, memory in rows])
-    names = tuple(f"node-{at}" for at in range(NODES))
-    hardware = np.ones(len(rows), dtype=np.bool_)
-    return FaultTable(names, struck, start, start + 0.05, hardware, float(DAYS), classes=of)
-
-
-def without(faults: FaultTable, of: Flags | None = None) -> FaultTable:
-    """Return the same faults with other classes; None: of none is it known."""
-    return FaultTable(
-        faults.nodes, faults.node, faults.start, faults.end, faults.hardware, faults.end_days, classes=of
-    )  # fmt: skip
-
-
-def auc_later(model: HazardModel, faults: FaultTable) -> float:
-    """Return how well *model* ranks on the days after SPLIT."""
-    later = units_of(faults).between(SPLIT + 1, DAYS)
-    chance = model.probability(later.state, WINDOW_DAYS)
-    return Ranking(chance, later.positives(ALL)).auc(np.ones(len(later.day)))
-
-
-@pytest.mark.slow
-def test_a_class_that_comes_again_is_learned() -> None:
-    """Most faults were of a switch that served all, and hosts whose memory failed time and again ranked among their victims."""
-    faults = planted()
-    model = train(faults.before(SPLIT + 1.0), ALL, "")
-    alike = train(without(faults).before(SPLIT + 1.0), ALL, "")
-    assert model.source.endswith(RICHER_FORMS[-1].name)
-    assert not alike.source.endswith(RICHER_FORMS[-1].name)
-    own = dict(zip(FEATURE_NAMES, model.weights, strict=True))
-    assert own["faults_memory_30d"] > 5 * own["faults_other_30d"]
-    assert all(weight >= 0.0 for weight in model.weights)
-    assert auc_later(model, faults) > auc_later(alike, faults) + 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_classes_that_tell_nothing_have_no_part(seed: int) -> None:
-    """Negative control: the same faults, each of a class drawn at random: the model of before, to its last bit."""
-    faults = planted(seed)
-    drawn = np.random.default_rng(100 + seed).integers(0, len(CLASSES), len(faults.node))
-    model = train(
-        without(faults, events.class_flags([(events.CLASS_NAMES[one],) for one in drawn])), ALL, ""
-    )
-    alike = train(without(faults), ALL, "")
-    assert model == alike
-    assert any(model.source.endswith(form.name) for form in (*SIMPLE_FORMS, *RICHER_FORMS[:-1]))
 
 
 def test_remaps_are_told_as_a_rate() -> None:
@@ -190,7 +115,9 @@ def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
     host = evaluate(world.fleet, world.now_ns, world.snapshot, model=model).hosts[0]
     assert host.inputs is not None and host.inputs.model == model.version
     by_class = host.inputs.features[len(BASIC_FEATURE_NAMES) : len(BASIC_AND_CLASS_NAMES)]
-    assert by_class[events.CLASS_NAMES.index("driver")] == pytest.approx(np.log(2.0), rel=1e-3)
+    assert by_class[fault_classes.CLASS_NAMES.index("driver")] == pytest.approx(
+        np.log(2.0), rel=1e-3
+    )
     assert not [
         e for e in host.evidence if e.signal in {f"hazard.{one.name}" for one in CLASS_FEATURES}
     ]

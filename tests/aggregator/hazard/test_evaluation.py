@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from gangline import cli
-from gangline.aggregator.hazard.evaluation import MODEL, ORACLE, EvaluationTerms, evaluate, markdown
+from gangline.aggregator.hazard.baselines import BASELINES
+from gangline.aggregator.hazard.evaluation import MODEL, ORACLE, EvaluationTerms, evaluate
+from gangline.aggregator.hazard.evaluation_page import markdown
 from gangline.aggregator.hazard.events import EventsError, parse_events
 from gangline.aggregator.hazard.history import ALL, HARDWARE
-from gangline.aggregator.hazard.metrics import BASELINES, NODES_POSITIVE_MIN
+from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
 from tests.aggregator.hazard.fleets import Row, data_of, event, fault, recording
 
 TERMS = EvaluationTerms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)

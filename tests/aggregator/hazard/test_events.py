@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.hazard import events
+from gangline.aggregator.hazard import events, fault_classes
 from gangline.aggregator.hazard.events import (
     EventsError,
     nodes_in_file_name,
@@ -41,7 +41,7 @@ def test_what_does_not_pair_is_noted_and_counts_for_nothing() -> None:
     assert faults.end.tolist() == [1.0, 3.0, np.inf, 6.0]
     assert faults.hardware.tolist() == [True, True, True, False]
     assert faults.classes is not None
-    of = [[name for name, has in zip(events.CLASS_NAMES, row, strict=True) if has] for row in faults.classes]  # fmt: skip
+    of = [[name for name, has in zip(fault_classes.CLASS_NAMES, row, strict=True) if has] for row in faults.classes]  # fmt: skip
     assert of == [["hardware"], ["hardware"], ["hardware"], ["other"]]
     assert [note.split()[0] for note in faults.notes] == ["1", "1", "1", "1"]
     assert "ends of faults that did not start" in " ".join(faults.notes)

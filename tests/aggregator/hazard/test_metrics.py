@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.hazard import metrics
-from gangline.aggregator.hazard.metrics import CalibrationBins, Ranking, bootstrap, fit_isotonic
+from gangline.aggregator.hazard import baselines
+from gangline.aggregator.hazard.baselines import fit_isotonic
+from gangline.aggregator.hazard.metrics import CalibrationBins, Ranking, bootstrap
 
 UNITS = st.lists(
     st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=30
@@ -105,7 +106,9 @@ def test_auc_and_isotonic_steps_are_those_of_scikit_learn(monkeypatch: pytest.Mo
     from sklearn.isotonic import IsotonicRegression
     from sklearn.metrics import roc_auc_score
 
-    monkeypatch.setattr(metrics, "SHRINK_UNITS", 0.0)  # the steps themselves, not drawn to the mean
+    monkeypatch.setattr(
+        baselines, "SHRINK_UNITS", 0.0
+    )  # the steps themselves, not drawn to the mean
     source = np.random.default_rng(1)
     for _ in range(20):
         rank = np.round(source.random(500), int(source.integers(1, 4)))

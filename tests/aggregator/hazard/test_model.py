@@ -22,7 +22,8 @@ from gangline.aggregator.hazard.model import (
     ModelError,
     prior,
 )
-from gangline.aggregator.hazard.training import fit, train
+from gangline.aggregator.hazard.regression import fit
+from gangline.aggregator.hazard.training import train
 from tests.aggregator.hazard.fleets import data_of, recording
 
 NUMBERS = st.floats(-50, 50)

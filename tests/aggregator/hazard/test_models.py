@@ -25,7 +25,7 @@ from gangline.aggregator.errors import InsufficientData, ResourceExhausted
 from gangline.aggregator.hazard.events import EventsError
 from gangline.aggregator.hazard.features import FEATURE_NAMES as NAMES_OF_FEATURES
 from gangline.aggregator.hazard.features import HISTORY_FEATURE_NAMES, MEASURED_FORM, features_of
-from gangline.aggregator.hazard.history import DAY_US, read_incidents, read_recording, units_of
+from gangline.aggregator.hazard.history import units_of
 from gangline.aggregator.hazard.measured import MEASURED, read_host_days
 from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.hazard.models import (
@@ -34,6 +34,7 @@ from gangline.aggregator.hazard.models import (
     store_model,
     train_and_compare,
 )
+from gangline.aggregator.hazard.store_history import DAY_US, read_incidents, read_recording
 from gangline.aggregator.model import Finding
 from gangline.aggregator.scoring.features import FaultHistory
 from gangline.aggregator.service.admin import AdminService

@@ -21,13 +21,13 @@ from gangline.aggregator.hazard.features import (
     HISTORY_FEATURE_NAMES,
     features_of,
 )
-from gangline.aggregator.hazard.history import (
+from gangline.aggregator.hazard.history import state_at
+from gangline.aggregator.hazard.store_history import (
     DAY_US,
     DAYS_BACK_MAX,
     FaultIncident,
     read_incidents,
     read_recording,
-    state_at,
 )
 from gangline.aggregator.ingest.findings import ActiveFindings
 from gangline.aggregator.model import Finding

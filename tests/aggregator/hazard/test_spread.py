@@ -8,7 +8,7 @@ import pytest
 from gangline.aggregator.hazard.events import FaultTable, Floats
 from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.model import SPREAD_ASSUMED, SPREAD_MAX
-from gangline.aggregator.hazard.training import VARIANCE_ASSUMED, factor_of, spread_of
+from gangline.aggregator.hazard.spread import VARIANCE_ASSUMED, factor_of, spread_of
 
 DAYS = 196
 REPAIR_DAYS = 0.3

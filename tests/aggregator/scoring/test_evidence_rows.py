@@ -23,8 +23,8 @@ from gangline.aggregator.hazard.features import (
     RANK_FEATURE,
     features_of,
 )
-from gangline.aggregator.hazard.history import read_incidents
 from gangline.aggregator.hazard.measured import MEASURED
+from gangline.aggregator.hazard.store_history import read_incidents
 from gangline.aggregator.model import Evidence, Finding
 from gangline.aggregator.query import sandbox
 from gangline.aggregator.rule_catalogue import faults_sql

@@ -1,10 +1,10 @@
-"""`python -m gangline.contract.signals`: writes the catalogue as the page docs/signals.md."""
+"""`python -m tests.contract.signals_page`: prints the catalogue of signals as the page docs/signals.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import SIGNAL_GROUPS, SIGNALS, TABLES, Kind, Signal, SignalGroup
+from gangline.contract.signals import SIGNAL_GROUPS, SIGNALS, TABLES, Kind, Signal, SignalGroup
 
 _HEAD = """# Signals
 

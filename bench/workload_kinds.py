@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .fingerprint import NUMBERS, Floats
+from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 Range = tuple[float, float]
 

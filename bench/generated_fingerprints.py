@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .fingerprint import NUMBERS, Floats
+from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 #: Each workload is drawn from the ranges of its class.
 CLASSES = ("training", "fine-tuning", "inference", "data preparation", "interactive", "reserved")
