@@ -1,6 +1,6 @@
-"""Types of an advisory: actions, scopes, states, cases. No logic.
+"""Advisories: their types, events and instructions of the state machine, limits, locations.
 
-The enumerations follow `contract/wire/advisory.proto`, number by number (a test holds it).
+The enumerations follow `contract/wire/advisory.proto`, number by number (a test compares them).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..declared.model import Declared
 
 
 class Action(IntEnum):
-    """What is advised."""
+    """An advised action."""
 
     AVOID = 1  # start nothing new there
     DRAIN_AFTER_JOB = 2
@@ -27,13 +27,13 @@ class Action(IntEnum):
     RETURN_TO_SERVICE = 7
     RUN_DIAGNOSTIC = 8
     CAP_POWER = 9
-    DRAIN_P2P = 10  # the driver asks: end peer-to-peer work
-    DRAIN_AND_RESET = 11  # the driver asks: let jobs end, start none, reset
-    RECOVER_IMEX_DOMAIN = 12  # the driver asks
-    INSPECT = 13  # a person looks: cable, power supply, cooling, switch
+    DRAIN_P2P = 10  # the driver requests it: end peer-to-peer work
+    DRAIN_AND_RESET = 11  # the driver requests it: let jobs end, start none, reset
+    RECOVER_IMEX_DOMAIN = 12  # the driver requests it
+    INSPECT = 13  # a person inspects: cable, power supply, cooling, switch
 
 
-#: Mild to grave. What is asked of a host is the gravest of its cases.
+#: From least to most severe. A host's advisory has the most severe action of its cases.
 GRAVITY = (
     Action.RETURN_TO_SERVICE,
     Action.INSPECT,
@@ -49,13 +49,13 @@ GRAVITY = (
     Action.REBOOT,
     Action.EVICT_NOW,
 )
-#: These leave the host in service: no budget counts them, and there is nothing to take back.
+#: Actions that leave the host in service: no budget counts them, and nothing must be undone.
 LEAVE_IN_SERVICE = frozenset({Action.RETURN_TO_SERVICE, Action.INSPECT, Action.CAP_POWER})
-#: These move running work off the host.
+#: Actions that move running work off the host.
 MOVE_WORK = frozenset({Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW})
-#: All that a statistical verdict may ask of a host.
+#: The only actions that a statistical verdict may request for a host.
 STATISTICAL_ACTIONS = frozenset({Action.AVOID, Action.DRAIN_AFTER_JOB})
-#: What only a deterministic fault, or a job that is dead already, allows.
+#: Actions that need a deterministic fault or a dead job.
 CERTAIN_ACTIONS = frozenset({Action.EVICT_NOW})
 
 
@@ -64,13 +64,13 @@ class Basis(IntEnum):
 
     STATISTICAL = 1
     DETERMINISTIC = 2
-    DEAD_JOB = 3  # nothing is lost by acting: the job on it is dead
-    VERIFIED = 4  # of a return: the host was well for long enough
+    DEAD_JOB = 3  # acting costs nothing: the job on the host is dead
+    VERIFIED = 4  # only for a return: the host was well for long enough
     SHARED_CAUSE = 5
 
 
 class Scope(StrEnum):
-    """What an action touches. `contract/xid/xid.toml` speaks of the same."""
+    """The part that an action affects, as in `contract/xid/xid.toml`."""
 
     NONE = ""
     PROCESS = "process"
@@ -88,7 +88,7 @@ class Scope(StrEnum):
 
 
 class AdvisoryState(IntEnum):
-    """Where an advisory is."""
+    """The state of an advisory."""
 
     PROPOSED = 1
     ACCEPTED = 2
@@ -102,13 +102,14 @@ class AdvisoryState(IntEnum):
 
 #: The reason of a host that no longer reports.
 SILENCE_REASON = "STALE_TELEMETRY"
-#: Reasons that name a device of the host itself, and the scopes that such a fault may touch. Power, cooling, links,
-#: fabric, storage and silence are shared with other hosts and are never in here.
+#: Reasons that name a device of the host itself, and the scopes that such a fault may have. Power,
+#: cooling, links, fabric, storage and silence are shared with other hosts and must never be added
+#: here.
 OWN_DEVICE_REASONS = frozenset(
     {"XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG", "GPU_UNUSABLE"}
 )
 OWN_DEVICE_SCOPES = frozenset({Scope.GPU, Scope.BASEBOARD, Scope.HOST})
-#: Of a baseboard these are the host's own, too: its NVSwitches stand on it.
+#: With scope BASEBOARD also these reasons: the baseboard carries the NVSwitches.
 OWN_BASEBOARD_REASONS = OWN_DEVICE_REASONS | {"FABRIC", "NVLINK_ERRORS"}
 TERMINAL_STATES = frozenset(
     {
@@ -119,7 +120,7 @@ TERMINAL_STATES = frozenset(
         AdvisoryState.WITHDRAWN,
     }
 )
-#: From -> to. Whatever is not here never happens.
+#: From -> to. Any other transition is refused.
 TRANSITIONS: dict[AdvisoryState, frozenset[AdvisoryState]] = {
     AdvisoryState.PROPOSED: frozenset(
         {
@@ -130,7 +131,7 @@ TRANSITIONS: dict[AdvisoryState, frozenset[AdvisoryState]] = {
             AdvisoryState.WITHDRAWN,
         }
     ),
-    # PROPOSED again: its owner fell silent. WITHDRAWN: a graver one took its place.
+    # PROPOSED again: its owner fell silent. WITHDRAWN: a more severe advisory replaced it.
     AdvisoryState.ACCEPTED: frozenset(
         {
             AdvisoryState.DONE,
@@ -168,7 +169,10 @@ NOWHERE = FailureDomains()
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """GPU-hours, with the sums that gave them. `act_by_ns`: from then on waiting costs more; 0: no such time."""
+    """GPU-hours, with their arithmetic.
+
+    `act_by_ns`: after this time waiting costs more; 0: no such time.
+    """
 
     waiting_gpu_hours: float = 0.0
     acting_gpu_hours: float = 0.0
@@ -178,9 +182,9 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing that is wrong with one host, and what the policy would do about it.
+    """A fault of a host, and the action that the policy requests for it.
 
-    `key` is the same for as long as it is the same incident, however often it is reported (`count`).
+    `key` is stable during an incident, however often it is reported (`count`).
     """
 
     key: str
@@ -191,25 +195,25 @@ class Case:
     scope: Scope
     words: str
     since_ns: int
-    then: Action | None = None  # once it is drained
+    then: Action | None = None  # next action after the drain
     devices: tuple[str, ...] = ()
     place: FailureDomains = NOWHERE
     job: str = ""
-    gang_gpus: int = 0  # of that job; 0: not known
-    checkpoint_seconds: float = 0.0  # its cadence, where somebody tells
+    gang_gpus: int = 0  # size of the job; 0: unknown
+    checkpoint_seconds: float = 0.0  # checkpoint period; 0: unknown
     confidence: float = 1.0
     count: int = 1
     price: Price = Price()
     hazard_per_hour: float = 0.0
-    gpus: int = 0  # of the host
-    relative_speed: float = 1.0  # of the host; 1.0 where it is not known
-    #: How many hosts stand in each domain of `place`, in the order of its fields; () where nobody counted.
+    gpus: int = 0
+    relative_speed: float = 1.0  # 1.0 if unknown
+    #: Number of hosts in each domain of `place`, in the order of its fields; () if not counted.
     among: tuple[int, ...] = ()
-    unseen: bool = False  # it began while we were away: `since_ns` is when we came back
+    unseen: bool = False  # it began while the aggregator was down: `since_ns` is the restart
 
 
 def gravity(action: Action) -> int:
-    """Return how grave *action* is: higher is graver."""
+    """Return the severity of *action*: higher is more severe."""
     return GRAVITY.index(action)
 
 
@@ -219,7 +223,7 @@ def removes_host(action: Action) -> bool:
 
 
 def is_own_device_fault(case: Case) -> bool:
-    """Return whether *case* is a certain fault of a device that no other host has a part in."""
+    """Return whether *case* is a certain fault of a device that belongs to its host alone."""
     certain = case.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
     on_baseboard = case.scope is Scope.BASEBOARD
     reasons = OWN_BASEBOARD_REASONS if on_baseboard else OWN_DEVICE_REASONS
@@ -227,9 +231,9 @@ def is_own_device_fault(case: Case) -> bool:
 
 
 def restrict_to_basis(case: Case) -> Case:
-    """Return *case* with an action that its basis bears, the nearest to what it asked for, and words on the change.
+    """Return *case* with the nearest action that its basis allows, and a message about the change.
 
-    What follows a statistical verdict's drain is for people to say: its policy's words stand in the case.
+    A statistical verdict has no action after the drain: people decide, with the policy's message.
     """
     action, reason = case.action, ""
     then = None if case.basis is Basis.STATISTICAL else case.then
@@ -243,7 +247,7 @@ def restrict_to_basis(case: Case) -> Case:
         action, reason = Action.DRAIN_AFTER_JOB, "when it checkpoints is not known"
     scope = case.scope
     if scope is Scope.NONE:
-        scope = Scope.HOST  # the widest that a host's own fault may touch
+        scope = Scope.HOST  # the widest scope of a host's own fault
     if not reason and scope is case.scope and then is case.then:
         return case
     message = f"{case.words}; {reason}, so {action.name}" if reason else case.words
@@ -263,7 +267,7 @@ class Advisory:
     reason: str
     words: str
     state: AdvisoryState
-    state_words: str  # why it is in this state
+    state_words: str
     proposed_ns: int
     expires_ns: int
     changed_ns: int
@@ -278,37 +282,34 @@ class Advisory:
     checkpoint_seconds: float = 0.0
     price: Price = Price()
     hazard_per_hour: float = 0.0
-    since_ns: int = 0  # of a shared cause: when the first of its hosts fell
+    since_ns: int = 0  # start of a shared cause on the first of its hosts
     owner: str = ""
     lease_until_ns: int = 0
-    token: int = 0  # grows with each owner: an executor with an older one does not act
+    token: int = 0  # grows with each owner: an executor with an older token does not act
     deferred_until_ns: int = 0
 
     @property
     def host(self) -> str:
-        """The one host that it is about; "" of a shared cause."""
+        """The advisory's host; "" for a shared cause."""
         return self.hosts[0] if self.subject.startswith("host ") else ""
 
     @property
     def is_open(self) -> bool:
-        """Whether anything may come of it still."""
+        """Whether the state may still change."""
         return self.state not in TERMINAL_STATES
 
     @property
     def etag(self) -> str:
-        """What an answer to it has to name."""
+        """The revision that an answer must name."""
         return f"{self.name}-{self.revision}"
 
 
-# ----------------------------------------------------------------------
-# What goes into the machine and what comes out. As JSON: `rows.py`.
-
-# ---- in. Each carries `now_ns` of the aggregator's clock.
+# Events. Each carries `now_ns` of the aggregator's clock. `rows.py` converts them to JSON.
 
 
 @dataclass(frozen=True, slots=True)
 class CaseSeen:
-    """A case begins, or is not any more what it was."""
+    """A case began or changed."""
 
     now_ns: int
     case: Case
@@ -316,7 +317,7 @@ class CaseSeen:
 
 @dataclass(frozen=True, slots=True)
 class CaseGone:
-    """Nothing shows it any more."""
+    """A case is no longer observed."""
 
     now_ns: int
     key: str
@@ -325,7 +326,7 @@ class CaseGone:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A host is out of service, and not by an advisory of ours."""
+    """A host is out of service for another reason than our advisories."""
 
     now_ns: int
     host: str
@@ -336,7 +337,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Anyone who had taken it out has put it back."""
+    """A host that was Unavailable is back."""
 
     now_ns: int
     host: str
@@ -344,7 +345,7 @@ class Available:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A host with what budgets count it by."""
+    """A host with its location and job, for the budgets."""
 
     host: str
     place: FailureDomains = NOWHERE
@@ -353,7 +354,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class TakenOut:
-    """Somebody says that he took hosts out himself; until then, unless he says it again."""
+    """An actor reports hosts that it took out until `until_ns`; reports are repeated."""
 
     now_ns: int
     by: str
@@ -365,7 +366,7 @@ class TakenOut:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """He says that they are in service again."""
+    """An actor reports that hosts are in service again."""
 
     now_ns: int
     by: str
@@ -374,7 +375,7 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Well:
-    """A host that is out shows nothing wrong, and is heard; or that is over."""
+    """A host with a hold reports without faults, or no longer does."""
 
     now_ns: int
     host: str
@@ -383,7 +384,7 @@ class Well:
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
-    """So many hosts there are."""
+    """The number of hosts in the fleet."""
 
     now_ns: int
     hosts: int
@@ -391,7 +392,7 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The fleet's picture is in doubt; "" when it no longer is."""
+    """The state of the fleet is in doubt; *words* "": no longer."""
 
     now_ns: int
     words: str
@@ -399,7 +400,7 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """Somebody answers an advisory. `etag` "": whatever it is now."""
+    """An actor answers an advisory. `etag` "": any revision."""
 
     now_ns: int
     name: str
@@ -407,13 +408,13 @@ class Acked:
     actor: str
     words: str = ""
     etag: str = ""
-    until_ns: int = 0  # of DEFERRED
-    lease_seconds: float = 0.0  # of ACCEPTED; 0: none is named
+    until_ns: int = 0  # end of DEFERRED
+    lease_seconds: float = 0.0  # lease of ACCEPTED; 0: the default
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes."""
+    """The passage of time."""
 
     now_ns: int
 
@@ -432,12 +433,12 @@ Event = (
     | Tick
 )
 
-# ---- out. Each carries `words`: why.
+# Instructions. `words` of each is the reason.
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """The advisory is now so."""
+    """Publish the new state of an advisory."""
 
     advisory: Advisory
     words: str
@@ -445,10 +446,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Its owner may carry it out now. What is set lasts until `until_ns`, unless a Renew comes."""
+    """The owner may now act. The effect lasts until `until_ns`, unless a Renew comes."""
 
     name: str
-    host: str  # "" of a shared cause
+    host: str  # "" for a shared cause
     action: Action
     scope: Scope
     owner: str
@@ -459,7 +460,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """What we set on *host* by advisory *name* is extended."""
+    """The effect of advisory *name* on *host* is extended."""
 
     name: str
     host: str
@@ -469,7 +470,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """What we set on *host* by advisory *name*, and nothing else, must be taken away."""
+    """The effect of advisory *name* on *host* must be undone, and nothing else."""
 
     name: str
     host: str
@@ -479,7 +480,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Probation:
-    """A host is back, and watched until then. *name*: the advisory that has nothing set on it any more."""
+    """A host is back, and watched until `until_ns`. *name*: the advisory whose effect ended."""
 
     host: str
     until_ns: int
@@ -489,7 +490,7 @@ class Probation:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Somebody took a host out himself, or says another reason for it."""
+    """An actor took a host out of service, or changed the reason."""
 
     host: str
     by: str
@@ -499,7 +500,7 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class StillOut:
-    """He says so again of these."""
+    """An actor repeated its report about these hosts."""
 
     by: str
     hosts: tuple[str, ...]
@@ -509,7 +510,7 @@ class StillOut:
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """What he took out counts as in service again."""
+    """A host that an actor had reported out counts as in service again."""
 
     host: str
     by: str
@@ -518,7 +519,7 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A case calls for an advisory that is not given for now."""
+    """A case requests an advisory that is withheld for now."""
 
     key: str
     host: str
@@ -528,7 +529,7 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An answer changes nothing. `why`: missing, etag, state, owner, frozen, field."""
+    """An answer without effect. `why`: missing, etag, state, owner, frozen, field."""
 
     name: str
     why: str
@@ -537,7 +538,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Whether advice that takes hosts out is given: closed (it is), open (none), half-open (one, to try)."""
+    """The breaker's position for advice that takes hosts out.
+
+    Closed (allowed), open (none), half-open (one, as a trial).
+    """
 
     position: str
     words: str
@@ -548,52 +552,53 @@ Instruction = (
 )
 
 
-# ----------------------------------------------------------------------
-# How much advice there may be at once, and how long things last. An operator's settings.
-
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryLimits:
-    """Hosts are counted no matter who took them out. Times are seconds."""
+    """An operator's limits of advice. Times are seconds.
+
+    Hosts count regardless of the actor that took them out.
+    """
 
     rack_hosts_max: int = 2
     job_hosts_max: int = 2
-    cluster_hosts_min: int = 1  # this many may go of a small fleet, whatever its share
+    cluster_hosts_min: int = 1  # minimum for a small fleet, whatever its share
     cluster_share_max: float = 0.02
     hosts_per_hour_max: int = 8
-    #: Grants are held for this long once a limit of the hour, or failures, say that we may be wrong; twice as long
-    #: each time that the trial fails, up to the maximum.
+    #: Grants are withheld for this long after the hourly limit or repeated failures suggest wrong
+    #: advice; twice as long after each failed trial, up to the maximum.
     breaker_seconds: float = 900.0
     breaker_seconds_max: float = 14_400.0
-    failures_max: int = 3  # advice that failed in a row: then the breaker opens
-    proposal_seconds: float = 3600.0  # a proposal that nobody answers expires
-    lease_seconds: float = 600.0  # an owner that is silent for longer has lost it
-    hold_seconds: float = 7200.0  # how long a hold lasts; it is renewed while its cause lasts
-    #: Of a host that shows no fault, and is not well either (silent, or known no more), what we set is renewed for so
-    #: long: who was repaired, and not switched on again within a day, is taken to be gone (assumed).
+    failures_max: int = 3  # failures in a row that open the breaker
+    proposal_seconds: float = 3600.0  # an unanswered proposal expires
+    lease_seconds: float = 600.0  # a silent owner loses the advisory
+    hold_seconds: float = 7200.0  # duration of a hold; it is renewed while its cause lasts
+    #: On a host without a fault that is not well (silent, or unknown), our effect is renewed for
+    #: this long: a repaired host that is not switched on within a day is assumed to be gone.
     missed_seconds: float = 86_400.0
-    #: A new case waits this long for others of the same cause. A certain fault of a host's own device does not
-    #: (`proposals.py`).
+    #: A new case waits this long for others of the same cause. A certain fault of a host's own
+    #: device does not (`proposals.py`).
     gather_seconds: float = 3.0
-    #: A host that is silent alone may be booting, or its agent is: this long nobody is sent to it.
+    #: A host that is silent alone may be booting, as may its agent: INSPECT waits this long.
     silent_seconds: float = 1800.0
-    shared_seconds: float = 2.0  # so close they begin
+    shared_seconds: float = 2.0  # starts of one cause lie within this
     shared_hosts_min: int = 3
-    shared_unplaced_hosts_min: int = 8  # where nobody has said which rack they stand in
-    shared_join_seconds: float = 600.0  # a later one is of the same cause, for this long
+    shared_unplaced_hosts_min: int = 8  # if their racks are not declared
+    shared_join_seconds: float = 600.0  # later cases join a cause for this long
     verify_seconds: float = 900.0  # a host is well for this long before its return is proposed
     probation_seconds: float = 7 * 86_400.0
-    again_seconds: float = 3600.0  # what expired, failed or was done is not proposed again sooner
-    rejected_seconds: float = 86_400.0  # what was rejected is not proposed again sooner
-    flap_seconds: float = 300.0  # what was withdrawn is not proposed again sooner
-    defer_seconds: float = 900.0  # a deferral that names no time
+    # after EXPIRED, FAILED or DONE, minimum time to the next proposal
+    again_seconds: float = 3600.0
+    rejected_seconds: float = 86_400.0  # after REJECTED, minimum time to the next proposal
+    flap_seconds: float = 300.0  # after WITHDRAWN, minimum time to the next proposal
+    defer_seconds: float = 900.0  # a deferral without a time
     defer_seconds_max: float = 7 * 86_400.0
-    ended_seconds: float = 86_400.0  # what has ended is remembered for this long
+    ended_seconds: float = 86_400.0  # ended advisories are remembered for this long
     ended_max: int = 10_000
-    open_max: int = 1000  # advisories that are open at once
+    open_max: int = 1000  # open advisories
 
     def cluster_hosts_max(self, hosts: int) -> int:
         """Return how many of *hosts* may be out at once."""
@@ -601,7 +606,7 @@ class AdvisoryLimits:
 
 
 def limits_of(settings: AggregatorConfig) -> AdvisoryLimits:
-    """Return what an operator set; the rest is as it is here."""
+    """Return the limits that an operator configured, with the defaults for the rest."""
     return AdvisoryLimits(
         rack_hosts_max=settings.advice_rack_hosts_max,
         job_hosts_max=settings.advice_job_hosts_max,
@@ -616,18 +621,14 @@ def limits_of(settings: AggregatorConfig) -> AdvisoryLimits:
 
 
 def seconds_ns(seconds: float) -> int:
-    """Return *seconds* in nanoseconds."""
     return int(seconds * SECOND_NS)
 
-
-# ----------------------------------------------------------------------
-# Where hosts stand, as advice has it, and how many there are in each domain.
 
 DOMAIN_FIELDS = tuple(FailureDomains.__dataclass_fields__)
 
 
 class DomainSizes(NamedTuple):
-    """A host's place. `among`: how many hosts stand in each domain of it, in the order of its fields."""
+    """A host's location. `among`: number of hosts in each of its domains."""
 
     place: FailureDomains
     among: tuple[int, ...]
@@ -642,7 +643,7 @@ def place_of(declared: Declared | None, host: str) -> FailureDomains:
 
 
 class DomainCounts:
-    """Counts again when places change, or hosts come."""
+    """Numbers of hosts per domain; counted again when locations or hosts change."""
 
     def __init__(self) -> None:
         self._declared: Declared | None = None
@@ -651,11 +652,11 @@ class DomainCounts:
         self._names: Sequence[str] = ()
 
     def update(self, declared: Declared | None, names: Sequence[str]) -> None:
-        """Answer from now on by *declared* for a fleet of *names*."""
+        """Use *declared* and the fleet of *names* from now on."""
         self._declared, self._names = declared, names
 
     def sizes(self, host: str) -> DomainSizes:
-        """Return the location of *host*."""
+        """Return the location of *host* with its domain sizes."""
         place = place_of(self._declared, host)
         if place == NOWHERE or self._declared is None:
             return DomainSizes(place, ())

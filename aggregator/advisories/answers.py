@@ -1,4 +1,7 @@
-"""Answers of executors and people: accept, done, failed, reject, defer. Each is applied or rejected with an error."""
+"""Answers of executors and people, and their reports of hosts that they took out of service.
+
+Each answer (accept, done, failed, reject, defer) is applied or refused with an error.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from .proposals import is_verified
 from .shared_causes import mute_members
 from .state import DeclaredOut, Hold, MachineState, StateEditor
 
-#: What may be answered; the other states are ours to say.
+#: States that an answer may set.
 ANSWERABLE_STATES = (
     AdvisoryState.ACCEPTED,
     AdvisoryState.REJECTED,
@@ -41,14 +44,14 @@ ANSWERABLE_STATES = (
 )
 ACTOR_CHARACTERS_MAX = 128
 NOTE_CHARACTERS_MAX = 500
-#: Who accepts may name a lease from the one to the other.
+#: Range of a lease that an acceptance names.
 LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 10.0, 7 * 86_400.0
-#: By so much the clock of who puts off may be ahead of ours.
+#: Tolerance for an actor's clock ahead of the aggregator's, in the end of a deferral.
 CLOCK_AHEAD_SECONDS_MAX = 600.0
 
 
 def apply_answer(editor: StateEditor, event: Acked) -> None:
-    """Take *event*, or say why it changes nothing."""
+    """Apply *event*, or emit Refused with the reason."""
     advisory = editor.find(event.name)
     kind, reason = _answer_error(editor, advisory, event)
     if advisory is None or kind:
@@ -68,7 +71,7 @@ def apply_answer(editor: StateEditor, event: Acked) -> None:
 
 
 def preview(editor: StateEditor, event: Acked) -> Advisory | Refused:
-    """Return how the advisory would stand after *event*, or why that would change nothing. Does nothing."""
+    """Return the advisory as *event* would change it, or Refused. Changes nothing."""
     advisory = editor.find(event.name)
     kind, reason = _answer_error(editor, advisory, event)
     if advisory is None or kind:
@@ -99,7 +102,7 @@ def _preview_accept(editor: StateEditor, advisory: Advisory, event: Acked, reaso
 
 
 def _answer_error(editor: StateEditor, advisory: Advisory | None, event: Acked) -> tuple[str, str]:
-    """Return (kind, words) of what is against the answer; ("", "") for nothing."""
+    """Return (kind, message) of the error in the answer; ("", "") if it is valid."""
     if advisory is None:
         return "missing", f"no advisory {event.name!r} is known, or it ended long ago"
     if error := _field_error(event):
@@ -167,26 +170,23 @@ def _field_error(event: Acked) -> str:
 
 
 def _lease_error(event: Acked) -> str:
-    """Return what is wrong with the lease that *event* names; "" for nothing."""
+    """Return the error in the lease of *event*; "" if it is valid."""
     if not event.lease_seconds:
         return ""
     if event.to is not AdvisoryState.ACCEPTED:
         return "lease: only an acceptance has one"
     if not LEASE_SECONDS_MIN <= event.lease_seconds <= LEASE_SECONDS_MAX:
-        most = f"{LEASE_SECONDS_MAX / 86_400:g} days"
-        return f"lease: {event.lease_seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to {most}"
+        maximum = f"{LEASE_SECONDS_MAX / 86_400:g} days"
+        return f"lease: {event.lease_seconds:g} s, expected {LEASE_SECONDS_MIN:g} s to {maximum}"
     return ""
 
 
 def _answer_names() -> str:
-    return ", ".join(one.name for one in ANSWERABLE_STATES)
-
-
-# ---- accepted
+    return ", ".join(state.name for state in ANSWERABLE_STATES)
 
 
 def _lease_until_ns(editor: StateEditor, advisory: Advisory, event: Acked) -> int:
-    """Return until when who accepts holds *advisory*: for as long as named, else for the usual time and no less than is left."""
+    """Return the end of the lease: as named, else the default, but not earlier than before."""
     if event.lease_seconds:
         return editor.after(event.lease_seconds)
     left = advisory.lease_until_ns if advisory.state is AdvisoryState.ACCEPTED else 0
@@ -232,7 +232,7 @@ def _accept(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 
 def _limit_reached(editor: StateEditor, advisory: Advisory) -> str:
-    """Return why *advisory* may not take its host out now; a rate that is reached opens the breaker."""
+    """Return why *advisory* may not take its host out; the hourly limit opens the breaker."""
     reason = limits.refusal(
         editor, (advisory.host, advisory.place, advisory.job), advisory.name, granting=True
     )
@@ -246,7 +246,7 @@ def _limit_reached(editor: StateEditor, advisory: Advisory) -> str:
 
 
 def _place_hold(editor: StateEditor, advisory: Advisory, until_ns: int) -> None:
-    """Keep what is being set on the host; a milder one that is set there goes over to it."""
+    """Record the effect of *advisory* on its host; it replaces a less severe effect there."""
     state = editor.state
     before = state.holds.get(advisory.host)
     probation = state.probation.get(advisory.host)
@@ -264,11 +264,12 @@ def _place_hold(editor: StateEditor, advisory: Advisory, until_ns: int) -> None:
 
 
 def _restore_hold(editor: StateEditor, advisory: Advisory) -> None:
-    """Keep again what the owner of *advisory* set, where that ran out meanwhile: its host is out, whatever we said of it."""
+    """Restore the hold of *advisory* if it expired: its owner still has the host out."""
     state = editor.state
     if not removes_host(advisory.action) or advisory.host in state.holds:
         return
-    probation = state.probation.pop(advisory.host, None)  # it had not come back: this is no relapse
+    # the host had not come back, so this is not a relapse
+    probation = state.probation.pop(advisory.host, None)
     until = editor.after(editor.limits.hold_seconds)
     _place_hold(editor, advisory, until)
     if probation is not None:
@@ -277,7 +278,7 @@ def _restore_hold(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _earlier_work(editor: StateEditor, before: Hold | None) -> tuple[str, Action | None]:
-    """Return the advisory whose action is already in force on the host, and the action; "" for none."""
+    """Return the advisory in force on the host, and its action; "" for none."""
     if before is None:
         return "", None
     known = editor.find(before.name)
@@ -290,9 +291,6 @@ def _reassign_cases(editor: StateEditor, before: str, now: str) -> None:
     for open_case in editor.state.cases.values():
         if open_case.advisory == before:
             open_case.advisory = now
-
-
-# ---- done, failed
 
 
 def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
@@ -311,7 +309,8 @@ def _done(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     if hold is not None and hold.name == advisory.name:
         hold.confirmed, hold.unsure, hold.earlier = True, False, ""
         if advisory.action is not Action.AVOID:
-            hold.job = ""  # it continued without this host, or is over; the rack and the fleet still miss it
+            # the job continued without this host, or is over; the rack and the fleet still miss it
+            hold.job = ""
     editor.state.fuse.failures = 0
     if trial:
         editor.close_breaker(f"{advisory.name} went well")
@@ -338,9 +337,6 @@ def _failed(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
         editor.trip(editor.limits.breaker_seconds, f"{breaker.failures} failed in a row")
 
 
-# ---- rejected, deferred
-
-
 def _reject(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
     before = advisory.state
     reason = f"rejected by {event.actor}: {event.words}"
@@ -362,74 +358,67 @@ def _defer(editor: StateEditor, advisory: Advisory, event: Acked) -> None:
 
 
 def _deferred_until_ns(editor: StateEditor, event: Acked) -> int:
-    """Return until when *event* puts off."""
+    """Return the end of the deferral by *event*."""
     until = event.until_ns or editor.after(editor.limits.defer_seconds)
     return min(until, editor.after(editor.limits.defer_seconds_max))
 
 
 def _deferral_error(editor: StateEditor, until_ns: int) -> str:
-    """Return what is wrong with the end of a deferral; "" for nothing. 0: none is named."""
-    most = editor.limits.defer_seconds_max
+    """Return the error in the end of a deferral; "" if it is valid. 0: not named."""
+    maximum = editor.limits.defer_seconds_max
     if until_ns and until_ns <= editor.now_ns:
         return "expected a time in the future"
-    if until_ns > editor.after(most + CLOCK_AHEAD_SECONDS_MAX):
+    if until_ns > editor.after(maximum + CLOCK_AHEAD_SECONDS_MAX):
         days = (until_ns - editor.now_ns) / seconds_ns(86_400)
-        return f"{days:,.1f} days ahead, at most {most / 86_400:g}: defer it again then"
+        return f"{days:,.1f} days ahead, at most {maximum / 86_400:g}: defer it again then"
     return ""
 
 
 def repropose_seconds(editor: StateEditor, advisory: Advisory) -> float:
-    """Return how long *advisory*, which ended while its case is open, is not proposed again: for a silent host, a day."""
+    """Return the time until an ended *advisory* may be proposed again; a day for silence."""
     is_silence = advisory.host and advisory.reason == SILENCE_REASON
     return editor.limits.rejected_seconds if is_silence else editor.limits.again_seconds
 
 
 def mute_all(editor: StateEditor, advisory: Advisory, seconds: float) -> None:
-    """Propose nothing as grave of what *advisory* was about for this long; nor of the hosts of a cause."""
+    """Mute *advisory*'s severity for its subject; for a shared cause also for its hosts."""
     editor.mute(advisory.subject, advisory.action, seconds)
     if not advisory.host:
         mute_members(editor, advisory, seconds)
 
 
-# ----------------------------------------------------------------------
-# Hosts that somebody took out himself, and tells us of: budgets count them, for as long as he says
-# so.
-#
-# By the same word ends what advice that has ended holds out, which would else stand for as long as
-# its fault does.
-
-#: Hosts that are reported at once; one of whom two tell is two.
+#: Maximum of reported hosts; a host that two actors report counts twice.
 HOSTS_MAX = 50_000
 
 
 def has_room_for(state: MachineState, out: Iterable[TakenOut]) -> bool:
-    """Return whether this many more may be reported."""
+    """Return whether *out* fits into HOSTS_MAX."""
     declared_out = state.absent
     new = {
-        (one.host, event.by)
+        (member.host, event.by)
         for event in out
-        for one in event.members
-        if event.by not in declared_out.get(one.host, ())
+        for member in event.members
+        if event.by not in declared_out.get(member.host, ())
     }
     return sum(map(len, declared_out.values())) + len(new) <= HOSTS_MAX
 
 
 def declare_out(editor: StateEditor, event: TakenOut) -> None:
-    """Count the hosts of *event* as out until it ends, or until it is said again."""
+    """Count the hosts of *event* as out until it ends; a repeated report extends it."""
     state, repeated = editor.state, list[str]()
     if event.until_ns <= editor.now_ns:
         return
-    for one in event.members:
-        by_actor = state.absent.setdefault(one.host, {})
+    for member in event.members:
+        by_actor = state.absent.setdefault(member.host, {})
         before = by_actor.get(event.by)
         since_ns = before.since_ns if before else editor.now_ns
         by_actor[event.by] = DeclaredOut(
-            event.words, since_ns, event.until_ns, one.place, one.job, event.new_work_only
+            event.words, since_ns, event.until_ns, member.place, member.job, event.new_work_only
         )
         if before is None or before.words != event.words:
-            editor.emit(Out(one.host, event.by, event.until_ns, event.words))
+            editor.emit(Out(member.host, event.by, event.until_ns, event.words))
         else:
-            repeated.append(one.host)
+            repeated.append(member.host)
     if repeated:
         editor.emit(StillOut(event.by, tuple(repeated), event.until_ns, event.words))
     state.absent_due_ns = min(state.absent_due_ns or event.until_ns, event.until_ns)
@@ -437,9 +426,10 @@ def declare_out(editor: StateEditor, event: TakenOut) -> None:
 
 
 def declare_in_service(editor: StateEditor, event: PutBack) -> None:
-    """Count them as in service again, but for what others took out.
+    """Count hosts as in service again, except those that other actors reported out.
 
-    Of a host that he did not take out himself he gives up what advice set that has ended; what is being carried out continues.
+    If the actor had not reported a host, remove the effect of ended advice on it; an advisory that
+    is being carried out continues.
     """
     for host in event.hosts:
         if event.by in editor.state.absent.get(host, ()):
@@ -449,7 +439,10 @@ def declare_in_service(editor: StateEditor, event: PutBack) -> None:
 
 
 def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
-    """Remove what an ended advisory set. While its fault lasts, it is not requested again at once."""
+    """Remove the effect of an ended advisory.
+
+    While its fault lasts, it is not proposed again at once.
+    """
     if hold.name in editor.state.advisories:
         return
     for advisory in editor.open_advisories(hold.host):
@@ -463,14 +456,18 @@ def _release_ended_hold(editor: StateEditor, hold: Hold, reason: str) -> None:
 
 
 def expire_declared_out(editor: StateEditor) -> None:
-    """Forget what nobody said again in time."""
+    """Remove reports that were not repeated in time."""
     state, now_ns = editor.state, editor.now_ns
     if not state.absent or now_ns < state.absent_due_ns:
         return
     for host, by_actor in list(state.absent.items()):
-        for by in [by for by, one in by_actor.items() if one.until_ns <= now_ns]:
+        for by in [by for by, declared_out in by_actor.items() if declared_out.until_ns <= now_ns]:
             _remove_declared_out(editor, host, by, f"{by} did not renew that it is out")
-    ends = [one.until_ns for by_actor in state.absent.values() for one in by_actor.values()]
+    ends = [
+        declared_out.until_ns
+        for by_actor in state.absent.values()
+        for declared_out in by_actor.values()
+    ]
     state.absent_due_ns = min(ends, default=0)
     editor.is_changed = True
 

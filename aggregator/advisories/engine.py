@@ -1,8 +1,8 @@
-"""Runs the advisory state machine: a judgement in, rows committed, and only then subscribers notified.
+"""Runs the advisory state machine: judgements in, rows committed, then subscribers notified.
 
-Nothing is published before it is on disk: after a crash the machine resumes in the state that subscribers saw. While the
-disk accepts no writes, no advice is published and answers and reports are rejected. One that was accepted before counts
-once it is written.
+Nothing is published before it is on disk: after a crash the machine resumes in the state that
+subscribers saw. While the disk accepts no writes, no advice is published, and answers and reports
+are rejected. An answer accepted before that counts once it is written.
 """
 
 from __future__ import annotations
@@ -54,21 +54,20 @@ from .shared_causes import shared_causes
 from .state_machine import AdvisoryStateMachine
 from .workloads import Gang, ScheduledGangs
 
-# ----------------------------------------------------------------------
-# Who watches advice: what changed, in order, each with a token from which a broken watch continues.
-
-#: Changes that are remembered; anyone who comes back for older ones gets all that is open instead.
+#: Changes that are remembered; a watcher that continues from an older one gets all open advisories
+#: instead.
 CHANGES_MAX = 10_000
-#: Watchers at once.
+#: Maximum watchers at once.
 WATCHERS_MAX = 256
 #: A watcher without a message for this long gets a bookmark.
 BOOKMARK_SECONDS = 15.0
 
 
 class AdvisoryChange(NamedTuple):
-    """One advisory as it became; `number` is the token. `advisory` None: a bookmark.
+    """A new state of an advisory; `number` is the token. `advisory` None: a bookmark.
 
-    `number` None: it is one of all that is open, and nobody can continue from it: the rest of them would be missing.
+    `number` None: part of a list of all open advisories. A watch cannot continue from there, since
+    the rest would be missing.
     """
 
     number: int | None
@@ -76,7 +75,10 @@ class AdvisoryChange(NamedTuple):
 
 
 class WatchFeed:
-    """Of one loop. `started_ms` tells the feed of one start from that of another."""
+    """Ordered changes of advisories, for watchers on one loop.
+
+    `started_ms` distinguishes the feeds of different starts.
+    """
 
     def __init__(
         self,
@@ -84,17 +86,16 @@ class WatchFeed:
         changes_max: int = CHANGES_MAX,
         ended_with_holds: Callable[[], list[Advisory]] = list,
     ) -> None:
-        """*ended_with_holds*: returns the ended advisories that still have something set on a host."""
+        """*ended_with_holds*: returns the ended advisories that still have an effect on a host."""
         self.started_ms, self._ended_with_holds = started_ms, ended_with_holds
         self.last = 0
-        #: Who watches now.
         self.watchers = 0
         self._changes: deque[AdvisoryChange] = deque(maxlen=changes_max)
         self._open: dict[str, Advisory] = {}
         self._changed = asyncio.Event()
 
     def publish(self, advisory: Advisory) -> None:
-        """Tell all that watch."""
+        """Send *advisory* to all watchers."""
         self.last += 1
         self._changes.append(AdvisoryChange(self.last, advisory))
         if advisory.is_open:
@@ -105,17 +106,17 @@ class WatchFeed:
         changed.set()
 
     def restore(self, advisories: list[Advisory]) -> None:
-        """Begin with these, after a restart."""
-        self._open = {one.name: one for one in advisories}
+        """Start with these open advisories, after a restart."""
+        self._open = {advisory.name: advisory for advisory in advisories}
 
     @property
     def open(self) -> list[Advisory]:
-        """What is open, oldest first."""
+        """The open advisories, oldest first."""
         return list(self._open.values())
 
     def after(self, number: int) -> list[AdvisoryChange] | None:
-        """Return what came after *number*; None when that is forgotten or was never."""
-        dropped = self.last - len(self._changes)  # up to this one
+        """Return the changes after *number*; None if they are forgotten or not from this feed."""
+        dropped = self.last - len(self._changes)  # number of the last dropped change
         if not dropped <= number <= self.last:
             return None
         return list(islice(self._changes, number - dropped, None))
@@ -123,43 +124,46 @@ class WatchFeed:
     async def watch(
         self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
     ) -> AsyncIterator[AdvisoryChange]:
-        """Yield what came after *number*, then what comes; for None, or a forgotten number, first all open advisories."""
-        at = number
+        """Yield all changes after *number*; first open advisories if it is None or forgotten."""
+        position = number
         while True:
             changed = self._changed
-            fresh = None if at is None else self.after(at)
-            if fresh is None:  # it begins, or came back or read so late that changes are forgotten
+            fresh = None if position is None else self.after(position)
+            if fresh is None:  # the watch begins, or fell behind the remembered changes
                 fresh = self._snapshot()
-            at = self.last
+            position = self.last
             for change in fresh:
                 yield change
-            if self.last != at:
+            if self.last != position:
                 continue
             try:
                 await asyncio.wait_for(changed.wait(), bookmark_seconds)
             except TimeoutError:
-                yield AdvisoryChange(at, None)
+                yield AdvisoryChange(position, None)
 
     def _snapshot(self) -> list[AdvisoryChange]:
-        """Return what is set still by what has ended and all that is open, with the bookmark that ends it."""
+        """Return ended advisories with effects and all open ones, then the bookmark."""
         advisories = [*self._ended_with_holds(), *self.open]
-        return [*(AdvisoryChange(None, one) for one in advisories), AdvisoryChange(self.last, None)]
+        return [
+            *(AdvisoryChange(None, advisory) for advisory in advisories),
+            AdvisoryChange(self.last, None),
+        ]
 
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Events, decisions and reports that wait for the disk, and hosts that these name; from then on nothing is decided or
-#: taken, which is advice withheld, not lost.
+#: Events, decisions and reports that wait for the disk, and hosts that these name. Over this limit
+#: no event is accepted and nothing is decided: advice is withheld, not lost.
 ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000
-#: Ids of known outcomes: one that is older and reported again counts again.
+#: Ids of known outcomes; an older outcome that is reported again counts again.
 OUTCOMES_KNOWN_MAX = 100_000
 
 IDENTITY_CHARACTERS = 16
-#: Outcomes fade by the hour, so that a score that nothing moves stays the same.
+#: Outcomes fade by the hour, so that a score without changes stays the same.
 CALIBRATED_NS = 3600 * 10**9
 
-#: Why an answer was refused -> what is raised.
+#: `Refused.why` -> error.
 ANSWER_ERRORS: dict[str, Callable[[str], ServiceError]] = {
     "missing": NotFound,
     "etag": EtagMismatch,
@@ -170,7 +174,7 @@ ANSWER_ERRORS: dict[str, Callable[[str], ServiceError]] = {
 
 
 class AdvisoryEngine:
-    """Belongs to the aggregator's loop."""
+    """The state machine with its store and watchers. Belongs to the aggregator's loop."""
 
     def __init__(
         self,
@@ -185,14 +189,14 @@ class AdvisoryEngine:
         journal: AnswerJournal | None = None,
         folder_identity: str = "",
     ) -> None:
-        """Continue from the stored rows and the *journal*. Blocks; raises ValueError for invalid rows.
+        """Continue from the stored rows and the *journal*. Blocks; raises ValueError.
 
         *journal* None: an answer waits for the store. *folder_identity* differs after a restore.
         """
 
         def read(connection: rows.Connection) -> Any:
-            for one in rows.read_gangs(connection):
-                self.gangs.update(one)
+            for gang in rows.read_gangs(connection):
+                self.gangs.update(gang)
             restored = rows.restore_machine(connection, limits)
             outcomes = rows.read_outcome_stats(connection, outcomes_half_life_days)
             names = rows.outcome_names(connection, OUTCOMES_KNOWN_MAX)
@@ -203,7 +207,7 @@ class AdvisoryEngine:
         self._limits = limits
         self._machine: AdvisoryStateMachine
         self._outcomes: dict[tuple[str, str], None]  # by reporter and id, the oldest first
-        #: What they have shown so far, and what that says of hazards, as of when.
+        #: Their sums; `outcomes` and `_calibrated_ns` are the calibration from these and its time.
         self._reported: ReportedOutcomes
         read_back = store.in_transaction(read)
         self._machine, self._number, self._outcomes, self._reported = read_back
@@ -213,17 +217,20 @@ class AdvisoryEngine:
         self._is_snapshot_due = False
         self._journal = journal
         self._replay_journal()
-        #: Numbers of the last event that is in the journal or the store, and of the last whose decisions were published.
+        #: Number of the last event in the journal or the store, and of the last event with
+        #: published decisions.
         self._durable_number = self._published_number = self._number
         self._machine.resume(now_ns)
         state = self._machine.state
         state.store = state.store or uuid.uuid4().hex[:IDENTITY_CHARACTERS]
-        #: Tells the tokens of this store from those of another, or of an earlier time that a backup brought back.
+        #: Distinguishes the tokens of this store from those of another, or of the same store before
+        #: a restore.
         self.store_identity = state.store + folder_identity
-        #: Advisories as they are on disk: what anybody may see.
+        #: Advisories as they are on disk: only these are visible outside.
         self._on_disk = {**state.ended, **state.advisories}
         self._batch.snapshot = self._state_snapshot()
-        #: Changes of the state otherwise than by events, and how many of them the store has: the journal alone restores none.
+        #: Changes of the state other than by events, and the number of them in the store: the
+        #: journal alone cannot restore these.
         self._state_changes, self._stored_state_changes = 1, 0
         self.outcomes: Calibration
         self._calibrated_ns = 0
@@ -239,7 +246,7 @@ class AdvisoryEngine:
         return self._machine
 
     def _replay_journal(self) -> None:
-        """Take the answers that were acknowledged and that the store lacks."""
+        """Apply the acknowledged answers that the store lacks."""
         for record in self._journal.replayed if self._journal else ():
             if record.number <= self._number:
                 continue
@@ -254,18 +261,18 @@ class AdvisoryEngine:
 
     @property
     def _is_full(self) -> bool:
-        """Whether so much waits for the disk that no more is taken."""
+        """Whether ROWS_WAITING_MAX or HOSTS_WAITING_MAX is exceeded."""
         return self._batch.rows > ROWS_WAITING_MAX or self._batch.hosts > HOSTS_WAITING_MAX
 
     def check_room(self) -> None:
-        """Raise ServiceUnavailable where so much waits for the disk that nothing is taken."""
+        """Raise ServiceUnavailable if the queue for the disk is full."""
         if self._is_full:
             raise ServiceUnavailable(
                 "the disk does not accept writes, and the queue for it is full. Try again later"
             )
 
     def observe(self, judgement: Judgement, gpus: Codes) -> None:
-        """Tell the machine of a judgement, and of the time."""
+        """Run the machine on a judgement and its time."""
         if self._is_full:
             return
         self._batch.gangs |= dict.fromkeys(self.gangs.expire(judgement.computed_ns))
@@ -276,7 +283,7 @@ class AdvisoryEngine:
         self._step(Tick(judgement.computed_ns))
 
     def suspend(self, now_ns: int, reason: str) -> None:
-        """Judging itself failed, as *reason* say: nothing is proposed or granted until the next judgement."""
+        """Freeze advice after judging failed with *reason*, until the next judgement."""
         if without_numbers(self._machine.state.frozen) != without_numbers(reason):
             self._step(Frozen(now_ns, reason))
 
@@ -286,9 +293,15 @@ class AdvisoryEngine:
         if self._machine.is_changed:
             self._number += 1
             self._batch.events.append((self._number, event))
-            self._batch.decisions += [(self._number, event.now_ns, one) for one in instructions]
+            self._batch.decisions += [
+                (self._number, event.now_ns, instruction) for instruction in instructions
+            ]
             self._batch.host_mentions += sum(map(rows.named_hosts_count, (event, *instructions)))
-            names = {one.name for one in instructions if isinstance(one, Renew | Probation)}
+            names = {
+                instruction.name
+                for instruction in instructions
+                if isinstance(instruction, Renew | Probation)
+            }
             self._batch.hold_changes |= {
                 name: self._on_disk[name] for name in names & self._on_disk.keys()
             }
@@ -297,9 +310,10 @@ class AdvisoryEngine:
         return instructions
 
     async def flush(self) -> None:
-        """Write what waits, then tell of it. Raises what the store raises; what waits then continues waiting.
+        """Write the waiting batch, then publish. Raises the store's errors, and keeps the batch.
 
-        Who asks may be cancelled (a caller closes the connection); what is being written continues, or it would be written twice.
+        A caller may be cancelled (a client closes the connection); the write continues, or it would
+        be repeated.
         """
         await self._run_shielded(self._flush())
 
@@ -312,7 +326,7 @@ class AdvisoryEngine:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # reported to anyone who waits; nobody may
+            task.exception()  # raised in the waiting caller, if any
 
     async def _flush(self) -> None:
         async with self._writing:
@@ -338,63 +352,69 @@ class AdvisoryEngine:
         self._publish_shifted(batch)
 
     def _write_batch(self, batch: rows.AdvisoryBatch, number: int) -> None:
-        """Store *batch*, which ends with event *number*. Blocks."""
         self._store.in_transaction(self._writer(batch), ahead=True)
         if self._journal is not None:
             self._journal.mark_stored(number)
 
     def _publish(self, batch: rows.AdvisoryBatch) -> None:
-        """Publish the decisions of *batch*, which is on disk, except those published when the journal had them."""
-        decisions = [one for one in batch.decisions if one[0] > self._published_number]
+        """Publish the stored decisions of *batch*, except those published from the journal."""
+        decisions = [
+            advisory for advisory in batch.decisions if advisory[0] > self._published_number
+        ]
         if decisions:
             self._published_number = decisions[-1][0]
         new = rows.AdvisoryBatch(decisions=decisions, hold_changes=batch.hold_changes)
         ended = self._machine.state.ended
-        self._on_disk |= {one.name: one for one in new.published}
+        self._on_disk |= {advisory.name: advisory for advisory in new.published}
         self._on_disk = {
-            name: one for name, one in self._on_disk.items() if one.is_open or name in ended
+            name: advisory
+            for name, advisory in self._on_disk.items()
+            if advisory.is_open or name in ended
         }
         if not self.shadow:
-            for one in new.watch_updates(self._on_disk):
-                self.feed.publish(one)
+            for advisory in new.watch_updates(self._on_disk):
+                self.feed.publish(advisory)
 
     def snapshot_state(self) -> None:
-        """Write the whole state, at the end. A start by another version, or with other limits, then continues from
-        the decisions made, not from those it would have made of the same events."""
+        """Queue a snapshot of the whole state, at the end.
+
+        A start by another version, or with other limits, then continues from the decisions made,
+        not from those it would make for the same events.
+        """
         self._batch.snapshot, self._is_snapshot_due = self._state_snapshot(), False
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
-        """Our clock, which says *now_ns*, was set forward by *jump_ns*: nothing lapses, expires or is cleared by that."""
+        """Shift all times after our clock jumped by *jump_ns* to *now_ns*: nothing may expire."""
         self._machine.apply_clock_jump(jump_ns, now_ns)
-        # What was set by advice that has ended ends later, too.
+        # Effects of ended advice end later, too.
         self._batch.moved |= {hold.name for hold in self._machine.state.holds.values()}
         self._batch.gangs |= {
-            one.workload: one for one in self.gangs.apply_clock_jump(jump_ns, now_ns)
+            gang.workload: gang for gang in self.gangs.apply_clock_jump(jump_ns, now_ns)
         }
         self._refresh_shifted()
         self.snapshot_state()
         self._state_changes += 1
 
     def resume_after_suspend(self, now_ns: int) -> None:
-        """Our machine was suspended until *now_ns*: time passed, and nobody could reach us. Go on as after a restart."""
+        """Continue as after a restart: until *now_ns* the machine was suspended and unreachable."""
         self._machine.resume(now_ns)
         self._refresh_shifted()
         self.snapshot_state()
         self._state_changes += 1
 
     def _refresh_shifted(self) -> None:
-        """Tell of advisories as they are, but for a change that waits for the disk."""
-        for name, one in self._machine.state.advisories.items():
+        """Show advisories with their shifted times, except those with unwritten changes."""
+        for name, advisory in self._machine.state.advisories.items():
             stored = self._on_disk.get(name)
-            if stored is None or stored == one:
+            if stored is None or stored == advisory:
                 continue
             self._batch.moved.add(name)
-            if stored.revision == one.revision:
-                self._on_disk[name] = one
+            if stored.revision == advisory.revision:
+                self._on_disk[name] = advisory
 
     def _publish_shifted(self, batch: rows.AdvisoryBatch) -> None:
-        """Tell watchers of the times that moved: who acts by those of before gives up too early, or too late."""
-        changed = {one.name for one in batch.published}
+        """Publish the shifted times to watchers, which would otherwise stop too early or late."""
+        changed = {advisory.name for advisory in batch.published}
         for name in sorted(batch.moved & self._on_disk.keys()):
             stored, now = self._on_disk[name], self._machine.state.advisories.get(name)
             if now is not None and now.revision == stored.revision:
@@ -416,20 +436,23 @@ class AdvisoryEngine:
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
-        """Take an answer, and return the advisory as it then is. Raises a ServiceError; ServiceUnavailable where the disk fails."""
+        """Apply an answer and return the advisory once it is durable.
+
+        Raises a ServiceError; ServiceUnavailable if the disk fails.
+        """
         answered = self.apply_answer(answer)
         await self.answers_durable()
         return answered
 
     def preview(self, answer: Acked) -> tuple[Advisory, int]:
-        """Return how the advisory would then be, and when it would expire. Raises a ServiceError."""
+        """Return the advisory after the answer, and its expiry. Raises a ServiceError."""
         self._check_answers()
-        found = self._machine.preview(answer)
-        if isinstance(found, Refused):
-            raise _answer_error(found)
-        # Anyone who has it has set something already, which ends when it ends.
-        is_accepted = self._machine.state.advisories[found.name].state is AdvisoryState.ACCEPTED
-        return found, self.expires_ns(found) if is_accepted else found.expires_ns
+        result = self._machine.preview(answer)
+        if isinstance(result, Refused):
+            raise _answer_error(result)
+        # The owner of an accepted advisory has an effect already, which ends with it.
+        is_accepted = self._machine.state.advisories[result.name].state is AdvisoryState.ACCEPTED
+        return result, self.expires_ns(result) if is_accepted else result.expires_ns
 
     def _check_answers(self) -> None:
         if self.shadow:
@@ -439,19 +462,22 @@ class AdvisoryEngine:
         self.check_room()
 
     def apply_answer(self, answer: Acked) -> Advisory:
-        """Take an answer, to be on disk with `persisted`, and return the advisory as it then is. Raises a ServiceError."""
+        """Apply an answer and return the advisory; `persisted` stores it. Raises a ServiceError."""
         self._check_answers()
         instructions = self._step(answer)
-        for one in instructions:
-            if isinstance(one, Refused):
-                raise _answer_error(one)
+        for instruction in instructions:
+            if isinstance(instruction, Refused):
+                raise _answer_error(instruction)
         return next(
-            one.advisory for one in reversed(instructions)
-            if isinstance(one, Publish) and one.advisory.name == answer.name
+            instruction.advisory for instruction in reversed(instructions)
+            if isinstance(instruction, Publish) and instruction.advisory.name == answer.name
         )  # fmt: skip
 
     def declare_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
-        """Count hosts as out, or in service again, as somebody tells, to be on disk with `persisted`. Raises ResourceExhausted, ServiceUnavailable."""
+        """Count hosts as out, or in service again, as reported. Made durable by `persisted`.
+
+        Raises ResourceExhausted, ServiceUnavailable.
+        """
         self.check_declared_out(out)
         for event in out:
             self._step(event)
@@ -472,34 +498,41 @@ class AdvisoryEngine:
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
 
     def update_gangs(self, gangs: Sequence[Gang], ended: Sequence[str]) -> None:
-        """Keep what runs where, as a scheduler tells, to be on disk with `persisted`. Raises ResourceExhausted, ServiceUnavailable."""
+        """Record running gangs as a scheduler reports them. Made durable by `persisted`.
+
+        Raises ResourceExhausted, ServiceUnavailable.
+        """
         self.check_gangs(gangs)
-        for one in gangs:
-            self.gangs.update(one)
-            self._batch.gangs[one.workload] = one
+        for gang in gangs:
+            self.gangs.update(gang)
+            self._batch.gangs[gang.workload] = gang
         for workload in ended:
             if self.gangs.end(workload):
                 self._batch.gangs[workload] = None
 
     def open_advisories(self) -> list[Advisory]:
         """Return the open advisories that are on disk; none in shadow mode."""
-        return [] if self.shadow else [one for one in self._on_disk.values() if one.is_open]
+        return (
+            []
+            if self.shadow
+            else [advisory for advisory in self._on_disk.values() if advisory.is_open]
+        )
 
     @property
     def outcome_feedback(self) -> OutcomeFeedback:
-        """What judging is to know: who is back in service and watched, and what outcomes have shown."""
+        """Feedback for judging: hosts on probation, calibration, and shared causes."""
         state = self._machine.state
         returned = {
-            host: Return(one.since_ns, one.until_ns)
-            for host, one in state.probation.items()
-            if one.until_ns > state.now_ns and host not in state.holds
+            host: Return(probation.since_ns, probation.until_ns)
+            for host, probation in state.probation.items()
+            if probation.until_ns > state.now_ns and host not in state.holds
         }
         return OutcomeFeedback(returned, self.outcomes, shared_causes(state))
 
     async def expected_outcomes(
         self, spans: Sequence[rows.OutcomeHost]
     ) -> dict[int, rows.ExpectedOutcome]:
-        """Return `rows.expected_outcomes`, read beside the writer."""
+        """Return `rows.expected_outcomes`, read in parallel to the writer."""
 
         def read() -> dict[int, rows.ExpectedOutcome]:
             with self._store.reading() as connection:
@@ -508,39 +541,42 @@ class AdvisoryEngine:
         return await asyncio.to_thread(read)
 
     def count_new_outcomes(self, names: Iterable[tuple[str, str]]) -> int:
-        """Return how many of *names*, each of its reporter, were not reported before. Raises ServiceUnavailable where none can be taken."""
+        """Return how many of *names* (by reporter) are new. Raises ServiceUnavailable."""
         self.check_room()
         return len(set(names) - self._outcomes.keys())
 
     def _calibrate(self, now_ns: int) -> None:
-        """Work out what outcomes say of hazards at *now_ns*, to be on disk with `persisted`."""
+        """Compute the calibration by outcomes at *now_ns*. Made durable by `persisted`."""
         self.outcomes, self._calibrated_ns = self._reported.calibration(now_ns), now_ns
         self._batch.calibration = rows.calibration_rows(now_ns, self._reported, self.outcomes)
 
     def add_outcomes(self, outcomes: Iterable[rows.OutcomeRecord], now_ns: int) -> int:
-        """Keep what happened, to be on disk with `persisted`; of each id the first. Returns how many were new. Raises ServiceUnavailable.
+        """Record outcomes, the first of each id, and return the number of new ones.
 
-        *now_ns*: of our clock, from which on they fade.
+        Outcomes fade from *now_ns* (our clock). Raises ServiceUnavailable.
         """
         self.check_room()
         new = 0
-        for one in outcomes:
-            key = one.reporter, one.outcome
+        for outcome in outcomes:
+            key = outcome.reporter, outcome.outcome
             if key in self._outcomes:
                 continue
             self._outcomes[key] = None
             if len(self._outcomes) > OUTCOMES_KNOWN_MAX:
                 del self._outcomes[next(iter(self._outcomes))]
-            self._batch.outcomes.append(one.row)
-            self._batch.host_mentions += one.hosts
+            self._batch.outcomes.append(outcome.row)
+            self._batch.host_mentions += outcome.hosts
             new += 1
-            one.add_to(self._reported, now_ns)
+            outcome.add_to(self._reported, now_ns)
         if new:
             self._calibrate(now_ns)
         return new
 
     async def persisted(self) -> None:
-        """Return once all that was taken is on disk. Raises ServiceUnavailable where that fails: it counts once it is written."""
+        """Return once all events are on disk.
+
+        Raises ServiceUnavailable on failure; the events then count once they are written.
+        """
         try:
             await self.flush()
         except Exception as error:
@@ -548,7 +584,7 @@ class AdvisoryEngine:
             raise ServiceUnavailable(f"it cannot be written to disk yet: {error}") from error
 
     async def answers_durable(self) -> None:
-        """Return once all events that were taken are on disk, in the journal or the store. Raises ServiceUnavailable."""
+        """Return once all events are in the journal or the store. Raises ServiceUnavailable."""
         if self._journal is None:
             return await self.persisted()
         await self._run_shielded(self._journal_events(self._journal))
@@ -562,12 +598,12 @@ class AdvisoryEngine:
                 return
             batches, number = (self._writing_batch, self._batch), self._number
             records = [
-                AnswerRecord(at, type(event).__name__, rows.to_json(event))
+                AnswerRecord(event_number, type(event).__name__, rows.to_json(event))
                 for batch in batches
-                for at, event in batch.events
-                if at > self._durable_number
+                for event_number, event in batch.events
+                if event_number > self._durable_number
             ]
-            decisions = [one for batch in batches for one in batch.decisions]
+            decisions = [decision for batch in batches for decision in batch.decisions]
             hold_changes = batches[0].hold_changes | batches[1].hold_changes
             try:
                 await asyncio.to_thread(journal.append, records)
@@ -578,27 +614,29 @@ class AdvisoryEngine:
             self._publish(rows.AdvisoryBatch(decisions=decisions, hold_changes=hold_changes))
 
     def what_if(self, rule: str, days: int, now_ns: int) -> replay.ReplayReport:
-        """Return what *rule* would have done. Blocks: for a thread of its own. Raises InvalidArgument."""
+        """Return the effects that *rule* would have had. Blocks; raises InvalidArgument."""
         with self._store.reading() as connection:
             place = self._observer.place
             return replay.replay_rule(connection, rule, days, self._limits, now_ns, place)
 
     def find(self, name: str) -> Advisory | None:
-        """Return the advisory *name*, open or ended a while ago; None in shadow mode."""
+        """Return the advisory *name*, open or recently ended; None in shadow mode."""
         return None if self.shadow else self._on_disk.get(name)
 
     def expires_ns(self, one: Advisory) -> int:
-        """Return when *one* ends, or what it set does (`MachineState.expires_ns`)."""
+        """Return the end of an advisory, or of its effect (`MachineState.expires_ns`)."""
         return self._machine.state.expires_ns(one)
 
     def ended_with_holds(self) -> list[Advisory]:
-        """Return the ended advisories that still have something set on a host; nothing in shadow mode."""
+        """Return the ended advisories that still have an effect on a host; none in shadow mode."""
         holds = self._machine.state.holds.values()
         with_holds = (self.find(name) for hold in holds for name in (hold.name, hold.earlier))
-        return [one for one in with_holds if one is not None and not one.is_open]
+        return [
+            advisory for advisory in with_holds if advisory is not None and not advisory.is_open
+        ]
 
     def known_advisories(self) -> list[Advisory]:
-        """Return what is open and what has ended a while ago; nothing in shadow mode."""
+        """Return open and recently ended advisories; none in shadow mode."""
         return [] if self.shadow else list(self._on_disk.values())
 
 
@@ -609,36 +647,35 @@ def _answer_error(one: Refused) -> ServiceError:
     return ANSWER_ERRORS[one.why](one.words)
 
 
-# ----------------------------------------------------------------------
-# Advice beside judging: the book is given each judgement, and writes and tells in a task of its
-# own.
-
-#: At the end what is being written is waited for this long; what is not written by then is worked out again.
+#: Maximum wait for writes at the end; the rest is recomputed after the restart.
 CLOSE_SECONDS = 2.0
 
 
 class Publisher:
-    """Belongs to the loop, as *engine* does."""
+    """Writes and publishes advice in a task of its own, apart from judging.
+
+    Belongs to the loop, as *engine* does.
+    """
 
     def __init__(self, engine: AdvisoryEngine) -> None:
         self._engine = engine
         self._task: asyncio.Task[None] | None = None
-        self._observed = False  # since the last writing began
+        self._observed = False  # since the last write began
         self._last_error = ""
 
     def observe(self, judgement: Judgement, gpus: Codes) -> None:
-        """Hand a judgement to the advisory state. Its decisions are written, then published. Never raises."""
+        """Run the machine on a judgement, then write and publish its decisions. Never raises."""
         try:
             self._engine.observe(judgement, gpus)
         except Exception:
-            # What was decided before it failed is remembered, and so must be written.
+            # Decisions before the failure are remembered, and so must be written.
             log.exception("advice failed; the earlier advice stays in force")
         self._observed = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._flush_observed())
 
     async def _flush_observed(self) -> None:
-        """Write, and once more where a judgement came meanwhile: what that decided does not wait for the next."""
+        """Write, and again if a judgement came meanwhile."""
         while self._observed:
             self._observed = False
             await self._flush()
@@ -647,13 +684,13 @@ class Publisher:
         try:
             await self._engine.flush()
             self._last_error = ""
-        except Exception as error:  # noqa: BLE001 - the disk's, DuckDB's: it is tried again
+        except Exception as error:  # noqa: BLE001 - disk or DuckDB: the next flush retries
             if str(error) != self._last_error:
                 log.warning("advice cannot be stored and is therefore not issued: %s", error)
             self._last_error = str(error)
 
     async def close(self) -> None:
-        """Write what waits, and all that is remembered, within END_SECONDS."""
+        """Write the queue and the whole state within CLOSE_SECONDS."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=CLOSE_SECONDS / 2)
         self._engine.snapshot_state()

@@ -1,4 +1,4 @@
-"""Limits on advisories: what was answered recently, what costs more than waiting, and hosts that others took out."""
+"""Limits on advisories: mutes, prices, and hosts out per rack, job, fleet and hour."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from .advisory import (
 )
 from .state import SILENT, StateEditor
 
-#: Begin of the reason of a deferral that ends with the others' report.
+#: Prefix of the reason of a deferral that ends with the other actor's report.
 OUT_ALREADY = "the host is out already: "
 
 
 def suppression_reason(editor: StateEditor, subject: str, first: Case) -> str:
-    """Return why nothing is asked of *subject* for *first*, the gravest of its cases; "" if it may be."""
+    """Return why nothing may be requested of *subject* for its worst case; "" if allowed."""
     return _mute_reason(editor, subject, first) or _price_reason(first)
 
 
 def unavailable_reason(editor: StateEditor, host: str, action: Action) -> str:
-    """Return the reporter that has *host* out, so that *action* is not advised; "" for none. Silent hosts may get advice.
+    """Return the reporter that has *host* out, so that *action* is not advised; "" for none.
 
-    An action that moves running work is advised although a report keeps new work off *host*.
+    Silent hosts may get advice, and so may hosts out for new work only, if *action* moves running
+    work.
     """
     unavailable_host = editor.state.taken.get(host)
     if unavailable_host is not None and unavailable_host.by != SILENT:
@@ -71,7 +72,7 @@ def _price_reason(first: Case) -> str:
 
 
 def change_reason(before: Action, now: Action, reason: str) -> str:
-    """Return why an advisory that asked for *before*, and asks for *now*, is reported again."""
+    """Return why an advisory with the action *before* is reported again, with *now*."""
     if gravity(now) > gravity(before):
         return f"it has got worse: {reason}"
     if gravity(now) < gravity(before):
@@ -79,17 +80,14 @@ def change_reason(before: Action, now: Action, reason: str) -> str:
     return f"it has changed: {reason}"
 
 
-# ----------------------------------------------------------------------
-# What an advisory says of the cases that it is made of, and when a case is news.
-
-#: Devices and cases that an advisory names; of more it says how many.
+#: Maximum of devices named in an advisory.
 NAMES_SHOWN_MAX = 16
-#: A price that moved by less is the same.
+#: Smaller changes of a price are ignored.
 PRICE_STEP_RATIO = 1.25
 
 
 def is_material_change(before: Case, now: Case) -> bool:
-    """Return whether *now* is news: not for a later reading of the same, nor for each line of a storm."""
+    """Return whether *now* must be reported; later readings of the same need not."""
     compared = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
     return (
         any(getattr(before, name) != getattr(now, name) for name in compared)
@@ -105,17 +103,17 @@ def _order_of_magnitude(count: int) -> int:
 
 
 def _price_changed(before: float, now: float) -> bool:
-    low, high = sorted((max(before, 0.1), max(now, 0.1)))  # below 0.1 GPU-hours all is one
+    low, high = sorted((max(before, 0.1), max(now, 0.1)))  # prices below 0.1 GPU-hours are equal
     return high > PRICE_STEP_RATIO * low
 
 
 def gravest_case(cases: Sequence[Case]) -> Case:
-    """Return the gravest case, the oldest of as grave ones."""
-    return min(cases, key=lambda one: (-gravity(one.action), one.since_ns, one.key))
+    """Return the most severe case, the oldest if several."""
+    return min(cases, key=lambda case: (-gravity(case.action), case.since_ns, case.key))
 
 
 def advisory_fields(cases: Sequence[Case]) -> dict[str, Any]:
-    """Return what an advisory says of cases of one host: the gravest leads, the others stand beside."""
+    """Return the fields of an advisory about cases of one host, led by the most severe."""
     first = gravest_case(cases)
     others = len(cases) - 1
     devices = sorted({device for case in cases for device in case.devices})[:NAMES_SHOWN_MAX]
@@ -130,14 +128,11 @@ def advisory_fields(cases: Sequence[Case]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# The blast radius: how many hosts may be out of a rack, of a job, of the fleet, and in an hour.
-
 OutMember = tuple[str, FailureDomains, str]  # host, place, job
 
 
 def unavailable_hosts(editor: StateEditor) -> Iterator[OutMember]:
-    """Every host that is out, no matter who took it out; what is lent to an executor counts as out."""
+    """Yield every host that is out, whatever the actor, or granted to an executor."""
     state = editor.state
     for host, unavailable_host in state.taken.items():
         yield host, unavailable_host.place, unavailable_host.job
@@ -149,19 +144,20 @@ def unavailable_hosts(editor: StateEditor) -> Iterator[OutMember]:
 
 
 def reserved_hosts(editor: StateEditor, excluded: str = "", grave: int = 0) -> Iterator[OutMember]:
-    """Every host that would be out if all that is proposed, as grave or graver, were accepted.
+    """Yield hosts that would be out if all proposals of at least severity *grave* were accepted.
 
-    What is milder yields: a suspicion that nobody has answered must not hold a dead GPU's host in service.
+    Less severe proposals yield: an unanswered suspicion must not keep the host of a dead GPU in
+    service.
     """
-    for one in editor.state.advisories.values():
+    for advisory in editor.state.advisories.values():
         if (
-            one.state is not AdvisoryState.PROPOSED
-            or not removes_host(one.action)
-            or one.name == excluded
+            advisory.state is not AdvisoryState.PROPOSED
+            or not removes_host(advisory.action)
+            or advisory.name == excluded
         ):
             continue
-        if gravity(one.action) >= grave:
-            yield one.host, one.place, one.job
+        if gravity(advisory.action) >= grave:
+            yield advisory.host, advisory.place, advisory.job
 
 
 def refusal(
@@ -169,11 +165,11 @@ def refusal(
 ) -> str:
     """Return why *wanted* may not be taken out; "" if it may.
 
-    *granting*: now, not only proposed. *grave*: how grave what is proposed is.
+    *granting*: now, not only proposed. *grave*: severity of the proposal.
     """
     host, place, job = wanted
     members = list(unavailable_hosts(editor))
-    out = {one[0] for one in members}
+    out = {member[0] for member in members}
     if not granting:
         members += reserved_hosts(editor, name, grave)
     return (
@@ -186,9 +182,9 @@ def refusal(
 def fleet_refusal(
     editor: StateEditor, members: list[OutMember], name: str, *, granting: bool
 ) -> str:
-    """Return why no host that is not out already may be taken out now, whichever it is; "" if one may."""
+    """Return why no further host may be taken out now; "" if one may."""
     limit = editor.limits.cluster_hosts_max(editor.state.hosts)
-    if len({one[0] for one in members}) >= limit:
+    if len({member[0] for member in members}) >= limit:
         return f"limit of {_hosts(limit)} out of service reached"
     return _rate_refusal(editor, name, granting=granting)
 
@@ -200,8 +196,12 @@ def _hosts(count: int) -> str:
 def _group_refusal(kind: str, group: str, limit: int, host: str, members: list[OutMember]) -> str:
     if not group:
         return ""
-    at = 1 if kind == "rack" else 2
-    hosts = {one[0] for one in members if (one[1].rack if at == 1 else one[2]) == group}
+    field_index = 1 if kind == "rack" else 2
+    hosts = {
+        member[0]
+        for member in members
+        if (member[1].rack if field_index == 1 else member[2]) == group
+    }
     if host in hosts or len(hosts) < limit:
         return ""
     return f"limit of {_hosts(limit)} of {kind} {group} out of service reached"
@@ -219,7 +219,7 @@ def _rate_refusal(editor: StateEditor, name: str, *, granting: bool) -> str:
 
 
 def hourly_refusal(editor: StateEditor) -> str:
-    """Return the message that as many hosts as allowed were taken out within an hour; "" if more may be."""
+    """Return the message that the hourly limit is reached; "" if it is not."""
     limit = editor.limits.hosts_per_hour_max
     if granted_in_hour(editor) < limit:
         return ""
@@ -227,18 +227,18 @@ def hourly_refusal(editor: StateEditor) -> str:
 
 
 def granted_in_hour(editor: StateEditor) -> int:
-    """Return how many hosts were taken out by advice within the hour that ends now."""
-    return sum(one > editor.now_ns - HOUR_NS for one in editor.state.granted_ns)
+    """Return the number of hosts that advice took out within the last hour."""
+    return sum(granted_ns > editor.now_ns - HOUR_NS for granted_ns in editor.state.granted_ns)
 
 
 def record_grant(editor: StateEditor, advisory: Advisory) -> None:
-    """Count *advisory* as taking its host out from now on."""
+    """Count *advisory* as taking its host out now."""
     state = editor.state
-    out = {one[0] for one in unavailable_hosts(editor)}
+    out = {member[0] for member in unavailable_hosts(editor)}
     if advisory.host not in out:
-        state.granted_ns = [one for one in state.granted_ns if one > editor.now_ns - HOUR_NS] + [
-            editor.now_ns
-        ]
+        state.granted_ns = [
+            granted_ns for granted_ns in state.granted_ns if granted_ns > editor.now_ns - HOUR_NS
+        ] + [editor.now_ns]
         if state.fuse.position == "half-open":
             state.fuse.trial = advisory.name
             state.fuse.until_ns = editor.after(editor.limits.breaker_seconds)
@@ -246,6 +246,6 @@ def record_grant(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def proposal_refusal(editor: StateEditor, grave: int) -> str:
-    """Return why nothing as grave may be proposed that takes a host out; "" if it may."""
+    """Return why no action of severity *grave* may be proposed; "" if it may."""
     members = [*unavailable_hosts(editor), *reserved_hosts(editor, grave=grave)]
     return fleet_refusal(editor, members, "", granting=False)

@@ -1,4 +1,9 @@
-"""Turns a judgement into events of the state machine: only the changes since the last judgement."""
+"""Turns a judgement into events of the state machine: only the changes since the last judgement.
+
+Silence: a single host gets INSPECT after a while; a silent rack at once, as one cause
+(`shared_causes.py`). A silent host may still work, since perhaps only its agent is silent. So no
+advisory drains or avoids it.
+"""
 
 from __future__ import annotations
 
@@ -39,26 +44,20 @@ from .limits import PRICE_STEP_RATIO
 from .policy import Fault, Workload, combined_price, price
 from .state import SILENT, MachineState
 
-# ----------------------------------------------------------------------
-# What silence is to advice: of one host a look after a while; of a rack at once, as one cause
-# (`shared_causes.py`).
-#
-# A silent host may work all the same: its agent is what fell silent. So nobody is asked to drain
-# it, or to avoid it.
-
-#: Silence that is older is known, or the host is out of use for good.
+#: After a longer silence it is known, or the host is out of use for good.
 SILENCE_NEWS_SECONDS_MAX = 86_400.0
 
 
 def silence_key(host: str) -> str:
-    """Return the key of the case that *host* is silent."""
+    """Return the key of the case of silence of *host*."""
     return f"{host}/silent/"
 
 
 def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Judgement) -> bool:
-    """Return whether the silence of *host*, which is STALE, calls for a look.
+    """Return whether the silence of *host*, which is STALE, needs an inspection.
 
-    Not where somebody has it out anyway, nor before agents had time to find us again after a restart of ours.
+    False if an actor has the host out, and until agents had time to reconnect after a restart of
+    the aggregator.
     """
     if (
         host.host in machine_state.absent
@@ -76,7 +75,7 @@ def needs_inspection(machine_state: MachineState, host: HostScore, judgement: Ju
 
 
 def is_gone(host: HostScore, now_ns: int) -> bool:
-    """Return whether *host* was silent for so long that it is taken to be gone for good, as after a restart."""
+    """Return whether *host* was silent for so long that it counts as gone for good."""
     return now_ns - host.last_received_ns > SILENCE_NEWS_SECONDS_MAX * SECOND_NS
 
 
@@ -88,7 +87,7 @@ def silence_case(
     gpus: int,
     restarted_ns: int,
 ) -> Case:
-    """Return the case that *host* is silent; the same as before, while it is."""
+    """Return the case that *host* is silent; the previous case while that lasts."""
     key = silence_key(host.host)
     before = machine_state.cases.get(key)
     if before is not None and before.case.place == domains.place:
@@ -120,22 +119,22 @@ def _time_text(at_ns: int) -> str:
 
 State = model.HealthState
 MAINTENANCE = "maintenance"
-#: In these a host is looked at; what was wrong with one that is not looked at stays.
+#: States of hosts that are not judged; their cases stay.
 UNMONITORED_STATES = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
-#: Of these nothing is asked.
+#: States without new cases, except the silence of STALE hosts.
 NO_ACTION_STATES = (State.HEALTHY, *UNMONITORED_STATES)
-#: What runs on a host; None: that is not known now.
+#: Returns the workload of a host; None: not known now.
 WorkloadOf = Callable[[HostScore, Judgement], Workload | None]
 CASE_MESSAGE_CHARACTERS_MAX = 500
 
 
 def no_workload(host: HostScore, judgement: Judgement) -> Workload | None:
-    """Return that nothing is known of what runs on *host*."""
+    """Return None: the workload is unknown."""
     return None
 
 
 class Observer:
-    """Compares a judgement with what the machine remembers. Of its own it has only how many hosts stand where."""
+    """Compares a judgement with the machine's state. Its own state is only the domain sizes."""
 
     def __init__(
         self, declared: Callable[[], Declared | None] = lambda: None,
@@ -150,16 +149,15 @@ class Observer:
     def events(
         self, machine_state: MachineState, judgement: Judgement, gpus: Codes
     ) -> Iterator[Event]:
-        """Yield what is new. *gpus*: of each host, by node index."""
+        """Yield the changes as events. *gpus*: GPU count per node index."""
         now_ns = judgement.computed_ns
-        assert isinstance(
-            judgement.hosts, Hosts
-        )  # as `judge` makes them: the well are not made one by one
+        # True for a judgement of `evaluate`, which builds no scores of healthy hosts.
+        assert isinstance(judgement.hosts, Hosts)
         self._places.update(self._declared(), judgement.hosts.inputs.names)
         hosts = [
-            one
-            for _, one in sorted(judgement.hosts.computed_scores.items())
-            if judgement.is_listed(one)
+            host
+            for _, host in sorted(judgement.hosts.computed_scores.items())
+            if judgement.is_listed(host)
         ]
         listed_count = judgement.hosts.listed_count(judgement)
         if machine_state.hosts != listed_count:
@@ -168,13 +166,13 @@ class Observer:
             yield Frozen(now_ns, judgement.degraded_reason)
         yield from self._availability_changes(machine_state, hosts, judgement)
         before: dict[str, list[Case]] = {}
-        for one in machine_state.cases.values():
-            before.setdefault(one.case.host, []).append(one.case)
+        for tracked_case in machine_state.cases.values():
+            before.setdefault(tracked_case.case.host, []).append(tracked_case.case)
         active_keys: set[str] = set()
         for host in hosts:
             known, count = before.get(host.host, []), max(int(gpus[host.node_index]), 1)
             if host.state in UNMONITORED_STATES:
-                active_keys.update(one.key for one in known if one.key != silence_key(host.host))
+                active_keys.update(case.key for case in known if case.key != silence_key(host.host))
             if host.state in NO_ACTION_STATES and host.state is not State.STALE:
                 continue
             for case in self._cases_of(machine_state, host, judgement, known, count):
@@ -193,7 +191,7 @@ class Observer:
         known: Sequence[Case],
         gpus: int,
     ) -> Iterator[Case]:
-        """Yield what is wrong with *host*: of one that is silent, that it is. *known*: its cases so far."""
+        """Yield the cases of *host*; for a silent host, only that. *known*: its cases so far."""
         silent = host.state is State.STALE
         if silent and not needs_inspection(machine_state, host, judgement):
             return
@@ -208,20 +206,24 @@ class Observer:
     def _availability_changes(
         self, machine_state: MachineState, hosts: Sequence[HostScore], judgement: Judgement
     ) -> Iterator[Event]:
-        """Yield who is out, and not by us, and who is back. One that is gone for good takes nobody's place."""
+        """Yield hosts that are out for other reasons than our advice, and hosts that are back.
+
+        A host that is gone for good does not count as out.
+        """
         now_ns, reasons = (
             judgement.computed_ns,
             {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT},
         )
         out = {
-            one.host: one
-            for one in hosts
-            if one.state in reasons and not (one.state is State.STALE and is_gone(one, now_ns))
+            score.host: score
+            for score in hosts
+            if score.state in reasons
+            and not (score.state is State.STALE and is_gone(score, now_ns))
         }
-        for host, one in out.items():
-            by, before = reasons[one.state], machine_state.taken.get(host)
+        for host, score in out.items():
+            by, before = reasons[score.state], machine_state.taken.get(host)
             if before is None or before.by != by:
-                work = self._work(one, judgement)
+                work = self._work(score, judgement)
                 job = work.job if work else ""
                 yield Unavailable(now_ns, host, by, self._places.sizes(host)[0], job)
         for host in [host for host in machine_state.taken if host not in out]:
@@ -229,8 +231,8 @@ class Observer:
 
 
 def without_numbers(text: str) -> str:
-    """Return *text* without the numbers in them, which change each second."""
-    return "".join(one for one in text if not one.isdecimal())
+    """Return *text* without its digits, which change each second."""
+    return "".join(character for character in text if not character.isdecimal())
 
 
 def _cases(
@@ -241,7 +243,7 @@ def _cases(
     work: Workload,
     now_ns: int,
 ) -> Iterator[Case]:
-    """Yield what is wrong with *host* and calls for something; of each key the first, which is the strongest."""
+    """Yield the cases of *host* that need an action; per key only the strongest."""
     seen = set[str]()
     for evidence in host.evidence:
         requested = policy.requested_action(host, evidence, work)
@@ -264,12 +266,12 @@ def _cases(
 
 
 def _previous_workload(known: Sequence[Case]) -> Workload:
-    """Return what ran on a host when its cases were last reported: after a restart it has not reported yet."""
-    one = next(iter(known), None)
-    if one is None:
+    """Return the workload in a host's last cases, until it is reported after a restart."""
+    case = next(iter(known), None)
+    if case is None:
         return Workload()
-    dead = one.basis is Basis.DEAD_JOB
-    return Workload(one.job, one.gang_gpus, 0.0, one.checkpoint_seconds, dead)
+    dead = case.basis is Basis.DEAD_JOB
+    return Workload(case.job, case.gang_gpus, 0.0, case.checkpoint_seconds, dead)
 
 
 def _case(
@@ -294,9 +296,10 @@ def _case(
 
 
 def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, now_ns: int) -> Case:
-    """Return *case* with its price; a forecast for which acting costs more than waiting asks to AVOID only.
+    """Return *case* with its price; a forecast that is cheaper to wait for requests only AVOID.
 
-    *then*: what its policy would have follow: a drain to reset a GPU is no repair of twenty hours, anyone who resets it.
+    *then*: the policy's next action: a drain for a GPU reset costs far less than a repair of twenty
+    hours.
     """
     cost = price(case.action, then, fault, work, now_ns, case.basis)
     drains = case.action is Action.DRAIN_AFTER_JOB and case.basis is Basis.STATISTICAL
@@ -315,7 +318,7 @@ def _with_price(case: Case, then: Action | None, fault: Fault, work: Workload, n
 
 
 def _is_same_case(before: Case, now: Case) -> bool:
-    """Return whether *now* is what *before* was, but for later readings: then it is not priced again."""
+    """Return whether *now* differs from *before* only by later readings: then its price is kept."""
     compared = (
         "then",
         "scope",
@@ -351,14 +354,14 @@ def _is_changed(machine_state: MachineState, case: Case) -> bool:
 def _health_changes(
     machine_state: MachineState, hosts: Hosts, now_ns: int, active_keys: set[str]
 ) -> Iterator[Event]:
-    """Yield, of hosts that we took out, which became well, and which are no longer."""
+    """Yield Well for hosts with holds that became well, or no longer are."""
     if not (machine_state.holds or machine_state.well):
         return
     names = set(hosts.inputs.names)
     unhealthy_hosts = {
         machine_state.cases[key].case.host for key in active_keys if key in machine_state.cases
     }
-    states = {one.host: one.state for one in hosts.computed_scores.values()}
+    states = {score.host: score.state for score in hosts.computed_scores.values()}
     for host in machine_state.holds.keys() | machine_state.well.keys():
         state = states.get(host, State.HEALTHY if host in names else State.UNKNOWN)
         is_well = (

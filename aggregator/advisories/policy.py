@@ -1,7 +1,7 @@
-"""Which action a case calls for, from the policies (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`).
+"""The action for a case by the policies (`contract/host_policy.toml`, `xid.toml`, `sxid.toml`).
 
-This module translates the actions named in the tables into an action, its follow-up and a scope. It makes no decision of
-its own: a test fails for a row whose words it does not know.
+This module translates the texts of the policy tables into an action, its follow-up and a scope. It
+makes no decision of its own: a test fails for a row with an unknown text.
 """
 
 from __future__ import annotations
@@ -24,34 +24,26 @@ from ..model import Evidence, HealthState, HostScore, Reason
 from ..rule_catalogue.agent import HOST_RETURNED
 from .advisory import HOUR_NS, SILENCE_REASON, Action, Basis, Case, Price, Scope
 
-# ----------------------------------------------------------------------
-# What waiting costs and what acting costs, in GPU-hours, with the sums shown.
-#
-# Waiting: a job of G GPUs is interrupted by this host about H / (1/h + t) times within H hours, at
-# hazard h per hour, where each time costs t = detect + decide + restart + half a checkpoint
-# interval (renewal theory; for small h it is h * H). A slow host costs (1 - speed) of the whole
-# gang. Where the interval is not known it is Young's optimum, sqrt(2 * checkpoint * MTTF) (Young
-# 1974, Daly 2006). Acting: what the same job loses until the step takes effect (as by waiting) and
-# by the step, and the host while it is out. Under a step that lets the job end first the job loses
-# the same either way: both prices are then of the H hours after it, for a job as large. All times
-# are hours but where a name says seconds.
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What runs on a host. Zeros and "": not known."""
+    """The workload of a host. Zeros and "": unknown."""
 
     job: str = ""
     gang_gpus: int = 0
-    gang_hazard_per_hour: float = 0.0  # of all its hosts; for Young's optimum
-    checkpoint_seconds: float = 0.0  # cadence; 0: not known
+    gang_hazard_per_hour: float = 0.0  # all hosts of the gang; for Young's optimum
+    checkpoint_seconds: float = 0.0  # checkpoint period; 0: unknown
     dead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CostAssumptions:
-    """Assumptions where nobody declared a value. Detect, restart and checkpoint are what training teams report for hundreds of GPUs
-    (assumed until outcomes say better); the repair is the public record's median (`docs/advice.md`)."""
+    """Assumptions for undeclared values.
+
+    Training teams report detect, restart and checkpoint times like these for hundreds of GPUs
+    (assumed until outcomes show better values); the repair is the public record's median
+    (`docs/advice.md`).
+    """
 
     horizon_hours: float = 8.0
     detect_hours: float = 0.1
@@ -65,14 +57,14 @@ class CostAssumptions:
 
 
 COST_ASSUMPTIONS = CostAssumptions()
-#: The job that runs ends before these.
+#: Before these actions the running job ends.
 AFTER_JOB_ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.DRAIN_AND_RESET)
 DRAINS = (Action.DRAIN_AFTER_JOB, Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is known of the host: hazard per hour, relative speed (1.0 or NaN costs nothing), its GPUs."""
+    """The host's hazard per hour, relative speed (1.0 or NaN costs nothing), and GPUs."""
 
     hazard_per_hour: float
     relative_speed: float
@@ -82,7 +74,7 @@ class Fault:
 def checkpoint_hours(
     work: Workload, fault: Fault, assumptions: CostAssumptions = COST_ASSUMPTIONS
 ) -> tuple[float, str]:
-    """Return the checkpoint interval, and as text where it is from."""
+    """Return the checkpoint interval, and its source as text."""
     if work.checkpoint_seconds > 0:
         return work.checkpoint_seconds / 3600.0, "seen"
     hazard = max(work.gang_hazard_per_hour, fault.hazard_per_hour, 1e-9)
@@ -93,24 +85,31 @@ def checkpoint_hours(
 def waiting_cost(
     fault: Fault, work: Workload, assumptions: CostAssumptions = COST_ASSUMPTIONS
 ) -> tuple[float, str]:
-    """Return the GPU-hours lost within the horizon if nothing is done, and the sum as text."""
+    """Return the GPU-hours lost within the horizon without action, and the arithmetic as text.
+
+    A job of G GPUs is interrupted by this host about H / (1/h + t) times within H hours, at hazard
+    h per hour, where each interruption costs t = detect + decide + restart + half a checkpoint
+    interval (renewal theory; for small h the number is h * H). A slow host costs (1 - speed) of the
+    whole gang. An unknown interval is Young's optimum, sqrt(2 * checkpoint * MTTF) (Young 1974,
+    Daly 2006).
+    """
     gang, horizon = max(work.gang_gpus, fault.gpus), assumptions.horizon_hours
     interval, source = checkpoint_hours(work, fault, assumptions)
-    each = (
+    hours_per_interruption = (
         assumptions.detect_hours
         + assumptions.decide_hours
         + assumptions.restart_hours
         + interval / 2.0
     )
     hazard = fault.hazard_per_hour
-    times = horizon / (1.0 / hazard + each) if hazard > 0 else 0.0
+    times = horizon / (1.0 / hazard + hours_per_interruption) if hazard > 0 else 0.0
     slow = 1.0 - fault.relative_speed if isfinite(fault.relative_speed) else 0.0
     slow = min(max(slow, 0.0), 1.0)
-    share = min(times * each / horizon, 1.0)
+    share = min(times * hours_per_interruption / horizon, 1.0)
     lost = gang * horizon * (share + (1.0 - share) * slow)
     detail = (
         f"waiting {lost:,.1f} GPU-hours = {gang} GPUs x {horizon:g} h x ({100 * share:.1f} % lost to "
-        f"{times:.2f} interruptions ({hazard:.3g}/h) of {each:.2f} h each"
+        f"{times:.2f} interruptions ({hazard:.3g}/h) of {hours_per_interruption:.2f} h each"
     )
     detail += f", and {100 * slow:.0f} % slow of the rest)" if slow else ")"
     return lost, f"{detail}; checkpoint every {interval:.2f} h ({source})"
@@ -119,7 +118,7 @@ def waiting_cost(
 def out_hours(
     action: Action, then: Action | None, assumptions: CostAssumptions = COST_ASSUMPTIONS
 ) -> float:
-    """Return for how long the host is out of service."""
+    """Return the hours for which the host is out of service."""
     step = then if then is not None and action in (*DRAINS, Action.DRAIN_P2P) else action
     return {
         Action.INSPECT: assumptions.repair_hours if action in DRAINS else 0.0,
@@ -142,7 +141,12 @@ def acting_cost(
     work: Workload,
     assumptions: CostAssumptions = COST_ASSUMPTIONS,
 ) -> tuple[float, str]:
-    """Return the GPU-hours lost by *action*, and the sum as text."""
+    """Return the GPU-hours lost by *action*, and the arithmetic as text.
+
+    The loss is the job's until the step takes effect (as by waiting) and by the step, and the
+    host's while it is out. If the job ends before the step, it loses the same either way: both
+    prices then cover the horizon after it, for an equally large job.
+    """
     host, gang = out_hours(action, then, assumptions), max(work.gang_gpus, fault.gpus)
     job = _job_hours(action, fault, work, assumptions)
     lost = gang * job + fault.gpus * host
@@ -172,7 +176,7 @@ def price(
     action: Action, then: Action | None, fault: Fault, work: Workload, now_ns: int,
     basis: Basis, assumptions: CostAssumptions = COST_ASSUMPTIONS,
 ) -> Price:  # fmt: skip
-    """Return both costs, when waiting has cost as much as acting, and the arithmetic."""
+    """Return both costs, the time when waiting has cost as much as acting, and the arithmetic."""
     wait, wait_detail = waiting_cost(fault, work, assumptions)
     act, act_detail = acting_cost(action, then, fault, work, assumptions)
     act_by, due_detail = 0, "within the horizon waiting never costs as much"
@@ -188,19 +192,19 @@ def price(
     return Price(wait, act, act_by, f"{wait_detail}{certain}. {act_detail}. {due_detail}.")
 
 
-#: The sums of this many jobs of a shared cause are shown, and the total of the others.
+#: Maximum jobs of a shared cause whose arithmetic is shown; the rest is shown as a total.
 JOBS_SHOWN_MAX = 3
 INSPECTION_COST = "acting 0.0 GPU-hours: an inspection takes no host out of service."
 
 
 def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_ASSUMPTIONS) -> Price:
-    """Return what waiting costs on all hosts of *cases*, which have one cause; looking for it costs nothing.
+    """Return the cost of waiting on all hosts of *cases*, which have one cause.
 
-    A job counts once, whatever number of its hosts it is: at the sum of their hazards and the pace of its slowest.
+    A job counts once, with the sum of its hosts' hazards and the pace of its slowest host.
     """
-    hosts = list({one.host: one for one in cases}.values())
-    gpus = sum(one.gpus for one in hosts)
-    if hosts and all(one.reason == SILENCE_REASON for one in hosts):
+    hosts = list({case.host: case for case in cases}.values())
+    gpus = sum(case.gpus for case in hosts)
+    if hosts and all(case.reason == SILENCE_REASON for case in hosts):
         lost = gpus * assumptions.horizon_hours
         condition = (
             f"none of the {len(hosts)} hosts works" if len(hosts) > 1 else "it does not work"
@@ -208,10 +212,12 @@ def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_AS
         sums = f"{gpus} GPUs x {assumptions.horizon_hours:g} h, if {condition}"
         return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {sums}. {INSPECTION_COST}")
     jobs: dict[str, list[Case]] = defaultdict(list)
-    for one in hosts:
-        jobs[one.job].append(one)
+    for case in hosts:
+        jobs[case.job].append(case)
     jobless = jobs.pop("", [])
-    parts = sorted((_job_cost(job, each, assumptions) for job, each in jobs.items()), reverse=True)
+    parts = sorted(
+        (_job_cost(job, job_cases, assumptions) for job, job_cases in jobs.items()), reverse=True
+    )
     if jobless:
         parts.append(_jobless_cost(jobless, assumptions))
     lost = sum(part for part, _ in parts)
@@ -224,34 +230,34 @@ def combined_price(cases: Sequence[Case], assumptions: CostAssumptions = COST_AS
 
 
 def _job_cost(job: str, hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
-    """Return what the job loses by all of *hosts*, with the sum as text."""
+    """Return the job's loss by all of *hosts*, and the arithmetic as text."""
     fault = Fault(
-        sum(one.hazard_per_hour for one in hosts),
-        min(one.relative_speed for one in hosts),
-        sum(one.gpus for one in hosts),
+        sum(case.hazard_per_hour for case in hosts),
+        min(case.relative_speed for case in hosts),
+        sum(case.gpus for case in hosts),
     )
-    checkpoint_seconds = max(one.checkpoint_seconds for one in hosts)
-    work = Workload(job, max(one.gang_gpus for one in hosts), 0.0, checkpoint_seconds)
+    checkpoint_seconds = max(case.checkpoint_seconds for case in hosts)
+    work = Workload(job, max(case.gang_gpus for case in hosts), 0.0, checkpoint_seconds)
     lost, detail = waiting_cost(fault, work, assumptions)
     return lost, f"job {job} on {len(hosts)} of them: {detail.partition(' = ')[2]}"
 
 
 def _jobless_cost(hosts: Sequence[Case], assumptions: CostAssumptions) -> tuple[float, str]:
     """Return the loss of hosts without a known job, each with its own GPUs."""
-    each = [
+    losses = [
         waiting_cost(
-            Fault(one.hazard_per_hour, one.relative_speed, one.gpus), Workload(), assumptions
+            Fault(case.hazard_per_hour, case.relative_speed, case.gpus), Workload(), assumptions
         )[0]
-        for one in hosts
+        for case in hosts
     ]
-    gpus = sum(one.gpus for one in hosts)
-    share = sum(each) / max(gpus * assumptions.horizon_hours, 1e-9)
+    gpus = sum(case.gpus for case in hosts)
+    share = sum(losses) / max(gpus * assumptions.horizon_hours, 1e-9)
     detail = f"{gpus} GPUs x {assumptions.horizon_hours:g} h x {100 * share:.1f} % lost"
-    return sum(each), f"{len(hosts)} hosts without a known job: {detail}"
+    return sum(losses), f"{len(hosts)} hosts without a known job: {detail}"
 
 
 class PolicyAction(NamedTuple):
-    """What a policy's words ask for. `action` None: nothing of a scheduler."""
+    """The actions of a policy's text. `action` None: nothing for a scheduler."""
 
     action: Action | None
     then: Action | None = None
@@ -268,7 +274,7 @@ class RequestedAction(NamedTuple):
     reason: str
 
 
-#: The beginning of a policy's words -> what is asked. The first that fits counts.
+#: Beginning of a policy's text -> action. The first match counts.
 ACTION_BY_PREFIX: tuple[tuple[str, Action | None], ...] = (
     ("drain now", Action.EVICT_NOW),
     ("let the jobs end, start none", Action.DRAIN_AND_RESET),
@@ -287,14 +293,15 @@ ACTION_BY_PREFIX: tuple[tuple[str, Action | None], ...] = (
     ("replace", Action.INSPECT),
     ("plan to replace", Action.INSPECT),
     ("update the driver", Action.INSPECT),
-    ("do what its text asks", None),  # `gpu.recovery_action_state` tells the same, and has its row
+    # `gpu.recovery_action_state` reports the same, and has its own row
+    ("do what its text asks", None),
     ("as XID 48 beside it says", None),
     ("watch", None),
     ("restart the application", None),
     ("the job asked for", None),
     ("none", None),
 )
-#: Words behind it -> what follows once the host is drained. The first that fits counts.
+#: Phrase in the text -> next action after the drain. The first match counts.
 FOLLOW_UP_BY_PHRASE: tuple[tuple[str, Action], ...] = (
     ("reset all GPUs", Action.REBOOT),
     ("reset the GPU", Action.RESET_GPU),
@@ -308,7 +315,7 @@ FOLLOW_UP_BY_PHRASE: tuple[tuple[str, Action], ...] = (
     ("check", Action.INSPECT),
     ("restart the", Action.REBOOT),
 )
-#: Reset at the end of the job, said after what is done now: the host is drained then.
+#: These phrases may follow an action for now; the host is then drained as well.
 END_OF_JOB_PHRASES = (
     "reset the GPU at the end of the job",
     "reboot the host at the end of the job",
@@ -316,18 +323,18 @@ END_OF_JOB_PHRASES = (
 
 
 class UnknownPolicyText(ValueError):
-    """A policy says what this table has no action for."""
+    """A policy's text without an entry in the tables."""
 
 
 @cache
 def parse_policy_text(text: str) -> PolicyAction:
-    """Return what a policy's *text* ask for. Raises UnknownPolicyText."""
-    found = [action for start, action in ACTION_BY_PREFIX if text.startswith(start)]
-    if not found:
+    """Return the actions of a policy's *text*. Raises UnknownPolicyText."""
+    matches = [action for start, action in ACTION_BY_PREFIX if text.startswith(start)]
+    if not matches:
         raise UnknownPolicyText(
             f"{text!r}: add its beginning to ACTION_BY_PREFIX of aggregator/advisories/policy.py"
         )
-    action = found[0]
+    action = matches[0]
     if action is None and any(phrase in text for phrase in END_OF_JOB_PHRASES):
         action = Action.DRAIN_AFTER_JOB
     if action is None or action in (Action.INSPECT, Action.DRAIN_AND_RESET):
@@ -337,14 +344,14 @@ def parse_policy_text(text: str) -> PolicyAction:
     )
 
 
-_SCOPES = {one.value: one for one in Scope}
-#: Without words of a policy: what a state asks for, and by which right.
+_SCOPES = {scope.value: scope for scope in Scope}
+#: Without a policy text: state -> action and basis.
 DEFAULT_BY_STATE = {
     HealthState.UNHEALTHY: (Action.DRAIN_AT_CHECKPOINT, Basis.DETERMINISTIC),
     HealthState.SUSPECT: (Action.DRAIN_AFTER_JOB, Basis.STATISTICAL),
     HealthState.DEGRADED: (Action.AVOID, Basis.STATISTICAL),
 }
-#: Of hosts in other states nothing is asked: they are well, or nobody looks at them.
+#: Hosts in other states are healthy or not judged, and get no action.
 ACTIONABLE_STATES = (
     HealthState.UNHEALTHY,
     HealthState.SUSPECT,
@@ -352,20 +359,20 @@ ACTIONABLE_STATES = (
     HealthState.WATCH,
     HealthState.PROBATION,
 )
-#: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
+#: Signals of forecasts (models, outcomes, returns): they change a score but request no action.
 FORECASTS = ("hazard.", HOST_RETURNED.name)
-#: The signal of calls that do not return; `_policy_row_name` says which row of `contract/host_policy.toml` they have.
+#: The signal of hung calls; `_policy_row_name` selects their row of `contract/host_policy.toml`.
 HUNG_SIGNAL = "probe.hung_seconds"
-#: The message about calls that do not return. Of most that do not, the GPU continues and they return within minutes (median
-#: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
+#: Signals of hung calls. Most return within minutes while the GPU continues (median 4 min:
+#: assumed); the cause of the others soon reports a code of its own (XID 119).
 HUNG_CALL_SIGNALS = frozenset({HUNG_SIGNAL, "collector.outcome_state"})
 _CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)
-#: This long a host is only avoided for such a call.
+#: A host with a hung call is only avoided until the hang is this long.
 HUNG_SECONDS_MIN = 900.0
 
 
 def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> RequestedAction | None:
-    """Return what *evidence* of *host* calls for; None for nothing of a scheduler's."""
+    """Return the action for *evidence* of *host*; None if a scheduler has nothing to do."""
     costs = evidence.log_hazard_delta > 0 or evidence.relative_speed_factor < 1
     costs = costs and not evidence.signal.startswith(FORECASTS)
     if not costs or host.state not in ACTIONABLE_STATES:
@@ -386,9 +393,9 @@ def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> Req
     basis = Basis.DEAD_JOB if dead else Basis.DETERMINISTIC if certain else Basis.STATISTICAL
     action = advice.action
     if action is Action.DRAIN_AT_CHECKPOINT and dead:
-        action = Action.EVICT_NOW  # there is no checkpoint to come, and nothing to lose
+        action = Action.EVICT_NOW  # no checkpoint will come, and nothing can be lost
     if action is Action.DRAIN_P2P:
-        basis = Basis.DETERMINISTIC  # the driver asks for it
+        basis = Basis.DETERMINISTIC  # the driver requests it
     rule = f"{evidence.signal} {evidence.value:.0f}" if isinstance(row, Xid) else row.name
     return RequestedAction(
         rule, action, advice.then, _SCOPES.get(row.scope, Scope.HOST), basis, policy_text
@@ -398,7 +405,7 @@ def requested_action(host: HostScore, evidence: Evidence, work: Workload) -> Req
 def avoid_while_hung(
     requested: RequestedAction, evidence: Evidence, seconds: float
 ) -> RequestedAction:
-    """Return *requested*, which has stood for this long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
+    """Return *requested*; AVOID for a call that hangs for under HUNG_SECONDS_MIN."""
     certain = requested.basis is Basis.DETERMINISTIC and evidence.signal in HUNG_CALL_SIGNALS
     if not certain or seconds >= HUNG_SECONDS_MIN:
         return requested
@@ -412,8 +419,11 @@ def avoid_while_hung(
 def evict_without_checkpoint(
     requested: RequestedAction, fault: Fault, work: Workload
 ) -> RequestedAction:
-    """Return *requested*; of a certain fault under a job whose checkpoints are not known, and that loses more by continuing than
-    by a restart, to evict it: nothing says that such a job ends, and "after the job" would have no end either."""
+    """Return *requested*; EVICT_NOW if continuing with a certain fault costs more.
+
+    This applies if the job's checkpoints are unknown: nothing shows when such a job ends, so "after
+    the job" would have no end.
+    """
     certain = (
         requested.basis is Basis.DETERMINISTIC and requested.action is Action.DRAIN_AT_CHECKPOINT
     )
@@ -429,7 +439,7 @@ def evict_without_checkpoint(
 
 
 def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | None:
-    """Return what the state of *host* asks for, of the evidence that put it there alone: what is milder beside it has no such right."""
+    """Return the default action of the host's state for its first evidence, else None."""
     if host.state not in DEFAULT_BY_STATE or evidence is not next(iter(host.evidence), evidence):
         return None
     action, basis = DEFAULT_BY_STATE[host.state]
@@ -440,15 +450,15 @@ def _action_by_state(host: HostScore, evidence: Evidence) -> RequestedAction | N
 
 
 def normalize_rule(rule: str) -> str:
-    """Return *rule* as evidence bears it, where it is a code as people say it: XID 95, sxid 20009, or 95."""
-    found = _CODE.fullmatch(rule.strip())
-    if found is None:
+    """Return *rule* as in stored evidence; people write XID 95, sxid 20009, or 95."""
+    match = _CODE.fullmatch(rule.strip())
+    if match is None:
         return rule
-    return f"{'nvswitch.sxid' if found[1].lower() == 'sxid' else 'gpu.xid'} {int(found[2])}"
+    return f"{'nvswitch.sxid' if match[1].lower() == 'sxid' else 'gpu.xid'} {int(match[2])}"
 
 
 def unknown_rule(rule: str) -> str:
-    """Return words on a *rule* that is not Gangline's, with what may have been meant; "" for one that is."""
+    """Return a message with suggestions if *rule* is unknown; "" if it is known."""
     known = {*BY_NAME, *Reason.__members__, *(row.name for row in builtin().rows)}
     signal, _, code = rule.rpartition(" ")
     if rule in known or (signal in ("gpu.xid", "nvswitch.sxid") and code.isdecimal()):
@@ -463,7 +473,7 @@ def unknown_rule(rule: str) -> str:
 
 
 def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:
-    """Return the signals and the reasons that evidence of *rule* may bear: a code, a row, a reason, a signal."""
+    """Return the signals and reasons of evidence of *rule*: a code, row, reason, or signal."""
     signals = [row.evidence_signal for row in builtin().rows if row.name == rule]
     hung = [HUNG_SIGNAL] if rule.endswith("_hung") else []
     heat = [Reason.THERMAL_THROTTLE.name] if rule == "gpu_thermal" else []
@@ -471,20 +481,20 @@ def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:
 
 
 def _row(evidence: Evidence) -> PolicyRow | Xid | None:
-    """Return the policy's row for *evidence*, where it has one only."""
+    """Return the policy's row for *evidence*; None unless exactly one matches."""
     tables = {"gpu.xid": xid_rows, "nvswitch.sxid": sxid_rows}
     if evidence.signal in tables:
         return tables[evidence.signal]().get(int(evidence.value))
     if name := _policy_row_name(evidence):
         return next((row for row in builtin().rows if row.name == name), None)
-    found = [
+    matches = [
         row for row in _by_signal().get(evidence.signal, ()) if _row_matches(row, evidence.value)
     ]
-    return found[0] if len(found) == 1 else None
+    return matches[0] if len(matches) == 1 else None
 
 
 def _policy_row_name(evidence: Evidence) -> str:
-    """Return the row of what has no signal of its own; "" for the rest."""
+    """Return the row's name for evidence without a signal of its own; "" for other evidence."""
     if evidence.reason is Reason.THERMAL_THROTTLE:
         return "gpu_thermal"
     if evidence.signal != HUNG_SIGNAL:

@@ -1,4 +1,4 @@
-"""Proposes advisories: one per host for its cases, and returns to service once verified. Shared causes: `shared_causes.py`."""
+"""Proposes advisories for hosts, and their return to service (causes: `shared_causes.py`)."""
 
 from __future__ import annotations
 
@@ -30,21 +30,19 @@ from .limits import (
 from .shared_causes import domains_of, group_shared_causes, lower_advisory
 from .state import Hold, OpenCase, StateEditor
 
-# ----------------------------------------------------------------------
-# Which new cases wait for others of the same cause: what hosts can share, and who is not alone.
-#
-# A certain fault of a host's own device is proposed at once. If another host of one of its domains fell with it, it
-# waits like the rest: three such hosts are one cause. A cause that is found later takes the first one in
-# (`shared_causes.py`).
-
-#: When cases began and of which host, in order, by the subject of what they may share.
+#: Subject of a possible shared cause -> begin and host of its cases, sorted.
 BeginTimes = dict[str, list[tuple[int, str]]]
 
 
 def gathering_keys(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]:
-    """Return the keys of those of *waiting* that wait for others of their cause. Silence has a longer wait of its own."""
+    """Return the keys of cases that wait for others of their cause; silence waits longer.
+
+    A certain fault of a host's own device is proposed at once, unless another host of one of its
+    domains failed with it: three such hosts are one cause. A cause that is found later includes the
+    first case (`shared_causes.py`).
+    """
     earliest_ns = editor.after(-editor.limits.gather_seconds)
-    recent = [one.case for one in waiting if one.seen_ns > earliest_ns]
+    recent = [open_case.case for open_case in waiting if open_case.seen_ns > earliest_ns]
     recent = [case for case in recent if case.reason != SILENCE_REASON]
     own = [case for case in recent if is_own_device_fault(case)]
     begin_times = _begin_times(editor, own) if own else {}
@@ -57,12 +55,12 @@ def gathering_keys(editor: StateEditor, waiting: Sequence[OpenCase]) -> set[str]
 
 
 def _begin_times(editor: StateEditor, own: Sequence[Case]) -> BeginTimes:
-    """Return when the cases began that may have begun with one of *own*."""
+    """Return the times of cases that may have begun together with *own*."""
     span_ns = seconds_ns(editor.limits.shared_seconds)
     earliest_ns = min(case.since_ns for case in own) - span_ns
     latest_ns = max(case.since_ns for case in own) + span_ns
     begin_times: BeginTimes = defaultdict(list)
-    for case in [one.case for one in editor.state.cases.values()]:
+    for case in [open_case.case for open_case in editor.state.cases.values()]:
         if earliest_ns <= case.since_ns <= latest_ns:
             for domain in domains_of(case.place, case.reason):
                 begin_times[domain.subject].append((case.since_ns, case.host))
@@ -72,11 +70,11 @@ def _begin_times(editor: StateEditor, own: Sequence[Case]) -> BeginTimes:
 
 
 def _has_company(case: Case, begin_times: BeginTimes, span_ns: int) -> bool:
-    """Say whether another host, of one of the domains of *case*, fell within *span_ns* of it."""
+    """Return whether another host, in a domain of *case*, failed within *span_ns* of it."""
     for domain in domains_of(case.place, case.reason):
         times = begin_times[domain.subject]
-        for at in range(bisect_left(times, (case.since_ns - span_ns, "")), len(times)):
-            since_ns, host = times[at]
+        for index in range(bisect_left(times, (case.since_ns - span_ns, "")), len(times)):
+            since_ns, host = times[index]
             if since_ns > case.since_ns + span_ns:
                 break
             if host != case.host:
@@ -88,85 +86,85 @@ RELAPSES_COUNTED_MAX = 4
 
 
 def propose(editor: StateEditor) -> None:
-    """Propose what is due: causes first, then hosts, the gravest first, then returns."""
+    """Propose due advisories: causes first, then hosts, the most severe first, then returns."""
     waiting = _unassigned_cases(editor)
     if waiting:
         withheld_keys = group_shared_causes(editor, waiting)
-        remaining = [one for one in waiting if one.case.key not in withheld_keys]
+        remaining = [open_case for open_case in waiting if open_case.case.key not in withheld_keys]
         _propose_for_hosts(
-            editor, [one for one in remaining if not one.advisory or one.changed], withheld_keys
+            editor,
+            [open_case for open_case in remaining if not open_case.advisory or open_case.changed],
+            withheld_keys,
         )
     for hold in list(editor.state.holds.values()):
         _propose_return(editor, hold)
 
 
 def _unassigned_cases(editor: StateEditor) -> list[OpenCase]:
-    """Return the cases without an advisory; what an ended one left is without one again."""
-    found: list[OpenCase] = []
-    for one in editor.state.cases.values():
-        if one.advisory and one.advisory not in editor.state.advisories:
-            hold = editor.state.holds.get(one.case.host)
-            if hold is None or gravity(one.case.action) > gravity(hold.action):
-                one.advisory, editor.is_changed = "", True
-        if not one.advisory or one.changed:
-            found.append(one)
-    return found
-
-
-# ---- hosts
+    """Return the cases without an open advisory, or changed since."""
+    result: list[OpenCase] = []
+    for open_case in editor.state.cases.values():
+        if open_case.advisory and open_case.advisory not in editor.state.advisories:
+            hold = editor.state.holds.get(open_case.case.host)
+            if hold is None or gravity(open_case.case.action) > gravity(hold.action):
+                open_case.advisory, editor.is_changed = "", True
+        if not open_case.advisory or open_case.changed:
+            result.append(open_case)
+    return result
 
 
 def _propose_for_hosts(
     editor: StateEditor, waiting: Sequence[OpenCase], withheld_keys: Container[str]
 ) -> None:
-    """Propose for hosts that wait no longer for others of their cause, the gravest first.
+    """Propose for hosts whose cases need not wait for others of their cause, the most severe first.
 
-    *withheld_keys*: cases of a cause that is muted now; they are not reported here either.
+    *withheld_keys*: cases of a muted cause, which are not proposed for their hosts either.
     """
     due: dict[str, list[OpenCase]] = defaultdict(list)
     gathering = gathering_keys(editor, waiting)
-    for one in waiting:
-        if _is_due(editor, one, gathering):
-            due[one.case.host].append(one)
+    for open_case in waiting:
+        if _is_due(editor, open_case, gathering):
+            due[open_case.case.host].append(open_case)
     if not due:
         return
     cases_by_host: dict[str, list[OpenCase]] = defaultdict(list)
-    for one in editor.state.cases.values():
-        waits = not one.advisory and one.case.key in gathering
-        if not waits and one.case.key not in withheld_keys:
-            cases_by_host[one.case.host].append(one)
+    for open_case in editor.state.cases.values():
+        waits = not open_case.advisory and open_case.case.key in gathering
+        if not waits and open_case.case.key not in withheld_keys:
+            cases_by_host[open_case.case.host].append(open_case)
     order = sorted((-gravity(gravest_case(_cases(new)).action), host) for host, new in due.items())
-    full, busy = "", {one.host for one in editor.state.advisories.values()}
+    full, busy = "", {advisory.host for advisory in editor.state.advisories.values()}
     for grave, host in order:
         new, counts = due[host], removes_host(gravest_case(_cases(due[host])).action)
         if full and counts and host not in busy and host not in editor.state.holds:
-            _hold_back(editor, new, full)  # a fleet that fails at once is not asked host by host
+            # if the whole fleet fails at once, hosts are not proposed one by one
+            _hold_back(editor, new, full)
             continue
         _propose_for_host(editor, host, new, cases_by_host[host])
         if counts:
-            full = full or limits.proposal_refusal(editor, -grave)  # what comes is no graver
+            full = full or limits.proposal_refusal(editor, -grave)  # the rest is no more severe
 
 
 def _is_due(editor: StateEditor, one: OpenCase, gathering: Container[str]) -> bool:
-    """Return whether *one* waits no longer for others of its cause; a silent host, for its own boot."""
+    """Return whether a case need not wait any more for its cause, or a silent host for its boot."""
     if one.case.reason == SILENCE_REASON:
         return one.case.since_ns <= editor.after(-editor.limits.silent_seconds)
     return one.case.key not in gathering
 
 
 def _cases(open_cases: Sequence[OpenCase]) -> list[Case]:
-    return [one.case for one in open_cases]
+    return [open_case.case for open_case in open_cases]
 
 
 def _hold_back(editor: StateEditor, new: Sequence[OpenCase], reason: str) -> None:
-    for one in new:
-        editor.hold_back(one.case, one.case.action, reason)
+    for open_case in new:
+        editor.hold_back(open_case.case, open_case.case.action, reason)
 
 
 def _propose_for_host(
     editor: StateEditor, host: str, new: list[OpenCase], open_cases: list[OpenCase]
 ) -> None:
-    """Propose for *host*, raise what is proposed, or say why not."""
+    """Propose an advisory for *host*, raise the open one, or record the reason against it."""
     before = editor.open_advisories(host)
     for back in [a for a in before if a.action is Action.RETURN_TO_SERVICE]:
         if back.state is not AdvisoryState.ACCEPTED:
@@ -176,30 +174,34 @@ def _propose_for_host(
     first = gravest_case(_cases(new))
     covering = _covering(editor, host, requested)
     if covering is not None and gravity(first.action) <= gravity(covering[1]):
-        for one in new:
-            editor.assign(one, covering[0])
+        for open_case in new:
+            editor.assign(open_case, covering[0])
         return
     if reason := _blocking_reason(editor, host, first, now):
         if now is not None:
             _lower_or_withdraw(editor, now, open_cases)
-        _hold_back(editor, [one for one in new if one.changed or not one.advisory], reason)
+        _hold_back(
+            editor,
+            [open_case for open_case in new if open_case.changed or not open_case.advisory],
+            reason,
+        )
         return
     its_cases = [
-        one
-        for one in open_cases
-        if not one.advisory or one.changed or (now and one.advisory == now.name)
+        open_case
+        for open_case in open_cases
+        if not open_case.advisory or open_case.changed or (now and open_case.advisory == now.name)
     ]
     advisory = (
         _raise_advisory(editor, now, its_cases) if now else _new_advisory(editor, host, its_cases)
     )
-    for one in its_cases:
-        editor.assign(one, advisory.name)
+    for open_case in its_cases:
+        editor.assign(open_case, advisory.name)
 
 
 def _covering(
     editor: StateEditor, host: str, before: Sequence[Advisory]
 ) -> tuple[str, Action] | None:
-    """Return what is being done, or is done, about *host*, that its milder cases go under."""
+    """Return the advisory and action on *host* that cover its less severe cases."""
     hold = editor.state.holds.get(host)
     if hold is not None:
         return hold.name, hold.action
@@ -208,7 +210,7 @@ def _covering(
 
 
 def _blocking_reason(editor: StateEditor, host: str, first: Case, now: Advisory | None) -> str:
-    """Return why *first* is not proposed; "" if it must be."""
+    """Return why *first* is not proposed; "" if it may be."""
     if reason := suppression_reason(editor, f"host {host}", first) or unavailable_reason(
         editor, host, first.action
     ):
@@ -235,7 +237,7 @@ def _new_advisory(editor: StateEditor, host: str, open_cases: Sequence[OpenCase]
 
 
 def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> Advisory:
-    """Tell *now* as its cases are by now. What is graver is asked for again: nobody has put it off, or let it wait."""
+    """Update *now* to its cases; a more severe action is proposed again at once."""
     fields = advisory_fields(_cases(open_cases))
     if gravity(fields["action"]) > gravity(now.action):
         expires_ns = editor.after(editor.limits.proposal_seconds)
@@ -248,29 +250,28 @@ def _raise_advisory(editor: StateEditor, now: Advisory, open_cases: Sequence[Ope
 
 
 def _lower_or_withdraw(editor: StateEditor, now: Advisory, open_cases: Sequence[OpenCase]) -> None:
-    """Let *now* ask for no more than its cases do by now; withdraw it where that is not asked for. What is graver waits."""
-    its_cases = [one for one in open_cases if one.advisory == now.name]
-    if not any(one.changed for one in its_cases):
+    """Lower *now* to its cases, or withdraw it; a more severe action waits."""
+    its_cases = [open_case for open_case in open_cases if open_case.advisory == now.name]
+    if not any(open_case.changed for open_case in its_cases):
         return
     first = gravest_case(_cases(its_cases))
     if gravity(first.action) > gravity(now.action):
         return
     reason = suppression_reason(editor, now.subject, first)
     if lower_advisory(editor, now, its_cases, change_reason(now.action, first.action, first.words)):
-        for one in its_cases:
-            editor.assign(one, now.name)
+        for open_case in its_cases:
+            editor.assign(open_case, now.name)
         return
     editor.put(now, f"it is no longer needed: {reason}", state=AdvisoryState.WITHDRAWN)
     editor.mute(now.subject, now.action, editor.limits.flap_seconds)
 
 
-# ---- returns
-
-
 def is_verified(editor: StateEditor, hold: Hold) -> bool:
     """Return whether the host of *hold* was well for long enough; longer after each relapse."""
     since = editor.state.well.get(hold.host)
-    has_open_case = any(one.case.host == hold.host for one in editor.state.cases.values())
+    has_open_case = any(
+        open_case.case.host == hold.host for open_case in editor.state.cases.values()
+    )
     return (
         since is not None
         and not has_open_case
@@ -279,7 +280,7 @@ def is_verified(editor: StateEditor, hold: Hold) -> bool:
 
 
 def verify_ns(editor: StateEditor, host: str) -> int:
-    """Return for how long *host* has to be well before it returns."""
+    """Return the time (ns) for which *host* must be well before it returns."""
     before = editor.state.probation.get(host)
     doublings = min(before.relapses, RELAPSES_COUNTED_MAX) if before else 0
     return seconds_ns(editor.limits.verify_seconds * 2**doublings)

@@ -1,4 +1,4 @@
-"""Replays weeks of stored evidence through the current policy and state machine, to show what a rule would have done."""
+"""Replays stored evidence through the current policy and state machine, to show rules' effects."""
 
 from __future__ import annotations
 
@@ -36,25 +36,27 @@ from .advisory import (
 from .policy import Fault, Workload, price
 from .state_machine import AdvisoryStateMachine
 
-#: An unchanged score is stored at least this often (`scoring/score_rows.py`), with some time to spare.
+#: An unchanged score is stored at least this often (`scoring/score_rows.py`), with some time to
+#: spare.
 GAP_SECONDS = 900.0
 DAYS_MAX = 366
 RULE_CHARACTERS_MAX = 80
-#: Pieces of a rule's evidence that are read; beyond, the newest count, and the report says since when.
+#: Maximum rows of evidence of a rule; with more, the newest count, and the report starts with them.
 ROWS_MAX, ROWS_AT_ONCE = 500_000, 5000
-#: A drain was right if the host was found faulty within this many days.
+#: A drain was right if the host was UNHEALTHY within this many days.
 FAULT_WITHIN_DAYS = 7
 DAY_NS = 86_400 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class RuleEpisode:
-    """A stretch of time in which the rule had something to say of one host."""
+    """A period in which the rule had evidence of one host."""
 
     case: Case
     first_ns: int
     last_ns: int
-    faulty_ns: int = 0  # when it was next UNHEALTHY, within seven days of its begin; 0: it was not
+    # next time it was UNHEALTHY, within FAULT_WITHIN_DAYS of the begin; 0: never
+    faulty_ns: int = 0
 
 
 class ReplayedAdvisory(NamedTuple):
@@ -67,7 +69,7 @@ class ReplayedAdvisory(NamedTuple):
 
 
 class WithheldCase(NamedTuple):
-    """A case for which nothing would have been proposed then, and why."""
+    """A case for which nothing would have been proposed, and the reason."""
 
     at_ns: int
     key: str
@@ -76,7 +78,7 @@ class WithheldCase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What would have come of a rule. `from_ns`: since then its evidence was read."""
+    """The effects of a rule. `from_ns`: start of its evidence."""
 
     episodes: tuple[RuleEpisode, ...]
     advisories: tuple[ReplayedAdvisory, ...]
@@ -86,27 +88,29 @@ class ReplayReport:
 
     @property
     def withheld_count(self) -> int:
-        """How many cases would have been held back."""
-        return len({one.key for one in self.withheld})
+        """Number of cases that would have been held back."""
+        return len({withheld.key for withheld in self.withheld})
 
     def withheld_reasons(self, episodes: Sequence[RuleEpisode]) -> list[str]:
-        """Say of each of *episodes* what held advice about it back, last; "" where nothing did."""
-        found: dict[str, list[WithheldCase]] = defaultdict(list)  # by case, in the order of time
-        for one in self.withheld:
-            found[one.key].append(one)
-        return [_last_reason_within(found.get(one.case.key, []), one) for one in episodes]
+        """Return for each of *episodes* the last reason that held its advice back, or ""."""
+        by_case: dict[str, list[WithheldCase]] = defaultdict(list)  # by case, ordered by time
+        for withheld in self.withheld:
+            by_case[withheld.key].append(withheld)
+        return [
+            _last_reason_within(by_case.get(episode.case.key, []), episode) for episode in episodes
+        ]
 
     def are_advised(self, episodes: Sequence[RuleEpisode]) -> list[bool]:
-        """Say of each of *episodes* whether advice about its host would have been given while it lasted."""
-        at_ns: dict[str, list[int]] = defaultdict(list)  # by host, in the order of time
-        for one in self.advisories:
-            for host in one.hosts:
-                at_ns[host].append(one.at_ns)
-        return [_is_within(at_ns.get(one.case.host, []), one) for one in episodes]
+        """Return for each of *episodes* whether its host would have got advice during it."""
+        at_ns: dict[str, list[int]] = defaultdict(list)  # by host, ordered by time
+        for advisory in self.advisories:
+            for host in advisory.hosts:
+                at_ns[host].append(advisory.at_ns)
+        return [_is_within(at_ns.get(episode.case.host, []), episode) for episode in episodes]
 
 
 def _last_reason_within(withheld: Sequence[WithheldCase], one: RuleEpisode) -> str:
-    last = bisect_right(withheld, _end_ns(one), key=lambda each: each.at_ns) - 1
+    last = bisect_right(withheld, _end_ns(one), key=lambda case: case.at_ns) - 1
     return withheld[last].reason if last >= 0 and withheld[last].at_ns >= one.first_ns else ""
 
 
@@ -119,7 +123,7 @@ def _is_within(at_ns: Sequence[int], one: RuleEpisode) -> bool:
     return first < len(at_ns) and at_ns[first] <= _end_ns(one)
 
 
-#: The newest rows, at most this many, the oldest first.
+#: The newest rows, oldest first.
 _QUERY = """
 FROM (
     SELECT e.*, s.state AS host_state, s.hazard_per_hour AS host_hazard,
@@ -130,7 +134,7 @@ FROM (
     ORDER BY e.time DESC LIMIT $rows
 ) ORDER BY time, host, device
 """
-#: When hosts were UNHEALTHY: the first and the last moment of each hour.
+#: Times when hosts were UNHEALTHY: the first and the last of each hour.
 _FAULTY = """
 SELECT host, epoch_us(min(time)), epoch_us(max(time)) FROM scores
 WHERE state = 'UNHEALTHY' AND time > make_timestamp($since) AND list_contains($hosts, host)
@@ -139,7 +143,7 @@ GROUP BY host, time_bucket(INTERVAL 1 HOUR, time)
 
 
 class EvidenceCase(NamedTuple):
-    """One stored piece of evidence as a case, and as the case that it is once it has lasted."""
+    """A stored piece of evidence as a case: at first, and once it has lasted."""
 
     case: Case
     lasting: Case
@@ -154,9 +158,10 @@ def replay_rule(
     now_ns: int,
     place: Callable[[str], FailureDomains],
 ) -> ReplayReport:
-    """Return what *rule* would have done in the last *days*, with hosts standing where they do now. Raises InvalidArgument.
+    """Return the effects of *rule* in the last *days*, with hosts at their current locations.
 
     *rule*: a code (`gpu.xid 95`), a row of the policy (`gpu_thermal`), a reason, or a signal.
+    Raises InvalidArgument.
     """
     if not 1 <= days <= DAYS_MAX:
         raise InvalidArgument("days", f"{days}, expected 1 to {DAYS_MAX}")
@@ -170,11 +175,13 @@ def replay_rule(
     parameters = {**since, "signals": signals, "reasons": reasons, "rows": ROWS_MAX}
     reader = _RowReader(connection.execute(_QUERY, parameters))
     episodes = _episodes(
-        one for row in reader if (one := _evidence_case(row, rule, place)) is not None
+        evidence_case
+        for row in reader
+        if (evidence_case := _evidence_case(row, rule, place)) is not None
     )
     if not reader.count and (suggestion := policy.unknown_rule(rule)):
         raise InvalidArgument("rule", suggestion)
-    hosts = {"hosts": sorted({one.case.host for one in episodes})}
+    hosts = {"hosts": sorted({episode.case.host for episode in episodes})}
     faulty = connection.execute(_FAULTY, {**since, **hosts}).fetchall()
     count = connection.execute("SELECT count(*) FROM hosts").fetchone()
     from_ns = max(now_ns - days * DAY_NS, _first_ns(connection, now_ns))
@@ -186,13 +193,13 @@ def replay_rule(
 
 
 def _first_ns(connection: duckdb.DuckDBPyConnection, now_ns: int) -> int:
-    """Return since when scores are stored: `history_days` ago at most, and not before the aggregator was there."""
+    """Return the time of the first stored score, or *now_ns*."""
     first = connection.execute("SELECT epoch_us(min(time)) FROM scores").fetchone()
     return now_ns if first is None or first[0] is None else min(now_ns, first[0] * 1000)
 
 
 class _RowReader:
-    """Rows of an answer as dictionaries, a few at a time; counts them."""
+    """Iterates the rows of a result as dictionaries, in chunks, and counts them."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
@@ -211,7 +218,7 @@ class _RowReader:
 def _evidence_case(
     row: dict[str, Any], rule: str, place: Callable[[str], FailureDomains]
 ) -> EvidenceCase | None:
-    """Return what a stored piece of evidence was; None where the rule says nothing of it."""
+    """Return the case of a stored piece of evidence; None if the rule does not apply to it."""
     state = HealthState.__members__.get(row.pop("host_state"), HealthState.UNKNOWN)
     hazard, speed = row.pop("host_hazard") or 0.0, row.pop("host_speed")
     upper = row.pop("host_upper") or 1.0
@@ -227,15 +234,15 @@ def _evidence_case(
 
     def case(requested: policy.RequestedAction) -> Case:
         key = f"{host.host}/{requested.rule}/{evidence.device}"
-        made = restrict_to_basis(
+        result = restrict_to_basis(
             Case(
                 key, host.host, evidence.reason.name, requested.basis, requested.action, requested.scope,
                 evidence.words, at_ns, then=requested.then, hazard_per_hour=hazard, place=place(host.host),
             )
         )  # fmt: skip
         fault = Fault(hazard, host.relative_speed, 8)
-        cost = price(made.action, requested.then, fault, Workload(), at_ns, made.basis)
-        return replace(made, price=cost)
+        cost = price(result.action, requested.then, fault, Workload(), at_ns, result.basis)
+        return replace(result, price=cost)
 
     first = policy.avoid_while_hung(requested, evidence, 0.0)
     initial = case(first)
@@ -243,17 +250,17 @@ def _evidence_case(
 
 
 def _episodes(evidence_cases: Iterable[EvidenceCase]) -> list[RuleEpisode]:
-    """Return *evidence_cases*, oldest first, put together where no more than a gap lies between."""
+    """Return episodes of *evidence_cases* (oldest first), merged over gaps of up to GAP_SECONDS."""
     open_: dict[str, tuple[EvidenceCase, int]] = {}
     closed: list[RuleEpisode] = []
-    for one in evidence_cases:
-        key = one.case.key
-        if key in open_ and one.at_ns - open_[key][1] > seconds_ns(GAP_SECONDS):
+    for evidence_case in evidence_cases:
+        key = evidence_case.case.key
+        if key in open_ and evidence_case.at_ns - open_[key][1] > seconds_ns(GAP_SECONDS):
             closed.append(_episode(*open_.pop(key)))
-        first, _ = open_.get(key, (one, 0))
-        open_[key] = first, one.at_ns
-    closed += [_episode(*each) for each in open_.values()]
-    return sorted(closed, key=lambda one: (one.first_ns, one.case.key))
+        first, _ = open_.get(key, (evidence_case, 0))
+        open_[key] = first, evidence_case.at_ns
+    closed += [_episode(*opened) for opened in open_.values()]
+    return sorted(closed, key=lambda episode: (episode.first_ns, episode.case.key))
 
 
 def _episode(first: EvidenceCase, last_ns: int) -> RuleEpisode:
@@ -264,39 +271,44 @@ def _episode(first: EvidenceCase, last_ns: int) -> RuleEpisode:
 def _with_next_fault(
     episodes: Sequence[RuleEpisode], faulty: Iterable[tuple[str, int, int]]
 ) -> tuple[RuleEpisode, ...]:
-    """Return *episodes* with when their hosts were next UNHEALTHY."""
+    """Return *episodes* with the next time their hosts were UNHEALTHY."""
     fault_moments: dict[str, set[int]] = {}
     for host, *moments in faulty:
         fault_moments.setdefault(host, set()).update(at_us * 1000 for at_us in moments)
     ordered = {host: sorted(moments) for host, moments in fault_moments.items()}
     return tuple(
-        replace(one, faulty_ns=_next_fault_ns(ordered.get(one.case.host, ()), one.first_ns))
-        for one in episodes
+        replace(
+            episode, faulty_ns=_next_fault_ns(ordered.get(episode.case.host, ()), episode.first_ns)
+        )
+        for episode in episodes
     )
 
 
 def _next_fault_ns(moments: Sequence[int], after_ns: int) -> int:
     until = after_ns + FAULT_WITHIN_DAYS * DAY_NS
-    return next((at for at in moments if after_ns < at <= until), 0)
+    return next((moment for moment in moments if after_ns < moment <= until), 0)
 
 
 def _replay(
     episodes: tuple[RuleEpisode, ...], limits: AdvisoryLimits, hosts: int, from_ns: int
 ) -> ReplayReport:
-    """Give the episodes to a machine whose advice is always accepted and done at once."""
+    """Run the episodes through a machine whose advice is always accepted and done at once."""
     machine = AdvisoryStateMachine(limits)
     advisories: list[ReplayedAdvisory] = []
     withheld: list[WithheldCase] = []
-    most = 0
+    at_once_max = 0
     for event in _with_ticks(machine, _events(episodes, hosts, from_ns, limits), limits):
         answers: list[Event] = [event]
         while answers:
-            for one in machine.step(answers.pop(0)):
-                if isinstance(one, HeldBack):
-                    withheld.append(WithheldCase(event.now_ns, one.key, one.words))
-                if not isinstance(one, Publish) or one.advisory.state is not AdvisoryState.PROPOSED:
+            for instruction in machine.step(answers.pop(0)):
+                if isinstance(instruction, HeldBack):
+                    withheld.append(WithheldCase(event.now_ns, instruction.key, instruction.words))
+                if (
+                    not isinstance(instruction, Publish)
+                    or instruction.advisory.state is not AdvisoryState.PROPOSED
+                ):
                     continue
-                advisory = one.advisory
+                advisory = instruction.advisory
                 if advisory.revision == 1 and advisory.action is not Action.RETURN_TO_SERVICE:
                     advisories.append(
                         ReplayedAdvisory(
@@ -305,14 +317,14 @@ def _replay(
                     )
                 done = (AdvisoryState.ACCEPTED, AdvisoryState.DONE)
                 answers += [Acked(event.now_ns, advisory.name, to, "what-if") for to in done]
-        most = max(most, len(machine.state.holds))
-    return ReplayReport(episodes, tuple(advisories), tuple(withheld), most, from_ns)
+        at_once_max = max(at_once_max, len(machine.state.holds))
+    return ReplayReport(episodes, tuple(advisories), tuple(withheld), at_once_max, from_ns)
 
 
 def _with_ticks(
     machine: AdvisoryStateMachine, events: Iterable[Event], limits: AdvisoryLimits
 ) -> Iterator[Event]:
-    """Yield *events*, and the time between them while a host is out: else what holds it runs out unrenewed."""
+    """Yield *events*, with Ticks between them that renew the holds."""
     every = seconds_ns(limits.hold_seconds) // 2
     for event in events:
         while machine.state.holds and machine.state.now_ns + every < event.now_ns:
@@ -326,15 +338,15 @@ def _events(
     yield FleetSize(from_ns, hosts)
     moments: list[tuple[int, int, list[Event]]] = []
     verify = seconds_ns(limits.verify_seconds)
-    for number, one in enumerate(episodes):
-        end = one.last_ns + seconds_ns(GAP_SECONDS)
-        begin = one.first_ns + seconds_ns(limits.gather_seconds) + 1
-        well = Well(end, one.case.host, True)
-        ill = Well(one.first_ns, one.case.host, False)
-        moments.append((one.first_ns, number, [ill, CaseSeen(one.first_ns, one.case)]))
+    for number, episode in enumerate(episodes):
+        end = episode.last_ns + seconds_ns(GAP_SECONDS)
+        begin = episode.first_ns + seconds_ns(limits.gather_seconds) + 1
+        well = Well(end, episode.case.host, True)
+        ill = Well(episode.first_ns, episode.case.host, False)
+        moments.append((episode.first_ns, number, [ill, CaseSeen(episode.first_ns, episode.case)]))
         moments.append((begin, number, [Tick(begin)]))
-        moments.append((end, number, [CaseGone(end, one.case.key, "it was over"), well]))
+        moments.append((end, number, [CaseGone(end, episode.case.key, "it was over"), well]))
         for after in (end + verify, end + 2 * verify, end + 16 * verify):
             moments.append((after, number, [Tick(after)]))
-    for _, _, events in sorted(moments, key=lambda one: one[:2]):
+    for _, _, events in sorted(moments, key=lambda moment: moment[:2]):
         yield from events

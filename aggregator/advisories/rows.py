@@ -34,19 +34,16 @@ from .state import DeclaredOut, MachineState
 from .state_machine import AdvisoryStateMachine
 from .workloads import Gang
 
-# ----------------------------------------------------------------------
-# Events, instructions and the memory as JSON, and back: a run can be stored and replayed.
-
-EVENTS: dict[str, type[Event]] = {one.__name__: one for one in typing.get_args(Event)}
+EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 
 def to_json(one: Event | Instruction) -> str:
-    """Return the body of *one*; its kind is the name of its class."""
+    """Return an event or instruction as JSON, without its kind, which is its class name."""
     return json.dumps(to_plain(one), separators=(",", ":"))
 
 
 def parse_event(kind: str, body: str) -> Event:
-    """Return the event that was stored. Raises ValueError where it is not Gangline's."""
+    """Return the event that was stored. Raises ValueError for an unknown kind or other fields."""
     try:
         return typing.cast(Event, from_plain(EVENTS[kind], json.loads(body)))
     except (KeyError, TypeError) as error:
@@ -54,15 +51,15 @@ def parse_event(kind: str, body: str) -> Event:
 
 
 Connection = duckdb.DuckDBPyConnection
-#: After this many stored events the memory is stored whole, so that a restart replays no more than these.
+#: After this many events the whole state is stored, so that a restart replays at most these.
 EVENTS_PER_SNAPSHOT = 1000
-#: This many are kept even so: who wants to know why can replay them.
+#: Events kept for replays by people who look for reasons.
 EVENTS_RETAINED_MAX = 100_000
 
 
 @dataclass(slots=True)
 class AdvisoryBatch:
-    """What one transaction writes."""
+    """The content of one transaction."""
 
     events: list[tuple[int, Event]] = field(default_factory=list[tuple[int, Event]])
     decisions: list[tuple[int, int, Instruction]] = field(
@@ -70,17 +67,19 @@ class AdvisoryBatch:
     )
     snapshot: tuple[int, int, str] | None = None
     outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    #: Gangs that were reported, by workload; None: it has ended.
+    #: Reported gangs, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
-    #: Advisories whose settings were extended or removed, as they were then: one that ended long ago is forgotten.
+    #: Advisories whose holds were renewed or removed, as of that time, since ended ones may be
+    #: forgotten later.
     hold_changes: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
-    #: Advisories whose times moved, by our clock or an outage: watchers are reported once this is written.
+    #: Advisories whose times moved by a clock jump or an outage: watchers receive them after the
+    #: write.
     moved: set[str] = field(default_factory=set[str])
-    #: How often hosts are named in it, but for gangs: one event may be about ten thousand.
+    #: Number of mentions of hosts, without gangs: a single event may name ten thousand.
     host_mentions: int = 0
-    #: What outcomes say of hazards, as rows; None: as written before.
+    #: The calibration by outcomes, as rows; None: unchanged.
     calibration: list[tuple[Any, ...]] | None = None
-    #: All hosts that somebody says he took out; None: as written before.
+    #: All hosts that actors reported out; None: unchanged.
     declared_out: list[tuple[str, str, DeclaredOut]] | None = None
 
     @property
@@ -90,46 +89,52 @@ class AdvisoryBatch:
 
     @property
     def rows(self) -> int:
-        """How much waits to be written."""
+        """Number of rows to write."""
         return len(self.events) + len(self.decisions) + len(self.outcomes) + len(self.gangs)
 
     @property
     def hosts(self) -> int:
-        """How often hosts are named in it. A gang that is reported again takes the place of itself."""
-        return self.host_mentions + sum(len(one.hosts) for one in self.gangs.values() if one)
+        """Number of mentions of hosts. A gang that is reported again replaces itself."""
+        return self.host_mentions + sum(len(gang.hosts) for gang in self.gangs.values() if gang)
 
     def collect_declared_out(self, state: MachineState) -> None:
-        """Take from *state* who is out by others' word, if that must be rewritten."""
-        if any(isinstance(one, Out | StillOut | Back) for _, _, one in self.decisions):
+        """Copy the hosts reported out from *state*, if a report changed."""
+        if any(
+            isinstance(instruction, Out | StillOut | Back) for _, _, instruction in self.decisions
+        ):
             self.declared_out = [
-                (host, by, one)
+                (host, by, declared_out)
                 for host, by_actor in state.absent.items()
-                for by, one in by_actor.items()
+                for by, declared_out in by_actor.items()
             ]
 
     @property
     def published(self) -> list[Advisory]:
         """The advisories that changed, in order."""
-        return [one.advisory for _, _, one in self.decisions if isinstance(one, Publish)]
+        return [
+            instruction.advisory
+            for _, _, instruction in self.decisions
+            if isinstance(instruction, Publish)
+        ]
 
     def watch_updates(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
-        """Yield what watchers are reported, in order: what changed, and advisories whose settings were extended or removed.
+        """Yield the advisories for watchers in order: changed, or with a hold renewed or removed.
 
-        *known*: by name, as they are on disk by now. A change itself says how long it is in force: reported once more, it
-        would stand as it is by now before as it was.
+        *known*: by name, as they are on disk. A changed advisory is sent only as it became: a
+        second copy, with its current state, would arrive before the change.
         """
-        changed = {one.name for one in self.published}
-        for _, _, one in self.decisions:
-            if isinstance(one, Publish):
-                yield one.advisory
-            elif isinstance(one, Renew | Probation) and one.name not in changed:
-                found = known.get(one.name) or self.hold_changes.get(one.name)
-                if found is not None:
-                    yield found
+        changed = {advisory.name for advisory in self.published}
+        for _, _, instruction in self.decisions:
+            if isinstance(instruction, Publish):
+                yield instruction.advisory
+            elif isinstance(instruction, Renew | Probation) and instruction.name not in changed:
+                advisory = known.get(instruction.name) or self.hold_changes.get(instruction.name)
+                if advisory is not None:
+                    yield advisory
 
 
 def named_hosts_count(one: Event | Instruction) -> int:
-    """Return how many hosts *one* names, where that may be many."""
+    """Return the number of hosts that an event or instruction names, if it may be many, else 0."""
     match one:
         case TakenOut():
             return len(one.members)
@@ -142,7 +147,7 @@ def named_hosts_count(one: Event | Instruction) -> int:
 
 
 def state_json(state: MachineState) -> str:
-    """Return *state* whole."""
+    """Return the whole *state* as JSON."""
     return json.dumps(to_plain(state), separators=(",", ":"))
 
 
@@ -171,7 +176,7 @@ def write(connection: Connection, batch: AdvisoryBatch, *, shadow: bool) -> None
     if batch.gangs:
         names = list(batch.gangs)
         connection.execute("DELETE FROM gangs WHERE list_contains(?, workload)", [names])
-        _insert(connection, "gangs", _gangs([one for one in batch.gangs.values() if one]))
+        _insert(connection, "gangs", _gangs([gang for gang in batch.gangs.values() if gang]))
 
 
 def _insert(connection: Connection, name: str, arrow: Any) -> None:
@@ -186,7 +191,7 @@ def _insert(connection: Connection, name: str, arrow: Any) -> None:
 def _events(events: Sequence[tuple[int, Event]]) -> Any:
     return table(
         "number:int time:time kind:str body:str",
-        [(n, time_us(one.now_ns), type(one).__name__, to_json(one)) for n, one in events],
+        [(n, time_us(event.now_ns), type(event).__name__, to_json(event)) for n, event in events],
     )
 
 
@@ -195,10 +200,10 @@ def _decisions(decisions: Sequence[tuple[int, int, Instruction]], shadow: bool) 
         "number:int time:time kind:str advisory:str host:str words:str body:str shadow:bool",
         [
             (
-                number, time_us(now_ns), type(one).__name__, _name_of(one), _host_of(one), one.words,
-                "" if isinstance(one, Publish | StillOut) else to_json(one), shadow,
+                number, time_us(now_ns), type(instruction).__name__, _name_of(instruction), _host_of(instruction), instruction.words,
+                "" if isinstance(instruction, Publish | StillOut) else to_json(instruction), shadow,
             )
-            for number, now_ns, one in decisions
+            for number, now_ns, instruction in decisions
         ],
     )  # fmt: skip
 
@@ -215,8 +220,8 @@ def _declared_out(declared_out: Sequence[tuple[str, str, DeclaredOut]]) -> Any:
     return table(
         "host:str who:str why:str since:time until:time",
         [
-            (host, by, one.words, time_us(one.since_ns), time_us(one.until_ns))
-            for host, by, one in declared_out
+            (host, by, report.words, time_us(report.since_ns), time_us(report.until_ns))
+            for host, by, report in declared_out
         ],
     )
 
@@ -227,16 +232,16 @@ def _gangs(gangs: Sequence[Gang]) -> Any:
         "time:time",
         [
             (
-                one.workload, list(one.hosts), one.gpus, one.checkpoint_seconds,
-                time_us(one.until_ns), one.reporter, time_us(one.reported_ns),
+                gang.workload, list(gang.hosts), gang.gpus, gang.checkpoint_seconds,
+                time_us(gang.until_ns), gang.reporter, time_us(gang.reported_ns),
             )
-            for one in gangs
+            for gang in gangs
         ],
     )  # fmt: skip
 
 
 def read_gangs(connection: Connection) -> list[Gang]:
-    """Return what schedulers said runs where."""
+    """Return the gangs that schedulers reported."""
     rows = connection.execute(
         "SELECT workload, hosts, gpus, checkpoint_seconds, epoch_us(until) * 1000, reporter, "
         "epoch_us(time) * 1000 FROM gangs"
@@ -253,29 +258,30 @@ def _advisories(published: Sequence[Advisory], shadow: bool) -> Any:
         "shadow:bool",
         [
             (
-                a.name, a.revision, time_us(a.changed_ns), a.subject, list(a.hosts), a.action.name,
-                a.then.name if a.then else None, a.scope.value, a.basis.name, a.reason, a.words,
-                a.state.name, a.state_words, time_us(a.proposed_ns), time_us(a.expires_ns),
-                time_us(a.price.act_by_ns), a.price.waiting_gpu_hours, a.price.acting_gpu_hours,
-                a.price.arithmetic, a.confidence, a.hazard_per_hour, list(a.devices), a.job,
-                a.count, a.owner, shadow,
+                advisory.name, advisory.revision, time_us(advisory.changed_ns), advisory.subject, list(advisory.hosts), advisory.action.name,
+                advisory.then.name if advisory.then else None, advisory.scope.value, advisory.basis.name, advisory.reason, advisory.words,
+                advisory.state.name, advisory.state_words, time_us(advisory.proposed_ns), time_us(advisory.expires_ns),
+                time_us(advisory.price.act_by_ns), advisory.price.waiting_gpu_hours, advisory.price.acting_gpu_hours,
+                advisory.price.arithmetic, advisory.confidence, advisory.hazard_per_hour, list(advisory.devices), advisory.job,
+                advisory.count, advisory.owner, shadow,
             )
-            for a in published
+            for advisory in published
         ],
     )  # fmt: skip
 
 
 class ExpectedOutcome(NamedTuple):
-    """What scores had expected of an outcome, all by KNOTS_PER_HOUR but for `interruptions`: P(an interruption)."""
+    """The scores' prediction for an outcome: P(an interruption), the rest by KNOTS_PER_HOUR."""
 
     interruptions: float
     by_hazard: tuple[float, ...]
-    #: Of which hazard an interruption was; sums to 1 at most, to less where it was not scored then.
+    #: Probabilities of the interruption's hazard; the sum is at most 1, less for hosts without a
+    #: score.
     shares: tuple[float, ...]
 
 
 class OutcomeRecord(NamedTuple):
-    """An outcome: its id, who reported it, whether a job was interrupted, what was expected (None: unknown), its row, its hosts."""
+    """An outcome with its row, and the expectation from scores (None: unknown)."""
 
     outcome: str
     reporter: str
@@ -286,16 +292,16 @@ class OutcomeRecord(NamedTuple):
     hosts: int
 
     def add_to(self, reported: ReportedOutcomes, now_ns: int) -> None:
-        """Add what is known of it to *reported*."""
+        """Add the outcome to *reported*, if it has an expectation."""
         if self.expected is None:
             return
         chance, by_hazard, shares = self.expected
         interruptions = [self.interrupted * share for share in shares]
         reported.add(
-            self.reporter, now_ns, ([(1.0 - chance) * one for one in interruptions], by_hazard),
+            self.reporter, now_ns, ([(1.0 - chance) * value for value in interruptions], by_hazard),
             (
-                [float(one > 0.0) for one in by_hazard],
-                [self.host_hours * one / chance for one in by_hazard], interruptions, by_hazard,
+                [float(value > 0.0) for value in by_hazard],
+                [self.host_hours * value / chance for value in by_hazard], interruptions, by_hazard,
             ),
         )  # fmt: skip
 
@@ -316,9 +322,11 @@ CALIBRATION_COLUMNS = (
 def restore_machine(
     connection: Connection, limits: AdvisoryLimits
 ) -> tuple[AdvisoryStateMachine, int]:
-    """Return the machine as it was, and the number of its last event. Raises ValueError where rows are not ours."""
-    found = connection.execute("SELECT number, body FROM advice_memory ORDER BY number").fetchall()
-    last, body = found[-1] if found else (0, "")
+    """Return the stored machine, and its last event's number. Raises ValueError."""
+    snapshots = connection.execute(
+        "SELECT number, body FROM advice_memory ORDER BY number"
+    ).fetchall()
+    last, body = snapshots[-1] if snapshots else (0, "")
     state = from_plain(MachineState, json.loads(body)) if body else None
     machine = AdvisoryStateMachine(limits, state)
     events = connection.execute(
@@ -337,7 +345,8 @@ def _by_knot(sum_: str) -> str:
     return f"[{', '.join(sum_.format(k=k) for k in _KNOTS)}]"
 
 
-#: By reporter, as of the newest outcome: what `ReportedOutcomes.add` takes. Who reported most comes first.
+#: Arguments of `ReportedOutcomes.add` by reporter, as of the newest outcome. The largest reporter
+#: comes first.
 _REPORTED = f"""
 WITH known AS (
     SELECT *, 0.5 ** ((epoch_us(max(time) OVER ()) - epoch_us(time)) / 86400e6 / $1) AS weight
@@ -356,28 +365,28 @@ FROM known GROUP BY reporter ORDER BY sum(weight) DESC, reporter
 
 
 def read_outcome_stats(connection: Connection, half_life_days: float) -> ReportedOutcomes:
-    """Return what schedulers reported, each outcome fading by half in *half_life_days*."""
-    found = ReportedOutcomes(half_life_days)
+    """Return the reported outcomes; each halves in *half_life_days*."""
+    result = ReportedOutcomes(half_life_days)
     for reporter, time_ns, interruptions, expected, *totals in connection.execute(
         _REPORTED, [half_life_days]
     ).fetchall():
-        found.add(reporter, time_ns, (interruptions, expected), totals)
-    return found
+        result.add(reporter, time_ns, (interruptions, expected), totals)
+    return result
 
 
 def calibration_rows(
     now_ns: int, reported: ReportedOutcomes, calibration: Calibration
 ) -> list[tuple[Any, ...]]:
-    """Return rows of `hazard_calibration`, of what *reported* says at *now_ns*."""
+    """Return the rows of `hazard_calibration` for *reported* at *now_ns*."""
     columns = zip(
         KNOTS_PER_HOUR, *reported.totals.tolist(), calibration.interruptions, calibration.expected, calibration.factors,
         strict=True,
     )  # fmt: skip
-    return [(time_us(now_ns), *each) for each in columns]
+    return [(time_us(now_ns), *values) for values in columns]
 
 
 class OutcomeHost(NamedTuple):
-    """A host of an outcome, by its number. `is_suspect`: an interruption may have come of it."""
+    """A host of an outcome, by number. `is_suspect`: it may have caused an interruption."""
 
     number: int
     host: str
@@ -387,12 +396,13 @@ class OutcomeHost(NamedTuple):
     is_suspect: bool = True
 
 
-#: A score counts until the next one, and no longer than this: one is stored every five minutes. So only time that was scored
-#: counts.
+#: A score counts until the next one, at most for this long: one is stored every five minutes. So
+#: only scored time counts.
 SCORE_SECONDS_MAX = 600
-#: Hosts of outcomes with their time, against the scores that were stored in it: without what outcomes added, else these would
-#: make the next ones expect it, and no more than the limit of one fault's. A host that is UNHEALTHY, or in maintenance, counts
-#: until then: its interruption is certain, or meant. Of an interrupted job nothing counts once that came of a suspect.
+#: Hosts of outcomes with their time and the scores stored in it. Hazards exclude the addition by
+#: outcomes, which would otherwise feed back, and are limited like a single fault's. A host counts
+#: until it is UNHEALTHY or in maintenance, when its interruption is certain or intended; the
+#: hosts of an interrupted job count only until a suspect host is.
 _EXPECTED = f"""
 WITH stood AS (
     SELECT
@@ -435,33 +445,36 @@ FROM hosts GROUP BY number
 def expected_outcomes(
     connection: Connection, outcome_hosts: Sequence[OutcomeHost]
 ) -> dict[int, ExpectedOutcome]:
-    """Return by outcome's number what the scores of then expected; no key: none is stored."""
+    """Return the scores' expectation by outcome number; absent for outcomes without scores."""
     hosts = table(
         "number:int host:str started:time ended:time is_interrupted:bool is_suspect:bool",
-        [(*one[:2], time_us(one.begin_ns), time_us(one.end_ns), *one[4:]) for one in outcome_hosts],
+        [
+            (*host[:2], time_us(host.begin_ns), time_us(host.end_ns), *host[4:])
+            for host in outcome_hosts
+        ],
     )
-    suspects = Counter(one.number for one in outcome_hosts if one.is_suspect)
+    suspects = Counter(host.number for host in outcome_hosts if host.is_suspect)
     connection.register("told", hosts)
     try:
-        found = connection.execute(_EXPECTED).fetchall()
+        expected = connection.execute(_EXPECTED).fetchall()
     finally:
         connection.unregister("told")
     return {
         number: _expected_outcome(hazards, [share * scored / suspects[number] for share in shares])
-        for number, hazards, shares, scored in found
+        for number, hazards, shares, scored in expected
         if sum(hazards) > 0.0
     }
 
 
 def _expected_outcome(hazards: Sequence[float], shares: Sequence[float]) -> ExpectedOutcome:
-    """Return P(an interruption) of *hazards*, summed over hosts and time by KNOTS_PER_HOUR."""
+    """Return the expectation for *hazards*, summed over hosts and time by KNOTS_PER_HOUR."""
     chance = -expm1(-sum(hazards))
-    by_hazard = tuple(chance * each / sum(hazards) for each in hazards)
+    by_hazard = tuple(chance * hazard / sum(hazards) for hazard in hazards)
     return ExpectedOutcome(chance, by_hazard, tuple(shares))
 
 
 def outcome_names(connection: Connection, count: int) -> list[tuple[str, str]]:
-    """Return reporter and id of the newest *count* outcomes, oldest first, so that one that is reported again is taken once."""
+    """Return reporter and id of the newest *count* outcomes, oldest first."""
     rows = connection.execute(
         "SELECT reporter, outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT ?",
         [count],

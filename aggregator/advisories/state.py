@@ -25,17 +25,17 @@ from .advisory import (
     seconds_ns,
 )
 
-#: A host that is heard of no more counts as out, but it may still be advised about.
+#: A silent host counts as out, but may still get advice.
 SILENT = "silent"
-#: Of these something is set on a host, or may be.
+#: In these states the advisory has an effect on a host, or may have.
 APPLIED_STATES = (AdvisoryState.ACCEPTED, AdvisoryState.DONE, AdvisoryState.FAILED)
 
 
 @dataclass(slots=True)
 class OpenCase:
-    """An open case, since when we know, and the advisory that it went into ("": none yet).
+    """An open case, the time we noticed it, and its advisory ("": none yet).
 
-    `changed`: it is not any more what its advisory says.
+    `changed`: the case differs from its advisory.
     """
 
     case: Case
@@ -46,7 +46,7 @@ class OpenCase:
 
 @dataclass(slots=True)
 class Hold:
-    """What we set on a host: granted (it may be set), confirmed (it is), to end at `until_ns`."""
+    """The effect of an advisory on a host until `until_ns`: granted (possible) or confirmed."""
 
     name: str
     host: str
@@ -57,15 +57,15 @@ class Hold:
     job: str = ""
     confirmed: bool = False
     unsure: bool = False  # its owner failed or fell silent: it is not renewed
-    missed_ns: int = 0  # since when its host has no case and is not well either; 0: it is not so
-    #: What a milder advisory did before; it stays if this one comes to nothing.
+    missed_ns: int = 0  # start of a time without a case and without health; 0: no such time
+    #: The effect of a less severe advisory before; it stays if this advisory fails.
     earlier: str = ""
     earlier_action: Action | None = None
 
 
 @dataclass(slots=True)
 class UnavailableHost:
-    """A host that somebody else took out."""
+    """A host that is out for another reason than advice."""
 
     by: str
     place: FailureDomains = NOWHERE
@@ -74,7 +74,7 @@ class UnavailableHost:
 
 @dataclass(slots=True)
 class DeclaredOut:
-    """A host that somebody says he took out himself."""
+    """A host that an actor reported out."""
 
     words: str
     since_ns: int
@@ -86,7 +86,10 @@ class DeclaredOut:
 
 @dataclass(slots=True)
 class Mute:
-    """Nothing as grave or milder is proposed of a subject until then. `graver`: what is muted for a shorter time."""
+    """A subject without proposals of this gravity or less until `until_ns`.
+
+    `graver`: mutes of higher gravity, which end earlier.
+    """
 
     until_ns: int
     gravity: int
@@ -95,7 +98,7 @@ class Mute:
 
 @dataclass(slots=True)
 class HoldBackNotice:
-    """Why a case is held back; another reason is not reported before then."""
+    """The reported reason of a held-back case; another is not reported before `until_ns`."""
 
     words: str
     until_ns: int
@@ -103,7 +106,7 @@ class HoldBackNotice:
 
 @dataclass(slots=True)
 class HostProbation:
-    """A host that came back."""
+    """The probation of a host that came back."""
 
     until_ns: int
     relapses: int = 0
@@ -112,7 +115,10 @@ class HostProbation:
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """The breaker: `position` closed, open or half-open. `trial`: the advisory that is tried; `until_ns`: the end of both."""
+    """The breaker: `position` closed, open or half-open.
+
+    `trial`: the advisory on trial; `until_ns`: the end of both.
+    """
 
     position: str = "closed"
     until_ns: int = 0
@@ -123,9 +129,9 @@ class CircuitBreaker:
 
 @dataclass(slots=True)
 class MachineState:
-    """All that the machine knows. Made of plain values, so that it can be stored whole."""
+    """The whole state of the machine, of plain values, so that it can be stored."""
 
-    #: Identity of the rows: names and tokens begin again in others.
+    #: Identity of the store: names and tokens start again in another store.
     store: str = ""
     now_ns: int = 0
     number: int = 0
@@ -137,11 +143,11 @@ class MachineState:
     ended: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
     holds: dict[str, Hold] = field(default_factory=dict[str, Hold])
     taken: dict[str, UnavailableHost] = field(default_factory=dict[str, UnavailableHost])
-    #: Host -> who took it out -> why, and until when.
+    #: Host -> actor that reported it out -> reason and end.
     absent: dict[str, dict[str, DeclaredOut]] = field(
         default_factory=dict[str, dict[str, DeclaredOut]]
     )
-    absent_due_ns: int = 0  # when the first of these ends
+    absent_due_ns: int = 0  # end of the first of these
     muted: dict[str, Mute] = field(default_factory=dict[str, Mute])
     probation: dict[str, HostProbation] = field(default_factory=dict[str, HostProbation])
     well: dict[str, int] = field(default_factory=dict[str, int])
@@ -150,12 +156,11 @@ class MachineState:
     fuse: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     def expires_ns(self, advisory: Advisory) -> int:
-        """Return when *advisory* ends unless it is answered; once it was accepted, when what it set does unless that is renewed,
-        or when that ended."""
+        """Return the expiry of *advisory*; once accepted, the end of its effect."""
         hold, probation = self.holds.get(advisory.host), self.probation.get(advisory.host)
         waits = advisory.state in (AdvisoryState.PROPOSED, AdvisoryState.DEFERRED)
         if hold is not None and advisory.name in (hold.name, hold.earlier) and not waits:
-            return hold.until_ns  # also of what its owner left half done, and nobody took over
+            return hold.until_ns  # also if its owner left it half done, without a successor
         if advisory.state not in APPLIED_STATES or not removes_host(advisory.action):
             return advisory.expires_ns
         if probation is not None and probation.since_ns >= advisory.changed_ns:
@@ -164,13 +169,13 @@ class MachineState:
 
 
 class StateEditor:
-    """The memory with what may be done to it. `instructions` collects the instructions of one step."""
+    """The state with its operations. `instructions` collects the instructions of one step."""
 
     def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
         self.limits = limits
         self.state = state or MachineState()
         self.instructions: list[Instruction] = []
-        #: Whether this step changed what is remembered.
+        #: Whether this step changed the state.
         self.is_changed = False
 
     @property
@@ -178,7 +183,7 @@ class StateEditor:
         return self.state.now_ns
 
     def after(self, seconds: float) -> int:
-        """Return the moment in *seconds*."""
+        """Return the time in *seconds* from now."""
         return self.now_ns + seconds_ns(seconds)
 
     def emit(self, instruction: Instruction) -> None:
@@ -187,10 +192,12 @@ class StateEditor:
     def open_advisories(self, host: str) -> list[Advisory]:
         """Return the open advisories of *host* itself, oldest first."""
         subject = f"host {host}"
-        return [a for a in self.state.advisories.values() if a.subject == subject]
+        return [
+            advisory for advisory in self.state.advisories.values() if advisory.subject == subject
+        ]
 
     def find(self, name: str) -> Advisory | None:
-        """Return the advisory *name*, open or ended a while ago."""
+        """Return the advisory *name*, open or recently ended."""
         return self.state.advisories.get(name) or self.state.ended.get(name)
 
     def next_name(self) -> str:
@@ -198,7 +205,7 @@ class StateEditor:
         return f"a{self.state.number}"
 
     def put(self, advisory: Advisory, reason: str, /, **changes: Any) -> Advisory:
-        """Keep *advisory*, changed so, and publish it. A transition that does not exist is a defect of ours."""
+        """Store and publish *advisory* with *changes*. Raises AssertionError on a bug."""
         before = self.find(advisory.name)
         after = replace(advisory, changed_ns=self.now_ns, state_words=reason, **changes)
         if before is not None:
@@ -219,11 +226,10 @@ class StateEditor:
         return after
 
     def defer(self, advisory: Advisory, reason: str, until_ns: int) -> None:
-        """Defer *advisory*."""
         self.put(advisory, reason, **self.deferral(until_ns))
 
     def deferral(self, until_ns: int) -> dict[str, Any]:
-        """Return what a deferral changes: from *until_ns* on there is as much time to answer as there was at first."""
+        """Return the fields of a deferral; after *until_ns* the full time to answer starts."""
         expires_ns = until_ns + seconds_ns(self.limits.proposal_seconds)
         return {
             "state": AdvisoryState.DEFERRED,
@@ -232,7 +238,7 @@ class StateEditor:
         }
 
     def _fall_back(self, ended: Advisory) -> None:
-        """Let what an earlier advisory set on the host stand by itself again."""
+        """Restore an earlier advisory's effect on the host, if any; else stop renewing."""
         hold = self.state.holds.get(ended.host)
         if hold is None or hold.name != ended.name:
             return
@@ -243,15 +249,15 @@ class StateEditor:
             hold.unsure = True
 
     def mute(self, subject: str, action: Action, seconds: float) -> None:
-        """Propose nothing as grave for *subject* for this long; what was muted for longer stays so."""
+        """Mute the severity of *action* or less for *subject*; longer mutes stay."""
         new = Mute(self.after(seconds), gravity(action))
         before = self._mutes(subject)
-        if any(one.until_ns >= new.until_ns and one.gravity >= new.gravity for one in before):
+        if any(mute.until_ns >= new.until_ns and mute.gravity >= new.gravity for mute in before):
             return
         remaining = [
-            one for one in before if one.until_ns > new.until_ns or one.gravity > new.gravity
+            mute for mute in before if mute.until_ns > new.until_ns or mute.gravity > new.gravity
         ]
-        first, *graver = sorted([new, *remaining], key=lambda one: -one.until_ns)
+        first, *graver = sorted([new, *remaining], key=lambda mute: -mute.until_ns)
         first.graver = tuple(graver)
         self.state.muted[subject] = first
         self.is_changed = True
@@ -260,9 +266,9 @@ class StateEditor:
         return self.muted_until_ns(subject, action) > 0
 
     def muted_until_ns(self, subject: str, action: Action) -> int:
-        """Return until when nothing as grave as *action* is proposed of *subject*; 0: it may be."""
+        """Return the end of the mute for *action* on *subject*; 0: not muted."""
         grave = gravity(action)
-        ends = [one.until_ns for one in self._mutes(subject) if grave <= one.gravity]
+        ends = [mute.until_ns for mute in self._mutes(subject) if grave <= mute.gravity]
         return max((end for end in ends if end > self.now_ns), default=0)
 
     def _mutes(self, subject: str) -> list[Mute]:
@@ -270,7 +276,7 @@ class StateEditor:
         return [] if first is None else [replace(first, graver=()), *first.graver]
 
     def hold_back(self, case: Case, action: Action, reason: str) -> None:
-        """Say why nothing is advised for *case*: once, and again when it is another reason a while later."""
+        """Emit why *case* is held back: once, and another reason after `flap_seconds`."""
         before = self.state.held_back.get(case.key)
         if before and (before.words == reason or before.until_ns > self.now_ns):
             return
@@ -285,17 +291,17 @@ class StateEditor:
             self.is_changed = True
 
     def assign(self, open_case: OpenCase, name: str) -> None:
-        """Let the advisory *name* be about the case *open_case*, too."""
+        """Add the case *open_case* to the advisory *name*."""
         open_case.advisory, open_case.changed, self.is_changed = name, False, True
         self.drop_hold_back(open_case.case.key)
 
     def clear(self, hold: Hold, reason: str) -> None:
-        """Have what *hold* set taken away, and nothing else; the host is back, and watched."""
+        """Request the removal of the effect of *hold*; the host is back, and watched."""
         self.emit(Clear(hold.name, hold.host, hold.owner, reason))
         self.drop(hold, reason)
 
     def drop(self, hold: Hold, reason: str) -> None:
-        """Forget *hold*: it is gone. A host that returns is on probation."""
+        """Remove *hold*: its effect has ended. The host is then on probation."""
         del self.state.holds[hold.host]
         self.is_changed = True
         before = self.state.probation.get(hold.host)
@@ -306,7 +312,7 @@ class StateEditor:
         self.emit(Probation(hold.host, until, f"back in service: {reason}", hold.name))
 
     def trip(self, seconds: float, reason: str) -> None:
-        """Open the breaker: nothing that takes a host out is granted for this long."""
+        """Open the breaker: nothing that takes a host out is granted for *seconds*."""
         breaker, longest = self.state.fuse, self.limits.breaker_seconds_max
         breaker.seconds = min(seconds, longest)
         breaker.position, breaker.until_ns, breaker.trial = "open", self.after(breaker.seconds), ""

@@ -1,16 +1,16 @@
 """The advisory state machine: events in, instructions out. Deterministic; no I/O, no clock.
 
 Invariants, for any input (`tests/aggregator/advisories/invariants.py` checks each):
-- it clears only what it had set, and nothing that it set outlasts its expiry unless renewed;
-- an advisory that was withdrawn, rejected, done, failed or expired has no further effect;
-- the number of hosts out at once, and within an hour, is limited per rack, per job and for the fleet, anyone who took them
-  out; beyond the limit a breaker opens, and tries one host before it closes;
-- a host returns only after it was healthy for long enough, and is then on probation;
-- a case is in one advisory, however often it is reported; hosts that fail together are one cause;
-- a certain fault of a host's own device, on no other host at the same time, does not wait for others of its cause;
-- a statistical verdict leads to AVOID or DRAIN_AFTER_JOB, EVICT_NOW needs certainty, and a drain at a checkpoint needs a
-  known checkpoint interval; every action names its scope;
-- while the fleet's state is frozen nothing is proposed and nothing granted.
+  - it removes only its own effects, and no effect outlasts its expiry unless renewed;
+  - an advisory that was withdrawn, rejected, done, failed or expired has no further effect;
+  - the number of hosts out at once, and within an hour, is limited per rack, per job and for the fleet, including hosts
+    that others took out; beyond the limit a breaker opens, and tries one host before it closes;
+  - a host returns only after it was healthy for long enough, and is then on probation;
+  - a case is in one advisory, however often it is reported; hosts that fail together are one cause;
+  - a certain fault of a host's own device, on no other host at the same time, does not wait for others of its cause;
+  - a statistical verdict leads to AVOID or DRAIN_AFTER_JOB, EVICT_NOW needs certainty, and a drain at a checkpoint
+    needs a known checkpoint interval; every action names its scope;
+  - while the fleet's state is frozen nothing is proposed and nothing granted.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from .timers import apply_clock_jump, expire, remove_closed_cases, resume, unfre
 
 
 class AdvisoryStateMachine:
-    """`step` each event, and a Tick behind them: only then is anything proposed.
+    """Call `step` with each event, then with a Tick: only a Tick makes proposals.
 
-    Its `state` can be stored and handed to another, which continues from there."""
+    Its `state` can be stored and given to another machine, which continues from there.
+    """
 
     def __init__(self, limits: AdvisoryLimits, state: MachineState | None = None) -> None:
         self._editor = StateEditor(limits, state)
-        #: Whether the last step changed what is remembered: only such events need storing.
+        #: Whether the last step changed the state: only such events need storing.
         self.is_changed = False
 
     @property
@@ -59,18 +60,19 @@ class AdvisoryStateMachine:
         return self._editor.state
 
     def stamped(self, event: Event) -> Event:
-        """Return *event* as it must be stored: its time never goes back, even if the clock was set back."""
+        """Return *event* for storage: its time never decreases, even if the clock was set back."""
         return replace(event, now_ns=max(event.now_ns, self.state.now_ns))
 
     def resume(self, now_ns: int) -> None:
-        """Go on after a restart. No event tells of it: the memory must be stored whole behind it."""
+        """Continue after a restart. No event records this: store the whole state afterwards."""
         self.state.now_ns = max(now_ns, self.state.now_ns)
         resume(self._editor)
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> None:
-        """The clock, which says *now_ns*, was set forward by *jump_ns*: nothing ends by that. No event tells of it, either.
+        """Shift all times after the clock jumped by *jump_ns* to *now_ns*. No event records this.
 
-        Where it had been set back before, we stood still until it caught up: what we see of the leap is what is left.
+        If the clock had been set back before, our time did not advance until the clock passed it:
+        only the rest of the jump counts.
         """
         jump_ns = min(jump_ns, now_ns - self.state.now_ns)
         if jump_ns > 0:
@@ -78,11 +80,11 @@ class AdvisoryStateMachine:
             self.state.now_ns += jump_ns
 
     def preview(self, answer: Acked) -> Advisory | Refused:
-        """Return what would come of *answer*, without any effect."""
+        """Return the result of *answer*, without any effect."""
         return preview(self._editor, answer)
 
     def step(self, event: Event) -> list[Instruction]:
-        """Take *event* and return what must be done. Raises nothing of what *event* says."""
+        """Process *event* and return the instructions. No content of *event* raises an error."""
         editor = self._editor
         editor.state.now_ns = max(event.now_ns, editor.state.now_ns)
         editor.instructions, editor.is_changed = [], False
@@ -134,9 +136,10 @@ class AdvisoryStateMachine:
 
 
 def _open_case(editor: StateEditor, case: Case) -> None:
-    """Keep *case*; what is news of one that went into an advisory is weighed again.
+    """Record *case*; a material change of an assigned case is evaluated again.
 
-    It began when it was first reported, not when its symptom was last seen, unless the fault has changed.
+    The case began when it was first reported, not when its symptom was last seen, unless the fault
+    has changed.
     """
     before = editor.state.cases.get(case.key)
     if before is None:

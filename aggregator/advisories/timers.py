@@ -34,14 +34,14 @@ from .state import (
 
 
 def expire(editor: StateEditor) -> None:
-    """Do what is due by now."""
+    """Apply everything that is due."""
     for advisory in list(editor.state.advisories.values()):
         if advisory.state is AdvisoryState.ACCEPTED:
             _end_lease(editor, advisory)
         elif reason := _deferral_reason(editor, advisory):
             editor.defer(advisory, reason, editor.after(editor.limits.defer_seconds))
         elif advisory.expires_ns <= editor.now_ns:
-            if not editor.state.frozen:  # else anyone who accepted it was refused
+            if not editor.state.frozen:  # accepting it was refused while frozen
                 _expire_proposal(editor, advisory)
         elif (
             advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns <= editor.now_ns
@@ -55,47 +55,49 @@ def expire(editor: StateEditor) -> None:
 
 
 def resume(editor: StateEditor) -> None:
-    """Continue after a restart: leases, proposals and holds of active faults last for at least a lease's time.
+    """Continue after a restart: leases, proposals and active holds last at least a lease's time.
 
-    A fault may have outlasted the outage. Until judging says otherwise, its host stays out of service.
+    A fault may have outlasted the outage. Until judging shows otherwise, its host stays out of
+    service.
     """
-    state, least_ns = editor.state, editor.after(editor.limits.lease_seconds)
-    faulty = {one.case.host for one in state.cases.values()}
+    state, minimum_ns = editor.state, editor.after(editor.limits.lease_seconds)
+    faulty = {open_case.case.host for open_case in state.cases.values()}
     for name, advisory in state.advisories.items():
         lease_ns = (
-            max(advisory.lease_until_ns, least_ns)
+            max(advisory.lease_until_ns, minimum_ns)
             if advisory.state is AdvisoryState.ACCEPTED
             else 0
         )
-        expires_ns = max(advisory.expires_ns, least_ns)
+        expires_ns = max(advisory.expires_ns, minimum_ns)
         state.advisories[name] = replace(advisory, expires_ns=expires_ns, lease_until_ns=lease_ns)
         hold = state.holds.get(advisory.host)
         if advisory.state is AdvisoryState.ACCEPTED and hold is not None and hold.name == name:
             hold.until_ns = max(
-                hold.until_ns, least_ns
-            )  # else its host is counted nowhere, and never returned
+                hold.until_ns, minimum_ns
+            )  # without the hold its host would count nowhere, and never return
     for hold in state.holds.values():
         hold.missed_ns = editor.now_ns if hold.missed_ns else 0
         if hold.host in faulty and not hold.unsure:
-            hold.until_ns = max(hold.until_ns, least_ns)
+            hold.until_ns = max(hold.until_ns, minimum_ns)
     state.well = dict.fromkeys(state.well, editor.now_ns)
 
 
 def unfreeze(editor: StateEditor) -> None:
-    """The picture is no longer in doubt: what could not be accepted meanwhile may be for a lease's time at least."""
-    least_ns = editor.after(editor.limits.lease_seconds)
+    """Extend the time to answer to at least a lease's time: nothing was accepted while frozen."""
+    minimum_ns = editor.after(editor.limits.lease_seconds)
     for advisory in list(editor.state.advisories.values()):
-        if advisory.state is not AdvisoryState.ACCEPTED and advisory.expires_ns < least_ns:
+        if advisory.state is not AdvisoryState.ACCEPTED and advisory.expires_ns < minimum_ns:
             reason = (
                 "the fleet's state was in doubt and is clear again: the time to answer is extended"
             )
-            editor.put(advisory, reason, expires_ns=least_ns)
+            editor.put(advisory, reason, expires_ns=minimum_ns)
 
 
 def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
-    """The aggregator's clock was set forward: shift all times, so that remaining times and ages stay the same.
+    """Shift all times after our clock was set forward: remaining times and ages stay.
 
-    A process that was stopped for a while is none of this: its time has passed, for those who wait for it, too.
+    This is not for a process that was stopped for a while: then time has passed, for its clients
+    too.
     """
     state = editor.state
     for name, advisory in state.advisories.items():
@@ -116,7 +118,7 @@ def apply_clock_jump(editor: StateEditor, jump_ns: int) -> None:
 
 
 def _shifted(advisory: Advisory, jump_ns: int) -> Advisory:
-    """Return *advisory* with its ends, and when its cause began, later by so much; 0 is no time."""
+    """Return *advisory* with its ends and its cause's begin shifted by *jump_ns*; 0 stays."""
     shifted = {
         name: before_ns + jump_ns
         for name in ("expires_ns", "lease_until_ns", "deferred_until_ns", "since_ns")
@@ -128,7 +130,7 @@ def _shifted(advisory: Advisory, jump_ns: int) -> Advisory:
 def _timed_entries(
     state: MachineState,
 ) -> Iterator[DeclaredOut | CircuitBreaker | Hold | Mute | HoldBackNotice | HostProbation]:
-    """Yield all that lasts until a time."""
+    """Yield all entries with an `until_ns`."""
     yield from state.holds.values()
     yield from state.probation.values()
     yield from state.held_back.values()
@@ -141,7 +143,7 @@ def _timed_entries(
 
 
 def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
-    """Lend it to anyone who comes next: its owner was silent for too long."""
+    """End the lease of a silent owner: propose the advisory again."""
     if advisory.lease_until_ns > editor.now_ns:
         return
     reason = f"{advisory.owner} was silent until its lease ended: another executor may take it over"
@@ -151,16 +153,16 @@ def _end_lease(editor: StateEditor, advisory: Advisory) -> None:
     expires = editor.after(editor.limits.proposal_seconds)
     keys = [key for key in advisory.cases if key in editor.state.cases]
     cases = tuple(key for key in keys if editor.state.cases[key].advisory == advisory.name)
-    graver = (
-        [a for a in editor.open_advisories(advisory.host) if a.name != advisory.name]
+    others = (
+        [other for other in editor.open_advisories(advisory.host) if other.name != advisory.name]
         if advisory.host
         else []
     )
-    if open_graver := [a.name for a in graver if a.state is not AdvisoryState.ACCEPTED]:
-        for key in cases:  # they go into what is asked for
+    if open_others := [other.name for other in others if other.state is not AdvisoryState.ACCEPTED]:
+        for key in cases:  # the open advisory takes them over
             editor.state.cases[key].advisory = ""
         reason = (
-            f"{advisory.owner} was silent until its lease ended, and {open_graver[0]} asks for more"
+            f"{advisory.owner} was silent until its lease ended, and {open_others[0]} asks for more"
         )
         editor.put(advisory, reason, state=AdvisoryState.WITHDRAWN, owner="", lease_until_ns=0)
         return
@@ -182,7 +184,7 @@ def _expire_proposal(editor: StateEditor, advisory: Advisory) -> None:
 
 
 def _deferral_reason(editor: StateEditor, advisory: Advisory) -> str:
-    """Return who else has the host of *advisory* out, where that puts it off; "" where it was put off for longer anyway."""
+    """Return why another actor's report defers *advisory*; "" if it is deferred longer."""
     waits = advisory.state is AdvisoryState.DEFERRED and advisory.deferred_until_ns > editor.now_ns
     if waits or advisory.action is Action.RETURN_TO_SERVICE:
         return ""
@@ -190,7 +192,7 @@ def _deferral_reason(editor: StateEditor, advisory: Advisory) -> str:
 
 
 def _repropose(editor: StateEditor, advisory: Advisory) -> None:
-    """Propose again what was put off, if there is room for it."""
+    """Propose a deferred advisory again, unless a limit refuses it."""
     if editor.state.frozen:
         return
     if removes_host(advisory.action):
@@ -202,11 +204,8 @@ def _repropose(editor: StateEditor, advisory: Advisory) -> None:
     editor.put(advisory, "deferred until now", state=AdvisoryState.PROPOSED, deferred_until_ns=0)
 
 
-# ---- holds
-
-
 def _renew_or_clear(editor: StateEditor, hold: Hold) -> None:
-    """Renew what we set while its cause lasts; otherwise let it expire and remove it."""
+    """Renew an effect while its cause lasts; otherwise let it expire and remove it."""
     length = seconds_ns(editor.limits.hold_seconds)
     if hold.missed_ns and hold.host in editor.state.well:
         hold.missed_ns, editor.is_changed = 0, True
@@ -216,20 +215,20 @@ def _renew_or_clear(editor: StateEditor, hold: Hold) -> None:
         hold.until_ns = editor.now_ns + length
         editor.is_changed = True
         editor.emit(Renew(hold.name, hold.host, hold.until_ns, reason))
-        if hold.earlier:  # what it set is still in force, and is removed with the rest
+        if hold.earlier:  # its effect is still in force, and is removed with the rest
             editor.emit(Renew(hold.earlier, hold.host, hold.until_ns, reason))
 
 
 def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
-    """Return why *hold* is to last; "" if it is not."""
+    """Return why *hold* must be renewed; "" if it must not."""
     if hold.unsure:
         return ""
     if editor.state.frozen:
         return "the fleet's state is in doubt: what is set stays"
     set_by = editor.state.advisories.get(hold.name)
     if not hold.confirmed or (set_by is not None and set_by.state is AdvisoryState.ACCEPTED):
-        return "it is being carried out"  # also where something milder is done there already
-    if any(one.case.host == hold.host for one in editor.state.cases.values()):
+        return "it is being carried out"  # also if a less severe action is in force there
+    if any(open_case.case.host == hold.host for open_case in editor.state.cases.values()):
         hold.missed_ns = 0
         return "its cause still holds"
     since = editor.state.well.get(hold.host)
@@ -244,7 +243,6 @@ def _renewal_reason(editor: StateEditor, hold: Hold) -> str:
 
 
 def _is_return_deferred(editor: StateEditor, host: str) -> bool:
-    """Return whether somebody would have *host* return later."""
     return any(
         advisory.action is Action.RETURN_TO_SERVICE and advisory.state is AdvisoryState.DEFERRED
         for advisory in editor.open_advisories(host)
@@ -252,14 +250,14 @@ def _is_return_deferred(editor: StateEditor, host: str) -> bool:
 
 
 def _missing_reason(editor: StateEditor, hold: Hold) -> str:
-    """Return why *hold*, whose host shows no fault and is not well either, is to last; "" where that was so for too long."""
+    """Return why *hold* is renewed although its host has no fault and is not well.
+
+    "" after `missed_seconds`.
+    """
     hold.missed_ns = hold.missed_ns or editor.now_ns
     if editor.now_ns - hold.missed_ns >= seconds_ns(editor.limits.missed_seconds):
         return ""
     return "nothing shows that it is healthy"
-
-
-# ---- the breaker, and what is forgotten
 
 
 def _half_open_breaker(editor: StateEditor) -> None:
@@ -268,7 +266,8 @@ def _half_open_breaker(editor: StateEditor) -> None:
         breaker.position, editor.is_changed = "half-open", True
         editor.emit(Breaker("half-open", "one host is tried; if that succeeds, advice resumes"))
     elif breaker.trial and breaker.until_ns <= editor.now_ns:
-        # Its owner may renew it for days: an eviction that a disruption budget refuses is repeated. That shows nothing either way.
+        # The owner may renew its lease for days: an eviction that a disruption budget refuses is
+        # repeated. Such a trial shows nothing either way.
         reason = f"the trial {breaker.trial} did not end in time: another host may be tried"
         breaker.trial, editor.is_changed = "", True
         editor.emit(Breaker("half-open", reason))
@@ -277,16 +276,16 @@ def _half_open_breaker(editor: StateEditor) -> None:
 def _forget_expired(editor: StateEditor) -> None:
     state, now_ns = editor.state, editor.now_ns
     for expiring in (state.muted, state.probation):
-        for key in [key for key, one in expiring.items() if one.until_ns <= now_ns]:
+        for key in [key for key, entry in expiring.items() if entry.until_ns <= now_ns]:
             del expiring[key]
             editor.is_changed = True
     old = now_ns - seconds_ns(editor.limits.ended_seconds)
     surplus = len(state.ended) - editor.limits.ended_max
     held_names = {name for hold in state.holds.values() for name in (hold.name, hold.earlier)}
-    for at, (name, one) in enumerate(list(state.ended.items())):
-        if at >= surplus and one.changed_ns > old:
-            break  # in the order in which they ended
-        if name not in held_names:  # else its owner asks until when it is in force
+    for index, (name, advisory) in enumerate(list(state.ended.items())):
+        if index >= surplus and advisory.changed_ns > old:
+            break  # they are in the order of their ends
+        if name not in held_names:  # the owner of a hold still asks for the end of its effect
             del state.ended[name]
             editor.is_changed = True
     while state.granted_ns and state.granted_ns[0] <= now_ns - HOUR_NS:
@@ -295,18 +294,20 @@ def _forget_expired(editor: StateEditor) -> None:
 
 
 def remove_closed_cases(editor: StateEditor) -> None:
-    """Take cases that are gone out of their advisories; of a host's own, the gravest that is left leads."""
+    """Remove closed cases from their advisories; the most severe remaining case leads."""
     for advisory in list(editor.state.advisories.values()):
         open_cases = [editor.state.cases.get(key) for key in advisory.cases]
-        for each in open_cases:
-            if each is not None and not each.advisory:  # it was gone for a moment only
-                each.advisory, each.changed, editor.is_changed = (
+        for open_case in open_cases:
+            if open_case is not None and not open_case.advisory:  # it was closed for a moment only
+                open_case.advisory, open_case.changed, editor.is_changed = (
                     advisory.name,
                     bool(advisory.host),
                     True,
                 )
         remaining = [
-            each for each in open_cases if each is not None and each.advisory == advisory.name
+            open_case
+            for open_case in open_cases
+            if open_case is not None and open_case.advisory == advisory.name
         ]
         if not remaining or len(remaining) == len(advisory.cases):
             continue
@@ -318,21 +319,23 @@ def remove_closed_cases(editor: StateEditor) -> None:
         elif advisory.state is not AdvisoryState.ACCEPTED:
             lower_advisory(
                 editor, advisory, remaining, reason
-            )  # else nothing calls for it any more, and it is withdrawn
+            )  # otherwise no case requests it any more, and it is withdrawn
         else:
-            editor.put(advisory, reason, cases=tuple(sorted(each.case.key for each in remaining)))
+            editor.put(
+                advisory, reason, cases=tuple(sorted(open_case.case.key for open_case in remaining))
+            )
 
 
 def withdraw_empty(editor: StateEditor) -> None:
-    """Withdraw what nothing calls for any more. What is being carried out continues: its host is verified first."""
-    wanted = {one.advisory for one in editor.state.cases.values()}
-    for one in list(editor.state.advisories.values()):
-        if one.state is AdvisoryState.ACCEPTED or one.name in wanted:
+    """Withdraw advisories without cases, except accepted ones: their hosts are verified first."""
+    wanted = {open_case.advisory for open_case in editor.state.cases.values()}
+    for advisory in list(editor.state.advisories.values()):
+        if advisory.state is AdvisoryState.ACCEPTED or advisory.name in wanted:
             continue
-        if one.action is not Action.RETURN_TO_SERVICE:
-            editor.put(one, "its cause is gone", state=AdvisoryState.WITHDRAWN)
-            mute_all(editor, one, editor.limits.flap_seconds)
-        elif (hold := editor.state.holds.get(one.host)) is None:
-            editor.put(one, "the hold expired", state=AdvisoryState.WITHDRAWN)
+        if advisory.action is not Action.RETURN_TO_SERVICE:
+            editor.put(advisory, "its cause is gone", state=AdvisoryState.WITHDRAWN)
+            mute_all(editor, advisory, editor.limits.flap_seconds)
+        elif (hold := editor.state.holds.get(advisory.host)) is None:
+            editor.put(advisory, "the hold expired", state=AdvisoryState.WITHDRAWN)
         elif not is_verified(editor, hold):
-            editor.put(one, "it is not healthy again after all", state=AdvisoryState.WITHDRAWN)
+            editor.put(advisory, "it is not healthy again after all", state=AdvisoryState.WITHDRAWN)

@@ -1,7 +1,7 @@
 """Running gangs as a scheduler reports them: hosts, size, and checkpoint interval, until each ends.
 
-A gang belongs to the login that reported it. If a second login reports a gang under a name that is in use, its gang is named
-`NAME (LOGIN)` everywhere, so that no answer mixes the two.
+A gang belongs to the login that reported it. If a second login reports a gang under a name that is
+in use, its gang is named `NAME (LOGIN)` everywhere, so that no answer mixes the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..scoring.evaluate import Judgement
 from .advisory import Member, place_of
 from .policy import Workload
 
-#: At once, and hosts of all of them together.
+#: Maximum gangs at once, and hosts of all of them together.
 GANGS_MAX, GANG_HOSTS_MAX = 50_000, 200_000
 _NO_LOGIN = "no login"
 _QUALIFIED = re.compile(rf"(.+) \(({_NO_LOGIN}|(?:{'|'.join(GRANTABLE_ROLES)}) [^()]*)\)")
@@ -38,12 +38,15 @@ def reported_name(name: str) -> str:
 
 
 def name_for(name: str, login: str) -> str:
-    """Return the gang's *name* as *login* knows it: the login that reported the gang gets its own name back."""
+    """Return the gang's *name* for *login*: the reporting login gets its own name back."""
     return name.removesuffix(qualified_name("", login)) if login else name
 
 
 class Gang(NamedTuple):
-    """A workload. `gpus` 0: all GPUs of the hosts; `checkpoint_seconds` 0: unknown. `reporter`: LOGIN/ACTOR."""
+    """A workload. `reporter`: LOGIN/ACTOR.
+
+    `gpus` 0: all GPUs of the hosts; `checkpoint_seconds` 0: unknown.
+    """
 
     workload: str
     hosts: tuple[str, ...]
@@ -66,18 +69,20 @@ class ScheduledGangs:
         self._gangs: dict[str, Gang] = {}
         self._of_host: dict[str, dict[str, Gang]] = {}
         self._hosts = 0
-        for one in gangs:
-            self.update(one)
+        for gang in gangs:
+            self.update(gang)
 
     def __len__(self) -> int:
         return len(self._gangs)
 
     def scheduled(self) -> Iterator[ScheduledGang]:
-        """Yield each as judgement takes it."""
-        return (ScheduledGang(one.workload, one.hosts, one.gpus) for one in self._gangs.values())
+        """Yield the gangs in the form that judging uses."""
+        return (
+            ScheduledGang(gang.workload, gang.hosts, gang.gpus) for gang in self._gangs.values()
+        )
 
     def named(self, one: Gang) -> Gang:
-        """Return *one* under the name that its login's gang has or would have here."""
+        """Return the gang *one* under the name that its login's gang has or would have here."""
         qualified = qualified_name(one.workload, one.login)
         holder = self._gangs.get(one.workload)
         if qualified in self._gangs or (holder and holder.login not in ("", one.login)):
@@ -85,9 +90,10 @@ class ScheduledGangs:
         return one
 
     def endable(self, workload: str, login: str, ends_any: bool) -> str:
-        """Return the name of the gang that *login* ends by *workload*; "" if it may end none of that name.
+        """Return the name of the gang that *login* ends by *workload*; "" for none.
 
-        The login's own gang comes first. *ends_any*: the login may also end another login's gang, by its name here.
+        The login's own gang comes first. *ends_any*: the login may also end another login's gang,
+        by its name here.
         """
         for name in (qualified_name(workload, login), workload):
             holder = self._gangs.get(name)
@@ -96,19 +102,19 @@ class ScheduledGangs:
         return ""
 
     def has_room_for(self, gangs: Iterable[Gang]) -> bool:
-        """Return whether *gangs*, under their names here, may be reported, too."""
-        new = {one.workload: one for one in gangs}
+        """Return whether *gangs*, under their names here, fit into the limits."""
+        new = {gang.workload: gang for gang in gangs}
         replaced = [self._gangs[name] for name in new.keys() & self._gangs.keys()]
-        hosts = self._hosts - sum(len(one.hosts) for one in replaced)
-        hosts += sum(len(one.hosts) for one in new.values())
+        hosts = self._hosts - sum(len(gang.hosts) for gang in replaced)
+        hosts += sum(len(gang.hosts) for gang in new.values())
         return len(self._gangs.keys() | new.keys()) <= GANGS_MAX and hosts <= GANG_HOSTS_MAX
 
     def count_with(self, gangs: Iterable[Gang], ended: Iterable[str]) -> int:
-        """Return how many there would be with *gangs*, and without *ended*."""
-        return len((self._gangs.keys() | {one.workload for one in gangs}) - set(ended))
+        """Return the number of gangs with *gangs* added and *ended* removed."""
+        return len((self._gangs.keys() | {gang.workload for gang in gangs}) - set(ended))
 
     def update(self, one: Gang) -> None:
-        """Keep *one*, in place of the last report of its workload."""
+        """Record the gang *one*, in place of the last report of its workload."""
         self.end(one.workload)
         self._gangs[one.workload] = one
         self._hosts += len(one.hosts)
@@ -116,66 +122,67 @@ class ScheduledGangs:
             self._of_host.setdefault(host, {})[one.workload] = one
 
     def end(self, workload: str) -> bool:
-        """Forget *workload*; say whether it was known."""
+        """Remove *workload*; return whether it was known."""
         removed = self._gangs.pop(workload, None)
         if removed is None:
             return False
         self._hosts -= len(removed.hosts)
         for host in set(removed.hosts):
-            there = self._of_host[host]
-            del there[workload]
-            if not there:
+            host_gangs = self._of_host[host]
+            del host_gangs[workload]
+            if not host_gangs:
                 del self._of_host[host]
         return True
 
     def expire(self, now_ns: int) -> list[str]:
-        """Forget what nobody reported again, and return its names."""
-        expired = [name for name, one in self._gangs.items() if one.until_ns <= now_ns]
+        """Remove gangs that were not reported again in time, and return their names."""
+        expired = [name for name, gang in self._gangs.items() if gang.until_ns <= now_ns]
         for name in expired:
             self.end(name)
         return expired
 
     def apply_clock_jump(self, jump_ns: int, now_ns: int) -> list[Gang]:
-        """Our clock, which says *now_ns*, was set forward by *jump_ns*: let earlier reports last for as long as it
-        would have, and return that."""
-        before = [one for one in self._gangs.values() if one.reported_ns <= now_ns - jump_ns]
-        moved = [one._replace(until_ns=one.until_ns + jump_ns) for one in before]
-        for one in moved:
-            self.update(one)
+        """Extend earlier reports after our clock jumped by *jump_ns* to *now_ns*; return these."""
+        before = [gang for gang in self._gangs.values() if gang.reported_ns <= now_ns - jump_ns]
+        moved = [gang._replace(until_ns=gang.until_ns + jump_ns) for gang in before]
+        for gang in moved:
+            self.update(gang)
         return moved
 
     def on(self, host: str) -> Gang | None:
-        """Return the gang on *host*, the largest of several; None: nobody has reported one."""
-        there = self._of_host.get(host)
-        if not there:
+        """Return the gang on *host*, the largest of several; None if none was reported."""
+        host_gangs = self._of_host.get(host)
+        if not host_gangs:
             return None
-        return max(there.values(), key=lambda one: (len(one.hosts), one.gpus, one.workload))
+        return max(
+            host_gangs.values(), key=lambda gang: (len(gang.hosts), gang.gpus, gang.workload)
+        )
 
-
-# ----------------------------------------------------------------------
-# What runs on a host that is not well: by a scheduler's word, else by the processes on its GPUs.
 
 JOB_CHARACTERS_MAX = 256
 
 
 class WorkloadLookup:
-    """Asked of the unwell only. Belongs to the loop, as *fleet* and *gangs* do."""
+    """Finds the workload of an unwell host: by a scheduler, else by processes on its GPUs.
+
+    Belongs to the loop, as *fleet* and *gangs* do.
+    """
 
     def __init__(self, fleet: Fleet, gangs: ScheduledGangs) -> None:
         self._fleet, self._gangs = fleet, gangs
 
     def __call__(self, host: HostScore, judgement: Judgement) -> Workload | None:
-        """Return what *host* works at; None: it has not spoken since our start."""
+        """Return the workload of *host*; None: it has not reported since our start."""
         index = self._fleet.index.get(host.host)
         if index is None or not self._fleet.first_received_ns[index]:
             return None
-        here = self._fleet.jobs.on_host(index)
+        jobs = self._fleet.jobs.on_host(index)
         if (gang := self._gangs.on(host.host)) is not None:
-            return self._from_scheduler(gang, here, judgement)
-        return self._from_processes(index, here, judgement) if here.jobs else Workload()
+            return self._from_scheduler(gang, jobs, judgement)
+        return self._from_processes(index, jobs, judgement) if jobs.jobs else Workload()
 
     def member(self, host: str) -> Member | None:
-        """Return what budgets count *host* by; None: no agent has registered under this name."""
+        """Return *host* for the budgets; None if no agent has registered under this name."""
         index = self._fleet.index.get(host)
         if index is None:
             return None
@@ -190,7 +197,7 @@ class WorkloadLookup:
         return Workload(gang.workload, gpus, _hazard(judgement, known), cadence, here.is_dead)
 
     def _from_processes(self, index: int, here: HostJobs, judgement: Judgement) -> Workload:
-        """Return the largest job as the one it is named by; all that is there ends with the host."""
+        """Return the largest job, with the GPUs and hosts of all: they end with the host."""
         largest = here.jobs[0]
         gpus = sum(job.gpus_count for job in here.jobs)
         hosts = sorted(set().union(*(job.gpus for job in here.jobs)))
@@ -200,7 +207,7 @@ class WorkloadLookup:
         )  # fmt: skip
 
     def _name(self, index: int, job: Job) -> str:
-        """Return the name by which budgets count: a session of two hosts is not one job."""
+        """Return the job's name for budgets: sessions on two hosts are not one job."""
         _, name, of_host = job.key
         if not name or of_host < 0:
             return name
@@ -208,13 +215,12 @@ class WorkloadLookup:
 
 
 def _checkpoint_cadence(jobs: Sequence[Job]) -> int:
-    """Return the cadence at which all of *jobs* write; 0 where that of one is not known."""
+    """Return the longest checkpoint period of *jobs*; 0 if any is unknown."""
     cadences = [job.checkpoint_seconds for job in jobs]
     return max(cadences) if cadences and all(cadences) else 0
 
 
 def _hazard(judgement: Judgement, hosts: Sequence[int]) -> float:
-    """Return the hazard of *hosts* together."""
     known = np.array(
         [host for host in hosts if host < judgement.columns.hazard_per_hour.size], dtype=np.intp
     )

@@ -1,1 +1,1 @@
-"""Decisions: which nodes a gang gets, and at what price. Pure functions over the snapshot; nothing here acts."""
+"""Decisions: the nodes for a gang, and their price. Pure functions over the snapshot."""

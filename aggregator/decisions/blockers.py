@@ -36,7 +36,7 @@ from .requirements import GangRequirements, Tier
 
 @dataclass(frozen=True, slots=True)
 class PlanBlocker:
-    """One constraint of the set in conflict."""
+    """A constraint of the conflicting set."""
 
     constraint: str
     message: str
@@ -46,7 +46,10 @@ class PlanBlocker:
 
 @dataclass(frozen=True, slots=True)
 class PlanBlockers:
-    """A minimal set in conflict. `is_proven`: nothing fits for certain, not only as far as the search sees."""
+    """A minimal conflicting set.
+
+    `is_proven`: certainly nothing fits, beyond the accuracy of the search.
+    """
 
     blockers: tuple[PlanBlocker, ...]
     is_proven: bool
@@ -55,7 +58,7 @@ class PlanBlockers:
 def quick_xplain(
     constraints: Sequence[str], conflicts: Callable[[Sequence[str]], bool]
 ) -> list[str]:
-    """Return a minimal part of *constraints* that is in conflict; all of them are. *conflicts*: of more there are no fewer."""
+    """Return a minimal conflicting part of *constraints*. *conflicts* is monotonic."""
 
     def search(background: list[str], has_new: bool, rest: list[str]) -> list[str]:
         if has_new and conflicts(background):
@@ -79,34 +82,32 @@ def find_blockers(
     needs: GangRequirements,
     communication: Quantity | None = None,
 ) -> PlanBlockers:
-    """Return why *needs* do not fit: no plan was found for them."""
-    # Of several sizes the smallest fits wherever another one does.
+    """Return why no plan was found for *needs*."""
+    # If any of several sizes fits, so does the smallest.
     needs = replace(needs, nodes=needs.elastic.allowed[0]) if needs.elastic else needs
     request = BlockedRequest(table, candidates, needs, communication)
     active = request.active()
 
     def conflicts(part: Sequence[str]) -> bool:
-        return not request.fits(request.without([one for one in active if one not in part]))
+        return not request.fits(
+            request.without([constraint for constraint in active if constraint not in part])
+        )
 
     conflict = quick_xplain(active, conflicts) if active else []
     blockers = [
         PlanBlocker(
-            one,
-            _message(request, one),
-            _excluded_count(request, one),
-            relaxations_of(request, one, active),
+            constraint,
+            _message(request, constraint),
+            _excluded_count(request, constraint),
+            relaxations_of(request, constraint, active),
         )
-        for one in conflict
+        for constraint in conflict
     ]
     if not conflict:
         message = "no suitable node is known: agents register hosts and their GPUs"
         blockers = [PlanBlocker(CANDIDATES, message, 0, ())]
     is_crosscut = needs.spread_over is not None and needs.segment_nodes > 1
     return PlanBlockers(tuple(blockers), not is_crosscut)
-
-
-# ----------------------------------------------------------------------
-# Words.
 
 
 def _excluded_count(request: BlockedRequest, constraint: str) -> int:

@@ -1,16 +1,19 @@
-"""Price factors, re-estimated from scheduler reports. Each starts from the constant that is assumed without reports.
+"""Price factors, re-estimated from scheduler reports, starting from the assumed constants.
 
-**Durations** are lognormal. Half of the assumed interval counts as the difference between clusters and half as that between
-incidents, so one report weighs as much as the assumption (a normal-inverse-gamma prior with one pseudo-observation;
-Gelman et al., Bayesian Data Analysis, 3.3). The value is the median; the interval is that of the next incident.
-**The cost of crossing a tier** comes from throughputs of one workload on equally many nodes that span different numbers of
-domains. It is a regression of ln(throughput) on `price.topology_factor` with a level per such group; the assumed costs are
-the prior.
+**Durations** are lognormal. Half of the assumed interval counts as the difference between clusters
+and half as that between incidents, so one report weighs as much as the assumption (a
+normal-inverse-gamma prior with one pseudo-observation; Gelman et al., Bayesian Data Analysis, 3.3).
+The value is the median; the interval is that of the next incident.
+
+**The cost of crossing a tier** comes from throughputs of one workload on equally many nodes that
+span different numbers of domains. It is a regression of ln(throughput) on `price.topology_factor`
+with a level per such group; the assumed costs are the prior.
+
 **Throughput by size** is the median of the reports at each size.
 
-A report's weight halves after a half-life. Of several reporters none counts for more than half, nor for more than twice the mean
-of all, however many reports it sends.
-Neither the order of reports nor the names of workloads matter.
+A report's weight halves after a half-life. With several reporters none counts for more than half,
+nor for more than twice the mean of all, however many reports it sends. Neither the order of reports
+nor the names of workloads matter.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from .recovery import (
 from .requirements import PRICED_TIERS
 from .scaling import NOISE_ASSUMED, NOISE_POINTS, scaling_curve
 
-#: Of each duration the minutes that are assumed, with their 90 % interval.
+#: Assumed minutes of each duration, with their 90 % interval.
 DURATIONS: Mapping[str, tuple[float, float, float]] = {
     DETECT_FACTOR: DETECT_MINUTES,
     DECIDE_FACTOR: DECIDE_MINUTES,
@@ -57,28 +60,29 @@ DURATIONS: Mapping[str, tuple[float, float, float]] = {
     PEER_RESUME_FACTOR: LOCAL_RESTORE_MINUTES,
     STORAGE_RESUME_FACTOR: REMOTE_RESTORE_MINUTES,
 }
-#: A duration outside of these counts as the nearer one: a second, and the week that a request may declare.
+#: Range of a reported duration: a second, and the week that a request may declare.
 DURATION_HOURS_MIN, DURATION_HOURS_MAX = 1.0 / 3600.0, 168.0
-#: How many reports the assumed median is worth, and the assumed spread between incidents (both assumed).
+#: Weight of the assumed median in reports, and of the assumed spread between incidents (both
+#: assumed).
 MEDIAN_REPORTS, SPREAD_REPORTS = 1.0, 4.0
-#: Of a normal distribution: half the width of a 90 % interval.
+#: Half the width of the 90 % interval of a normal distribution.
 _Z = 1.6449
-#: Workloads whose throughputs are remembered, and sizes of each; of more, those that were reported last.
+#: Maximum workloads with throughputs, and sizes of each; the most recently reported stay.
 WORKLOADS_MAX, WORKLOAD_SIZES_MAX = 1000, 64
-#: Crossing takes at most this many times longer; a cost beyond it is a mistake in the unit of a report.
+#: Maximum factor of crossing; a larger cost is an error in the unit of a report.
 CROSSING_COST_MAX = 10.0
-#: Steps of the regression: each is exact but for the curvature of ln(1 + x).
+#: Steps of the regression: each is exact except for the curvature of ln(1 + x).
 _STEPS = 12
 _HOUR_NS, _DAY_NS = 3600 * 10**9, 86_400 * 10**9
 
 
 class RecoveryReport(NamedTuple):
-    """How a recovery went. Times are in ns since 1970, 0 where nobody said; those that are there ascend."""
+    """The course of a recovery. Times are in ns since 1970 and ascend, 0 if unknown."""
 
     incident: str
     reporter: str
-    time_ns: int  #: when it was reported
-    kind: int  #: RecoveryKind, 0: nobody said
+    time_ns: int
+    kind: int  #: RecoveryKind, 0: unknown
     fault_ns: int
     detect_ns: int
     decide_ns: int
@@ -89,41 +93,42 @@ class RecoveryReport(NamedTuple):
     restored_from_peer: bool  #: state came from the memory of a peer, not from storage
 
     def hours(self) -> dict[str, float]:
-        """Return the durations that it tells of, by factor.
+        """Return the reported durations, by factor.
 
-        Of one that failed only detect and decide count. Waiting for a repair is no duration of ours: that has its own price.
+        A failed recovery has only detect and decide. The wait for a repair is not included: it has
+        its own price.
         """
-        found: dict[str, float] = {}
+        durations: dict[str, float] = {}
 
         def put(factor: str, begin_ns: int, end_ns: int) -> None:
             if begin_ns and end_ns:
-                found[factor] = (end_ns - begin_ns) / _HOUR_NS
+                durations[factor] = (end_ns - begin_ns) / _HOUR_NS
 
         put(DETECT_FACTOR, self.fault_ns, self.detect_ns)
         put(DECIDE_FACTOR, self.detect_ns, self.decide_ns)
         if not self.success:
-            return found
+            return durations
         resume = PEER_RESUME_FACTOR if self.restored_from_peer else STORAGE_RESUME_FACTOR
         put(resume, self.act_ns, self.resume_ns)
         if self.kind in (0, RecoveryKind.WAIT_FOR_REPAIR):
-            return found
+            return durations
         act = RESTART_ACT_FACTOR if self.restarted else ACT_MINUTES[RecoveryKind(self.kind)][0]
         put(act, self.decide_ns, self.act_ns)
         put(RESTART_FACTOR, self.decide_ns, self.resume_ns)
-        return found
+        return durations
 
 
 class ThroughputReport(NamedTuple):
-    """The throughput of a run. `domains`: that it spanned of each priced tier, 0 where that is not known."""
+    """The throughput of a run. `domains`: number spanned of each priced tier, 0 if unknown."""
 
     outcome: str
     reporter: str
-    time_ns: int  #: when it was reported
+    time_ns: int
     workload: str
     nodes: int
     throughput: float
     domains: tuple[int, ...]
-    communication_share: float  #: of a step; NaN: not known
+    communication_share: float  #: share of a step; NaN: unknown
 
 
 def reported_factors(
@@ -132,20 +137,16 @@ def reported_factors(
     now_ns: int,
     half_life_days: float,
 ) -> ReportedFactors:
-    """Return what these reports say at *now_ns*."""
-    incidents = sorted(recoveries, key=lambda one: (one.time_ns, one.incident))
-    runs = sorted(throughputs, key=lambda one: (one.time_ns, one.outcome))
-    found = _durations(incidents, now_ns, half_life_days)
-    found.update(crossing_costs(runs, now_ns, half_life_days))
-    return ReportedFactors(found, _throughputs(runs))
-
-
-# ----------------------------------------------------------------------
-# How much a report counts.
+    """Return the factors from these reports at *now_ns*."""
+    incidents = sorted(recoveries, key=lambda report: (report.time_ns, report.incident))
+    runs = sorted(throughputs, key=lambda report: (report.time_ns, report.outcome))
+    factors = _durations(incidents, now_ns, half_life_days)
+    factors.update(crossing_costs(runs, now_ns, half_life_days))
+    return ReportedFactors(factors, _throughputs(runs))
 
 
 def report_weights(reporters: Sequence[str], ages_days: Floats, half_life_days: float) -> Floats:
-    """Return what each report counts for: less with its age, and less where its reporter has more than twice the mean of all."""
+    """Return each report's weight: less with age, and with over twice the mean of reporters."""
     weights = 0.5 ** (np.maximum(ages_days, 0.0) / half_life_days)
     names, whose = np.unique(np.array(reporters, dtype=np.str_), return_inverse=True)
     sums = np.zeros(names.size, dtype=np.float64)
@@ -161,34 +162,30 @@ def _weights(
     now_ns: int,
     half_life_days: float,
 ) -> Floats:
-    ages = np.array([(now_ns - one.time_ns) / _DAY_NS for one in reports], dtype=np.float64)
-    return report_weights([one.reporter for one in reports], ages, half_life_days)
-
-
-# ----------------------------------------------------------------------
-# Durations.
+    ages = np.array([(now_ns - report.time_ns) / _DAY_NS for report in reports], dtype=np.float64)
+    return report_weights([report.reporter for report in reports], ages, half_life_days)
 
 
 def _durations(
     reports: Sequence[RecoveryReport], now_ns: int, half_life_days: float
 ) -> dict[str, ReportedFactor]:
     by_factor: dict[str, list[tuple[RecoveryReport, float]]] = {}
-    for one in reports:
-        for factor, hours in one.hours().items():
-            by_factor.setdefault(factor, []).append((one, hours))
-    found: dict[str, ReportedFactor] = {}
+    for report in reports:
+        for factor, hours in report.hours().items():
+            by_factor.setdefault(factor, []).append((report, hours))
+    factors: dict[str, ReportedFactor] = {}
     for factor, minutes in DURATIONS.items():
-        if those := by_factor.get(factor):
-            weights = _weights([one for one, _ in those], now_ns, half_life_days)
-            reported = np.array([hours for _, hours in those], dtype=np.float64)
-            found[factor] = duration_factor(minutes, reported, weights)
-    return found
+        if entries := by_factor.get(factor):
+            weights = _weights([report for report, _ in entries], now_ns, half_life_days)
+            reported = np.array([hours for _, hours in entries], dtype=np.float64)
+            factors[factor] = duration_factor(minutes, reported, weights)
+    return factors
 
 
 def duration_factor(
     minutes: tuple[float, float, float], hours: Floats, weights: Floats
 ) -> ReportedFactor:
-    """Return a duration, in hours, of which *hours* were reported. *minutes*: assumed, with a 90 % interval."""
+    """Return a duration in hours from reported *hours*. *minutes*: assumed, with interval."""
     value, lower, upper = minutes
     # Half of the assumed variance is between incidents, with one pseudo-observation.
     spread = (log(upper / lower) / (2.0 * _Z)) ** 2 / (1.0 + 1.0 / MEDIAN_REPORTS)
@@ -202,67 +199,66 @@ def duration_factor(
     return ReportedFactor(exp(center), exp(center - half), exp(center + half), hours.size)
 
 
-# ----------------------------------------------------------------------
-# What crossing a tier costs.
-
-
 def crossing_costs(
     reports: Sequence[ThroughputReport], now_ns: int, half_life_days: float
 ) -> dict[str, ReportedFactor]:
-    """Return of each tier by how much longer communication takes that crosses it, where runs tell."""
+    """Return the relative cost of crossing each tier that reports compare."""
     groups: dict[tuple[str, str, int, tuple[bool, ...]], list[ThroughputReport]] = {}
-    for one in reports:
-        known = tuple(each > 0 for each in one.domains)
-        key = (one.reporter, one.workload, one.nodes, known)
-        groups.setdefault(key, []).append(one)
-    # By their first report, so that no name decides the order.
-    compared = [those for those in groups.values() if len({one.domains for one in those}) > 1]
+    for run in reports:
+        known = tuple(count > 0 for count in run.domains)
+        key = (run.reporter, run.workload, run.nodes, known)
+        groups.setdefault(key, []).append(run)
+    # In the order of the first reports, independent of names.
+    compared = [those for those in groups.values() if len({run.domains for run in those}) > 1]
     if not compared:
         return {}
-    runs = [one for those in compared for one in those]
+    runs = [run for those in compared for run in those]
     group = np.repeat(np.arange(len(compared)), [len(those) for those in compared])
-    crossing = np.array([[1.0 - 1.0 / max(each, 1) for each in one.domains] for one in runs])
-    shares = np.array([one.communication_share for one in runs], dtype=np.float64)
+    crossing = np.array([[1.0 - 1.0 / max(count, 1) for count in run.domains] for run in runs])
+    shares = np.array([run.communication_share for run in runs], dtype=np.float64)
     shares = np.where(np.isnan(shares), COMMUNICATION_SHARE[0], shares)
-    logs = np.log(np.array([one.throughput for one in runs], dtype=np.float64))
+    logs = np.log(np.array([run.throughput for run in runs], dtype=np.float64))
     weights = _weights(runs, now_ns, half_life_days)
     costs, deviations = _regression(crossing * shares[:, None], logs, weights, group)
-    found: dict[str, ReportedFactor] = {}
-    for at, tier in enumerate(PRICED_TIERS):
-        least = np.full(len(compared), np.inf)
-        most = np.full(len(compared), -np.inf)
-        np.minimum.at(least, group, crossing[:, at])
-        np.maximum.at(most, group, crossing[:, at])
-        varies = (most > least)[group]
+    factors: dict[str, ReportedFactor] = {}
+    for column, tier in enumerate(PRICED_TIERS):
+        lowest = np.full(len(compared), np.inf)
+        greatest = np.full(len(compared), -np.inf)
+        np.minimum.at(lowest, group, crossing[:, column])
+        np.maximum.at(greatest, group, crossing[:, column])
+        varies = (greatest > lowest)[group]
         if varies.any():
-            value, half = float(costs[at]), _Z * float(deviations[at])
-            found[crossing_factor(tier)] = ReportedFactor(
+            value, half = float(costs[column]), _Z * float(deviations[column])
+            factors[crossing_factor(tier)] = ReportedFactor(
                 value, max(value - half, 0.0), value + half, int(varies.sum())
             )
-    return found
+    return factors
 
 
 def _regression(
     longer: Floats, logs: Floats, weights: Floats, group: np.typing.NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
-    """Return costs by tier and their standard deviations. *longer*: of each run and tier, what it is slower by at a cost of 1."""
+    """Return costs by tier and their standard deviations.
+
+    *longer*: slowdown of each run by each tier at a cost of 1.
+    """
     assumed = np.array([CROSSING[tier] for tier in PRICED_TIERS])
     prior, precision = assumed[:, 0], (2.0 * _Z / (assumed[:, 2] - assumed[:, 1])) ** 2
     count = int(group.max()) + 1
-    of_group = np.maximum(np.bincount(group, weights, minlength=count), 1e-300)
+    group_weights = np.maximum(np.bincount(group, weights, minlength=count), 1e-300)
 
     def centered(values: Floats) -> Floats:
-        """Return *values* without the mean of their group: its level is not known."""
-        mean = np.bincount(group, weights * values, minlength=count) / of_group
+        """Return *values* without the mean of their group, whose level is unknown."""
+        mean = np.bincount(group, weights * values, minlength=count) / group_weights
         return np.asarray(values - mean[group], dtype=np.float64)
 
     costs, variance = prior.copy(), NOISE_ASSUMED**2
     covariance = np.diag(1.0 / precision)
     for _ in range(_STEPS):
         slower = 1.0 + longer @ costs
-        slope = np.stack([centered(-each / slower) for each in longer.T], axis=1)
+        slope = np.stack([centered(-shares / slower) for shares in longer.T], axis=1)
         rest = centered(logs + np.log(slower))
-        # As much of the scatter as the runs have beside their levels, with some that is assumed.
+        # The scatter that the runs have besides their levels, with an assumed part.
         freedom = NOISE_POINTS + max(float(weights.sum()) - count, 0.0)
         scatter = float(weights @ np.square(rest))
         variance = (NOISE_POINTS * NOISE_ASSUMED**2 + scatter) / freedom
@@ -273,30 +269,37 @@ def _regression(
     return costs, np.sqrt(np.diag(covariance))
 
 
-# ----------------------------------------------------------------------
-# Throughput by size.
-
-
 def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
-    """Return the median of each workload's reports at each size; of the one reporter who knows most sizes, for the unit is his."""
+    """Return each workload's median at each size.
+
+    Reports come from the reporter with most sizes, which sets the unit.
+    """
     by_workload: dict[str, dict[str, list[ThroughputReport]]] = {}
-    for one in reports:  # the newest come last
-        if one.workload:
-            by_workload.setdefault(one.workload, {}).setdefault(one.reporter, []).append(one)
+    for report in reports:  # the newest come last
+        if report.workload:
+            by_workload.setdefault(report.workload, {}).setdefault(report.reporter, []).append(
+                report
+            )
     newest = sorted(
         by_workload,
-        key=lambda name: max(those[-1].time_ns for those in by_workload[name].values()),
+        key=lambda name: max(
+            reports_of_one[-1].time_ns for reports_of_one in by_workload[name].values()
+        ),
     )[-WORKLOADS_MAX:]
     starts, nodes, medians, counts = [0], list[int](), list[float](), list[int]()
     for name in newest:
-        those = max(
+        reports_of_one = max(
             by_workload[name].values(),
-            key=lambda ones: (len({one.nodes for one in ones}), len(ones), ones[-1].time_ns),
+            key=lambda candidates: (
+                len({report.nodes for report in candidates}),
+                len(candidates),
+                candidates[-1].time_ns,
+            ),
         )
         sizes: dict[int, list[float]] = {}
-        for one in reversed(those):
-            if one.nodes in sizes or len(sizes) < WORKLOAD_SIZES_MAX:
-                sizes.setdefault(one.nodes, []).append(one.throughput)
+        for report in reversed(reports_of_one):
+            if report.nodes in sizes or len(sizes) < WORKLOAD_SIZES_MAX:
+                sizes.setdefault(report.nodes, []).append(report.throughput)
         for size in sorted(sizes):
             nodes.append(size)
             medians.append(float(np.median(sizes[size])))
@@ -308,12 +311,8 @@ def _throughputs(reports: Sequence[ThroughputReport]) -> ReportedThroughputs:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# As operators see it.
-
-
 class CalibrationRow(NamedTuple):
-    """A factor as it is in force: with `reports` of 0 as assumed. `workload`, `nodes`: of a throughput, else "" and 0."""
+    """A factor in force; `reports` 0: assumed. `workload`, `nodes`: for throughputs only."""
 
     factor: str
     workload: str
@@ -324,42 +323,42 @@ class CalibrationRow(NamedTuple):
     upper: float
     source: str
     reports: int
-    assumed: float  #: NaN: nothing is assumed of a throughput
+    assumed: float  #: NaN: throughputs have no assumption
 
 
 def calibration_rows(reported: ReportedFactors) -> list[CalibrationRow]:
     """Return all factors, with and without reports."""
-    found: list[CalibrationRow] = []
+    rows: list[CalibrationRow] = []
     for name, minutes in DURATIONS.items():
         factor = reported.get(name)
-        values = minutes if factor is None else tuple(60.0 * each for each in factor[:3])
-        found.append(_row(name, "minutes", values, factor, minutes[0]))
+        values = minutes if factor is None else tuple(60.0 * bound for bound in factor[:3])
+        rows.append(_row(name, "minutes", values, factor, minutes[0]))
     for tier in PRICED_TIERS:
         factor = reported.get(crossing_factor(tier))
         values = CROSSING[tier] if factor is None else factor[:3]
-        found.append(_row(crossing_factor(tier), "ratio", values, factor, CROSSING[tier][0]))
+        rows.append(_row(crossing_factor(tier), "ratio", values, factor, CROSSING[tier][0]))
     sizes = reported.throughputs
-    for at, workload in enumerate(sizes.workloads):
+    for position, workload in enumerate(sizes.workloads):
         points = sizes.points(workload)
         curve = scaling_curve(points, QuantitySource.REPORTED)
         estimates = curve.estimates([size for size, _ in points])
-        counts = sizes.reports[int(sizes.starts[at]) :].tolist()
-        for (size, value), one, count in zip(points, estimates, counts, strict=False):
-            found.append(
+        counts = sizes.reports[int(sizes.starts[position]) :].tolist()
+        for (size, value), estimate, count in zip(points, estimates, counts, strict=False):
+            rows.append(
                 CalibrationRow(
                     "throughput",
                     workload,
                     size,
                     "as reported",
                     value,
-                    min(one.lower, value),
-                    max(one.upper, value),
+                    min(estimate.lower, value),
+                    max(estimate.upper, value),
                     "reported",
                     count,
                     nan,
                 )
             )
-    return found
+    return rows
 
 
 def _row(

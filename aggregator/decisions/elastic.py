@@ -2,13 +2,14 @@
 
 Prices of sizes are compared over the same hours and against the GPUs of the largest requested size:
 
-    useful = GPUs x hours x v x (1 - lost) x scaling efficiency
-    price  = GPUs x hours - useful + GPUs of the largest size that are not placed x hours x (1 - worth of a free GPU)
+  useful = GPUs x hours x v x (1 - lost) x scaling efficiency
+  price  = GPUs x hours - useful + GPUs of the largest size that are not placed x hours x (1 - worth of a free GPU)
 
-A gang therefore grows while the work of one more GPU is worth more than that GPU left free. If only the best plan is
-requested, not every size is searched: a bound for each size shows which cannot be better. The bound combines the fastest
-nodes, the smallest hazards and the fewest domains, each taken separately. With tensor, pipeline and data groups each size
-has its own groups; their traffic need not cross, so the bound leaves crossing out.
+A gang therefore grows while the work of one more GPU is worth more than that GPU left free. If only
+the best plan is requested, not every size is searched: a bound for each size shows which cannot be
+better. The bound combines the fastest nodes, the smallest hazards and the fewest domains, each
+taken separately. With tensor, pipeline and data groups each size has its own groups; their traffic
+need not cross, so the bound leaves crossing out.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ from .quantity import Quantity, declared, weakest
 from .requirements import PRICED_TIERS, GangRequirements
 from .scaling import ElasticSizes
 
-#: Work that takes longer is not given in hours.
+#: Maximum hours of work; longer work is reported as this.
 WORK_HOURS_MAX = 1e6
-#: For a gang with groups this many sizes are searched in full, those whose first set of nodes costs least; of the others one set.
+#: Sizes of a gang with groups that are searched in full, those with the cheapest first set of
+#: nodes; other sizes get one set.
 GROUPED_SIZES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SizePrice:
-    """One size. `gpu_hours` of the best plan found: infinite where none was, NaN where none was looked for."""
+    """A size with its bound.
+
+    `gpu_hours` of the best plan: infinite if there is none, NaN if none was searched.
+    """
 
     nodes: int
     gpu_hours_min: float
@@ -53,7 +58,7 @@ class ElasticPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Nodes of one size, in rank order. `value`: the price without what it strands."""
+    """Nodes of one size, in rank order. `value`: the price without stranded GPUs."""
 
     size: int
     value: float
@@ -62,13 +67,13 @@ class _Found:
 
     @property
     def aspects(self) -> tuple[float, ...]:
-        """What no other option may be better in altogether: price, hazard, speed, domains of each tier."""
+        """Aspects that may dominate: price, hazard, speed, domains of each tier."""
         _, hazard, speed, *spans = self.measure
         return (self.value, hazard, -speed, *spans)
 
 
 class _SizeTerms:
-    """What each size adds to the price of its nodes, in GPU-hours."""
+    """The additions of each size to the price of its nodes, in GPU-hours."""
 
     def __init__(
         self, table: NodeTable, needs: GangRequirements, communication: Quantity | None
@@ -85,12 +90,12 @@ class _SizeTerms:
         return nodes * self.gpus * self.needs.hours
 
     def lost(self, nodes: int, share: float = 1.0) -> LostTime:
-        """Return what the request decides of the price; *share* of GPUs x hours counts."""
+        """Return the request's terms of the price; *share* of GPUs x hours counts."""
         base = self._lost_of_one if nodes == 1 else self._lost
         return replace(base, gross_gpu_hours=self.gross(nodes) * share)
 
     def added(self, nodes: int) -> float:
-        """Return what the size costs, whichever nodes are chosen."""
+        """Return the cost of the size with any nodes."""
         efficiency = self.elastic.efficiency(nodes).value
         return self.gross(nodes) * (1.0 - efficiency) + self.elastic.unplaced_gpu_hours(
             nodes, self.gpus, self.needs.hours
@@ -100,7 +105,7 @@ class _SizeTerms:
 def sized_price(
     price: GangPrice, elastic: ElasticSizes, nodes: int, gpus: int, hours: float
 ) -> GangPrice:
-    """Return the price of *nodes* nodes of *gpus* GPUs as one of several sizes. The parts sum to the total."""
+    """Return the price of *nodes* nodes as one of several sizes. The parts sum to the total."""
     gross, efficiency, useful = nodes * gpus * hours, elastic.efficiency(nodes), price.goodput
     goodput = Quantity(
         useful.value * efficiency.value,
@@ -139,7 +144,7 @@ def sized_price(
 
 
 def work_hours(elastic: ElasticSizes, price: GangPrice, nodes: int, hours: float) -> Quantity:
-    """Return until when the work is done that takes *hours* at the size of its length, at a sized *price*'s goodput."""
+    """Return the hours of work that takes *hours* at `length_nodes`, by a sized *price*."""
     ideal = elastic.ideal_hours(nodes, hours)
     value, upper, lower = (
         min(ideal / max(share, 1e-12), WORK_HOURS_MAX)
@@ -148,35 +153,35 @@ def work_hours(elastic: ElasticSizes, price: GangPrice, nodes: int, hours: float
     return Quantity(value, lower, upper, price.goodput.source, price.goodput.evidence)
 
 
-# ----------------------------------------------------------------------
-# Which sizes are worth a search.
-
-
 def _least_domains(counts: Floats, needed: Floats) -> Floats:
-    """Return the smallest number of domains of *counts* nodes that holds this many, at least 1."""
+    """Return the fewest domains with *counts* nodes that hold *needed*, at least 1."""
     reached = np.cumsum(np.sort(counts)[::-1])
-    found = np.searchsorted(reached, needed, side="left") + 1
-    return np.asarray(np.clip(found, 1, max(counts.size, 1)), dtype=np.float64)
+    domains = np.searchsorted(reached, needed, side="left") + 1
+    return np.asarray(np.clip(domains, 1, max(counts.size, 1)), dtype=np.float64)
 
 
 def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
-    """Return of each size what no plan of it costs less than; infinite where none fits."""
+    """Return the lower bound of the price of each size; infinite if nothing fits."""
     sizes = np.array(terms.elastic.allowed)
     bounds = np.full(sizes.size, inf)
-    at = pool.nodes
-    largest = at.size
-    if pool.arena_count > 1 and at.size:
+    nodes_of_pool = pool.nodes
+    largest = nodes_of_pool.size
+    if pool.arena_count > 1 and nodes_of_pool.size:
         largest = int(np.bincount(pool.arenas[pool.arenas >= 0], minlength=1).max())
     fits = sizes <= largest
     if terms.needs.has_groups:
         fits &= [terms.needs.groups_make_up(nodes * terms.gpus) for nodes in sizes.tolist()]
     if not fits.any():
         return bounds
-    some = sizes[fits]
-    most = int(some[-1])
-    hazard = np.cumsum(np.sort(np.partition(table.hazard[at], most - 1)[:most]))[some - 1]
-    speed = -np.sort(np.partition(-table.speed[at], most - 1)[:most])[some - 1]
-    longer, preference = np.zeros(some.size), np.zeros(some.size)
+    fitting = sizes[fits]
+    largest_fitting = int(fitting[-1])
+    hazard = np.cumsum(
+        np.sort(np.partition(table.hazard[nodes_of_pool], largest_fitting - 1)[:largest_fitting])
+    )[fitting - 1]
+    speed = -np.sort(
+        np.partition(-table.speed[nodes_of_pool], largest_fitting - 1)[:largest_fitting]
+    )[fitting - 1]
+    longer, preference = np.zeros(fitting.size), np.zeros(fitting.size)
     share, costs = terms.lost(2).communication.value, terms.lost(2).crossing
     for row, tier in enumerate(PRICED_TIERS):
         crossing, rate = share * costs[row].value, terms.needs.preferences.get(tier, 0.0)
@@ -184,15 +189,13 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
             crossing = 0.0
         if not (crossing or rate) or not table.domain_counts[row]:
             continue
-        counts = np.bincount(table.tier_ids[row][at] + 1, minlength=1)
-        domains = _least_domains(counts[1:].astype(np.float64), some - counts[0])
+        counts = np.bincount(table.tier_ids[row][nodes_of_pool] + 1, minlength=1)
+        domains = _least_domains(counts[1:].astype(np.float64), fitting - counts[0])
         longer += crossing * (1.0 - 1.0 / domains)
         preference += rate * (domains - 1.0)
     for place, nodes, total, fastest, slower, preferred in zip(
-        np.flatnonzero(
-            fits
-        ).tolist(),  # not a prefix: of groups 4 nodes may hold some that 6 do not
-        some.tolist(),
+        np.flatnonzero(fits).tolist(),  # not a prefix: with groups, 4 nodes may fit while 6 do not
+        fitting.tolist(),
         hazard.tolist(),
         speed.tolist(),
         longer.tolist(),
@@ -213,10 +216,6 @@ def size_bounds(table: NodeTable, pool: Eligible, terms: _SizeTerms) -> Floats:
     return bounds
 
 
-# ----------------------------------------------------------------------
-# Plans.
-
-
 def plan_sizes(
     table: NodeTable,
     candidates: Candidates,
@@ -228,13 +227,16 @@ def plan_sizes(
     subsets_max: float = SUBSETS_MAX,
     every_size: bool = False,
 ) -> ElasticPlan:
-    """Return up to *options_max* answers over all sizes of *needs*, the cheapest first. *every_size*: of each a plan is looked for."""
+    """Return up to *options_max* options over all sizes of *needs*, the cheapest first.
+
+    *every_size*: search each size.
+    """
     terms = _SizeTerms(table, needs, communication)
     pool = planner.eligible(table, planner.usable(table, candidates, needs), needs)
     money = planner.node_money(table, pool, needs)
-    least = float(money.min(initial=inf)) if money.any() else 0.0
+    minimum = float(money.min(initial=inf)) if money.any() else 0.0
     bounds = size_bounds(table, pool, terms)
-    bounds += least * np.array(terms.elastic.allowed)
+    bounds += minimum * np.array(terms.elastic.allowed)
     if needs.has_groups:
         return _plan_grouped(
             table, candidates, needs, terms, bounds, communication,
@@ -242,7 +244,7 @@ def plan_sizes(
         )  # fmt: skip
     sizes = terms.elastic.allowed
     values = np.full(len(sizes), nan)
-    found: list[_Found] = []
+    results: list[_Found] = []
 
     def searched(nodes: int, count: int) -> tuple[float, list[_Found]]:
         steps = steps_max // 10 if count == 1 and nodes > LARGE_NODES else steps_max
@@ -250,40 +252,45 @@ def plan_sizes(
         bound, chosen, measures = planner.find(
             table, pool, replace(needs, nodes=nodes), terms.lost(nodes, efficiency),
             options_max=count, steps_max=steps, subsets_max=subsets_max,
-            extra_gpu_hours=money - least if money.any() else None,
+            extra_gpu_hours=money - minimum if money.any() else None,
         )  # fmt: skip
-        added = terms.added(nodes) + least * nodes
+        added = terms.added(nodes) + minimum * nodes
         return bound + added, [
-            _Found(nodes, measure[0] + added, each, measure)
-            for each, measure in zip(chosen, measures, strict=True)
+            _Found(nodes, measure[0] + added, nodes_in_order, measure)
+            for nodes_in_order, measure in zip(chosen, measures, strict=True)
         ]
 
     best = inf
-    for place in sorted(range(len(sizes)), key=lambda one: (bounds[one], sizes[one])):
+    for place in sorted(range(len(sizes)), key=lambda index: (bounds[index], sizes[index])):
         if not isfinite(bounds[place]):
             values[place] = inf
             continue
         if bounds[place] >= best and options_max == 1 and not every_size:
             continue
-        bound, some = searched(sizes[place], 1)
-        bounds[place] = max(bounds[place], min(bound, some[0].value if some else inf))
-        values[place] = some[0].value if some else inf
+        bound, size_results = searched(sizes[place], 1)
+        bounds[place] = max(
+            bounds[place], min(bound, size_results[0].value if size_results else inf)
+        )
+        values[place] = size_results[0].value if size_results else inf
         best = min(best, float(values[place]))
-        found += some
-    found.sort(key=lambda one: (one.value, one.size))
-    if options_max > 1 and found:
-        _, more = searched(found[0].size, options_max)
-        found = sorted(
-            [*more, *(one for one in found if one.size != found[0].size)],
-            key=lambda one: (one.value, one.size),
+        results += size_results
+    results.sort(key=lambda result: (result.value, result.size))
+    if options_max > 1 and results:
+        _, more = searched(results[0].size, options_max)
+        results = sorted(
+            [*more, *(result for result in results if result.size != results[0].size)],
+            key=lambda result: (result.value, result.size),
         )
     answers = [
-        _answer(table, candidates, pool, terms, one, float(bounds.min()))
-        for one in _undominated(found)[:options_max]
+        _answer(table, candidates, pool, terms, result, float(bounds.min()))
+        for result in _undominated(results)[:options_max]
     ]
     return ElasticPlan(
-        sorted(answers, key=lambda one: one.price.total.value),
-        tuple(SizePrice(*one) for one in zip(sizes, bounds.tolist(), values.tolist(), strict=True)),
+        sorted(answers, key=lambda choice: choice.price.total.value),
+        tuple(
+            SizePrice(*size_row)
+            for size_row in zip(sizes, bounds.tolist(), values.tolist(), strict=True)
+        ),
     )
 
 
@@ -300,9 +307,12 @@ def _plan_grouped(
     subsets_max: float,
     every_size: bool,
 ) -> ElasticPlan:
-    """Return what `plan_sizes` does, for a gang with groups: of each size one set of nodes, then more of the cheapest sizes."""
+    """Return the result of `plan_sizes` for a gang with groups.
+
+    Search one set of nodes per size, then more of the cheapest sizes.
+    """
     sizes = terms.elastic.allowed
-    found: dict[int, list[PlacementChoice]] = {}
+    choices_by_size: dict[int, list[PlacementChoice]] = {}
 
     def searched(nodes: int, count: int, sets: int) -> list[PlacementChoice]:
         choices = planner.plan(
@@ -310,56 +320,61 @@ def _plan_grouped(
             options_max=count, steps_max=steps_max, subsets_max=subsets_max, grouped_options=sets,
         )  # fmt: skip
         return [
-            replace(each, price=sized_price(each.price, terms.elastic, nodes, terms.gpus, needs.hours))
-            for each in choices
+            replace(choice, price=sized_price(choice.price, terms.elastic, nodes, terms.gpus, needs.hours))
+            for choice in choices
         ]  # fmt: skip
 
     def cost(nodes: int) -> float:
-        return min((one.price.total.value for one in found[nodes]), default=inf)
+        return min((choice.price.total.value for choice in choices_by_size[nodes]), default=inf)
 
     def worth(place: int) -> bool:
-        best = min(map(cost, found), default=inf)
+        best = min(map(cost, choices_by_size), default=inf)
         return isfinite(bounds[place]) and (
             bounds[place] < best or options_max > 1 or every_size
         )  # fmt: skip
 
-    for place in sorted(range(len(sizes)), key=lambda one: (bounds[one], sizes[one])):
+    for place in sorted(range(len(sizes)), key=lambda index: (bounds[index], sizes[index])):
         if worth(place):
-            found[sizes[place]] = searched(sizes[place], 1, 1)
-    for nodes in sorted(found, key=lambda one: (cost(one), one))[
+            choices_by_size[sizes[place]] = searched(sizes[place], 1, 1)
+    for nodes in sorted(choices_by_size, key=lambda size: (cost(size), size))[
         : GROUPED_SIZES if steps_max else 0
     ]:
         if worth(sizes.index(nodes)):
-            found[nodes] += searched(nodes, options_max, planner.GROUPED_OPTIONS)
-    least = float(bounds.min(initial=inf))
+            choices_by_size[nodes] += searched(nodes, options_max, planner.GROUPED_OPTIONS)
+    minimum = float(bounds.min(initial=inf))
     answers = sorted(
-        (one for each in found.values() for one in each),
-        key=lambda one: (one.price.total.value, one.nodes.size),
+        (choice for choices in choices_by_size.values() for choice in choices),
+        key=lambda choice: (choice.price.total.value, choice.nodes.size),
     )
     options = [
-        replace(one, gap_gpu_hours=max(0.0, one.price.total.value - least))
-        for one in planner.undominated(table, answers)[:options_max]
+        replace(choice, gap_gpu_hours=max(0.0, choice.price.total.value - minimum))
+        for choice in planner.undominated(table, answers)[:options_max]
     ]
     values = [
-        cost(nodes) if nodes in found else nan if isfinite(bound) else inf
+        cost(nodes) if nodes in choices_by_size else nan if isfinite(bound) else inf
         for nodes, bound in zip(sizes, bounds.tolist(), strict=True)
     ]
     return ElasticPlan(
         options,
-        tuple(SizePrice(*one) for one in zip(sizes, bounds.tolist(), values, strict=True)),
+        tuple(
+            SizePrice(*size_row) for size_row in zip(sizes, bounds.tolist(), values, strict=True)
+        ),
     )
 
 
 def _undominated(found: Sequence[_Found]) -> list[_Found]:
-    """Return those than which no other, that costs no more, is as good in all."""
-    stays: list[_Found] = []
-    for one in found:
+    """Return the *found* sets that no other set of equal or lower cost equals in every aspect."""
+    kept: list[_Found] = []
+    for candidate in found:
         if not any(
-            all(better <= worse for better, worse in zip(other.aspects, one.aspects, strict=True))
-            for other in stays
+            all(
+                better <= worse
+                for better, worse in zip(other.aspects, candidate.aspects, strict=True)
+            )
+            for other in kept
         ):
-            stays.append(one)
-    return stays
+            kept.append(candidate)
+    return kept
 
 
 def _answer(
@@ -389,7 +404,7 @@ def plan(
     steps_max: int = STEPS_MAX,
     subsets_max: float = SUBSETS_MAX,
 ) -> list[PlacementChoice]:
-    """Return up to *options_max* answers for one size or several, the cheapest first; none where nothing fits."""
+    """Return up to *options_max* options for any number of sizes, the cheapest first."""
     if needs.elastic is None:
         return planner.plan(
             table, candidates, needs, communication,
@@ -408,7 +423,7 @@ def evaluate_nodes(
     nodes: Indexes,
     communication: Quantity | None = None,
 ) -> PlacementChoice:
-    """Return what nodes that the caller chose come to, as one of the sizes where there are several."""
+    """Return the priced option for the caller's nodes, as one of the sizes if there are several."""
     choice = planner.evaluate_nodes(table, candidates, needs, nodes, communication)
     if needs.elastic is None:
         return choice
@@ -419,8 +434,8 @@ def evaluate_nodes(
 
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return the requirements in *needs* that the caller's nodes violate, their number included."""
-    found = planner.violations(table, needs, nodes)
+    """Return the requirements that the caller's nodes violate, including their number."""
+    violated = planner.violations(table, needs, nodes)
     if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
-        found.insert(0, f"{nodes.size} nodes is not one of the requested sizes")
-    return found
+        violated.insert(0, f"{nodes.size} nodes is not one of the requested sizes")
+    return violated

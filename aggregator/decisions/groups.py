@@ -1,9 +1,10 @@
-"""Tensor, pipeline and data groups of a gang: their ranks, their traffic across each tier, and the rank order of nodes.
+"""Tensor, pipeline and data groups of a gang: ranks, traffic across tiers, order of nodes.
 
-Each GPU has one rank, in the frameworks' default order: tensor fastest, then data, then pipeline. A node has consecutive
-ranks. The order of nodes can place many members of one data group in a domain, or several stages of one pipeline. The
-cost of each kind of traffic decides which is better (as in Arnold: Tian et al., 2025). Tensor and data groups send
-evenly within the group; a pipeline sends from each stage to the next.
+Each GPU has one rank, in the frameworks' default order: tensor fastest, then data, then pipeline. A
+node has consecutive ranks. The order of nodes can place many members of one data group in a domain,
+or several stages of one pipeline. The cost of each kind of traffic decides which is better (as in
+Arnold: Tian et al., 2025). Tensor and data groups send evenly within the group; a pipeline sends
+from each stage to the next.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from .quantity import Quantity, QuantitySource, assumed, declared
 from .requirements import PRICED_TIERS, SEGMENT_NODES_MAX, GangRequirements, Tier
 
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
-#: Share of a gang's communication, with what it may be (assumed: most of it within a tensor group, activations the least).
+#: Share of a gang's communication, with its range (assumed: tensor groups communicate most,
+#: pipelines least).
 TRAFFIC = {TENSOR: (0.5, 0.2, 0.8), PIPELINE: (0.2, 0.05, 0.5), DATA: (0.3, 0.1, 0.6)}
-#: Numbers of stages of one pipeline that are put next to each other; each is tried.
+#: Maximum numbers of adjacent stages of a pipeline to try.
 ORDERS_MAX = 8
 
 
@@ -37,7 +39,7 @@ class GroupLayout:
 
     @property
     def unit_nodes(self) -> int:
-        """Nodes that hold whole tensor groups; 0: a tensor group ends within a node."""
+        """Number of nodes that hold whole tensor groups; 0: a tensor group ends within a node."""
         if self.gpus_per_node % self.tensor == 0:
             return 1
         return self.tensor // self.gpus_per_node if self.tensor % self.gpus_per_node == 0 else 0
@@ -50,35 +52,38 @@ class GroupLayout:
 
 @dataclass(frozen=True, slots=True)
 class GroupTraffic:
-    """Groups of one kind. `crossing` and `unknown` by priced tier: how many of them are in several domains, or may be."""
+    """Groups of one kind, and by priced tier how many cross (`crossing`) or may (`unknown`)."""
 
     kind: str
     size: int
     count: int
-    traffic: Quantity  #: share of the communication
+    traffic: Quantity
     crossing: tuple[int, ...]
     unknown: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpans:
-    """What the groups of a gang span. `shares`: of each priced tier the share of all communication that crosses it, with its interval."""
+    """The domains that a gang's groups span.
+
+    `shares`: per priced tier, share of communication across it, with interval.
+    """
 
     layout: GroupLayout
     kinds: tuple[GroupTraffic, ...]
     shares: tuple[tuple[float, float, float], ...]
-    stages_together: int = 1  #: of one pipeline, on nodes next to each other
+    stages_together: int = 1  #: stages of a pipeline on adjacent nodes
 
     @property
     def evidence(self) -> str:
-        """What the shares were computed from."""
-        weights = ", ".join(f"{one.kind} {one.traffic.value:.2g}" for one in self.kinds)
+        """The basis of the shares, as text."""
+        weights = ", ".join(f"{kind.kind} {kind.traffic.value:.2g}" for kind in self.kinds)
         source = self.kinds[0].traffic.source.name.lower() if self.kinds else "assumed"
         return f"{self.layout.text} groups; shares of traffic {weights} ({source})"
 
 
 def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupLayout | None:
-    """Return the groups of a gang of this many nodes. None: none are requested, or they do not add up to it."""
+    """Return the groups of a gang of *nodes*. None: not requested, or they do not add up to it."""
     tensor, pipeline = max(needs.tensor_parallel, 1), max(needs.pipeline_parallel, 1)
     gpus = nodes * gpus_per_node
     if not needs.has_groups or not needs.groups_make_up(gpus):
@@ -86,28 +91,24 @@ def layout_of(needs: GangRequirements, nodes: int, gpus_per_node: int) -> GroupL
     return GroupLayout(tensor, pipeline, gpus // (tensor * pipeline), gpus_per_node)
 
 
-# ----------------------------------------------------------------------
-# What crosses.
-
-
 def _members(layout: GroupLayout, nodes: int) -> dict[str, tuple[Indexes, int]]:
-    """Return of each kind of more than one GPU (groups, places of their members' nodes), and how many groups a row represents."""
+    """Return kind -> (positions of groups' nodes, groups per row), for groups of several GPUs."""
     ranks = np.arange(nodes * layout.gpus_per_node, dtype=np.int64) // layout.gpus_per_node
     places = ranks.reshape(layout.pipeline, layout.data, layout.tensor)
     step = min(layout.tensor, layout.gpus_per_node) if layout.unit_nodes else 1
-    places = places[:, :, ::step]  # the others of a tensor group are on the same nodes
-    found: dict[str, tuple[Indexes, int]] = {}
+    places = places[:, :, ::step]  # the rest of a tensor group is on the same nodes
+    members: dict[str, tuple[Indexes, int]] = {}
     if layout.tensor > 1:
-        found[TENSOR] = places.reshape(-1, places.shape[2]), 1
+        members[TENSOR] = places.reshape(-1, places.shape[2]), 1
     if layout.pipeline > 1:
-        found[PIPELINE] = places.transpose(1, 2, 0).reshape(-1, layout.pipeline), step
+        members[PIPELINE] = places.transpose(1, 2, 0).reshape(-1, layout.pipeline), step
     if layout.data > 1:
-        found[DATA] = places.transpose(0, 2, 1).reshape(-1, layout.data), step
-    return found
+        members[DATA] = places.transpose(0, 2, 1).reshape(-1, layout.data), step
+    return members
 
 
 def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
-    """Return of each row how many values it has that are not negative, and how many that are."""
+    """Return the numbers of distinct non-negative and of distinct negative values per row."""
     ordered = np.sort(values, axis=1)
     is_new = np.ones(ordered.shape, dtype=bool)
     is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -115,8 +116,10 @@ def _distinct(values: Indexes) -> tuple[Indexes, Indexes]:
 
 
 def _crossing(kind: str, values: Indexes) -> tuple[Floats, Flags, Flags]:
-    """Return ((lower, upper) of the share of their traffic that crosses, by group; which cross; which may). *values*: domains
-    of the members, below 0 where not known, another for each node."""
+    """Return (share of traffic that crosses, groups that cross, groups that may cross).
+
+    *values*: domains of the members; below 0 and different per node if unknown.
+    """
     known = values >= 0
     highest = np.where(known, values, -1).max(axis=1)
     lowest = np.where(known, values, np.iinfo(np.int64).max).min(axis=1)
@@ -133,15 +136,15 @@ def _crossing(kind: str, values: Indexes) -> tuple[Floats, Flags, Flags]:
 
 
 def _weights(kinds: Sequence[str], given: dict[str, float]) -> dict[str, Quantity]:
-    """Return the shares of the communication, before they are made to sum to 1."""
+    """Return the weights of the communication, before normalization."""
     if any(given[kind] for kind in kinds):
         return {kind: declared(given[kind], "the request") for kind in kinds}
     return {kind: assumed(*TRAFFIC[kind], "assumed") for kind in kinds}
 
 
 def _mixed(weights: Sequence[Quantity], shares: Sequence[float], ends: bool) -> tuple[float, float]:
-    """Return the least and the greatest mean of *shares*; *ends*: with each weight at either end of its interval."""
-    choices = [(one.lower, one.upper) if ends else (one.value,) for one in weights]
+    """Return the extreme means of *shares*; *ends*: over the intervals of the weights."""
+    choices = [(weight.lower, weight.upper) if ends else (weight.value,) for weight in weights]
     means = [
         sum(weight * share for weight, share in zip(chosen, shares, strict=True)) / sum(chosen)
         for chosen in product(*choices)
@@ -153,22 +156,22 @@ def _mixed(weights: Sequence[Quantity], shares: Sequence[float], ends: bool) -> 
 def group_spans(
     table: NodeTable, nodes: Indexes, layout: GroupLayout, needs: GangRequirements
 ) -> GroupSpans:
-    """Return what the groups of *nodes*, in rank order, span."""
+    """Return the spans of the groups of *nodes* in rank order."""
     members = _members(layout, nodes.size)
     given = {
         TENSOR: needs.tensor_traffic, PIPELINE: needs.pipeline_traffic, DATA: needs.data_traffic,
     }  # fmt: skip
     weights = _weights(list(members), given)
     values = list(weights.values())
-    total = sum(one.value for one in values)
+    total = sum(weight.value for weight in values)
     shares: list[tuple[float, float, float]] = []
     counts: dict[str, list[tuple[int, int]]] = {kind: [] for kind in members}
     for ids in table.tier_ids[:, nodes].astype(np.int64):
         domains = np.where(ids < 0, -2 - np.arange(ids.size), ids)
         if ids[0] >= 0 and (ids == ids[0]).all():
             shares.append((0.0, 0.0, 0.0))
-            for each in counts.values():
-                each.append((0, 0))
+            for kind_counts in counts.values():
+                kind_counts.append((0, 0))
             continue
         lower, upper = [], []
         for kind, (places, repeats) in members.items():
@@ -176,10 +179,10 @@ def group_spans(
             lower.append(float(crossing[0].mean()))
             upper.append(float(crossing[1].mean()))
             counts[kind].append((int(crosses.sum()) * repeats, int(may.sum()) * repeats))
-        middle = [0.5 * (one + other) for one, other in zip(lower, upper, strict=True)]
-        least, most = _mixed(values, lower, ends=True)[0], _mixed(values, upper, ends=True)[1]
+        middle = [0.5 * (weight + other) for weight, other in zip(lower, upper, strict=True)]
+        lowest, highest = _mixed(values, lower, ends=True)[0], _mixed(values, upper, ends=True)[1]
         value = _mixed(values, middle, ends=False)[0]
-        shares.append((value, min(least, value), max(most, value)))
+        shares.append((value, min(lowest, value), max(highest, value)))
     kinds = tuple(
         GroupTraffic(
             kind, places.shape[1] if kind != TENSOR else layout.tensor, len(places) * repeats,
@@ -195,33 +198,34 @@ def _share(weight: Quantity, weights: Sequence[Quantity], total: float) -> Quant
     """Return a weight as a share of all."""
     if weight.source is QuantitySource.DECLARED:
         return declared(weight.value / max(total, 1e-300), "traffic of the request")
-    others = [one for one in weights if one is not weight]
-    low = weight.lower / (weight.lower + sum(one.upper for one in others))
-    high = weight.upper / (weight.upper + sum(one.lower for one in others))
+    others = [other for other in weights if other is not weight]
+    low = weight.lower / (weight.lower + sum(other.upper for other in others))
+    high = weight.upper / (weight.upper + sum(other.lower for other in others))
     value = weight.value / total
     return assumed(value, min(low, value), max(high, value), "assumed for training in general")
-
-
-# ----------------------------------------------------------------------
-# Which node gets which ranks.
 
 
 def in_group_order(
     table: NodeTable, nodes: Indexes, layout: GroupLayout, needs: GangRequirements, costs: Floats
 ) -> tuple[Indexes, GroupSpans]:
-    """Return *nodes*, which come domain by domain, in the order of ranks in which their groups cost least, and what these span.
+    """Return *nodes* in the cheapest rank order of their groups, with the groups' spans.
 
-    *costs*: of each priced tier, by how much longer communication takes that crosses it. Whole segments stay whole.
+    *costs*: relative cost of crossing each priced tier. Segments stay whole.
     """
     orders = [
-        one
-        for one in _orders(table, nodes, layout, needs.segment_nodes)
-        if _keeps_segments(table, one[0], needs)
+        order
+        for order in _orders(table, nodes, layout, needs.segment_nodes)
+        if _keeps_segments(table, order[0], needs)
     ]
     best: tuple[float, Indexes, GroupSpans] | None = None
     for order, together in orders or [(nodes, 1)]:
         spans = replace(group_spans(table, order, layout, needs), stages_together=together)
-        cost = float(sum(share[0] * each for share, each in zip(spans.shares, costs, strict=True)))
+        cost = float(
+            sum(
+                share[0] * cost_of_tier
+                for share, cost_of_tier in zip(spans.shares, costs, strict=True)
+            )
+        )
         if best is None or cost < best[0] - 1e-12:
             best = cost, order, spans
         if cost == 0.0:
@@ -233,7 +237,7 @@ def in_group_order(
 def _orders(
     table: NodeTable, nodes: Indexes, layout: GroupLayout, segment_nodes: int
 ) -> Iterator[tuple[Indexes, int]]:
-    """Yield orders of ranks, and how many stages of one pipeline are next to each other in each. Segments move as wholes."""
+    """Yield rank orders with the number of adjacent pipeline stages. Segments stay whole."""
     unit, stages, segment = layout.unit_nodes, layout.pipeline, max(segment_nodes, 1)
     if not unit or max(unit, segment) % min(unit, segment):
         return
@@ -242,15 +246,15 @@ def _orders(
     if units.shape[0] % stages:
         yield units.reshape(-1), 1
         return
-    divisors = [one for one in range(1, stages + 1) if stages % one == 0]
+    divisors = [count for count in range(1, stages + 1) if stages % count == 0]
     for together in (*divisors[: ORDERS_MAX - 1], *divisors[ORDERS_MAX - 1 :][-1:]):
-        # As they lie: blocks of stages, in each the members of the data groups, in each the stages.
+        # Nodes are adjacent by block of stages, then by member of the data groups, then by stage.
         placed = _bundled(table, units, together).reshape(stages // together, -1, together, unit)
         yield placed.transpose(0, 2, 1, 3).reshape(-1), together
 
 
 def _bundled(table: NodeTable, rows: Indexes, count: int) -> Indexes:
-    """Return *rows* of nodes put together by *count*, each bundle within as narrow a domain as can be, in the order of their first rows."""
+    """Return *rows* of nodes in bundles of *count*, each in as narrow a domain as possible."""
     if count == 1:
         return rows
     bundles: list[Indexes] = []
@@ -259,16 +263,16 @@ def _bundled(table: NodeTable, rows: Indexes, count: int) -> Indexes:
         ids = table.tier_ids[level][rows[left, 0]]
         by_domain = np.argsort(ids, kind="stable")
         ordered = ids[by_domain]
-        starts = np.searchsorted(ordered, ordered)  # of each the place at which its domain begins
+        starts = np.searchsorted(ordered, ordered)  # start of each row's domain
         sizes = np.searchsorted(ordered, ordered, side="right") - starts
         whole = (ordered >= 0) & (np.arange(ordered.size) - starts < sizes // count * count)
         bundles.append(left[by_domain[whole]].reshape(-1, count))
         taken = np.zeros(left.size, dtype=bool)
         taken[by_domain[whole]] = True
         left = left[~taken]
-    found = np.concatenate((*bundles, left.reshape(-1, count)))
-    found = found[np.argsort(found[:, 0], kind="stable")]
-    return np.asarray(rows[found].reshape(found.shape[0], -1))
+    bundled = np.concatenate((*bundles, left.reshape(-1, count)))
+    bundled = bundled[np.argsort(bundled[:, 0], kind="stable")]
+    return np.asarray(rows[bundled].reshape(bundled.shape[0], -1))
 
 
 def _keeps_segments(table: NodeTable, nodes: Indexes, needs: GangRequirements) -> bool:
@@ -279,11 +283,11 @@ def _keeps_segments(table: NodeTable, nodes: Indexes, needs: GangRequirements) -
 
 
 def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int, Tier]]:
-    """Return the nodes of tensor groups and of pipelines that are of several nodes, and the tier within which each is best whole."""
+    """Return sizes of tensor groups and pipelines of several nodes, with their best tiers."""
     unit = layout.unit_nodes
-    found: list[tuple[int, Tier]] = []
+    wholes: list[tuple[int, Tier]] = []
     if unit > 1:
-        found.append((unit, Tier.NVLINK_DOMAIN))
+        wholes.append((unit, Tier.NVLINK_DOMAIN))
     pipeline = unit * layout.pipeline
     if (
         unit
@@ -291,12 +295,12 @@ def whole_groups(layout: GroupLayout, needs: GangRequirements) -> list[tuple[int
         and needs.nodes % pipeline == 0
         and pipeline <= SEGMENT_NODES_MAX
     ):
-        found.append((pipeline, Tier.LEAF))
-    return found
+        wholes.append((pipeline, Tier.LEAF))
+    return wholes
 
 
 def regrouped(needs: GangRequirements, gpus: int) -> GangRequirements:
-    """Return *needs* for a gang of this many GPUs, without groups that do not add up to it."""
+    """Return *needs* for a gang of *gpus* GPUs, without groups that do not add up to it."""
     if needs.groups_make_up(gpus):
         return needs
     fewer = replace(needs, data_parallel=0)

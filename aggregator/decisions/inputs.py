@@ -1,7 +1,8 @@
 """Inputs of a decision: node columns with names and locations, and a few numbers of the snapshot.
 
-A part is named by a digest of its bytes, so a part that stays the same between snapshots is stored once. It begins with a
-line of JSON that describes it. An array follows as its bytes in memory (little-endian), anything else as JSON.
+A part is named by a digest of its bytes, so a part that stays the same between snapshots is stored
+once. It begins with a line of JSON that describes it. An array follows as its bytes in memory
+(little-endian), anything else as JSON.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from ..scoring.reported_factors import (
 )
 from ..scoring.results import Columns
 
-#: A part that is larger than this was not written by Gangline.
+#: A larger part was not written by Gangline.
 PART_BYTES_MAX = 64 << 20
-#: A part's first line is shorter.
+#: Maximum length of a part's first line.
 _HEAD_BYTES_MAX = 1000
 _DIGEST_BYTES = 16
 _COMPRESSION_LEVEL = 3
@@ -42,18 +43,18 @@ _FACTS = ("gpus", "hazard_down", "hazard_up", "speed_reach", "is_reporting", "sp
 
 
 class InputsError(Exception):
-    """Parts are missing, or are not what Gangline writes; the words say which."""
+    """Parts are missing or not in Gangline's format; the message names them."""
 
 
 class DecisionInputs(NamedTuple):
-    """A snapshot as far as decisions read it, and the nodes that were out of the question."""
+    """The inputs of decisions in a snapshot, and the excluded nodes."""
 
     snapshot: Judgement
     excluded: Flags
 
 
 def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, bytes]]:
-    """Yield with its digest each part that decisions about *snapshot* are computed from, but for workloads."""
+    """Yield, with its digest, each part of *snapshot* that decisions need, except workloads."""
     domains, facts = snapshot.facts.domains, snapshot.facts
     arrays: dict[str, Any] = {name: getattr(snapshot.columns, name) for name in _COLUMNS}
     arrays |= {name: getattr(facts, name) for name in _FACTS}
@@ -65,8 +66,8 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
             [np.zeros(0, dtype=np.int64), *(nodes.astype(np.int64) for _, nodes in snapshot.reservations)]
         ),
     }  # fmt: skip
-    # In their order: among jobs that are equal in all respects the first counts.
-    jobs = {job: at for at, job in enumerate(dict.fromkeys(snapshot.jobs.values()))}
+    # Keep the order: among otherwise equal jobs the first counts.
+    jobs = {job: number for number, job in enumerate(dict.fromkeys(snapshot.jobs.values()))}
     count = len(snapshot.jobs)
     arrays["job_nodes"] = np.fromiter(snapshot.jobs, dtype=np.int32, count=count)
     arrays["job_numbers"] = np.fromiter(
@@ -99,7 +100,7 @@ def input_parts(snapshot: Judgement, excluded: Flags) -> Iterator[tuple[str, byt
 
 @cache
 def _last_reported() -> list[tuple[ReportedFactors, tuple[str, bytes]]]:
-    """Return the place of the part that was made last: most snapshots have the same factors as the one before."""
+    """Return the cache of the last part, since factors rarely change between snapshots."""
     return []
 
 
@@ -135,11 +136,15 @@ def _reported(found: Mapping[str, Any] | None) -> ReportedFactors:
 
 
 def workload_part(snapshot: Judgement, job: str) -> tuple[str, bytes]:
-    """Return the digest and the part of what is known of *job*; also where nothing is."""
-    at = snapshot.workloads.names.get(job)
+    """Return the digest and the part of the known facts of *job*, possibly none."""
+    index = snapshot.workloads.names.get(job)
     known: list[Any] = []
-    if at is not None:
-        known = [job, snapshot.workloads.descriptions[at], snapshot.workloads.needs[at].tolist()]
+    if index is not None:
+        known = [
+            job,
+            snapshot.workloads.descriptions[index],
+            snapshot.workloads.needs[index].tolist(),
+        ]
     part = _value_part("workload", known)
     return _digest(part), part
 
@@ -150,7 +155,7 @@ def compressed(part: bytes) -> bytes:
 
 
 def decompressed(data: bytes) -> bytes:
-    """Return what `compressed` was given. Raises InputsError."""
+    """Return the argument of `compressed`. Raises InputsError."""
     unpacking = zlib.decompressobj()
     try:
         part = unpacking.decompress(data, PART_BYTES_MAX)
@@ -162,7 +167,7 @@ def decompressed(data: bytes) -> bytes:
 
 
 def checked_part(digest: str, data: bytes) -> bytes:
-    """Return the part that is stored as *data*. Raises InputsError, also where it is not what *digest* names."""
+    """Return the part stored as *data*. Raises InputsError, also if *digest* differs."""
     part = decompressed(data)
     if _digest(part) != digest:
         raise InputsError("its content does not match its digest")
@@ -170,10 +175,10 @@ def checked_part(digest: str, data: bytes) -> bytes:
 
 
 def restored_inputs(parts: Iterable[bytes]) -> DecisionInputs:
-    """Return what `input_parts` and `workload_part` were given. Raises InputsError."""
-    found = dict(map(_decoded, parts))
+    """Return the arguments of `input_parts` and `workload_part`. Raises InputsError."""
+    parts_by_name = dict(map(_decoded, parts))
     try:
-        return _restored(found)
+        return _restored(parts_by_name)
     except KeyError as error:
         raise InputsError(f"the part {error} is missing") from error
     except (TypeError, ValueError, IndexError) as error:
@@ -181,7 +186,7 @@ def restored_inputs(parts: Iterable[bytes]) -> DecisionInputs:
 
 
 def node_names(parts: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the names of the nodes by index, none where the part is missing. Raises InputsError."""
+    """Return the names of the nodes by index; empty if the part is missing. Raises InputsError."""
     for part in parts:
         name, value = _decoded(part)
         if name == "names":
@@ -202,11 +207,11 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
     domains = NodeDomains(
         (about["dictionary_version"], count, 0),
         found["domain_ids"],
-        tuple(tuple(each) for each in found["domain_names"]),
+        tuple(tuple(domain_names) for domain_names in found["domain_names"]),
         found["rails"],
         about["rails_count"],
     )
-    # Decisions of before these were read have no part of them.
+    # Older decisions lack these parts.
     price, preemption, pace = (
         np.asarray(found.get(name, ()), dtype=np.float32).reshape(-1)
         for name in ("price_per_gpu_hour", "preemptions_per_hour", "pace_before")
@@ -227,8 +232,8 @@ def _restored(found: Mapping[str, Any]) -> DecisionInputs:
     ends = np.cumsum([0, *(size for _, size in found["reservations"])])
     reserved = found["reserved_nodes"].astype(np.intp)
     reservations = tuple(
-        (name, reserved[ends[at] : ends[at + 1]])
-        for at, (name, _) in enumerate(found["reservations"])
+        (name, reserved[ends[index] : ends[index + 1]])
+        for index, (name, _) in enumerate(found["reservations"])
     )
     jobs = found["jobs"]
     numbered = zip(found["job_nodes"].tolist(), found["job_numbers"].tolist(), strict=True)

@@ -1,7 +1,8 @@
-"""Node table of the search: numbers with intervals, domains, and an order that does not depend on names.
+"""Node table of the search: numbers, domains, and an order independent of names.
 
-Built once for each snapshot and workload. Groups of the domain tree are contiguous. Their order depends on their contents
-only, so the answer stays the same when nodes or domains are renamed or reordered.
+Built once for each snapshot and workload. Groups of the domain tree are contiguous. Their order
+depends on their contents only, so the answer stays the same when nodes or domains are renamed or
+reordered.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ..scoring.score import SPEED_UNKNOWN
 from .repeatability import lasting_speeds
 from .requirements import PRICED_TIERS, Tier
 
-#: Speed of a node that reports and computes nothing now: 0.5 % of hosts are 10 % slow, the others spread by 2 to 3 %
-#: (assumed, `design`: public figures of same-model GPUs). With its 90 % interval.
+#: Speed of a reporting idle node, with its 90 % interval: 0.5 % of hosts are 10 % slow, the others
+#: spread by 2 to 3 % (assumed, `design`: public figures of same-model GPUs).
 SPEED_IDLE = (0.99, 0.94, 1.03)
-#: Speed of a node without current data, with the interval that its score has (assumed).
+#: Speed of a node without current data, with the interval of its score (assumed).
 SPEED_SILENT = (0.90, *SPEED_UNKNOWN)
 
 _TREE_ROWS = [tier.row for tier in PRICED_TIERS]
@@ -39,12 +40,12 @@ class TreeOrder:
     nodes: Indexes  # node indexes, in order
     tree: Codes
     domains: Codes
-    groups: Indexes  # number of the narrowest group of each, in order
+    groups: Indexes  # number of each node's narrowest group, in order
 
 
 @dataclass(frozen=True)
 class NodeTable:
-    """Columns by node index, of one snapshot and one workload. Hazards are of all interruptions, spot preemption included."""
+    """Columns by node index, of one snapshot and one workload. Hazards include spot preemption."""
 
     snapshot: Judgement
     hazard: Floats
@@ -53,10 +54,10 @@ class NodeTable:
     speed: Floats
     speed_lower: Floats
     speed_upper: Floats
-    measured: Flags  #: a speed of now is
+    measured: Flags  #: the speed is current
     excluded: Flags  #: UNHEALTHY, out, or ended
     workload_source: str = ""
-    #: Of the hazard, what is spot preemption. Empty: none of it.
+    #: The part of the hazard by spot preemption. Empty: none.
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
     _orders: dict[Tier | None, TreeOrder] = field(default_factory=dict["Tier | None", TreeOrder])
 
@@ -65,33 +66,35 @@ class NodeTable:
 
     @property
     def facts(self) -> NodeFacts:
-        """Places and GPUs."""
+        """Locations and GPUs."""
         return self.snapshot.facts
 
     @cached_property
     def numbers(self) -> Floats:
-        """Hazards and speeds with their intervals, as `Members` has them: (6, nodes)."""
+        """Hazards and speeds with their intervals, in the order of `Members`: (6, nodes)."""
         hazards = [self.hazard, self.hazard_lower, self.hazard_upper]
         if self.preemption.size:
-            hazards = [np.maximum(one - self.preemption, 0.0) for one in hazards]
+            hazards = [np.maximum(rates - self.preemption, 0.0) for rates in hazards]
         return np.stack((*hazards, self.speed, self.speed_lower, self.speed_upper))
 
     @cached_property
     def gpu_prices(self) -> Floats | None:
-        """Price of a GPU-hour with its interval, in currency: (3, nodes). Of who none is declared the middle one of the others,
-        and anything among them. None: of nobody."""
-        found = self.facts.costs.price.astype(np.float64)
-        known = found[np.isfinite(found)]
+        """Price of a GPU-hour with its interval, in currency: (3, nodes); None: not declared.
+
+        A node without a declared price has the median of the others, with their range as interval.
+        """
+        declared = self.facts.costs.price.astype(np.float64)
+        known = declared[np.isfinite(declared)]
         if not known.size:
             return None
-        unknown = ~np.isfinite(found)
-        prices = np.stack((found, found, found))
+        unknown = ~np.isfinite(declared)
+        prices = np.stack((declared, declared, declared))
         prices[:, unknown] = np.array([np.median(known), known.min(), known.max()])[:, None]
         return prices
 
     @cached_property
     def domain_counts(self) -> Codes:
-        """How many domains there are of each priced tier."""
+        """Number of domains of each priced tier."""
         return np.array([len(self.facts.domains.names[row]) for row in _TREE_ROWS], dtype=np.int32)
 
     @cached_property
@@ -100,7 +103,7 @@ class NodeTable:
         return np.ascontiguousarray(self.facts.domains.ids[_TREE_ROWS], dtype=np.int32)
 
     def repaired(self, nodes: Indexes, like: int) -> NodeTable:
-        """Return the same where *nodes* have hazard and speed of the node *like*; spot capacity stays what it is."""
+        """Return the table with hazard and speed of *like* for *nodes*; spot capacity stays."""
         columns: dict[str, Any] = {}
         for name in (
             "hazard", "hazard_lower", "hazard_upper", "speed", "speed_lower", "speed_upper",
@@ -113,7 +116,7 @@ class NodeTable:
         return replace(self, _orders={}, **columns)
 
     def order(self, segment_tier: Tier | None) -> TreeOrder:
-        """Return the order in which whole segments of *segment_tier* are found; None: there are none."""
+        """Return the order for whole segments of *segment_tier*; None: no segments."""
         if segment_tier not in self._orders:
             self._orders[segment_tier] = _order(self, segment_tier)
         return self._orders[segment_tier]
@@ -125,7 +128,7 @@ def node_table(
     workload_source: str = "",
     excluded: Flags | None = None,
 ) -> NodeTable:
-    """Return the nodes of *snapshot* as a workload of *needs* meets them. *excluded*: by default, who is so now."""
+    """Return the nodes of *snapshot* for *needs*. *excluded*: default, those excluded now."""
     columns, facts = snapshot.columns, snapshot.facts
     count = columns.hazard_per_hour.size
     hazard = columns.hazard_per_hour.astype(np.float64)
@@ -135,14 +138,14 @@ def node_table(
     components = snapshot.component_speeds
     before = np.zeros(count, dtype=bool)
     if facts.speed_before.size == count:
-        # What a host was when it computed last it is again: parts differ for good.
+        # An idle host has the speed of its last computation: parts differ permanently.
         before = ~measured & np.isfinite(facts.speed_before)
         components = components.copy()
         components[before, COMPUTE] = np.minimum(components, facts.speed_before[:, None])[
             before, COMPUTE
         ]
     if facts.variation.seconds.size == count:
-        # A difference that does not last counts for nothing. A host with a symptom keeps its speed.
+        # A difference that does not last is ignored. A host with a symptom keeps its speed.
         healthy = columns.state == HealthState.HEALTHY
         speeds = np.where(healthy & measured, relative, np.nan)
         if before.any():
@@ -154,7 +157,8 @@ def node_table(
         components[:, COMPUTE] = np.clip(components[:, COMPUTE] + change, SPEED_MIN, 1.0)
     may_be_faster = np.ones(count)
     if facts.pace_before.size == count:
-        # Whom a gang waited for at a normal clock the next one waits for, unless it says otherwise.
+        # A host that was slow in a gang at a normal clock stays slow in the next gang, until a gang
+        # finds otherwise.
         pace = facts.pace_before
         with np.errstate(invalid="ignore"):
             is_remembered = components.min(axis=1) > pace
@@ -162,12 +166,12 @@ def node_table(
         relative = np.minimum(relative, pace)
         components = np.minimum(components, pace[:, None])
     if needs is not None:
-        # Of a host that computes nothing now it says what is known to be slow, and nothing of its spread.
+        # For an idle host only its symptoms are known, not its spread.
         known = 1.0 / (1.0 + expected_slowdowns(needs, components).astype(np.float64))
     else:
         with np.errstate(invalid="ignore"):
-            least = components.astype(np.float64).min(axis=1)
-        known = np.where(np.isfinite(relative), relative, least)
+            slowest = components.astype(np.float64).min(axis=1)
+        known = np.where(np.isfinite(relative), relative, slowest)
     has_value = np.isfinite(known) & facts.is_reporting
     is_seen = measured | before
     speed = np.where(has_value, np.where(is_seen, known, known * SPEED_IDLE[0]), SPEED_SILENT[0])
@@ -192,25 +196,22 @@ def node_table(
 
 
 def excluded_now(snapshot: Judgement) -> Flags:
-    """Say which nodes are out of the question as *snapshot* has them."""
+    """Return nodes that *snapshot* excludes."""
     columns = snapshot.columns
     states = [int(state) for state in EXCLUDED]
     return np.asarray(np.isin(columns.state, states) | columns.ended, dtype=bool)
 
 
 def excluded_since(snapshot: Judgement, before: tuple[int, Flags] | None) -> Flags:
-    """Say the same; while degraded, only of those who were so *before* it: (dictionary version, flags)."""
+    """Return the same; while degraded, only nodes of *before*: (dictionary version, flags)."""
     now = excluded_now(snapshot)
     if not snapshot.degraded_reason or before is None or before[0] != snapshot.dictionary_version:
         return now
     known = np.zeros(now.size, dtype=bool)
     known[: before[1].size] = before[1]
-    # A simulated host that ended is no longer there, whatever else is degraded.
+    # A simulated host that ended no longer exists, whatever else is degraded.
     return np.asarray((now & known) | snapshot.columns.ended, dtype=bool)
 
-
-# ----------------------------------------------------------------------
-# An order without names: groups by a hash of what is in them, nodes by hazard and speed.
 
 _Hashes = NDArray[np.uint64]
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -232,7 +233,8 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
     if np.isfinite(costs.price).any() or table.preemption.size:
         for declared in (costs.price, costs.preemption):
             value = _mixed(value + declared.view(np.uint32).astype(np.uint64))
-    # Who shares power with whom is a part of what a node is: spreading over it asks for it.
+    # Nodes that share power or cooling are part of a node's identity, since a gang may be spread
+    # over these domains.
     for row in (Tier.POWER_DOMAIN.row, Tier.COOLING_DOMAIN.row):
         ids = table.facts.domains.ids[row]
         if ids.size and ids.max() >= 0:
@@ -244,7 +246,7 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
         value = _mixed(value + sums[groups[level]])
     rank = np.zeros(len(table), dtype=np.int64)
     for level, sums in enumerate(hashes):
-        # Of each group the rank of the group that it is in, then its own hash, then its number.
+        # Order groups by the rank of their parent, then by their own hash, then by their number.
         parents = np.zeros(sums.size, dtype=np.int64)
         parents[groups[level]] = rank
         by = np.lexsort((np.arange(sums.size), sums, parents))
@@ -264,19 +266,19 @@ def _order(table: NodeTable, segment_tier: Tier | None) -> TreeOrder:
 
 
 def _groups(tree: Codes) -> list[NDArray[np.int64]]:
-    """Return the number of each node's group at each level: nodes of one group are of one at all wider levels."""
-    found: list[NDArray[np.int64]] = []
+    """Return each node's group number at each level; groups share all wider groups."""
+    groups: list[NDArray[np.int64]] = []
     before = np.zeros(tree.shape[1], dtype=np.int64)
     for ids in tree:
         width = int(ids.max(initial=-1)) + 2
         _, numbers = np.unique(before * width + ids + 1, return_inverse=True)
         before = np.asarray(numbers, dtype=np.int64).reshape(-1)
-        found.append(before)
-    return found
+        groups.append(before)
+    return groups
 
 
 def _sums(values: _Hashes, groups: NDArray[np.int64]) -> _Hashes:
-    """Return the sum of *values* of each group, modulo 2**64: the order does not matter."""
+    """Return the sum of *values* of each group, modulo 2**64, independent of the order."""
     sums = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.uint64)
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
@@ -287,7 +289,7 @@ def _sums(values: _Hashes, groups: NDArray[np.int64]) -> _Hashes:
 
 
 def _nested(domains: Codes, level: int) -> Codes:
-    """Return *domains* so that each of *level* lies in one of each wider level: the one that most of its nodes are in."""
+    """Return *domains* as a tree: each lies in the wider domain of most of its nodes."""
     tree = domains.copy()
     ids = domains[level]
     inside = ids >= 0
@@ -296,7 +298,7 @@ def _nested(domains: Codes, level: int) -> Codes:
         pairs, counts = np.unique(
             ids[inside].astype(np.int64) * width + domains[wider][inside] + 1, return_counts=True
         )
-        by = np.lexsort((pairs, counts))  # of each domain the most frequent comes last
+        by = np.lexsort((pairs, counts))  # the most frequent pair of each domain comes last
         parents = np.full(int(ids.max(initial=-1)) + 1, -1, dtype=np.int32)
         parents[pairs[by] // width] = pairs[by] % width - 1
         tree[wider][inside] = parents[ids[inside]]

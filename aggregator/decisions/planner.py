@@ -41,21 +41,23 @@ from .stranding import (
 )
 
 OPTIONS_MAX = 8
-#: Sets of nodes that the groups of a gang choose from, at least.
+#: Minimum of sets of nodes from which the groups of a gang choose.
 GROUPED_OPTIONS = 4
-#: Work that the search spends on swaps, in nodes visited; and subsets of which each is tried where there are no more.
+#: Work of the search on swaps, in nodes visited; and the number of subsets up to which each subset
+#: is tried.
 STEPS_MAX, SUBSETS_MAX = 200_000, 4000.0
-#: Of a larger gang a tenth of that, where one option is asked for.
+#: For a larger gang with one requested option the work is a tenth.
 LARGE_NODES = 1024
-#: Nodes that stand by, at most.
+#: Maximum standby nodes.
 BACKUPS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Who may be chosen. `gpus`: a byte a node of which some GPUs are free, bit g for its g-th; None: nodes are whole.
+    """The nodes that may be chosen.
 
-    `room`: what is free of each node, where more is known than that. `demand`: which requests come, for what is stranded.
+    `gpus`: nodes with some free GPUs -> byte with bit g for the g-th; None: whole nodes. `room`:
+    free resources of each node, if more is known. `demand`: expected requests, for stranded GPUs.
     """
 
     nodes: Flags
@@ -63,12 +65,13 @@ class Candidates:
     source: str = "request"
     room: FreeRoom | None = None
     demand: tuple[RequestShape, ...] = DEMAND_ASSUMED
-    priorities: Mapping[str, int] = field(default_factory=dict[str, int])  #: of jobs that run
+    #: priorities of running jobs
+    priorities: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementChoice:
-    """One answer. `nodes` in rank order; `gpu_masks` a byte a node, empty for whole nodes."""
+    """An option. `nodes` in rank order; `gpu_masks` a byte per node, empty for whole nodes."""
 
     nodes: Indexes
     price: GangPrice
@@ -86,10 +89,10 @@ class PlacementChoice:
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """Who takes part in one search, in its order."""
+    """The nodes of one search, in its order."""
 
     order: TreeOrder
-    rows: Indexes  # places in the order
+    rows: Indexes  # positions in the order
     arenas: Codes
     arena_count: int
     spread: Codes
@@ -97,12 +100,12 @@ class Eligible:
 
     @property
     def nodes(self) -> Indexes:
-        """Their node indexes."""
+        """Node indexes of `rows`."""
         return self.order.nodes[self.rows]
 
 
 def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
-    """Say which nodes may take part: a candidate, not excluded, healthy enough, with GPUs enough."""
+    """Return candidates that are not excluded, healthy enough, and have enough GPUs."""
     healthy = table.snapshot.columns.score >= np.float32(needs.score_min)
     return np.asarray(
         candidates.nodes & ~table.excluded & healthy & roomy(table, candidates, needs), dtype=bool
@@ -110,7 +113,7 @@ def usable(table: NodeTable, candidates: Candidates, needs: GangRequirements) ->
 
 
 def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> Flags:
-    """Say which nodes have the GPUs that are asked for. Whole nodes: as many as most nodes have, none of them in use."""
+    """Return nodes with the requested GPUs free; for whole nodes all of the usual number."""
     gpus = table.facts.gpus
     if needs.gpus_per_node == 0:
         whole = gpus == gpus_of(table, needs)
@@ -125,7 +128,7 @@ def roomy(table: NodeTable, candidates: Candidates, needs: GangRequirements) -> 
 
 
 def gpus_of(table: NodeTable, needs: GangRequirements) -> int:
-    """Return the GPUs of a member: as asked for, or what most nodes of the fleet have."""
+    """Return the GPUs of a member: as requested, or the most frequent number in the fleet."""
     if needs.gpus_per_node:
         return needs.gpus_per_node
     counts = np.bincount(table.facts.gpus, minlength=2)
@@ -133,7 +136,7 @@ def gpus_of(table: NodeTable, needs: GangRequirements) -> int:
 
 
 def eligible(table: NodeTable, fit: Flags, needs: GangRequirements) -> Eligible:
-    """Return the nodes *fit*, with the group that all members must share and what they are spread over."""
+    """Return the nodes *fit*, with the group that members share and the spread's domains."""
     domains = table.facts.domains
     order = table.order(needs.segment_tier if needs.segment_nodes > 1 else None)
     members = fit.copy()
@@ -146,8 +149,8 @@ def eligible(table: NodeTable, fit: Flags, needs: GangRequirements) -> Eligible:
     if needs.same_rails:
         members &= domains.rails >= 0
         pairs = arena.astype(np.int64) * max(domains.rails_count, 1) + domains.rails
-        found, numbers = np.unique(pairs[members], return_inverse=True)
-        arena, arena_count = np.full(len(table), -1, dtype=np.int32), max(found.size, 1)
+        pairs_used, numbers = np.unique(pairs[members], return_inverse=True)
+        arena, arena_count = np.full(len(table), -1, dtype=np.int32), max(pairs_used.size, 1)
         arena[members] = numbers.reshape(-1)
     if needs.segment_nodes > 1 and needs.segment_tier is not None:
         members &= domains.ids[needs.segment_tier.row] >= 0
@@ -157,10 +160,10 @@ def eligible(table: NodeTable, fit: Flags, needs: GangRequirements) -> Eligible:
         members &= spread >= 0
         spread_count = max(len(domains.names[needs.spread_over.row]), 1)
     rows = np.flatnonzero(members[order.nodes])
-    at = order.nodes[rows]
+    nodes = order.nodes[rows]
     return Eligible(
-        order, rows, np.ascontiguousarray(arena[at], dtype=np.int32), arena_count,
-        np.ascontiguousarray(spread[at], dtype=np.int32), spread_count,
+        order, rows, np.ascontiguousarray(arena[nodes], dtype=np.int32), arena_count,
+        np.ascontiguousarray(spread[nodes], dtype=np.int32), spread_count,
     )  # fmt: skip
 
 
@@ -177,8 +180,9 @@ def find(
 ) -> tuple[float, list[Indexes], list[list[float]]]:
     """Return (bound, node indexes of each choice in rank order, its measures), the cheapest first.
 
-    *extra_gpu_hours*: what each node costs beside, by place in *pool*, at least 0. The search orders nodes by their hazard and,
-    with it, the hazard that costs no more than that, so that the bound stays one; it prices both exactly.
+    *extra_gpu_hours*: further cost of each node, by position in *pool*, at least 0. The search
+    orders nodes by their hazard plus the hazard of equal or lower cost, so the bound stays valid;
+    it prices both exactly.
     """
     if needs.nodes > pool.rows.size:
         return inf, [], []
@@ -190,33 +194,35 @@ def find(
         hazard[pool.nodes] += extra_gpu_hours / max(per_hazard, 1e-12)
         by_node[pool.nodes] = extra_gpu_hours
         pool = _by_hazard(pool, hazard)
-    order, rows, at = pool.order, pool.rows, pool.nodes
-    costs = np.zeros(at.size)
+    order, rows, nodes = pool.order, pool.rows, pool.nodes
+    costs = np.zeros(nodes.size)
     if extra_gpu_hours is not None:
-        costs = by_node[at]
-    risks = table.hazard[at]
+        costs = by_node[nodes]
+    risks = table.hazard[nodes]
     is_whole = rows.size == order.nodes.size and extra_gpu_hours is None
     tree = order.tree if is_whole else np.take(order.tree, rows, axis=1)
     domains = order.domains if is_whole else np.take(order.domains, rows, axis=1)
     segments = needs.segment_nodes > 1 and needs.segment_tier is not None
     bound, members, measures = search(
-        hazard[at], risks, costs, extra_gpu_hours is not None, table.speed[at], tree, domains,
+        hazard[nodes], risks, costs, extra_gpu_hours is not None, table.speed[nodes], tree, domains,
         table.domain_counts, pool.arenas, pool.arena_count, pool.spread, pool.spread_count,
         needs.spread_nodes_max if needs.spread_over is not None else 0, needs.nodes,
         needs.segment_nodes if segments else 1,
         PRICED_TIERS.index(needs.segment_tier) if segments and needs.segment_tier else -1,
         hazard_sum_max(needs, lost.shared_hazard), lost.terms(needs.preferences), options_max, steps_max, subsets_max,
     )  # fmt: skip
-    by = sorted(range(len(members)), key=lambda one: measures[one].tolist())[: options_max or 1]
+    by = sorted(range(len(members)), key=lambda choice: measures[choice].tolist())[
+        : options_max or 1
+    ]
     return (
         bound,
-        [_in_rank_order(pool, members[one]) for one in by],
-        [measures[one].tolist() for one in by],
+        [_in_rank_order(pool, members[choice]) for choice in by],
+        [measures[choice].tolist() for choice in by],
     )
 
 
 def _by_hazard(pool: Eligible, hazard: Floats) -> Eligible:
-    """Return *pool* in the order of another hazard within each narrowest group, as the search has it."""
+    """Return *pool* ordered by *hazard* within each narrowest group, as the search requires."""
     by = np.lexsort((hazard[pool.nodes], pool.order.groups[pool.rows]))
     return replace(
         pool, rows=pool.rows[by], arenas=np.ascontiguousarray(pool.arenas[by]), spread=np.ascontiguousarray(pool.spread[by])
@@ -224,18 +230,14 @@ def _by_hazard(pool: Eligible, hazard: Floats) -> Eligible:
 
 
 def _in_rank_order(pool: Eligible, members: Codes) -> Indexes:
-    """Return the nodes of *members*, places in *pool*, group by group of the tree, and in each as the dictionary has them."""
+    """Return the nodes at positions *members*, by group of the tree, then by node index."""
     rows = pool.rows[members]
     count = pool.order.nodes.size
     return np.asarray(np.sort(pool.order.groups[rows] * count + pool.order.nodes[rows]) % count)
 
 
-# ----------------------------------------------------------------------
-# From members to an answer.
-
-
 def spans_of(table: NodeTable, nodes: Indexes) -> tuple[list[int], list[int]]:
-    """Return how many domains of each priced tier *nodes* span, and how many of them are in none that is known."""
+    """Return the domains of each priced tier that *nodes* span, and nodes without one."""
     domains, unknown = domains_spanned(table.tier_ids, table.domain_counts, nodes)
     return domains.tolist(), unknown.tolist()
 
@@ -246,7 +248,10 @@ def members_of(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> Members:
-    """Return what the price is computed from. *spans*: as `spans_of` returns them. *groups*: what those of *nodes* span."""
+    """Return the inputs of the price.
+
+    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
+    """
     domains, unknown = spans or spans_of(table, nodes)
     columns = np.take(table.numbers, nodes, axis=1)
     measured = int(np.count_nonzero(table.measured[nodes]))
@@ -266,10 +271,10 @@ def members_of(
 
 
 def poisson_quantile(mean: float, share: float) -> int:
-    """Return the least count that is not exceeded with probability *share*."""
+    """Return the least count that is exceeded with probability 1 - *share* at most."""
     from math import exp
 
-    if mean > 700.0:  # exp would be 0: the normal distribution
+    if mean > 700.0:  # exp would be 0: use the normal distribution
         return int(mean + 1.645 * mean**0.5 + 0.5)
     count, term = 0, exp(-mean)
     total = term
@@ -281,13 +286,13 @@ def poisson_quantile(mean: float, share: float) -> int:
 
 
 def backups_for(table: NodeTable, rest: Indexes, nodes: Indexes, wanted: int) -> Indexes:
-    """Return up to *wanted* of *rest* to stand by for *nodes*: of leaves in use first, then the healthiest."""
+    """Return up to *wanted* standby nodes of *rest*: in leaves of *nodes*, then healthiest."""
     if not wanted or not rest.size:
         return np.zeros(0, dtype=np.intp)
     leaves = table.facts.domains.ids[Tier.LEAF.row]
     used = np.zeros(len(table.facts.domains.names[Tier.LEAF.row]) + 1, dtype=bool)
     used[leaves[nodes] + 1] = True
-    used[0] = False  # where a leaf is not known, two such are not in one
+    used[0] = False  # nodes of unknown leaves do not share a leaf
     hazards = table.hazard[rest]
     hazards = np.where(used[leaves[rest] + 1], hazards, hazards + 1e6)
     if wanted < rest.size:
@@ -299,28 +304,28 @@ def backups_for(table: NodeTable, rest: Indexes, nodes: Indexes, wanted: int) ->
 def strands_of(
     table: NodeTable, free: Indexes, nodes: Indexes
 ) -> dict[Tier | None, tuple[int, int]]:
-    """Return the most free nodes of one domain, by tier (None: anywhere), before *nodes* are taken and after."""
-    found: dict[Tier | None, tuple[int, int]] = {None: (free.size, free.size - nodes.size)}
+    """Return the most free nodes of a domain by tier (None: anywhere), before and after."""
+    result: dict[Tier | None, tuple[int, int]] = {None: (free.size, free.size - nodes.size)}
     counts = table.domain_counts
     for tier, before, after, count in zip(
         PRICED_TIERS, *largest_domains(table.tier_ids, counts, free, nodes), counts, strict=True
     ):
         if count:
-            found[tier] = int(before), int(after)
-    return found
+            result[tier] = int(before), int(after)
+    return result
 
 
 def gpu_masks(
     table: NodeTable, candidates: Candidates, nodes: Indexes, needs: GangRequirements
 ) -> Bytes:
-    """Return which GPUs of each node, a byte each; empty for whole nodes. An aligned group is taken where one is free."""
+    """Return the GPUs of each node, as a byte; empty for whole nodes. Prefer an aligned group."""
     count = gpus_of(table, needs)
     gpus = table.facts.gpus[nodes]
     if needs.gpus_per_node == 0 or ((gpus == count).all() and not candidates.gpus):
         return np.zeros(0, dtype=np.uint8)
     masks = np.zeros(nodes.size, dtype=np.uint8)
-    for at, node in enumerate(nodes.tolist()):
-        free = candidates.gpus.get(node, (1 << min(int(gpus[at]), 8)) - 1)
+    for position, node in enumerate(nodes.tolist()):
+        free = candidates.gpus.get(node, (1 << min(int(gpus[position]), 8)) - 1)
         block = (1 << count) - 1
         starts = range(0, 8 - count + 1, count if count & (count - 1) == 0 else 1)
         aligned = [block << start for start in starts if free & (block << start) == block << start]
@@ -328,14 +333,17 @@ def gpu_masks(
         for bit in range(8):
             if free >> bit & 1 and single.bit_count() < count:
                 single |= 1 << bit
-        masks[at] = aligned[0] if aligned else single
+        masks[position] = aligned[0] if aligned else single
     return masks
 
 
 def strands_within(
     table: NodeTable, candidates: Candidates, nodes: Indexes, needs: GangRequirements
 ) -> StrandingGrowth | None:
-    """Return what a member of *needs* strands within each of *nodes*. None: it has no price, or nodes are taken whole."""
+    """Return the growth of stranded GPUs by a member of *needs* on each of *nodes*.
+
+    None: without price, or for whole nodes.
+    """
     gpus = table.facts.gpus[nodes]
     if not needs.stranded_gpu_rate or not needs.gpus_per_node or not nodes.size:
         return None
@@ -343,8 +351,8 @@ def strands_within(
         room = candidates.room.of(nodes)
     elif gpus.max() <= NODE_GPUS_MAX and (candidates.gpus or (gpus > needs.gpus_per_node).any()):
         masks = {
-            at: candidates.gpus[node]
-            for at, node in enumerate(nodes.tolist())
+            position: candidates.gpus[node]
+            for position, node in enumerate(nodes.tolist())
             if node in candidates.gpus
         }
         room = room_of_masks(gpus.astype(np.intp), masks)
@@ -364,34 +372,39 @@ def answer(
     spans: tuple[Sequence[int], Sequence[int]] | None = None,
     groups: GroupSpans | None = None,
 ) -> PlacementChoice:
-    """Return what *nodes*, in rank order, come to. *spans*: as `spans_of` returns them. *groups*: what those of *nodes* span."""
+    """Return the priced option for *nodes* in rank order.
+
+    *spans*: from `spans_of`. *groups*: spans of the groups of *nodes*.
+    """
     layout = layout_of(needs, nodes.size, gpus_of(table, needs))
     if groups is None and layout is not None:
         groups = group_spans(table, nodes, layout, needs)
     members = members_of(table, nodes, spans, groups)
-    at = pool.nodes
+    eligible_nodes = pool.nodes
     is_chosen = np.zeros(len(table), dtype=bool)
     is_chosen[nodes] = True
-    rest = at[~is_chosen[at]]
+    rest = eligible_nodes[~is_chosen[eligible_nodes]]
     if pool.arena_count > 1:
-        is_first = at == nodes[0]
-        rest = at[~is_chosen[at] & (pool.arenas == pool.arenas[is_first].max(initial=-1))]
-    strands = strands_of(table, at, nodes)
+        is_first = eligible_nodes == nodes[0]
+        rest = eligible_nodes[
+            ~is_chosen[eligible_nodes] & (pool.arenas == pool.arenas[is_first].max(initial=-1))
+        ]
+    strands = strands_of(table, eligible_nodes, nodes)
     stranded, masks = None, None
     if needs.stranded_gpu_rate:
-        # What a gang of one leaf could have had, and no longer can: the tier below which crossing costs least.
+        # The loss of a gang within one leaf: the tier below which crossing costs least.
         before, after = strands.get(Tier.LEAF, strands[None])
         hours = (before - after) * gpus_of(table, needs) * needs.hours * needs.stranded_gpu_rate
         rate = needs.rate_text("stranded_gpu_rate")
-        words = f"the largest gang of one leaf is {before - after} nodes smaller; {rate}"
+        evidence = f"the largest gang of one leaf is {before - after} nodes smaller; {rate}"
         within = strands_within(table, candidates, nodes, needs)
         if within is not None and np.isfinite(within.gpus).all():
             grown = float(within.gpus.sum())
-            # A whole gang of one leaf is no measure of what a share of a node takes away.
+            # A whole gang of one leaf does not measure the loss by a share of a node.
             hours = grown * needs.hours * needs.stranded_gpu_rate
-            words = f"{grown:+.3g} GPUs within nodes that requests to come cannot use; {rate}"
+            evidence = f"{grown:+.3g} GPUs within nodes that requests to come cannot use; {rate}"
             masks = within.masks
-        stranded = declared(hours, words)
+        stranded = declared(hours, evidence)
     cost = price(members, lost, needs.hours, needs.preferences, stranded)
     mean = float(table.hazard[nodes].sum()) * lost.repair_hours.value
     wanted = min(poisson_quantile(mean, 0.95), BACKUPS_MAX)
@@ -406,7 +419,10 @@ def answer(
 def extra_of(
     table: NodeTable, candidates: Candidates, pool: Eligible, needs: GangRequirements
 ) -> tuple[Floats | None, float]:
-    """Return what each node of *pool* costs beside, above the least, in GPU-hours: what it strands, and money; and that least. None: nothing."""
+    """Return each node's further cost in GPU-hours above the minimum, and the minimum.
+
+    The cost is stranded GPUs and money; None if there is none.
+    """
     extra = np.zeros(pool.rows.size)
     within = strands_within(table, candidates, pool.nodes, needs)
     if within is not None:
@@ -414,12 +430,12 @@ def extra_of(
     extra += node_money(table, pool, needs)
     if not extra.any():
         return None, 0.0
-    least = float(extra.min())
-    return extra - least, least
+    minimum = float(extra.min())
+    return extra - minimum, minimum
 
 
 def node_money(table: NodeTable, pool: Eligible, needs: GangRequirements) -> Floats:
-    """Return what the GPUs of each node of *pool* cost in currency, in GPU-hours."""
+    """Return the price in currency of each node's GPUs in *pool*, in GPU-hours."""
     prices = table.gpu_prices
     if not needs.currency_rate or prices is None:
         return np.zeros(pool.rows.size)
@@ -438,28 +454,29 @@ def plan(
     subsets_max: float = SUBSETS_MAX,
     grouped_options: int = GROUPED_OPTIONS,
 ) -> list[PlacementChoice]:
-    """Return up to *options_max* answers, the cheapest first; none where nothing fits.
+    """Return up to *options_max* options, the cheapest first; empty if nothing fits.
 
-    *grouped_options*: sets of nodes that the groups of a gang choose from; 1: only the one that is best for even traffic.
+    *grouped_options*: sets of nodes from which the groups of a gang choose; 1: only the best set
+    for even traffic.
     """
     lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
     pool = eligible(table, usable(table, candidates, needs), needs)
     if options_max == 1 and needs.nodes > LARGE_NODES:
-        steps_max //= 10  # who asks for one option of a large gang wants it soon
+        steps_max //= 10  # a caller of one option for a large gang wants it soon
     layout = layout_of(needs, needs.nodes, gpus_of(table, needs))
     if layout is not None:
         answers = _grouped_answers(
             table, candidates, needs, lost, layout, max(options_max, grouped_options), steps_max, subsets_max
         )  # fmt: skip
         return undominated(table, answers)[:options_max]
-    bound, found, measures = _searched(
+    bound, node_sets, measures = _searched(
         table, candidates, pool, needs, lost, options_max, steps_max, subsets_max
     )
     answers = [
         answer(table, candidates, pool, needs, lost, nodes, bound, spans_measured(measure))
-        for nodes, measure in zip(found, measures, strict=True)
+        for nodes, measure in zip(node_sets, measures, strict=True)
     ]
-    return sorted(answers, key=lambda one: one.price.total.value)
+    return sorted(answers, key=lambda choice: choice.price.total.value)
 
 
 def _searched(
@@ -472,18 +489,18 @@ def _searched(
     steps_max: int,
     subsets_max: float,
 ) -> tuple[float, list[Indexes], list[list[float]]]:
-    """Return what `find` does, with what nodes cost beside."""
-    extra, least = extra_of(table, candidates, pool, needs)
-    bound, found, measures = find(
+    """Return the result of `find` with the further costs of nodes."""
+    extra, minimum = extra_of(table, candidates, pool, needs)
+    bound, node_sets, measures = find(
         table, pool, needs, lost,
         options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, extra_gpu_hours=extra,
     )  # fmt: skip
-    if extra is not None and needs.survival_min and not found and options_max >= 0:
-        # The cheapest are too hazardous: the healthiest, then.
-        _, found, measures = find(
+    if extra is not None and needs.survival_min and not node_sets and options_max >= 0:
+        # The cheapest sets are too hazardous: use the healthiest.
+        _, node_sets, measures = find(
             table, pool, needs, lost, options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
         )  # fmt: skip
-    return bound + least * needs.nodes, found, measures
+    return bound + minimum * needs.nodes, node_sets, measures
 
 
 def _grouped_answers(
@@ -496,17 +513,18 @@ def _grouped_answers(
     steps_max: int,
     subsets_max: float,
 ) -> list[PlacementChoice]:
-    """Return answers for a gang with groups, the cheapest first.
+    """Return options for a gang with groups, the cheapest first.
 
-    The search takes traffic for even. It is changed for several sets of nodes, and for one each in which whole pipelines and tensor
-    groups are in one leaf or NVLink domain; of these the groups choose. As groups may cross less than even traffic does, the bound
-    is the cost of a gang without any traffic across.
+    The search assumes even traffic. Besides its sets, try a set for each segmentation in which
+    whole pipelines and tensor groups are in one leaf or NVLink domain, and let the groups choose.
+    Groups may cross less than even traffic, so the bound is the cost of a gang without any traffic
+    across.
     """
     fit = usable(table, candidates, needs)
     pool = eligible(table, fit, needs)
     free = replace(lost, crossing=tuple(declared(0.0, "") for _ in lost.crossing))
     bound, _, _ = _searched(table, candidates, pool, needs, free, -1, 0, 0.0)
-    costs = np.array([one.value for one in lost.crossing])
+    costs = np.array([cost.value for cost in lost.crossing])
     answers: list[PlacementChoice] = []
     wholes = whole_groups(layout, needs) if needs.segment_nodes == 1 and options_max > 1 else []
     for count, tier in [(1, None), *wholes]:
@@ -514,36 +532,40 @@ def _grouped_answers(
         if tier is not None:
             changed = replace(needs, segment_nodes=count, segment_tier=tier)
             options_max = 1
-        among = eligible(table, fit, changed)
-        _, found, measures = _searched(
-            table, candidates, among, changed, lost, options_max, steps_max, subsets_max
+        segment_pool = eligible(table, fit, changed)
+        _, node_sets, measures = _searched(
+            table, candidates, segment_pool, changed, lost, options_max, steps_max, subsets_max
         )
-        for nodes, measure in zip(found, measures, strict=True):
+        for nodes, measure in zip(node_sets, measures, strict=True):
             ordered, groups = in_group_order(table, nodes, layout, needs, costs)
             spans = spans_measured(measure)
             answers.append(
                 answer(table, candidates, pool, needs, lost, ordered, bound, spans, groups)
             )
-    return sorted(answers, key=lambda one: one.price.total.value)
+    return sorted(answers, key=lambda cost: cost.price.total.value)
 
 
 def undominated(table: NodeTable, answers: Sequence[PlacementChoice]) -> list[PlacementChoice]:
-    """Return those of *answers*, the cheapest first, than which no cheaper one is as good in hazard, speed and domains."""
-    stays: list[tuple[tuple[float, ...], PlacementChoice]] = []
-    for one in answers:
-        spans = (a + b for a, b in zip(one.domains, one.unknown, strict=True))
-        aspects = (float(table.hazard[one.nodes].sum()), -one.price.speed.value, *spans)
+    """Return *answers*, the cheapest first, without dominated ones (hazard, speed, domains)."""
+    kept: list[tuple[tuple[float, ...], PlacementChoice]] = []
+    for choice in answers:
+        spans = (
+            known + missing for known, missing in zip(choice.domains, choice.unknown, strict=True)
+        )
+        aspects = (float(table.hazard[choice.nodes].sum()), -choice.price.speed.value, *spans)
         if not any(
-            all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in stays
+            all(a <= b for a, b in zip(other, aspects, strict=True)) for other, _ in kept
         ):  # fmt: skip
-            stays.append((aspects, one))
-    return [one for _, one in stays]
+            kept.append((aspects, choice))
+    return [choice for _, choice in kept]
 
 
 def spans_measured(measure: Sequence[float]) -> tuple[list[int], list[int]]:
     """Return domains and unknown of a measure of the search."""
     count = len(PRICED_TIERS)
-    return [int(one) for one in measure[3 : 3 + count]], [int(one) for one in measure[3 + count :]]
+    return [int(value) for value in measure[3 : 3 + count]], [
+        int(value) for value in measure[3 + count :]
+    ]
 
 
 def evaluate_nodes(
@@ -553,7 +575,7 @@ def evaluate_nodes(
     nodes: Indexes,
     communication: Quantity | None = None,
 ) -> PlacementChoice:
-    """Return what nodes that the caller chose come to, in the caller's order. Its bound is that of all candidates."""
+    """Return the priced option for the caller's nodes in its order, with the common bound."""
     needs = replace(needs, nodes=int(nodes.size))
     lost = lost_time(needs, needs.nodes * gpus_of(table, needs), communication)
     fit = usable(table, candidates, replace(needs, score_min=0.0))
@@ -574,23 +596,23 @@ def evaluate_nodes(
 
 def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
     """Return the requirements in *needs* that the caller's nodes violate, in their rank order."""
-    found: list[str] = []
+    violated: list[str] = []
     domains = table.facts.domains
     if out := int(table.excluded[nodes].sum()):
-        found.append(f"{out} nodes are UNHEALTHY, in maintenance, or gone")
+        violated.append(f"{out} nodes are UNHEALTHY, in maintenance, or gone")
     below = table.snapshot.columns.score[nodes] < np.float32(needs.score_min)
     if below.any():
-        found.append(f"{int(below.sum())} nodes are below the floor of {needs.score_min:.4g}")
+        violated.append(f"{int(below.sum())} nodes are below the floor of {needs.score_min:.4g}")
     if (table.facts.gpus[nodes] < max(needs.gpus_per_node, 1)).any():
-        found.append(f"a node has fewer than {max(needs.gpus_per_node, 1)} GPUs")
+        violated.append(f"a node has fewer than {max(needs.gpus_per_node, 1)} GPUs")
     if needs.within is not None:
         ids = domains.ids[needs.within.row][nodes]
         if (ids < 0).any() or np.unique(ids).size > 1:
-            found.append(f"the nodes are not within one {needs.within.title}")
+            violated.append(f"the nodes are not within one {needs.within.title}")
     if needs.same_rails:
         rails = domains.rails[nodes]
         if (rails < 0).any() or np.unique(rails).size > 1:
-            found.append("the nodes are not of the same rails")
+            violated.append("the nodes are not of the same rails")
     if needs.segment_nodes > 1 and needs.segment_tier is not None:
         ids = domains.ids[needs.segment_tier.row][nodes]
         apart = nodes.size % needs.segment_nodes or (ids < 0).any()
@@ -598,16 +620,18 @@ def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> lis
             apart
             or (ids.reshape(-1, needs.segment_nodes) != ids[:: needs.segment_nodes, None]).any()
         ):
-            found.append(
+            violated.append(
                 f"segments of {needs.segment_nodes} nodes are not each within one {needs.segment_tier.title}"
             )
     if needs.spread_over is not None:
         ids = domains.ids[needs.spread_over.row][nodes]
         if (ids < 0).any() or np.bincount(ids).max() > needs.spread_nodes_max:
-            found.append(
+            violated.append(
                 f"more than {needs.spread_nodes_max} nodes are in one {needs.spread_over.title}"
             )
     hazard = float(table.hazard[nodes].sum())
     if hazard > hazard_sum_max(needs, shared_hazard(nodes.size)):
-        found.append(f"the gang survives {needs.hours:g} h with less than {needs.survival_min:.4g}")
-    return found
+        violated.append(
+            f"the gang survives {needs.hours:g} h with less than {needs.survival_min:.4g}"
+        )
+    return violated

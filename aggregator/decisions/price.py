@@ -1,17 +1,21 @@
 """Price of a gang on given nodes, in GPU-hours.
 
-    useful = GPUs x hours x v x (1 - lost)
-    v      = speed of the slowest member x topology factor
-    lost   = interruptions per hour x (detect + decide + restart + interval / 2) + share spent on writing checkpoints
+  useful = GPUs x hours x v x (1 - lost)
+  v      = speed of the slowest member x topology factor
+  lost   = interruptions per hour x (detect + decide + restart + interval / 2) + share spent on writing checkpoints
 
-The price is the part of GPUs x hours that is not useful, in components that sum to it. `lost` is the first-order term of
-Young and Daly (A higher order estimate of the optimum checkpoint interval, 2006). Hazards of the members add. Their intervals
-add too, as if all errors were correlated, because a model's error is common to all hosts. Interruptions that do not grow with
-the gang are a separate term: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
-Spot preemption is another term: declared per hour and host, with its own component. Money is GPU-hours at the exchange rate
-of the request or its tenant, at the declared price of a GPU-hour of each node.
-Crossing a tier makes communication slower. The amount is assumed until outcomes are reported: of uniform traffic among d
-domains 1 - 1/d crosses, and crossing traffic takes `CROSSING` longer.
+The price is the part of GPUs x hours that is not useful, in components that sum to it. `lost` is
+the first-order term of Young and Daly (A higher order estimate of the optimum checkpoint interval,
+2006). Hazards of the members add. Their intervals add too, as if all errors were correlated,
+because a model's error is common to all hosts. Interruptions that do not grow with the gang are a
+separate term: measured MTTFs of large jobs are shorter than 1 / (nodes x rate).
+
+Spot preemption is another term: declared per hour and host, with its own component. Money is
+GPU-hours at the exchange rate of the request or its tenant, at the declared price of a GPU-hour of
+each node.
+
+Crossing a tier makes communication slower, by an assumed amount until outcomes are reported. Among
+d domains the share 1 - 1/d of uniform traffic crosses, and takes `CROSSING` longer.
 """
 
 from __future__ import annotations
@@ -35,8 +39,9 @@ from .quantity import (
 )
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
-#: By how much longer communication takes where it crosses a tier, with 90 % intervals (assumed: oversubscription of 2:1 at
-#: a spine, none at a leaf, and NVLink against RDMA; congestion of shared clusters costs 28 to 46 %).
+#: Relative slowdown of communication across a tier, with 90 % intervals (assumed: oversubscription
+#: of 2:1 at a spine, none at a leaf, and NVLink against RDMA; congestion of shared clusters costs
+#: 28 to 46 %).
 CROSSING: Mapping[Tier, tuple[float, float, float]] = {
     Tier.CORE: (0.30, 0.0, 1.0),
     Tier.SPINE: (0.20, 0.0, 0.6),
@@ -44,29 +49,31 @@ CROSSING: Mapping[Tier, tuple[float, float, float]] = {
     Tier.RACK: (0.02, 0.0, 0.1),
     Tier.NVLINK_DOMAIN: (0.05, 0.0, 0.5),
 }
-#: Share of a step that communication is exposed for (assumed).
+#: Share of a step with exposed communication (assumed).
 COMMUNICATION_SHARE = (0.20, 0.05, 0.45)
-#: Interruptions per hour of a gang of more than one node that do not grow with its size (assumed). The upper end is what
-#: 7.9 h of MTTF at 1,024 GPUs leave beside 6.5 faults per 1,000 node-days (Kokolis et al., 2024).
+#: Interruptions per hour of a gang of several nodes that do not grow with its size (assumed). The
+#: upper end is the excess of an MTTF of 7.9 h at 1,024 GPUs over 6.5 faults per 1,000 node-days
+#: (Kokolis et al., 2024).
 SHARED_HAZARD_PER_HOUR = (0.002, 0.0, 0.09)
 #: Relative error of a sum whose terms are added in another order.
 ROUNDING = 1e-11
-#: Of which schedulers report (`calibration.py`).
+#: Names of factors in scheduler reports (`calibration.py`).
 DETECT_FACTOR, DECIDE_FACTOR, RESTART_FACTOR = "detect", "decide", "restart"
-#: Minutes (assumed): 90 % intervals of large training. A restart is from the decision until the gang works again.
+#: Minutes (assumed): 90 % intervals of large training. A restart lasts from the decision until the
+#: gang works again.
 DETECT_MINUTES, DECIDE_MINUTES, RESTART_MINUTES = (
     (2.0, 0.2, 15.0),
     (1.0, 0.1, 10.0),
     (10.0, 2.0, 40.0),
 )
 CHECKPOINT_INTERVAL_MINUTES, CHECKPOINT_WRITE_MINUTES = (60.0, 10.0, 240.0), (0.5, 0.05, 3.0)
-#: Of a node, median with 90 % interval (400 nodes over 348 days; its p90 is 311 h).
+#: Median repair of a node with 90 % interval (400 nodes over 348 days; its p90 is 311 h).
 REPAIR_HOURS = (20.0, 0.5, 311.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """What the request decides of a price, whichever nodes are chosen."""
+    """The terms of a price that depend only on the request, not on the chosen nodes."""
 
     gross_gpu_hours: float
     per_interruption_hours: Quantity
@@ -74,29 +81,32 @@ class LostTime:
     shared_hazard: Quantity
     communication: Quantity
     repair_hours: Quantity
-    crossing: tuple[Quantity, ...]  #: of each priced tier: by how much longer what crosses it takes
-    currency_rate: float = 0.0  #: GPU-hours that a unit of currency is worth
+    crossing: tuple[Quantity, ...]  #: relative slowdown of traffic across each priced tier
+    currency_rate: float = 0.0  #: GPU-hours per unit of currency
     currency_text: str = ""
 
     @property
     def overhead(self) -> float:
-        """Share of the time that is lost whichever nodes are chosen."""
+        """Share of the time that is lost with any nodes."""
         return (
             self.checkpoint_share.value
             + self.shared_hazard.value * self.per_interruption_hours.value
         )
 
     def terms(self, preferences: Mapping[Tier, float]) -> Floats:
-        """Return them as `ext.placement.search` takes them."""
+        """Return the terms in the form of `ext.placement.search`."""
         share = self.communication.value
         head = [self.gross_gpu_hours, self.overhead, self.per_interruption_hours.value]
-        crossing = [share * each.value for each in self.crossing]
+        crossing = [share * cost.value for cost in self.crossing]
         return np.array(head + crossing + [preferences.get(tier, 0.0) for tier in PRICED_TIERS])
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The chosen nodes, a value each; and of each priced tier how many domains they span, and how many are of none known."""
+    """The chosen nodes, a value each.
+
+    Per priced tier: number of domains spanned, and of nodes without a known domain.
+    """
 
     hazard: Floats
     hazard_lower: Floats
@@ -106,11 +116,12 @@ class Members:
     speed_upper: Floats
     domains: Sequence[int]
     unknown: Sequence[int]
-    #: Of spot capacity, per hour; empty: none is.
+    #: Preemptions per hour of spot capacity; empty: no spot capacity.
     preemption: Floats = field(default_factory=lambda: np.zeros(0, dtype=np.float64))
-    #: Of a GPU-hour with its interval, in currency: (3, members). None: nobody said.
+    #: Price of a GPU-hour with its interval, in currency: (3, members). None: not declared.
     gpu_prices: Floats | None = None
-    #: By priced tier, the share of communication that crosses it, with its interval, and as text. None: even among domains.
+    #: By priced tier, the share of communication that crosses it, with its interval, and as text.
+    #: None: even among domains.
     crossing_shares: tuple[tuple[float, float, float], ...] | None = None
     crossing_evidence: str = ""
     speed_source: QuantitySource = QuantitySource.ASSUMED
@@ -126,29 +137,31 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class PricePart:
-    """A part of a price, in GPU-hours."""
-
     name: str
     gpu_hours: Quantity
 
 
 @dataclass(frozen=True, slots=True)
 class GangPrice:
-    """A price, its parts, and the factors that it is made of."""
+    """A price, its parts, and its factors."""
 
     total: Quantity
     parts: tuple[PricePart, ...]
     survival: Quantity
     speed: Quantity
     topology: Quantity
-    goodput: Quantity  #: useful share of GPUs x hours
-    beside: Quantity  #: of the total, what is not lost of GPUs x hours: preferences, what is stranded, money
+    goodput: Quantity
+    #: part of the total besides lost GPUs x hours: preferences, stranded GPUs, money
+    beside: Quantity
 
 
 def lost_time(
     needs: GangRequirements, gpus: int, communication: Quantity | None = None
 ) -> LostTime:
-    """Return what *needs* decide. *gpus*: of the whole gang. *communication*: share of a step, of the workload."""
+    """Return the terms that depend only on *needs*.
+
+    *gpus*: number in the gang. *communication*: the workload's share of a step.
+    """
     reports = needs.reports
     detect = duration_hours("detect", needs.detect_hours, DETECT_MINUTES, reports, DETECT_FACTOR)
     decide = duration_hours("decide", needs.decide_hours, DECIDE_MINUTES, reports, DECIDE_FACTOR)
@@ -163,11 +176,11 @@ def lost_time(
     )
     parts = (detect, decide, restart)
     lost = Quantity(
-        sum(each.value for each in parts) + interval.value / 2.0,
-        sum(each.lower for each in parts) + interval.lower / 2.0,
-        sum(each.upper for each in parts) + interval.upper / 2.0,
-        weakest(each.source for each in (*parts, interval)),
-        "; ".join(each.evidence for each in (*parts, interval)),
+        sum(part.value for part in parts) + interval.value / 2.0,
+        sum(part.lower for part in parts) + interval.lower / 2.0,
+        sum(part.upper for part in parts) + interval.upper / 2.0,
+        weakest(part.source for part in (*parts, interval)),
+        "; ".join(part.evidence for part in (*parts, interval)),
     )
     share = Quantity(
         min(write.value / interval.value, 1.0),
@@ -195,22 +208,22 @@ def lost_time(
 
 
 def shared_hazard(nodes: int) -> Quantity:
-    """Return the interruptions per hour of a gang of *nodes* nodes that do not grow with its size."""
+    """Return the interruptions per hour that do not grow with the gang."""
     if nodes == 1:
         return assumed(0.0, 0.0, 0.0, "one node shares its causes with no other")
     return assumed(*SHARED_HAZARD_PER_HOUR, "interruptions that do not grow with the gang")
 
 
 def crossing_costs(reports: ReportedFactors) -> tuple[Quantity, ...]:
-    """Return of each priced tier by how much longer communication takes that crosses it: as reported, else assumed."""
-    found: list[Quantity] = []
+    """Return the relative cost of crossing each priced tier: as reported, else assumed."""
+    costs: list[Quantity] = []
     for tier in PRICED_TIERS:
         factor = reports.get(crossing_factor(tier))
         if factor is None:
-            found.append(assumed(*CROSSING[tier], f"{tier.title} {CROSSING[tier][0]:g} (assumed)"))
+            costs.append(assumed(*CROSSING[tier], f"{tier.title} {CROSSING[tier][0]:g} (assumed)"))
         else:
-            found.append(reported(factor, f"{tier.title} {factor.value:.3g}"))
-    return tuple(found)
+            costs.append(reported(factor, f"{tier.title} {factor.value:.3g}"))
+    return tuple(costs)
 
 
 def crossing_factor(tier: Tier) -> str:
@@ -219,7 +232,10 @@ def crossing_factor(tier: Tier) -> str:
 
 
 def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
-    """Return the share of even traffic that crosses among *domains*, with its interval: of *unknown* nodes any may be apart."""
+    """Return the share of even traffic that crosses *domains*, with its interval.
+
+    *unknown* nodes may be in other domains.
+    """
     lower = 1.0 - 1.0 / max(domains, 1)
     upper = 1.0 - 1.0 / max(domains + unknown, 1)
     return 0.5 * (lower + upper), lower, upper
@@ -228,7 +244,7 @@ def crossing_shares(domains: int, unknown: int) -> tuple[float, float, float]:
 def topology_factor(
     members: Members, communication: Quantity, crossing: Sequence[Quantity]
 ) -> Quantity:
-    """Return by what the speed of a gang is multiplied for the tiers that it spans. *crossing*: of each priced tier."""
+    """Return the factor on a gang's speed for its tiers. *crossing*: cost of each."""
     longer = [0.0, 0.0, 0.0]
     spanned: list[str] = []
     counted: list[Quantity] = []
@@ -236,8 +252,8 @@ def topology_factor(
         zip(PRICED_TIERS, members.domains, members.unknown, crossing, strict=True)
     ):
         shares = members.tier_shares(row)
-        for at, each in enumerate((cost.value, cost.lower, cost.upper)):
-            longer[at] += shares[at] * each
+        for bound, bound_cost in enumerate((cost.value, cost.lower, cost.upper)):
+            longer[bound] += shares[bound] * bound_cost
         if domains > 1 or unknown:
             counted.append(cost)
         if domains > 1:
@@ -246,12 +262,12 @@ def topology_factor(
             spanned.append(f"{tier.title} of {unknown} nodes not known")
     shares = communication.value, communication.lower, communication.upper
     value, upper, lower = (
-        1.0 / (1.0 + share * each) for share, each in zip(shares, longer, strict=True)
+        1.0 / (1.0 + share * slower) for share, slower in zip(shares, longer, strict=True)
     )
-    sources = [each.source for each in counted]
+    sources = [crossing_cost.source for crossing_cost in counted]
     costs = "assumed"
     if QuantitySource.REPORTED in sources:
-        costs = ", ".join(each.evidence for each in counted)
+        costs = ", ".join(crossing_cost.evidence for crossing_cost in counted)
     evidence = f"{', '.join(spanned) or 'one domain of each tier'}; cost of crossing {costs}"
     if members.crossing_evidence:
         evidence += f"; {members.crossing_evidence}"
@@ -260,7 +276,6 @@ def topology_factor(
 
 
 def gang_speed(members: Members) -> Quantity:
-    """Return the speed of the slowest member."""
     return Quantity(
         float(members.speed.min()),
         float(np.minimum(members.speed_lower, members.speed).min()),
@@ -298,18 +313,19 @@ def survival(
 
 
 def hazard_sum_max(needs: GangRequirements, shared: Quantity) -> float:
-    """Return the highest hazard of all members, preemption included, at which `survival` is at least *needs*.survival_min.
+    """Return the highest hazard of all members with a `survival` of *needs*.survival_min.
 
     Infinite without a floor; negative if *shared* alone is too much.
     """
     if needs.survival_min <= 0.0:
         return inf
-    # The search and the price add the hazards in different orders; the margin keeps the survival of each plan at the floor.
+    # The search and the price add the hazards in different orders; the margin keeps the survival of
+    # each plan at the floor.
     return (-log(needs.survival_min) / needs.hours) * (1.0 - ROUNDING) - shared.value
 
 
 def preemption_sum(members: Members) -> Quantity:
-    """Return the preemptions per hour of members that are spot capacity, as declared."""
+    """Return the declared preemptions per hour of members that are spot capacity."""
     count = int(np.count_nonzero(members.preemption))
     total = float(members.preemption.sum())
     return declared(
@@ -318,21 +334,23 @@ def preemption_sum(members: Members) -> Quantity:
 
 
 def money_part(members: Members, lost: LostTime) -> PricePart | None:
-    """Return what the GPUs cost in currency, in GPU-hours. None: there is no exchange rate, or no price."""
+    """Return the GPUs' price in currency, in GPU-hours. None: no exchange rate or price."""
     if not lost.currency_rate or members.gpu_prices is None:
         return None
     gpu_hours = lost.gross_gpu_hours / members.speed.size
     value, lower, upper = (float(row.sum()) * gpu_hours for row in members.gpu_prices)
     spread = members.gpu_prices[2] > members.gpu_prices[1]
-    words = f"{value:,.6g} of currency for {lost.gross_gpu_hours:g} GPU-hours; {lost.currency_text}"
+    evidence = (
+        f"{value:,.6g} of currency for {lost.gross_gpu_hours:g} GPU-hours; {lost.currency_text}"
+    )
     if spread.any():
-        words += (
+        evidence += (
             f"; of {int(spread.sum())} nodes no price is declared: the mean of the others is used"
         )
     rate = lost.currency_rate
     source = QuantitySource.ASSUMED if spread.any() else QuantitySource.DECLARED
     return PricePart(
-        "money", Quantity(value * rate, min(lower, value) * rate, max(upper, value) * rate, source, words)
+        "money", Quantity(value * rate, min(lower, value) * rate, max(upper, value) * rate, source, evidence)
     )  # fmt: skip
 
 
@@ -342,15 +360,15 @@ def _parts_beside(
     preferences: Mapping[Tier, float],
     stranded_gpu_hours: Quantity | None,
 ) -> list[PricePart]:
-    """Return the parts of a price that are not lost GPU-hours: preferences, stranded nodes, and money."""
+    """Return parts besides lost GPU-hours: preferences, stranded nodes, and money."""
     parts: list[PricePart] = []
     for tier, rate in preferences.items():
-        at = PRICED_TIERS.index(tier)
-        count = members.domains[at] + (members.unknown[at] > 0)
-        each = declared(
+        row = PRICED_TIERS.index(tier)
+        count = members.domains[row] + (members.unknown[row] > 0)
+        preference = declared(
             rate * max(count - 1, 0), f"{count} of tier {tier.title}, {rate:g} each after the first"
         )
-        parts.append(PricePart(f"preference for one {tier.title}", each))
+        parts.append(PricePart(f"preference for one {tier.title}", preference))
     if stranded_gpu_hours is not None:
         parts.append(PricePart("stranded GPUs", stranded_gpu_hours))
     if (money := money_part(members, lost)) is not None:
@@ -365,14 +383,14 @@ def price(
     preferences: Mapping[Tier, float] | None = None,
     stranded_gpu_hours: Quantity | None = None,
 ) -> GangPrice:
-    """Return what a gang of *members* costs over *hours*. The parts sum to the total."""
+    """Return the price of *members* over *hours*. The parts sum to the total."""
     gross, speed, hazard = lost.gross_gpu_hours, gang_speed(members), hazard_sum(members)
     topology = topology_factor(members, lost.communication, lost.crossing)
     per, write, shared = lost.per_interruption_hours, lost.checkpoint_share, lost.shared_hazard
     pace = speed.value * topology.value
     taken = preemption_sum(members) if members.preemption.size else declared(0.0, "")
-    shares = [write.value, *(each.value * per.value for each in (hazard, shared, taken))]
-    scale = min(1.0, 1.0 / max(sum(shares), 1e-300))  # no more than all of it is lost
+    shares = [write.value, *(rate.value * per.value for rate in (hazard, shared, taken))]
+    scale = min(1.0, 1.0 / max(sum(shares), 1e-300))  # limit the loss to the whole
     low = min(1.0, write.lower + (hazard.lower + shared.lower + taken.value) * per.lower)
     high = min(1.0, write.upper + (hazard.upper + shared.upper + taken.value) * per.upper)
     useful = Quantity(
@@ -431,19 +449,19 @@ def price(
         )
     lost_parts = len(parts)
     parts += _parts_beside(members, lost, preferences or {}, stranded_gpu_hours)
-    others = [each.gpu_hours for each in parts[lost_parts:]]
-    beside = Quantity(
-        sum(each.value for each in others),
-        sum(each.lower for each in others),
-        sum(each.upper for each in others),
-        weakest(each.source for each in others),
+    others = [cost.gpu_hours for cost in parts[lost_parts:]]
+    other_costs = Quantity(
+        sum(cost.value for cost in others),
+        sum(cost.lower for cost in others),
+        sum(cost.upper for cost in others),
+        weakest(cost.source for cost in others),
     )
     total = Quantity(
-        sum(each.gpu_hours.value for each in parts),
-        gross * (1.0 - useful.upper) + beside.lower,
-        gross * (1.0 - useful.lower) + beside.upper,
+        sum(part.gpu_hours.value for part in parts),
+        gross * (1.0 - useful.upper) + other_costs.lower,
+        gross * (1.0 - useful.lower) + other_costs.upper,
         useful.source,
         useful.evidence,
     )
     survives = survival(hazard, shared, hours, taken.value)
-    return GangPrice(total, tuple(parts), survives, speed, topology, useful, beside)
+    return GangPrice(total, tuple(parts), survives, speed, topology, useful, other_costs)

@@ -11,7 +11,7 @@ from ..scoring.reported_factors import ReportedFactor, ReportedFactors
 
 
 class QuantitySource(IntEnum):
-    """EstimateSource of the wire, the surest first."""
+    """EstimateSource of the wire, the most certain first."""
 
     MEASURED = 1
     REPORTED = 2
@@ -37,17 +37,17 @@ class Quantity:
 
 
 def declared(value: float, evidence: str) -> Quantity:
-    """Return what the request says: it has no interval of its own."""
+    """Return a value of the request, which has no interval of its own."""
     return Quantity(value, value, value, QuantitySource.DECLARED, evidence)
 
 
 def assumed(value: float, lower: float, upper: float, evidence: str) -> Quantity:
-    """Return what nobody said."""
+    """Return an assumed value."""
     return Quantity(value, lower, upper, QuantitySource.ASSUMED, evidence)
 
 
 def reported(factor: ReportedFactor, evidence: str) -> Quantity:
-    """Return what schedulers reported."""
+    """Return a value that schedulers reported."""
     return Quantity(
         factor.value, factor.lower, factor.upper, QuantitySource.REPORTED,
         f"{evidence} ({factor.reports} reports)" if factor.reports > 1 else f"{evidence} (1 report)",
@@ -61,16 +61,19 @@ def duration_hours(
     reports: ReportedFactors,
     factor: str = "",
 ) -> Quantity:
-    """Return a duration in hours: *given* by the request (NaN: not), else as reported of *factor*, else the assumed *minutes*."""
+    """Return a duration in hours.
+
+    *given* by the request (NaN: not), else as reported of *factor*, else the assumed *minutes*.
+    """
     if not isnan(given):
         return declared(given, f"{name} {given * 60.0:g} min (request)")
-    found = reports.get(factor)
-    if found is not None:
-        return reported(found, f"{name} {found.value * 60.0:.3g} min")
-    value, lower, upper = (each / 60.0 for each in minutes)
+    reported_factor = reports.get(factor)
+    if reported_factor is not None:
+        return reported(reported_factor, f"{name} {reported_factor.value * 60.0:.3g} min")
+    value, lower, upper = (bound / 60.0 for bound in minutes)
     return assumed(value, lower, upper, f"{name} {minutes[0]:g} min (assumed)")
 
 
 def weakest(sources: Iterable[QuantitySource]) -> QuantitySource:
-    """Return the source of what is made of several: the least sure of them."""
+    """Return the source of a combination: the least certain of *sources*."""
     return max(sources, default=QuantitySource.ASSUMED)

@@ -1,11 +1,12 @@
 """Ways to continue when members of a gang fail, compared by expected loss in GPU-hours.
 
-    lost = GPUs x (detect + decide + act + resume + lost work)      until the gang runs again
-         + what it loses from then to the job's end                 speed, topology, checkpoints, second failures
-         + what the way itself costs                                GPUs that are missing, nodes that another job gives up
+  lost = GPUs x (detect + decide + act + resume + lost work)      until the gang runs again
+       + its loss from then to the job's end                      speed, topology, checkpoints, second failures
+       + the way's own cost                                       missing GPUs, nodes that another job gives up
 
-Each duration is a lognormal random variable, given by its value and its 90 % interval. All ways are evaluated at the same
-fixed, evenly spread points, so one question has one answer. The mean decides; p50 and p90 are reported with it.
+Each duration is a lognormal random variable, given by its value and its 90 % interval. All ways are
+evaluated at the same fixed, evenly spread points, so one question has one answer. The mean decides;
+p50 and p90 are reported with it.
 """
 
 from __future__ import annotations
@@ -67,34 +68,38 @@ from .sampled_hours import (
     topology_lost,
 )
 
-#: Minutes with 90 % intervals (assumed): processes that are already there are told to continue; a spare that has the program
-#: loaded; a free node that must start it; a job that must first let go; a gang that is laid out again.
+#: Minutes with 90 % intervals (assumed): existing processes continue; a spare with a loaded
+#: program; a free node that must start the program; a job that must first release nodes; a gang
+#: with a new layout.
 IN_PROCESS_MINUTES, STANDBY_MINUTES = (0.5, 0.1, 3.0), (1.0, 0.2, 5.0)
 FREE_NODE_MINUTES, BORROW_MINUTES, RESHARD_MINUTES = (
     (4.0, 1.0, 20.0),
     (8.0, 2.0, 40.0),
     (5.0, 1.0, 30.0),
 )
-#: State from the memory of a peer, and from storage.
+#: Minutes to restore state from a peer's memory, and from storage.
 LOCAL_RESTORE_MINUTES, REMOTE_RESTORE_MINUTES = (0.5, 0.1, 3.0), (3.0, 0.5, 20.0)
-#: Until all processes of a gang run again: a restart, which is until the gang works, without the restore that is priced beside it.
+#: Minutes until all processes of a gang run again: a restart without the restore, which has a price
+#: of its own.
 RESTART_ACT_MINUTES = (
     RESTART_MINUTES[0] - REMOTE_RESTORE_MINUTES[0],
     RESTART_MINUTES[1] - REMOTE_RESTORE_MINUTES[1],
     RESTART_MINUTES[2] - REMOTE_RESTORE_MINUTES[2],
 )
-#: Work since the last copy in a peer's memory.
+#: Minutes of work since the last copy in a peer's memory.
 REPLICA_AGE_MINUTES = (1.0, 0.1, 10.0)
-#: P(the same node fails again soon) where it continues as it is (assumed), and where the job failed there before.
+#: P(the same node fails again soon) if it continues unchanged (assumed), and if the job failed
+#: there before.
 RECURRENCE, RECURRENCE_KNOWN = 0.2, 0.9
-#: A way that stops healthy processes comes first only where it loses less by more than this share of GPUs x hours.
+#: A way that stops healthy processes comes first only if its loss is smaller by this share of GPUs
+#: x hours.
 STOP_SHARE_MIN = 0.01
-#: As often at one step of the job, on whatever nodes: the workload is the cause.
+#: With this many failures at the same step of the job, on any nodes, the workload is the cause.
 FAILURES_AT_STEP_MAX = 2
 
 
 class RecoveryKind(IntEnum):
-    """RecoveryKind of the wire, from what disturbs the gang least."""
+    """RecoveryKind of the wire, least disturbing first."""
 
     IN_PROCESS = 1
     STANDBY = 2
@@ -105,7 +110,8 @@ class RecoveryKind(IntEnum):
     RESTART_ELSEWHERE = 7
 
 
-#: How long each way takes from the decision until its processes run: the factor of which schedulers report, and the minutes assumed.
+#: Duration of each way from the decision until its processes run: the factor in scheduler reports,
+#: and the assumed minutes.
 RESTART_ACT_FACTOR = "act.restart"
 ACT_MINUTES: Mapping[RecoveryKind, tuple[str, tuple[float, float, float]]] = {
     RecoveryKind.IN_PROCESS: ("act.in_process", IN_PROCESS_MINUTES),
@@ -121,21 +127,24 @@ PEER_RESUME_FACTOR, STORAGE_RESUME_FACTOR = "resume.peer_memory", "resume.storag
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """A job of a lower stratum that may give up nodes. `hours_left`: NaN where nobody said."""
+    """A job of a lower stratum that may give up nodes. `hours_left`: NaN if unknown."""
 
     name: str
     nodes: Indexes
     hours_left: float = nan
-    priority: int | None = None  #: None: nobody said
+    priority: int | None = None  #: None: unknown
 
     def may_lend(self, priority: int | None) -> bool:
-        """Return whether it gives up nodes for a gang of *priority*: not where it is known to count at least as much."""
+        """Return False if the job's priority is known to be at least *priority*."""
         return self.priority is None or priority is None or self.priority < priority
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """Hours are NaN where nobody said. `replicas`: of each rank's node the one that has a copy of its state in memory."""
+    """State of the checkpoints. Hours are NaN if unknown.
+
+    `replicas`: node with a copy of each rank's state in memory.
+    """
 
     age_hours: float = nan
     local_restore_hours: float = nan
@@ -145,7 +154,7 @@ class CheckpointState:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What happened, and with what it can be answered. Nodes are node indexes; `current` in rank order."""
+    """A failure, and the resources to recover. Nodes are node indexes; `current` in rank order."""
 
     current: Indexes
     failed: Indexes
@@ -161,7 +170,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryOption:
-    """One way to continue. `nodes` in rank order afterwards, `places` of them are new."""
+    """A way to continue. `nodes` in rank order afterwards; the nodes at `places` are new."""
 
     kind: RecoveryKind
     nodes: Indexes
@@ -171,7 +180,7 @@ class RecoveryOption:
     keeps_rails: tuple[bool, ...]
     stopped: Indexes  #: healthy members whose processes end or restart
     lender: str
-    hours: Mapping[int, Quantity]  #: of DETECT, DECIDE, ACT, RESUME and LOST_WORK
+    hours: Mapping[int, Quantity]  #: DETECT, DECIDE, ACT, RESUME and LOST_WORK
     parts: tuple[PricePart, ...]
     total: Quantity
     p50_gpu_hours: float
@@ -183,32 +192,33 @@ class RecoveryOption:
 
 @dataclass(frozen=True, slots=True)
 class UndisturbedGang:
-    """What the gang would lose to the job's end without the failure. The excess of a way over it is the price of the
-    failure."""
+    """The gang's loss to the job's end without the failure.
+
+    The excess of a way over it is the price of the failure.
+    """
 
     parts: tuple[PricePart, ...]
     total: Quantity
     p50_gpu_hours: float
     p90_gpu_hours: float
-    interruption: Quantity  #: probability of one before the job's end
+    interruption: Quantity  #: probability before the job's end
     running: GangPrice
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """Ways to continue, the cheapest first; those that stop healthy processes count as dearer by `STOP_SHARE_MIN`."""
+    """Ways to continue, the cheapest first.
+
+    Ways that stop healthy processes cost `STOP_SHARE_MIN` more in this order.
+    """
 
     options: tuple[RecoveryOption, ...]
     undisturbed: UndisturbedGang
-    failed: Indexes  #: those of the incident, and members that are out whom nobody named
+    failed: Indexes  #: failed nodes of the incident, and excluded members that it does not name
     domains: tuple[SuspectDomain, ...]
     futile_reason: str
     culprit: int  #: node index, -1: none
     culprit_probability: float
-
-
-# ----------------------------------------------------------------------
-# The plan.
 
 
 def plan_recovery(
@@ -218,18 +228,25 @@ def plan_recovery(
     incident: Incident,
     communication: Quantity | None = None,
 ) -> RecoveryPlan:
-    """Return the ways to continue after *incident*. *needs*.hours: what is left of the job; *needs*.nodes: of the whole gang."""
+    """Return the ways to continue after *incident*.
+
+    *needs*: remaining hours of the job, and nodes of the whole gang.
+    """
     current = incident.current
     unnamed = current[table.excluded[current] & ~np.isin(current, incident.failed)]
     failed = np.concatenate((incident.failed, unnamed))
     doubted = np.union1d(failed, incident.suspects[np.isin(incident.suspects, current)])
     domains = suspect_domains(table, current, doubted)
     answer = _Answer(table, candidates, needs, incident, communication, failed, domains)
-    # What crossing a tier costs is assumed: for a gain within that nobody stops processes that run.
+    # The cost of crossing a tier is assumed: a gain below the margin does not justify stopping
+    # running processes.
     margin = STOP_SHARE_MIN * answer.gpus * needs.hours
     options = sorted(
         answer.options(),
-        key=lambda one: (one.total.value + margin * bool(one.stopped.size), int(one.kind)),
+        key=lambda option: (
+            option.total.value + margin * bool(option.stopped.size),
+            int(option.kind),
+        ),
     )
     culprit, probability = answer.culprit()
     return RecoveryPlan(
@@ -238,17 +255,17 @@ def plan_recovery(
 
 
 class SampledPart(NamedTuple):
-    """What one way costs beside what all do: GPU-hours at the points."""
+    """A cost of one way besides the common costs: GPU-hours at the points."""
 
     name: str
     samples: Floats
     source: QuantitySource
     evidence: str
-    delay_hours: Floats | float = 0.0  #: beside detecting to resuming, by which it delays the job
+    delay_hours: Floats | float = 0.0  #: delay of the job besides detect to resume
 
 
 class _RunningGang(NamedTuple):
-    """What a gang loses while it runs: its price, and the parts of that at the points, or as they are."""
+    """The loss of a gang while it runs: its price, and its parts, sampled or fixed."""
 
     price: GangPrice
     sampled: list[SampledPart]
@@ -256,7 +273,7 @@ class _RunningGang(NamedTuple):
 
 
 class _Answer:
-    """One incident, and what all its options share."""
+    """One incident, and the inputs that all its options share."""
 
     def __init__(
         self,
@@ -287,27 +304,29 @@ class _Answer:
         self.standbys[incident.standbys] = self.fit[incident.standbys]
 
     def options(self) -> list[RecoveryOption]:
-        """Return each way that there is."""
-        found = [
+        """Return each possible way, with only the cheapest loan."""
+        ways = [
             self._in_process(),
             self._replaced(RecoveryKind.STANDBY, np.flatnonzero(self.standbys)),
             self._replaced(RecoveryKind.FREE_NODE, np.flatnonzero(self.standbys | self.free)),
             *(
-                self._borrowed(one)
-                for one in self.incident.lenders
-                if one.may_lend(self.needs.priority)
+                self._borrowed(lender)
+                for lender in self.incident.lenders
+                if lender.may_lend(self.needs.priority)
             ),
             self._shrunk(),
             self._repaired(),
             self._elsewhere(),
         ]
-        options = [one for one in found if one is not None]
-        borrowed = [one for one in options if one.kind == RecoveryKind.BORROW]
-        cheapest = min(borrowed, key=lambda one: one.total.value, default=None)
-        return [one for one in options if one.kind != RecoveryKind.BORROW or one is cheapest]
+        options = [option for option in ways if option is not None]
+        borrowed = [option for option in options if option.kind == RecoveryKind.BORROW]
+        cheapest = min(borrowed, key=lambda option: option.total.value, default=None)
+        return [
+            option for option in options if option.kind != RecoveryKind.BORROW or option is cheapest
+        ]
 
     def culprit(self) -> tuple[int, float]:
-        """Return the member that most likely caused it, by hazards, and its share of all that can."""
+        """Return the member most likely at fault, by hazards, and its share of all hazards."""
         if not self.failed.size:
             return -1, 0.0
         hazards = self.table.hazard
@@ -316,21 +335,19 @@ class _Answer:
         return worst, float(hazards[worst]) / max(total, 1e-12)
 
     def futile_reason(self) -> str:
-        """Return why a restart on other nodes does not help, "" where it does."""
+        """Return why a restart on other nodes does not help; "" if it does."""
         if self.incident.application_error:
             return f"the workload reports an error of its own ({self.incident.application_error}): it follows the job to other nodes"
         if self.incident.failures_at_step >= FAILURES_AT_STEP_MAX:
             return f"the job failed {self.incident.failures_at_step} times at the same step: the workload or its data is the likely cause, not a node, and it follows the job"
         within = self.needs.within
-        for one in self.domains:
-            if within is not None and one.tier == within:
-                return f"the gang must be within one {within.title}, and {one.name} is itself suspected"
+        for domain in self.domains:
+            if within is not None and domain.tier == within:
+                return f"the gang must be within one {within.title}, and {domain.name} is itself suspected"
         return ""
 
-    # The ways ----------------------------------------------------------------------------------
-
     def _in_process(self) -> RecoveryOption | None:
-        """The same nodes continue: their processes failed, not they."""
+        """Return the way in which the same nodes continue: only their processes failed."""
         failed = self.failed
         if (
             not (self.incident.goes_on_in_process and failed.size)
@@ -341,8 +358,8 @@ class _Answer:
         again = RECURRENCE_KNOWN if self.incident.failures_at_step else RECURRENCE
         recurs = np.where(points()[:, OTHER] < again, 1.0, 0.0)
         hours = recurs * self.gpus * drawn(self.lost.per_interruption_hours, INTERRUPTION)
-        words = f"with probability {again:g} (assumed)"
-        part = SampledPart("the same failure again", hours, QuantitySource.ASSUMED, words)
+        evidence = f"with probability {again:g} (assumed)"
+        part = SampledPart("the same failure again", hours, QuantitySource.ASSUMED, evidence)
         return self._option(
             RecoveryKind.IN_PROCESS, self.incident.current, np.zeros(0, dtype=np.intp), None,
             [part], [f"restart the processes on {self._names(failed)} in place"],
@@ -358,13 +375,13 @@ class _Answer:
             return None
         is_standby = bool(self.standbys[chosen.nodes].all())
         if kind == RecoveryKind.FREE_NODE and is_standby:
-            return None  # that is the answer with hot spares
+            return None  # the option with hot spares is the same
         return self._option(
             kind, self._members(chosen), self.places, chosen, [], [self._replacement_text(chosen)]
         )  # fmt: skip
 
     def _borrowed(self, lender: Lender) -> RecoveryOption | None:
-        """Nodes of a job of a lower stratum, where what is free is not enough or is worse."""
+        """Return the way with a lower job's nodes, if free nodes do not suffice or are worse."""
         nodes = lender.nodes[self.fit[lender.nodes] & ~np.isin(lender.nodes, self.incident.current)]
         if not nodes.size or not self.places.size:
             return None
@@ -390,11 +407,11 @@ class _Answer:
             * self.gpus_per_node
             * drawn(self.lost.per_interruption_hours, INTERRUPTION)
         )
-        words = (
+        evidence = (
             f"{taken.size} nodes for {hours:g} h; unknown how much of it that job would have used"
         )
         parts = [
-            SampledPart(f"taken from {lender.name}", lost, QuantitySource.ASSUMED, words),
+            SampledPart(f"taken from {lender.name}", lost, QuantitySource.ASSUMED, evidence),
             SampledPart(
                 f"restart of {lender.name}",
                 restart,
@@ -415,14 +432,14 @@ class _Answer:
         return replace(option, lender=lender.name)
 
     def _shrunk(self) -> RecoveryOption | None:
-        """Without the failed nodes and the rest of their groups, until they are repaired."""
+        """Return the way without the failed nodes' groups, until they are repaired."""
         needs, current = self.needs, self.incident.current
         if not self.incident.nodes_min or not self.places.size:
             return None
-        of_replica = -(
+        replica_nodes = -(
             -max(needs.tensor_parallel, 1) * max(needs.pipeline_parallel, 1) // self.gpus_per_node
         )
-        unit = max(needs.segment_nodes, of_replica, 1)
+        unit = max(needs.segment_nodes, replica_nodes, 1)
         gone = fallen_groups(current.size, unit, self.places)
         left = np.delete(current, gone)
         if left.size < max(self.incident.nodes_min, 1):
@@ -439,13 +456,13 @@ class _Answer:
             )
         ]
         if dropped.size:
-            words = f"{dropped.size} nodes, in groups of {unit}"
+            evidence = f"{dropped.size} nodes, in groups of {unit}"
             parts.append(
                 SampledPart(
                     "healthy nodes dropped with their group",
                     missing * dropped.size,
                     assumed_source,
-                    words,
+                    evidence,
                 )
             )
         regrow = np.where(self.repair < needs.hours, 1.0, 0.0) * self.gpus
@@ -464,31 +481,31 @@ class _Answer:
         return replace(option, stopped=np.union1d(option.stopped, dropped))
 
     def _repaired(self) -> RecoveryOption | None:
-        """The whole gang waits for the failed nodes."""
+        """Return the way in which the whole gang waits for repairs."""
         if not self.places.size:
             return None
         waits = self.repair * self.gpus
         median = float(np.median(self.repair))
-        words = f"median {median:.1f} h for {self.places.size} nodes"
+        evidence = f"median {median:.1f} h for {self.places.size} nodes"
         source = self.lost.repair_hours.source
-        part = SampledPart("waiting for repairs", waits, source, words, self.repair)
+        part = SampledPart("waiting for repairs", waits, source, evidence, self.repair)
         return self._option(
             RecoveryKind.WAIT_FOR_REPAIR, self.incident.current, np.zeros(0, dtype=np.intp), None,
             [part], [f"wait for repairs of {self._names(self.failed)}", "restart from the checkpoint"],
         )  # fmt: skip
 
     def _elsewhere(self) -> RecoveryOption | None:
-        """The whole gang again, wherever it is best."""
+        """Return the way that restarts the whole gang on the best nodes."""
         nodes = self.candidates.nodes | self.standbys
         nodes[self.healthy] = True
         nodes &= self.fit
-        found = planner.plan(
+        choices = planner.plan(
             self.table, Candidates(nodes, self.candidates.gpus, self.candidates.source), self.needs, self.communication,
             steps_max=0,
         )  # fmt: skip
-        if not found:
+        if not choices:
             return None
-        members = found[0].nodes
+        members = choices[0].nodes
         new = np.flatnonzero(~np.isin(members, self.incident.current))
         steps = [
             f"end the gang, start it on {members.size} nodes ({new.size} of them new)",
@@ -497,12 +514,10 @@ class _Answer:
         option = self._option(RecoveryKind.RESTART_ELSEWHERE, members, new, None, [], steps)
         return replace(option, stopped=np.sort(self.healthy))
 
-    # What each comes to ------------------------------------------------------------------------
-
     def _members(self, chosen: Replacements) -> Indexes:
-        found = self.incident.current.copy()
-        found[self.places] = chosen.nodes
-        return found
+        members = self.incident.current.copy()
+        members[self.places] = chosen.nodes
+        return members
 
     def _hours(
         self, name: str, given: float, minutes: tuple[float, float, float], factor: str = ""
@@ -510,7 +525,7 @@ class _Answer:
         return duration_hours(name, given, minutes, self.needs.reports, factor)
 
     def _durations(self, kind: RecoveryKind, *, restarts: bool) -> dict[int, Quantity]:
-        """Return hours of each step until the gang runs again."""
+        """Return the hours of each step until the gang runs again."""
         needs, checkpoint = self.needs, self.incident.checkpoint
         factor, minutes = ACT_MINUTES[kind]
         act = self._hours("act", nan, minutes, factor)
@@ -530,7 +545,7 @@ class _Answer:
             )  # fmt: skip
             lost = self._lost_work()
         if restarts and not isnan(needs.restart_hours):
-            # That of the request is until the gang works again.
+            # The request's restart lasts until the gang works again.
             act = declared(max(act.value - resume.value, 0.0), f"{act.evidence}, less the restore")
             if act.value == 0.0:
                 resume = declared(needs.restart_hours, "restart of the request")
@@ -543,7 +558,7 @@ class _Answer:
         }
 
     def _restart_act(self, act: Quantity) -> Quantity:
-        """Return how long it takes until all processes run again, where *act* is of those of the failed nodes alone."""
+        """Return the time until all processes run again; *act* is for failed nodes only."""
         given = self.needs.restart_hours
         restart = self._hours("restart", given, RESTART_ACT_MINUTES, RESTART_ACT_FACTOR)
         return restart if not isnan(given) or restart.value > act.value else act
@@ -554,14 +569,14 @@ class _Answer:
             return declared(age, f"last checkpoint {age * 60.0:.3g} min ago (request)")
         interval = self.needs.checkpoint_interval_hours
         if isnan(interval):
-            value, _, upper = (each / 60.0 for each in CHECKPOINT_INTERVAL_MINUTES)
+            value, _, upper = (minutes / 60.0 for minutes in CHECKPOINT_INTERVAL_MINUTES)
             return assumed(value / 2.0, value / 40.0, upper, "half a checkpoint interval (assumed)")
         return assumed(
             interval / 2.0, interval / 20.0, interval, "half of the request's checkpoint interval"
         )
 
     def _has_replicas(self) -> bool:
-        """Whether each failed rank's state is in the memory of a node that continues."""
+        """Return whether each failed rank's state is in the memory of a continuing node."""
         replicas = self.incident.checkpoint.replicas
         if replicas.size != self.incident.current.size:
             return False
@@ -583,13 +598,13 @@ class _Answer:
         hours = self._durations(kind, restarts=restarts)
         stopped = np.sort(self.healthy) if restarts else np.zeros(0, dtype=np.intp)
         total = SampledSum()
-        for at, name in enumerate(("detect", "decide", "act", "resume", "lost work")):
-            one = hours[at]
-            if at == ACT and restarts:
+        for step, name in enumerate(("detect", "decide", "act", "resume", "lost work")):
+            duration = hours[step]
+            if step == ACT and restarts:
                 name = f"act: restart of {self.healthy.size} healthy nodes' processes"
-            total.add(name, drawn(one, at) * self.gpus, one.source, one.evidence)
-        for each in extra:
-            total.add(each.name, each.samples, each.source, each.evidence)
+            total.add(name, drawn(duration, step) * self.gpus, duration.source, duration.evidence)
+        for sampled in extra:
+            total.add(sampled.name, sampled.samples, sampled.source, sampled.evidence)
         self._add_delay(total, hours, extra)
         is_repaired = kind == RecoveryKind.WAIT_FOR_REPAIR
         gang = self._repaired_gang if is_repaired else self._running(self.table, nodes)
@@ -609,17 +624,17 @@ class _Answer:
     def _add_delay(
         self, total: SampledSum, hours: Mapping[int, Quantity], extra: Sequence[SampledPart]
     ) -> None:
-        """Add to *total* what it costs that the job ends later, where there is an exchange rate."""
+        """Add the cost of the later end of the job to *total*, if it has an exchange rate."""
         if not self.needs.delay_rate:
             return
-        late = sum((drawn(one, at) for at, one in hours.items()), np.zeros(POINTS))
-        late = late + sum(one.delay_hours for one in extra)
-        words = f"until it runs again and has done the lost work again; {self.needs.rate_text('delay_rate')}"
-        source = weakest(one.source for one in hours.values())
-        total.add("delay", late * self.needs.delay_rate, source, words)
+        late = sum((drawn(duration, step) for step, duration in hours.items()), np.zeros(POINTS))
+        late = late + sum(part.delay_hours for part in extra)
+        evidence = f"until it runs again and has done the lost work again; {self.needs.rate_text('delay_rate')}"
+        source = weakest(duration.source for duration in hours.values())
+        total.add("delay", late * self.needs.delay_rate, source, evidence)
 
     def undisturbed(self) -> UndisturbedGang:
-        """Return what the gang would lose if nobody had failed. Where a member fell, it was as the middle one of the others is."""
+        """Return the loss without the failure, with median members for the failed ones."""
         gang, total = self._repaired_gang, SampledSum()
         _add_running(total, gang)
         parts, lost, p50, p90 = total.parts_and_total()
@@ -628,9 +643,9 @@ class _Answer:
     def _interruption(self, running: GangPrice) -> Quantity:
         """Return the probability of an interruption before the job's end."""
         survival = running.survival
-        words = f"over the remaining {self.needs.hours:g} h"
+        evidence = f"over the remaining {self.needs.hours:g} h"
         return Quantity(
-            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, words
+            1.0 - survival.value, 1.0 - survival.upper, 1.0 - survival.lower, survival.source, evidence
         )  # fmt: skip
 
     @cached_property
@@ -638,47 +653,46 @@ class _Answer:
         return self._running(self._repaired_table(), self.incident.current)
 
     def _running(self, table: NodeTable, nodes: Indexes) -> _RunningGang:
-        """Return what the gang on *nodes* loses until the job's end."""
+        """Return the loss of the gang on *nodes* until the job's end."""
         gpus, hours = nodes.size * self.gpus_per_node, self.needs.hours
         lost = lost_time(replace(self.needs, nodes=nodes.size), gpus, self.communication)
-        # A gang that shrinks has fewer data groups of the same pipelines.
+        # a gang that shrinks has fewer data groups of the same pipelines
         layout = layout_of(replace(self.needs, data_parallel=0), nodes.size, self.gpus_per_node)
         groups = group_spans(table, nodes, layout, self.needs) if layout else None
         members = planner.members_of(table, nodes, None, groups)
-        found = _RunningGang(price(members, lost, hours, self.needs.preferences), [], [])
-        for one in found.price.parts:
-            # The same points for all ways: what is assumed of a fleet is wrong for all of them alike.
-            each = one.gpu_hours
-            if one.name == "slowest member":
-                samples = drawn_between(narrowed(each, slowest_width(members)), SPEED)
-                found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
-            elif one.name == "topology":
+        gang = _RunningGang(price(members, lost, hours, self.needs.preferences), [], [])
+        for part in gang.price.parts:
+            # The same points for all ways: an error of a fleet's assumptions affects all ways
+            # alike.
+            cost = part.gpu_hours
+            if part.name == "slowest member":
+                samples = drawn_between(narrowed(cost, slowest_width(members)), SPEED)
+                gang.sampled.append(SampledPart(part.name, samples, cost.source, cost.evidence))
+            elif part.name == "topology":
                 samples = (
-                    lost.gross_gpu_hours * found.price.speed.value * topology_lost(members, lost)
+                    lost.gross_gpu_hours * gang.price.speed.value * topology_lost(members, lost)
                 )
-                found.sampled.append(SampledPart(one.name, samples, each.source, each.evidence))
-            elif "interruptions" not in one.name and one.name != "spot preemption":
-                found.fixed.append(one)
+                gang.sampled.append(SampledPart(part.name, samples, cost.source, cost.evidence))
+            elif "interruptions" not in part.name and part.name != "spot preemption":
+                gang.fixed.append(part)
         hazard = float(members.hazard.sum()) + float(members.preemption.sum())
         mean = (hazard + lost.shared_hazard.value) * hours
         failures = second_failures(mean) * drawn(lost.per_interruption_hours, INTERRUPTION) * gpus
-        words = f"{mean:.3g} expected over {hours:g} h"
-        found.sampled.append(
-            SampledPart("second failures", failures, QuantitySource.ASSUMED, words)
+        evidence = f"{mean:.3g} expected over {hours:g} h"
+        gang.sampled.append(
+            SampledPart("second failures", failures, QuantitySource.ASSUMED, evidence)
         )
-        return found
+        return gang
 
     def _repaired_table(self) -> NodeTable:
-        """Return the nodes with the failed ones as the middle one of the healthy members is."""
+        """Return the nodes, with the failed ones like the median healthy member."""
         healthy = self.healthy if self.healthy.size else self.incident.current
         own = self.table.numbers[0, healthy]  # without preemption, which stays each node's own
         middle = healthy[np.argsort(own, kind="stable")][healthy.size // 2]
         return self.table.repaired(self.failed, int(middle))
 
-    # Words -------------------------------------------------------------------------------------
-
     def _names(self, nodes: Indexes) -> str:
-        names = [self.table.snapshot.names[at] for at in nodes[:8].tolist()]
+        names = [self.table.snapshot.names[node] for node in nodes[:8].tolist()]
         return ", ".join(names) + (f" and {nodes.size - 8} more" if nodes.size > 8 else "")
 
     def _replacement_text(self, chosen: Replacements) -> str:
@@ -696,7 +710,7 @@ class _Answer:
 
 
 def _add_running(total: SampledSum, gang: _RunningGang) -> None:
-    for one in gang.sampled:
-        total.add(one.name, one.samples, one.source, one.evidence)
+    for sampled in gang.sampled:
+        total.add(sampled.name, sampled.samples, sampled.source, sampled.evidence)
     for part in gang.fixed:
         total.add_fixed(part)

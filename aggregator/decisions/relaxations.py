@@ -1,7 +1,7 @@
 """Changes that make a gang fit: the smallest change of each constraint, and its cost.
 
-Each is tried on the whole request. The price states if others must agree to a change (a job gives up nodes) or if it takes
-time (repairs).
+Each is tried on the whole request. The price states if others must agree to a change (a job gives
+up nodes) or if it takes time (repairs).
 """
 
 from __future__ import annotations
@@ -27,31 +27,35 @@ NODES, GPUS = "gang.nodes", "gang.gpus_per_node"
 FLOOR, SURVIVAL = "gang.node_score_min", "gang.survival_min"
 WITHIN, SEGMENTS = "gang.invariants.within", "gang.invariants.segment_nodes"
 RAILS, SPREAD = "gang.invariants.same_rails", "gang.invariants.spread_nodes_max"
-#: In the order in which a change hurts the less, the last first: of two sets in conflict the one of the former is reported.
+#: The constraint whose change hurts most comes first. If two sets conflict, the set with the
+#: earlier constraint is reported.
 CONSTRAINTS = (NODES, CANDIDATES, STATES, GPUS, WITHIN, SEGMENTS, RAILS, SPREAD, SURVIVAL, FLOOR)
 
-#: Jobs that are tried for giving up nodes, and values of a survival between two that are.
+#: Maximum jobs tried for giving up nodes, and steps of the search for a survival.
 JOBS_MAX, SURVIVAL_STEPS = 32, 16
-#: Of the time of a repair: points at which a mean is taken.
+#: Points for the mean of a repair's time.
 WAIT_POINTS = 4096
-#: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
+#: Sigma of the logarithm of a repair's length: p90 is 311 h if the median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRequest:
-    """A request with some constraints changed. `added`: candidates that are added; `repaired`: nodes that are out now."""
+    """A request with some constraints changed.
+
+    `added`: further candidates; `repaired`: nodes that are out now.
+    """
 
     needs: GangRequirements
     added: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     repaired: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     changes: tuple[str, ...] = ()
-    priority_text: str = ""  #: of who gives up nodes
+    priority_text: str = ""  #: about the jobs that give up nodes
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRelaxation:
-    """A change after which it fits, and the price of the best plan then."""
+    """A change after which the request fits, and the price of the best plan then."""
 
     change: str
     needs: GangRequirements
@@ -61,7 +65,7 @@ class PlanRelaxation:
 
 
 class BlockedRequest:
-    """One request that nothing fits, and whether changed ones do."""
+    """A request that nothing fits, and its changed variants."""
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class BlockedRequest:
         self._repaired: NodeTable | None = None
 
     def table_for(self, changed: ChangedRequest) -> NodeTable:
-        """Return the nodes; repaired, those that are out are as the middle one of the others."""
+        """Return the nodes, with repaired ones like the median of the others."""
         if not changed.repaired.size:
             return self.table
         if self._repaired is None:
@@ -85,12 +89,11 @@ class BlockedRequest:
         return replace(self._repaired, excluded=out)
 
     def repairable(self) -> Indexes:
-        """Return the nodes that are out and still there, those of the least hazard first."""
+        """Return excluded nodes that still exist, the lowest hazard first."""
         out = np.flatnonzero(self.table.excluded & ~self.table.snapshot.columns.ended)
         return np.asarray(out[np.argsort(self.table.hazard[out], kind="stable")])
 
     def candidates_for(self, changed: ChangedRequest) -> Candidates:
-        """Return who may be chosen."""
         if not changed.added.size:
             return self.candidates
         nodes = self.candidates.nodes.copy()
@@ -115,9 +118,9 @@ class BlockedRequest:
     ) -> ChangedRequest:
         """Return the request with these constraints removed."""
         changed = base or ChangedRequest(self.needs)
-        # The size comes last: the least is a whole segment.
-        for one in sorted(constraints, key=lambda each: each == NODES):
-            changed = self._without(one, changed)
+        # The size comes last: the minimum is a whole segment.
+        for constraint in sorted(constraints, key=lambda name: name == NODES):
+            changed = self._without(constraint, changed)
         return changed
 
     def _without(self, constraint: str, changed: ChangedRequest) -> ChangedRequest:
@@ -139,31 +142,31 @@ class BlockedRequest:
         return replace(changed, needs=removed[constraint])
 
     def occupied(self) -> Indexes:
-        """Return the nodes that are no candidates, or only with some of their GPUs."""
+        """Return nodes that are not candidates, or only with some of their GPUs."""
         others = ~self.candidates.nodes
         others[list(self.candidates.gpus)] = True
         return np.flatnonzero(others)
 
     def obtainable(self) -> Indexes:
-        """Return those of them that somebody may give up: of no job whose priority is known not to be below the gang's."""
+        """Return occupied nodes, except those of jobs not below the gang's priority."""
         occupied = self.occupied()
         return occupied[~self._protected[occupied]]
 
     @cached_property
     def _protected(self) -> Flags:
-        found = np.zeros(len(self.table), dtype=bool)
+        protected = np.zeros(len(self.table), dtype=bool)
         if self.needs.priority is not None and self.candidates.priorities:
             jobs = self.table.snapshot.jobs
-            found[[node for node, job in jobs.items() if self.is_protected(job)]] = True
-        return found
+            protected[[node for node, job in jobs.items() if self.is_protected(job)]] = True
+        return protected
 
     def is_protected(self, job: str) -> bool:
-        """Return whether *job* is known to count at least as much as the gang."""
+        """Return whether *job*'s known priority is at least the gang's."""
         priority, own = self.candidates.priorities.get(job), self.needs.priority
         return priority is not None and own is not None and priority >= own
 
     def priority_text(self, job: str) -> str:
-        """Return by which right *job* gives up nodes."""
+        """Return the priorities by which *job* gives up nodes, as text."""
         priority, own = self.candidates.priorities.get(job), self.needs.priority
         if own is None:
             return " (the gang's priority is not known)"
@@ -172,7 +175,7 @@ class BlockedRequest:
         return f" (priority {priority}, below {own})"
 
     def active(self) -> list[str]:
-        """Return the constraints that ask for anything."""
+        """Return the constraints that restrict the request."""
         needs = self.needs
         requested = {
             NODES: needs.nodes > 1,
@@ -186,14 +189,14 @@ class BlockedRequest:
             SURVIVAL: needs.survival_min > 0.0,
             FLOOR: needs.score_min > 0.0,
         }
-        return [one for one in CONSTRAINTS if requested[one]]
+        return [constraint for constraint in CONSTRAINTS if requested[constraint]]
 
 
 def _as_repaired(table: NodeTable) -> NodeTable:
-    """Return the nodes, those that are out as the middle one of the others is: its hazard and speed, and the score they give."""
+    """Return the nodes; those that are out are like the median of the others."""
     out = table.excluded
     others = np.flatnonzero(~out)
-    if not others.size:  # nobody to compare with: as the best of those that are out
+    if not others.size:  # without other nodes: the best of those that are out
         others = np.arange(len(table))[np.argsort(table.numbers[0], kind="stable")][:1]
     by_hazard = others[np.argsort(table.numbers[0, others], kind="stable")]
     middle = by_hazard[(by_hazard.size - 1) // 2] if by_hazard.size else 0
@@ -206,45 +209,42 @@ def _as_repaired(table: NodeTable) -> NodeTable:
     return replace(repaired, snapshot=replace(snapshot, columns=columns))
 
 
-# ----------------------------------------------------------------------
-# Changes: the mildest of a constraint, with as few others as it takes.
-
-
 def relaxations_of(
     request: BlockedRequest, constraint: str, active: Sequence[str]
 ) -> tuple[PlanRelaxation, ...]:
     """Return the changes of *constraint* after which the whole request fits, the cheapest first."""
     removed = [constraint]
     if not request.fits(request.without(removed)):
-        # Others are in the way too: all of these, but for those that can stay.
-        others = [one for one in reversed(active) if one != constraint]
+        # Others also prevent a fit: remove all except those that can stay.
+        others = [other for other in reversed(active) if other != constraint]
         removed += others
         if not request.fits(request.without(removed)):
             return ()
-        for one in reversed(others):
-            fewer = [each for each in removed if each != one]
+        for other in reversed(others):
+            fewer = [name for name in removed if name != other]
             if request.fits(request.without(fewer)):
                 removed = fewer
-    found: list[PlanRelaxation] = []
-    removed.sort(key=lambda one: one == NODES)  # segments first: the size is made of them
+    relaxations: list[PlanRelaxation] = []
+    removed.sort(key=lambda name: name == NODES)  # segments first: the size consists of segments
     rest = removed[1:]
     for first in _mildest(request, removed[0], request.without(rest), rest):
         changed = first
-        # One after the other comes back as far as it goes; those after it are removed meanwhile.
-        for at, one in enumerate(rest):
-            base = _restored(request, changed, rest[at:], rest[at + 1 :])
-            milder = _mildest(request, one, base, rest[at + 1 :])
-            changed = milder[0] if milder else request.without([one, *rest[at + 1 :]], base)
+        # Restore the constraints one by one as far as possible; later ones stay removed meanwhile.
+        for position, other in enumerate(rest):
+            base = _restored(request, changed, rest[position:], rest[position + 1 :])
+            milder = _mildest(request, other, base, rest[position + 1 :])
+            changed = milder[0] if milder else request.without([other, *rest[position + 1 :]], base)
         relaxation = _priced(request, changed)
         if relaxation is not None:
-            found.append(relaxation)
+            relaxations.append(relaxation)
     return tuple(
         sorted(
-            found,
-            key=lambda one: (
-                # Without an exchange rate nobody said what a delay costs: what starts now comes first.
-                one.start_hours is not None and not request.needs.delay_rate,
-                one.price.total.value,
+            relaxations,
+            key=lambda relaxation: (
+                # Without an exchange rate the cost of a delay is unknown: changes that start now
+                # come first.
+                relaxation.start_hours is not None and not request.needs.delay_rate,
+                relaxation.price.total.value,
             ),
         )
     )
@@ -253,27 +253,32 @@ def relaxations_of(
 def _restored(
     request: BlockedRequest, changed: ChangedRequest, back: Sequence[str], out: Sequence[str]
 ) -> ChangedRequest:
-    """Return *changed* with the constraints *back* as they were asked for, and those *out* removed."""
+    """Return *changed* with the constraints *back* as requested, and *out* removed."""
     needs, requested = changed.needs, request.needs
     fields: dict[str, tuple[str, ...]] = {
         NODES: ("nodes", "elastic"), GPUS: ("gpus_per_node",), FLOOR: ("score_min",), SURVIVAL: ("survival_min",),
         WITHIN: ("within",), SEGMENTS: ("segment_nodes", "segment_tier"), RAILS: ("same_rails",),
         SPREAD: ("spread_over", "spread_nodes_max"),
     }  # fmt: skip
-    for one in back:
-        if one == CANDIDATES:
+    for constraint in back:
+        if constraint == CANDIDATES:
             changed = replace(changed, added=np.zeros(0, dtype=np.intp))
-        elif one == STATES:
+        elif constraint == STATES:
             changed = replace(changed, repaired=np.zeros(0, dtype=np.intp))
         else:
-            needs = replace(needs, **{name: getattr(requested, name) for name in fields[one]})
+            needs = replace(
+                needs, **{name: getattr(requested, name) for name in fields[constraint]}
+            )
     return request.without(out, replace(changed, needs=needs))
 
 
 def _mildest(
     request: BlockedRequest, constraint: str, base: ChangedRequest, removed: Sequence[str]
 ) -> list[ChangedRequest]:
-    """Return the mildest changes of *constraint* after which *base* fits, of which *removed* are removed."""
+    """Return the mildest changes of *constraint* after which *base* fits.
+
+    *removed*: constraints removed in *base*.
+    """
     needs = base.needs
     if constraint == CANDIDATES:
         return _given_up(request, base)
@@ -320,14 +325,14 @@ def _mildest(
             (replace(needs, spread_over=None, spread_nodes_max=0), f"any number of nodes in one {title}"),
         ])  # fmt: skip
     if constraint == SEGMENTS:
-        found = [
-            each
+        fitting = [
+            change
             for values in _smaller_segments(needs)
-            for each in _first_that_fit(request, base, values, sized=NODES in removed)
+            for change in _first_that_fit(request, base, values, sized=NODES in removed)
         ]
         none = replace(needs, segment_nodes=1, segment_tier=None)
         values = [(none, f"no segments of {needs.segment_nodes} nodes")]
-        return found or _first_that_fit(request, base, values, sized=NODES in removed)
+        return fitting or _first_that_fit(request, base, values, sized=NODES in removed)
     return _first_that_fit(
         request, base, _steps(constraint, needs, planner.gpus_of(request.table, needs))
     )
@@ -336,7 +341,7 @@ def _mildest(
 def _steps(
     constraint: str, needs: GangRequirements, gpus: int
 ) -> list[tuple[GangRequirements, str]]:
-    """Return ever milder values of a constraint, with words."""
+    """Return ever milder values of a constraint, with descriptions."""
     if constraint == RAILS:
         return [(replace(needs, same_rails=False), "any rails")]
     if constraint == GPUS:
@@ -346,11 +351,15 @@ def _steps(
         ]
     tier = needs.within
     title = tier.title if tier else ""
-    wider = [each for each in reversed(PRICED_TIERS) if tier in PRICED_TIERS and each > (tier or 0)]
+    wider = [
+        wider_tier
+        for wider_tier in reversed(PRICED_TIERS)
+        if tier in PRICED_TIERS and wider_tier > (tier or 0)
+    ]
     return [
         *(
-            (replace(needs, within=each), f"within one {title} -> one {each.title}")
-            for each in wider
+            (replace(needs, within=wider_tier), f"within one {title} -> one {wider_tier.title}")
+            for wider_tier in wider
         ),
         (replace(needs, within=None), f"within one {title} -> anywhere"),
     ]
@@ -359,20 +368,20 @@ def _steps(
 def _smaller_segments(
     needs: GangRequirements,
 ) -> tuple[list[tuple[GangRequirements, str]], list[tuple[GangRequirements, str]]]:
-    """Return ever milder segments: as many nodes of a wider tier, and fewer nodes of the same."""
+    """Return milder segments: in a wider tier, and of fewer nodes."""
     segment, tier = needs.segment_nodes, needs.segment_tier
     title = tier.title if tier else ""
     return [
         (
-            replace(needs, segment_tier=each),
-            f"segments of {segment} within a {title} -> a {each.title}",
+            replace(needs, segment_tier=wider),
+            f"segments of {segment} within a {title} -> a {wider.title}",
         )
-        for each in reversed(PRICED_TIERS)
-        if each > (tier or 0)
+        for wider in reversed(PRICED_TIERS)
+        if wider > (tier or 0)
     ], [
-        (replace(needs, segment_nodes=each), f"segments of {segment} -> {each} nodes in a {title}")
-        for each in range(segment - 1, 1, -1)
-        if segment % each == 0 and needs.nodes % each == 0
+        (replace(needs, segment_nodes=size), f"segments of {segment} -> {size} nodes in a {title}")
+        for size in range(segment - 1, 1, -1)
+        if segment % size == 0 and needs.nodes % size == 0
     ]
 
 
@@ -383,9 +392,9 @@ def _first_that_fit(
     *,
     sized: bool = False,
 ) -> list[ChangedRequest]:
-    """Return the first that fits. *sized*: of any size, the least being a whole segment."""
-    for each, change in values:
-        needs = replace(each, nodes=each.segment_nodes, elastic=None) if sized else each
+    """Return the first of *values* that fits. *sized*: at least a whole segment."""
+    for value, change in values:
+        needs = replace(value, nodes=value.segment_nodes, elastic=None) if sized else value
         changed = replace(base, needs=needs, changes=(*base.changes, change))
         if request.fits(changed):
             return [changed]
@@ -393,7 +402,10 @@ def _first_that_fit(
 
 
 def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest from *low* to *high* that holds, 0 for none; where one holds, so do all below."""
+    """Return the largest number from *low* to *high* that holds, 0 for none.
+
+    If a number holds, all lower ones must.
+    """
     if high < low or not holds(low):
         return 0
     while low < high:
@@ -407,7 +419,7 @@ def _largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
     scores = np.unique(request.table_for(base).snapshot.columns.score)
-    floors = [float(one) for one in scores[scores < np.float32(base.needs.score_min)]]
+    floors = [float(score) for score in scores[scores < np.float32(base.needs.score_min)]]
 
     def changed(at: int) -> ChangedRequest:
         floor = floors[at - 1]
@@ -416,7 +428,7 @@ def _lower_floor(request: BlockedRequest, base: ChangedRequest) -> list[ChangedR
             base, needs=replace(base.needs, score_min=floor), changes=(*base.changes, text)
         )
 
-    at = _largest(1, len(floors), lambda one: request.fits(changed(one)))
+    at = _largest(1, len(floors), lambda index: request.fits(changed(index)))
     return [changed(at)] if at else []
 
 
@@ -437,18 +449,19 @@ def _lower_survival(request: BlockedRequest, base: ChangedRequest) -> list[Chang
         else:
             high = middle
     digit = 10.0 ** (floor(log10(low)) - 3) if low > 0.0 else 1.0
-    return [changed(floor(low / digit) * digit)]  # downward: the value fits as the message shows it
+    # round down: the value fits as the message shows it
+    return [changed(floor(low / digit) * digit)]
 
 
 def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequest]:
-    """Return what fits once one job gives up its nodes, or else all that are no candidates are free."""
+    """Return changes that fit after one job gives up nodes, or all occupied nodes are free."""
     obtainable = request.obtainable()
     occupied = set(obtainable.tolist())
     jobs: dict[str, list[int]] = {}
     for node, job in request.table.snapshot.jobs.items():
         if node in occupied:
             jobs.setdefault(job, []).append(node)
-    # Those known to count less come first.
+    # jobs with a known lower priority come first
     smallest = sorted(
         jobs.items(),
         key=lambda item: (item[0] not in request.candidates.priorities, len(item[1]), item[0]),
@@ -456,15 +469,15 @@ def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequ
     hazard = request.table.hazard
     for job, nodes in smallest:
         text, why = f"job {job} gives up", request.priority_text(job)
-        found = _fewest(
+        changes = _fewest(
             request,
             np.array(sorted(nodes, key=lambda node: float(hazard[node])), dtype=np.intp),
             lambda few, text=text, why=why: replace(  # type: ignore[misc]
                 base, added=few, changes=(*base.changes, text), priority_text=why
             ),
         )
-        if found:
-            return found
+        if changes:
+            return changes
     why = " (whose priority is not known, or below the gang's)"
     why = why if request.needs.priority is not None else request.priority_text("")
     return _fewest(
@@ -479,15 +492,11 @@ def _given_up(request: BlockedRequest, base: ChangedRequest) -> list[ChangedRequ
 def _fewest(
     request: BlockedRequest, nodes: Indexes, change: Callable[[Indexes], ChangedRequest]
 ) -> list[ChangedRequest]:
-    """Return the change with the fewest of *nodes*, the first of them, that fits."""
+    """Return the change with the fewest of *nodes* (the first of them) that fits."""
     less = _largest(
         1, nodes.size, lambda less: request.fits(change(nodes[: nodes.size + 1 - less]))
     )
     return [change(nodes[: nodes.size + 1 - less])] if less else []
-
-
-# ----------------------------------------------------------------------
-# What a change costs.
 
 
 def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation | None:
@@ -529,10 +538,10 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             )
         )
         changes = [
-            f"{one} {taken} nodes{changed.priority_text}"
-            if one.endswith(("gives up", "give up"))
-            else one
-            for one in changes
+            f"{change} {taken} nodes{changed.priority_text}"
+            if change.endswith(("gives up", "give up"))
+            else change
+            for change in changes
         ]
     start = None
     if changed.repaired.size:
@@ -553,8 +562,8 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
             extra.append(PricePart("delay", delay))
         changes = [
             f"wait {start[0]:.1f} h (p90 {start[1]:.1f} h) for repairs of {needed} of {out} nodes"
-            if one == "wait for repairs" else one
-            for one in changes
+            if change == "wait for repairs" else change
+            for change in changes
         ]  # fmt: skip
     price = with_parts(option.price, extra)
     added = np.unique(np.concatenate((changed.added, changed.repaired)))
@@ -562,11 +571,10 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
 
 
 def with_parts(price: GangPrice, parts: Sequence[PricePart]) -> GangPrice:
-    """Return *price* with more parts."""
     if not parts:
         return price
     value, lower, upper = (
-        getattr(price.total, name) + sum(getattr(one.gpu_hours, name) for one in parts)
+        getattr(price.total, name) + sum(getattr(part.gpu_hours, name) for part in parts)
         for name in ("value", "lower", "upper")
     )
     total = replace(price.total, value=value, lower=lower, upper=upper)
@@ -574,11 +582,15 @@ def with_parts(price: GangPrice, parts: Sequence[PricePart]) -> GangPrice:
 
 
 def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float, float]:
-    """Return median and p90 of the hours until *needed* of *out* nodes are repaired: lognormal, each on its own."""
+    """Return median and p90 of the hours until *needed* of *out* nodes are repaired.
+
+    Repairs are lognormal and independent.
+    """
 
     def quantile(share: float) -> float:
         low, high = 0.0, 1.0
-        for _ in range(50):  # the probability that one is repaired at which so many of all are
+        # find the repair probability of a node at which enough nodes are repaired
+        for _ in range(50):
             middle = (low + high) / 2.0
             at_least = sum(
                 comb(out, count) * middle**count * (1.0 - middle) ** (out - count)
@@ -589,7 +601,7 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
             log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile((low + high) / 2.0)
         )
 
-    if out > 500:  # the order statistic's own median is as near
+    if out > 500:  # the order statistic's own median is as accurate
         middle = (needed - 0.3) / (out + 0.4)
         hours = exp(log(max(median_hours, 1e-3)) + REPAIR_SIGMA * _normal_quantile(middle))
         return hours, hours
@@ -597,7 +609,10 @@ def repair_wait_hours(out: int, needed: int, median_hours: float) -> tuple[float
 
 
 def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity:
-    """Return the mean of the hours until *needed* of *out* nodes are repaired, with a 90 % interval: lognormal, each on its own."""
+    """Return the mean hours until *needed* of *out* nodes are repaired, with its 90 % interval.
+
+    Repairs are lognormal and independent.
+    """
     shares, normals = _wait_points()
     # The density of the order statistic: a beta distribution.
     density = (needed - 1) * np.log(shares) + (out - needed) * np.log1p(-shares)
@@ -614,9 +629,9 @@ def expected_repair_wait(out: int, needed: int, median_hours: float) -> Quantity
 
 @cache
 def _wait_points() -> tuple[Floats, Floats]:
-    """Return probabilities, evenly spread, and the normal quantile of each."""
+    """Return evenly spread probabilities, and their normal quantiles."""
     shares = (np.arange(WAIT_POINTS) + 0.5) / WAIT_POINTS
-    return shares, np.array([_normal_quantile(one) for one in shares.tolist()])
+    return shares, np.array([_normal_quantile(share) for share in shares.tolist()])
 
 
 def _normal_quantile(share: float) -> float:

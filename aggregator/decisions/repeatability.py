@@ -1,9 +1,10 @@
-"""Speeds that last: how much of the difference between GPUs is still there later (empirical Bayes, normal and normal).
+"""Speeds that last: the lasting part of differences between GPUs (empirical Bayes).
 
-    lasting speed = center + (speed - center) x between / (between + within)
+  lasting speed = center + (speed - center) x between / (between + within)
 
-`between` is the variance of the GPUs around their center beyond chance, `within` the variance of the speed of one GPU over time. A plan
-that takes the fastest of many noisy speeds promises a gain that it does not deliver: the fastest were fast by chance.
+`between` is the variance of the GPUs around their center beyond chance, `within` the variance of
+the speed of one GPU over time. A plan that takes the fastest of many noisy speeds promises a gain
+that it does not deliver: the fastest were fast by chance.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from ..counter_deltas import Floats
 
 
 def lasting_speeds(speeds: Floats, within: Floats) -> Floats:
-    """Return *speeds*, each moved toward their median by its share of chance. *within*: variance of each; NaN: not known.
+    """Return *speeds*, moved toward their median by chance. *within*: variances; NaN: unknown.
 
-    A speed whose variance is not known counts as the median, because a single measurement does not show whether it lasts.
-    If no variance is known, the speeds are returned as they are. NaN speeds stay NaN.
+    A speed whose variance is not known counts as the median, because a single measurement does not
+    show whether it lasts. If no variance is known, the speeds are returned unchanged. NaN speeds
+    stay NaN.
     """
     known = np.isfinite(speeds) & np.isfinite(within)
     if np.count_nonzero(known) < 2:

@@ -1,7 +1,7 @@
-"""Replaces failed members: prefers nodes that keep segments and rails, and avoids suspected domains.
+"""Replaces failed members: keeps segments and rails, and avoids suspected domains.
 
-Several failures in one domain may have one cause. A domain is suspected if its number of failures is unlikely to be chance,
-given its number of the gang's nodes.
+Several failures in one domain may have one cause. A domain is suspected if its number of failures
+is unlikely to be chance, given its number of the gang's nodes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from .node_table import NodeTable
 from .price import LostTime, crossing_shares
 from .requirements import PRICED_TIERS, GangRequirements, Tier
 
-#: Chance, over all domains of a tier, below which failures in one of them are no coincidence.
+#: If the probability, over all domains of a tier, is below this, failures in one of them are not a
+#: coincidence.
 CHANCE_MAX = 0.05
 #: Tiers where one fault takes down several nodes.
 SUSPECT_TIERS = (Tier.NVLINK_DOMAIN, Tier.RACK, Tier.LEAF, Tier.POWER_DOMAIN, Tier.COOLING_DOMAIN)
-#: Least speeds that are tried, and nodes that are tried in each place afterwards.
+#: Minimum speeds to try, and swaps to try in each place afterwards.
 SPEEDS_MAX, SWAPS_MAX = 6, 6
 
 
@@ -40,7 +41,7 @@ class SuspectDomain:
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """Nodes for places, one each; and which of them keep their segment whole and its rails the same."""
+    """Nodes for places, one each; and whether they keep segments and rails."""
 
     nodes: Indexes
     keeps_segment: Flags
@@ -48,11 +49,11 @@ class Replacements:
 
 
 def suspect_domains(table: NodeTable, members: Indexes, failed: Indexes) -> list[SuspectDomain]:
-    """Return the domains under suspicion. *failed*: nodes of *members* that failed or are suspected by the caller."""
-    found: list[SuspectDomain] = []
+    """Return the suspected domains. *failed*: members that failed or are suspected."""
+    suspects: list[SuspectDomain] = []
     total, count = members.size, failed.size
     if count < 2 or count == total:
-        return found
+        return suspects
     for tier in SUSPECT_TIERS:
         ids = table.facts.domains.ids[tier.row]
         domains, sizes = np.unique(ids[members][ids[members] >= 0], return_counts=True)
@@ -60,33 +61,34 @@ def suspect_domains(table: NodeTable, members: Indexes, failed: Indexes) -> list
             inside = int((ids[failed] == domain).sum())
             if inside < 2 or size == total:
                 continue
-            # P(at least so many of the failures are in it), where each set of members is as likely to fail.
+            # P(at least *inside* of the failures are in it), if each set of members is equally
+            # likely to fail.
             subsets = sum(
-                comb(size, one) * comb(total - size, count - one)
-                for one in range(inside, min(size, count) + 1)
+                comb(size, count_inside) * comb(total - size, count - count_inside)
+                for count_inside in range(inside, min(size, count) + 1)
             )
             chance = min(1.0, domains.size * subsets / comb(total, count))
             if chance < CHANCE_MAX:
                 name = table.facts.domains.names[tier.row][domain]
-                one = SuspectDomain(tier, name, domain, inside, size, chance)
-                if not any(_explains(table, narrower, one, failed) for narrower in found):
-                    found.append(one)
-    return found
+                suspect = SuspectDomain(tier, name, domain, inside, size, chance)
+                if not any(_explains(table, narrower, suspect, failed) for narrower in suspects):
+                    suspects.append(suspect)
+    return suspects
 
 
 def _explains(table: NodeTable, one: SuspectDomain, wider: SuspectDomain, failed: Indexes) -> bool:
-    """Whether all failures in *wider* are in *one*, which is of fewer members."""
+    """Return whether all failures in *wider* are in *one*, which has fewer members."""
     ids = table.facts.domains.ids
     inside = failed[ids[wider.tier.row][failed] == wider.domain]
     return one.members < wider.members and bool((ids[one.tier.row][inside] == one.domain).all())
 
 
 def in_suspect_domain(table: NodeTable, domains: Sequence[SuspectDomain]) -> Flags:
-    """Say which nodes are in one of *domains*."""
-    found = np.zeros(len(table), dtype=bool)
-    for one in domains:
-        found |= table.facts.domains.ids[one.tier.row] == one.domain
-    return found
+    """Return which nodes are in one of *domains*."""
+    result = np.zeros(len(table), dtype=bool)
+    for domain in domains:
+        result |= table.facts.domains.ids[domain.tier.row] == domain.domain
+    return result
 
 
 def choose_replacements(
@@ -97,9 +99,10 @@ def choose_replacements(
     places: Indexes,
     pool: Indexes,
 ) -> Replacements | None:
-    """Return nodes of *pool* for *places* of *current*, None where there are too few.
+    """Return nodes of *pool* for *places* of *current*, None if there are too few.
 
-    Segments and rails are kept where *pool* allows it, then the price decides. `within` and a spread hold, or there is none.
+    Segments and rails are kept if *pool* allows it, then the price decides. `within` and a spread
+    are always kept.
     """
     pool = _allowed(table, needs, current, places, pool)
     if pool.size < places.size:
@@ -124,7 +127,7 @@ def choose_replacements(
 def _allowed(
     table: NodeTable, needs: GangRequirements, current: Indexes, places: Indexes, pool: Indexes
 ) -> Indexes:
-    """Return those of *pool* that keep the gang within its domain."""
+    """Return the nodes of *pool* that keep the gang within its domain."""
     stays = np.delete(current, places)
     is_member = np.zeros(len(table), dtype=bool)
     is_member[stays] = True
@@ -138,14 +141,14 @@ def _allowed(
 
 
 def _speed_levels(speeds: np.typing.NDArray[np.float64], count: int) -> list[float]:
-    """Return least speeds, from that of the fastest *count* down to that of all."""
+    """Return minimum speeds, from that of the fastest *count* nodes down to that of all."""
     ordered = np.sort(speeds)[::-1]
-    at = np.unique(np.linspace(count - 1, ordered.size - 1, SPEEDS_MAX).astype(int))
-    return sorted(set(ordered[at].tolist()), reverse=True)
+    indexes = np.unique(np.linspace(count - 1, ordered.size - 1, SPEEDS_MAX).astype(int))
+    return sorted(set(ordered[indexes].tolist()), reverse=True)
 
 
 class _Task:
-    """One question: which nodes for which places."""
+    """One choice of nodes for places."""
 
     def __init__(
         self,
@@ -176,15 +179,15 @@ class _Task:
         self._hours_lost, self._gross = lost.per_interruption_hours.value, lost.gross_gpu_hours
 
     def _domain_of(self, place: int) -> int:
-        """Return the domain that the rest of the segment of *place* is in; -1: there is no rest, or no segment."""
+        """Return the domain of the rest of *place*'s segment; -1: no rest, or no segment."""
         if self._segments is None or self._needs.segment_nodes <= 1:
             return -1
         first = place // self._needs.segment_nodes * self._needs.segment_nodes
         places = set(self._places.tolist())
         rest = [
-            int(self._segments[self._current[at]])
-            for at in range(first, min(first + self._needs.segment_nodes, self._current.size))
-            if at not in places
+            int(self._segments[self._current[position]])
+            for position in range(first, min(first + self._needs.segment_nodes, self._current.size))
+            if position not in places
         ]
         return rest[0] if rest and len(set(rest)) == 1 else -1
 
@@ -197,30 +200,30 @@ class _Task:
         return pool[order]
 
     def fill(self, order: Indexes) -> Indexes | None:
-        """Return nodes of *order* by place, the first that is of the place's domain, else the first."""
-        found = np.full(self._places.size, -1, dtype=np.intp)
+        """Return a node of *order* for each place, in the place's domain if possible."""
+        filled = np.full(self._places.size, -1, dtype=np.intp)
         is_left = np.ones(order.size, dtype=bool)
         if self._segments is not None:
             segments = self._segments[order]
-            for at, wanted in enumerate(self._wanted.tolist()):
+            for position, wanted in enumerate(self._wanted.tolist()):
                 if wanted >= 0:
                     near = np.flatnonzero((segments == wanted) & is_left)
-                    near = near[self._within_spread(found, order[near])]
+                    near = near[self._within_spread(filled, order[near])]
                     if near.size:
-                        found[at], is_left[near[0]] = order[near[0]], False
-            self._fill_whole_segments(order, segments, found, is_left)
-        rest = np.flatnonzero(found < 0)
+                        filled[position], is_left[near[0]] = order[near[0]], False
+            self._fill_whole_segments(order, segments, filled, is_left)
+        rest = np.flatnonzero(filled < 0)
         others = np.flatnonzero(is_left)
-        others = others[self._within_spread(found, order[others])][: rest.size]
+        others = others[self._within_spread(filled, order[others])][: rest.size]
         if others.size < rest.size:
             return None
-        found[rest] = order[others]
-        return found if self._holds(found) else None
+        filled[rest] = order[others]
+        return filled if self._holds(filled) else None
 
     def _fill_whole_segments(
         self, order: Indexes, segments: Indexes, found: Indexes, is_left: Flags
     ) -> None:
-        """Fill the places of segments that failed as a whole from one domain, where one has room."""
+        """Fill the places of segments that failed as a whole from one domain, if one has room."""
         size = self._needs.segment_nodes
         if size <= 1 or not order.size:
             return
@@ -238,7 +241,7 @@ class _Task:
                 found[places], is_left[inside] = order[inside], False
 
     def _within_spread(self, found: Indexes, order: Indexes) -> Flags:
-        """Say which of *order*, taken one after another beside *found* (-1: none yet), keep within the spread."""
+        """Return which of *order*, in turn after *found* (-1: none), keep within the spread."""
         needs = self._needs
         if needs.spread_over is None or not order.size:
             return np.ones(order.size, dtype=bool)
@@ -246,7 +249,7 @@ class _Task:
         taken = ids[np.concatenate((self._stays, found[found >= 0]))]
         domains = ids[order]
         counts = np.bincount(taken[taken >= 0], minlength=int(max(domains.max(), 0)) + 1)
-        # How many of its domain come before each node of the order.
+        # number of earlier nodes in the order with the same domain
         by_domain = np.argsort(domains, kind="stable")
         grouped = domains[by_domain]
         before = np.empty(order.size, dtype=np.intp)
@@ -255,7 +258,7 @@ class _Task:
         return np.asarray((domains >= 0) & (before < room))
 
     def _holds(self, nodes: Indexes) -> bool:
-        """Whether a spread and a domain for all hold with *nodes*."""
+        """Return whether a spread and a common domain hold with *nodes*."""
         needs = self._needs
         members = np.concatenate((self._stays, nodes))
         if needs.within is not None:
@@ -269,34 +272,34 @@ class _Task:
 
     def members(self, nodes: Indexes) -> Indexes:
         """Return the gang with *nodes* in their places."""
-        found = self._current.copy()
-        found[self._places] = nodes
-        return found
+        gang = self._current.copy()
+        gang[self._places] = nodes
+        return gang
 
     def keeps_segment(self, nodes: Indexes) -> Flags:
-        """Say of each place whether its segment is whole."""
+        """Return for each place whether its segment is whole."""
         segments, size = self._segments, self._needs.segment_nodes
         if segments is None or size <= 1:
             return np.ones(nodes.size, dtype=bool)
         ids = segments[nodes]
-        found = ids == self._wanted
+        is_whole = ids == self._wanted
         if (alone := np.flatnonzero(self._wanted < 0)).size:
             members = segments[self.members(nodes)]
-            for at in alone.tolist():
-                first = int(self._places[at]) // size * size
+            for index in alone.tolist():
+                first = int(self._places[index]) // size * size
                 whole = members[first : first + size]
-                found[at] = bool((whole == whole[0]).all() and whole[0] >= 0)
-        return np.asarray(found, dtype=bool)
+                is_whole[index] = bool((whole == whole[0]).all() and whole[0] >= 0)
+        return np.asarray(is_whole, dtype=bool)
 
     def keeps_rails(self, nodes: Indexes) -> Flags:
-        """Say of each node whether it has the rails that the gang has."""
+        """Return for each node whether it has the gang's rails."""
         if not self._rails_used:
             same = self._rails[nodes] == self._rails[nodes[0]]
             return np.asarray(same | (self._rails[nodes] < 0), dtype=bool)
         return np.isin(self._rails[nodes], list(self._rails_used))
 
     def key(self, nodes: Indexes) -> tuple[int, float]:
-        """Return what the best has least of: broken segments and rails, then GPU-hours."""
+        """Return the key to minimize: broken segments and rails, then GPU-hours."""
         broken = int((~self.keeps_segment(nodes)).sum())
         if self._needs.same_rails:
             broken += int((~self.keeps_rails(nodes)).sum())
@@ -315,27 +318,27 @@ class _Task:
         return broken, self._gross * (1.0 - speed / (1.0 + longer) * (1.0 - share)) + extra
 
     def improve(self, pool: Indexes, key: tuple[int, float], nodes: Indexes) -> Indexes:
-        """Return *nodes* after swaps with others of *pool*, one place at a time, for as long as one helps."""
+        """Return *nodes* after swaps with others of *pool*, until no swap helps."""
         tried = min(SWAPS_MAX + nodes.size, pool.size)
         near = np.argpartition(self._table.hazard[pool], tried - 1)[:tried]
         by_hazard = pool[near[np.argsort(self._table.hazard[pool[near]], kind="stable")]]
         helped = True
         while helped:
             helped = False
-            for at in range(min(nodes.size, SWAPS_MAX)):
+            for position in range(min(nodes.size, SWAPS_MAX)):
                 for node in by_hazard.tolist():
                     if node in nodes:
                         continue
                     other = nodes.copy()
-                    other[at] = node
-                    if self._holds(other) and (found := self.key(other)) < key:
-                        key, nodes, helped = found, other, True
+                    other[position] = node
+                    if self._holds(other) and (swapped_key := self.key(other)) < key:
+                        key, nodes, helped = swapped_key, other, True
         return nodes
 
 
 def fallen_groups(count: int, unit: int, failed: Indexes) -> Indexes:
-    """Return the places of *count* that go with *failed* where groups of *unit* places are whole or gone."""
+    """Return the places that go with *failed* if groups of *unit* places are whole or gone."""
     unit = max(unit, 1)
     groups = np.unique(failed // unit)
-    bounds = [(int(one) * unit, min((int(one) + 1) * unit, count)) for one in groups]
-    return np.array([at for low, high in bounds for at in range(low, high)], dtype=np.intp)
+    bounds = [(int(group) * unit, min((int(group) + 1) * unit, count)) for group in groups]
+    return np.array([place for low, high in bounds for place in range(low, high)], dtype=np.intp)

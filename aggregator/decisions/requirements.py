@@ -1,4 +1,4 @@
-"""Requirements of a gang: size, constraints, preferences, and the parts of the price of a lost hour."""
+"""Requirements of a gang: size, constraints, preferences, and costs of a lost hour."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Tier(IntEnum):
 
     @property
     def row(self) -> int:
-        """Its row in `NodeDomains.ids`."""
+        """Row in `NodeDomains.ids`."""
         return DOMAIN_FIELDS.index(self.name.lower())
 
     @property
     def title(self) -> str:
-        """Its name in a sentence."""
+        """Name in a sentence."""
         return self.name.lower().replace("_", " ").replace("nvlink", "NVLink")
 
     @property
     def plural(self) -> str:
-        """The name of several."""
+        """Plural name in a sentence."""
         return "leaves" if self is Tier.LEAF else f"{self.title}s"
 
 
-#: Of which crossing has a price, the widest first: as the search has them.
+#: Tiers with a price of crossing, the widest first: the order of the search.
 PRICED_TIERS = (Tier.CORE, Tier.SPINE, Tier.LEAF, Tier.RACK, Tier.NVLINK_DOMAIN)
 
 #: Limits of a request.
@@ -59,44 +59,45 @@ _RATE_UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class GangRequirements:
-    """A gang, checked by `service/placement_messages.py`. Hours are NaN where nobody said: the price assumes them then."""
+    """A gang, checked by `service/placement_messages.py`. Hours are NaN if unknown."""
 
     nodes: int
-    gpus_per_node: int = 0  #: 0: all that a node has
+    gpus_per_node: int = 0  #: 0: all GPUs of a node
     hours: float = 24.0
-    #: Invariants. None, 1, False, 0: not asked for.
+    #: Invariants. None, 1, False, 0: not requested.
     within: Tier | None = None
     segment_nodes: int = 1
     segment_tier: Tier | None = None
     same_rails: bool = False
     spread_over: Tier | None = None
     spread_nodes_max: int = 0
-    #: Health: of each node over 8 hours, and of the gang over its hours.
+    #: Minimum health: each node's over 8 hours, and the gang's over its hours.
     score_min: float = 0.0
     survival_min: float = 0.0
-    #: What an interruption costs, in hours.
+    #: Cost of an interruption, in hours.
     detect_hours: float = nan
     decide_hours: float = nan
     restart_hours: float = nan
     checkpoint_interval_hours: float = nan
     checkpoint_write_hours: float = nan
     repair_hours: float = nan
-    #: Of a step, exposed; NaN: of the workload, or assumed.
+    #: Exposed share of a step; NaN: the workload's, or assumed.
     communication_share: float = nan
     #: GPU-hours for each domain of a tier after the first.
     preferences: Mapping[Tier, float] = field(default_factory=dict[Tier, float])
-    #: Exchange rates: GPU-hours that a stranded GPU costs per hour, an hour of delay, a unit of the operators' currency; 0: it
-    #: does not count.
+    #: Exchange rates in GPU-hours: of a stranded GPU per hour, an hour of delay, and a unit of the
+    #: operators' currency; 0: not counted.
     stranded_gpu_rate: float = 0.0
     delay_rate: float = 0.0
     currency_rate: float = 0.0
-    #: Of each of these fields who said it, as text.
+    #: Origin of each of these rates, as text.
     rate_origins: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: Of each GPU of a member the share that it takes, and of its node cores and bytes: where `Candidates.room` knows them.
+    #: Share of each GPU, and cores and bytes of the node, per member: used if `Candidates.room`
+    #: knows them.
     gpu_share: float = 1.0
     cores: float = 0.0
     memory_bytes: float = 0.0
-    #: Parallelism, in GPUs; 0: nobody said.
+    #: Parallelism, in GPUs; 0: unknown.
     tensor_parallel: int = 0
     pipeline_parallel: int = 0
     data_parallel: int = 0
@@ -104,38 +105,38 @@ class GangRequirements:
     tensor_traffic: float = 0.0
     pipeline_traffic: float = 0.0
     data_traffic: float = 0.0
-    #: Higher counts more; None: nobody said.
+    #: Higher is more important; None: unknown.
     priority: int | None = None
-    #: Any of several sizes will do; `nodes` is then the largest of them. None: `nodes` only.
+    #: Several allowed sizes, of which `nodes` is the largest. None: `nodes` only.
     elastic: ElasticSizes | None = None
-    #: What replaces the assumed constants, where schedulers reported values.
+    #: Values from scheduler reports in place of assumed constants.
     reports: ReportedFactors = NOTHING_REPORTED
 
     @property
     def shape(self) -> RequestShape:
-        """What one member takes of its node."""
+        """Resources of one member on its node."""
         return RequestShape(self.gpus_per_node, self.gpu_share, self.cores, self.memory_bytes)
 
     def rate_text(self, name: str) -> str:
-        """Return the exchange rate of a field as text: what it is, and who said so."""
+        """Return the exchange rate of a field and its origin, as text."""
         origin = self.rate_origins.get(name, "the request")
         return f"{getattr(self, name):g} GPU-hours {_RATE_UNITS[name]} ({origin})"
 
     def allows(self, nodes: int) -> bool:
-        """Return whether a gang of this many nodes has a requested size."""
+        """Return whether *nodes* is a requested size."""
         return nodes in self.elastic.allowed if self.elastic else nodes == self.nodes
 
     @property
     def has_groups(self) -> bool:
-        """Whether tensor, pipeline or data groups of more than one GPU are asked for."""
+        """Whether tensor, pipeline or data groups of more than one GPU are requested."""
         return max(self.tensor_parallel, self.pipeline_parallel, self.data_parallel) > 1
 
     def groups_make_up(self, gpus: int) -> bool:
-        """Return whether whole groups add up to this many GPUs; a data group may have more members than requested."""
+        """Return whether groups add up to *gpus*; data groups may have more members."""
         tensor, pipeline = max(self.tensor_parallel, 1), max(self.pipeline_parallel, 1)
         return gpus % (tensor * pipeline * max(self.data_parallel, 1)) == 0
 
     @property
     def nodes_max(self) -> int:
-        """The largest size that is asked for."""
+        """The largest requested size."""
         return self.elastic.allowed[-1] if self.elastic else self.nodes

@@ -1,10 +1,11 @@
-"""Whether a running gang should grow, shrink, move or stay: gain over the remaining hours against the cost of the change.
+"""Whether a gang should grow, shrink, move or stay: gain over the remaining hours against cost.
 
-    gain = (price of staying - price of the change, per hour) x hours left after it - useful work of the gang while it stops
+  gain = (price of staying - price of the change, per hour) x hours left after it - useful work of the gang while it stops
 
-Prices are those of `elastic`: over the same hours, against the GPUs of the largest size, so a returned node is worth as much
-as a free GPU. The hours left are limited to the remaining work at the new speed. A change counts only if its gain is above a
-margin and certainly positive: each change then lowers the price, and no two calls undo each other.
+Prices are those of `elastic`: over the same hours, against the GPUs of the largest size, so a
+returned node is worth as much as a free GPU. The hours left are limited to the remaining work at
+the new speed. A change counts only if its gain is above a margin and certainly positive: each
+change then lowers the price, and no two calls undo each other.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from .quantity import Quantity, declared, duration_hours, weakest
 from .requirements import GangRequirements
 from .scaling import ElasticSizes
 
-#: Of laying out the state of training for another number of nodes, in minutes, with its 90 % interval (assumed).
+#: Minutes to reshard the training state for another number of nodes, with its 90 % interval
+#: (assumed).
 RESHARD_MINUTES = (5.0, 1.0, 20.0)
-#: A gain below this share of the largest size's GPUs x hours left is not worth a change, unless the request says otherwise.
+#: A gain below this share of the largest size's GPUs x hours left does not justify a change, unless
+#: the request has a limit.
 GAIN_SHARE_MIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeTimes:
-    """What the request says of the change, in hours; NaN: nobody said."""
+    """Times of the change in the request, in hours; NaN: unknown."""
 
     reshard_hours: float
     checkpoint_age_hours: float
@@ -47,7 +50,7 @@ class ResizeTimes:
 
 @dataclass(frozen=True, slots=True)
 class ResizeChoice:
-    """One way. `gain` in GPU-hours against staying; `reason` says why it is not the first one, or why it is."""
+    """A change. `gain` in GPU-hours against staying; `reason` why it is not advised, or ""."""
 
     choice: PlacementChoice
     joined: Indexes
@@ -65,7 +68,7 @@ class ResizeChoice:
 
 @dataclass(frozen=True, slots=True)
 class ResizePlan:
-    """the ways, the advised one first; `stay` is one of them."""
+    """The possible changes, the advised one first; `stay` is one of them."""
 
     choices: list[ResizeChoice]
     stay: ResizeChoice
@@ -81,17 +84,18 @@ def plan_resize(
     communication: Quantity | None = None,
     gain_min: float = 0.0,
 ) -> ResizePlan:
-    """Return the choices for the gang on *current*, whose `needs.hours` are left at its size of now. *gain_min*: in GPU-hours; 0: by share.
+    """Return the choices for the gang on *current*, with `needs.hours` left at its current size.
 
-    *current* is in rank order: where groups are asked for, staying is priced in that order, and each change in the order that
-    is best for its own groups. Of each size one set of nodes is tried for them.
+    *gain_min*: in GPU-hours; 0: GAIN_SHARE_MIN applies. *current* is in rank order: with groups,
+    staying is priced in that order, and each change in the best order of its own groups. Each size
+    gets one set of nodes for them.
     """
     sizes = needs.elastic
     assert sizes is not None
     size, gpus = current.size, planner.gpus_of(table, needs)
     every = replace(
         sizes, allowed=tuple(sorted({*sizes.allowed, size})), length_nodes=size
-    )  # also of a size that is not allowed it is known what staying costs
+    )  # the cost of staying is known even for a size that is not allowed
     margin = gain_min or GAIN_SHARE_MIN * every.allowed[-1] * gpus * needs.hours
     now = elastic.evaluate_nodes(
         table, candidates, replace(needs, nodes=size, elastic=every), current, communication
@@ -103,8 +107,8 @@ def plan_resize(
     for nodes in sizes.allowed:
         if not needs.groups_make_up(nodes * gpus):
             continue
-        one = replace(needs, nodes=nodes, elastic=None)
-        for choice in _placements(table, candidates, one, current, communication):
+        sized_needs = replace(needs, nodes=nodes, elastic=None)
+        for choice in _placements(table, candidates, sized_needs, current, communication):
             if choice.nodes.size == size and np.isin(choice.nodes, current).all():
                 continue
             price = elastic.sized_price(choice.price, every, nodes, gpus, needs.hours)
@@ -114,12 +118,12 @@ def plan_resize(
                 )
             )
     choices = _fewest_moves(choices, margin)
-    judged = [replace(one, reason=_reason(one, margin)) for one in choices]
-    judged.sort(key=lambda one: (not one.is_worth_it, -one.gain.value, one.joined.size))
-    advised = [one for one in judged if one.is_worth_it]
+    judged = [replace(choice, reason=_reason(choice, margin)) for choice in choices]
+    judged.sort(key=lambda choice: (not choice.is_worth_it, -choice.gain.value, choice.joined.size))
+    advised = [choice for choice in judged if choice.is_worth_it]
     if needs.elastic is not None and size not in needs.elastic.allowed:
         stay = replace(stay, reason=f"{size} nodes is not one of the requested sizes")
-    rest = [one for one in judged if not one.is_worth_it]
+    rest = [choice for choice in judged if not choice.is_worth_it]
     return ResizePlan([*advised, stay, *rest], stay, margin)
 
 
@@ -130,33 +134,33 @@ def _placements(
     current: Indexes,
     communication: Quantity | None,
 ) -> list[PlacementChoice]:
-    """Return the best nodes among the gang's and the free ones; and, where they hold, the gang's nodes with as few changes as can be."""
+    """Return the best placement on the gang's and free nodes, and one with the fewest changes."""
     free = candidates.nodes.copy()
     free[current] = True
     both = replace(candidates, nodes=free)
-    found = planner.plan(table, both, needs, communication, grouped_options=1)
+    choices = planner.plan(table, both, needs, communication, grouped_options=1)
     if needs.nodes <= current.size:
         own = np.zeros(len(table), dtype=bool)
         own[current] = True
-        found += planner.plan(
+        choices += planner.plan(
             table, replace(candidates, nodes=own), needs, communication, grouped_options=1
         )
-    elif found:
-        # All members stay, and the best of those that would join do.
+    elif choices:
+        # keep all members, and add the best of the nodes that would join
         stays = current[~table.excluded[current]]
-        joins = found[0].nodes[~np.isin(found[0].nodes, current)]
+        joins = choices[0].nodes[~np.isin(choices[0].nodes, current)]
         joins = joins[np.argsort(table.hazard[joins], kind="stable")]
         nodes = np.concatenate((stays, joins[: needs.nodes - stays.size]))
         if nodes.size == needs.nodes and not planner.violations(table, needs, nodes):
-            if needs.has_groups:  # in the order that is best for them
+            if needs.has_groups:  # in the best order for the groups
                 chosen = np.zeros(len(table), dtype=bool)
                 chosen[nodes] = True
-                found += planner.plan(
+                choices += planner.plan(
                     table, replace(candidates, nodes=chosen), needs, communication, grouped_options=1
                 )  # fmt: skip
             else:
-                found.append(planner.evaluate_nodes(table, both, needs, nodes, communication))
-    return found
+                choices.append(planner.evaluate_nodes(table, both, needs, nodes, communication))
+    return choices
 
 
 def _resize_choice(
@@ -174,10 +178,11 @@ def _resize_choice(
     left = max(min(hours, lasts) - wait - stop.value, 0.0)
     saved = (now.price.total.value - choice.price.total.value) / hours
     useful = current.size * gpus * now.price.goodput.value
-    # The job ends later by the time that it is stopped; what ends it earlier is in the prices.
+    # The stop delays the end of the job; effects that hasten the end are in the prices.
     costs = useful + needs.delay_rate
     value = saved * left - costs * stop.value
-    # The members' own numbers are the same on both sides; how long the gang is stopped is not, nor is how another size scales.
+    # The members' own numbers are the same on both sides; the length of the stop and the scaling of
+    # another size are uncertain.
     unsure = 0.0
     if choice.nodes.size != current.size:
         unsure = (_scaling_reach(now.price) + _scaling_reach(choice.price)) / hours * left
@@ -200,26 +205,26 @@ def _resize_choice(
 
 
 def _scaling_reach(price: GangPrice) -> float:
-    """Return half the width of what scaling costs, in GPU-hours."""
-    part = next(each.gpu_hours for each in price.parts if each.name == "scaling")
+    """Return half the width of the scaling cost, in GPU-hours."""
+    part = next(price_part.gpu_hours for price_part in price.parts if price_part.name == "scaling")
     return 0.5 * (part.upper - part.lower)
 
 
 def _fewest_moves(choices: Sequence[ResizeChoice], margin: float) -> list[ResizeChoice]:
-    """Return of each size one way: that which moves the fewest nodes among those that gain about as much as the best."""
+    """Return one change per size: the fewest moved nodes among those with nearly the best gain."""
     by_size: dict[int, list[ResizeChoice]] = {}
-    for one in choices:
-        by_size.setdefault(one.choice.nodes.size, []).append(one)
-    found: list[ResizeChoice] = []
-    for some in by_size.values():
-        best = max(one.gain.value for one in some)
-        near = [one for one in some if one.gain.value >= best - 0.5 * margin]
-        found.append(min(near, key=lambda one: (one.joined.size, -one.gain.value)))
-    return found
+    for choice in choices:
+        by_size.setdefault(choice.choice.nodes.size, []).append(choice)
+    result: list[ResizeChoice] = []
+    for same_size in by_size.values():
+        best = max(choice.gain.value for choice in same_size)
+        near = [choice for choice in same_size if choice.gain.value >= best - 0.5 * margin]
+        result.append(min(near, key=lambda choice: (choice.joined.size, -choice.gain.value)))
+    return result
 
 
 def _reason(one: ResizeChoice, margin: float) -> str:
-    """Return why it is not worth it; "" where it is."""
+    """Return why the change is not worth its cost; "" if it is."""
     gain = one.gain
     if gain.value <= margin:
         return f"gains {gain.value:.1f} GPU-hours, not more than the margin of {margin:.1f}"
@@ -229,7 +234,7 @@ def _reason(one: ResizeChoice, margin: float) -> str:
 
 
 def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
-    """Return how long the gang is stopped, in hours: it restarts, lays out its state, and writes first where it does so on demand."""
+    """Return the hours of the stop: restart, reshard, and a checkpoint on demand."""
     reports = needs.reports
     parts = [
         duration_hours("restart", needs.restart_hours, RESTART_MINUTES, reports, RESTART_FACTOR),
@@ -239,13 +244,12 @@ def _stop(needs: GangRequirements, times: ResizeTimes) -> Quantity:
         write = needs.checkpoint_write_hours
         parts.append(duration_hours("checkpoint write", write, CHECKPOINT_WRITE_MINUTES, reports))
     return Quantity(
-        sum(each.value for each in parts), sum(each.lower for each in parts), sum(each.upper for each in parts),
-        weakest(each.source for each in parts), "; ".join(each.evidence for each in parts),
+        sum(part.value for part in parts), sum(part.lower for part in parts), sum(part.upper for part in parts),
+        weakest(part.source for part in parts), "; ".join(part.evidence for part in parts),
     )  # fmt: skip
 
 
 def _wait_hours(needs: GangRequirements, times: ResizeTimes) -> float:
-    """Return the hours until the checkpoint from which it continues."""
     if times.writes_on_demand:
         return 0.0
     interval = duration_hours(

@@ -1,7 +1,7 @@
 """GPU-hours as random variables, sampled at the same points for all alternatives.
 
-Durations are lognormal, failures Poisson. The points are fixed and evenly spread in the unit cube. So one question has one
-answer, and two alternatives differ only by their properties, not by chance.
+Durations are lognormal, failures Poisson. The points are fixed and evenly spread in the unit cube.
+So one question has one answer, and two alternatives differ only by their properties, not by chance.
 """
 
 from __future__ import annotations
@@ -17,47 +17,52 @@ from ..counter_deltas import Floats
 from .price import REPAIR_HOURS, LostTime, Members, PricePart
 from .quantity import Quantity, QuantitySource, assumed, weakest
 
-#: Points, and what each has a dimension for.
+#: Number of points, and their dimensions.
 POINTS = 512
 DETECT, DECIDE, ACT, RESUME, LOST_WORK, REPAIR, SECOND, OTHER, TOPOLOGY, SPEED, INTERRUPTION = (
     range(11)
 )
 DIMENSIONS = 11
-#: Of further coordinates, one for each priced tier; that of the topology is of the share of communication.
+#: Further coordinates, one for each priced tier; TOPOLOGY is for the share of communication.
 CROSSING_ROOTS = np.array([2.0, 3.0, 5.0, 7.0, 11.0])
-#: Of a normal distribution: half the width of a 90 % interval.
+#: Half the width of the 90 % interval of a normal distribution.
 Z90 = 1.6449
-#: Of the logarithm of a repair's length, so that its p90 is 311 h where its median is 20 h.
+#: Sigma of the logarithm of a repair's length: p90 is 311 h if the median is 20 h.
 REPAIR_SIGMA = log(REPAIR_HOURS[2] / REPAIR_HOURS[0]) / 1.2816
 
 
 @cache
 def points() -> Floats:
-    """Return points in the unit cube of 11 dimensions, evenly spread: multiples of powers of a root, modulo 1; the last
-    coordinate is that of van der Corput, so that each of eleven alone is even."""
+    """Return evenly spread points in 11 dimensions: multiples of powers of a root, modulo 1.
+
+    The last coordinate is van der Corput's, so that each of the eleven alone is even.
+    """
     dimensions, root = DIMENSIONS - 1, 2.0
     for _ in range(60):  # root ** (dimensions + 1) == root + 1
         root = (1.0 + root) ** (1.0 / (dimensions + 1))
-    steps = np.array([root ** -(at + 1.0) for at in range(dimensions)])
+    steps = np.array([root ** -(index + 1.0) for index in range(dimensions)])
     evenly = (0.5 + np.arange(1, POINTS + 1)[:, None] * steps) % 1.0
     bits = POINTS.bit_length() - 1
-    reversed_bits = [int(f"{at:0{bits}b}"[::-1], 2) for at in range(POINTS)]
+    reversed_bits = [int(f"{index:0{bits}b}"[::-1], 2) for index in range(POINTS)]
     last = (np.array(reversed_bits, dtype=np.float64) + 0.5) / POINTS
     return np.asarray(np.column_stack((evenly, last)), dtype=np.float64)
 
 
 @cache
 def _normals() -> Floats:
-    """Return the same points, each coordinate normal."""
+    """Return the points with each coordinate normal."""
     inverse = NormalDist().inv_cdf
     return np.array(
-        [[inverse(min(max(one, 1e-6), 1.0 - 1e-6)) for one in row] for row in points()],
+        [
+            [inverse(min(max(coordinate, 1e-6), 1.0 - 1e-6)) for coordinate in row]
+            for row in points()
+        ],
         dtype=np.float64,
     )
 
 
 def drawn(one: Quantity, dimension: int) -> Floats:
-    """Return values of a lognormal whose median is the value and whose 90 % interval has the width that *one* has."""
+    """Return values of a lognormal with the median and the width of the 90 % interval of *one*."""
     if one.value <= 0.0 or one.upper <= one.lower:
         return np.full(POINTS, one.value, dtype=np.float64)
     lower = one.lower if one.lower > 0.0 else one.value**2 / one.upper
@@ -66,9 +71,10 @@ def drawn(one: Quantity, dimension: int) -> Floats:
 
 
 def drawn_between(one: Quantity, dimension: int) -> Floats:
-    """Return values whose median is the value, with 5 % of them beyond each end: for what may be zero, or less.
+    """Return values with this median and 5 % beyond each end; they may be negative.
 
-    Above the median of a value that is not zero they are lognormal, else normal; below it normal, and none is below the lower end.
+    Above a nonzero median they are lognormal, else normal; below it normal, but at least the lower
+    end.
     """
     return _between(one, _normals()[:, dimension])
 
@@ -84,34 +90,40 @@ def _between(one: Quantity, normals: Floats) -> Floats:
 
 @cache
 def _crossing_normals() -> Floats:
-    """Return normals at the points, a column for each priced tier: multiples of roots of primes, modulo 1."""
+    """Return normals at the points per priced tier: multiples of roots of primes, modulo 1."""
     inverse = NormalDist().inv_cdf
     evenly = np.arange(1, POINTS + 1)[:, None] * np.sqrt(CROSSING_ROOTS) % 1.0
     return np.array(
-        [[inverse(min(max(one, 1e-6), 1.0 - 1e-6)) for one in row] for row in evenly.tolist()],
+        [
+            [inverse(min(max(coordinate, 1e-6), 1.0 - 1e-6)) for coordinate in row]
+            for row in evenly.tolist()
+        ],
         dtype=np.float64,
     )
 
 
 def topology_lost(members: Members, lost: LostTime) -> Floats:
-    """Return the share of the pace that crossing tiers takes. What each tier costs errs on its own: of a sum of such costs the
-    median is above the sum of the medians, and the interval is not all of them at one end."""
+    """Return the share of the pace lost by crossing tiers, with independent errors.
+
+    The median of a sum of such costs is above the sum of their medians, and its interval does not
+    have all of them at one end.
+    """
     normals = _crossing_normals()
     longer = np.zeros(POINTS)
-    for at, cost in enumerate(lost.crossing):
-        shares = members.tier_shares(at)
+    for row, cost in enumerate(lost.crossing):
+        shares = members.tier_shares(row)
         value, lower, upper = (
-            share * each
-            for share, each in zip(shares, (cost.value, cost.lower, cost.upper), strict=True)
+            share * cost_bound
+            for share, cost_bound in zip(shares, (cost.value, cost.lower, cost.upper), strict=True)
         )
         if upper > 0.0:
-            longer += _between(assumed(value, lower, upper, ""), normals[:, at])
+            longer += _between(assumed(value, lower, upper, ""), normals[:, row])
     communication = np.clip(drawn_between(lost.communication, TOPOLOGY), 0.0, 1.0)
     return np.asarray(1.0 - 1.0 / (1.0 + communication * longer), dtype=np.float64)
 
 
 def narrowed(one: Quantity, width: float) -> Quantity:
-    """Return *one* with an interval of *width* times as much: of parts that each err on their own it has all at one end at once."""
+    """Return *one* with its interval scaled by *width*, for independent errors of parts."""
     return replace(
         one,
         lower=one.value - width * (one.value - one.lower),
@@ -119,19 +131,19 @@ def narrowed(one: Quantity, width: float) -> Quantity:
     )
 
 
-#: Members of a gang that may be its slowest, and speeds at which their distributions are looked at.
+#: Members that may be the slowest of a gang, and speeds at which their distributions are evaluated.
 SLOW_MEMBERS, SPEED_STEPS = 64, 33
 
 
 def slowest_width(members: Members) -> float:
-    """Return how wide the interval of the slowest of *members* is whose speeds err each on its own, over that of speeds that err alike.
+    """Return the slowest member's interval with independent errors, relative to common ones.
 
-    More members than `SLOW_MEMBERS` make it a little narrower still.
+    More members than `SLOW_MEMBERS` would make it slightly narrower.
     """
-    at = np.argsort(members.speed_lower, kind="stable")[:SLOW_MEMBERS]
-    speed = members.speed[at]
-    below = np.maximum(speed - members.speed_lower[at], 0.0) / Z90
-    above = np.maximum(members.speed_upper[at] - speed, 0.0) / Z90
+    slowest = np.argsort(members.speed_lower, kind="stable")[:SLOW_MEMBERS]
+    speed = members.speed[slowest]
+    below = np.maximum(speed - members.speed_lower[slowest], 0.0) / Z90
+    above = np.maximum(members.speed_upper[slowest] - speed, 0.0) / Z90
     low = float(np.minimum(members.speed_lower, members.speed).min())
     high = float(np.maximum(members.speed_upper, members.speed).min())
     if not low < high:
@@ -139,7 +151,7 @@ def slowest_width(members: Members) -> float:
     grid = np.linspace(low - (high - low), high, SPEED_STEPS)[:, None]
     spread = np.maximum(np.where(grid < speed, below, above), 1e-9)
     faster = 1.0 - np.interp((grid - speed) / spread, *_normal_shares())
-    shares = 1.0 - faster.prod(axis=1)  # that the slowest is below, by speed
+    shares = 1.0 - faster.prod(axis=1)  # by speed, the probability that the slowest member is below
     ends = np.interp((0.05, 0.95), shares, grid[:, 0])
     return float(min((ends[1] - ends[0]) / (high - low), 1.0))
 
@@ -147,8 +159,8 @@ def slowest_width(members: Members) -> float:
 @cache
 def _normal_shares() -> tuple[Floats, Floats]:
     """Return points of the normal distribution, and the shares below them."""
-    at = np.linspace(-5.0, 5.0, 201)
-    return at, np.array([NormalDist().cdf(one) for one in at.tolist()], dtype=np.float64)
+    grid = np.linspace(-5.0, 5.0, 201)
+    return grid, np.array([NormalDist().cdf(point) for point in grid.tolist()], dtype=np.float64)
 
 
 @cache
@@ -157,29 +169,29 @@ def _last_of(count: int) -> Floats:
     inverse = NormalDist().inv_cdf
     uniform = points()[:, REPAIR] ** (1.0 / max(count, 1))
     return np.array(
-        [inverse(min(max(one, 1e-9), 1.0 - 1e-9)) for one in uniform.tolist()], dtype=np.float64
+        [inverse(min(max(share, 1e-9), 1.0 - 1e-9)) for share in uniform.tolist()], dtype=np.float64
     )
 
 
 def repair_hours(median: float, count: int) -> Floats:
-    """Return hours until the last of *count* nodes is repaired: lognormal, each on its own."""
-    # Beyond a thousand the largest hardly moves; the bound keeps what is remembered small.
+    """Return hours until the last of *count* nodes is repaired: lognormal, independent."""
+    # Beyond 1,000 nodes the largest hardly changes; the bound keeps the cache small.
     return np.asarray(median * np.exp(REPAIR_SIGMA * _last_of(min(count, 1000))), dtype=np.float64)
 
 
 def second_failures(mean: float) -> Floats:
-    """Return how many further interruptions there are: Poisson."""
+    """Return the number of further interruptions: Poisson."""
     if mean > 50.0:
         return np.asarray(
             np.maximum(0.0, np.round(mean + mean**0.5 * _normals()[:, SECOND])), dtype=np.float64
         )
     terms = np.cumprod(np.concatenate(([exp(-mean)], mean / np.arange(1.0, 200.0))))
     counts = np.searchsorted(np.cumsum(terms), points()[:, SECOND]).astype(np.float64)
-    found = float(counts.mean())
-    # Of rare ones there are too few points: the mean is right nevertheless.
+    sample_mean = float(counts.mean())
+    # Rare interruptions have too few points, so the mean is corrected.
     return (
-        np.asarray(counts * (mean / found), dtype=np.float64)
-        if found
+        np.asarray(counts * (mean / sample_mean), dtype=np.float64)
+        if sample_mean
         else np.full(POINTS, mean, dtype=np.float64)
     )
 
@@ -193,22 +205,22 @@ class SampledSum:
         self._fixed: list[PricePart] = []
 
     def add(self, name: str, samples: Floats, source: QuantitySource, evidence: str) -> None:
-        """Add a part that is random."""
+        """Add a random part."""
         self._names.append((name, source, evidence))
         self._samples.append(samples)
 
     def add_fixed(self, part: PricePart) -> None:
-        """Add a part whose interval says how sure it is and that has no part in the total's."""
+        """Add a part whose interval does not affect the total's."""
         self._fixed.append(part)
 
     def parts_and_total(self) -> tuple[tuple[PricePart, ...], Quantity, float, float]:
         """Return (parts, total with its 90 % interval, p50, p90)."""
         values = np.stack(self._samples)
-        fixed = sum(one.gpu_hours.value for one in self._fixed)
+        fixed = sum(part.gpu_hours.value for part in self._fixed)
         everything = np.sort(np.concatenate((values, values.sum(axis=0)[None] + fixed)), axis=1)
         means = everything.mean(axis=1)
-        at = [round(share * (POINTS - 1)) for share in (0.05, 0.5, 0.9, 0.95)]
-        low, middle, late, high = everything[:, at].T
+        ranks = [round(share * (POINTS - 1)) for share in (0.05, 0.5, 0.9, 0.95)]
+        low, middle, late, high = everything[:, ranks].T
         lowest, highest = np.minimum(low, means), np.maximum(high, means)
         parts = [
             PricePart(name, Quantity(float(mean), float(lower), float(upper), source, evidence))
@@ -217,7 +229,7 @@ class SampledSum:
             )
         ]
         parts += self._fixed
-        source = weakest(one.gpu_hours.source for one in parts)
+        source = weakest(part.gpu_hours.source for part in parts)
         total = Quantity(
             float(means[-1]), float(lowest[-1]), float(highest[-1]), source, f"{POINTS} points"
         )

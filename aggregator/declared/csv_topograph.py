@@ -1,4 +1,4 @@
-"""Parser of the CSV topology file: a header line, then one line per host with its location."""
+"""Parsers of topology files: CSV with one line per host, and Topograph's graph as JSON."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from .model import PLACE_FIELDS, HostPlacement
 from .reported_inventory import LABEL_NAMES, characters_max, place_of
 from .toml_file import Content
 
-#: What is this much like a column of ours is a slip of the pen, not a column of somebody else's.
+#: Minimum similarity by which an unknown column is taken for a typing error, not for a column of
+#: another tool.
 _SIMILARITY_MIN = 0.75
 
 
 def parse_csv(text: str, file: str, content: Content, problems: Problems) -> None:
-    """Put the places of *text* into *content*, and what is wrong with it into *problems*. Never raises."""
+    """Add the locations of *text* to *content*, and its errors to *problems*. Never raises."""
     delimiter = _delimiter(text)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns: dict[str, int] | None = None
-    width, has_hosts, where = 0, False, SourceLocation(file, 1)
+    width, has_hosts, next_location = 0, False, SourceLocation(file, 1)
     try:
         for row in rows:
-            here, where = (
-                where,
+            row_location, next_location = (
+                next_location,
                 SourceLocation(file, rows.line_num + 1),
-            )  # a value in quotes may have lines
+            )  # a quoted value may span lines
             if _is_blank(row):
                 continue
             if columns is None:
-                columns, width = _columns(row, here, problems), len(row)
+                columns, width = _columns(row, row_location, problems), len(row)
                 if not columns:
                     return
                 continue
@@ -52,20 +53,20 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
                 return
             if len(content.places) >= PLACES_MAX:
                 problems.add(
-                    here, f"with this one there are more than {PLACES_MAX} places of hosts"
+                    row_location, f"with this one there are more than {PLACES_MAX} places of hosts"
                 )
                 return
             if any(cell.strip() for cell in row[width:]):
-                problems.add(here, _width_error(len(row), width, delimiter))
+                problems.add(row_location, _width_error(len(row), width, delimiter))
             else:
-                _parse_row(row, columns, here, content, problems)
+                _parse_row(row, columns, row_location, content, problems)
     except (csv.Error, UnicodeError) as error:
-        problems.add(where, f"not CSV: {_csv_error(error)}")
+        problems.add(next_location, f"not CSV: {_csv_error(error)}")
         return
     if columns is None:
         first = f"host,{','.join(PLACE_FIELDS[:4])}"
         problems.add(SourceLocation(file), f"empty: expected a first line as {first}")
-    elif not has_hosts:  # of an export that failed, more likely
+    elif not has_hosts:  # more likely an export that failed
         problems.add(
             SourceLocation(file),
             "no host below the first line: if that is intended, remove the file",
@@ -73,7 +74,7 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
 
 
 def _delimiter(text: str) -> str:
-    """Return what sets values off in the first line that is one."""
+    """Return the delimiter of the first line that is not empty or a comment."""
     lines = (
         line for line in io.StringIO(text) if line.strip() and not line.lstrip().startswith("#")
     )
@@ -93,13 +94,13 @@ def _width_error(count: int, width: int, delimiter: str) -> str:
 
 
 def _csv_error(error: Exception) -> str:
-    """Return what is wrong; of a quote that swallows the rest of the file the library says where that ended."""
+    """Return the error; for an unclosed quote the library reports only the end of the file."""
     unclosed = "unexpected end of data" in str(error)
     return "a quote begins here and does not end" if unclosed else str(error)
 
 
 def _columns(row: list[str], where: SourceLocation, problems: Problems) -> dict[str, int]:
-    """Return where each column of ours is; nothing when the line is none of names."""
+    """Return the index of each known column; empty if the line is not a valid header."""
     if len(row) > COLUMNS_MAX:
         problems.add(where, f"{len(row)} columns, at most {COLUMNS_MAX}")
         return {}
@@ -115,15 +116,15 @@ def _columns(row: list[str], where: SourceLocation, problems: Problems) -> dict[
             return {}
         else:
             problems.note(where, f"column {quote_value(name)} is not read")
-    found = {name: names.index(name) for name in known if name in names}
-    if "host" not in found or len(found) < 2:
+    columns = {name: names.index(name) for name in known if name in names}
+    if "host" not in columns or len(columns) < 2:
         problems.add(
             where,
             "expected a first line of names separated by commas or semicolons: host, and any of "
             + ", ".join(PLACE_FIELDS),
         )
         return {}
-    return found
+    return columns
 
 
 def _rail(text: str) -> str:
@@ -164,10 +165,6 @@ def _parse_row(
     content.places.append((host, HostPlacement(**values), where))
 
 
-# ----------------------------------------------------------------------
-# Topograph's graph as JSON: `{"instances": [{"id", "network_layers": [leaf, spine, core], "labels":
-# {}}]}`.
-
 LABELS_MAX, LAYERS_MAX = 256, 16
 _EXAMPLE = (
     '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'
@@ -175,7 +172,11 @@ _EXAMPLE = (
 
 
 def parse_topograph(text: str, file: str, content: Content, problems: Problems) -> None:
-    """Put the places of *text* into *content*, and what is wrong with it into *problems*. Never raises."""
+    """Add the locations of *text* to *content*, and its errors to *problems*. Never raises.
+
+    Topograph's graph is `{"instances": [{"id", "network_layers": [leaf, spine, core], "labels":
+    {}}]}`.
+    """
     try:
         document: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -196,18 +197,18 @@ def parse_topograph(text: str, file: str, content: Content, problems: Problems) 
     if not instances:
         problems.add(where, "no instances: if that is intended, remove the file")
     for number, instance in enumerate(instances):
-        here = SourceLocation(f"{file}: instances[{number}]")
+        location = SourceLocation(f"{file}: instances[{number}]")
         try:
-            content.places.append((*_parse_instance(instance), here))
+            content.places.append((*_parse_instance(instance), location))
         except ValueError as error:
             name = instance.get("id") if isinstance(instance, dict) else None
-            problems.add(here, f"id {quote_value(name)}: {error}")
+            problems.add(location, f"id {quote_value(name)}: {error}")
 
 
 def _parse_instance(instance: Any) -> tuple[str, HostPlacement]:
-    """Return a host and its place. Raises ValueError with words."""
+    """Return a host and its location. Raises ValueError with a message."""
     if not isinstance(instance, dict):
-        raise ValueError(f"expected an object, as {_EXAMPLE}")  # noqa: TRY004 - what a file holds is a value
+        raise ValueError(f"expected an object, as {_EXAMPLE}")  # noqa: TRY004 - content of a file
     host = _checked_text("id", instance.get("id"))
     if not parse_host_pattern(host).is_name:
         raise ValueError("id: expected one host's name")
@@ -215,11 +216,11 @@ def _parse_instance(instance: Any) -> tuple[str, HostPlacement]:
     if not isinstance(labels, dict) or len(labels) > LABELS_MAX:
         raise ValueError(f"labels: expected an object of at most {LABELS_MAX} texts")
     for key in sorted(LABEL_NAMES & labels.keys()):
-        if labels[key] != "":  # which tells nothing, as an agent's
+        if labels[key] != "":  # an empty label is ignored, as for an agent's
             _checked_text(f"labels: {key}", labels[key], characters_max(key))
     from_labels = place_of({key: labels[key] for key in LABEL_NAMES & labels.keys()})
     switches = _switches(instance.get("network_layers") or [])
-    leaf, spine, core = (*switches, "", "", "")[:3]  # what is further out is not asked for
+    leaf, spine, core = (*switches, "", "", "")[:3]  # layers farther out are ignored
     return host, replace(
         from_labels,
         leaf=leaf or from_labels.leaf,
@@ -229,9 +230,9 @@ def _parse_instance(instance: Any) -> tuple[str, HostPlacement]:
 
 
 def _switches(layers: Any) -> list[str]:
-    """Return the switches above a host, the nearest first. Raises ValueError with words."""
+    """Return the switches above a host, the nearest first. Raises ValueError with a message."""
     try:
-        return [one_line(one) for one in non_empty_list(layers, LAYERS_MAX)] if layers else []
+        return [one_line(layer) for layer in non_empty_list(layers, LAYERS_MAX)] if layers else []
     except ValueError as error:
         raise ValueError(f"network_layers: {error}") from error
 

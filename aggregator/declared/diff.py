@@ -16,19 +16,19 @@ from .rows import expectations as record_expected
 from .rows import places
 from .rows import thresholds as record_thresholds
 
-#: Lines of one kind that are shown.
+#: Maximum lines shown of each kind.
 LINES_MAX = 40
 
 Row = tuple[Any, ...]
 
 
 class RowKind(NamedTuple):
-    """How rows of one kind are compared and printed."""
+    """Comparison and output of the rows of a kind."""
 
     name: str
-    query: str  # gives them from a store, times as microseconds
+    query: str  # its query in a store, with times as microseconds
     key_columns: (
-        int  # how many first columns identify the row; the next is its value; 0: all of them
+        int  # number of first columns that identify the row; the next is its value; 0: all of them
     )
 
 
@@ -70,13 +70,13 @@ KINDS = (
         2,
     ),
 )
-#: Stores of before version 20 have no table of these.
+#: Kinds without a table in stores before version 20.
 LATER_KINDS = frozenset({"cost", "tenant"})
 Rows = Mapping[str, set[Row]]
 
 
 def declared_rows(declared: Declared) -> Rows:
-    """Return what *declared* declares, as `stored_rows` has it."""
+    """Return the declarations in the form of `stored_rows`."""
     return {
         "places": {
             (host, field, value)
@@ -85,40 +85,40 @@ def declared_rows(declared: Declared) -> Rows:
         },
         "expected": {row[:5] for row in record_expected(declared)},
         "maintenance": {
-            (one.selection.description, time_us(one.begin_ns), time_us(one.end_ns), one.who, one.why)
-            for one in declared.windows
+            (window.selection.description, time_us(window.begin_ns), time_us(window.end_ns), window.who, window.why)
+            for window in declared.windows
         },
         "overrides": {
             (
-                one.what, one.selection.description, time_us(one.since_ns), time_us(one.until_ns),
-                one.who, one.why, one.rollout,
+                override.what, override.selection.description, time_us(override.since_ns), time_us(override.until_ns),
+                override.who, override.why, override.rollout,
             )
-            for one in declared.overrides
+            for override in declared.overrides
         },
         "cost": {
-            (one.selection.description, name, value)
-            for one in declared.node_costs
+            (node_cost.selection.description, name, value)
+            for node_cost in declared.node_costs
             for name in ("price_per_gpu_hour", "preemptions_per_hour")
-            if not isnan(value := getattr(one, name))
+            if not isnan(value := getattr(node_cost, name))
         },
         "tenant": {
-            (tenant, each.name, value)
+            (tenant, rate_field.name, value)
             for tenant, rates in declared.tenants.items()
-            for each in fields(rates)
-            if not isnan(value := getattr(rates, each.name))
+            for rate_field in fields(rates)
+            if not isnan(value := getattr(rates, rate_field.name))
         },
         "thresholds": {row[:2] for row in record_thresholds(declared)},
-        "roll-out of": {(name, one.share) for name, one in declared.rollouts.items()},
-        "not rolled out yet": {(name, one.before) for name, one in declared.rollouts.items()},
+        "roll-out of": {(name, rollout.share) for name, rollout in declared.rollouts.items()},
+        "not rolled out yet": {(name, rollout.before) for name, rollout in declared.rollouts.items()},
     }  # fmt: skip
 
 
 def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
-    """Return the number of the version that is in force in a store, and what it declares; of an older store without LATER_KINDS.
+    """Return number and rows of a store's version in force; old ones lack LATER_KINDS.
 
     Raises duckdb.Error.
     """
-    found = connection.execute("SELECT max(number) FROM declared_versions").fetchone()
+    newest = connection.execute("SELECT max(number) FROM declared_versions").fetchone()
     rows = dict[str, set[Row]]()
     for kind in KINDS:
         try:
@@ -126,20 +126,20 @@ def stored_rows(connection: duckdb.DuckDBPyConnection) -> tuple[int, Rows]:
         except duckdb.CatalogException:
             if kind.name not in LATER_KINDS:
                 raise
-    return int(found[0] or 0) if found else 0, rows
+    return int(newest[0] or 0) if newest else 0, rows
 
 
 def lines(before: Rows, after: Rows) -> Iterator[str]:
-    """Yield what comes (+), what goes (-) and what becomes another (~), by kind, at most LINES_MAX of each."""
+    """Yield added (+), removed (-) and changed (~) rows by kind, at most LINES_MAX of each."""
     for kind in KINDS:
         if kind.name not in before:
             if count := len(after[kind.name]):
                 yield f"  {count:,} of {kind.name} are not compared with a store: see --against"
             continue
-        found = list(_kind_lines(kind, before[kind.name], after[kind.name]))
-        yield from found[:LINES_MAX]
-        if len(found) > LINES_MAX:
-            yield f"  and {len(found) - LINES_MAX:,} more of {kind.name}"
+        kind_lines = list(_kind_lines(kind, before[kind.name], after[kind.name]))
+        yield from kind_lines[:LINES_MAX]
+        if len(kind_lines) > LINES_MAX:
+            yield f"  and {len(kind_lines) - LINES_MAX:,} more of {kind.name}"
 
 
 def _kind_lines(kind: RowKind, before: set[Row], after: set[Row]) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Drift: differences between what hosts registered and what was declared for them. Kept until either changes.
+"""Drift: differences between registered and declared hardware of hosts. Kept until either changes.
 
-A value that a host did not report is no difference: missing is not zero.
+A value that a host did not report is not a difference: missing is not zero.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .reported_inventory import HostHardware, ReportedInventory
 
 
 class Difference(NamedTuple):
-    """One thing that is not as declared."""
+    """A difference from the declaration."""
 
-    item: str  # its name in the file
+    item: str
     actual: float
     normal: str
     message: str
@@ -29,22 +29,22 @@ class Difference(NamedTuple):
 
 
 class DriftDetector:
-    """Of each host what it must have, and how its inventory differs. One thread's."""
+    """The expectation for each host, and the differences of its inventory. For a single thread."""
 
     def __init__(self) -> None:
         self._declared = NOTHING
         self._version = -1
         self._known: list[tuple[HostHardware, Expectation | None]] = []
-        #: By node index: what the host must have, for hosts with a declaration.
+        #: By node index: the expectation, for hosts with a declaration.
         self.expected: dict[int, Expectation] = {}
-        #: By node index: how its inventory differs, where it does.
+        #: By node index: the differences of its inventory, if any.
         self.differences: dict[int, list[Difference]] = {}
         self._expected_values: dict[str, NDArray[np.float64]] = {}
 
     def update(
         self, declared: Declared, inventory: ReportedInventory, names: Sequence[str]
     ) -> None:
-        """Update it to what is declared and what was reported; costs only what changed."""
+        """Update to the declarations and reports; the cost depends only on the changes."""
         same = declared is self._declared
         if same and self._version == inventory.version and len(self._known) == len(names):
             return
@@ -64,12 +64,12 @@ class DriftDetector:
         self.differences.pop(host, None)
         if expected is not None:
             self.expected[host] = expected
-            if found := list(inventory_differences(name, hardware, expected)):
-                self.differences[host] = found
+            if differences := list(inventory_differences(name, hardware, expected)):
+                self.differences[host] = differences
         return expected
 
     def expected_values(self, item: str) -> NDArray[np.float64]:
-        """Return what is declared of *item* (of `ITEMS`) by node index; NaN where nothing is."""
+        """Return the declared values of *item* (of `ITEMS`) by node index; NaN if not declared."""
         assert item in ITEMS
         known = self._expected_values.get(item)
         if known is None:
@@ -82,7 +82,7 @@ class DriftDetector:
 def inventory_differences(
     host: str, hardware: HostHardware, expected: Expectation
 ) -> Iterator[Difference]:
-    """Yield how *hardware*, as it was registered, differs."""
+    """Yield the differences of the registered *hardware*."""
     yield from _gpu_differences(host, hardware, expected)
     labels = f"SELECT labels, registered FROM main.hosts WHERE host = {quoted(host)}"
     for item, actual, noun in (
@@ -135,11 +135,11 @@ def _gpu_differences(
         yield Difference(
             "model", actual, expected.model, f"{message}, expected {expected.model}", sql
         )
-    least = expected.items.get("gpu_memory_gigabytes_min")
+    minimum = expected.items.get("gpu_memory_gigabytes_min")
     sizes = [gpu.memory_bytes / 1e9 for gpu, _ in hardware.gpus if gpu.memory_bytes]
-    if least is not None and sizes and min(sizes) < least:
-        message = f"a GPU with {min(sizes):.1f} GB of memory, {least:g} expected"
-        normal = f"at least {least:g} GB"
+    if minimum is not None and sizes and min(sizes) < minimum:
+        message = f"a GPU with {min(sizes):.1f} GB of memory, {minimum:g} expected"
+        normal = f"at least {minimum:g} GB"
         yield Difference("gpu_memory_gigabytes_min", min(sizes), normal, message, sql)
     links = expected.items.get("nvlinks_per_gpu")
     fewest = [gpu.nvlinks for gpu, _ in hardware.gpus if gpu.nvlinks]
@@ -164,8 +164,8 @@ def _unlisted_versions(
 
 @lru_cache(maxsize=4_096)
 def _is_listed(text: str, allowed: tuple[str, ...]) -> bool:
-    """Return whether one of the patterns *allowed* fits: of thousands of hosts that say the same it is asked once."""
-    return any(matches_pattern(text, one) for one in allowed)
+    """Return whether a pattern of *allowed* matches; cached for thousands of equal hosts."""
+    return any(matches_pattern(text, pattern) for pattern in allowed)
 
 
 def _devices(host: str, kind: str) -> str:

@@ -1,4 +1,8 @@
-"""Reads the fields of one entry of a declaration file: each is read once, checked, and reported with its line when wrong."""
+"""Reads the fields of a declaration's entry: read once, checked, and reported with its line.
+
+An entry selects its hosts by sets of names (`gpu-[001-016,020],head`), patterns with `*` and `?`,
+or their location.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from ...contract.topology import NAME_CHARACTERS_MAX
 from ..host_sets import expand_hosts
 
-# ----------------------------------------------------------------------
-# Which hosts an entry is for: sets of names (`gpu-[001-016,020],head`), `*` and `?`, or where they stand.
-
-#: `*` and brackets of one pattern with wildcards: more make it slow to match, and nobody reads them.
+#: Maximum of `*` and brackets in a pattern: more make it slow to match and hard to read.
 PARTS_MAX = 4
-#: Hosts that one set names, and that all sets of all files name one by one; numbers in the brackets of a pattern with wildcards.
+#: Maximum hosts in a set, and in all sets of all files; maximum numbers in the brackets of a
+#: pattern with wildcards.
 SET_HOSTS_MAX, NAMED_HOSTS_MAX, PATTERN_NUMBERS_MAX = 50_000, 1_000_000, 10_000
 _WILD = re.compile(r"[*?]")
 _PATTERN_TEXT = re.compile(r"[A-Za-z0-9._*?-]*")
@@ -38,26 +40,27 @@ class HostPattern:
 
     text: str
     names: frozenset[str] = frozenset()
-    match_cost: int = 0  #: its wildcards and brackets; 0: a set of names, which is looked up
+    #: number of its wildcards and brackets; 0: a set of names, which is looked up
+    match_cost: int = 0
     _regex: re.Pattern[str] = re.compile("(?!)")
 
     def matches(self, host: str) -> bool:
-        """Return whether *host* is meant."""
+        """Return whether *host* is selected."""
         return host in self.names or self._regex.fullmatch(host) is not None
 
     @property
     def is_name(self) -> bool:
-        """Return whether it is one host's name."""
+        """Whether it is a single host's name."""
         return self.names == {self.text}
 
     @property
     def has_wildcards(self) -> bool:
-        """Return whether it has `*` or `?`: which hosts it means cannot be listed."""
+        """Whether it has `*` or `?`, so that its hosts cannot be listed."""
         return not self.names
 
 
 def parse_host_pattern(text: object) -> HostPattern:
-    """Return the pattern that *text* is. Raises ValueError with what is wrong and what would be right."""
+    """Return the pattern in *text*. Raises ValueError with the error and the expected form."""
     if not isinstance(text, str) or not text:
         raise ValueError(_EXPECTED)
     if len(text) > NAME_CHARACTERS_MAX:
@@ -71,26 +74,26 @@ def parse_host_pattern(text: object) -> HostPattern:
 
 
 def _wildcard_pattern(text: str) -> HostPattern:
-    """Return *text* as a regular expression: a bracket is one of its numbers, as they are written."""
+    """Return *text* as a regular expression: a bracket matches one of its numbers, as written."""
     parts: list[str] = _PATTERN_PARTS.findall(text)
     brackets = [part for part in parts if part.startswith("[")]
     if not all(part in brackets or _PATTERN_TEXT.fullmatch(part) for part in parts):
         raise ValueError(_EXPECTED)
     if parts.count("*") + len(brackets) > PARTS_MAX:
         raise ValueError(f"more than {PARTS_MAX} of * and [..] in one pattern: write several")
-    numbers = {one: expand_hosts(one, PATTERN_NUMBERS_MAX) for one in brackets}
+    numbers = {bracket: expand_hosts(bracket, PATTERN_NUMBERS_MAX) for bracket in brackets}
     regex = "".join(
         f"(?:{'|'.join(numbers[part])})" if part in numbers
         else {"*": ".*", "?": "."}.get(part) or re.escape(part)
         for part in parts
     )  # fmt: skip
     return HostPattern(
-        text, match_cost=len(_WILD.findall(text)) + sum(one.count(",") + 1 for one in brackets),
+        text, match_cost=len(_WILD.findall(text)) + sum(bracket.count(",") + 1 for bracket in brackets),
         _regex=re.compile(regex, re.DOTALL),
     )  # fmt: skip
 
 
-#: Where hosts stand -> the key that selects by it.
+#: Field of a location -> the key that selects by it.
 PLACE_SELECTORS = {
     "rack": "racks",
     "power_domain": "power_domains",
@@ -103,94 +106,94 @@ PLACE_SELECTORS = {
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Hosts by name or by place: who matches any of it is meant."""
+    """Hosts by name or by place: a host that matches any of them is selected."""
 
     patterns: tuple[HostPattern, ...] = ()
     places: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
     def matches(self, host: str, place: object) -> bool:
-        """Return whether *host*, located at *place* (a `HostPlacement`), is meant."""
+        """Return whether *host*, located at *place* (a `HostPlacement`), is selected."""
         if any(pattern.matches(host) for pattern in self.patterns):
             return True
         return any(getattr(place, name) in chosen for name, chosen in self.places.items())
 
     @property
     def description(self) -> str:
-        """Who is meant, as somebody would say it."""
+        """The selected hosts as text."""
         names = [pattern.text for pattern in self.patterns]
         names += [
-            f"{name.replace('_', ' ')} {one}"
+            f"{name.replace('_', ' ')} {place_name}"
             for name, chosen in self.places.items()
-            for one in sorted(chosen)
+            for place_name in sorted(chosen)
         ]
         return ", ".join(names)
 
     @property
     def names_hosts(self) -> bool:
-        """Return whether it is of hosts by their names alone: not of all that stand somewhere, or whatever they are called."""
+        """Whether it selects hosts by their names only, not by location or wildcards."""
         return (
             bool(self.patterns)
             and not self.places
-            and not any(p.has_wildcards for p in self.patterns)
+            and not any(pattern.has_wildcards for pattern in self.patterns)
         )
 
     @property
     def is_all(self) -> bool:
-        """Return whether every host is meant."""
+        """Whether every host is selected."""
         return any(set(pattern.text) == {"*"} for pattern in self.patterns)
 
 
-# ----------------------------------------------------------------------
-# How much may be declared. What is beyond is refused, with words.
-
-#: Files of a folder, and bytes of each; all of them together may be as large as four.
+#: Limits of declarations: files of a folder, and bytes of each; all files together may have four
+#: times as many bytes.
 FILES_MAX = 64
-TOML_BYTES_MAX = 2 << 20  # read in pure Python: a second of it
+TOML_BYTES_MAX = 2 << 20  # read in pure Python: about a second
 FILE_BYTES_MAX = 16 << 20
 TOTAL_BYTES_MAX = 4 * FILE_BYTES_MAX
-#: Hosts whose places are given.
+#: Hosts with a declared location.
 HOSTS_MAX = 50_000
-#: Entries that give a host a place, in all files: one host may be in several.
+#: Entries with a location, in all files: a host may be in several.
 PLACES_MAX = 4 * HOSTS_MAX
-#: Columns of a CSV file, ours and others'.
+#: Columns of a CSV file, known and unknown.
 COLUMNS_MAX = 256
-#: Entries that one host may be in.
+#: Entries of a host.
 SOURCES_PER_HOST_MAX = 16
 #: Entries of each kind in all files: windows, overrides, expected hosts.
 ENTRIES_MAX = 2_000
-#: Patterns or names that one entry has.
+#: Patterns or names of an entry.
 NAMES_MAX = 512
-#: `*`, `?` and ranges, of all files, that names are matched by one after another: in patterns of hosts that cannot be
-#: written out, of rules, devices, models and versions. Each is asked of each host, once for each version of the files.
+#: `*`, `?` and ranges in all files that are matched one by one: in patterns of hosts that cannot be
+#: expanded, of rules, devices, models and versions. Each is matched with each host, once for each
+#: version of the files.
 MATCH_COST_MAX = 256
-#: Of who, and of why; of one name or pattern: `contract/topology.py`.
+#: Characters of `who` and `why`; those of a name or pattern: `contract/topology.py`.
 WHO_CHARACTERS_MAX = 128
 WHY_CHARACTERS_MAX = 512
-#: A window and an override last no longer: what is to last is declared again, by somebody who looked.
+#: Maximum length of a window and an override: a longer one is declared again, by a person who
+#: checked it.
 MAINTENANCE_DAYS_MAX = 366
 OVERRIDE_DAYS_MAX = 366
-#: Codes of one override.
+#: Codes of an override.
 CODES_MAX = 64
-#: Problems that are reported at once.
+#: Problems reported at once.
 PROBLEMS_MAX = 20
-#: Reading a file of lines stops after this many problems.
+#: Parsing a file stops after this many problems.
 PROBLEMS_COUNTED_MAX = 10_000
 
-
-# ----------------------------------------------------------------------
-# Patterns with `*`, `?` and `[..]` for names that are no hosts': rules, devices, models, versions.
 
 _WILDCARD = re.compile(r"[*?\[]")
 
 
 def matches_pattern(text: str, pattern: str) -> bool:
-    """Return whether *text* fits, as `fnmatchcase` does; that one compiles again where there are more than 256 patterns."""
+    """Return whether *text* matches *pattern* with `*`, `?` and `[..]`, like `fnmatchcase`.
+
+    That function recompiles when there are more than 256 patterns.
+    """
     return _compiled(pattern)(text) is not None if wildcard_count(pattern) else text == pattern
 
 
 @lru_cache(maxsize=4 * MATCH_COST_MAX)
 def wildcard_count(pattern: str) -> int:
-    """Return how many wildcards *pattern* has; 0: it is one name."""
+    """Return the number of wildcards in *pattern*; 0: it is a name."""
     return len(_WILDCARD.findall(pattern))
 
 
@@ -199,15 +202,12 @@ def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile(translate(pattern)).match
 
 
-# ----------------------------------------------------------------------
-# What is wrong with what was declared: where, what, and what would be right.
-
-#: Of a value that is quoted as text.
+#: Maximum length of a quoted value.
 _SHOWN_CHARACTERS_MAX = 60
 
 
 class SourceLocation(NamedTuple):
-    """A place in a file; line 0: not known."""
+    """A location in a file; line 0: unknown."""
 
     file: str
     line: int = 0
@@ -217,7 +217,7 @@ class SourceLocation(NamedTuple):
 
 
 class DeclaredError(ValueError):
-    """Nothing of it is taken. `problems`: each with file and line, the first PROBLEMS_MAX of them."""
+    """The declaration is rejected. `problems`: the first PROBLEMS_MAX, with file and line."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -226,31 +226,30 @@ class DeclaredError(ValueError):
 
 @dataclass(slots=True)
 class Problems:
-    """Collects what is wrong and what is odd, so that one look at the files mends all of it."""
+    """Collects errors and oddities, so that an operator can fix all at once."""
 
     found: list[str] = field(default_factory=list[str])
     #: Allowed, but hardly intended: `gangline declared check` reports it.
     notes: list[str] = field(default_factory=list[str])
     omitted: int = 0
-    #: A file was not read to its end.
     is_truncated: bool = False
-    #: How many hosts the sets of all entries name so far.
+    #: Number of hosts in the sets of all entries so far.
     named_hosts: int = 0
 
     def add(self, where: SourceLocation, message: str | Callable[[], str]) -> None:
-        """Take a problem down. *message*: or what makes them, where that takes long and many may be left out."""
+        """Record a problem. *message*: text, or a function for costly texts."""
         if len(self.found) < PROBLEMS_MAX:
             self.found.append(f"{where}: {message if isinstance(message, str) else message()}")
         else:
             self.omitted += 1
 
     def should_stop(self) -> bool:
-        """Return whether there are too many problems to read a file to its end; that is reported."""
+        """Return whether PROBLEMS_COUNTED_MAX is reached; parsing then stops."""
         self.is_truncated = self.is_truncated or self.omitted >= PROBLEMS_COUNTED_MAX
         return self.is_truncated
 
     def note(self, where: SourceLocation, message: str) -> None:
-        """Take down what is odd."""
+        """Record an oddity."""
         if len(self.notes) < PROBLEMS_MAX:
             self.notes.append(f"{where}: {message}")
 
@@ -263,28 +262,25 @@ class Problems:
 
 
 def quote_value(value: object) -> str:
-    """Return *value* as words bear it: quoted, printable, not too long."""
+    """Return *value* for a message: quoted, printable, and shortened."""
     try:
         text = value.isoformat() if isinstance(value, date | time) else ascii(value)
-    except ValueError:  # a whole number of thousands of digits, as TOML takes it in hexadecimal
+    except ValueError:  # an integer of thousands of digits, which TOML accepts in hexadecimal
         text = "a number of thousands of digits"
     return (
         text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}\u2026"
     )
 
 
-# ----------------------------------------------------------------------
-# Points in time as people write them: with an offset, or with the time zone they are in.
-
 _WHEN = "expected a time with its offset, as 2026-11-23T22:00:00+01:00, or a time_zone beside it"
 _QUOTED = "expected a time without quotes, as 2026-11-23T22:00:00+01:00, or a day as 2026-11-23"
-#: No year beyond is meant.
+#: Range of accepted years.
 YEARS = (2000, 2200)
 
 
 @lru_cache(maxsize=64)
 def time_zone(name: str) -> tzinfo:
-    """Return a time zone by its name. Raises ValueError with what would be right."""
+    """Return a time zone by its name. Raises ValueError with the expected form."""
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -295,24 +291,24 @@ def time_zone(name: str) -> tzinfo:
 
 
 def moment_ns(value: object, zone_name: str, *, is_end: bool) -> int:
-    """Return nanoseconds since 1970 of a TOML date or time. Raises ValueError with words.
+    """Return nanoseconds since 1970 of a TOML date or time. Raises ValueError with a message.
 
-    A date alone is its whole day: as an end, until midnight after it. Without an offset it is of
-    *zone_name*; a time that this zone has not, or has twice, is refused.
+    A date alone is its whole day: as an end, until midnight after it. Without an offset it is in
+    *zone_name*; a time that does not exist in this zone, or exists twice, is refused.
     """
     if isinstance(value, str):
-        raise ValueError(_QUOTED)  # noqa: TRY004 - what a file holds is a value
-    if not isinstance(value, date):  # a datetime is one
+        raise ValueError(_QUOTED)  # noqa: TRY004 - content of a file
+    if not isinstance(value, date):  # a datetime is a date, too
         raise ValueError(_WHEN)  # noqa: TRY004
     if not YEARS[0] <= value.year < YEARS[1]:
         raise ValueError(f"the year {value.year}: expected {YEARS[0]} to {YEARS[1] - 1}")
     if isinstance(value, datetime):
-        at = value
+        moment = value
     else:
-        at = datetime.combine(value + timedelta(days=1) if is_end else value, time())
-    if at.tzinfo is None:
-        at = _local(at, zone_name)
-    since = at.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+        moment = datetime.combine(value + timedelta(days=1) if is_end else value, time())
+    if moment.tzinfo is None:
+        moment = _local(moment, zone_name)
+    since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
 
 
@@ -321,7 +317,7 @@ def _local(at: datetime, zone_name: str) -> datetime:
         raise ValueError(_WHEN)
     first, second = (at.replace(tzinfo=time_zone(zone_name), fold=fold) for fold in (0, 1))
     if first.utcoffset() != second.utcoffset():
-        # In a gap fold=0 has the offset of before, so that there and back gives another time.
+        # In a gap fold=0 has the earlier offset, so the way to UTC and back gives another time.
         back = first.astimezone(UTC).astimezone(first.tzinfo).replace(tzinfo=None)
         problem = "is there twice" if back == at else "does not exist"
         raise ValueError(
@@ -333,7 +329,7 @@ def _local(at: datetime, zone_name: str) -> datetime:
 
 @lru_cache(maxsize=1024)
 def format_time(at_ns: int) -> str:
-    """Return a time as words bear it."""
+    """Return a time for a message."""
     return f"{datetime.fromtimestamp(at_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
@@ -343,14 +339,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 
 def suggest_key(key: str, known: Iterable[str]) -> str:
-    """Return what was likely meant, or what there is."""
+    """Return a suggestion for *key*, or the known keys."""
     names = list(known)
     matches = difflib.get_close_matches(key[:NAME_CHARACTERS_MAX], names, 1)
     return f"did you mean {matches[0]}?" if matches else f"there are {', '.join(names)}"
 
 
 class TomlEntry:
-    """A table of a file. What was not asked for by the time of `close` is unknown."""
+    """A table of a file. Keys that were not taken before `close` are unknown."""
 
     def __init__(
         self,
@@ -368,18 +364,18 @@ class TomlEntry:
         return SourceLocation(self.where.file, self._line_of(key) or self.where.line)
 
     def add_problem(self, key: str, message: str | Callable[[], str]) -> None:
-        """Say what is wrong with *key*. *message*: or what makes them."""
+        """Record a problem with *key*. *message*: text, or a function that makes it."""
         before = f"{key}: " if key else ""
         self._problems.add(
             self.at(key), lambda: before + (message if isinstance(message, str) else message())
         )
 
     def has(self, key: str) -> bool:
-        """Return whether there is a *key*."""
+        """Return whether *key* is present."""
         return key in self._values
 
     def take(self, key: str, parse: Callable[[Any], T], default: T, *, required: str = "") -> T:
-        """Return *key* as *parse* has it, which raises ValueError; else *default*. *required*: why it has to be there."""
+        """Return *key* by *parse* (may raise ValueError), else *default*. *required*: a reason."""
         self._known_keys.append(key)
         if key not in self._values:
             if required:
@@ -394,7 +390,7 @@ class TomlEntry:
     def text(
         self, key: str, characters_max: int = NAME_CHARACTERS_MAX, *, required: str = ""
     ) -> str:
-        """Return a text that is one printable line."""
+        """Return a text of a single printable line."""
         return self.take(key, lambda value: one_line(value, characters_max), "", required=required)
 
     def texts(self, key: str, count_max: int = NAMES_MAX) -> tuple[str, ...]:
@@ -404,17 +400,17 @@ class TomlEntry:
         )
 
     def number(self, key: str, low: float, high: float, *, whole: bool) -> float | None:
-        """Return a number between *low* and *high*; None where there is none, or a wrong one."""
+        """Return a number between *low* and *high*; None if missing or wrong."""
         return self.take(key, lambda value: bounded_number(value, low, high, whole=whole), None)
 
     def moment(self, key: str, zone_name: str, *, is_end: bool, required: str = "") -> int:
-        """Return a time in nanoseconds since 1970; 0 where there is none, or a wrong one."""
+        """Return a time in nanoseconds since 1970; 0 if missing or wrong."""
         return self.take(
             key, lambda value: moment_ns(value, zone_name, is_end=is_end), 0, required=required
         )
 
     def zone_name(self, default: str) -> str:
-        """Return the name of the time zone, its own or *default*."""
+        """Return the name of the entry's time zone, or *default*."""
 
         def parse_zone(value: object) -> str:
             name = one_line(value)
@@ -439,7 +435,7 @@ class TomlEntry:
         return pattern
 
     def selection(self, *, required: bool = True) -> Selection | None:
-        """Return who is meant; None where nobody is named."""
+        """Return the selected hosts; None if none are named."""
         keys = ("hosts", *PLACE_SELECTORS.values())
         is_named = any(self.has(key) for key in keys)
         patterns = self.patterns()
@@ -454,7 +450,7 @@ class TomlEntry:
         return Selection(patterns, {name: chosen for name, chosen in places.items() if chosen})
 
     def close(self) -> None:
-        """Tell of each key that nobody asked for."""
+        """Report each key that was not taken."""
         for key in self._values:
             if key not in self._known_keys:
                 self._problems.add(self.at(key), partial(self._unknown, key))
@@ -469,9 +465,9 @@ def key_text(key: str) -> str:
 
 
 def one_line(value: object, characters_max: int = NAME_CHARACTERS_MAX) -> str:
-    """Return a text. Raises ValueError with what would be right."""
+    """Return a text. Raises ValueError with the expected form."""
     if not isinstance(value, str):
-        raise ValueError("expected a text in quotes")  # noqa: TRY004 - what a file holds is a value
+        raise ValueError("expected a text in quotes")  # noqa: TRY004 - content of a file
     text = value.strip()
     if not text or len(text) > characters_max or not text.isprintable():
         raise ValueError(f"expected one line of 1 to {characters_max} characters")
@@ -479,7 +475,7 @@ def one_line(value: object, characters_max: int = NAME_CHARACTERS_MAX) -> str:
 
 
 def non_empty_list(value: object, count_max: int) -> list[Any]:
-    """Return a list that is not empty. Raises ValueError with what would be right."""
+    """Return a list that is not empty. Raises ValueError with the expected form."""
     if not isinstance(value, list) or not value:
         raise ValueError('expected a list, as ["a", "b"]')
     if len(value) > count_max:
@@ -488,7 +484,7 @@ def non_empty_list(value: object, count_max: int) -> list[Any]:
 
 
 def bounded_number(value: object, low: float, high: float, *, whole: bool = False) -> float:
-    """Return a number. Raises ValueError with what would be right."""
+    """Return a number. Raises ValueError with the expected form."""
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(_float(value)) or not low <= _float(value) <= high:
         kind = f"{'whole ' if whole else ''}number"

@@ -1,4 +1,4 @@
-"""Loads declaration files into a `Declared`: which files are read, how they are merged, and which file wins."""
+"""Loads declaration files into a `Declared`: finds, parses and merges the files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .toml_file import Content, parse_toml
 
 log = logging.getLogger(__name__)
 
-#: Length of the message of an unexpected exception.
+#: Maximum length of an unexpected exception's message.
 REASON_CHARACTERS_MAX = 200
-#: What is read, by the end of its name; what has another is skipped, but for what was likely meant.
+#: File endings that are read; other files are skipped, except likely mistakes.
 ENDINGS = (".toml", ".csv", ".json")
 _YAML = (".yaml", ".yml")
 _YAML_MESSAGE = "YAML is not supported: declare it as TOML, or use Topograph's graph as JSON (the response of its graph engine)"
@@ -43,7 +43,7 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFile:
-    """A file's name and what it holds."""
+    """A file's name and content."""
 
     name: str
     data: bytes
@@ -54,21 +54,21 @@ def files_in(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             return [path]
-        names = sorted(one for one in os.listdir(path) if not one.startswith("."))
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
     except OSError as error:
         raise DeclaredError([f"{path}: {error.strerror}"]) from error
-    found = [path / one for one in names if one.endswith((*ENDINGS, *_YAML))]
-    if len(found) > FILES_MAX:
-        raise DeclaredError([f"{path}: {len(found)} files, at most {FILES_MAX}"])
-    return found
+    paths = [path / name for name in names if name.endswith((*ENDINGS, *_YAML))]
+    if len(paths) > FILES_MAX:
+        raise DeclaredError([f"{path}: {len(paths)} files, at most {FILES_MAX}"])
+    return paths
 
 
 def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
-    """Return what the files of *paths* hold, no more than TOTAL_BYTES_MAX. Raises DeclaredError; never waits for a pipe."""
+    """Return the files' content, at most TOTAL_BYTES_MAX. Raises DeclaredError; never blocks."""
     files: list[DeclaredFile] = []
     left_bytes = TOTAL_BYTES_MAX
-    for path in (one for each in paths for one in files_in(each)):
-        if not path.name.isprintable():  # it could be neither stored nor reported
+    for path in (file_path for folder in paths for file_path in files_in(folder)):
+        if not path.name.isprintable():  # the name could not be stored or reported
             raise DeclaredError(
                 [f"{quote_value(path.name)}: expected a name of printable characters"]
             )
@@ -83,14 +83,17 @@ def read_files(paths: Iterable[Path]) -> list[DeclaredFile]:
                     f"{path}: with this one the files are longer than {TOTAL_BYTES_MAX} bytes together"
                 ]
             )
-    names = [one.name for one in files]
-    if duplicates := {one for one in names if names.count(one) > 1}:
+    names = [file.name for file in files]
+    if duplicates := {name for name in names if names.count(name) > 1}:
         raise DeclaredError([f"two files are named {min(duplicates)}: give them different names"])
     return files
 
 
 def _read_file(path: Path) -> bytes:
-    """Return what a file holds, as far as it may. Raises DeclaredError for what is none, a pipe; OSError."""
+    """Return a file's content, at most FILE_BYTES_MAX + 1 bytes.
+
+    Raises DeclaredError for a folder, pipe or device; OSError.
+    """
     descriptor = os.open(path, _OPEN)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -102,10 +105,10 @@ def _read_file(path: Path) -> bytes:
 
 
 def hash_of(files: Sequence[DeclaredFile]) -> str:
-    """Return a hash of what *files* hold, 16 hexadecimal digits."""
+    """Return a hash of the content of *files*, 16 hexadecimal digits."""
     digest = hashlib.sha256()
-    for one in files:
-        for part in (one.name.encode(errors="surrogateescape"), one.data):
+    for file in files:
+        for part in (file.name.encode(errors="surrogateescape"), file.data):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
     return digest.hexdigest()[:16]
@@ -119,23 +122,24 @@ def parse_files(
     number: int = 0,
     was_good: bool = False,
 ) -> Declared:
-    """Return what *files* declare together. Raises DeclaredError with all that is wrong.
+    """Return the joint declarations of *files*. Raises DeclaredError with all errors.
 
-    *rules*: the names that an override may have; none: any. What was good stays good as time passes: of *now_ns* only
-    overrides without `since` ask, whose end may not be too far away. *was_good*: it was in force before a restart, and stays so
-    though another version has tighter limits: better slow than without its windows.
+    *rules*: the names that an override may have; none: any. A valid version stays valid as time
+    passes: only overrides without `since` depend on *now_ns*, since their end may not be too far
+    away. *was_good*: the version was in force before a restart, and stays so even if this version
+    of the program has tighter limits: slow is better than without its windows.
     """
     content, problems = Content(), Problems()
     places: list[tuple[str, str, HostPlacement, SourceLocation]] = []
-    for one in files:
+    for file in files:
         before = len(content.places)
         try:
-            _parse_file(one, content, problems, now_ns, rules)
-        except Exception as error:  # a defect of the parser or a library
-            log.exception("%s could not be parsed", one.name)
+            _parse_file(file, content, problems, now_ns, rules)
+        except Exception as error:  # a bug of the parser or a library
+            log.exception("%s could not be parsed", file.name)
             reason = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
-            problems.add(SourceLocation(one.name), f"cannot be parsed: {reason}")
-        source = "topograph" if one.name.endswith(".json") else "file"
+            problems.add(SourceLocation(file.name), f"cannot be parsed: {reason}")
+        source = "topograph" if file.name.endswith(".json") else "file"
         places += [(host, source, place, where) for host, place, where in content.places[before:]]
     for kind in (
         content.windows, content.overrides, content.expectations, content.node_costs, content.tenants,
@@ -149,7 +153,7 @@ def parse_files(
     declared = Declared(
         number=number,
         hash=hash_of(files),
-        files=tuple(one.name for one in files),
+        files=tuple(file.name for file in files),
         windows=tuple(content.windows),
         overrides=tuple(content.overrides),
         expectations=tuple(content.expectations),
@@ -205,13 +209,14 @@ def _parse_file(
 def _file_places(
     places: Sequence[tuple[str, str, HostPlacement, SourceLocation]], problems: Problems
 ) -> dict[str, tuple[PlaceSource, ...]]:
-    """Return what is said of each host, people's own files first.
+    """Return each host's locations, people's own files first.
 
-    Two files of people, or two graphs, that say different things of one field are wrong, both: nobody can tell who is right.
+    Two files of people, or two graphs, that differ in a field are both errors: nothing shows which
+    is right.
     """
-    found: dict[str, dict[str, list[PlaceSource]]] = {}
+    by_host: dict[str, dict[str, list[PlaceSource]]] = {}
     for host, source, place, where in places:
-        sources = found.setdefault(host, {}).setdefault(source, [])
+        sources = by_host.setdefault(host, {}).setdefault(source, [])
         if len(sources) >= SOURCES_PER_HOST_MAX:
             problems.add(where, f"{host}: named more than {SOURCES_PER_HOST_MAX} times")
             continue
@@ -220,15 +225,15 @@ def _file_places(
             for name in differing:
                 problems.add(where, partial(_conflict_message, host, name, place, other))
             if differing:
-                break  # else it is reported once for each of the sixteen
+                break  # or it would be reported for each of the SOURCES_PER_HOST_MAX entries
         sources.append(PlaceSource(source, str(where), place))
-    if len(found) > HOSTS_MAX:
+    if len(by_host) > HOSTS_MAX:
         problems.add(
-            SourceLocation("all files"), f"{len(found)} hosts have a place, at most {HOSTS_MAX}"
+            SourceLocation("all files"), f"{len(by_host)} hosts have a place, at most {HOSTS_MAX}"
         )
     return {
         host: (*by_source.get("file", ()), *by_source.get("topograph", ()))
-        for host, by_source in found.items()
+        for host, by_source in by_host.items()
     }
 
 

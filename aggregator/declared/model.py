@@ -1,4 +1,8 @@
-"""All declarations as one immutable value."""
+"""All declarations as one immutable value, with indexes for its lookups per host.
+
+Thousands of entries that each select thousands of hosts are allowed. Hosts selected by the same
+entries share one result.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +27,19 @@ from .fields import (
     wildcard_count,
 )
 
-# ----------------------------------------------------------------------
-# What a `Declared` is asked each second of each host, worked out once: who is meant, which window,
-# which override.
-#
-# Thousands of entries that each mean thousands of hosts are legal. Hosts that the same entries mean
-# share one answer.
-
 EntryT = TypeVar("EntryT")
-#: Answers of a kind that are kept; past it they start over.
+#: Maximum cached results of a kind; then the cache is cleared.
 CACHED_MAX = 200_000
 _EVER_NS = 2**63
 #: Signals whose codes an override may name.
 CODED_SIGNALS = ("gpu.xid", "nvswitch.sxid")
-#: A rule's name, the signal that it saw, and the code where that has one.
+#: A rule's name, the signal, and the code if the signal has one.
 SymptomKey = tuple[str, str, float]
 
 
 @dataclass(slots=True)
 class EntryMatcher:
-    """Which entries mean each host. The same entries are the same tuple, whosever they are."""
+    """The entries that select each host. Equal sets of entries are the same tuple object."""
 
     _hosts: dict[int, dict[str, tuple[Any, ...]]] = field(
         default_factory=dict[int, dict[str, tuple[Any, ...]]]
@@ -54,22 +51,22 @@ class EntryMatcher:
     def match(
         self, host: str, place: HostPlacement, entries: tuple[EntryT, ...], index: SelectionIndex
     ) -> tuple[EntryT, ...]:
-        """Return those of *entries* that mean *host*, located at *place*."""
+        """Return the *entries* that select *host*, located at *place*."""
         known = self._hosts.setdefault(id(entries), {})
-        found = known.get(host)
-        if found is None:
+        matching = known.get(host)
+        if matching is None:
             numbers = index.entries_for(host, place)
-            which = id(entries), numbers
-            found = self._shared.get(which)
-            if found is None:
-                found = self._shared[which] = tuple(entries[number] for number in numbers)
-            known[host] = found
-        return found
+            shared_key = id(entries), numbers
+            matching = self._shared.get(shared_key)
+            if matching is None:
+                matching = self._shared[shared_key] = tuple(entries[number] for number in numbers)
+            known[host] = matching
+        return matching
 
 
 @dataclass(slots=True)
 class ActiveWindows:
-    """The window of each set of entries, at one moment."""
+    """The active window of each set of entries, at one moment."""
 
     _now_ns: int
     _known: dict[int, MaintenanceWindow | None] = field(
@@ -77,7 +74,7 @@ class ActiveWindows:
     )
 
     def active_window(self, matching: tuple[MaintenanceWindow, ...]) -> MaintenanceWindow | None:
-        """Return the one of *matching* that lasts longest of those that hold."""
+        """Return the *matching* window that is active and ends last."""
         key = id(matching)
         if key not in self._known:
             self._known[key] = last_ending(matching, self._now_ns)
@@ -85,14 +82,14 @@ class ActiveWindows:
 
 
 def last_ending(matching: Sequence[MaintenanceWindow], now_ns: int) -> MaintenanceWindow | None:
-    """Return the window that *now_ns* is in, the one that ends last; None: in none."""
-    found = [one for one in matching if one.begin_ns <= now_ns < one.end_ns]
-    return max(found, key=lambda one: one.end_ns, default=None)
+    """Return the window that contains *now_ns* and ends last; None: none."""
+    active = [window for window in matching if window.begin_ns <= now_ns < window.end_ns]
+    return max(active, key=lambda window: window.end_ns, default=None)
 
 
 @dataclass(slots=True)
 class ActiveOverrides:
-    """Which overrides hold, and which of them are about something. Another one when an override begins or ends."""
+    """The active overrides, by symptom. Replaced when an override begins or ends."""
 
     _begin_ns: int = 0
     _end_ns: int = 0
@@ -105,50 +102,58 @@ class ActiveOverrides:
     )
 
     def at(self, overrides: Sequence[Override], now_ns: int) -> ActiveOverrides:
-        """Return this for *now_ns*. *overrides*: all there are."""
+        """Return the object for *now_ns*. *overrides*: all declared."""
         if self._begin_ns <= now_ns < self._end_ns:
             return self
-        moments = {each for one in overrides for each in (one.since_ns, one.until_ns)}
-        begin_ns = max((one for one in moments if one <= now_ns), default=-_EVER_NS)
-        end_ns = min((one for one in moments if one > now_ns), default=_EVER_NS)
-        active = tuple(one for one in overrides if one.since_ns <= now_ns < one.until_ns)
+        moments = {
+            moment for override in overrides for moment in (override.since_ns, override.until_ns)
+        }
+        begin_ns = max((moment for moment in moments if moment <= now_ns), default=-_EVER_NS)
+        end_ns = min((moment for moment in moments if moment > now_ns), default=_EVER_NS)
+        active = tuple(
+            override for override in overrides if override.since_ns <= now_ns < override.until_ns
+        )
         return ActiveOverrides(begin_ns, end_ns, active)
 
     def matching(
         self, matching: tuple[Override, ...], rule: str, signal: str, code: float, device: str
     ) -> tuple[Override, ...]:
-        """Return those of *matching* that hold and are about a symptom, in their order."""
+        """Return the active *matching* overrides about this symptom, in their order."""
         symptom = (
             rule,
             signal,
             code if signal in CODED_SIGNALS else 0.0,
-        )  # a reading is another each second
+        )  # the value of a reading changes each second
         key = id(matching), symptom, device
-        found = self._known.get(key)
-        if found is None:
+        result = self._known.get(key)
+        if result is None:
             if len(self._known) >= CACHED_MAX:
                 self._known.clear()
             of_rule = self._overrides_of(symptom)
-            found = tuple(
-                one for one in matching if id(one) in of_rule and one.covers_device(device)
+            result = tuple(
+                override
+                for override in matching
+                if id(override) in of_rule and override.covers_device(device)
             )
-            self._known[key] = found
-        return found
+            self._known[key] = result
+        return result
 
     def _overrides_of(self, symptom: SymptomKey) -> frozenset[int]:
-        """Return which overrides are about *symptom*, wherever it is."""
-        found = self._by_symptom.get(symptom)
-        if found is None:
+        """Return the ids of active overrides about *symptom* on any device."""
+        ids = self._by_symptom.get(symptom)
+        if ids is None:
             if len(self._by_symptom) >= CACHED_MAX:
                 self._by_symptom.clear()
-            found = frozenset(id(one) for one in self._active if one.covers_symptom(*symptom))
-            self._by_symptom[symptom] = found
-        return found
+            ids = frozenset(
+                id(override) for override in self._active if override.covers_symptom(*symptom)
+            )
+            self._by_symptom[symptom] = ids
+        return ids
 
 
 @dataclass(slots=True)
 class ExpectationIndex:
-    """What is expected of hosts of a model, of each set of entries that name hosts."""
+    """The expectation for hosts of a model, per set of entries that name hosts."""
 
     _known: dict[tuple[int, str], Expectation | None] = field(
         default_factory=dict[tuple[int, str], "Expectation | None"]
@@ -157,30 +162,30 @@ class ExpectationIndex:
     def find(
         self, named: tuple[Expectation, ...], model: str, expectations: Sequence[Expectation]
     ) -> Expectation | None:
-        """Return the first of *named* that is for *model*, else the first of *expectations* that is for it alone."""
+        """Return the first of *named* for *model*, else the first for the model alone."""
         key = id(named), model
         if key not in self._known:
             if len(self._known) >= CACHED_MAX:
                 self._known.clear()
-            by_model = (one for one in expectations if one.selection is None)
-            self._known[key] = next((one for one in (*named, *by_model) if one.fits(model)), None)
+            by_model = (
+                expectation for expectation in expectations if expectation.selection is None
+            )
+            self._known[key] = next(
+                (expectation for expectation in (*named, *by_model) if expectation.fits(model)),
+                None,
+            )
         return self._known[key]
 
 
-# ----------------------------------------------------------------------
-# Which of many entries mean a host, by its name and its place: thousands of them, asked of ten
-# thousand hosts at once.
-
-
 class SelectionIndex:
-    """Looks up what `Selection.matches` would say of each. Never changed once it is made."""
+    """Looks up `Selection.matches` for thousands of entries and hosts. Immutable."""
 
     def __init__(self, selections: Iterable[Selection | None]) -> None:
-        """Entries are known by their place in *selections*; None means nobody here."""
+        """*selections*: entries are identified by their index; None selects no host."""
         self._names: defaultdict[str, list[int]] = defaultdict(list)
         self._places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         self._matched_patterns: list[tuple[int, HostPattern]] = []
-        #: Host -> who means it by its name: matched once for as long as we are.
+        #: Host -> entries that select it by name, computed once.
         self._by_name: dict[str, tuple[int, ...]] = {}
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
         for number, selection in enumerate(selections):
@@ -191,7 +196,7 @@ class SelectionIndex:
                     self._names[name].append(number)
             if selection is not None:
                 self._place(number, selection)
-        #: Of all that are matched.
+        #: Total cost of all matched patterns.
         self.match_cost = sum(pattern.match_cost for _, pattern in self._matched_patterns)
 
     def _place(self, number: int, selection: Selection) -> None:
@@ -200,34 +205,29 @@ class SelectionIndex:
                 self._places[column, value].append(number)
 
     def by_name(self, host: str) -> tuple[int, ...]:
-        """Return which entries mean *host* by its name."""
-        found = self._by_name.get(host)
-        if found is None:
+        """Return the entries that select *host* by its name."""
+        entries = self._by_name.get(host)
+        if entries is None:
             matched = (
                 number for number, pattern in self._matched_patterns if pattern.matches(host)
             )
             numbers = tuple(sorted({*self._names.get(host, ()), *matched}))
-            found = self._by_name[host] = self._shared.setdefault(numbers, numbers)
-        return found
+            entries = self._by_name[host] = self._shared.setdefault(numbers, numbers)
+        return entries
 
     def entries_for(self, host: str, place: object) -> tuple[int, ...]:
-        """Return which entries mean *host*, located at *place* (a `HostPlacement`), in their order."""
+        """Return the entries that select *host* at *place* (a `HostPlacement`), in order."""
         named = self.by_name(host)
         placed = [
-            found
+            at_place
             for field in PLACE_SELECTORS
-            if (found := self._places.get((field, getattr(place, field))))
+            if (at_place := self._places.get((field, getattr(place, field))))
         ]
         return tuple(sorted({*named}.union(*placed))) if placed else named
 
 
-# ----------------------------------------------------------------------
-# Which hosts a declaration reaches while it is rolled out: the same ones each time, and those of 1
-# % are among those of 10 %.
-
-
 class Rollout(NamedTuple):
-    """A threshold that counts on a share of the hosts only; on the others it is as `before`."""
+    """A threshold that applies to a share of the hosts only; on the others it is `before`."""
 
     share: float
     before: float
@@ -235,27 +235,28 @@ class Rollout(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def rollout_rank(host: str) -> float:
-    """Return where *host* comes in every roll-out: 0 is first, and 1 is never reached before the end."""
+    """Return the position of *host* in every roll-out, from 0 (first) to 1 (last).
+
+    A host reached at 1 % is also reached at 10 %.
+    """
     return int.from_bytes(blake2b(host.encode(), digest_size=6).digest()) / 2**48
 
 
 def is_rolled_out(share: float, host: str) -> bool:
-    """Return whether what is rolled out to *share* of the hosts counts on *host*."""
+    """Return whether *host* belongs to the first *share* of hosts."""
     return rollout_rank(host) < share
 
 
 def rollout_message(share: float) -> str:
-    """Return how far a roll-out is that has not reached a host, as its evidence says it."""
+    """Return the message about a roll-out that has not reached a host."""
     return f"not rolled out to this host yet ({100 * share:g} % of hosts)"
 
 
-# ----------------------------------------------------------------------
-# Numbers that rules of judgement decide by and that an operator may set. To add one: a row, and the
-# rule that asks for it.
-
-
 class Threshold(NamedTuple):
-    """One number: what it is unless somebody says otherwise, and between what it may be."""
+    """A number that rules use and an operator may set: its default and range.
+
+    To add one, add a row here, and use it in a rule.
+    """
 
     name: str
     default: float
@@ -350,12 +351,8 @@ THRESHOLDS: dict[str, Threshold] = {
 }  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# What can be asked of a host's hardware, by the name it has in the file.
-
-
 class ExpectedItem(NamedTuple):
-    """One number that a host must have."""
+    """A number that a host must have."""
 
     low: float
     high: float
@@ -363,7 +360,7 @@ class ExpectedItem(NamedTuple):
     whole: bool = True
 
 
-#: Exactly this many, or where the name ends in `_min` this many at least.
+#: Exactly this number, or at least this number if the name ends in `_min`.
 ITEMS: dict[str, ExpectedItem] = {
     "gpus": ExpectedItem(0, 256, "GPUs"),
     "gpu_memory_gigabytes_min": ExpectedItem(
@@ -395,17 +392,16 @@ TEXTS: dict[str, str] = {
 }
 
 
-# ----------------------------------------------------------------------
-# Which rules an override may name, and which never: a file that names another is refused.
-
-
 def rule_matches(rule: str, name: str) -> bool:
-    """Return whether the rule *rule* is meant by *name*: its own name, a pattern, or that of its family."""
+    """Return whether *name* selects *rule*: its name, a pattern, or its family."""
     return matches_pattern(rule, name) or (name in FAMILIES and rule.startswith(f"{name}."))
 
 
 def is_allowed_rule(name: str, rules: Collection[str]) -> bool:
-    """Return whether an override may name *name*. *rules*: those that it may; none: any, of what was good before."""
+    """Return whether an override may name *name*.
+
+    *rules*: allowed rules; empty: any, for a version that was valid before.
+    """
     return not rules or (
         name not in NEVER_NOISE and any(matches_pattern(rule, name) for rule in rules)
     )
@@ -429,23 +425,23 @@ class HostPlacement:
     leaf: str = ""
     spine: str = ""
     nvlink_domain: str = ""
-    #: The leaf switch of each rail, where rails have switches of their own.
+    #: The leaf switch of each rail, if rails have switches of their own.
     rails: tuple[str, ...] = ()
     core: str = ""
     nvlink_subdomain: str = ""
 
 
 NOWHERE = HostPlacement()
-PLACE_FIELDS: tuple[str, ...] = tuple(one.name for one in fields(HostPlacement))
+PLACE_FIELDS: tuple[str, ...] = tuple(place_field.name for place_field in fields(HostPlacement))
 
 
 class PlaceSource(NamedTuple):
-    """What one source says of a host's place."""
+    """A host's location by one source."""
 
-    #: Whose word counts most first: file (people's own), topograph (its graph), label (its agent registered with them),
-    #: hardware (what its GPUs say of the NVLink fabric that they are in).
+    #: By priority: file (people's own), topograph (its graph), label (registered by the host's
+    #: agent), hardware (the NVLink fabric reported by its GPUs).
     source: str
-    where: str  # the file with its line; "" for what the host itself says
+    where: str  # the file with its line; "" if the host reported it
     place: HostPlacement
 
 
@@ -463,38 +459,38 @@ class MaintenanceWindow:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a rule sees is noise on these hosts until *until_ns*."""
+    """Symptoms of a rule are noise on these hosts until *until_ns*."""
 
     selection: Selection
-    rule: str  # a rule's name or a pattern of them; "" where codes are given
+    rule: str  # a rule's name or pattern; "" with codes
     codes: frozenset[int]
-    event: str  # whose codes: gpu.xid or nvswitch.sxid
+    event: str  # the event of the codes: gpu.xid or nvswitch.sxid
     device: str  # a pattern of devices; "" for any
     since_ns: int
     until_ns: int
     who: str
     why: str
     where: SourceLocation
-    rollout: float = 1.0  # the share of the hosts on which it counts so far
+    rollout: float = 1.0  # the share of hosts on which it applies so far
 
     def covers_symptom(self, rule: str, signal: str, code: float) -> bool:
-        """Return whether such a symptom is meant: by its rule's name, or its signal and code."""
+        """Return whether the override is about this symptom, by rule, or by signal and code."""
         if self.codes:
             return signal == self.event and code in self.codes
         return rule_matches(rule, self.rule)
 
     def covers_device(self, device: str) -> bool:
-        """Return whether one of *device* is."""
+        """Return whether the override is about *device*."""
         return not self.device or matches_pattern(device, self.device)
 
     @property
     def wildcard_count(self) -> int:
-        """How many wildcards it has beside those of its hosts."""
+        """Number of wildcards besides those of its hosts."""
         return wildcard_count(self.rule) + wildcard_count(self.device)
 
     @property
     def what(self) -> str:
-        """What is noise, as somebody would say it."""
+        """The noise as text."""
         label = {"gpu.xid": "XID", "nvswitch.sxid": "SXID"}.get(self.event, "")
         what = f"{label} {', '.join(map(str, sorted(self.codes)))}" if self.codes else self.rule
         return f"{what} of {self.device}" if self.device else what
@@ -502,7 +498,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a host must have; `items` by the names of `expected.ITEMS`."""
+    """Hardware that a host must have; `items` by the names of `ITEMS`."""
 
     name: str
     model: str  # a pattern of its GPUs' model; "" for any
@@ -512,7 +508,10 @@ class Expectation:
     where: SourceLocation
 
     def fits(self, model: str) -> bool:
-        """Return whether it is for a host whose most GPUs are of *model*; "": none is seen, and a host that is named lacks them."""
+        """Return whether the entry applies to a host with mostly GPUs of *model*.
+
+        *model* "": no GPU is seen. A host selected by name then lacks its GPUs.
+        """
         if not self.model:
             return True
         if model:
@@ -521,25 +520,25 @@ class Expectation:
 
     @property
     def wildcard_count(self) -> int:
-        """How many wildcards it has beside those of its hosts."""
+        """Number of wildcards besides those of its hosts."""
         return wildcard_count(self.model) + sum(
-            wildcard_count(one) for each in self.texts.values() for one in each
+            wildcard_count(pattern) for patterns in self.texts.values() for pattern in patterns
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What a GPU of these hosts costs, and how often they are taken away; NaN: this entry says nothing of it."""
+    """Price of a GPU of these hosts, and their preemptions; NaN: not in this entry."""
 
     selection: Selection
-    price_per_gpu_hour: float  # in the operators' currency
-    preemptions_per_hour: float  # of spot capacity, each host; 0 where `spot = false` is written
+    price_per_gpu_hour: float
+    preemptions_per_hour: float  # per host of spot capacity; 0 for `spot = false`
     where: SourceLocation
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRates:
-    """By what a tenant's delay, money and stranded GPUs become GPU-hours; NaN: not declared."""
+    """Rates from a tenant's delay, money and stranded GPUs to GPU-hours; NaN: not declared."""
 
     gpu_hours_per_delay_hour: float = nan
     gpu_hours_per_currency_unit: float = nan
@@ -547,7 +546,7 @@ class ExchangeRates:
 
 
 class HasSelection(Protocol):
-    """An entry that is for some hosts; None: for any."""
+    """An entry with selected hosts; None: any host."""
 
     @property
     def selection(self) -> Selection | None: ...
@@ -558,10 +557,10 @@ E = TypeVar("E", bound=HasSelection)
 
 @dataclass(frozen=True)
 class Declared:
-    """All that was declared, as of one reading of the files.
+    """All declarations of one version of the files.
 
-    `number` rises with each version that was taken, and `hash` is of what the files held. `places_version` rises
-    when places changed for any reason.
+    `number` grows with each accepted version; `hash` is of the files' content. `places_version`
+    grows when locations change for any reason.
     """
 
     number: int = 0
@@ -571,23 +570,23 @@ class Declared:
     overrides: tuple[Override, ...] = ()
     expectations: tuple[Expectation, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    #: Those of them that do not count on all hosts yet.
+    #: Thresholds that do not apply to all hosts yet.
     rollouts: Mapping[str, Rollout] = field(default_factory=lambda: MappingProxyType({}))
     node_costs: tuple[NodeCost, ...] = ()
-    #: A plain dictionary: snapshots hand it on to another process.
+    #: A plain dictionary, because snapshots are sent to another process.
     tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
-    #: Host -> what files say of its place, who counts most first.
+    #: Host -> its locations by files, the highest priority first.
     file_places: Mapping[str, tuple[PlaceSource, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    #: Host -> what it says itself.
+    #: Host -> its locations by its own reports.
     reported_places: Mapping[str, tuple[PlaceSource, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
     places: Mapping[str, HostPlacement] = field(default_factory=lambda: MappingProxyType({}))
     places_version: int = 0
     notes: tuple[str, ...] = ()
-    #: Entries (by what they are) -> where they are looked up; the same for all that has the same entries.
+    #: Index of each tuple of entries, by its id.
     _indexes: dict[int, tuple[object, SelectionIndex]] = field(
         default_factory=dict[int, tuple[object, SelectionIndex]], repr=False, compare=False
     )
@@ -597,11 +596,11 @@ class Declared:
     _expectation_index: ExpectationIndex = field(
         default_factory=ExpectationIndex, init=False, repr=False, compare=False
     )
-    #: What holds now: the one that `override` asked last.
+    #: The last result of `override`: the active overrides.
     _active_overrides: list[ActiveOverrides] = field(
         default_factory=lambda: [ActiveOverrides()], init=False, repr=False, compare=False
     )
-    #: The hosts in maintenance, as `maintenance_windows` last had them: (what it was asked for, its answer).
+    #: The last argument and result of `maintenance_windows`.
     _maintenance_cache: list[tuple[object, Mapping[int, MaintenanceWindow]]] = field(
         default_factory=list[tuple[object, Mapping[int, MaintenanceWindow]]],
         init=False,
@@ -610,18 +609,18 @@ class Declared:
     )
 
     def _matching(self, host: str, entries: tuple[E, ...]) -> tuple[E, ...]:
-        """Return those of *entries* that mean *host*."""
+        """Return the *entries* that select *host*."""
         return self._matcher.match(host, self.place(host), entries, self._index(entries))
 
     def _index(self, entries: tuple[HasSelection, ...]) -> SelectionIndex:
         known = self._indexes.get(id(entries))
         if known is None or known[0] is not entries:
-            index = SelectionIndex(one.selection for one in entries)
+            index = SelectionIndex(entry.selection for entry in entries)
             known = self._indexes[id(entries)] = entries, index
         return known[1]
 
     def prepare(self, hosts: Sequence[str] = ()) -> None:
-        """Make what hosts are looked up in, and match the names of *hosts*, so that who asks first does not wait for it."""
+        """Build the indexes and match *hosts*, so that the first query does not wait."""
         for entries in (self.windows, self.overrides, self.expectations, self.node_costs):
             index = self._index(entries)
             for host in hosts:
@@ -629,46 +628,56 @@ class Declared:
 
     @property
     def match_cost(self) -> int:
-        """The wildcards and ranges that a name is matched against, one after another (at most `MATCH_COST_MAX`)."""
+        """Wildcards and ranges to match a name with (at most `MATCH_COST_MAX`)."""
         kinds = (self.windows, self.overrides, self.expectations, self.node_costs)
-        beside = sum(one.wildcard_count for one in self.overrides)
-        beside += sum(one.wildcard_count for one in self.expectations)
-        return beside + sum(self._index(entries).match_cost for entries in kinds)
+        other_cost = sum(entry.wildcard_count for entry in self.overrides)
+        other_cost += sum(entry.wildcard_count for entry in self.expectations)
+        return other_cost + sum(self._index(entries).match_cost for entries in kinds)
 
     def active_windows(self, now_ns: int) -> list[MaintenanceWindow]:
-        """Return the windows that *now_ns* is in."""
-        return [one for one in self.windows if one.begin_ns <= now_ns < one.end_ns]
+        """Return the windows that contain *now_ns*."""
+        return [window for window in self.windows if window.begin_ns <= now_ns < window.end_ns]
 
     def active_overrides(self, now_ns: int) -> list[Override]:
-        """Return the overrides that hold at *now_ns*."""
-        return [one for one in self.overrides if one.since_ns <= now_ns < one.until_ns]
+        """Return the overrides that are active at *now_ns*."""
+        return [
+            override
+            for override in self.overrides
+            if override.since_ns <= now_ns < override.until_ns
+        ]
 
     def place(self, host: str) -> HostPlacement:
         """Return the location of *host*, as far as it is known."""
         return self.places.get(host, NOWHERE)
 
     def place_sources(self, host: str) -> tuple[PlaceSource, ...]:
-        """Return what each source says of the place of *host*, who counts most first."""
+        """Return the location of *host* by each source, the highest priority first."""
         return (*self.file_places.get(host, ()), *self.reported_places.get(host, ()))
 
     def window(self, host: str, now_ns: int) -> MaintenanceWindow | None:
-        """Return the window that *host* is in at *now_ns*, the one that ends last; None: in none."""
+        """Return the window of *host* at *now_ns* that ends last; None: none."""
         return last_ending(self._matching(host, self.windows), now_ns)
 
     def maintenance_windows(
         self, hosts: Sequence[str], now_ns: int
     ) -> Mapping[int, MaintenanceWindow]:
-        """Return the window of each of *hosts* that is in one, by its place among them; between two calls *hosts*
-        may only have become longer. Worked out again when a window begins or ends."""
+        """Return the window of each of *hosts* that is in one, by its index in *hosts*.
+
+        Cached until a window begins or ends; between two calls *hosts* may only grow.
+        """
         active = self.active_windows(now_ns)
         if not active:
             return {}
         key = len(hosts), *map(id, active)
         if not self._maintenance_cache or self._maintenance_cache[0][0] != key:
-            each = ActiveWindows(now_ns)
-            windows = (each.active_window(self._matching(host, self.windows)) for host in hosts)
-            found = {at: window for at, window in enumerate(windows) if window is not None}
-            self._maintenance_cache[:] = [(key, found)]
+            active_windows = ActiveWindows(now_ns)
+            windows = (
+                active_windows.active_window(self._matching(host, self.windows)) for host in hosts
+            )
+            windows_by_host = {
+                index: window for index, window in enumerate(windows) if window is not None
+            }
+            self._maintenance_cache[:] = [(key, windows_by_host)]
         return self._maintenance_cache[0][1]
 
     def override(
@@ -682,18 +691,23 @@ class Declared:
         device: str = "",
         upcoming: bool = False,
     ) -> Override | None:
-        """Return the override by which what *rule* sees on *host* is noise at *now_ns*; None: it counts.
+        """Return the override that makes symptoms of *rule* on *host* noise; None: they count.
 
-        *upcoming*: the one by which it will be, once it is rolled out that far.
+        *upcoming*: return the override that will apply once its roll-out reaches the host.
         """
         active = self._active_overrides[0] = self._active_overrides[0].at(self.overrides, now_ns)
         matching = active.matching(self._matching(host, self.overrides), rule, signal, code, device)
         return next(
-            (one for one in matching if is_rolled_out(one.rollout, host) is not upcoming), None
+            (
+                override
+                for override in matching
+                if is_rolled_out(override.rollout, host) is not upcoming
+            ),
+            None,
         )
 
     def threshold(self, name: str, *, before: bool = False) -> float:
-        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError for another name.
+        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError.
 
         *before*: as it is on hosts that its roll-out has not reached.
         """
@@ -702,23 +716,22 @@ class Declared:
         return self.thresholds.get(name, THRESHOLDS[name].default)
 
     def expected(self, model: str, host: str = "") -> Expectation | None:
-        """Return what a host with GPUs of *model* must have: the first entry that names the host, else the first
-        for its model alone."""
+        """Return the first expectation that selects *host*, else the first for *model* alone."""
         named = self._matching(host, self.expectations) if host else ()
         return self._expectation_index.find(named, model, self.expectations)
 
     def cost(self, host: str) -> tuple[float, float]:
-        """Return the price of a GPU-hour of *host* and its preemptions per hour: of each the first entry that says it, else NaN."""
+        """Return *host*'s price of a GPU-hour and preemptions per hour by first entries, or NaN."""
         matching = self._matching(host, self.node_costs)
-        prices = (one.price_per_gpu_hour for one in matching)
-        preemptions = (one.preemptions_per_hour for one in matching)
+        prices = (node_cost.price_per_gpu_hour for node_cost in matching)
+        preemptions = (node_cost.preemptions_per_hour for node_cost in matching)
         return (
-            next((one for one in prices if not isnan(one)), nan),
-            next((one for one in preemptions if not isnan(one)), nan),
+            next((price for price in prices if not isnan(price)), nan),
+            next((rate for rate in preemptions if not isnan(rate)), nan),
         )
 
     def with_reported(self, reported: Mapping[str, tuple[PlaceSource, ...]]) -> Declared:
-        """Return the same with what hosts say of themselves now."""
+        """Return the declarations with the current reports of hosts."""
         if reported is self.reported_places:
             return self
         changed = [
@@ -736,10 +749,10 @@ class Declared:
 
 
 def merge_places(sources: tuple[PlaceSource, ...]) -> HostPlacement:
-    """Return each field as the first says it who says anything of it."""
+    """Return each field from the first source that has it."""
     values = {
         name: next(
-            (value for one in sources if (value := getattr(one.place, name))),
+            (value for source in sources if (value := getattr(source.place, name))),
             getattr(NOWHERE, name),
         )
         for name in PLACE_FIELDS

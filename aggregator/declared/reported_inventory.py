@@ -1,4 +1,4 @@
-"""What hosts report when they register: location and hardware. Equal values are stored once."""
+"""Location and hardware that hosts report when they register. Equal values are stored once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ...contract.topology import FIELDS, LABEL_PREFIX, NAME_CHARACTERS_MAX, RAIL
 from ...contract.wire.telemetry_pb2 import Device
 from .model import NOWHERE, PLACE_FIELDS, HostPlacement, PlaceSource
 
-#: Field of a place -> the labels that tell it, whose word counts most first: ours, Topograph's, and those
-#: that Topograph gave before.
+#: Field of a location -> its labels by priority: Gangline's, Topograph's, earlier Topograph's.
 LABELS: dict[str, tuple[str, ...]] = {
     name: (f"{LABEL_PREFIX}{name}", *others)
     for name, others in {
@@ -37,14 +36,14 @@ LABELS: dict[str, tuple[str, ...]] = {
         "nvlink_subdomain": ("accelerator.topograph.run/sub-domain",),
     }.items()
 }
-#: All of them.
+#: All labels.
 LABEL_NAMES = frozenset(name for names in LABELS.values() for name in names)
-#: This many different makes of host are shared; more would be an attack.
+#: Maximum number of shared hardware values; more would be an attack.
 HARDWARE_SHARED_MAX = 20_000
 
 
 class GpuHardware(NamedTuple):
-    """What kind of GPU; 0 and "" where it did not say."""
+    """A kind of GPU; 0 and "" if not reported."""
 
     model: str
     memory_bytes: int
@@ -53,9 +52,9 @@ class GpuHardware(NamedTuple):
 
 
 class HostHardware(NamedTuple):
-    """What a host is made of; None and "" where it did not say."""
+    """The hardware of a host; None and "" if not reported."""
 
-    gpus: tuple[tuple[GpuHardware, int], ...] = ()  # with how many there are of each, most first
+    gpus: tuple[tuple[GpuHardware, int], ...] = ()  # each with its number, the most frequent first
     numa_nodes: int | None = None
     nvme_drives: int | None = None
     cpu_cores: int | None = None
@@ -66,12 +65,12 @@ class HostHardware(NamedTuple):
 
     @property
     def model(self) -> str:
-        """The model that most of its GPUs are of."""
+        """The most frequent model of its GPUs."""
         return self.gpus[0][0].model if self.gpus else ""
 
 
 def hardware_of(devices: Iterable[Device], labels: Mapping[str, str]) -> HostHardware:
-    """Return what *devices* and *labels* tell. Whatever they hold, nothing is raised."""
+    """Return the hardware in *devices* and *labels*. Raises nothing for any content."""
     gpus: Counter[GpuHardware] = Counter()
     kinds: Counter[str] = Counter()
     for device in devices:
@@ -87,7 +86,7 @@ def hardware_of(devices: Iterable[Device], labels: Mapping[str, str]) -> HostHar
                 )
             ] += 1
     return HostHardware(
-        gpus=tuple(sorted(gpus.items(), key=lambda one: (-one[1], one[0]))),
+        gpus=tuple(sorted(gpus.items(), key=lambda item: (-item[1], item[0]))),
         numa_nodes=kinds["numa"] or None,
         nvme_drives=kinds["nvme"] if kinds else None,
         cpu_cores=_number(labels.get("cpu_cores")),
@@ -104,47 +103,49 @@ def _number(text: str | None) -> int | None:
 
 
 def characters_max(label: str) -> int:
-    """Return how long the value of *label* may be: rails are several names."""
+    """Return the maximum length of *label*'s value: rails are several names."""
     return NAME_CHARACTERS_MAX * (RAILS_MAX if label in LABELS["rails"] else 1)
 
 
 def place_of(labels: Mapping[str, str]) -> HostPlacement:
-    """Return the location of the host by *labels*; values that are too long or not printable are left out."""
+    """Return the location by *labels*, without values too long or not printable."""
     values: dict[str, str] = {}
     for field, names in LABELS.items():
         values_found = (labels.get(name, "").strip() for name in names)
-        value = next((one for one in values_found if one), "")
+        value = next((text for text in values_found if text), "")
         if value and len(value) <= characters_max(names[0]) and value.isprintable():
             values[field] = value
-    rails = tuple(one for one in values.pop("rails", "").split() if len(one) <= NAME_CHARACTERS_MAX)
+    rails = tuple(
+        text for text in values.pop("rails", "").split() if len(text) <= NAME_CHARACTERS_MAX
+    )
     rails = rails[:RAILS_MAX]
     return HostPlacement(**values, rails=rails) if values or rails else NOWHERE
 
 
 def fabric_of(devices: Iterable[Device]) -> HostPlacement:
-    """Return the NVLink domain that the GPUs say they registered in; nowhere when they disagree."""
-    found = {
+    """Return the NVLink domain in which the GPUs are registered; NOWHERE if they disagree."""
+    domains = {
         f"{cluster}.{device.attributes.get('fabric_clique', '')}"[:NAME_CHARACTERS_MAX]
         for device in devices
         if device.kind == "gpu" and (cluster := device.attributes.get("fabric_cluster"))
     }
-    return HostPlacement(nvlink_domain=found.pop()) if len(found) == 1 else NOWHERE
+    return HostPlacement(nvlink_domain=domains.pop()) if len(domains) == 1 else NOWHERE
 
 
 class ReportedInventory:
-    """What each host said last. One thread's."""
+    """The last report of each host. For a single thread."""
 
     def __init__(self) -> None:
         self._shared: dict[HostHardware, HostHardware] = {}
         self._hardware: dict[str, HostHardware] = {}
-        #: Host -> what it says of its place. Another one whenever that changed.
+        #: Host -> its reported location. Replaced whenever it changed.
         self.places: Mapping[str, tuple[PlaceSource, ...]] = {}
         self._changed: dict[str, tuple[PlaceSource, ...]] = {}
-        #: Rises when some host's hardware is another.
+        #: Grows when some host's hardware changed.
         self.version = 0
 
     def register(self, host: str, devices: Iterable[Device], labels: Mapping[str, str]) -> None:
-        """Take over what *host* registered with."""
+        """Record the registration of *host*."""
         devices = list(devices)
         hardware = hardware_of(devices, labels)
         if len(self._shared) < HARDWARE_SHARED_MAX:
@@ -160,15 +161,15 @@ class ReportedInventory:
             self._changed[host] = place_sources
 
     def restore(self, places: Mapping[str, tuple[PlaceSource, ...]]) -> None:
-        """Take over what hosts said of their places before our restart, until each registers again."""
+        """Restore reported locations from before our restart, until each host registers again."""
         self.places = {**places, **self.places}
 
     def hardware(self, host: str) -> HostHardware:
-        """Return what *host* is made of, as far as it has said."""
+        """Return the hardware of *host*, as far as it was reported."""
         return self._hardware.get(host, _UNKNOWN)
 
     def apply_changes(self) -> Mapping[str, tuple[PlaceSource, ...]]:
-        """Return `places` with what came since the last call."""
+        """Return `places` with the changes since the last call."""
         if self._changed:
             self.places = {**self.places, **self._changed}
             self._changed = {}

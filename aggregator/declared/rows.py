@@ -22,7 +22,8 @@ from .model import (
     PlaceSource,
 )
 
-#: Versions whose files are kept, and bytes of them; the oldest go first, the one in force never.
+#: Versions with stored files, and bytes of them; the oldest are deleted first, never the version in
+#: force.
 FILES_RETAINED_VERSIONS, FILES_RETAINED_BYTES_MAX = 20, 64 << 20
 #: Versions that are reported.
 VERSIONS_RETAINED = 1000
@@ -35,7 +36,9 @@ _THRESHOLDS = (
     "before_value:float"
 )
 _COSTS = "hosts:str price_per_gpu_hour:float preemptions_per_hour:float said_at:str"
-_TENANTS = " ".join(["tenant:str", *(f"{one.name}:float" for one in fields(ExchangeRates))])
+_TENANTS = " ".join(
+    ["tenant:str", *(f"{rate_field.name}:float" for rate_field in fields(ExchangeRates))]
+)
 _PLACES = "host:str field:str value:str source:str said_at:str counts:bool"
 
 
@@ -54,7 +57,7 @@ def put_version(
     files: Sequence[DeclaredFile],
     taken_ns: int,
 ) -> None:
-    """Write a version that is in force, and what it declares in place of what was. Raises duckdb.Error."""
+    """Write a version in force, replacing the stored declarations. Raises duckdb.Error."""
     number = declared.number
     for name in ("declared_versions", "declared_files"):
         connection.execute(f"DELETE FROM {name} WHERE number = ?", [number])
@@ -67,7 +70,7 @@ def put_version(
         "number:int hash:str taken:time files:texts notes:texts",
         version,
     )
-    texts = [(number, one.name, one.data.decode()) for one in files]
+    texts = [(number, file.name, file.data.decode()) for file in files]
     _add(connection, "declared_files", "number:int file:str text:str", texts)
     connection.execute(
         "DELETE FROM declared_versions WHERE number <= ?", [number - VERSIONS_RETAINED]
@@ -87,89 +90,93 @@ def put_version(
 
 
 def put_places(connection: duckdb.DuckDBPyConnection, declared: Declared) -> None:
-    """Write where hosts stand in place of what was. Raises duckdb.Error."""
+    """Replace the stored locations of hosts. Raises duckdb.Error."""
     _replace(connection, "declared_places", _PLACES, places(declared))
 
 
 def last_version(connection: duckdb.DuckDBPyConnection) -> StoredVersion | None:
-    """Return the version that was last in force; None when there never was one. Raises duckdb.Error."""
-    found = connection.execute(
+    """Return the version last in force; None if there was none. Raises duckdb.Error."""
+    newest = connection.execute(
         "SELECT number, hash, epoch_ns(taken) FROM declared_versions ORDER BY number DESC LIMIT 1"
     ).fetchone()
-    if found is None:
+    if newest is None:
         return None
     rows = connection.execute(
-        "SELECT file, text FROM declared_files WHERE number = ? ORDER BY file", [found[0]]
+        "SELECT file, text FROM declared_files WHERE number = ? ORDER BY file", [newest[0]]
     ).fetchall()
     files = tuple(DeclaredFile(name, text.encode()) for name, text in rows)
-    return StoredVersion(int(found[0]), str(found[1]), int(found[2]), files)
+    return StoredVersion(int(newest[0]), str(newest[1]), int(newest[2]), files)
 
 
 def reported_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[PlaceSource, ...]]:
-    """Return what known hosts said of their own places, of a store or of the operators' file. Raises duckdb.Error."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    """Return the reported locations of hosts from a store or file. Raises duckdb.Error."""
+    fields_by_source: dict[tuple[str, str], dict[str, Any]] = {}
     for host, source, field, value in connection.execute(
         "SELECT host, source, field, value FROM declared_places SEMI JOIN hosts USING (host) "
-        "WHERE source IN ('label', 'hardware') AND list_contains($1, field) "  # a later version may know more of them
-        "ORDER BY source DESC",  # whose word counts most first
+        # a later version may have more fields
+        "WHERE source IN ('label', 'hardware') AND list_contains($1, field) "
+        "ORDER BY source DESC",  # the highest priority first
         [list(PLACE_FIELDS)],
     ).fetchall():
         field_value = tuple(value.split()) if field == "rails" else value
-        found.setdefault((host, source), {})[field] = field_value
+        fields_by_source.setdefault((host, source), {})[field] = field_value
     sources: dict[str, tuple[PlaceSource, ...]] = {}
-    for (host, source), place in found.items():
+    for (host, source), place in fields_by_source.items():
         sources[host] = (*sources.get(host, ()), PlaceSource(source, "", HostPlacement(**place)))
     return sources
 
 
 def windows(declared: Declared) -> list[tuple[Any, ...]]:
-    """Rows of `declared_windows`."""
+    """Return the rows of `declared_windows`."""
     return [
         (
-            one.selection.description,
-            time_us(one.begin_ns),
-            time_us(one.end_ns),
-            one.who,
-            one.why,
-            str(one.where),
+            window.selection.description,
+            time_us(window.begin_ns),
+            time_us(window.end_ns),
+            window.who,
+            window.why,
+            str(window.where),
         )
-        for one in declared.windows
+        for window in declared.windows
     ]
 
 
 def overrides(declared: Declared) -> list[tuple[Any, ...]]:
-    """Rows of `declared_overrides`."""
+    """Return the rows of `declared_overrides`."""
     return [
         (
-            one.what, one.selection.description, time_us(one.since_ns), time_us(one.until_ns),
-            one.who, one.why, str(one.where), one.rollout,
+            override.what, override.selection.description, time_us(override.since_ns), time_us(override.until_ns),
+            override.who, override.why, str(override.where), override.rollout,
         )
-        for one in declared.overrides
+        for override in declared.overrides
     ]  # fmt: skip
 
 
 def expectations(declared: Declared) -> list[tuple[Any, ...]]:
-    """Rows of `declared_expected`."""
+    """Return the rows of `declared_expected`."""
     return [
         (
-            one.name,
-            one.model,
-            one.selection.description if one.selection else "",
+            expectation.name,
+            expectation.model,
+            expectation.selection.description if expectation.selection else "",
             item,
             value,
             tells,
-            str(one.where),
+            str(expectation.where),
         )
-        for one in declared.expectations
+        for expectation in declared.expectations
         for item, value, tells in (
-            *((item, f"{value:g}", ITEMS[item].description) for item, value in one.items.items()),
-            *((item, " or ".join(value), TEXTS[item]) for item, value in one.texts.items()),
+            *(
+                (item, f"{value:g}", ITEMS[item].description)
+                for item, value in expectation.items.items()
+            ),
+            *((item, " or ".join(value), TEXTS[item]) for item, value in expectation.texts.items()),
         )
     ]
 
 
 def thresholds(declared: Declared) -> list[tuple[Any, ...]]:
-    """Rows of `declared_thresholds`: all there are."""
+    """Return the rows of `declared_thresholds`, with all thresholds."""
     return [
         (
             row.name,
@@ -187,20 +194,20 @@ def thresholds(declared: Declared) -> list[tuple[Any, ...]]:
 
 
 def costs(declared: Declared) -> list[tuple[Any, ...]]:
-    """Rows of `declared_costs`."""
+    """Return the rows of `declared_costs`."""
     return [
         (
-            one.selection.description, _known(one.price_per_gpu_hour),
-            _known(one.preemptions_per_hour), str(one.where),
+            node_cost.selection.description, _known(node_cost.price_per_gpu_hour),
+            _known(node_cost.preemptions_per_hour), str(node_cost.where),
         )
-        for one in declared.node_costs
+        for node_cost in declared.node_costs
     ]  # fmt: skip
 
 
 def tenants(declared: Declared) -> list[tuple[Any, ...]]:
-    """Rows of `declared_tenants`."""
+    """Return the rows of `declared_tenants`."""
     return [
-        (name, *(_known(getattr(rates, one.name)) for one in fields(rates)))
+        (name, *(_known(getattr(rates, rate_field.name)) for rate_field in fields(rates)))
         for name, rates in declared.tenants.items()
     ]
 
@@ -210,7 +217,7 @@ def _known(value: float) -> float | None:
 
 
 def places(declared: Declared) -> list[tuple[Any, ...]]:
-    """Rows of `declared_places`."""
+    """Return the rows of `declared_places`."""
     return [
         row
         for host in declared.file_places.keys() | declared.reported_places.keys()
@@ -220,11 +227,11 @@ def places(declared: Declared) -> list[tuple[Any, ...]]:
 
 def _place_rows(host: str, sources: Iterable[PlaceSource]) -> Iterable[tuple[Any, ...]]:
     counted: set[str] = set()
-    for one in sources:
+    for source in sources:
         for name in PLACE_FIELDS:
-            if value := getattr(one.place, name):
+            if value := getattr(source.place, name):
                 text = " ".join(value) if isinstance(value, tuple) else value
-                yield host, name, text, one.source, one.where, name not in counted
+                yield host, name, text, source.source, source.where, name not in counted
                 counted.add(name)
 
 

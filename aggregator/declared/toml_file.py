@@ -1,4 +1,4 @@
-"""Parser of a TOML declaration file: locations, expected hardware, maintenance, overrides, thresholds, costs, tenants."""
+"""Parser of a TOML declaration file: locations, hardware, windows, overrides, numbers, costs."""
 
 from __future__ import annotations
 
@@ -43,15 +43,12 @@ from .model import (
     rule_refusal,
 )
 
-# ----------------------------------------------------------------------
-# What files hold, as they are read one after another; `reading` makes one `Declared` of it.
-
 
 @dataclass(slots=True)
 class Content:
-    """What one or more files hold."""
+    """The content of one or more files."""
 
-    #: (host, its place, where it is said)
+    #: (host, its location, its source)
     places: list[tuple[str, HostPlacement, SourceLocation]] = field(
         default_factory=list[tuple[str, HostPlacement, SourceLocation]]
     )
@@ -68,16 +65,16 @@ class Content:
     )
 
 
-# ----------------------------------------------------------------------
-# The line of a key in a TOML text, for messages: tomllib does not give it.
-
 _TABLE = re.compile(r"\s*\[(\[?)\s*([A-Za-z0-9_.\"' -]+?)\s*\]{1,2}\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*(?:\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9_.-]+))\s*=")
 _QUOTES = ('"""', "'''")
 
 
 class LineIndex:
-    """The lines of each table and of its keys. Best effort: a wrong guess costs only a line number."""
+    """The lines of each table and of its keys, for messages: tomllib does not report them.
+
+    Best effort: a wrong guess costs only a line number.
+    """
 
     def __init__(self, text: str) -> None:
         self._tables: dict[tuple[str, int], int] = {}
@@ -85,22 +82,22 @@ class LineIndex:
         counts: dict[str, int] = {}
         table, ordinal = "", 0
         for number, line in _outside_of_strings(text):
-            if found := _TABLE.match(line):
-                table = found[2].strip("\"'")
+            if match := _TABLE.match(line):
+                table = match[2].strip("\"'")
                 ordinal = counts.get(table, 0)
                 counts[table] = ordinal + 1
                 self._tables.setdefault((table, ordinal), number)
-            elif found := _KEY.match(line):
-                key = found[1] or found[2] or found[3] or ""
+            elif match := _KEY.match(line):
+                key = match[1] or match[2] or match[3] or ""
                 self._keys.setdefault((table, ordinal, key), number)
 
     def line(self, table: str, ordinal: int = 0, key: str = "") -> int:
-        """Return the line of *key* in the table's *ordinal*th (from 0) coming, else of the table; 0: not found."""
+        """Return the line of *key* in the *ordinal*th table (from 0), else the table's; 0: none."""
         return self._keys.get((table, ordinal, key), self._tables.get((table, ordinal), 0))
 
 
 def _outside_of_strings(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines with their numbers, but for those within texts of several lines."""
+    """Yield the numbered lines outside of multi-line strings."""
     closing = ""
     for number, line in enumerate(text.splitlines(), 1):
         if not closing:
@@ -114,7 +111,8 @@ def _outside_of_strings(text: str) -> Iterator[tuple[int, str]]:
 DAY_NS = 86_400 * 1_000_000_000
 _NONE: list[TomlEntry] = []
 KINDS = ("place", "expected", "maintenance", "override", "cost", "tenant")
-#: Prices and exchange rates above this are a mistake; so is a node that is taken away more often than once a minute.
+#: Higher prices and exchange rates are errors, as is a node that is preempted more often than once
+#: a minute.
 PRICE_MAX, RATE_MAX, PREEMPTIONS_MAX = 1e6, 1e9, 60.0
 _CODE_MAX = 2**32 - 1
 
@@ -127,7 +125,7 @@ def parse_toml(
     now_ns: int,
     rules: frozenset[str] = frozenset(),
 ) -> None:
-    """Put what *text* declares into *content*, and what is wrong with it into *problems*. Never raises.
+    """Add the declarations of *text* to *content*, and its errors to *problems*. Never raises.
 
     *rules*: the names that an override may have; none: any.
     """
@@ -185,7 +183,7 @@ class _TomlReader:
             entry.close()
 
     def _entries(self, kind: str, value: Any) -> Iterator[TomlEntry]:
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise ValueError(f"expected [[{kind}]] before each, with two brackets")
         if len(value) > ENTRIES_MAX:
             raise ValueError(f"{len(value)} of them, at most {ENTRIES_MAX}")
@@ -208,7 +206,9 @@ class _TomlReader:
                 "hosts",
                 f"{quote_value(open_ones[0])}: hosts of a place are named, or in ranges as gpu-[001-016]",
             )
-        elif len(self.content.places) + sum(len(one.names) for one in patterns) > PLACES_MAX:
+        elif (
+            len(self.content.places) + sum(len(pattern.names) for pattern in patterns) > PLACES_MAX
+        ):
             entry.add_problem(
                 "hosts", f"with these there are more than {PLACES_MAX} places of hosts"
             )
@@ -229,7 +229,7 @@ class _TomlReader:
             for key, item in ITEMS.items()
             if (number := entry.number(key, item.low, item.high, whole=item.whole)) is not None
         }
-        texts = {key: found for key in TEXTS if (found := entry.texts(key))}
+        texts = {key: patterns for key in TEXTS if (patterns := entry.texts(key))}
         if not any(map(entry.has, (*ITEMS, *TEXTS))):
             entry.add_problem("", f"nothing is expected: there are {', '.join((*ITEMS, *TEXTS))}")
         self.content.expectations.append(
@@ -298,7 +298,7 @@ class _TomlReader:
             )  # fmt: skip
 
     def _codes(self, entry: TomlEntry) -> tuple[str, frozenset[int]]:
-        """Return whose codes are noise, and which."""
+        """Return the event whose codes are noise, and the codes."""
 
         def parse(value: object) -> frozenset[int]:
             codes: list[Any] = value if isinstance(value, list) else [value]
@@ -311,7 +311,7 @@ class _TomlReader:
         return ("gpu.xid", xids) if xids else ("nvswitch.sxid", sxids) if sxids else ("", none)
 
     def _cost(self, entry: TomlEntry) -> None:
-        """Take what GPUs of some hosts cost, and how often they are preempted."""
+        """Record the price of hosts' GPUs, and their preemptions."""
         selection = entry.selection()
         price = entry.number("price_per_gpu_hour", 0.0, PRICE_MAX, whole=False)
         is_spot = entry.take("spot", _boolean, None)
@@ -337,9 +337,9 @@ class _TomlReader:
             )  # fmt: skip
 
     def _tenant(self, entry: TomlEntry) -> None:
-        """Take the exchange rates of a tenant."""
+        """Record the exchange rates of a tenant."""
         name = entry.text("name", required="expected the tenant that requests name")
-        found = {
+        rates = {
             key: rate
             for key in RATES
             if (rate := entry.number(key, 0.0, RATE_MAX, whole=False)) is not None
@@ -350,7 +350,7 @@ class _TomlReader:
             other = self.content.tenants[name][1]
             entry.add_problem("name", f"{quote_value(name)} is declared already, at {other}")
         elif name:
-            self.content.tenants[name] = ExchangeRates(**found), entry.where
+            self.content.tenants[name] = ExchangeRates(**rates), entry.where
 
     def _note_odd(self, entry: TomlEntry, selection: Selection, key: str, end_ns: int) -> None:
         if selection.is_all:
@@ -360,7 +360,7 @@ class _TomlReader:
 
     def _thresholds(self, value: object) -> None:
         if not isinstance(value, dict):
-            raise ValueError(  # noqa: TRY004 - what a file holds is a value
+            raise ValueError(  # noqa: TRY004 - content of a file
                 'expected a table: [thresholds], and below it "host.cpu_steal_ratio" = 0.2'
             )
         for name, number in _flatten(value):
@@ -389,12 +389,12 @@ _PLACE_TEXTS = (
 )  # fmt: skip
 
 
-RATES = tuple(one.name for one in fields(ExchangeRates))
+RATES = tuple(rate.name for rate in fields(ExchangeRates))
 
 
 def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError("expected true or false, without quotes")  # noqa: TRY004 - what a file holds is a value
+        raise ValueError("expected true or false, without quotes")  # noqa: TRY004 - content of a file
     return value
 
 
@@ -417,7 +417,7 @@ def _line_of(lines: LineIndex, kind: str, ordinal: int) -> Callable[[str], int]:
 
 
 def _parse_threshold(value: Any, row: Threshold) -> tuple[float, Rollout | None]:
-    """Return a threshold, and how far it is rolled out; None: to all hosts. Raises ValueError."""
+    """Return a threshold, and its roll-out; None: on all hosts. Raises ValueError."""
     if not isinstance(value, dict):
         return bounded_number(value, row.low, row.high), None
     if not {"value", "rollout"} <= value.keys() <= {"value", "rollout", "before"}:

@@ -1,4 +1,4 @@
-"""The rules of the aggregator, and what follows from them: what is kept in memory, what is a finding, what is a fault."""
+"""The rules of the aggregator, and their consequences: counters in memory, findings, and faults."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ def _declared(value: Any) -> Iterator[Rule | RuleRow]:
     if isinstance(value, Rule | ThresholdRule | RateRule):
         yield value
     elif isinstance(value, tuple):
-        for one in value:
-            yield from _declared(one)
+        for item in value:
+            yield from _declared(item)
     elif isinstance(value, Mapping):
         yield from _declared(tuple(value.values()))
 
 
 def _by_name(rules: Iterable[Rule]) -> Mapping[str, Rule]:
-    found: dict[str, Rule] = {}
+    rules_by_name: dict[str, Rule] = {}
     for rule in rules:
-        if found.setdefault(rule.name, rule) is not rule:
+        if rules_by_name.setdefault(rule.name, rule) is not rule:
             raise ValueError(f"rule {rule.name} is declared twice: give one of them another name")
-    return found
+    return rules_by_name
 
 
 _DECLARED = tuple(
-    one
+    rule
     for module in (gpu, nvlink, pcie, network, host, gang, events, agent)
     for name, value in vars(module).items()
     if not name.startswith("__")
-    for one in _declared(value)
+    for rule in _declared(value)
 )
-#: The rules that are a row alone, or a row beside a function.
-ROWS: tuple[RuleRow, ...] = tuple(one for one in _DECLARED if not isinstance(one, Rule))
+#: Rules that are a row, with or without a function.
+ROWS: tuple[RuleRow, ...] = tuple(rule for rule in _DECLARED if not isinstance(rule, Rule))
 #: All rules, by name.
 RULES: Mapping[str, Rule] = _by_name(
-    one if isinstance(one, Rule) else one.rule for one in _DECLARED
+    rule if isinstance(rule, Rule) else rule.rule for rule in _DECLARED
 )
 
-#: The counters that are followed from reading to reading, in memory. To follow one costs three times the memory of its
-#: latest value, and most of the time of a judgement.
+#: Counters that are followed from reading to reading, in memory. A followed counter costs three
+#: times the memory of its latest value, and most of the time of a judgement.
 COUNTERS = frozenset(
-    {one.signal for one in ROWS if isinstance(one, RateRule)}.union(
+    {row.signal for row in ROWS if isinstance(row, RateRule)}.union(
         *(rule.counts for rule in RULES.values())
     )
 )
-#: The signals that any rule reads. The signals that count counter resets are read with them.
+#: Signals that any rule reads. The signals that count counter resets are read with them.
 SIGNALS_READ = COUNTERS.union(
-    (one.signal for one in ROWS),
-    (one.name for one in SIGNALS if one.column == "counter_epoch_count"),
+    (row.signal for row in ROWS),
+    (signal.name for signal in SIGNALS if signal.column == "counter_epoch_count"),
     *(rule.reads for rule in RULES.values()),
 )
 
-#: Rules whose symptoms are findings, whatever they cost; and those that are while they cost their host its state.
+#: Rules whose symptoms are always findings; PERSISTENT_RULES are findings only while they change
+#: the host's state.
 FINDING_RULES = tuple(name for name, rule in RULES.items() if rule.finding is FindingWhen.ALWAYS)
-#: Faults of a host -> the class of each.
+#: Faults of a host -> class.
 FAULTS: Mapping[str, HazardClass] = {
     name: rule.fault_class for name, rule in RULES.items() if rule.fault_class is not None
 }
@@ -68,9 +69,10 @@ PERSISTENT_RULES = (
     *(name for name, rule in RULES.items() if rule.finding is FindingWhen.COSTLY),
 )
 
-#: Names of rules that are made one by one, for each code, counter or event: each is that of all of them.
+#: Names of rule families, with a rule for each code, counter or event: the name selects all of
+#: them.
 FAMILIES = tuple(name for name, rule in RULES.items() if rule.is_family)
-#: What is never noise -> what to declare instead.
+#: Rules that are never noise -> the alternative to declare.
 NEVER_NOISE: Mapping[str, str] = {
     name: rule.never_noise for name, rule in RULES.items() if rule.never_noise
 }
@@ -79,7 +81,7 @@ OVERRIDABLE_RULES = frozenset(RULES) - NEVER_NOISE.keys() - {agent.UNEXPECTED.na
 
 
 def faults_sql() -> str:
-    """Return the statements that make `ops.is_fault`."""
+    """Return the statements that create `ops.is_fault`."""
     names = ", ".join(f"'{name}'" for name in FAULTS)
     return (
         f"CREATE OR REPLACE MACRO ops.is_fault(finding) AS finding IN ({names});\n"

@@ -1,4 +1,4 @@
-"""Rules of what is not seen, of what agents and people say of a host, and of what was declared for it."""
+"""Rules of missing data, of reports about a host, and of differences from its declaration."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ from ...contract.signals import SIGNALS
 from ..model import HealthState, Reason
 from ..rule_declaration import FindingWhen, Rule, ThresholdRule, above
 
-#: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
-#: is reported a second or two before: by then it is that driver's finding.
+#: The agent waited before its report, and retries by itself. If a whole driver hangs, its first
+#: device is reported a second or two earlier: after `enter_seconds` it is the driver's finding.
 DEVICE_HANGS = Rule(
     "device.hung", HealthState.WATCH, Reason.DRIVER_HUNG,
     "the agent's probe of it answers in time, and keeps answering for 30 s",
@@ -19,7 +19,7 @@ DRIVER_HANGS = Rule(
     leave_seconds=30.0, hazard_factor=1000.0, reads=("probe.state", "probe.hung_seconds"),
 )
 NEW = Rule("host.new", HealthState.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
-#: Telemetry that goes missing is itself a leading sign of a fault.
+#: Missing telemetry is itself a leading sign of a fault.
 SILENT = Rule(
     "host.silent", HealthState.STALE, Reason.STALE_TELEMETRY, "", leave_seconds=0.0, hazard_factor=5.0,
     never_noise="a silent host is never noise: missing is not healthy. If it is off on purpose, declare [[maintenance]]",
@@ -32,10 +32,10 @@ FAILS = Rule(
     "collector.failed", HealthState.HEALTHY, Reason.BLIND, "the collector reads again",
     leave_seconds=5.0, reads=("collector.outcome_state",),
 )
-#: Of each counter that stays at its ceiling.
+#: One rule for each counter that stays at its ceiling.
 STUCK = Rule(
     "counter.saturated", HealthState.HEALTHY, Reason.BLIND, "the counter is cleared and reads less than its ceiling",
-    leave_seconds=0.0, reads=tuple(one.name for one in SIGNALS if one.sticks), finding=FindingWhen.ALWAYS,
+    leave_seconds=0.0, reads=tuple(signal.name for signal in SIGNALS if signal.sticks), finding=FindingWhen.ALWAYS,
     is_family=True,
 )
 UNTRACKED = Rule("devices.left_out", HealthState.HEALTHY, Reason.BLIND, "", finding=FindingWhen.ALWAYS)
@@ -43,8 +43,8 @@ FRAMES_LOST = Rule(
     "data.lost", HealthState.WATCH, Reason.DATA_LOST, "the agent loses no frames for 5 minutes",
     leave_seconds=300.0, counts=("agent.spool_dropped_frames",), finding=FindingWhen.ALWAYS,
 )
-#: What the host's own policy condemns, its operator's rows too: a fault of that policy shows as many such hosts, and the
-#: fleet's permit is withheld.
+#: Findings by the host's own policy, including its operator's rows: an error in that policy shows
+#: as many such hosts, and the fleet's permit is withheld.
 BARRED = ThresholdRule(
     Rule("host.barred", HealthState.UNHEALTHY, Reason.POLICY,
          "`gangline check` on the host finds nothing to enforce for 30 s", leave_seconds=30.0),
@@ -57,10 +57,10 @@ HOST_RETURNED = Rule(
     "host.returned", HealthState.PROBATION, Reason.POLICY, "", leave_seconds=0.0,
     never_noise="probation is never noise: it ends by itself, and `gangline explain HOST` says when",
 )
-#: Time for an inventory to be whole after a boot or a start of the agent (assumed).
+#: Time for an inventory to be complete after a boot or a start of the agent (assumed).
 SETTLING_SECONDS = 60.0
-#: Of each property that was declared, by the name that its findings have. No fault of the host: a slip in a file would
-#: make lemons of all.
+#: One rule for each declared property. Not a fault of the host: an error in a file would make every
+#: host a lemon.
 UNEXPECTED = Rule(
     "hardware.unexpected", HealthState.WATCH, Reason.POLICY, "the host has what was declared",
     enter_seconds=SETTLING_SECONDS, leave_seconds=5.0, finding=FindingWhen.COSTLY,

@@ -1,8 +1,8 @@
-"""Rules of events: XIDs and SXIDs that still stand, and what kernels, drivers and DCGM reported.
+"""Rules of events: active XIDs and SXIDs, and reports of kernels, drivers and DCGM.
 
-No event here but an XID takes a host away by itself, but for a GPU that is gone: corrected errors, killed programs and
-hung tasks are WATCH at most, lost data and failed hardware SUSPECT. Factors are assumed (no public rates are given)
-until outcomes calibrate them.
+Only an XID, an SXID, or a GPU that is lost or needs a reset takes a host away by itself: corrected
+errors, killed programs and hung tasks are WATCH at most, lost data and failed hardware SUSPECT.
+Factors are assumed (no public rates exist) until outcomes calibrate them.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from ...contract.xid.policy import Clears
 from ..model import HealthState, Reason
 from ..rule_declaration import ClearCondition, EventKind, FindingWhen, HazardClass, Rule
 
-#: This many repaired errors within their day are worth a look; a few are every machine's.
+#: Fewer repaired errors within a day are normal on every machine.
 CORRECTED_MIN = 10
 H, W, S, U = HealthState.HEALTHY, HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
 MEMORY, HOST, STORAGE = Reason.ECC_TREND, Reason.HOST_CPU, Reason.STORAGE
 RESET, REBOOT = ClearCondition(Clears.RESET), ClearCondition(Clears.REBOOT)
 TEN_MINUTES, HOUR, DAY = (ClearCondition(Clears.TIME, seconds) for seconds in (600.0, 3600.0, 86_400.0))
-#: What is one fault of, by the reason of its event.
+#: Reason of an event -> class of its fault.
 FAULT_CLASSES = {
     Reason.NONE: HazardClass.DRIVER, Reason.XID_FATAL: HazardClass.DRIVER, Reason.DRIVER_HUNG: HazardClass.DRIVER,
     Reason.GPU_UNUSABLE: HazardClass.DRIVER, Reason.PCIE: HazardClass.LINK,
@@ -40,13 +40,13 @@ def _kind(
 
 
 def _report(name: str, state: HealthState, factor: float, message: str, finding: FindingWhen) -> EventKind:
-    """Return an event that is no fault: it says what another signal says as well, or may be of somebody's own limits."""
+    """Return an event that blames no host: a signal repeats it, or an operator's limit made it."""
     return EventKind(
         Rule(name, state, Reason.NONE, "", leave_seconds=0.0, hazard_factor=factor, finding=finding), message
     )
 
 
-#: Codes of NVIDIA's GPUs and NVSwitches: what each means is its policy's to say (`contract/xid/`).
+#: Codes of NVIDIA's GPUs and NVSwitches; their policies define the meaning (`contract/xid/`).
 XID = Rule(
     "gpu.xid", H, Reason.NONE, "", leave_seconds=0.0, fault_class=HazardClass.DRIVER, is_family=True,
     reads=("gpu.recovery_action_state", "nvlink.link_state"),
@@ -60,8 +60,8 @@ FOLDED = _kind(
     is_family=True,
 )
 
-#: Name of an event -> what ends it, and what each of its codes means. Events that are not here, such as a link that came
-#: up, are left to the store and to the readings that tell the same.
+#: Name of an event -> its clear condition, and the kind of each code. Other events, such as a link
+#: that came up, are left to the store and to the readings that report the same.
 _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     "gpu.lost": (RESET, {
         0: _kind("gpu.off_bus", U, Reason.GPU_UNUSABLE, 20_000.0, "has fallen off the bus (reported by its driver)"),
@@ -162,8 +162,9 @@ _EVENTS: Mapping[str, tuple[ClearCondition, Mapping[int, EventKind]]] = {
     }),
     "net.link": (REBOOT, {2: _kind("net.removed", W, Reason.RAIL_DOWN, 3.0, "the network interface was removed")}),
 }
-#: The same of events whose code is of another's table: name -> what it means, whatever the code. NVML's own events say
-#: each what a counter or an XID says as well; what DCGM's watches and policies report may be of their own limits.
+#: Events with codes of another table: name -> kind for any code. A counter or an XID reports the
+#: same as NVML's own events; reports of DCGM's watches and policies may depend on limits of an
+#: operator.
 ANY_CODE: Mapping[str, EventKind] = {
     "gpu.driver_event": _report("gpu.driver_event", H, 1.0, "its driver reported an event", FindingWhen.NEVER),
     "gpu.dcgm_failure": _report(
@@ -172,11 +173,11 @@ ANY_CODE: Mapping[str, EventKind] = {
     "gpu.dcgm_policy": _report(
         "gpu.dcgm_policy", W, 2.0, "a DCGM policy was violated", FindingWhen.COSTLY),
 }
-#: (Name, code) of an event -> what it means.
+#: (Name, code) of an event -> kind.
 EVENT_KINDS: Mapping[tuple[str, int], EventKind] = {
     (name, code): kind for name, (_, kinds) in _EVENTS.items() for code, kind in kinds.items()
 }
-#: Name of an event -> what ends it.
+#: Name of an event -> its clear condition.
 EVENT_POLICY: Mapping[str, ClearCondition] = {
     **{name: clears for name, (clears, _) in _EVENTS.items()}, **dict.fromkeys(ANY_CODE, TEN_MINUTES),
 }

@@ -1,12 +1,12 @@
-"""Rules of gangs: hosts, GPUs and links that a job waits for, and what explains a wait without a fault of any host."""
+"""Rules of gangs: members that a job waits for, and waits without a fault of any host."""
 
 from ..model import HealthState, Reason
 from ..rule_declaration import Rule
 from .gpu import PACE
 
-#: What says how long each member of a gang computes, and how much work that is.
+#: Signals that show how long each member of a gang computes, and how much work it does.
 COMPUTES = (*PACE, "gpu_fast.sm_active_ratio", "gpu_fast.tensor_active_ratio")
-#: What says why the GPUs of a member stand empty.
+#: Signals that show why the GPUs of a member are empty.
 STALLS = ("host.pressure_cpu_some_ratio", "host.pressure_io_some_ratio", "host.cpu_steal_ratio")
 
 SLOW = Rule(
@@ -34,7 +34,7 @@ STALLED = Rule(
 UNKNOWN = Rule(
     "gang.unknown", HealthState.WATCH, Reason.STRAGGLER, "it no longer slows down its job", reads=(*COMPUTES, *STALLS),
 )
-#: What is known and blames no host.
+#: Explanations that blame no host.
 WORKLOAD = Rule(
     "gang.workload", HealthState.HEALTHY, Reason.NONE, "its share of the work is that of the others", reads=COMPUTES,
 )
@@ -48,13 +48,12 @@ SLOW_LINK = Rule(
     hazard_factor=1.2, reads=COMPUTES,
 )
 
-# ----------------------------------------------------------------------
-# A job of one host: nobody beside it tells whose fault it is that its GPUs stand empty.
+# A job of one host has no other host to compare with: its cause remains unknown.
 
 _CLEARS = "its GPUs are idle no more than before for two or three minutes"
 DATA = Rule("alone.data_wait", HealthState.WATCH, Reason.STORAGE, _CLEARS, reads=(*PACE, *STALLS))
 CORES = Rule("alone.cpu_wait", HealthState.WATCH, Reason.HOST_CPU, _CLEARS, reads=(*PACE, *STALLS))
-#: Found by comparing runs of workloads with a host and without it.
+#: Found by comparing runs of workloads with and without a host.
 SLOW_RUNS = Rule(
     "runs.slow_host", HealthState.WATCH, Reason.STRAGGLER,
     "its next run of a minute or longer is as fast as earlier ones of the same workload",

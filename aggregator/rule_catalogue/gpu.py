@@ -1,4 +1,4 @@
-"""Rules of GPUs: those that are gone or unread, those that are slow, and their memory."""
+"""Rules of GPUs: lost or unread GPUs, slow GPUs, and GPU memory."""
 
 from ..model import HealthState, Reason
 from ..rule_declaration import (
@@ -12,9 +12,6 @@ from ..rule_declaration import (
     watch_rule,
 )
 
-# ----------------------------------------------------------------------
-# GPUs that are gone, that ask for help, or that nothing is read of.
-
 LOST = ThresholdRule(
     Rule("gpu.lost", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE, "the host boots with the GPU back on the bus",
          leave_seconds=10.0, hazard_factor=20_000.0, fault_class=HazardClass.DRIVER),
@@ -26,7 +23,8 @@ RECOVERY = Rule(
     enter_seconds=2.0, leave_seconds=10.0, hazard_factor=1000.0,
     reads=("gpu.recovery_action_state",), fault_class=HazardClass.DRIVER,
 )
-#: UNKNOWN, and UNHEALTHY for codes by which the GPU itself cannot be used. A GPU that is reset answers like this for seconds.
+#: UNKNOWN, or UNHEALTHY for codes of a GPU that cannot be used. A GPU that is being reset answers
+#: like this for seconds.
 NO_ANSWER = Rule(
     "gpu.no_answer", HealthState.UNKNOWN, Reason.GPU_UNUSABLE, "the GPU answers NVML's calls again for 10 s",
     enter_seconds=10.0, leave_seconds=10.0, hazard_factor=10.0,
@@ -37,9 +35,9 @@ UNSEEN = Rule(
     leave_seconds=10.0, hazard_factor=3.0,
     reads=("probe.state", "probe.hung_seconds", "gpu.probe_hung_seconds"),
 )
-#: A driver that is loaded again, or a reset of all GPUs, takes less (assumed).
+#: Reloading a driver, or resetting all GPUs, takes less (assumed).
 SETTLING_SECONDS = 120.0
-#: Somebody may have taken them out: no fault of the host.
+#: Not a fault of the host: a person may have removed GPUs.
 MISSING = Rule(
     "gpu.missing", HealthState.UNHEALTHY, Reason.GPU_UNUSABLE,
     "the host has as many GPUs as before, or `[[expected]] gpus` declares fewer for it",
@@ -50,10 +48,7 @@ UNREAD = Rule(
     leave_seconds=5.0, hazard_factor=10.0,
 )
 
-# ----------------------------------------------------------------------
-# GPUs that compute slower than their peers, or than they did.
-
-#: What says whether a GPU computes, how fast, and which others are comparable.
+#: Signals that show whether a GPU computes, how fast, and its comparable peers.
 PACE = (
     "gpu.sm_clock_hertz", "gpu.sm_clock_max_hertz", "gpu.sm_application_clock_hertz", "gpu.utilization_ratio",
     "gpu.power_watts", "gpu.power_limit_watts", "gpu.power_limit_default_watts", "gpu.energy_joules",
@@ -82,9 +77,6 @@ STRAGGLER = Rule(
     enter_seconds=20.0, hazard_factor=1.5, reads=PACE,
 )
 
-# ----------------------------------------------------------------------
-# GPU memory: bursts of repaired errors, lost data, rows that wait for their replacement or have none.
-
 ECC = Rule(
     "gpu.ecc_burst", HealthState.WATCH, Reason.ECC_TREND, "no burst of corrected errors for 5 minutes",
     enter_seconds=2.0, leave_seconds=300.0, hazard_factor=5.0, counts=("gpu.ecc_corrected_volatile_errors",),
@@ -97,7 +89,7 @@ LOST_DATA = Rule(
 )
 RESET, REPLACED = "the GPU is reset, which repairs it", "the GPU is replaced"
 CHANGES = "gpu_10s_changes"
-#: Rows of memory that wait for their replacement, or have none.
+#: Memory rows that wait for their replacement, or have none.
 REMAPS = (
     ThresholdRule(
         Rule("gpu.remap_pending", HealthState.WATCH, Reason.HBM_REMAP, "the GPU is reset, which replaces the row",
@@ -116,7 +108,8 @@ REMAPS = (
         "has {value:.0f} memory banks with no spare row left: the next bad row there cannot be remapped",
     ),
 )
-#: What the driver says of a part's memory; the driver's own limits, so each counts by itself.
+#: Reports by the driver about a part's memory; the limits are the driver's, so each counts by
+#: itself.
 MEMORY_FAULTS = (
     ThresholdRule(
         suspect_rule("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),

@@ -1,6 +1,6 @@
-"""Rules of the host itself: cores, memory, drives, file systems, the clock, network interfaces. Mostly WATCH.
+"""Rules of the host: cores, memory, drives, file systems, clock, interfaces. Mostly WATCH.
 
-Limits without a source are assumed, and such that a healthy host and an idle one never reach them.
+Limits without a source are assumed; a healthy or idle host never reaches them.
 """
 
 from ..model import HealthState, Reason
@@ -35,13 +35,13 @@ FULL = Rule(
     "filesystem.full", HealthState.WATCH, Reason.STORAGE, "the file system has more free space",
     leave_seconds=0.0, hazard_factor=1.5, reads=("filesystem.available_bytes", "filesystem.size_bytes"),
 )
-#: Repaired errors of one DIMM within ten minutes that are worth a look.
+#: Repaired errors of a DIMM within ten minutes from which it is WATCH.
 CORRECTED_MIN = 10.0
-#: A clock this far off makes logs of two hosts useless beside each other.
+#: With a larger offset the logs of two hosts cannot be compared.
 OFFSET_SECONDS = 0.1
-#: Nobody keeps the clock: time enough for a daemon to start after a boot.
+#: Time for a time daemon to start after a boot.
 UNSYNCHRONISED_SECONDS = 900.0
-#: A link that came or went so often within ten minutes flaps: two losses are four changes.
+#: A link with this many carrier changes within ten minutes flaps: two losses are four changes.
 CARRIER_CHANGES = 4.0
 QUIET = "no further one within 10 minutes"
 EDAC, NVME, NIC = "edac_10s_changes", "nvme_60s", "nic_10s_changes"
@@ -125,13 +125,13 @@ BOND_DOWN = ThresholdRule(
     suspect_rule("bond.down", Reason.RAIL_DOWN, "the bond has a carrier for 60 s", 20.0, enter_seconds=15.0),
     "bond_10s", "link_state", equals(0), "bond lost its carrier: none of its interfaces is up", "1",
 )
-#: Counter -> the priority that it counts.
-PAUSE_COUNTERS = {f"priority_{each}_transmitted_pause_frames": each for each in range(8)}
+#: Counter -> its priority.
+PAUSE_COUNTERS = {f"priority_{priority}_transmitted_pause_frames": priority for priority in range(8)}
 PAUSES = Rule(
     "nic.pauses", HealthState.WATCH, Reason.FABRIC, "it sends pause frames no more often than its peers for 60 s",
-    enter_seconds=30.0, hazard_factor=1.5, counts=tuple(f"nic.{one}" for one in PAUSE_COUNTERS),
+    enter_seconds=30.0, hazard_factor=1.5, counts=tuple(f"nic.{counter}" for counter in PAUSE_COUNTERS),
 )
-#: A process that ends is listed for moments; a driver that frees 80 GB takes seconds (assumed).
+#: An ending process is listed for moments; a driver that frees 80 GB takes seconds (assumed).
 DEAD = Rule(
     "gpu.held_by_the_dead", HealthState.DEGRADED, Reason.DRIVER_HUNG,
     "the driver lists no ended process: end those that inherited its /dev/nvidia* (`fuser -v /dev/nvidia*`) or the "

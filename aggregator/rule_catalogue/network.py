@@ -1,10 +1,10 @@
-"""Rules of the network: RDMA ports, interfaces, transactions that PCIe links lost, and congestion."""
+"""Rules of the network: RDMA ports, interfaces, lost PCIe transactions, and congestion."""
 
 from ..model import HealthState, Reason
 from ..rule_declaration import Rule
 
-#: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
-#: may count in several (a sequence error, a NAK, a packet out of order), so they are never added up.
+#: Counter -> its name in messages. Each counts packets sent or requested again; a lost packet may
+#: count in several (a sequence error, a NAK, a packet out of order), so they are never added up.
 RETRANSMISSIONS = {
     "ack_timeout_errors": "acknowledgement timeouts",
     "packet_sequence_errors": "sequence errors",
@@ -17,9 +17,10 @@ TRAFFIC = tuple(f"rdma.{column}" for column in TRAFFIC_COLUMNS)
 RETRANSMITS = Rule(
     "rdma.retransmits", HealthState.SUSPECT, Reason.FABRIC, "each of its retransmission counters rises more slowly for 60 s",
     enter_seconds=8.0, hazard_factor=10.0, shared="network",
-    reads=("rdma.link_layer_code",), counts=(*TRAFFIC, *(f"rdma.{one}" for one in RETRANSMISSIONS)),
+    reads=("rdma.link_layer_code",), counts=(*TRAFFIC, *(f"rdma.{counter}" for counter in RETRANSMISSIONS)),
 )
-#: A port whose switch retrains, or that is reset, is back within less (assumed; the host's own policy waits as long).
+#: A port whose switch retrains, or that is reset, is back sooner (assumed; the host's own policy
+#: waits as long).
 DOWN_SECONDS = 30.0
 PORT_DOWN = Rule(
     "rdma.down", HealthState.UNHEALTHY, Reason.RAIL_DOWN, "the port is ACTIVE for 60 s, or was disabled on purpose",

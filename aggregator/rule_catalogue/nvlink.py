@@ -1,6 +1,6 @@
-"""Rules of NVLinks and links to a Grace CPU, and of a GPU's place in its fabric.
+"""Rules of NVLinks and links to a Grace CPU, and of a GPU's registration in its fabric.
 
-Limits are assumed (no public rates are given for healthy links) and conservative.
+Limits are assumed (no public rates exist for healthy links) and conservative.
 """
 
 from ..model import HealthState, Reason
@@ -16,14 +16,15 @@ from ..rule_declaration import (
 
 REASON = Reason.NVLINK_ERRORS
 CHANGES, C2C, FABRIC = "nvlink_10s_changes", "c2c_10s_changes", "gpu_fabric_1s_changes"
-#: A link comes up again within seconds of a reset; after this long it is down.
+#: A link comes up within seconds after a reset; after this time it is down.
 DOWN_SECONDS = 20.0
-#: Errors a second that are worth a look, and how many times the peers' they must be.
+#: Errors per second from which a link is WATCH, and their minimum ratio to the peers'.
 ERRORS_PER_SECOND, PEERS_RATIO = 1.0, 10.0
-#: Bit errors left after correction, per bit: the limit that Ethernet and InfiniBand call bad
-#: is 1e-12 (IEEE 802.3); a healthy NVLink 5 reports 1.5e-254.
+#: Bit errors left after correction, per bit: the limit of Ethernet and InfiniBand is 1e-12 (IEEE
+#: 802.3); a healthy NVLink 5 reports 1.5e-254.
 BIT_ERROR_RATIO = 1e-12
-#: Registration with the fabric is over within seconds; a fabric manager that is started with the host takes a minute (assumed).
+#: Registration with the fabric takes seconds; a fabric manager that starts with the host takes a
+#: minute (assumed).
 REGISTRATION_SECONDS = 120.0
 QUIET = "no further one within 10 minutes"
 
@@ -40,14 +41,14 @@ def _noisy(name: str) -> Rule:
     return watch_rule(name, REASON, clears, 3.0, enter_seconds=15.0, leave_seconds=300.0)
 
 
-#: (what, the table's flags of links that were up)
+#: (rule, the table's flags of links that were up)
 DOWN = (
     (ThresholdRule(_down("nvlink.down"), CHANGES, "link_state", equals(0), "NVLink is down", "1"),
      "nvlinks"),
     (ThresholdRule(_down("c2c.down"), C2C, "link_state", equals(0), "link to its CPU is down", "1"),
      "c2c_links"),
 )
-#: Compared with the host's other GPUs, since nobody has seen the link up in this boot.
+#: Compared with the host's other GPUs, since the link was never up in this boot.
 NEVER_UP = Rule(
     "nvlink.never_up", HealthState.SUSPECT, REASON, "the link is up for 60 s", enter_seconds=DOWN_SECONDS, hazard_factor=30.0,
     reads=("nvlink.link_state", "gpu.mig_mode_state"),

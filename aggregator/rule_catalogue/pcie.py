@@ -3,10 +3,10 @@
 from ..model import HealthState, Reason
 from ..rule_declaration import RateRule, Rule, suspect_rule, watch_rule
 
-#: Links are read every 10 s, and one reading that is missed leaves the one before standing for 25 s
-#: (`view.PERIODS_MAX`): after this time under load, what is read is of the time under load.
+#: Links are read every 10 s, and a missed reading leaves the previous one valid for 25 s
+#: (`view.PERIODS_MAX`): after this time under load, the current reading was made under load.
 LOADED_SECONDS = 26.0
-#: What says whether a link is used: idle ones shrink by themselves.
+#: Signals that show whether a link is used: idle links narrow by themselves.
 TRAFFIC = ("gpu_fast.pcie_transmitted_bytes_per_second", "gpu_fast.pcie_received_bytes_per_second")
 GPU_WIDTH = Rule(
     "gpu.pcie_width", HealthState.DEGRADED, Reason.PCIE, "the link runs at its full width under load for 60 s",
@@ -27,7 +27,7 @@ SLOW_LINK = Rule(
     counts=("rdma.received_bytes", "rdma.transmitted_bytes"),
 )
 
-#: What the GPU itself counts of its link. Rates are assumed: a good link repeats next to nothing.
+#: Errors that the GPU counts on its link. Rates are assumed: a good link repeats almost nothing.
 NOISY = "less than one a second for 5 minutes"
 QUIET = "no further one within 10 minutes"
 CHANGES = "gpu_10s_changes"

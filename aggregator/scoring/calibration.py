@@ -1,14 +1,17 @@
-"""Corrects hazards by how many interruptions schedulers reported against how many the scores had expected.
+"""Corrects hazards by the ratio of interruptions reported by schedulers to predicted ones.
 
-An outcome states that a job ran on given hosts, and whether it was interrupted. X is the hazard of its hosts, summed over the
-scored time up to the interruption. The expected count is P = 1 - exp(-X), because a job is interrupted at most once. An
-interruption counts as exp(-X), the probability by the scores that none had come before. If all hazards are too small by a
-factor f, these counts have a mean of f times the expected ones, for any f: both are sums over the same time with the same
-weight exp(-x) (a weighted Nelson-Aalen estimate; Andersen, Borgan, Gill and Keiding, Statistical Models Based on Counting
-Processes, IV.1). So no outcome weighs more than one job, however large a hazard was.
+An outcome states that a job ran on given hosts, and whether it was interrupted. X is the hazard of
+its hosts, summed over the scored time up to the interruption. The expected count is P = 1 -
+exp(-X), because a job is interrupted at most once. An interruption counts as exp(-X), the
+probability by the scores that none had come before. If all hazards are too small by a factor f,
+these counts have a mean of f times the expected ones, for any f: both are sums over the same time
+with the same weight exp(-x) (a weighted Nelson-Aalen estimate; Andersen, Borgan, Gill and Keiding,
+Statistical Models Based on Counting Processes, IV.1). So no outcome weighs more than one job,
+however large a hazard was.
 
-The factor is a function of the hazard: its logarithm is linear between KNOTS_PER_HOUR, so hosts with a fault do not affect hosts
-without one. Each knot is shrunk toward the one below it and the lowest toward 1; none is shrunk toward one above.
+The factor is a function of the hazard: its logarithm is linear between KNOTS_PER_HOUR, so hosts
+with a fault do not affect hosts without one. Each knot is shrunk toward the knot below it and the
+lowest toward 1; none is shrunk toward a knot above.
 """
 
 from __future__ import annotations
@@ -23,20 +26,23 @@ from ..counter_deltas import Floats
 from ..model import Evidence, Reason
 from .evidence_sql import timestamp_sql
 
-#: Hazards whose outcomes are counted apart: without a symptom, with a weak one, with several, about to fail.
+#: Hazards with separate counts of outcomes: without a symptom, with a weak one, with several, about
+#: to fail.
 KNOTS_PER_HOUR = (3e-4, 3e-3, 3e-2, 3e-1)
 _LOG_KNOTS = np.log(KNOTS_PER_HOUR)
-#: No hazard is scaled by more than this, however few or many outcomes there are.
+#: Range of the factor, however few or many outcomes there are.
 FACTOR_BOUNDS = (0.1, 10.0)
-#: Interruptions, and expected ones, that a ratio is of at least: where fewer were reported, the rest is made up by the knot
-#: below. One outcome moves a hazard by 1 / 21 at most, less than 5 %.
+#: Minimum of interruptions, and of expected ones, in a ratio: the factor of the knot below supplies
+#: the rest. An outcome changes a hazard by at most 1 / 21, less than 5 %.
 INTERRUPTIONS_MIN = 21.0
-#: Of three reporters and more, none is more than twice the mean of all; of a hundred and more none is more than this.
+#: With three or more reporters, none counts more than twice the mean; with a hundred or more, none
+#: more than this share.
 REPORTER_SHARE_MIN = 0.02
-#: Distinct reporters; those that come later are counted as one.
+#: Distinct reporters; later ones are counted together.
 REPORTERS_MAX = 1000
-#: After this time an outcome counts half. A fleet of 32 hosts with 8 GPUs each has 18 interruptions in the 130 days that this is the
-#: mean age of; after half a year, which is as long as most drivers and firmware stay, an incident counts a quarter.
+#: Age at which an outcome counts half. Its mean age is 130 days, in which a fleet of 32 hosts with
+#: 8 GPUs each has 18 interruptions; after half a year, the usual life of drivers and firmware, an
+#: outcome counts a quarter.
 HALF_LIFE_DAYS = 90.0
 _DAY_NS = 86_400 * 10**9
 _SQL = (
@@ -49,7 +55,7 @@ Sequences = Sequence[Sequence[float]]
 
 
 class Outcomes(NamedTuple):
-    """What outcomes say of hosts of one hazard: interruptions, aged, those expected, and what hazards are multiplied by."""
+    """Interruptions (aged), expected interruptions, and the factor of hosts with one hazard."""
 
     interruptions: float = 0.0
     expected: float = 0.0
@@ -57,11 +63,11 @@ class Outcomes(NamedTuple):
 
     @property
     def log_factor(self) -> float:
-        """What they add to ln(hazard)."""
+        """Increase of ln(hazard)."""
         return log(self.factor)
 
     def evidence(self, score_delta: float, at_ns: int) -> Evidence:
-        """Return them as one contribution, which moved the score by so much."""
+        """Return the factor as evidence with this change of the score."""
         message = (
             f"schedulers reported {self.interruptions:,.1f} interruptions of jobs on hosts with such a hazard where "
             f"{self.expected:,.1f} were expected: its hazard is multiplied by {self.factor:.2g} (few outcomes count little)"
@@ -83,7 +89,7 @@ class Outcomes(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """What outcomes say of all hosts: interruptions, those expected, and the factor, by KNOTS_PER_HOUR."""
+    """Interruptions, expected interruptions, and the factor, by KNOTS_PER_HOUR."""
 
     interruptions: tuple[float, ...] = (0.0,) * len(KNOTS_PER_HOUR)
     expected: tuple[float, ...] = (0.0,) * len(KNOTS_PER_HOUR)
@@ -91,59 +97,64 @@ class Calibration(NamedTuple):
 
     @property
     def has_effect(self) -> bool:
-        """Whether any hazard is other than without them."""
+        """Whether any factor differs from 1."""
         return any(factor != 1.0 for factor in self.factors)
 
     def log_factors(self, log_hazards: Floats) -> Floats:
-        """Return what is added to each ln(hazard per hour). A higher hazard stays the higher one."""
+        """Return the addition to each ln(hazard per hour); the order of hazards stays."""
         return np.interp(log_hazards, _LOG_KNOTS, np.log(self.factors))
 
     def at(self, hazard_per_hour: float) -> Outcomes:
-        """Return what they say of a host with this hazard, which is without them."""
+        """Return the outcomes of hosts with this uncorrected hazard."""
         if not self.has_effect:
             return Outcomes()
-        at = log(hazard_per_hour)
-        interruptions, expected = (float(np.interp(at, _LOG_KNOTS, each)) for each in self[:2])
-        return Outcomes(interruptions, expected, exp(float(self.log_factors(np.array([at]))[0])))
+        log_hazard = log(hazard_per_hour)
+        interruptions, expected = (
+            float(np.interp(log_hazard, _LOG_KNOTS, counts)) for counts in self[:2]
+        )
+        return Outcomes(
+            interruptions, expected, exp(float(self.log_factors(np.array([log_hazard]))[0]))
+        )
 
 
-#: Nobody has reported any.
+#: No outcome was reported.
 NO_OUTCOMES = Calibration()
 
 
 def factors(interruptions: Sequence[float], expected: Sequence[float]) -> tuple[float, ...]:
-    """Return by how much hazards were too small, by KNOTS_PER_HOUR."""
-    found, below = list[float](), 1.0
+    """Return the factor by which hazards were too small, by KNOTS_PER_HOUR."""
+    result, below = list[float](), 1.0
     low, high = FACTOR_BOUNDS
-    for at, (observed, predicted) in enumerate(zip(interruptions, expected, strict=True)):
-        # So many are made up that both are COUNTED_MIN at least; with enough of both, none.
+    for knot, (observed, predicted) in enumerate(zip(interruptions, expected, strict=True)):
+        # Add pseudo-counts up to INTERRUPTIONS_MIN for both counts.
         pseudo_count = max(
             INTERRUPTIONS_MIN * max(1.0, below) - min(observed, predicted * below), 0.0
         )
         factor = (pseudo_count + observed) / (pseudo_count / below + predicted)
-        if at:  # a higher hazard stays the higher one
-            factor = max(factor, below * KNOTS_PER_HOUR[at - 1] / KNOTS_PER_HOUR[at])
+        if knot:  # keep the order of hazards
+            factor = max(factor, below * KNOTS_PER_HOUR[knot - 1] / KNOTS_PER_HOUR[knot])
         below = min(max(factor, low), high)
-        found.append(below)
-    return tuple(found)
+        result.append(below)
+    return tuple(result)
 
 
 class ReportedOutcomes:
-    """Sums of outcomes by reporter, each fading by half in *half_life_days*."""
+    """Sums of outcomes by reporter; each halves in *half_life_days*."""
 
     def __init__(self, half_life_days: float = HALF_LIFE_DAYS) -> None:
         self._half_life_ns = half_life_days * _DAY_NS
-        self._at_ns = 0  # as of when the sums are
+        self._at_ns = 0  # time of the sums
         #: By reporter: interruptions and expected, by KNOTS_PER_HOUR.
         self._sums: dict[str, Floats] = {}
-        #: Outcomes, host-hours, interruptions and expected ones of all, by KNOTS_PER_HOUR: they do not fade.
+        #: Outcomes, host-hours, interruptions and expected ones of all, by KNOTS_PER_HOUR: without
+        #: fading.
         self.totals = np.zeros((4, len(KNOTS_PER_HOUR)))
 
     def __bool__(self) -> bool:
         return bool(self._sums)
 
     def add(self, reporter: str, time_ns: int, weighted: Sequences, totals: Sequences) -> None:
-        """Add an outcome that was reported at *time_ns*, or the sums of several, all by KNOTS_PER_HOUR.
+        """Add an outcome, or the sums of several, reported at *time_ns*, all by KNOTS_PER_HOUR.
 
         *weighted*: interruptions, each times exp(-X), and expected ones. *totals*: see `totals`.
         """
@@ -156,11 +167,11 @@ class ReportedOutcomes:
 
     def _age(self, now_ns: int) -> None:
         faded = 0.5 ** ((now_ns - self._at_ns) / self._half_life_ns) if self._at_ns else 1.0
-        self._sums = {reporter: each * faded for reporter, each in self._sums.items()}
+        self._sums = {reporter: sums * faded for reporter, sums in self._sums.items()}
         self._at_ns = now_ns
 
     def calibration(self, now_ns: int) -> Calibration:
-        """Return what they say at *now_ns*."""
+        """Return the calibration at *now_ns*."""
         if not self._sums:
             return NO_OUTCOMES
         self._age(max(now_ns, self._at_ns))
@@ -168,23 +179,23 @@ class ReportedOutcomes:
         share = reporter_share_max(len(sums))
         caps = np.array(
             [
-                [share_cap(knot, share, INTERRUPTIONS_MIN) for knot in one]
-                for one in np.moveaxis(sums, 0, -1)
+                [share_cap(knot, share, INTERRUPTIONS_MIN) for knot in knots]
+                for knots in np.moveaxis(sums, 0, -1)
             ]
         )
-        # Both of a reporter are scaled alike: what he says of hazards stays what he says.
+        # Scale both counts of a reporter alike, so their ratio stays.
         scale = np.min(np.minimum(1.0, caps / np.maximum(sums, 1e-300)), axis=1, keepdims=True)
-        interruptions, expected = (tuple(each.tolist()) for each in (sums * scale).sum(axis=0))
+        interruptions, expected = (tuple(count.tolist()) for count in (sums * scale).sum(axis=0))
         return Calibration(interruptions, expected, factors(interruptions, expected))
 
 
 def reporter_share_max(count: int) -> float:
-    """Return the largest share of one of *count* reporters: twice the mean, and half if there are several."""
+    """Return a reporter's largest share: twice the mean, at most half; 1 for a single reporter."""
     return 1.0 if count < 2 else max(REPORTER_SHARE_MIN, min(0.5, 2.0 / count))
 
 
 def share_cap(sums: Floats, share: float, extra: float) -> float:
-    """Return what one of *sums* may be, so that none is more than *share* of *extra* and all, each at most that."""
+    """Return the cap of *sums* so that none exceeds *share* of *extra* plus the capped sums."""
     if share >= 1.0:
         return inf
     falling = np.sort(sums)[::-1]

@@ -1,7 +1,7 @@
-"""Checkpoint of what judging remembers of each host: stored with its score and every minute, restored at start.
+"""Checkpoint of tracked symptoms: stored with scores and every minute, restored at start.
 
-A host's row is in the same commit as its score, so nothing needs replaying. A row older than the last score belongs to another
-history (an earlier version wrote the score) and is ignored.
+A host's row is in the same commit as its score, so nothing needs replaying. A row older than the
+last score belongs to another history (an earlier version wrote the score) and is ignored.
 """
 
 from __future__ import annotations
@@ -38,23 +38,26 @@ from .symptom import (
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
-#: Of the format of a row; rows of another are not used. In the one before, each rule is stored whole.
+#: Version of the row format, and the readable previous version, which stores each rule whole. Other
+#: rows are ignored.
 FORMAT, FORMAT_BEFORE = 2, 1
-#: A host's row is written again after this, also if its score stays the same.
+#: A host's row is written again after this, even if its score stays the same.
 PERIOD_NS = 60 * SECOND_NS
-#: Symptoms that are stored of one host; those that weigh the least are left out.
+#: Symptoms stored per host; those with the least weight are omitted.
 SYMPTOMS_PER_HOST_MAX = 256
 _TIMES = ("since_ns", "last_seen_ns", "worst_seen_ns", "active")
 _SYMPTOM_FIELDS = tuple(
-    one.name for one in fields(Symptom) if one.name not in ("rule", "shared_cause")
+    field_info.name
+    for field_info in fields(Symptom)
+    if field_info.name not in ("rule", "shared_cause")
 )
 
 
 class MemoryLog:
-    """Which hosts have a row, by node index, and when it was written."""
+    """The time at which each host's row was written, by node index."""
 
     def __init__(self, restored: Judgement) -> None:
-        # Spread over the period: not all of them in one turn.
+        # spread over the period, so that one turn does not write all rows
         self._written_ns = {
             host: restored.computed_ns - host * SECOND_NS % PERIOD_NS for host in restored.settling
         }
@@ -62,15 +65,21 @@ class MemoryLog:
     def take_due(
         self, judgement: Judgement, fleet: Fleet, scored: Iterable[int]
     ) -> list[HostMemory]:
-        """Return the rows to write with the scores of the hosts *scored*, and take them as written."""
+        """Return the rows to write with the scores of *scored*, and mark them as written."""
         now_ns, tracked = judgement.computed_ns, judgement.tracked_symptoms
         since_ns = {host: now_ns - self._written_ns.get(host, 0) for host in tracked}
-        due = {*scored, *(host for host, ago in since_ns.items() if not 0 <= ago < PERIOD_NS)}
+        due = {
+            *scored,
+            *(host for host, elapsed_ns in since_ns.items() if not 0 <= elapsed_ns < PERIOD_NS),
+        }
         rows: list[HostMemory] = []
         for host in due:
             if symptoms := tracked.get(host):
                 self._written_ns[host] = now_ns
-                parts = {(one.worst.device, one.worst.signal) for one in symptoms.values()}
+                parts = {
+                    (tracked_symptom.worst.device, tracked_symptom.worst.signal)
+                    for tracked_symptom in symptoms.values()
+                }
                 read = frozenset(part for part in parts if fleet.was_read(host, *part))
                 body = partial(encode, symptoms, RestoredParts(fleet.boot_id(host), read), now_ns)
                 rows.append(HostMemory(fleet.names[host], now_ns, body))
@@ -80,15 +89,18 @@ class MemoryLog:
 
 
 def encode(symptoms: TrackedSymptoms, read: RestoredParts, now_ns: int) -> str:
-    """Return what is remembered of a host at *now_ns* as JSON."""
+    """Return the tracked symptoms of a host at *now_ns* as JSON."""
     stored = list(symptoms.values())
     if len(stored) > SYMPTOMS_PER_HOST_MAX:
-        stored.sort(key=lambda one: (one.active, one.worst.weight), reverse=True)
+        stored.sort(
+            key=lambda tracked_symptom: (tracked_symptom.active, tracked_symptom.worst.weight),
+            reverse=True,
+        )
     content = {
         "format": FORMAT, "time_ns": now_ns, "boot_id": read.boot_id.hex(), "read_parts": sorted(read.parts),
         "symptoms": [_plain(one) for one in stored[:SYMPTOMS_PER_HOST_MAX]],
     }  # fmt: skip
-    return json.dumps(content, separators=(",", ":"), default=float)  # of numpy's numbers
+    return json.dumps(content, separators=(",", ":"), default=float)  # for numpy
 
 
 def _plain(one: TrackedSymptom) -> dict[str, Any]:
@@ -98,17 +110,17 @@ def _plain(one: TrackedSymptom) -> dict[str, Any]:
 
 
 def _plain_symptom(symptom: Symptom) -> dict[str, Any]:
-    """Return *symptom* with its rule by name, where it has the one that is declared."""
+    """Return *symptom* as plain data, with its rule by name if the rule is as declared."""
     plain = {name: to_plain(getattr(symptom, name)) for name in _SYMPTOM_FIELDS}
     rule = symptom.rule
     return plain | {"rule": rule.name if RULES.get(rule.name) == rule else to_plain(rule)}
 
 
 def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, RestoredParts]:
-    """Return what `encode` stored of a host, whose node index is *host* now, as it continues at *now_ns*.
+    """Return the symptoms of `encode` as they continue at *now_ns* on the node index *host*.
 
-    The time in between counts for the end of a symptom, and not for its beginning. Raises ValueError, TypeError, KeyError,
-    AttributeError.
+    The time in between counts for the end of a symptom, and not for its beginning. Raises
+    ValueError, TypeError, KeyError, AttributeError.
     """
     content = json.loads(body)
     if content["format"] not in (FORMAT, FORMAT_BEFORE):
@@ -119,11 +131,17 @@ def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, Restored
         for symptom in (plain["worst"], latest):
             if isinstance(symptom["rule"], str):
                 symptom["rule"] = RULES[symptom["rule"]]
-        one: TrackedSymptom = from_plain(TrackedSymptom, {**plain, "latest": latest})
-        worst = replace(_without_sums(one), host=host)
-        symptoms[worst.key] = replace(one, worst=worst, latest=replace(one.latest, host=host))
+        tracked_symptom: TrackedSymptom = from_plain(TrackedSymptom, {**plain, "latest": latest})
+        worst = replace(_without_sums(tracked_symptom), host=host)
+        symptoms[worst.key] = replace(
+            tracked_symptom, worst=worst, latest=replace(tracked_symptom.latest, host=host)
+        )
     elapsed_ns = now_ns - content["time_ns"]  # below 0: our clock was set back
-    paused = {key: one for key, one in symptoms.items() if elapsed_ns < 0 or not one.active}
+    paused = {
+        key: tracked_symptom
+        for key, tracked_symptom in symptoms.items()
+        if elapsed_ns < 0 or not tracked_symptom.active
+    }
     parts = frozenset((device, signal) for device, signal in content["read_parts"])
     return symptoms | freeze(paused, elapsed_ns), RestoredParts(
         bytes.fromhex(content["boot_id"]), parts
@@ -131,11 +149,12 @@ def decode(body: str, host: int, now_ns: int) -> tuple[TrackedSymptoms, Restored
 
 
 def _without_sums(one: TrackedSymptom) -> Symptom:
-    """Return the worst of *one*; a counter's, whose sum over ten minutes starts at zero again, lasts as long as the sum would."""
+    """Return the worst symptom; a counter's ends later, since its sum restarts at zero."""
     signal = BY_NAME.get(one.worst.signal)
     if signal is None or signal.kind is not Kind.COUNTER:
         return one.worst
-    # By the latest, whose rule stays as it is: two restarts make it last no longer than one.
+    # based on the latest symptom, whose rule stays as it is: two restarts must not add the time
+    # twice
     leave_seconds = one.latest.rule.leave_seconds + RECENT_SECONDS
     return replace(one.worst, rule=replace(one.worst.rule, leave_seconds=leave_seconds))
 
@@ -146,9 +165,9 @@ def restore(
     now_ns: int,
     faults: FaultHistory | None = None,
 ) -> Judgement:
-    """Make the hosts of *last* known to *fleet*; return what the first judgement follows. *faults*: those on record.
+    """Add the hosts of *last* to *fleet*; return the judgement before the first.
 
-    Simulated hosts that had ended do not come back.
+    Simulated hosts that had ended are excluded.
     """
     settling: dict[int, SettlingHost] = {}
     tracked: dict[int, TrackedSymptoms] = {}
@@ -179,9 +198,10 @@ def restore(
         settling[host] = SettlingHost(score, frozenset(symptoms))
         if symptoms:
             tracked[host] = symptoms
-        signals = {(one.device, one.signal) for one in score.evidence}
+        signals = {(evidence.device, evidence.signal) for evidence in score.evidence}
         for device, signal in signals | {
-            (d.worst.device, d.worst.signal) for d in symptoms.values()
+            (tracked_symptom.worst.device, tracked_symptom.worst.signal)
+            for tracked_symptom in symptoms.values()
         }:
             fleet.ever_up.restore(host, device, signal)
     if unused:

@@ -1,6 +1,7 @@
 """Applies declarations to symptoms: noise has no weight, hosts in maintenance are MAINTENANCE.
 
-Nothing is hidden: noise stays in the evidence, with who declared it, and a host in maintenance keeps its numbers.
+Nothing is hidden: noise stays in the evidence, with the author of its declaration, and a host in
+maintenance keeps its numbers.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from ..model import HealthState, HostScore, Reason
 from .results import Hosts
 from .symptom import RuleAndDevice, Symptom, TrackedSymptom
 
-#: States that say nothing of a host worth telling beside its maintenance.
+#: States not worth reporting next to a maintenance window.
 _QUIET = (HealthState.HEALTHY, HealthState.MAINTENANCE)
-#: Where `_as_maintenance` says what a host would be without its window: a stored score has it nowhere else.
+#: The part of the message by `_as_maintenance` with the state without the window: a stored score
+#: has it nowhere else.
 _HIDDEN_STATE = re.compile(r", until [-0-9: ]+ UTC; else ([A-Z]+): (.*)", re.DOTALL)
-#: What ends a state that lay beneath: its own words were not stored.
+#: Clear condition of that state: its own condition was not stored.
 _CLEARS_ON_RECHECK = "the next check finds no difference"
 
 
 def without_noise(
     fleet: Fleet, tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]], now_ns: int
 ) -> Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]]:
-    """Return *tracked* by host, what somebody declared to be noise as evidence that weighs nothing.
+    """Return *tracked* by host, with symptoms declared to be noise as evidence without weight.
 
-    Also what only holds for a while longer: for an hour a slow host would be one that nobody may quiet.
+    Include symptoms that last only by hysteresis: otherwise a slow host could not be silenced for
+    an hour.
     """
     if not fleet.declared.active_overrides(now_ns):
         return tracked
@@ -67,7 +70,7 @@ def _apply_override(declared: Declared, host: str, symptom: Symptom, now_ns: int
 
 
 def mark_as_noise(symptom: Symptom, override: Override) -> Symptom:
-    """Return *symptom* as something that is known and does not matter."""
+    """Return *symptom* as known noise."""
     message = (
         f"taken as noise until {format_time(override.until_ns)}: {override.why} ({override.who})"
     )
@@ -76,10 +79,10 @@ def mark_as_noise(symptom: Symptom, override: Override) -> Symptom:
 
 
 def in_maintenance(fleet: Fleet, hosts: Hosts, now_ns: int) -> Hosts:
-    """Return *hosts*, those in a window as MAINTENANCE."""
+    """Return *hosts*, with those in a window as MAINTENANCE."""
     windows = fleet.declared.maintenance_windows(fleet.names, now_ns)
     return hosts.with_scores(
-        {host: _as_maintenance(hosts[host], one) for host, one in windows.items()}
+        {host: _as_maintenance(hosts[host], window) for host, window in windows.items()}
     )
 
 
@@ -95,7 +98,7 @@ def _as_maintenance(host: HostScore, window: MaintenanceWindow) -> HostScore:
 
 
 def without_maintenance(host: HostScore) -> HostScore:
-    """Return *host*, a score that was stored, as it was but for its window: whether that still is, says who declares it."""
+    """Return the stored score *host* without its window, which may no longer be declared."""
     if host.state is not HealthState.MAINTENANCE:
         return host
     hidden = _HIDDEN_STATE.search(host.reason_message)
@@ -107,7 +110,10 @@ def without_maintenance(host: HostScore) -> HostScore:
     return replace(
         host,
         state=HealthState.__members__.get(hidden[1], HealthState.UNKNOWN),
-        reason=next((one.reason for one in host.evidence if one.words == message), Reason.NONE),
+        reason=next(
+            (evidence.reason for evidence in host.evidence if evidence.words == message),
+            Reason.NONE,
+        ),
         reason_message=message,
         clears_when=_CLEARS_ON_RECHECK,
     )

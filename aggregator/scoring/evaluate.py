@@ -1,4 +1,4 @@
-"""Judges the fleet: evaluates all rules over all hosts at one moment into an immutable snapshot. No I/O."""
+"""Judges the fleet: evaluates all rules over all hosts into an immutable snapshot. No I/O."""
 
 from __future__ import annotations
 
@@ -54,22 +54,20 @@ from .shared_faults import attribute_shared
 from .symptom import RuleAndDevice, RuleFunction, Symptom, TrackedSymptom, evaluate_with_rollout
 from .view import FleetView
 
-# ----------------------------------------------------------------------
-# What judging keeps as findings: begun where operators must act on it, ended on record where its
-# condition is gone.
-
-#: At this many findings, only faults begin new ones: a counter stuck on each port of a large fleet, or a slip in a
-#: file, leaves room for what hosts are taken out for.
+#: At this many findings only faults add new ones, so that many findings of other kinds (a counter
+#: stuck on each port of a large fleet, an error in a file) leave capacity for faults.
 NON_FAULT_FINDINGS_MAX = FINDINGS_MAX // 2
-#: All of these: judging begins them and ends them.
+#: Findings that judging begins and ends.
 EVALUATED_FINDINGS = frozenset((*FINDING_RULES, *PERSISTENT_RULES))
 
 
 def open_faults(fleet: Fleet) -> OpenFaults:
-    """Return the findings that stand and are faults, as training takes them from the record."""
-    found = fleet.findings.values()
+    """Return the open findings that are faults, as training takes them from the record."""
+    findings = fleet.findings.values()
     return frozenset(
-        (f.host, f.since_ns // 1000, FAULTS[f.name]) for f in found if f.name in FAULTS
+        (finding.host, finding.since_ns // 1000, FAULTS[finding.name])
+        for finding in findings
+        if finding.name in FAULTS
     )
 
 
@@ -79,9 +77,9 @@ def update_findings(
     settling: SettlingHosts,
     now_ns: int,
 ) -> None:
-    """Keep as findings what operators must act on; end, on record, those whose condition is gone.
+    """Add findings on which operators must act; clear findings whose condition ended.
 
-    A host that is silent, or that is *settling*, keeps its own: nothing of it was looked at again.
+    A host that is silent or *settling* keeps its findings, since it was not judged again.
     """
     active: set[tuple[str, str, str]] = set()
     for host, symptoms in tracked.items():
@@ -100,7 +98,7 @@ def update_findings(
 
 
 def finding_name(symptom: Symptom) -> str:
-    """Return under which name *symptom* is kept as a finding; "" if it is not, or somebody takes it as noise."""
+    """Return the finding name of *symptom*; "" if it is not a finding, or declared noise."""
     rule = symptom.rule.name
     if symptom.reason is Reason.POLICY:
         return ""
@@ -113,7 +111,7 @@ def finding_name(symptom: Symptom) -> str:
 
 
 def finding_subject(name: str, symptom: Symptom) -> str:
-    """Return what a finding is about: the device, the signal, and the code or variant of it."""
+    """Return the subject of a finding: the device, the signal, and the code or variant."""
     which = symptom.rule.name.removeprefix(name).lstrip(".")
     suffix = f" {which}" if which and not symptom.signal.endswith(which) else ""
     return f"{symptom.device} {symptom.signal}{suffix}"
@@ -124,7 +122,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Judgement(Snapshot):
-    """A snapshot with what the next one, and the fast answers, are made from."""
+    """A snapshot with the state for the next judgement and for fast answers."""
 
     dictionary_version: int = 0
     names: tuple[str, ...] = ()
@@ -133,7 +131,8 @@ class Judgement(Snapshot):
     tracked_symptoms: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = field(
         default_factory=dict
     )
-    #: Hosts whose last score from before our restart applies until they have reported for long enough.
+    #: Hosts whose last score from before our restart applies until they have reported for long
+    #: enough.
     settling: SettlingHosts = field(default_factory=dict[int, SettlingHost])
     restarted_ns: int = 0
     gpus: Gpus = field(default_factory=no_gpus)
@@ -141,16 +140,16 @@ class Judgement(Snapshot):
     gang_waits: GangWaits = field(default_factory=GangWaits)
     job_faults: Sequence[JobFault] = ()
     jobs: Mapping[int, str] = field(default_factory=dict)  # by node index: its largest job
-    failed: str = ""  # parts of judging, as text
+    failed: str = ""  # failed parts of judging, as text
     rule_symptoms: Mapping[RuleFunction, Sequence[Symptom]] = field(default_factory=dict)
-    model: str = PRIOR  # of the hazard
-    #: (hosts, components): what is left of each (`scoring/job_impact.py`).
+    model: str = PRIOR  # version of the hazard model
+    #: (hosts, components): remaining speed (`scoring/job_impact.py`).
     component_speeds: Singles = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     workloads: KnownWorkloads = field(default_factory=KnownWorkloads)
     facts: NodeFacts = field(default_factory=NodeFacts)
-    #: Of each reservation: its name, and its nodes by index.
+    #: Reservations: name, and node indexes.
     reservations: tuple[tuple[str, Indexes], ...] = ()
-    #: Factors of a price as schedulers report them.
+    #: Price factors from scheduler reports.
     reported_factors: ReportedFactors = NOTHING_REPORTED
     #: Exchange rates that operators declared, by tenant.
     tenants: Mapping[str, ExchangeRates] = field(default_factory=dict[str, ExchangeRates])
@@ -164,10 +163,11 @@ def evaluate(
     feedback: OutcomeFeedback = NO_FEEDBACK,
     jump_ns: int = 0,
 ) -> Judgement:
-    """Return the fleet as it is at *now_ns* of our clock, following *previous*.
+    """Return the judgement of the fleet at *now_ns* of our clock, following *previous*.
 
-    *model*: of the hazard; None, or a prior: none was trained. *feedback*: what advice and its outcomes tell.
-    *jump_ns*: by how much our clock was set forward since *previous* (`Fleet.apply_clock_jump`).
+    *model*: hazard model; without a trained model the public record applies. *feedback*: from
+    advice and its outcomes. *jump_ns*: forward jump of our clock since *previous*
+    (`Fleet.apply_clock_jump`).
     """
     advance_failed = fleet.advance(now_ns)
     view = FleetView(fleet, now_ns)
@@ -201,7 +201,8 @@ def evaluate(
         names, dict(_observed(view, weighed, transient)), feedback.shared_causes
     )
     live = Hosts(
-        host_inputs, {host: score_host(host_inputs[host], each) for host, each in observed.items()}
+        host_inputs,
+        {host: score_host(host_inputs[host], symptoms) for host, symptoms in observed.items()},
     )
     hosts = live.with_scores(scores_as_before(settling, live, awaited))
     hosts = in_maintenance(fleet, hosts, now_ns)
@@ -252,10 +253,10 @@ def _of_this_epoch(fleet: Fleet, previous: Snapshot | None) -> Judgement | None:
 def _run_rules(
     view: FleetView, previous: Judgement | None, degraded_before: str
 ) -> tuple[dict[RuleFunction, list[Symptom]], str]:
-    """Return what each rule sees, and words for those that failed: one must not blind the others.
+    """Return the symptoms by rule, and messages of rules that failed.
 
-    What a failing one had counted stays meanwhile: not evaluated is not healthy. *degraded_before*: what was degraded before; what
-    fails once a second is logged once.
+    A failed rule keeps its active symptoms: not evaluated is not healthy. *degraded_before*: the
+    previous degradation, so that a failure in each turn is logged once.
     """
     symptoms: dict[RuleFunction, list[Symptom]] = {}
     failed: list[str] = []
@@ -271,14 +272,14 @@ def _run_rules(
 
 
 def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
-    """Return what *rule* saw in the judgement before, as far as it counted."""
+    """Return the symptoms of *rule* in *previous* that were active."""
     tracked = (
-        (one, previous.tracked_symptoms.get(one.host, {}).get(one.key))
-        for one in previous.rule_symptoms.get(rule, ())
+        (symptom, previous.tracked_symptoms.get(symptom.host, {}).get(symptom.key))
+        for symptom in previous.rule_symptoms.get(rule, ())
     )
     return [
-        one
-        for one, tracked_symptom in tracked
+        symptom
+        for symptom, tracked_symptom in tracked
         if tracked_symptom is not None and tracked_symptom.active
     ]
 
@@ -286,7 +287,7 @@ def _active_of(rule: RuleFunction, previous: Judgement) -> list[Symptom]:
 def _find_waits(
     view: FleetView, observed: Mapping[int, list[ObservedSymptom]], degraded_before: str
 ) -> tuple[tuple[GangWaits, Sequence[JobFault]], str]:
-    """Return who waits for whom, the faults of jobs, and a message if that failed: scores apply without them."""
+    """Return waits in gangs, faults of jobs, and a message on failure: scores need neither."""
     try:
         return (find_waits(view, observed), find_job_faults(view, observed)), ""
     except Exception as error:
@@ -297,11 +298,11 @@ def _find_waits(
 
 
 def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
-    found: dict[int, list[Symptom]] = defaultdict(list)
+    result: dict[int, list[Symptom]] = defaultdict(list)
     for group in groups:
         for symptom in group:
-            found[symptom.host].append(symptom)
-    return found
+            result[symptom.host].append(symptom)
+    return result
 
 
 def _track(
@@ -312,10 +313,10 @@ def _track(
     settling: SettlingHosts,
     ended: Mapping[str, frozenset[int]],
 ) -> dict[int, dict[RuleAndDevice, TrackedSymptom]]:
-    """Return every host's holds; by rule, the hosts for which it *ended*. A host that is silent or *settling* keeps its own, and so
-    does a part that is not read: missing is not healthy.
+    """Return every host's tracked symptoms. *ended*: by rule, the hosts on which it ended.
 
-    Where our clock was set back, or forward by *jump_ns*, all of them are as old as they were.
+    Silent and *settling* hosts, and unread parts, keep their symptoms: missing is not healthy.
+    After our clock was set back, or forward by *jump_ns*, all symptoms keep their age.
     """
     before: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]] = {}
     elapsed_ns = 0
@@ -324,7 +325,7 @@ def _track(
     result: dict[int, dict[RuleAndDevice, TrackedSymptom]] = {}
     for host in before.keys() | symptoms.keys():
         tracked, shown = before.get(host, {}), symptoms.get(host, [])
-        shown_keys = {one.key for one in shown}
+        shown_keys = {symptom.key for symptom in shown}
         stopped = unread_symptoms(view, host, tracked, shown_keys)
         if host in settling:
             restored = (settling[host].symptoms & tracked.keys()) - shown_keys
@@ -339,7 +340,8 @@ def _track(
             key: tracked_symptom for key, tracked_symptom in stopped.items() if key[0] not in over
         }
         after |= hysteresis.freeze(stopped, elapsed_ns)
-        if not view.awake[host]:  # what needs no reading, such as an event, is taken even so
+        # even then, symptoms that need no reading, such as events, are taken
+        if not view.awake[host]:
             after = {**tracked, **after}
         if after:
             result[host] = after
@@ -347,7 +349,7 @@ def _track(
 
 
 def _ended_by_gangs(view: FleetView) -> dict[str, frozenset[int]]:
-    """Return the hosts that are no longer slow in a gang, by the rule that had reported them."""
+    """Return the hosts that are no longer slow in a gang, by rule."""
     return {
         SLOW.name: gang.hosts_keeping_pace(view),
         SLOW_GPU.name: gang.hosts_with_usual_gpus(view),
@@ -362,7 +364,7 @@ def _facts(
     now_ns: int,
     verdicts: GangVerdicts,
 ) -> NodeFacts:
-    """Return what decisions need of each node. *previous*: a judgement with the same node indexes."""
+    """Return each node's facts for decisions. *previous*: judgement with the same node indexes."""
     before = previous.facts if previous else None
     domains = node_domains(fleet.declared, names, fleet.epoch, before.domains if before else None)
     costs = node_costs(fleet.declared, names, fleet.epoch, before.costs if before else None)
@@ -373,12 +375,16 @@ def _facts(
 def _gang_verdicts(
     observed: Mapping[int, Sequence[ObservedSymptom]], ended: Mapping[str, frozenset[int]]
 ) -> GangVerdicts:
-    """Return which hosts their gangs find slow at a normal clock, and which they find as fast as the others."""
+    """Return hosts that gangs find slow at a normal clock, and hosts as fast as the others."""
     slow: dict[int, float] = {}
     for host, symptoms in observed.items():
-        found = [one.symptom.speed for one in symptoms if one.symptom.rule.name in ended]
-        if found:
-            slow[host] = min(found)
+        speeds = [
+            observed_symptom.symptom.speed
+            for observed_symptom in symptoms
+            if observed_symptom.symptom.rule.name in ended
+        ]
+        if speeds:
+            slow[host] = min(speeds)
     return GangVerdicts(slow, frozenset().union(*ended.values()))
 
 
@@ -392,7 +398,7 @@ def _host_inputs(
     tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
 ) -> HostInputs:
     fleet, speeds = view.fleet, view.speeds
-    of, count = fleet.devices["gpu"].host, len(fleet)
+    gpu_host, count = fleet.devices["gpu"].host, len(fleet)
     features = assemble(view, faults, names, frozen)
     log_base, parts = parts_of(model, features, fleet.gpus)
     return HostInputs(
@@ -401,8 +407,8 @@ def _host_inputs(
         gpus=fleet.gpus,
         last_received_ns=fleet.last_received_ns.copy(),
         is_reporting=_is_readable(view, tracked),
-        relative_speed=speeds_of_hosts(speeds, of, count),
-        speed_error=-slowest(-speeds.error, of, count),
+        relative_speed=speeds_of_hosts(speeds, gpu_host, count),
+        speed_error=-slowest(-speeds.error, gpu_host, count),
         log_base=log_base,
         parts=parts,
         features=features,
@@ -416,7 +422,7 @@ def _host_inputs(
 def _is_readable(
     view: FleetView, tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]]
 ) -> Flags:
-    """Say which hosts are heard, and their GPUs read, if they have any: of the others the intervals are wide."""
+    """Return reporting hosts with their GPUs, if any, read; other hosts get wide intervals."""
     unread = [
         host
         for host, symptoms in tracked.items()
@@ -432,12 +438,12 @@ def _observed(
     tracked: Mapping[int, Mapping[RuleAndDevice, TrackedSymptom]],
     transient: Mapping[int, list[Symptom]],
 ) -> Iterator[tuple[int, list[ObservedSymptom]]]:
-    """Yield the symptoms that count of every host that has any. *transient*: those that hold for as long as they show."""
+    """Yield each host's active symptoms, if any. *transient*: symptoms without hysteresis."""
     for host in sorted(tracked.keys() | transient.keys()):
         observed = [
-            ObservedSymptom(h.worst, h.worst_seen_ns)
-            for h in tracked.get(host, {}).values()
-            if h.active
+            ObservedSymptom(tracked_symptom.worst, tracked_symptom.worst_seen_ns)
+            for tracked_symptom in tracked.get(host, {}).values()
+            if tracked_symptom.active
         ]
         observed += [ObservedSymptom(symptom, view.now_ns) for symptom in transient.get(host, ())]
         if observed:
@@ -445,7 +451,7 @@ def _observed(
 
 
 def _names(fleet: Fleet, previous: Judgement | None) -> tuple[str, ...]:
-    """Return the names by node index, the same tuple as before while no host was added."""
+    """Return the names by node index, reusing the previous tuple while no host was added."""
     if previous is not None and len(previous.names) == len(fleet):
         return previous.names
     return tuple(fleet.names)

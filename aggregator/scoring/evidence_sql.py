@@ -1,7 +1,8 @@
 """SQL of evidence: each query returns exactly the rows from which its number was computed.
 
-Names are quoted and times are absolute: the query returns the same rows while these are kept. Peer properties (power limits,
-modes, drivers and other registered values) are current ones: after a driver change, a peer appears in another group.
+Names are quoted and times are absolute: the query returns the same rows while these are kept. Peer
+properties (power limits, modes, drivers and other registered values) are current ones: after a
+driver change, a peer appears in another group.
 """
 
 from __future__ import annotations
@@ -20,42 +21,43 @@ from ..hazard.history import RANK_DECAY_DAYS
 from ..rule_catalogue import gpu
 from ..sql import quoted
 
-#: Peers that are shown of those that a number is held against: the nearest to their median.
+#: Peers shown, those nearest to the median.
 PEERS_SHOWN_MAX = 32
-#: A leaky sum holds 5 % of what it counted three of its time constants ago.
+#: A leaky sum holds 5 % of an event three time constants after it.
 CONSTANTS_BACK = 3
 SECOND_NS = 1_000_000_000
-#: A reading's time is the host's word: of what is shown and not added up, so much more is, either way.
+#: A reading's time is by the host's clock: queries that only show rows extend by this much either
+#: way.
 LATER_SECONDS = 5
-#: An on-change table comes whole every 60 s.
+#: An on-change table is complete every 60 s.
 KEYFRAME_SECONDS_MAX = 150.0
-#: And so far back it is looked for the reading before where it is of the whole fleet.
+#: Queries over the whole fleet search this far back for the previous reading.
 WHOLE_SECONDS = 65.0
 
 
 def timestamp_sql(at_ns: int) -> str:
     """Return a time as SQL, with its microseconds if it has any."""
     microseconds = at_ns // 1000 % 1_000_000
-    at = datetime.fromtimestamp(at_ns // SECOND_NS, UTC)
-    return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}{f'.{microseconds:06d}' if microseconds else ''}'"
+    moment = datetime.fromtimestamp(at_ns // SECOND_NS, UTC)
+    return f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}{f'.{microseconds:06d}' if microseconds else ''}'"
 
 
 def within(at_ns: int, seconds: float, later_seconds: int = 0) -> str:
-    """Return the condition that a reading is of the last *seconds* before *at_ns*, or a little later."""
+    """Return the condition for readings from *seconds* before *at_ns* to *later_seconds* after."""
     whole_ns = at_ns // SECOND_NS * SECOND_NS
     until_ns = whole_ns + later_seconds * SECOND_NS if later_seconds else at_ns
     return f"time BETWEEN {timestamp_sql(whole_ns - round(seconds) * SECOND_NS)} AND {timestamp_sql(until_ns)}"
 
 
 def of_table(table: str, at_ns: int, seconds: float, later_seconds: int = 0) -> str:
-    """Return the same of *table*: of one that comes on change as far back as it comes whole."""
+    """Return `within` for *table*, back to the last complete reading if it is on-change."""
     if TABLES[table][0].on_change:
         seconds = max(seconds, KEYFRAME_SECONDS_MAX)
     return within(at_ns, seconds + LATER_SECONDS, later_seconds)
 
 
 def steps(table: str, column: str, where: str) -> str:
-    """Return the query for what a counter counted since each reading's one before, as `new`."""
+    """Return the query for a counter's increase since the previous reading, as `new`."""
     return (
         f"SELECT host, device, time, {column}, ops.counted({column}, boottime_ns, (host, device), time, "
         f"{_kind(table, column)}) AS new FROM readings.{table} WHERE {where}"
@@ -64,30 +66,32 @@ def steps(table: str, column: str, where: str) -> str:
 
 @cache
 def _kind(table: str, column: str) -> str:
-    nature = nature_of(next(one for one in TABLES[table] if one.column == column))
+    nature = nature_of(next(signal for signal in TABLES[table] if signal.column == column))
     return f"{nature.width_bits}, {str(nature.sticks).lower()}"
 
 
 def faded(table: str, at_ns: int, constant_seconds: float) -> str:
-    """Return the expression of what is left of `new` in a leaky sum (`fleet/tables.py`) at *at_ns*, but for gaps.
+    """Return the expression for the rest of `new` in a leaky sum (`fleet/tables.py`), without gaps.
 
-    What counted while readings were missing judging spreads over the gap; here it is of the reading after it.
+    Judging spreads an increase over missing readings evenly; this expression puts it at the reading
+    after the gap.
     """
     period = PERIOD_SECONDS[TABLES[table][0].pace]
     return f"ops.faded(new, time, {timestamp_sql(at_ns)}, {period:g}, {constant_seconds:g})"
 
 
 def in_unit(unit: str) -> str:
-    """Return the name of a column of *unit*."""
+    """Return the column name for *unit*."""
     return unit.replace("/s", "_per_second").replace(" ", "_")
 
 
 def counter_query(
     table: str, column: str, device: tuple[str, str], unit: str, at_ns: int, seconds: int
 ) -> str:
-    """Return the query for a counter of *device* (host, device) with what it counted until *at_ns*, fading over *seconds*.
+    """Return the query for a counter of *device* and its events, fading over *seconds*.
 
-    The first row is of *at_ns*: a number within *seconds*, or where *unit* ends in `/s` the mean over them.
+    The first row is of *at_ns*: the number within *seconds*, or their mean rate if *unit* ends in
+    `/s`.
     """
     share = f" / {seconds}" if unit.endswith("/s") else ""
     where = _is(device) + " AND " + of_table(table, at_ns, CONSTANTS_BACK * seconds)
@@ -107,10 +111,10 @@ def peers_comparison(
     simulated: bool,
     among: str = "",
 ) -> str:
-    """Return the query for how fast a counter rises, of *device*, of its peers and in their median.
+    """Return the query for a counter's rate over ten seconds: *device*, peers, and their median.
 
-    Fading over ten seconds. First comes the device, then the peers that are nearest to the median. *among*: the query
-    for those that it is held against, by host and device.
+    First comes the device, then the peers nearest to the median. *among*: the query for the peers,
+    by host and device.
     """
     seconds, rate = 10, in_unit(unit)
     back_seconds = CONSTANTS_BACK * seconds + WHOLE_SECONDS
@@ -127,7 +131,7 @@ def peers_comparison(
 
 
 def last_of_each(table: str, columns: str, host: str, at_ns: int, seconds: float) -> str:
-    """Return the query for the last reading of each device of *host* within *seconds* before *at_ns*."""
+    """Return the query for the last reading of each device of *host* within *seconds*."""
     return (
         f"SELECT device, time, {columns} FROM readings.{table} WHERE host = {quoted(host)} "
         f"AND {of_table(table, at_ns, seconds)} "
@@ -136,7 +140,7 @@ def last_of_each(table: str, columns: str, host: str, at_ns: int, seconds: float
 
 
 def peers(host: str, at_ns: int, gpu: str = "", gang: Sequence[str] = ()) -> str:
-    """Return the query for the clock of a GPU, by default the slowest of *host*, and of its peers: of *gang*, if any."""
+    """Return the query for the clock of *gpu* (default: the slowest of *host*) and its peers."""
     which = f", gpu := {quoted(gpu)}" if gpu else ""
     which += f", gang := [{', '.join(map(quoted, gang))}]" if gang else ""
     return (
@@ -148,56 +152,55 @@ def _is(device: tuple[str, str]) -> str:
     return f"host = {quoted(device[0])} AND device = {quoted(device[1])}"
 
 
-# ----------------------------------------------------------------------
-# The SQL of what a model of hazard looks at: the faults that it counts, and the readings that it
-# measures by.
-
-#: Counters that a feature takes the worst of: table, column.
+#: Counters of features that take the maximum: table, column.
 CORRECTED = (("gpu_1s_changes", "ecc_corrected_volatile_errors"),)
 LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
 LINK_DOWNS = (("rdma_1s_changes", "link_downed_events"),)
-#: States that say that a GPU waits for a row remap, or has no rows left for one.
+#: States of a GPU that waits for a row remap, or has no rows left for one.
 REMAPS = tuple(row.column for row in gpu.REMAPS)
-#: A reading of each second is of now for this long.
+#: A reading of a 1 s table is current for this long.
 FRESH_SECONDS = 15.0
-#: When a host was heard: what every agent tells each second, and what it tells though that is switched off.
+#: Times of a host's frames: a table that every agent sends each second, and another that it always
+#: sends.
 RECEIVED_SOURCES = (
     "SELECT host, time, 'host' AS source FROM readings.host_1s "
     "UNION ALL SELECT host, time, device FROM readings.collector_10s"
 )
-#: Faults of others count as of one cause for this long.
+#: Faults of other hosts count as one cause within this time.
 NEAR_SECONDS = 600
 
-Query = Callable[[str, int], str]  # of a host's name and the time
+Query = Callable[[str, int], str]  # host name, time
 
 
 def query_of(feature: str, host: str, at_ns: int) -> str:
-    """Return the query for the rows that *feature* of *host* was computed from at *at_ns*."""
+    """Return the query for the rows from which *feature* of *host* was computed at *at_ns*."""
     return _QUERIES[feature](host, at_ns)
 
 
 def last_received(host: str, at_ns: int) -> str:
-    """Return the query for when *host* was last heard before *at_ns*."""
-    at = timestamp_sql(at_ns)
+    """Return the query for the last frame of *host* before *at_ns*."""
+    moment = timestamp_sql(at_ns)
     return (
-        f"SELECT time, epoch({at} - time) AS seconds_ago, source FROM ({RECEIVED_SOURCES}) "
-        f"WHERE host = {quoted(host)} AND time <= {at} ORDER BY time DESC LIMIT 20"
+        f"SELECT time, epoch({moment} - time) AS seconds_ago, source FROM ({RECEIVED_SOURCES}) "
+        f"WHERE host = {quoted(host)} AND time <= {moment} ORDER BY time DESC LIMIT 20"
     )
 
 
 def _faults(host: str, at_ns: int, days: int = 0) -> str:
-    at = timestamp_sql(at_ns)
-    since = f" AND began >= {at} - INTERVAL {days} DAY" if days else ""
+    moment = timestamp_sql(at_ns)
+    since = f" AND began >= {moment} - INTERVAL {days} DAY" if days else ""
     return (
-        f"SELECT began, ended, names, epoch({at} - began) / 86400 AS days_ago FROM ops.incidents_at({at}) "
-        f"WHERE host = {quoted(host)} AND began < {at}{since} ORDER BY began DESC"
+        f"SELECT began, ended, names, epoch({moment} - began) / 86400 AS days_ago FROM ops.incidents_at({moment}) "
+        f"WHERE host = {quoted(host)} AND began < {moment}{since} ORDER BY began DESC"
     )
 
 
 def _of_class(name: str) -> Query:
-    """Return the query for the faults that have a finding of the class *name*."""
-    found = f"len(list_filter(names, lambda name: {fault_classes.class_condition(name)})) > 0"
-    return lambda host, at_ns: f"FROM ({_faults(host, at_ns)}) WHERE {found} ORDER BY began DESC"
+    """Return the query for the faults with a finding of the class *name*."""
+    has_class = f"len(list_filter(names, lambda name: {fault_classes.class_condition(name)})) > 0"
+    return lambda host, at_ns: (
+        f"FROM ({_faults(host, at_ns)}) WHERE {has_class} ORDER BY began DESC"
+    )
 
 
 def _last_week(host: str, at_ns: int) -> str:
@@ -205,40 +208,40 @@ def _last_week(host: str, at_ns: int) -> str:
 
 
 def _returned(host: str, at_ns: int) -> str:
-    at = timestamp_sql(at_ns)
+    moment = timestamp_sql(at_ns)
     return (
-        f"SELECT began, ended, names, epoch({at} - ended) / 86400 AS days_ago FROM ops.incidents_at({at}) "
-        f"WHERE host = {quoted(host)} AND ended <= {at} ORDER BY ended DESC LIMIT 1"
+        f"SELECT began, ended, names, epoch({moment} - ended) / 86400 AS days_ago FROM ops.incidents_at({moment}) "
+        f"WHERE host = {quoted(host)} AND ended <= {moment} ORDER BY ended DESC LIMIT 1"
     )
 
 
 def _ranked(host: str, at_ns: int) -> str:
-    """Return the query for what hosts are ranked by: of the host, and of all that are ranked with it and ever failed."""
-    at = timestamp_sql(at_ns)
+    """Return the query for the ranking: *host*, and all ranked hosts that ever failed."""
+    moment = timestamp_sql(at_ns)
     return (
-        f"SELECT host, bool_and(coalesce(ended <= {at}, false)) AS up, epoch({at} - max(ended)) / 86400 AS returned_days_ago, "
-        f"sum(exp(-epoch({at} - began) / 86400 / {RANK_DECAY_DAYS:g})) AS faults_30d, count(*) AS faults "
-        f"FROM ops.incidents_at({at}) WHERE began < {at} GROUP BY host "
+        f"SELECT host, bool_and(coalesce(ended <= {moment}, false)) AS up, epoch({moment} - max(ended)) / 86400 AS returned_days_ago, "
+        f"sum(exp(-epoch({moment} - began) / 86400 / {RANK_DECAY_DAYS:g})) AS faults_30d, count(*) AS faults "
+        f"FROM ops.incidents_at({moment}) WHERE began < {moment} GROUP BY host "
         f"ORDER BY host <> {quoted(host)}, returned_days_ago, host"
     )
 
 
 def _of_others(host: str, at_ns: int) -> str:
-    at = timestamp_sql(at_ns)
+    moment = timestamp_sql(at_ns)
     return (
-        f"SELECT host, began, names FROM ops.incidents_at({at}) WHERE host <> {quoted(host)} "
-        f"AND began BETWEEN {at} - INTERVAL {NEAR_SECONDS} SECOND AND {at} ORDER BY began DESC, host"
+        f"SELECT host, began, names FROM ops.incidents_at({moment}) WHERE host <> {quoted(host)} "
+        f"AND began BETWEEN {moment} - INTERVAL {NEAR_SECONDS} SECOND AND {moment} ORDER BY began DESC, host"
     )
 
 
 def _counters_query(counters: tuple[tuple[str, str], ...]) -> Query:
-    """Return the query for all that *counters* counted, and what is left of it by device, the most first."""
+    """Return the query for the increases of *counters*, and the rest by device, largest first."""
 
     def query(host: str, at_ns: int) -> str:
-        each = " UNION ALL ".join(_steps(*one, host, at_ns) for one in counters)
+        all_steps = " UNION ALL ".join(_steps(*counter, host, at_ns) for counter in counters)
         return (
             "SELECT time, device, counter, new, sum(fading) OVER (PARTITION BY device, counter) AS in_10_min "
-            f"FROM ({each}) WHERE new > 0 ORDER BY in_10_min DESC, device, time"
+            f"FROM ({all_steps}) WHERE new > 0 ORDER BY in_10_min DESC, device, time"
         )
 
     return query
@@ -259,22 +262,22 @@ def _remaps(host: str, at_ns: int) -> str:
 
 
 def _headroom(host: str, at_ns: int) -> str:
-    second = last_of_each(
+    fast = last_of_each(
         "gpu_1s", "temperature_celsius, temperature_margin_celsius", host, at_ns, FRESH_SECONDS
     )
-    ten = last_of_each("gpu_10s", "temperature_slowdown_celsius", host, at_ns, 25.0)
+    slow = last_of_each("gpu_10s", "temperature_slowdown_celsius", host, at_ns, 25.0)
     return (
         "SELECT device, time, temperature_celsius, temperature_slowdown_celsius, temperature_margin_celsius, "
         "coalesce(temperature_margin_celsius, temperature_slowdown_celsius - temperature_celsius) AS headroom_celsius "
-        f"FROM ({second}) LEFT JOIN (SELECT * EXCLUDE (time) FROM ({ten})) USING (device) ORDER BY headroom_celsius, device"
+        f"FROM ({fast}) LEFT JOIN (SELECT * EXCLUDE (time) FROM ({slow})) USING (device) ORDER BY headroom_celsius, device"
     )
 
 
 def _unread(host: str, at_ns: int) -> str:
-    at, name = timestamp_sql(at_ns), quoted(host)
-    last = f"SELECT device, max(time) AS last_read FROM readings.gpu_1s WHERE host = {name} AND time <= {at} GROUP BY device"
+    moment, name = timestamp_sql(at_ns), quoted(host)
+    last = f"SELECT device, max(time) AS last_read FROM readings.gpu_1s WHERE host = {name} AND time <= {moment} GROUP BY device"
     return (
-        f"SELECT device, last_read, epoch({at} - last_read) AS seconds_ago, "
+        f"SELECT device, last_read, epoch({moment} - last_read) AS seconds_ago, "
         f"coalesce(seconds_ago > {FRESH_SECONDS:g}, true) AS unread FROM devices LEFT JOIN ({last}) USING (device) "
         f"WHERE host = {name} AND kind = 'gpu' ORDER BY unread DESC, device"
     )
@@ -286,8 +289,8 @@ _QUERIES: Mapping[str, Query] = {
     "faults_last_7d": _last_week,
     "fault_rank": _ranked,
     **{
-        one.name: _of_class(name)
-        for one, name in zip(CLASS_FEATURES, fault_classes.CLASS_NAMES, strict=True)
+        feature.name: _of_class(name)
+        for feature, name in zip(CLASS_FEATURES, fault_classes.CLASS_NAMES, strict=True)
     },
     "corrected_errors": _counters_query(CORRECTED),
     "remaps_waiting": _remaps,

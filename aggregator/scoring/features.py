@@ -1,8 +1,8 @@
-"""Features known of a host when its hazard is computed: for training, and stored with it.
+"""Features known of a host when its hazard is computed: for training, and stored with each score.
 
-The columns are one list, `SCORE_FEATURE_NAMES`: the history features and the measured ones (OBSERVED_NAMES) in the order of
-`hazard.features`, then those that no model uses. All are stored with each score; the first OBSERVED_NAMES of each day are kept
-longer.
+The columns are one list, `SCORE_FEATURE_NAMES`: the history features and the measured ones
+(OBSERVED_NAMES) in the order of `hazard.features`, then those that no model uses. All are stored
+with each score; the first OBSERVED_NAMES of each day are kept longer.
 """
 
 from __future__ import annotations
@@ -24,68 +24,72 @@ from ..model import Evidence, Reason
 from .evidence_sql import CORRECTED, LINK_DOWNS, LINK_ERRORS, REMAPS, query_of
 from .view import FleetView
 
-# ----------------------------------------------------------------------
-# Which faults each host had, so far back as models look: findings merged into incidents as training
-# merges them.
-#
-# Immutable: each judgement makes the next one from it, by the findings that stand then. What a
-# restart forgets, the store's findings restore. Hosts are known by name: one that comes back after
-# months has its record.
-
-#: Faults of others count as of one cause for this long: 27 % begin within ten minutes of another host's.
+#: Faults of other hosts count as one cause within this time: 27 % begin within ten minutes of
+#: another host's.
 NEAR_US = 600_000_000
 
-#: Host, since when (us), class.
+#: host, start (us), class
 OpenFaults = frozenset[tuple[str, int, str]]
 
 
 @dataclass(frozen=True)
 class FaultHistory:
-    """The incidents of each host, by name, and of those in the fleet as arrays."""
+    """The incidents of each host, by name, and those of the fleet's hosts as arrays.
+
+    Immutable: each judgement makes the next history from it and the open findings; after a restart
+    the store's findings restore it. Findings merge into incidents as in training. Hosts are known
+    by name, so a host that returns after months has its record.
+    """
 
     incidents: Mapping[str, tuple[FaultIncident, ...]] = field(default_factory=dict)
-    #: Findings that are faults, and stand.
+    #: Open findings that are faults.
     open_faults: OpenFaults = frozenset()
-    hosts: int = 0  # of the fleet
-    #: Of each incident of a host of the fleet: its node index, when it began and ended.
+    hosts: int = 0
+    #: Per incident of a host of the fleet: node index, begin and end.
     node: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     spans_us: Floats = field(default_factory=lambda: np.zeros((0, 2)))
     classes: Flags = field(default_factory=lambda: fault_classes.class_flags(()))
 
     @staticmethod
     def of(found: Mapping[str, Sequence[FaultIncident]]) -> FaultHistory:
-        """Return what is on record, before any host is known to the fleet."""
-        return FaultHistory({host: tuple(each) for host, each in found.items()})
+        """Return the history on record, before any host is known to the fleet."""
+        return FaultHistory({host: tuple(incidents) for host, incidents in found.items()})
 
     def after(self, index: Mapping[str, int], open_faults: OpenFaults, now_us: int) -> FaultHistory:
-        """Return what is known at *now_us*, when the findings *open_faults* stand. *index*: node indexes by name."""
+        """Return the history at *now_us* with *open_faults*. *index*: node indexes by name."""
         oldest_us = now_us - DAYS_BACK_MAX * DAY_US
         is_old = bool(self.spans_us.size) and self.spans_us[:, 0].min() < oldest_us
         if open_faults == self.open_faults and len(index) == self.hosts and not is_old:
             return self
         changed: dict[str, list[FaultIncident]] = {}
-        new = sorted((since_us, host, of) for host, since_us, of in open_faults - self.open_faults)
-        for since_us, host, of in new:
+        new = sorted(
+            (since_us, host, fault_class)
+            for host, since_us, fault_class in open_faults - self.open_faults
+        )
+        for since_us, host, fault_class in new:
             if since_us >= oldest_us:
                 host_incidents = changed.setdefault(host, list(self.incidents.get(host, ())))
-                add_finding(host_incidents, since_us, inf, of)
-        incidents = {**self.incidents, **{host: tuple(each) for host, each in changed.items()}}
+                add_finding(host_incidents, since_us, inf, fault_class)
+        incidents = {
+            **self.incidents,
+            **{host: tuple(record) for host, record in changed.items()},
+        }
         affected = {host for host, _, _ in open_faults}
-        for host, each in incidents.items():
-            if each[-1].end_us == inf and host not in affected:
-                last = each[-1]
+        for host, record in incidents.items():
+            if record[-1].end_us == inf and host not in affected:
+                last = record[-1]
                 closed = last._replace(end_us=max(last.start_us, now_us))
-                incidents[host] = (*each[:-1], closed)
+                incidents[host] = (*record[:-1], closed)
         if is_old:
             recent = {
-                h: tuple(one for one in each if one.start_us >= oldest_us)
-                for h, each in incidents.items()
+                h: tuple(incident for incident in record if incident.start_us >= oldest_us)
+                for h, record in incidents.items()
             }
-            incidents = {host: each for host, each in recent.items() if each}
+            incidents = {host: record for host, record in recent.items() if record}
         return FaultHistory(incidents, open_faults, len(index), *_arrays(incidents, index))
 
     def state(self, names: Sequence[str], now_us: float) -> UnitState:
-        """Return what models look at, of each host of the fleet, at *now_us*."""
+        """Return the models' input of each host of the fleet at *now_us*."""
         start, end = (self.spans_us.T - now_us) / DAY_US
         hardware = np.ones(len(start), dtype=bool)
         faults = events.FaultTable(
@@ -94,7 +98,7 @@ class FaultHistory:
         return state_at(faults, 0.0)[1]
 
     def of_others(self, now_us: int) -> Floats:
-        """Return how many faults of other hosts began within the last ten minutes, of each host of the fleet."""
+        """Return for each host the number of faults of other hosts within NEAR_US."""
         near = self.node[np.abs(now_us - self.spans_us[:, 0]) <= NEAR_US]
         per_host = np.bincount(near, minlength=self.hosts)
         return np.asarray(len(near) - per_host, dtype=np.float64)
@@ -103,11 +107,14 @@ class FaultHistory:
 def _arrays(
     incidents: Mapping[str, tuple[FaultIncident, ...]], index: Mapping[str, int]
 ) -> tuple[Indexes, Floats, Flags]:
-    known = [(index[host], each) for host, each in incidents.items() if host in index]
+    known = [
+        (index[host], host_incidents) for host, host_incidents in incidents.items() if host in index
+    ]
     node = np.repeat(
-        np.array([at for at, _ in known], dtype=np.intp), [len(each) for _, each in known]
+        np.array([host_index for host_index, _ in known], dtype=np.intp),
+        [len(host_incidents) for _, host_incidents in known],
     )
-    faults = [fault for _, each in known for fault in each]
+    faults = [fault for _, host_incidents in known for fault in host_incidents]
     spans = np.array([fault[:2] for fault in faults], dtype=np.float64).reshape(-1, 2)
     return node, spans, fault_classes.class_flags([fault.classes for fault in faults])
 
@@ -115,9 +122,10 @@ def _arrays(
 def assemble(
     view: FleetView, faults: FaultHistory, names: tuple[str, ...], frozen: frozenset[int]
 ) -> Floats:
-    """Return hosts x SCORE_FEATURE_NAMES; NaN where something is not known: missing is not zero. *names*: of the hosts.
+    """Return hosts x SCORE_FEATURE_NAMES; NaN if unknown. *names*: host names.
 
-    *frozen*: whose silence is more likely ours, and tells nothing of them, now or to a model that learns of this day.
+    *frozen*: hosts whose silence is more likely our fault, and so is not a feature, now or for a
+    model that trains on this day.
     """
     fleet, now_us = view.fleet, view.now_ns // 1000
     hosts, gpus = len(fleet), fleet.devices["gpu"]
@@ -140,7 +148,7 @@ def assemble(
 def evidence_of(
     at: int, host: str, value: float, delta: float, score_delta: float, at_ns: int
 ) -> Evidence:
-    """Return the column *at*, of those that models take, as one contribution to the hazard of *host*."""
+    """Return the model's column *at* as one contribution to the hazard of *host*."""
     feature = learned.FEATURES[at]
     return Evidence(
         signal=f"hazard.{feature.name}",
@@ -151,7 +159,8 @@ def evidence_of(
         log_hazard_delta=delta,
         relative_speed_factor=1.0,
         score_delta=score_delta,
-        reason=Reason.LEMON,  # by its own name advice would act on it: a model calls for nothing
+        # by the feature's own reason advice would act, but a model requests no action
+        reason=Reason.LEMON,
         words=feature.describe(value),
         observed_ns=at_ns,
         sql=query_of(feature.name, host, at_ns),
@@ -165,7 +174,7 @@ def _silent(view: FleetView, frozen: frozenset[int]) -> Floats:
 
 
 def _worst(view: FleetView, counters: tuple[tuple[str, str], ...]) -> Floats:
-    """Return the most that any device of each host counted within ten minutes; of a host that is not heard it is not known."""
+    """Return each host's largest counter within ten minutes; NaN if the host is silent."""
     worst = np.zeros(len(view.fleet))
     for table, column in counters:
         rows, events = view.counting(table, column, 0.1, slow=True)

@@ -1,7 +1,7 @@
-"""Faults that slow or stop each job now: one per host, or one per cause that hosts share. The verdict of a job begins here.
+"""Faults that slow or stop each job now: one per host, or per shared cause. Verdicts begin here.
 
-`hosts`, `job`, `ops.stragglers` and advice name the same symptom. An explanation that blames no host (more work, a shared
-storage) counts only if no host, link or shared cause is at fault.
+`hosts`, `job`, `ops.stragglers` and advice name the same symptom. An explanation that blames no
+host (more work, a shared storage) counts only if no host, link or shared cause is at fault.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from .score import ObservedSymptom, speed_interval
 from .symptom import Symptom
 from .view import FleetView
 
-#: A symptom that was last seen longer ago is of an earlier job: a slow host is remembered for an hour.
+#: A symptom that was last seen earlier belongs to an earlier job: a slow host is remembered for an
+#: hour.
 OBSERVED_SECONDS_MAX = 60.0
 LINK_REASONS = frozenset((Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PCIE))
 HANGS = frozenset(rule.name for rule in (agent.DEVICE_HANGS, agent.DRIVER_HANGS, agent.HANGS))
 _SHARED_RULES = frozenset((gang.SHARED.name, network.CONGESTED.name))
 _WORKLOAD_RULES = frozenset((gang.WORKLOAD.name,))
 _UNKNOWN_RULES = frozenset((gang.UNKNOWN.name, gang.DATA.name, gang.CORES.name))
-#: How a verdict calls the party at fault.
+#: Names of the party at fault in a verdict.
 NODE, LINK, SHARED, WORKLOAD, UNKNOWN = "node", "link", "shared service", "workload", "unknown"
 
 
 class Strength(IntEnum):
-    """How surely a fault slows the job; only the strongest kind of a job is its verdict."""
+    """Certainty that a fault slows the job; only the strongest kind of a job is its verdict."""
 
     EXPLAINS = 1  # blames no host
     MAY_SLOW = 2  # a link with errors: it slows the job if the pace fell
@@ -41,7 +42,10 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """One cause that acts on one job. `hosts`: the members that show it, the worst first. Shares are of the job's speed."""
+    """A cause that acts on a job. Shares are of the job's speed.
+
+    `hosts`: the members that show it, the worst first.
+    """
 
     job: tuple[str, str, int]
     identity: str  # the same as long as the fault is the same
@@ -63,7 +67,7 @@ class JobFault:
 def find_job_faults(
     view: FleetView, observed: Mapping[int, Sequence[ObservedSymptom]]
 ) -> list[JobFault]:
-    """Return the faults of all jobs. *observed*: the symptoms that count, by host."""
+    """Return the faults of all jobs. *observed*: the active symptoms, by host."""
     gravest: dict[tuple[int, str], tuple[Job, dict[int, Symptom]]] = {}
     for host, job, symptom in _symptoms_of_jobs(view, observed):
         identity = _identity(view.fleet.names[host], symptom)
@@ -77,7 +81,6 @@ def find_job_faults(
 
 
 def by_job(faults: Sequence[JobFault]) -> dict[tuple[str, str, int], list[JobFault]]:
-    """Return *faults* by the key of their job."""
     groups: dict[tuple[str, str, int], list[JobFault]] = defaultdict(list)
     for fault in faults:
         groups[fault.job].append(fault)
@@ -88,19 +91,19 @@ def _symptoms_of_jobs(
     view: FleetView, observed: Mapping[int, Sequence[ObservedSymptom]]
 ) -> Iterator[tuple[int, Job, Symptom]]:
     for host, symptoms in observed.items():
-        for one in symptoms:
-            ago_seconds = (view.now_ns - one.observed_ns) / 1e9
-            if ago_seconds > OBSERVED_SECONDS_MAX or strength_of(one.symptom) is None:
+        for observed_symptom in symptoms:
+            ago_seconds = (view.now_ns - observed_symptom.observed_ns) / 1e9
+            if ago_seconds > OBSERVED_SECONDS_MAX or strength_of(observed_symptom.symptom) is None:
                 continue
-            device = one.symptom.device
+            device = observed_symptom.symptom.device
             gpu = device.partition("/")[0] if device.startswith("GPU-") else ""
             jobs = view.fleet.jobs.holding(host, gpu) or view.fleet.gangs.unattributed_jobs(host)
             for job in jobs:
-                yield host, job, one.symptom
+                yield host, job, observed_symptom.symptom
 
 
 def strength_of(symptom: Symptom) -> Strength | None:
-    """Return the strength of *symptom* as a cause of a slow job; None if it is no cause."""
+    """Return the strength of *symptom* as a cause of a slow job; None if it is not a cause."""
     name, reason = symptom.rule.name, _reason(symptom)
     if reason is Reason.POLICY:
         return None

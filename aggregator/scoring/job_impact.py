@@ -1,4 +1,4 @@
-"""What jobs notice of the symptoms of their hosts: which component is slow, and who waits for whom."""
+"""Effects of symptoms on jobs: the slow component, and the host for which others wait."""
 
 from __future__ import annotations
 
@@ -29,12 +29,9 @@ from .score import ObservedSymptom
 from .symptom import Symptom
 from .view import FleetView
 
-# ----------------------------------------------------------------------
-# How fast each component of each host is: what a workload that depends on it, and only that, notices.
-#
-# `relative_speed` says what a job whose step is bound by the slowest part notices. Here the same symptoms are told
-# apart by the part that they slow: a hot GPU computes slower and reads its memory as fast, a host with a port down
-# does neither.
+# `relative_speed` is the speed of a job whose step is bound by the slowest part. The speeds of this
+# table divide the same symptoms by the component that they slow: a hot GPU computes slower and
+# reads its memory as fast; a host with a port down is slow in neither.
 
 _EVERY = slice(None)
 _BY_REASON: Mapping[Reason, int | slice] = {
@@ -52,7 +49,7 @@ _CLOCK_SIGNAL = "gpu.sm_clock_hertz"
 
 
 def component_of(symptom: Symptom) -> int | slice:
-    """Return which component a symptom slows; all of them where nothing says which."""
+    """Return the component that a symptom slows; all components if that is unknown."""
     if symptom.signal == _CLOCK_SIGNAL:
         return COMPUTE
     reason = symptom.rule.reason if symptom.reason is None else symptom.reason
@@ -62,19 +59,19 @@ def component_of(symptom: Symptom) -> int | slice:
 def component_speeds(
     relative_speed: Floats, is_known: Flags, observed: Mapping[int, Sequence[ObservedSymptom]]
 ) -> Singles:
-    """Return (hosts, components): 1 at full speed, NaN of a host of which nothing *is_known*, or on which no job runs on.
+    """Return (hosts, components): 1 at full speed; NaN if unknown, or if no job continues there.
 
-    *relative_speed*: of each host's slowest computing GPU against its peers, NaN where it is not known: an idle host is taken
-    to be as fast as its symptoms say. *observed*: the symptoms that count, by host.
+    *relative_speed*: of each host's slowest computing GPU against its peers, NaN if unknown: only
+    its symptoms slow an idle host. *observed*: the active symptoms, by host.
     """
     speeds = np.ones((relative_speed.size, len(COMPONENTS)), dtype=np.float32)
     measured = np.isfinite(relative_speed)
     speeds[measured, COMPUTE] = np.minimum(relative_speed[measured], 1.0)
     for host, symptoms in observed.items():
-        for symptom in (one.symptom for one in symptoms):
+        for symptom in (observed_symptom.symptom for observed_symptom in symptoms):
             left = min(symptom.speed, symptom.capacity_ratio)
             if left >= 1.0 and symptom.host_state is HealthState.UNHEALTHY:
-                speeds[host] = np.nan  # what is broken, nothing says
+                speeds[host] = np.nan  # the remaining speed of a broken host is unknown
             elif left < 1.0:
                 which = component_of(symptom)
                 speeds[host, which] = np.minimum(speeds[host, which], max(left, SPEED_MIN))
@@ -82,16 +79,9 @@ def component_speeds(
     return speeds
 
 
-# ----------------------------------------------------------------------
-# Who waits for whom, for those who ask about a host that is well: which host of its job is not.
-#
-# Nothing of it enters a score. A host is named at the others of a job only for what holds a job up: what its gang
-# says of it, a pace that was measured, or a fault that stops what it runs. One that is itself so is told nothing of
-# others.
-
-#: What evidence of it is called. Its unit: the number is that of hosts of the job that hold it up.
+#: Signal and unit of the evidence; its value is the number of hosts that hold the job up.
 WAITS_FOR, HOSTS = "gang.waits_for", "hosts"
-#: Said of a host by its gang: the others do wait for it.
+#: Rules by which a gang reports that it waits for a host.
 _GANG_RULES = frozenset(
     rule.name for rule in (gang.SLOW, gang.SLOW_GPU, gang.CONTENDED, gang.STALLED, gang.SLOW_LINK)
 )
@@ -103,22 +93,26 @@ def _no_hosts() -> Codes:
 
 @dataclass(frozen=True, slots=True)
 class GangWaits:
-    """*culprits*: what their jobs' other hosts are told; *jobs*: the name of the job of each, "" where it has none;
-    *culprit_index*: by node index, which of these, -1 for none."""
+    """Culprits: the evidence for their jobs' other hosts, and the job's name ("" if it has none).
+
+    *culprit_index*: index of the culprit by node index, -1 for none. A host is a culprit only if
+    its gang reports it, its measured pace is low, or a fault stops its work. A culprit gets no
+    evidence about others, and no evidence affects a score.
+    """
 
     culprits: tuple[Evidence, ...] = ()
     jobs: tuple[str, ...] = ()
     culprit_index: Codes = field(default_factory=_no_hosts)
 
     def evidence_for(self, host: int) -> Evidence | None:
-        """Return for whom *host* waits, as evidence that costs it nothing."""
-        at = int(self.culprit_index[host]) if host < self.culprit_index.size else -1
-        return self.culprits[at] if at >= 0 else None
+        """Return the culprit for which *host* waits, as evidence without cost."""
+        culprit = int(self.culprit_index[host]) if host < self.culprit_index.size else -1
+        return self.culprits[culprit] if culprit >= 0 else None
 
     def job_of(self, host: int) -> str:
         """Return the name of the job in which *host* waits, "" for none."""
-        at = int(self.culprit_index[host]) if host < self.culprit_index.size else -1
-        return self.jobs[at] if at >= 0 else ""
+        culprit = int(self.culprit_index[host]) if host < self.culprit_index.size else -1
+        return self.jobs[culprit] if culprit >= 0 else ""
 
 
 class _Culprit(NamedTuple):
@@ -128,45 +122,45 @@ class _Culprit(NamedTuple):
 
 
 def find_waits(view: FleetView, observed: Mapping[int, Sequence[ObservedSymptom]]) -> GangWaits:
-    """Return who waits for whom. *observed*: the symptoms that count, by host."""
-    found = sorted(
-        _culprits(view, observed), key=lambda one: one.worst.symptom.weight, reverse=True
+    """Return the culprits of all jobs. *observed*: the active symptoms, by host."""
+    all_culprits = sorted(
+        _culprits(view, observed), key=lambda culprit: culprit.worst.symptom.weight, reverse=True
     )
-    if not found:
+    if not all_culprits:
         return GangWaits()
-    of_job: dict[int, list[_Culprit]] = defaultdict(list)
-    for one in found:
-        of_job[id(one.job)].append(one)
+    by_job: dict[int, list[_Culprit]] = defaultdict(list)
+    for culprit in all_culprits:
+        by_job[id(culprit.job)].append(culprit)
     culprit_index = np.full(len(view.fleet), -1, dtype=np.int32)
     culprits: list[Evidence] = []
     jobs: list[str] = []
-    for several in of_job.values():  # the gravest first
-        for host in several[0].job.gpus.keys() - {one.host for one in several}:
+    for job_culprits in by_job.values():  # the worst first
+        for host in job_culprits[0].job.gpus.keys() - {culprit.host for culprit in job_culprits}:
             if culprit_index[host] < 0:
                 culprit_index[host] = len(culprits)
-        culprits.append(_evidence(view, several[0], len(several)))
-        jobs.append(several[0].job.name)
+        culprits.append(_evidence(view, job_culprits[0], len(job_culprits)))
+        jobs.append(job_culprits[0].job.name)
     return GangWaits(tuple(culprits), tuple(jobs), culprit_index)
 
 
 def _culprits(
     view: FleetView, observed: Mapping[int, Sequence[ObservedSymptom]]
 ) -> Iterator[_Culprit]:
-    """Yield who holds which job up, with the gravest of what says so."""
+    """Yield each host that holds a job up, with its worst symptom."""
     for host, symptoms in observed.items():
-        gravest: dict[int, _Culprit] = {}
-        for one in symptoms:
-            ago_seconds = (view.now_ns - one.observed_ns) / 1e9
-            if ago_seconds > OBSERVED_SECONDS_MAX or not _slows_job(one.symptom):
+        worst: dict[int, _Culprit] = {}
+        for observed_symptom in symptoms:
+            ago_seconds = (view.now_ns - observed_symptom.observed_ns) / 1e9
+            if ago_seconds > OBSERVED_SECONDS_MAX or not _slows_job(observed_symptom.symptom):
                 continue
-            device = one.symptom.device
+            device = observed_symptom.symptom.device
             gpu = device.partition("/")[0] if device.startswith("GPU-") else ""
             jobs = view.fleet.jobs.of_several_hosts(host, gpu)
             for job in jobs or view.fleet.gangs.unattributed_jobs(host):
-                before = gravest.get(id(job))
-                if before is None or before.worst.symptom.weight < one.symptom.weight:
-                    gravest[id(job)] = _Culprit(host, job, one)
-        yield from gravest.values()
+                before = worst.get(id(job))
+                if before is None or before.worst.symptom.weight < observed_symptom.symptom.weight:
+                    worst[id(job)] = _Culprit(host, job, observed_symptom)
+        yield from worst.values()
 
 
 def _slows_job(symptom: Symptom) -> bool:

@@ -1,4 +1,4 @@
-"""What is not read counts neither as zero nor as healthy: parts that nothing reads, hosts after a restart, and our own outage."""
+"""Missing readings count neither as zero nor as healthy: unread parts, restarts, our outages."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from .results import Hosts
 from .symptom import RuleAndDevice, Symptom, TrackedSymptom, TrackedSymptoms
 from .view import FleetView
 
-# ----------------------------------------------------------------------
-# What was found of a part that nothing reads any more: a missing reading does not clear a fault.
-
-#: What a GPU is made of: it is one's as long as its host lists the GPU.
+#: Device kinds that belong to a GPU: they exist as long as the host lists the GPU.
 OF_GPUS = ("gpu", "gpu_fabric", "nvlink", "c2c")
-#: What comes and goes while a host is up, and is its host's only while the host lists it: mounts, interfaces, disks. Who
-#: runs on a GPU, and what the agent says of its own collectors, is reported again or is over.
+#: Device kinds that come and go while a host is up, and exist only while the host lists them:
+#: mounts, interfaces, disks. Processes on a GPU, and the states of the agent's own collectors, are
+#: reported again or are over.
 TRANSIENT_KINDS = ("net", "bond", "filesystem", "disk", "gpu_job", "probe", "collector")
-#: Bonds are among the interfaces of an inventory.
+#: Inventories list bonds among the interfaces.
 LISTED_AS = {"bond": "net"}
 
 
 def unread_symptoms(
     view: FleetView, host: int, tracked: TrackedSymptoms, shown: Container[RuleAndDevice]
 ) -> dict[RuleAndDevice, TrackedSymptom]:
-    """Return what counts, is not *shown*, and is of a part whose readings stopped in this boot, or no longer have the signal.
+    """Return active symptoms, not *shown*, of parts without current readings of the signal.
 
-    It was released for its repair, its driver hangs, its collector fails. One that the host no longer has lets go.
+    The part was released for repair, its driver hangs, or its collector fails. A part that the host
+    no longer has is excluded.
     """
     return {
         key: tracked_symptom
@@ -61,16 +60,16 @@ def _is_unread(view: FleetView, host: int, symptom: Symptom) -> bool:
 
 
 def _is_blank(view: FleetView, name: str, row: int) -> bool:
-    """Say whether the last reading of a row has no value of the signal *name*."""
+    """Return whether the last reading of a row has no value of the signal *name*."""
     signal = BY_NAME[name]
     table = view.fleet.tables[signal.table]
     return signal.column in table.column and not table.known(signal.column)[row]
 
 
 def _is_read_of(fleet: Fleet, host: int, device: str, name: str, reason: Reason) -> bool:
-    """Say whether *name* is read of *device*, a part that *host* has.
+    """Return whether the signal *name* of *device* could be read, and *host* still has the device.
 
-    That nothing is read of it needs no reading: it ends where somebody says why.
+    Symptoms of blindness are excluded: they need no reading and end when their cause is reported.
     """
     signal = BY_NAME.get(name)
     if signal is None or signal.kind is Kind.EVENT or reason is Reason.BLIND:
@@ -79,26 +78,21 @@ def _is_read_of(fleet: Fleet, host: int, device: str, name: str, reason: Reason)
     if kind in OF_GPUS:
         return ("gpu", device.partition("/")[0]) in listed
     listed_as = LISTED_AS.get(kind, kind)
-    if any(each == listed_as for each, _ in listed):
+    if any(listed_kind == listed_as for listed_kind, _ in listed):
         return (listed_as, device) in listed
     return kind not in TRANSIENT_KINDS
 
 
-# ----------------------------------------------------------------------
-# Settling after a restart: a host gets no better state than before until it has reported for a minute.
-#
-# Missing data is neither zero nor healthy, and an aggregator restart is not the hosts' fault.
-
-#: This long the hosts have to report again before their silence counts, and this long a host must report before it is better
-#: than it was: what travels on change is reported again within a minute.
+#: Time that hosts have to report again before their silence counts, and time that a host must
+#: report before it gets a better state: on-change signals are reported again within a minute.
 SETTLING_SECONDS = 60
 _SETTLING_NS = SETTLING_SECONDS * 1_000_000_000
-#: What a first frame disproves, or says nothing of.
+#: States that the first frame disproves, or does not concern.
 _DISPROVED_AT_ONCE = (HealthState.HEALTHY, HealthState.STALE, HealthState.UNKNOWN)
 
 
 class SettlingHost(NamedTuple):
-    """A host from before the restart that has not reported for long enough: its last score then, and its symptoms."""
+    """A host that has reported too briefly since the restart: its last score and symptoms."""
 
     score: HostScore
     symptoms: AbstractSet[RuleAndDevice] = frozenset()
@@ -109,17 +103,17 @@ SettlingHosts = Mapping[int, SettlingHost]
 
 
 def still_settling(before: SettlingHosts, fleet: Fleet, now_ns: int) -> SettlingHosts:
-    """Return those of *before* that were not heard for SETTLING_SECONDS yet."""
+    """Return the hosts of *before* that have not reported for SETTLING_SECONDS yet."""
     first_ns = fleet.first_received_ns
     return {
-        host: one
-        for host, one in before.items()
+        host: settling_host
+        for host, settling_host in before.items()
         if not first_ns[host] or now_ns - int(first_ns[host]) < _SETTLING_NS
     }
 
 
 def awaited_hosts(settling: SettlingHosts, fleet: Fleet, now_ns: int) -> frozenset[int]:
-    """Return the hosts that did not report again yet, for as long as that is our doing."""
+    """Return hosts that have not reported again, until SETTLING_SECONDS after the restart."""
     if now_ns - fleet.restarted_ns >= _SETTLING_NS:
         return frozenset()
     return frozenset(host for host in settling if not fleet.first_received_ns[host])
@@ -128,11 +122,11 @@ def awaited_hosts(settling: SettlingHosts, fleet: Fleet, now_ns: int) -> frozens
 def silent_while_up(
     settling: SettlingHosts, silent_seconds: Floats, fleet: Fleet, now_ns: int
 ) -> Floats:
-    """Return for how long each host was silent while we ran: a host that was not STALE before, no longer than we run."""
+    """Return each host's silence, limited to our running time if it was not STALE before."""
     lost = [
         host
-        for host, one in settling.items()
-        if not fleet.first_received_ns[host] and one.score.state is not HealthState.STALE
+        for host, settling_host in settling.items()
+        if not fleet.first_received_ns[host] and settling_host.score.state is not HealthState.STALE
     ]
     seconds = silent_seconds.copy()
     seconds[lost] = np.minimum(seconds[lost], (now_ns - fleet.restarted_ns) / 1e9)
@@ -142,7 +136,7 @@ def silent_while_up(
 def scores_as_before(
     settling: SettlingHosts, live: Hosts, awaited: Container[int]
 ) -> dict[int, HostScore]:
-    """Return the scores from before the restart that still apply: nothing newer is known, or it is better."""
+    """Return the scores from before the restart that are better or have no successor."""
     return {
         host: replace(score, last_received_ns=int(live.inputs.last_received_ns[host]))
         for host, (score, _) in settling.items()
@@ -155,32 +149,30 @@ def scores_as_before(
 def restart_message(
     settling: SettlingHosts, live: Hosts, awaited: frozenset[int], fleet: Fleet, now_ns: int
 ) -> str:
-    """Say what is not of now; "" once all is, or the silence of a host is its own."""
+    """Return the message about hosts shown as before; "" if none, or after SETTLING_SECONDS."""
     as_before = sum(
         host in awaited
-        or one.score.state not in _DISPROVED_AT_ONCE
+        or settling_host.score.state not in _DISPROVED_AT_ONCE
         or live.state(host) is HealthState.UNKNOWN
-        for host, one in settling.items()
+        for host, settling_host in settling.items()
     )
     if not as_before or now_ns - fleet.restarted_ns >= _SETTLING_NS:
         return ""
-    at = datetime.fromtimestamp(fleet.restarted_ns // 1_000_000_000, UTC)
+    restarted_at = datetime.fromtimestamp(fleet.restarted_ns // 1_000_000_000, UTC)
     left = (
         f"{len(awaited)} of them have not reported again yet"
         if awaited
         else "all of them have reported again"
     )
-    return f"restarted at {at:%H:%M:%S} UTC: {as_before} of {len(fleet)} hosts are shown as they were before, {left}"
+    return f"restarted at {restarted_at:%H:%M:%S} UTC: {as_before} of {len(fleet)} hosts are shown as they were before, {left}"
 
 
-# ----------------------------------------------------------------------
-# The aggregator's own outages: when many hosts go silent at once, their states freeze and the common cause is named.
-
-#: This many hosts, and so large a share of those that speak or did within 15 minutes, that fall silent in one minute
-#: are more likely our own outage than theirs: their states are frozen, for as long as these 15 minutes. All assumed.
+#: If at least this many hosts, and this share of those that report or did within 15 minutes, fall
+#: silent in one minute, it is more likely our own outage: their states are frozen, for at most
+#: these 15 minutes. All assumed.
 HOSTS_MIN, SHARE_MIN = 3, 0.05
 WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
-#: What silent hosts may all be in, where one looks first -> as people call it.
+#: Places that silent hosts may share, in the order of search -> name in messages.
 SHARED_PLACES = {
     "rack": "rack", "nvlink_subdomain": "NVLink subdomain", "nvlink_domain": "NVLink domain", "leaf": "leaf",
     "power_domain": "power domain", "cooling_domain": "cooling domain", "spine": "spine", "core": "core",
@@ -188,9 +180,9 @@ SHARED_PLACES = {
 
 
 def silent_together(view: FleetView, silent: Floats) -> frozenset[int]:
-    """Return the hosts that fell silent together, so many that the fault is more likely ours.
+    """Return the hosts that fell silent together, so that the fault is more likely ours.
 
-    *silent*: seconds, while we listened. A rack that is switched off in its maintenance window is no news.
+    *silent*: seconds, while we listened. Hosts in a declared maintenance window are excluded.
     """
     quiet = ~view.awake & (silent <= OUTAGE_SECONDS_MAX) & ~view.ended
     quiet[list(view.fleet.declared.maintenance_windows(view.fleet.names, view.now_ns))] = False
@@ -201,17 +193,17 @@ def silent_together(view: FleetView, silent: Floats) -> frozenset[int]:
 
 
 def _is_crowded(when: Floats, enough: float) -> Flags:
-    """Say which of *when*, sorted, are of some minute that has *enough* of them."""
+    """Return which of *when* (sorted, seconds) lie in some minute that has *enough* of them."""
     begins = np.arange(when.size)
     ends = np.searchsorted(when, when + WINDOW_SECONDS, side="right")
-    found = ends - begins >= enough
-    inside = np.bincount(begins[found], minlength=when.size + 1)
-    inside -= np.bincount(ends[found], minlength=when.size + 1)
+    is_crowded = ends - begins >= enough
+    inside = np.bincount(begins[is_crowded], minlength=when.size + 1)
+    inside -= np.bincount(ends[is_crowded], minlength=when.size + 1)
     return np.asarray(np.cumsum(inside)[:-1] > 0)
 
 
 def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:
-    """Return what is said of the hosts that are *frozen*; "" for none."""
+    """Return the message about the *frozen* hosts; "" if there are none."""
     if not frozen:
         return ""
     place, cause = _shared_place(fleet, frozen), "a fault of the network or the aggregator"
@@ -221,7 +213,7 @@ def outage_message(fleet: Fleet, frozen: Collection[int]) -> str:
 
 
 def _shared_place(fleet: Fleet, hosts: Collection[int]) -> str:
-    """Return what all of *hosts* are in and not all others are, as far as somebody has said; "" for nothing."""
+    """Return the declared place of all *hosts*, but not of every other host; "" for none."""
     places = [fleet.declared.place(fleet.names[host]) for host in hosts]
     for field, label in SHARED_PLACES.items():
         names = {getattr(place, field) for place in places}

@@ -1,4 +1,4 @@
-"""What a decision needs of each node besides its score: location, number of GPUs, and how certain its numbers are."""
+"""Inputs of decisions for each node besides its score: location, GPUs, and certainty."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .results import Hosts
 from .score import SPREAD_SILENT, Z90
 
 Singles = NDArray[np.float32]
-#: Fields of a host's place, the widest first. Of the first five, crossing has a price.
+#: Fields of a host's place, the widest first. Crossing any of the first five has a price.
 DOMAIN_FIELDS = (
     "core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain",
 )  # fmt: skip
 
-#: Speeds are averaged over this long, and two judgements are this far apart at most.
+#: Time constant of the mean speed, and maximum time counted between two judgements.
 SPEED_SECONDS, JUDGED_SECONDS_MAX = 3600.0, 10.0
 #: Window of the variance of a speed, in seconds of computing.
 VARIANCE_SECONDS = 86_400.0
@@ -30,7 +30,10 @@ VARIANCE_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NodeDomains:
-    """Domains of all nodes, numbered from 0 as they come up; -1 where nobody said. Made when a place or a node is new."""
+    """Domains of all nodes, numbered in order of appearance; -1 if not declared.
+
+    Rebuilt for a new place or node.
+    """
 
     key: tuple[int, int, int] = (0, 0, 0)
     ids: Codes = field(
@@ -43,12 +46,12 @@ class NodeDomains:
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """What operators declared of all nodes. Made when a declaration, a place or a node is new."""
+    """Declared costs of all nodes. Rebuilt for a new declaration, place or node."""
 
     key: tuple[int, int, int, int] = (0, 0, 0, 0)
-    #: Of a GPU-hour, in the operators' currency; NaN where nobody said.
+    #: Price of a GPU-hour in the operators' currency; NaN if not declared.
     price: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    #: Per hour; 0 where it is not declared to be spot capacity.
+    #: Preemptions per hour; 0 if the node is not declared as spot capacity.
     preemption: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
 
@@ -58,14 +61,14 @@ def _no_speeds() -> Singles:
 
 @dataclass(frozen=True, slots=True)
 class SpeedVariation:
-    """Mean and variance over time of the relative speed of each node, and the seconds of computing that were counted."""
+    """Mean and variance over time of each node's relative speed, and the seconds counted."""
 
     mean: Singles = field(default_factory=_no_speeds)
     variance: Singles = field(default_factory=_no_speeds)
     seconds: Singles = field(default_factory=_no_speeds)
 
     def updated(self, now: Singles, seconds: float) -> SpeedVariation:
-        """Return the same with the speeds *now* (NaN: not measured), *seconds* after the last ones."""
+        """Return the variation after the speeds *now* (NaN: not measured), *seconds* later."""
         mean, variance, total = (
             np.concatenate((known[: now.size], np.zeros(max(now.size - known.size, 0), np.float32)))
             for known in (self.mean, self.variance, self.seconds)
@@ -96,12 +99,14 @@ class NodeFacts:
     #: Factors down and up to the 90 % interval of the hazard.
     hazard_down: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     hazard_up: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    #: Half of the 90 % interval of the relative speed; NaN where no speed is measured now.
+    #: Half of the 90 % interval of the relative speed; NaN if no speed is measured now.
     speed_reach: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     is_reporting: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    #: Relative speed when it last computed, averaged over about an hour of that; NaN where it never did.
+    #: Relative speed when the node last computed, averaged over about an hour of computing; NaN if
+    #: it never did.
     speed_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    #: Speed as the last gang that could tell found it at a normal clock; 1 where none found it slow.
+    #: Speed at a normal clock by the last gang that could measure it; 1 if none found the node
+    #: slow.
     pace_before: Singles = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
     costs: NodeCosts = field(default_factory=NodeCosts)
     variation: SpeedVariation = field(default_factory=SpeedVariation)
@@ -109,7 +114,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class GangVerdicts:
-    """What gangs say now: hosts that they wait for, with their speed, and hosts that keep pace with the others."""
+    """Current verdicts of gangs: slow hosts, with their speed, and hosts that keep pace."""
 
     slow: Mapping[int, float] = field(default_factory=dict[int, float])
     alike: frozenset[int] = frozenset()
@@ -118,7 +123,7 @@ class GangVerdicts:
 def node_domains(
     declared: Declared, names: Sequence[str], epoch: int, previous: NodeDomains | None = None
 ) -> NodeDomains:
-    """Return the domains of the nodes *names*; *previous* where nothing changed since."""
+    """Return the domains of the nodes *names*; *previous* if nothing changed since."""
     key = epoch, len(names), declared.places_version
     if previous is not None and previous.key == key:
         return previous
@@ -135,21 +140,23 @@ def node_domains(
                 ids[row, node] = numbers[row].setdefault(domain, len(numbers[row]))
         if place.rails:
             rail_ids[node] = rails.setdefault(place.rails, len(rails))
-    return NodeDomains(key, ids, tuple(tuple(each) for each in numbers), rail_ids, len(rails))
+    return NodeDomains(
+        key, ids, tuple(tuple(domain_numbers) for domain_numbers in numbers), rail_ids, len(rails)
+    )
 
 
 def node_costs(
     declared: Declared, names: Sequence[str], epoch: int, previous: NodeCosts | None = None
 ) -> NodeCosts:
-    """Return what is declared of the nodes *names*; *previous* where nothing changed since."""
+    """Return the declared costs of the nodes *names*; *previous* if nothing changed since."""
     key = epoch, len(names), declared.number, declared.places_version
     if previous is not None and previous.key == key:
         return previous
     if not declared.node_costs:
         nothing = np.full(len(names), np.nan, dtype=np.float32)
         return NodeCosts(key, nothing, np.zeros(len(names), dtype=np.float32))
-    found = np.array([declared.cost(name) for name in names], dtype=np.float32).reshape(-1, 2)
-    return NodeCosts(key, found[:, 0].copy(), np.nan_to_num(found[:, 1]))
+    costs = np.array([declared.cost(name) for name in names], dtype=np.float32).reshape(-1, 2)
+    return NodeCosts(key, costs[:, 0].copy(), np.nan_to_num(costs[:, 1]))
 
 
 def node_facts(
@@ -160,13 +167,14 @@ def node_facts(
     costs: NodeCosts | None = None,
     verdicts: GangVerdicts = GangVerdicts(),
 ) -> NodeFacts:
-    """Return the facts of all *hosts*. *previous*: those of the same nodes *seconds* ago, and of no others."""
+    """Return the facts of all *hosts*. *previous*: facts of the same nodes *seconds* ago."""
     inputs = hosts.inputs
     down = np.where(inputs.is_reporting, inputs.spread, SPREAD_SILENT).astype(np.float32)
     up = down.copy()
     for node, host in hosts.computed_scores.items():
         low, high = host.hazard_interval
-        if host.hazard_per_hour > 0.0 and low > 0.0 and high > 0.0:  # not of before a restart
+        # False for a score from before a restart
+        if host.hazard_per_hour > 0.0 and low > 0.0 and high > 0.0:
             down[node], up[node] = host.hazard_per_hour / low, high / host.hazard_per_hour
         else:
             down[node] = up[node] = SPREAD_SILENT
@@ -182,7 +190,7 @@ def node_facts(
 
 
 def _pace_before(hosts: Hosts, previous: NodeFacts | None, verdicts: GangVerdicts) -> Singles:
-    """Return what gangs said of each host last. Who is in maintenance may come back as another."""
+    """Return the last gang verdict on each host; 1 in maintenance, which may repair it."""
     pace = np.ones(len(hosts), dtype=np.float32)
     if previous is not None:
         known = previous.pace_before[: pace.size]
@@ -205,7 +213,7 @@ def _speed_before(now: Singles, previous: NodeFacts | None, seconds: float) -> S
     if previous is not None:
         known = previous.speed_before[: now.size]
         before[: known.size] = known
-    # A gap in judging is no time that was measured.
+    # A gap in judging is not measured time.
     weight = 1.0 - exp(-min(max(seconds, 0.0), JUDGED_SECONDS_MAX) / SPEED_SECONDS)
     averaged = np.where(np.isfinite(before), before + np.float32(weight) * (now - before), now)
     return np.where(np.isfinite(now), averaged, before).astype(np.float32)

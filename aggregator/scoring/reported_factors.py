@@ -1,6 +1,7 @@
 """Price factors from scheduler reports, in the form that each snapshot carries.
 
-`decisions/calibration.py` estimates them. A factor without reports is absent: its assumed constant applies.
+`decisions/calibration.py` estimates them. A factor without reports is absent: its assumed constant
+applies.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..counter_deltas import Floats, Indexes
 
 
 class ReportedFactor(NamedTuple):
-    """A factor with its 90 % interval, and of how many reports it is. Durations are in hours."""
+    """A factor with its 90 % interval and its number of reports. Durations are in hours."""
 
     value: float
     lower: float
@@ -26,7 +27,10 @@ class ReportedFactor(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportedThroughputs:
-    """Throughput by size of each workload, in the unit of its reports: those of workload i are at `starts[i]` to `starts[i + 1]`."""
+    """Throughput by size of each workload, in the unit of its reports.
+
+    Workload i has `starts[i]` to `starts[i + 1]`.
+    """
 
     workloads: tuple[str, ...] = ()
     starts: Indexes = field(default_factory=lambda: np.zeros(1, dtype=np.intp))
@@ -35,29 +39,28 @@ class ReportedThroughputs:
     reports: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
 
     def points(self, workload: str) -> list[tuple[int, float]]:
-        """Return (nodes, throughput) of a workload, by size; none of one that nobody reported."""
-        at = self._index.get(workload)
-        if at is None:
+        """Return (nodes, throughput) of a workload, by size; empty if it has no reports."""
+        position = self._index.get(workload)
+        if position is None:
             return []
-        part = slice(int(self.starts[at]), int(self.starts[at + 1]))
+        part = slice(int(self.starts[position]), int(self.starts[position + 1]))
         return list(zip(self.nodes[part].tolist(), self.throughputs[part].tolist(), strict=True))
 
     @cached_property
     def _index(self) -> Mapping[str, int]:
-        return {name: at for at, name in enumerate(self.workloads)}
+        return {name: position for position, name in enumerate(self.workloads)}
 
 
 @dataclass(frozen=True)
 class ReportedFactors:
-    """What reports say of factors, by the names of `decisions/calibration.py`."""
+    """Reported factors, by the names of `decisions/calibration.py`."""
 
     factors: Mapping[str, ReportedFactor] = field(default_factory=dict[str, ReportedFactor])
     throughputs: ReportedThroughputs = field(default_factory=ReportedThroughputs)
 
     def get(self, name: str) -> ReportedFactor | None:
-        """Return a factor, None where nobody reported of it."""
         return self.factors.get(name)
 
 
-#: Nobody has reported anything.
+#: Nothing was reported.
 NOTHING_REPORTED = ReportedFactors()

@@ -1,4 +1,4 @@
-"""Results of a judgement as a sequence: those of healthy hosts are built on access, others at once."""
+"""Results of a judgement, as a sequence of hosts (healthy ones built on access) and as columns."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from .view import FleetView
 
 @dataclass(frozen=True, slots=True)
 class HostInputs:
-    """What every host is scored from beside its symptoms, by node index. Arrays of its own, never changed."""
+    """The inputs of scores besides symptoms, by node index. The arrays never change."""
 
     names: Sequence[str]
     simulated: Flags
     gpus: Codes
     last_received_ns: Times
-    is_reporting: Flags  # now
-    relative_speed: Floats  # of its slowest computing GPU, against a typical host's
+    is_reporting: Flags
+    relative_speed: Floats  # slowest computing GPU's, against a typical host's
     speed_error: Floats
-    #: ln of each host's hazard before any evidence, what each feature added, and the features.
+    #: ln of each host's hazard before any evidence, addition of each feature, and the features.
     log_base: Floats
     parts: Floats
     features: Floats
     model: str = PRIOR
     at_ns: int = 0
-    spread: float = SPREAD_ASSUMED  # of the 90 % interval of a hazard, up and down
+    spread: float = SPREAD_ASSUMED  # factor of a hazard's 90 % interval, up and down
     outcomes: Calibration = NO_OUTCOMES
 
     def __len__(self) -> int:
@@ -93,7 +93,10 @@ class HostInputs:
 
 
 class Hosts(Sequence[HostScore]):
-    """A score per host, by node index. *computed_scores*: of those that are not simply well."""
+    """A score per host, by node index.
+
+    *computed_scores*: scores of hosts that are not plainly healthy.
+    """
 
     def __init__(self, inputs: HostInputs, computed_scores: Mapping[int, HostScore]) -> None:
         self.inputs, self.computed_scores = inputs, computed_scores
@@ -107,7 +110,7 @@ class Hosts(Sequence[HostScore]):
     def __getitem__(self, host: slice) -> tuple[HostScore, ...]: ...
     def __getitem__(self, host: int | slice) -> HostScore | tuple[HostScore, ...]:
         if isinstance(host, slice):
-            return tuple(self._of(each) for each in range(*host.indices(len(self))))
+            return tuple(self._of(index) for index in range(*host.indices(len(self))))
         if not -len(self) <= host < len(self):
             raise IndexError(f"host {host} of {len(self)}")
         return self._of(host % len(self))
@@ -119,7 +122,7 @@ class Hosts(Sequence[HostScore]):
         return self.computed_scores.get(host) or score_host(self.inputs[host], ())
 
     def calm_hazards_per_hour(self, hosts: Iterable[int]) -> Floats:
-        """Return each host's hazard before any symptom; of *hosts*, which have some, by what outcomes say with these."""
+        """Return each host's hazard before any symptom; *hosts* use their stored outcomes."""
         log_hazard = self.inputs.log_base + self.inputs.parts.sum(axis=1)
         log_factors = self.inputs.outcomes.log_factors(log_hazard)
         for host in hosts:
@@ -128,34 +131,32 @@ class Hosts(Sequence[HostScore]):
         return np.asarray(np.exp(log_hazard + log_factors))
 
     def state(self, host: int) -> HealthState:
-        """Return the state of one, without making its score."""
+        """Return the state of a host without making its score."""
         score = self.computed_scores.get(host)
         return score.state if score else HealthState.HEALTHY
 
     def listed_count(self, snapshot: Snapshot) -> int:
-        """Return how many belong in a list of hosts (`Snapshot.is_listed`), without making their scores."""
+        """Return the number of listed hosts (`Snapshot.is_listed`) without making their scores."""
         has_reported = self.inputs.last_received_ns > 0
         ended = has_reported & self.inputs.simulated & snapshot.simulation_ended
         return len(self) - int(ended.sum())
 
     def with_scores(self, others: Mapping[int, HostScore]) -> Hosts:
-        """Return the same with *others* in place of what is said of these hosts."""
+        """Return the hosts with the scores *others* in place of their own."""
         return Hosts(self.inputs, {**self.computed_scores, **others})
 
-
-# ----------------------------------------------------------------------
-# A score per GPU, as columns: what its host's hazard owes to it, and its own pace.
-#
-# A GPU has its share of its host's calm hazard, and all that its own faults add to the host's:
-# repairing it gives that back. What several devices share is none of theirs: repairing one of them
-# ends nothing. So no GPU's hazard is above its host's, nor the sum of them.
 
 Singles = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Columns by GPU index, which is given once within an epoch."""
+    """A score per GPU, as columns by GPU index, which is stable within an epoch.
+
+    A GPU has its share of its host's calm hazard, plus all that its own faults add to the host's,
+    since a repair of the GPU ends those. A fault that several devices share belongs to none of
+    them. So no GPU's hazard is above its host's, nor is their sum.
+    """
 
     names: DeviceNames | Sequence[str]
     host: Codes
@@ -189,7 +190,7 @@ class Gpus:
 
 
 def empty_gpus() -> Gpus:
-    """Return the columns of no GPUs."""
+    """Return columns without GPUs."""
     floats, codes = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int32)
     flags = np.zeros(0, dtype=np.uint8)
     return Gpus((), codes, floats, floats, floats, floats, floats, flags, flags)
@@ -198,11 +199,11 @@ def empty_gpus() -> Gpus:
 def score_gpus(
     view: FleetView, hosts: Hosts, observed: Mapping[int, Sequence[ObservedSymptom]]
 ) -> Gpus:
-    """Return all GPUs that were ever read. *observed*: the symptoms that count, by host."""
+    """Return all GPUs that were ever read. *observed*: the active symptoms, by host."""
     gpus, host_inputs = view.fleet.devices["gpu"], hosts.inputs
     host, is_reporting = gpus.host.copy(), host_inputs.is_reporting[gpus.host]
     calm = hosts.calm_hazards_per_hour(observed)
-    # One that was replaced is none of its host's, and has its row.
+    # A replaced GPU keeps its row, but is not in the host's count.
     rows = np.bincount(gpus.host, minlength=len(hosts))
     share = calm * (GPU_HAZARD_PER_HOUR / base_hazards_per_hour(np.maximum(host_inputs.gpus, rows)))
     speed = view.speeds.relative.astype(np.float32)
@@ -224,7 +225,7 @@ def score_gpus(
 
 
 def _spreads(hosts: Hosts, observed: Mapping[int, Sequence[ObservedSymptom]]) -> Singles:
-    """Return the factor of the 90 % interval of each host's hazard: its GPUs' are no surer."""
+    """Return the factor of the 90 % interval of each host's hazard, also for its GPUs."""
     spreads = np.where(hosts.inputs.is_reporting, hosts.inputs.spread, SPREAD_SILENT)
     for index in observed:
         if inputs := hosts.computed_scores[index].inputs:
@@ -250,7 +251,7 @@ def _states(view: FleetView, is_reporting: Flags) -> Bytes:
 def _apply_symptoms(
     view: FleetView, columns: Gpus, host: HostScore, observed: Sequence[ObservedSymptom]
 ) -> None:
-    """Put on the GPUs of *host* what its symptoms cost."""
+    """Add the costs of a host's symptoms to its GPUs."""
     added: dict[int, float] = {}
     for evidence in host.evidence:
         row = gpu_row(view, host.node_index, evidence.device)
@@ -267,7 +268,7 @@ def _apply_symptoms(
 
 
 def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
-    """Let the worst symptom of a GPU say its state, and the slowest its speed for as long as it counts. *error*: of its speed."""
+    """Set the GPU's state and speed by a worse symptom. *error*: standard error of the speed."""
     if symptom.speed < 1.0 and not columns.relative_speed[row] <= symptom.speed:  # or NaN
         columns.relative_speed[row] = symptom.speed
         slow, fast = speed_interval(symptom.speed, error, is_reporting=True)
@@ -279,15 +280,12 @@ def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
 
 
 def gpu_row(view: FleetView, host: int, device: str) -> int:
-    """Return the row of the GPU that *device* is, or is a part of (`GPU-3f../link3`); -1 for none."""
+    """Return the row of the GPU of *device* (`GPU-3f../link3`); -1 for none."""
     return view.fleet.devices["gpu"].find(host, device.partition("/")[0])
 
 
-# ----------------------------------------------------------------------
-# A snapshot as packed columns, made once per snapshot: what ScoreNodes answers with.
-
-#: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. They
-#: follow the state, which has hysteresis.
+#: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. The
+#: buckets follow the state, which has hysteresis.
 BUCKETS = {
     HealthState.HEALTHY: 0,
     HealthState.WATCH: 1,
@@ -299,11 +297,12 @@ BUCKETS = {
     HealthState.UNHEALTHY: 3,
     HealthState.MAINTENANCE: 3,
 }
-#: A host without GPUs has no score of GPUs: nothing of it can fail that a job on GPUs needs, and its hazard is the least of
-#: all. Anyone who ranks for such a job is to meet it behind every host that has some; for other work it is allowed as any.
+#: A host without GPUs has the lowest hazard, since nothing on it can fail that a GPU job needs. A
+#: consumer that ranks for such a job must see it behind every host with GPUs; for other work it is
+#: allowed like any host.
 BUCKET_WITHOUT_GPUS = 2
-#: Evidence (signal, reason) of states that is listed before WATCH, of a better bucket: a ranking would prefer a host that is
-#: just back, or was never heard, for a clock that is off as well.
+#: Evidence (signal, reason) -> bucket of states that WATCH hides although their bucket is worse:
+#: else a host that just returned, or never reported, would rank better if its clock is off too.
 HIDDEN_BUCKETS = {
     (RETURNED.name, RETURNED.reason): BUCKETS[RETURNED.state],
     ("telemetry", NEW.reason): BUCKETS[NEW.state],
@@ -314,7 +313,7 @@ EXCLUDED = (HealthState.UNHEALTHY, HealthState.MAINTENANCE)
 
 
 class Columns(NamedTuple):
-    """One value a node, by node index."""
+    """One value per node, by node index."""
 
     score: NDArray[np.float32]
     hazard_per_hour: NDArray[np.float32]
@@ -322,20 +321,20 @@ class Columns(NamedTuple):
     state: Bytes
     bucket: Bytes
     reason: Bytes
-    ended: Flags  # simulated hosts that are no longer there
+    ended: Flags  # simulated hosts that have ended
     simulated: Flags
 
     @staticmethod
     def none() -> Columns:
-        """Return the columns of no nodes."""
+        """Return columns without nodes."""
         return pack(())
 
     def head(self, count: int) -> Columns:
-        """Return those of the first *count* nodes."""
+        """Return the columns of the first *count* nodes."""
         return Columns._make(column[:count] for column in self)
 
     def followed_by(self, now: Columns, changed: Flags) -> Columns:
-        """Return *now*, but for nodes known here that have not *changed*."""
+        """Return *now*, with the values of this object for known nodes that have not *changed*."""
         known = self.score.size
         mixed: list[NDArray[Any]] = [column.copy() for column in now]
         unchanged = ~changed[:known]
@@ -345,20 +344,22 @@ class Columns(NamedTuple):
         return Columns._make(mixed)
 
     def allowed(self, floor: float) -> NDArray[np.bool_]:
-        """Say which nodes reach *floor*, are there, and are not out of the question."""
+        """Return which nodes reach *floor*, have not ended, and are in no excluded state."""
         excluded = np.isin(self.state, [int(s) for s in EXCLUDED])
         reach = self.score >= np.float32(floor)
         return np.asarray(reach & ~excluded & ~self.ended, dtype=bool)
 
 
 def bucket_of(host: HostScore) -> int:
-    """Return the bucket of *host*: its state's, or of what its evidence says beneath that."""
-    hidden = (HIDDEN_BUCKETS.get((one.signal, one.reason), 0) for one in host.evidence)
+    """Return the bucket of *host*: the worst of its state's and those in its evidence."""
+    hidden = (
+        HIDDEN_BUCKETS.get((evidence.signal, evidence.reason), 0) for evidence in host.evidence
+    )
     return max([BUCKETS[host.state], *hidden])
 
 
 def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
-    """Return *hosts*, ordered by node index, as columns. *ended*: see `FleetView`; none by default."""
+    """Return *hosts*, by node index, as columns. *ended*: see `FleetView`; default: none."""
     count = len(hosts)
     hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
     return Columns(
@@ -374,11 +375,11 @@ def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
 
 
 def pack_hosts(hosts: Hosts, ended: Flags) -> Columns:
-    """Return the same of *hosts*, the well ones all at once."""
+    """Return the columns of *hosts*, with all healthy hosts at once."""
     host_inputs = hosts.inputs
     hazard = host_inputs.hazards_per_hour
     few = pack(list(hosts.computed_scores.values()))
-    at = np.fromiter(hosts.computed_scores, np.intp, len(hosts.computed_scores))
+    positions = np.fromiter(hosts.computed_scores, np.intp, len(hosts.computed_scores))
     columns = Columns(
         score=scores_of(hazard).astype(np.float32),
         hazard_per_hour=hazard.astype(np.float32),
@@ -390,16 +391,16 @@ def pack_hosts(hosts: Hosts, ended: Flags) -> Columns:
         simulated=host_inputs.simulated,
     )
     for name in ("score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason"):
-        getattr(columns, name)[at] = getattr(few, name)
+        getattr(columns, name)[positions] = getattr(few, name)
     no_gpus = host_inputs.gpus == 0
     columns.bucket[no_gpus] = np.maximum(columns.bucket[no_gpus], BUCKET_WITHOUT_GPUS)
     return columns
 
 
 def columns_of(snapshot: Snapshot) -> Columns:
-    """Return the columns of *snapshot*, those that it has or made from its hosts."""
-    if isinstance(snapshot.hosts, Hosts) and (made := getattr(snapshot, "columns", None)):
-        columns: Columns = made
+    """Return the columns of *snapshot*: its own, or made from its hosts."""
+    if isinstance(snapshot.hosts, Hosts) and (packed := getattr(snapshot, "columns", None)):
+        columns: Columns = packed
         return columns
     ended = [not snapshot.is_listed(host) for host in snapshot.hosts]
     return pack(snapshot.hosts, np.array(ended, dtype=bool))

@@ -1,12 +1,13 @@
-"""Computes the score of a host from its symptoms: hazard, relative speed, score with 90 % interval, and evidence.
+"""Computes the score of a host from its symptoms: hazard, speed, intervals, and evidence.
 
-Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical Analysis of Failure Time Data,
-chapter 8). The calm hazard is that of the host without a symptom: base x a model's factors x outcomes. A fault that alone makes
-an interruption f times as likely adds calm x (f - 1). score = exp(-hazard * horizon).
-Several symptoms of one device are most likely one fault, and so are those of several devices with a common cause: the largest
-hazard counts, the others confirm it.
-Evidence states its contribution twice: per hour (`hazard_delta`, by which the hazard would be lower without its fault), and to
-ln(hazard) after the evidence before it, so that a stored score can be recomputed from its row.
+Hazards of independent causes add (competing risks; Kalbfleisch and Prentice, The Statistical
+Analysis of Failure Time Data, chapter 8). The calm hazard is the hazard without a symptom: base x a
+model's factors x outcomes. A fault that alone makes an interruption f times as likely adds calm x
+(f - 1). score = exp(-hazard * horizon). Several symptoms of one device are most likely one fault,
+as are symptoms of several devices with a common cause: the largest hazard counts, the others
+confirm it. Evidence states its contribution twice: per hour (`hazard_delta`, the decrease of the
+hazard without its fault), and to ln(hazard) after the evidence before it, so that a stored score
+can be recomputed from its row.
 """
 
 from __future__ import annotations
@@ -35,45 +36,46 @@ from .calibration import NO_OUTCOMES, Calibration, Outcomes
 from .features import evidence_of
 from .symptom import Symptom
 
-#: What hazard and score refer to.
+#: Horizon of hazard and score.
 HORIZON_HOURS = 8.0
 
 #: Interruptions per GPU-hour of a job, all causes: 2.2e-5 (StepFun's 400 nodes over 348 days,
 #: stepfun-ai/InfiniteHBD-Trace; 2.0e-5 in Meta's Llama 3 report, table 5).
 GPU_HAZARD_PER_HOUR = 2.2e-5
-#: What a host without GPUs adds (assumed: no public rate is given for hosts alone).
+#: Added by the host besides its GPUs (assumed: no public rate exists for hosts alone).
 HOST_HAZARD_PER_HOUR = 5e-6
 
-#: 90 % interval of the hazard of a host that is not heard, as a factor up and down: it may be in any state (assumed). A
-#: model's own is below that.
+#: 90 % interval of the hazard of a silent host, as a factor up and down: it may be in any state
+#: (assumed). A model's own spread is smaller.
 SPREAD_SILENT = 100.0
 
-#: Standard errors that hold 90 %.
+#: Standard errors to each end of a 90 % interval.
 Z90 = 1.645
-#: Standard error of a pace that no peers were measured with (assumed).
+#: Standard error of a pace that was measured without peers (assumed).
 SPEED_ERROR = 0.02
-#: Range of the pace of a host about which nothing is known (assumed: a power brake leaves a tenth).
+#: Range of the pace of a host without readings (assumed: a power brake leaves a tenth).
 SPEED_UNKNOWN = (0.05, 1.10)
 
-#: No hazard is larger: an interruption a minute is faster than any job starts again.
+#: Maximum hazard: an interruption a minute is faster than any job starts again.
 HAZARD_PER_HOUR_MAX = 60.0
 
-#: Conditions that are reported what ends a state.
+#: Clear conditions shown for a state.
 CLEARS_MAX = 3
 
-#: Pieces of evidence per host. One less may add to the hazard, the largest; the first is the headline, whatever it adds.
+#: Pieces of evidence per host. At most EVIDENCE_MAX - 1 may add to the hazard (the largest); the
+#: first is the headline.
 EVIDENCE_MAX = 48
 
 
 class ModelHazard(NamedTuple):
-    """What a model says of a host's hazard, before any symptom."""
+    """A model's hazard of a host, before any symptom."""
 
     model: str
     log_base: float
-    parts: tuple[float, ...]  # what each feature adds to ln(hazard)
+    parts: tuple[float, ...]  # increase of ln(hazard) per feature
     features: tuple[float, ...]
     at_ns: int
-    spread: float  # of the 90 % interval of the hazard, up and down
+    spread: float  # factor of the 90 % interval, up and down
     outcomes: Calibration = NO_OUTCOMES
 
 
@@ -85,26 +87,26 @@ class HostInput(NamedTuple):
     simulated: bool
     gpus: int
     last_received_ns: int
-    is_reporting: bool  # now
-    relative_speed: float  # of its slowest computing GPU, against a typical host's; NaN: not known
-    speed_error: float = nan  # standard error of that
+    is_reporting: bool
+    relative_speed: float  # slowest computing GPU's, against a typical host's; NaN: unknown
+    speed_error: float = nan  # standard error of `relative_speed`
     model_hazard: ModelHazard | None = None  # None: the prior
 
 
 class ObservedSymptom(NamedTuple):
-    """A symptom that counts, and when it was last there."""
+    """An active symptom, and the time it was last present."""
 
     symptom: Symptom
     observed_ns: int
 
 
 def base_hazard_per_hour(gpus: int) -> float:
-    """Return the hazard of a host about which nothing else is known."""
+    """Return the hazard of a host that is known only by its number of GPUs."""
     return GPU_HAZARD_PER_HOUR * gpus + HOST_HAZARD_PER_HOUR
 
 
 def base_hazards_per_hour(gpus: Codes | Floats) -> Floats:
-    """Return the same of many hosts."""
+    """Return `base_hazard_per_hour` of many hosts."""
     return GPU_HAZARD_PER_HOUR * gpus.astype(np.float64) + HOST_HAZARD_PER_HOUR
 
 
@@ -119,7 +121,7 @@ def score_of(hazard_per_hour: float) -> float:
 
 
 def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScore:
-    """Return what is known of *host*, of which the symptoms *observed* hold."""
+    """Return the score of *host* with the active symptoms *observed*."""
     ordered = sorted(observed, key=lambda s: s.symptom.weight, reverse=True)
     outcomes = _outcomes(host, [s.symptom for s in ordered])
     moved = any(s.symptom.log_hazard_delta > 0.0 for s in ordered)
@@ -129,20 +131,20 @@ def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScor
     if inputs.log_hazard_outcomes:
         calm_deltas.append(inputs.log_hazard_outcomes)
     calm = exp(inputs.log_hazard_base + sum(calm_deltas))
-    found = causes([s.symptom for s in ordered], calm)
-    shown, alone, shared = _select_shown(ordered, found)
+    sum_of_causes = causes([s.symptom for s in ordered], calm)
+    shown, alone, shared = _select_shown(ordered, sum_of_causes)
     hazards = _limited(alone, HAZARD_PER_HOUR_MAX - calm)
     inputs = replace(
         inputs,
         log_hazard_one_cause=log((calm + max(hazards, default=0.0)) / (calm + sum(hazards))),
-        log_hazard_own_causes=log1p(found.apart / (calm + sum(hazards))),
+        log_hazard_own_causes=log1p(sum_of_causes.apart / (calm + sum(hazards))),
     )
     symptoms = [s.symptom for s in shown]
     deltas = _successive_deltas(calm, hazards)
     speeds = [s.speed for s in symptoms]
     result = numbers(inputs, [*deltas, *calm_deltas], speeds, HORIZON_HOURS)
     strongest = symptoms[0] if symptoms else None
-    without = [min(calm + sum(alone) - each, result.hazard_per_hour) for each in alone]
+    without = [min(calm + sum(alone) - own_hazard, result.hazard_per_hour) for own_hazard in alone]
     evidence = [
         replace(
             s.symptom.evidence(delta, min(result.score - score_of(rest), 0.0), s.observed_ns),
@@ -177,9 +179,9 @@ def score_host(host: HostInput, observed: Sequence[ObservedSymptom]) -> HostScor
 
 
 class Causes(NamedTuple):
-    """What symptoms, in their order, add to a hazard per hour, and how many devices show the same fault.
+    """The hazards per hour that symptoms add, and the devices that show the same fault.
 
-    `apart`: what they would add beyond that, if no devices shared a cause.
+    `apart`: the further hazard if no devices shared a cause.
     """
 
     hazards: Sequence[float]
@@ -188,50 +190,53 @@ class Causes(NamedTuple):
 
 
 def causes(symptoms: Sequence[Symptom], calm: float) -> Causes:
-    """Return what *symptoms* add to the hazard *calm* of a host without any: of each fault what its strongest does.
+    """Return the symptoms' additions to the *calm* hazard: only each fault's strongest adds.
 
-    Each is explained by a fault of its device, or by what several devices share, whichever adds least together: of eight
-    hot GPUs one cause of all, of two hot ones that both wait for a remap those two. So one more symptom never adds less,
-    and several devices never more than each of them alone.
+    Faults are assigned to devices or to causes that devices share, whichever adds least in total:
+    eight hot GPUs have one cause, two hot GPUs that both wait for a remap have two faults. So one
+    more symptom never adds less, and several devices never add more than their separate faults.
     """
-    each = [_alone(symptom, calm) for symptom in symptoms]
+    own_hazards = [_alone(symptom, calm) for symptom in symptoms]
     showing: dict[str, set[str]] = {}
     for symptom in symptoms:
         if symptom.rule.shared and not symptom.fault_source:
             showing.setdefault(symptom.rule.shared, set()).add(symptom.parent_device)
-    several = [shared for shared, devices in showing.items() if len(devices) > 1]
+    shared_causes = [shared for shared, devices in showing.items() if len(devices) > 1]
     separate, *others = (
-        _explained(symptoms, each, shared)
-        for count in range(len(several) + 1)
-        for shared in combinations(several, count)
+        _explained(symptoms, own_hazards, shared)
+        for count in range(len(shared_causes) + 1)
+        for shared in combinations(shared_causes, count)
     )
     hazards, devices = separate
-    for one in others:
-        if sum(one[0]) < sum(hazards) * (1 - 1e-9):
-            hazards, devices = one
+    for explanation in others:
+        if sum(explanation[0]) < sum(hazards) * (1 - 1e-9):
+            hazards, devices = explanation
     return Causes(hazards, devices, max(sum(separate[0]) - sum(hazards), 0.0))
 
 
 def _explained(
     symptoms: Sequence[Symptom], each: Sequence[float], shared: Sequence[str]
 ) -> tuple[list[float], list[int]]:
-    """Return what *symptoms* add, of *each* alone, and on how many devices, where *shared* causes explain all they may."""
+    """Return hazards and device counts if *shared* causes explain all they may.
+
+    *each*: own hazard of each symptom.
+    """
     faults = [symptom.fault_of(shared) for symptom in symptoms]
     strongest: dict[str, int] = {}
     devices: dict[str, set[str]] = {}
-    for at, fault in enumerate(faults):
-        devices.setdefault(fault, set()).add(symptoms[at].parent_device)
-        if each[at] > each[strongest.setdefault(fault, at)]:
-            strongest[fault] = at
+    for index, fault in enumerate(faults):
+        devices.setdefault(fault, set()).add(symptoms[index].parent_device)
+        if each[index] > each[strongest.setdefault(fault, index)]:
+            strongest[fault] = index
     counting = set(strongest.values())
     return (
-        [hazard if at in counting else 0.0 for at, hazard in enumerate(each)],
+        [hazard if index in counting else 0.0 for index, hazard in enumerate(each)],
         [len(devices[fault]) for fault in faults],
     )
 
 
 def _alone(symptom: Symptom, calm: float) -> float:
-    """Return what *symptom* adds to the hazard *calm*, if nothing else is wrong."""
+    """Return the addition of *symptom* to the *calm* hazard if nothing else is wrong."""
     room = max(HAZARD_PER_HOUR_MAX - calm, 0.0)
     return min(calm * expm1(max(symptom.log_hazard_delta, 0.0)), room)
 
@@ -239,37 +244,37 @@ def _alone(symptom: Symptom, calm: float) -> float:
 def _select_shown(
     ordered: Sequence[ObservedSymptom], found: Causes
 ) -> tuple[Sequence[ObservedSymptom], Sequence[float], Sequence[int]]:
-    """Return the symptoms that are reported, with what they add and how many devices show them: of many the first, and those
-    that add the most. One more symptom never makes the sum less."""
+    """Return the symptoms shown: the first, and those with the largest hazards.
+
+    One more symptom never makes the sum less.
+    """
     hazards, devices = found.hazards, found.devices
     if len(ordered) <= EVIDENCE_MAX:
         return ordered, hazards, devices
-    first = sorted(range(len(ordered)), key=lambda at: (-hazards[at], at))
-    adds = {at for at in first[: EVIDENCE_MAX - 1] if hazards[at] > 0.0}
-    others = (at for at in range(len(ordered)) if at not in adds)
-    chosen = sorted(
-        adds | set(islice(others, EVIDENCE_MAX - len(adds)))
-    )  # the first is one of them
+    first = sorted(range(len(ordered)), key=lambda index: (-hazards[index], index))
+    adds = {index for index in first[: EVIDENCE_MAX - 1] if hazards[index] > 0.0}
+    others = (index for index in range(len(ordered)) if index not in adds)
+    chosen = sorted(adds | set(islice(others, EVIDENCE_MAX - len(adds))))  # includes the first
     return (
-        [ordered[at] for at in chosen],
-        [hazards[at] if at in adds else 0.0 for at in chosen],
-        [devices[at] for at in chosen],
+        [ordered[index] for index in chosen],
+        [hazards[index] if index in adds else 0.0 for index in chosen],
+        [devices[index] for index in chosen],
     )
 
 
 def _limited(hazards: Sequence[float], room: float) -> Sequence[float]:
-    """Return *hazards*, cut where they are more than *room* together: the largest are left whole."""
+    """Return *hazards*, reduced to at most *room* in total: the largest stay whole."""
     if sum(hazards) <= room:
         return hazards
     cut = [0.0] * len(hazards)
-    for at in sorted(range(len(hazards)), key=lambda at: -hazards[at]):
-        cut[at] = min(hazards[at], max(room, 0.0))
-        room -= cut[at]
+    for index in sorted(range(len(hazards)), key=lambda index: -hazards[index]):
+        cut[index] = min(hazards[index], max(room, 0.0))
+        room -= cut[index]
     return cut
 
 
 def _successive_deltas(calm: float, hazards: Sequence[float]) -> list[float]:
-    """Return what each of *hazards* adds to ln(hazard) after those before it: they add up to that of all."""
+    """Return the addition of each of *hazards* to ln(hazard) after those before it."""
     deltas, hazard = list[float](), calm
     for added in hazards:
         deltas.append(log1p(added / hazard))
@@ -278,7 +283,7 @@ def _successive_deltas(calm: float, hazards: Sequence[float]) -> list[float]:
 
 
 class Numbers(NamedTuple):
-    """What is computed from a host's inputs and the deltas and factors of its evidence."""
+    """The numbers computed from a host's inputs and the deltas and factors of its evidence."""
 
     score: float
     score_lower: float
@@ -292,9 +297,10 @@ class Numbers(NamedTuple):
 def numbers(
     inputs: Inputs, deltas: Sequence[float], speeds: Sequence[float], horizon_hours: float
 ) -> Numbers:
-    """Return the numbers of a score. *deltas*, *speeds*: of all evidence, in its order.
+    """Return the numbers of a score. *deltas*, *speeds*: by piece of evidence.
 
-    The same inputs give the same numbers, to the bit: a stored score computes again from its row.
+    The same inputs give the same numbers, to the bit, so a stored score can be computed again from
+    its row.
     """
     hazard = exp(inputs.log_hazard_base + sum(deltas))
     lower, upper = inputs.hazard_interval(hazard)
@@ -315,7 +321,7 @@ def numbers(
 
 
 def _outcomes(host: HostInput, symptoms: Sequence[Symptom]) -> Outcomes:
-    """Return what outcomes say of hosts with the hazard that *host* has without them."""
+    """Return the correction by outcomes of hosts with this hazard."""
     model_hazard = host.model_hazard
     if model_hazard is None or not model_hazard.outcomes.has_effect:
         return Outcomes()
@@ -326,7 +332,7 @@ def _outcomes(host: HostInput, symptoms: Sequence[Symptom]) -> Outcomes:
 
 
 def inputs_of(host: HostInput, outcomes: Outcomes, *, moved: bool) -> Inputs:
-    """Return what the score of *host* is computed from beside its evidence. *moved*: a symptom adds to its hazard."""
+    """Return the inputs of a score besides its evidence. *moved*: a symptom adds to the hazard."""
     model_hazard = host.model_hazard
     return Inputs(
         model=model_hazard.model if model_hazard else PRIOR,
@@ -342,13 +348,13 @@ def inputs_of(host: HostInput, outcomes: Outcomes, *, moved: bool) -> Inputs:
 
 
 def _spread(model_hazard: ModelHazard | None, *, moved: bool) -> float:
-    """Return the interval's factor: what a model learned of its hosts says nothing of a symptom's factor, which is assumed."""
+    """Return the interval's factor; a symptom's factor is assumed, beyond a model's spread."""
     spread = model_hazard.spread if model_hazard else SPREAD_ASSUMED
     return max(spread, SPREAD_ASSUMED) if moved else spread
 
 
 def _parts(host: HostInput) -> list[tuple[int, float]]:
-    """Return (feature, what it adds), the largest first, of those that add anything."""
+    """Return (feature, addition to ln(hazard)), the largest first, without zeros."""
     parts = enumerate(host.model_hazard.parts if host.model_hazard else ())
     return sorted((p for p in parts if p[1]), key=lambda part: (-abs(part[1]), part[0]))
 
@@ -360,28 +366,34 @@ def _calm_evidence(
     result: Numbers,
     outcomes: Outcomes,
 ) -> Iterator[Evidence]:
-    """Yield the evidence of what moves the calm hazard: a model's *parts*, and outcomes.
+    """Yield the evidence of the calm hazard: a model's *parts*, and outcomes.
 
-    They are factors of it, and so of what symptoms add: without one the score is what it would be with all that.
+    They are factors of the calm hazard, and so of the symptoms' additions: `score_delta` covers
+    both.
     """
     model_hazard, log_hazard = host.model_hazard, inputs.log_hazard_base
     if model_hazard is None:
         return
-    for at, delta in parts:
+    for feature, delta in parts:
         score_delta = result.score - score_of(result.hazard_per_hour * exp(-delta))
-        one = evidence_of(
-            at, host.name, model_hazard.features[at], delta, score_delta, model_hazard.at_ns
+        evidence = evidence_of(
+            feature,
+            host.name,
+            model_hazard.features[feature],
+            delta,
+            score_delta,
+            model_hazard.at_ns,
         )
-        yield replace(one, hazard_delta=exp(log_hazard) * expm1(delta))
+        yield replace(evidence, hazard_delta=exp(log_hazard) * expm1(delta))
         log_hazard += delta
     if delta := inputs.log_hazard_outcomes:
         score_delta = result.score - score_of(result.hazard_per_hour * exp(-delta))
-        one = outcomes.evidence(score_delta, model_hazard.at_ns)
-        yield replace(one, hazard_delta=exp(log_hazard) * expm1(delta))
+        evidence = outcomes.evidence(score_delta, model_hazard.at_ns)
+        yield replace(evidence, hazard_delta=exp(log_hazard) * expm1(delta))
 
 
 def speed_interval(speed: float, error: float, *, is_reporting: bool) -> tuple[float, float]:
-    """Return the 90 % interval of a relative speed: of one that is not known, all that it may be."""
+    """Return the 90 % interval of a relative speed; SPEED_UNKNOWN if it is not known."""
     if isnan(speed) or not is_reporting:
         return SPEED_UNKNOWN
     reach = Z90 * (SPEED_ERROR if isnan(error) else error)
@@ -389,7 +401,7 @@ def speed_interval(speed: float, error: float, *, is_reporting: bool) -> tuple[f
 
 
 def _speed(measured: float, factors: Sequence[float]) -> float:
-    """Return the pace of the slowest: as measured, or as it was when a symptom that holds was seen."""
+    """Return the slowest pace: as measured, or the factor of an active symptom."""
     speeds = [factor for factor in factors if factor < 1.0]
     if not isnan(measured):
         speeds.append(measured)
@@ -414,8 +426,8 @@ def _reason_message(strongest: Symptom | None) -> str:
 
 
 def _clears(symptoms: Sequence[Symptom]) -> str:
-    """Return what ends the host's state: the end of each symptom that would put it there alone."""
-    worst = [one for one in symptoms if one.severity == symptoms[0].severity]
+    """Return the clear conditions of all symptoms that cause the host's state."""
+    worst = [symptom for symptom in symptoms if symptom.severity == symptoms[0].severity]
     conditions = [
         condition
         for condition in dict.fromkeys(s.clears or s.rule.clears for s in worst)
@@ -425,27 +437,26 @@ def _clears(symptoms: Sequence[Symptom]) -> str:
     return "; and ".join([*conditions[:CLEARS_MAX], *more])
 
 
-# ----------------------------------------------------------------------
-# A score over another horizon: the same hazard, for longer or for less long.
-
-#: A hazard is one of now. Over more than a week of it no model has been judged.
+#: A hazard describes the present. No model has been judged over more than a week.
 SECONDS_MIN, SECONDS_MAX = 60, 7 * 24 * 3600
 
 
 def over_horizon(host: HostScore, hours: float) -> HostScore:
-    """Return *host* with its score, interval and what its evidence cost as they are over *hours*."""
+    """Return *host* with score, interval and score deltas over *hours*."""
     times = hours / HORIZON_HOURS
     if times == 1.0:
         return host
     lower, upper = host.score_lower**times, host.score_upper**times
-    if host.inputs:  # of a large hazard nothing of the lower one is left over eight hours
+    if host.inputs:  # over eight hours a large hazard leaves no digits of the lower score
         lower, upper = (exp(-hazard * hours) for hazard in reversed(host.hazard_interval))
     return replace(
         host,
         score=host.score**times,
         score_lower=lower,
         score_upper=upper,
-        evidence=tuple(_evidence_over_horizon(one, host.score, times) for one in host.evidence),
+        evidence=tuple(
+            _evidence_over_horizon(evidence, host.score, times) for evidence in host.evidence
+        ),
     )
 
 
@@ -454,13 +465,8 @@ def _evidence_over_horizon(evidence: Evidence, score: float, times: float) -> Ev
     return replace(evidence, score_delta=score**times - without**times)
 
 
-# ----------------------------------------------------------------------
-# A stored score once more, from its row: the same numbers to the bit, or the row is not what was
-# judged.
-
-
 def recompute(row: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a row of `scores` from its inputs. Raises ValueError where it has none."""
+    """Return the numbers of a row of `scores` from its inputs. Raises ValueError if it has none."""
     inputs = inputs_of_row(row)
     if inputs is None:
         raise ValueError("the row was stored before version 9 of the store: it has no inputs")
@@ -472,13 +478,8 @@ def recompute(row: Mapping[str, Any]) -> Numbers:
     )
 
 
-# ----------------------------------------------------------------------
-# What advice and its outcomes tell judging: which hosts came back into service, and by how much
-# hazards were too small.
-
-
 class Return(NamedTuple):
-    """A host is back in service, and watched until then."""
+    """A host back in service after advice took it out, and its time on probation."""
 
     since_ns: int
     until_ns: int
@@ -486,11 +487,11 @@ class Return(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeFeedback:
-    """As it is known at one judgement; `returned` by host."""
+    """Feedback of advice and its outcomes to one judgement; `returned` by host."""
 
     returned: Mapping[str, Return] = field(default_factory=dict[str, Return])
     outcomes: Calibration = NO_OUTCOMES
-    #: By host, name of the reason, and device: the open advisory about a cause that several hosts share.
+    #: By host, name of the reason, and device: the open advisory about a shared cause.
     shared_causes: Mapping[SharedCauseKey, SharedCause] = field(
         default_factory=dict[SharedCauseKey, SharedCause]
     )
@@ -499,12 +500,8 @@ class OutcomeFeedback:
 NO_FEEDBACK = OutcomeFeedback()
 
 
-# ----------------------------------------------------------------------
-# The hazard that no rule explains: by the model that was trained here, else by the public record.
-
-
 def trained(model: HazardModel | None) -> HazardModel | None:
-    """Return *model* if it was trained here, and all its figures are numbers: no other is believed."""
+    """Return *model* if it was trained on this fleet and all its figures are finite, else None."""
     if model is None or model.is_prior:
         return None
     return (
@@ -515,13 +512,13 @@ def trained(model: HazardModel | None) -> HazardModel | None:
 
 
 def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:
-    """Return (ln of each host's base hazard per hour, what each feature adds): hosts, and hosts x `hazard.NAMES`.
+    """Return (ln of the base hazards per hour, additions: hosts x `hazard.features.FEATURE_NAMES`).
 
-    *features*: hosts x `judgement.features.NAMES`, which begin with those.
+    *features*: hosts x SCORE_FEATURE_NAMES, which begin with the same names.
 
-    Where none was *trained*, the base is the public record's, by the number of *gpus*, and no feature adds anything:
-    the published rates after a return are of another cluster's faults. Base and parts add up to no more than a model
-    is held to.
+    Without a trained model the base is the public record's, by the number of *gpus*, and no feature
+    adds anything: the published rates after a return describe another cluster's faults. Base plus
+    parts are limited to LOG_HAZARD_PER_DAY_MAX.
     """
     if model is None:
         return np.log(base_hazards_per_hour(gpus)), np.zeros((len(features), len(FEATURE_NAMES)))

@@ -1,4 +1,7 @@
-"""The GPU state that each piece of evidence implies, stored with it so that SQL shows the state of each GPU."""
+"""Rows of scores to store: changed hosts, with the GPU state that each evidence implies.
+
+SQL shows the state of each GPU from these rows.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from .results import Columns, Gpus, columns_of
 
 
 def with_gpu_states(snapshot: Snapshot, hosts: Iterable[HostScore]) -> list[HostScore]:
-    """Return *hosts* of *snapshot*, each evidence of a GPU, or of a part of one, with what it puts that in.
+    """Return *hosts* with the GPU's state in each evidence of a GPU or its part.
 
-    Of a GPU that was not read since the start it stays as it is: there is no score of it. So does all that still holds of
-    before a restart: GPUs are judged by what is seen since.
+    Leave evidence of a GPU that was not read since the start: it has no score. Leave all that is
+    carried over from before a restart, too: GPUs are judged by readings since.
     """
     hosts = list(hosts)
     if not isinstance(snapshot, Judgement) or not any(map(_has_gpu_evidence, hosts)):
@@ -41,7 +44,7 @@ def _is_carried_over(snapshot: Judgement, host: HostScore) -> bool:
 
 
 class _RowsOfHosts:
-    """The GPUs of each host. Sorted once: ten thousand hosts may change together, and the loop waits for it."""
+    """The GPUs of each host, sorted once, since ten thousand hosts may change together."""
 
     def __init__(self, gpus: Gpus, hosts: int) -> None:
         self._rows = np.argsort(gpus.host, kind="stable")
@@ -56,12 +59,13 @@ class _RowsOfHosts:
 def _with_states(gpus: Gpus, host: HostScore, rows: Sequence[int]) -> HostScore:
     rows_by_name = {gpus.names[row]: row for row in rows}
     return replace(
-        host, evidence=tuple(_with_gpu_state(gpus, rows_by_name, each) for each in host.evidence)
+        host,
+        evidence=tuple(_with_gpu_state(gpus, rows_by_name, evidence) for evidence in host.evidence),
     )
 
 
 def _with_gpu_state(gpus: Gpus, rows_by_name: Mapping[str, int], evidence: Evidence) -> Evidence:
-    """HEALTHY: other evidence is the reason of its GPU's state, or none."""
+    """Return *evidence* with its GPU's state if it is the reason of that state, else HEALTHY."""
     row = rows_by_name.get(evidence.device.partition("/")[0])
     if row is None:
         return evidence
@@ -71,24 +75,21 @@ def _with_gpu_state(gpus: Gpus, rows_by_name: Mapping[str, int], evidence: Evide
     )
 
 
-# ----------------------------------------------------------------------
-# Which scores are written: those that changed, and every host's every five minutes.
-
-#: What counts as a change.
+#: Steps that count as a change.
 SCORE_STEP = 0.005
 SPEED_STEP = 0.02
 HAZARD_STEP_RATIO = 0.10
 
 
 class ScoreLog:
-    """Remembers what was written of each host, by node index."""
+    """The last written score of each host, by node index."""
 
     def __init__(self) -> None:
         self._columns = Columns.none()
         self._written_ns: Times = np.zeros(0, dtype=np.int64)
 
     def take_changed(self, snapshot: Snapshot) -> list[HostScore]:
-        """Return the hosts to write now, and take them as written."""
+        """Return the hosts to write now, and mark them as written."""
         now = columns_of(snapshot)
         due = self._due(now, snapshot.computed_ns)
         written_ns = np.zeros(due.size, dtype=np.int64)
@@ -100,7 +101,7 @@ class ScoreLog:
         )
 
     def _due(self, now: Columns, now_ns: int) -> Flags:
-        """Say which hosts are new, changed, or were last written in an earlier period of theirs."""
+        """Return hosts that are new, changed, or due after UNCHANGED_SCORE_SECONDS."""
         due, known = np.ones(now.score.size, dtype=bool), self._written_ns.size
         spread = np.arange(known) % UNCHANGED_SCORE_SECONDS
         before, after = (
@@ -112,7 +113,7 @@ class ScoreLog:
 
 
 def differs(before: Columns, now: Columns) -> Flags:
-    """Say which hosts are other than *before* by more than noise."""
+    """Return hosts that differ from *before* by more than noise."""
     other = (before.state != now.state) | (before.reason != now.reason)
     other |= before.simulated != now.simulated
     other |= np.isnan(before.relative_speed) != np.isnan(now.relative_speed)

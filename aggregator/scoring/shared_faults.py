@@ -1,4 +1,4 @@
-"""Symptoms with a cause outside the host: a dead leaf, a rack without power. They blame the cause, not each host."""
+"""Symptoms with a cause outside the host, such as a dead leaf, which is blamed instead."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from ..model import HealthState, Reason, SharedCause, SharedCauseKey
 from .score import ObservedSymptom
 from .symptom import Symptom
 
-#: Only these faults lie outside a host when several hosts show them at once. A GPU that is lost on three hosts in the same
-#: second was killed by one cause, but each host has a dead GPU.
+#: Only these faults lie outside a host when several hosts show them at once. A GPU that is lost on
+#: three hosts in the same second was killed by one cause, but each host has a dead GPU.
 EXTERNAL_REASONS = frozenset(
     (Reason.RAIL_DOWN, Reason.FABRIC, Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STORAGE)
 )
-#: State of a host by itself -> its state if the cause is outside. A slow host stays DEGRADED: jobs run slowly there.
+#: State of a host by itself -> its state if the cause is outside. A slow host stays DEGRADED: jobs
+#: run slowly there.
 EXTERNAL_STATES = {
     HealthState.UNHEALTHY: HealthState.SUSPECT,
     HealthState.SUSPECT: HealthState.WATCH,
@@ -29,7 +30,10 @@ def attribute_shared(
     """Return *observed*, by host, with the shared cause of each symptom that has one."""
     return {
         host: [
-            one._replace(symptom=_attribute(names[host], one.symptom, causes)) for one in symptoms
+            observed_symptom._replace(
+                symptom=_attribute(names[host], observed_symptom.symptom, causes)
+            )
+            for observed_symptom in symptoms
         ]
         for host, symptoms in observed.items()
     }

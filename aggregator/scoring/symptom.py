@@ -1,4 +1,4 @@
-"""A symptom: what a rule sees wrong with one device at one moment, with its evidence."""
+"""A symptom: a rule's finding about one device, with evidence, and its course over time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from .view import FleetView
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One device, one rule, now. `value` is in `unit`; `speed` below 1 costs relative speed."""
+    """A finding of one rule about one device now.
+
+    `value` is in `unit`; `speed` below 1 costs relative speed.
+    """
 
     rule: Rule
     host: int
@@ -38,73 +41,79 @@ class Symptom:
     sql: str
     unit: str = ""
     speed: float = 1.0
-    #: What is left of the part that it shows, where that is known: lanes of a link, ports of a host. Work that needs no more
-    #: does not notice, so that it costs no relative speed.
+    #: Remaining share of the part, if known: lanes of a link, ports of a host. Work that needs no
+    #: more does not notice, so this costs no relative speed.
     capacity_ratio: float = 1.0
     hazard_factor: float = 0.0  # 0: the rule's
     state: HealthState | None = None  # None: the rule's
     reason: Reason | None = None
     clears: str = ""
-    #: The state at most that it keeps up where it had been in it: what ends a state lies beyond what begins it. Of one that
-    #: is HEALTHY by itself it begins nothing.
+    #: The worst state that the symptom keeps up if it was in that state before: a state ends at
+    #: another value than it begins. A symptom that is HEALTHY by itself begins nothing.
     retained_state: HealthState | None = None
-    #: Whose fault it shows, where it is not its device's: a driver's that does not respond, as several devices show.
+    #: Owner of the fault, if it is not the device: several devices show one driver that does not
+    #: respond.
     fault_source: str = ""
     #: The cause outside the host, if several hosts show this at once.
     shared_cause: SharedCause | None = None
-    #: Of two with equal weight the greater is listed first; what is read now, before what was reported.
+    #: Among symptoms of equal weight the greater precedence is listed first; current readings
+    #: precede reported events.
     precedence: tuple[float, ...] = (inf,)
 
     def fault_of(self, shared: Container[str]) -> str:
-        """Return whose fault it shows, where *shared* causes explain all they may: several symptoms of one are one fault."""
+        """Return the fault's owner if *shared* causes explain all they may.
+
+        Symptoms with the same owner are one fault.
+        """
         if self.fault_source:
             return self.fault_source
         return f"shared {self.rule.shared}" if self.rule.shared in shared else self.parent_device
 
     @property
     def parent_device(self) -> str:
-        """The device that it is a symptom of, or of a part of.
+        """The device that has the symptom, or whose part has it.
 
-        A GPU's link is a part of it; EDAC counts one error at its controller, its row and its channel.
+        A GPU's link is a part of the GPU; EDAC counts one error at its controller, its row and its
+        channel.
         """
         has_parts = self.device.startswith("GPU-") or self.signal.startswith("edac.")
         return self.device.partition("/")[0] if has_parts else self.device
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes two symptoms of a host the same, moments apart."""
+        """Identity of the symptom on its host over time."""
         return self.rule.name, self.device
 
     @property
     def log_hazard_delta(self) -> float:
-        """What it adds to the logarithm of the hazard when nothing else is wrong with the device."""
+        """Increase of ln(hazard) if nothing else is wrong with the device."""
         return log(self.hazard_factor or self.rule.hazard_factor)
 
     @property
     def severity(self) -> int:
-        """How bad: higher is worse; HEALTHY is 0."""
+        """Rank of the host state: higher is worse; HEALTHY is 0."""
         return len(SEVERITY) - 1 - SEVERITY.index(self.host_state)
 
     @property
     def host_state(self) -> HealthState:
-        """The state that it puts its host in."""
+        """The state that the symptom gives its host."""
         return self.rule.state if self.state is None else self.state
 
     @property
     def weight(self) -> tuple[int, float, tuple[float, ...]]:
-        """Sort key: which of several symptoms is the strongest."""
+        """Sort key: the strongest symptom has the greatest."""
         costs = self.log_hazard_delta - log(max(self.speed, 0.01))
         return self.severity, costs, self.precedence
 
     def without_weight(self, message: str, clears: str) -> Symptom:
-        """Return it as somebody's word has it: known, in the evidence, and of no weight."""
+        """Return the symptom as evidence without weight, for Reason.POLICY."""
         return replace(
             self, state=HealthState.HEALTHY, reason=Reason.POLICY, hazard_factor=1.0, speed=1.0,
             capacity_ratio=1.0, message=message, clears=clears,
         )  # fmt: skip
 
     def evidence(self, log_hazard_delta: float, score_delta: float, observed_ns: int) -> Evidence:
-        """Return it, last seen at *observed_ns*, as evidence that moved ln(hazard) and score by so much."""
+        """Return the symptom as evidence with these changes of ln(hazard) and score."""
         known = BY_NAME.get(self.signal)
         return Evidence(
             signal=self.signal,
@@ -123,22 +132,20 @@ class Symptom:
 
 
 def short(device: str) -> str:
-    """Return a device's name as a sentence can bear it: `GPU-3f2a…` for a UUID, `GPU-3f2a…/link4` for a part of it."""
+    """Return a device name shortened for messages: `GPU-3f2a…`, or `GPU-3f2a…/link4` for a part."""
     parent, slash, part = device.partition("/")
     if parent.startswith(("GPU-", "MIG-")) and len(parent) > 12:
         parent = f"{parent[:8]}…"
     return f"{parent}{slash}{part}"
 
 
-# ----------------------------------------------------------------------
-# Rules that are a row alone: a reading that is wrong by itself, and a counter that counts too much.
-
-#: A counter's memory of ten minutes holds one event for about five of them, and this long many are held, too.
+#: RECENT_SECONDS after an event, ONE_EVENT of it remains in a sum over ten minutes. Many events
+#: count no longer than that.
 ONE_EVENT, RECENT_SECONDS = 0.6, 310.0
 
 
 def threshold_symptoms(view: FleetView, entries: Iterable[ThresholdRule]) -> Iterator[Symptom]:
-    """Name each device whose reading is wrong by itself."""
+    """Name each device with a reading that is wrong by itself."""
     for entry in entries:
         table = view.fleet.tables[entry.table]
         rows = view.where(entry.table, entry.column, entry.condition)
@@ -163,7 +170,7 @@ def threshold_symptom(view: FleetView, entry: ThresholdRule, row: int, value: fl
 
 
 def rate_symptoms(view: FleetView, entries: Iterable[RateRule]) -> Iterator[Symptom]:
-    """Name each device that counts more than is right."""
+    """Name each device whose counter rises faster than its limit."""
     for entry in entries:
         rows, values, limit = _above_minimum(view, entry)
         for row, value in zip(rows.tolist(), values.tolist(), strict=True):
@@ -173,19 +180,19 @@ def rate_symptoms(view: FleetView, entries: Iterable[RateRule]) -> Iterator[Symp
 
 
 def _above_minimum(view: FleetView, entry: RateRule) -> tuple[Indexes, Floats, tuple[float, float]]:
-    """Return (rows, values, limit of real and of simulated devices), of rows that reach the least of limits."""
+    """Return (rows, values, limits of real and simulated devices), of rows over the lower limit."""
     constant = FAST_SECONDS if entry.per_second else 1.0
-    least = entry.minimum if entry.per_second else max(ONE_EVENT, ONE_EVENT * entry.minimum)
+    minimum = entry.minimum if entry.per_second else max(ONE_EVENT, ONE_EVENT * entry.minimum)
     slow = not entry.per_second
     if slow:
-        rows, events = recent_counts(view, entry.table, entry.column, least)
+        rows, events = recent_counts(view, entry.table, entry.column, minimum)
     else:
-        rows, events = view.counting(entry.table, entry.column, least * constant)
+        rows, events = view.counting(entry.table, entry.column, minimum * constant)
     if not rows.size or not entry.peers_ratio:
-        return rows, events / constant, (least, least)
-    every = view.recent(entry.table, entry.column, slow=slow) / constant
-    peer_medians = medians(view, entry.table, every)
-    limits = [max(least, entry.peers_ratio * median) for median in peer_medians]
+        return rows, events / constant, (minimum, minimum)
+    all_events = view.recent(entry.table, entry.column, slow=slow) / constant
+    peer_medians = medians(view, entry.table, all_events)
+    limits = [max(minimum, entry.peers_ratio * median) for median in peer_medians]
     return rows, events / constant, (limits[0], limits[1])
 
 
@@ -196,10 +203,11 @@ def recent_counts(
     least: float = ONE_EVENT,
     within_seconds: float = RECENT_SECONDS,
 ) -> tuple[Indexes, Floats]:
-    """Return (rows, events of about the last 600 s) where these are *least* or more, the last of them of *within_seconds*.
+    """Return (rows, events of about 600 s) with *least* events, the last within *within_seconds*.
 
-    The sum of ten minutes alone held fifty events for most of an hour. What is left of that of ten seconds tells how long
-    ago the last was: of n at once too late by 10 s * ln(n).
+    The sum of ten minutes alone would hold fifty events for most of an hour. The remainder of the
+    ten-second sum shows the age of the last event; for n events at once it is too late by 10 s *
+    ln(n).
     """
     rows, events = view.counting(table, column, least, slow=True)
     if rows.size:
@@ -210,10 +218,7 @@ def recent_counts(
 
 
 def median_of_peers(view: FleetView, table: str, values: Floats) -> Floats:
-    """Return the median over all devices of *table* that are simulated, or are not, alike.
-
-    0 where they are too few to have one worth the name.
-    """
+    """Return per device the median of `medians` for its kind, real or simulated."""
     if not values.any():
         return np.zeros(values.shape)
     simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
@@ -222,21 +227,21 @@ def median_of_peers(view: FleetView, table: str, values: Floats) -> Floats:
 
 
 def medians(view: FleetView, table: str, values: Floats) -> tuple[float, float]:
-    """Return the median over the real devices of *table*, and over the simulated ones; 0 for too few."""
+    """Return the medians over real and simulated devices; 0 for fewer than PEERS_MIN."""
     simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
     fresh = view.fresh(table)
     groups = [values[fresh & (simulated == kind)] for kind in (False, True)]
-    found = [float(np.median(group)) if group.size >= PEERS_MIN else 0.0 for group in groups]
-    return found[0], found[1]
+    result = [float(np.median(group)) if group.size >= PEERS_MIN else 0.0 for group in groups]
+    return result[0], result[1]
 
 
 class PeerOutlier(NamedTuple):
-    """A counter of a device that counts far more than those of its peers; figures are of a second."""
+    """A counter that rises far faster than its peers'; values are per second."""
 
     row: int
     column: str
     rate: float
-    peer_median: float  # their median
+    peer_median: float
     limit: float
 
 
@@ -248,21 +253,22 @@ def peer_outliers(
     ratio: float,
     median: Callable[[FleetView, str, Floats], Floats] = median_of_peers,
 ) -> Iterator[PeerOutlier]:
-    """Yield of each device the fastest of its counters that count *least* a second, and *ratio* times what its peers do.
+    """Yield per device the fastest counter far above its peers.
 
-    *median*: of its peers, for each device; NaN: of this one nothing can be said.
+    Far: at least *least* events a second, and *ratio* times the peers' median. *median*: returns
+    that per device; NaN skips the device.
     """
     names = list(columns)
     rates = np.array([view.rates(table, column) for column in names])
     if not (rates >= least).any():
         return
-    peer_medians = np.array([median(view, table, each) for each in rates])
+    peer_medians = np.array([median(view, table, column_rates) for column_rates in rates])
     limits = np.maximum(least, ratio * peer_medians)
     excess = np.where(rates >= limits, rates, 0.0)
     for row in np.flatnonzero(excess.any(axis=0)).tolist():
-        at = int(excess[:, row].argmax())
-        figures = (float(each[at, row]) for each in (rates, peer_medians, limits))
-        yield PeerOutlier(row, names[at], *figures)
+        index = int(excess[:, row].argmax())
+        figures = (float(figure[index, row]) for figure in (rates, peer_medians, limits))
+        yield PeerOutlier(row, names[index], *figures)
 
 
 def _rate_symptom(
@@ -290,12 +296,9 @@ def _rate_symptom(
     )
 
 
-# ----------------------------------------------------------------------
-# From an active event to a symptom: message, query, and clear condition, the same for every rule.
-
-#: Our clock and the boot clock of a host are of one opinion within so much.
+#: Tolerance, in seconds, between our clock and the boot clock of a host.
 SLACK_SECONDS = 2
-#: And run apart by a second in so much (100 parts in a million).
+#: The two clocks drift apart by a second in this time (100 parts in a million).
 DRIFT_NS_PER_SECOND = 10**13
 
 
@@ -310,7 +313,7 @@ def event_symptom(
     reason: Reason | None = None,
     precedence: tuple[float, ...] = (inf,),
 ) -> Symptom:
-    """Return *record* as a symptom of *rule*; *message* follow the name of a device that is not the host."""
+    """Return *record* as a symptom of *rule*; *message* follows the name of the device."""
     device_prefix = "" if record.device == "host" else f"{short(record.device)} "
     process_text = (
         f" (met by {record.process_name}, which may not be its cause)"
@@ -336,14 +339,13 @@ def event_symptom(
 
 
 def times_text(record: EventRecord) -> str:
-    """Return how often it was reported, to be put after what it is."""
     return f", {record.count:,} times" if record.count > 1 else ""
 
 
 def _last_time_text(record: EventRecord) -> str:
-    """Return when it was last written: what reaches us now may be of hours ago."""
-    at = datetime.fromtimestamp(record.last_time_ns // 1_000_000_000, UTC)
-    return f"{'last ' if record.count > 1 else ''}at {at:%Y-%m-%d %H:%M:%S} UTC"
+    """Return the time of the last line: a record that arrives now may be hours old."""
+    last_time = datetime.fromtimestamp(record.last_time_ns // 1_000_000_000, UTC)
+    return f"{'last ' if record.count > 1 else ''}at {last_time:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def event_query(view: FleetView, record: EventRecord) -> str:
@@ -357,7 +359,11 @@ def event_query(view: FleetView, record: EventRecord) -> str:
 
 
 def _event_condition(record: EventRecord) -> str:
-    """Return the condition that an event is of *record*: by its id, which no setting of a clock changes, or by its time."""
+    """Return the condition that an event belongs to *record*.
+
+    By event id, which is independent of clock changes, or by time if the record includes earlier
+    events.
+    """
     if not record.count_before:
         return f"event_id IN ({', '.join(map(quoted, record.incidents))})"
     since_ns, until_ns = _record_span(record)
@@ -365,17 +371,19 @@ def _event_condition(record: EventRecord) -> str:
 
 
 def _device_aliases(view: FleetView, record: EventRecord) -> list[str]:
-    """Return how events name the device of *record*: the kernel knows a GPU by its PCI address."""
+    """Return the device names in events of *record*: the kernel names a GPU by its PCI address."""
     if record.device == "host":
         return ["host", ""]
     known = view.fleet.attributes[record.host].get(("gpu", record.device), {})
     address = known.get("pci_address", "") if record.name.startswith("gpu.") else ""
-    return [each.lower() for each in (record.device, address) if each]
+    return [alias.lower() for alias in (record.device, address) if alias]
 
 
 def _record_span(record: EventRecord) -> tuple[int, int]:
-    """Return within which whole seconds *record* was written, by our clock."""
-    first_ns = min([record.first_ns, *(one.first_ns for one in record.incidents.values())])
+    """Return the whole seconds (first, last) of *record*, by our clock."""
+    first_ns = min(
+        [record.first_ns, *(incident.first_ns for incident in record.incidents.values())]
+    )
     lasted_ns = record.last_ns - first_ns
     if record.clear_condition.clears is Clears.TIME:
         lasted_ns = min(lasted_ns, round(record.clear_condition.seconds * 1e9))
@@ -385,35 +393,28 @@ def _record_span(record: EventRecord) -> tuple[int, int]:
     return since_ns * second_ns, (last_ns // second_ns + 1 + 2 * SLACK_SECONDS) * second_ns
 
 
-# ----------------------------------------------------------------------
-# Thresholds that are rolled out in steps: a rule is asked twice, with each, and what hosts are not
-# told yet is shown.
-#
-# Rules know nothing of this: `FleetView.threshold` notes what each asks for, and answers as of before
-# where it is told to.
-
 RuleFunction = Callable[[FleetView], Iterator[Symptom]]
 
 
 class Detector:
-    """A function that finds the symptoms of *rules*: of those that it tells apart by the same readings."""
+    """A function that finds symptoms of *rules*, distinguished by the same readings."""
 
     def __init__(self, name: str, rules: frozenset[str], find: RuleFunction) -> None:
         self.__name__, self.rules, self._find = name, rules, find
 
     def __call__(self, view: FleetView) -> Iterator[Symptom]:
-        """Yield what is active now."""
+        """Yield the symptoms that are active now."""
         return self._find(view)
 
 
 def detects(*rules: Rule | RuleRow) -> Callable[[RuleFunction], Detector]:
-    """Make a function the one that finds the symptoms of *rules* (`rules/__init__.py` collects them)."""
-    names = frozenset(one.name if isinstance(one, Rule) else one.rule.name for one in rules)
+    """Make a function the detector of *rules* (`rules/__init__.py` collects detectors)."""
+    names = frozenset(rule.name if isinstance(rule, Rule) else rule.rule.name for rule in rules)
     return lambda function: Detector(function.__name__, names, function)
 
 
 def row_detector(row: RuleRow) -> Detector:
-    """Return what finds the symptoms of a rule that is a row alone."""
+    """Return the detector of a rule that is only a row."""
 
     def find(view: FleetView) -> Iterator[Symptom]:
         if isinstance(row, ThresholdRule):
@@ -424,7 +425,11 @@ def row_detector(row: RuleRow) -> Detector:
 
 
 def evaluate_with_rollout(rule: RuleFunction, view: FleetView) -> list[Symptom]:
-    """Return what *rule* sees; on hosts that a roll-out has not reached, by the thresholds of before."""
+    """Return the symptoms of *rule*, by the previous thresholds where a roll-out has not arrived.
+
+    Evaluate the rule twice: `FleetView.threshold` notes the thresholds that it reads, and returns
+    previous values on request.
+    """
     rollouts = view.fleet.declared.rollouts
     view.requested_thresholds.clear()
     now = list(rule(view))
@@ -440,29 +445,29 @@ def evaluate_with_rollout(rule: RuleFunction, view: FleetView) -> list[Symptom]:
 def _merge_rollout(
     view: FleetView, share: float, now: Sequence[Symptom], before: Sequence[Symptom]
 ) -> Iterator[Symptom]:
-    """Yield *now* of hosts that are reached and *before* of the others, of these with what would be else."""
-    stays = {(one.host, one.key) for one in now}
-    was = {(one.host, one.key) for one in before}
+    """Yield *now* of hosts that are reached, and *before* of others, with their differences."""
+    stays = {(symptom.host, symptom.key) for symptom in now}
+    was = {(symptom.host, symptom.key) for symptom in before}
     names = view.fleet.names
-    for one in now:
-        if is_rolled_out(share, names[one.host]):
-            yield one
-        elif (one.host, one.key) not in was:
-            yield _without_effect(one, share)
-    for one in before:
-        if is_rolled_out(share, names[one.host]):
+    for symptom in now:
+        if is_rolled_out(share, names[symptom.host]):
+            yield symptom
+        elif (symptom.host, symptom.key) not in was:
+            yield _without_effect(symptom, share)
+    for symptom in before:
+        if is_rolled_out(share, names[symptom.host]):
             continue
-        clears_later = (one.host, one.key) not in stays
+        clears_later = (symptom.host, symptom.key) not in stays
         message = (
-            f"{one.message}; no longer, by a threshold {rollout_message(share)}"
+            f"{symptom.message}; no longer, by a threshold {rollout_message(share)}"
             if clears_later
-            else one.message
+            else symptom.message
         )
-        yield replace(one, message=message)
+        yield replace(symptom, message=message)
 
 
 def _without_effect(symptom: Symptom, share: float) -> Symptom:
-    """Return *symptom* as evidence that weighs nothing: it would count, were its host reached."""
+    """Return *symptom* as evidence without weight, on a host beyond the roll-out."""
     rule = replace(symptom.rule, enter_seconds=0.0, leave_seconds=0.0)
     message = f"{symptom.message}, by a threshold {rollout_message(share)}"
     return replace(symptom, rule=rule).without_weight(
@@ -470,27 +475,22 @@ def _without_effect(symptom: Symptom, share: float) -> Symptom:
     )
 
 
-# ----------------------------------------------------------------------
-# When a symptom begins to count, and when it is over: enter fast, leave slowly.
-#
-# A pure state machine over the symptoms of one host: the same symptoms at the same times give the
-# same holds. A symptom counts once it was there for its rule's `enter_seconds` on end. It then
-# counts, at the worst level it had, until it was away (or milder) for `leave_seconds`. One that
-# lies between what begins a level and what ends it (`Symptom.retained_state`) is as bad as it was.
+# A pure state machine over the symptoms of one host: enter fast, leave slowly. A symptom is active
+# after its rule's `enter_seconds` without a break, at the worst level it had, until it was absent
+# (or milder) for `leave_seconds`. A symptom between the limits where a level begins and ends
+# (`Symptom.retained_state`) keeps its level.
 
 RuleAndDevice = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedSymptom:
-    """One symptom over time."""
-
-    worst: Symptom  # what counts
+    worst: Symptom  # the symptom that counts
     latest: Symptom
-    since_ns: int  # there without a break since
-    last_seen_ns: int  # last there
-    worst_seen_ns: int  # last there at its worst
-    active: bool  # it counts
+    since_ns: int  # start of the current unbroken presence
+    last_seen_ns: int
+    worst_seen_ns: int  # last time at its worst
+    active: bool
 
 
 TrackedSymptoms = Mapping[RuleAndDevice, TrackedSymptom]
@@ -502,9 +502,10 @@ def step(
     now_ns: int,
     ended_rules: Container[str] = (),
 ) -> dict[RuleAndDevice, TrackedSymptom]:
-    """Return the holds after the host showed *symptoms*, and no others, at *now_ns*.
+    """Return the tracked symptoms after the host had exactly *symptoms* at *now_ns*.
 
-    *ended_rules*: rules evaluated for long enough whose condition is false: their symptoms end at once.
+    *ended_rules*: rules evaluated for long enough whose condition is false: their symptoms end at
+    once.
     """
     result: dict[RuleAndDevice, TrackedSymptom] = {}
     for symptom in symptoms:
@@ -524,7 +525,7 @@ def step(
 
 
 def freeze(tracked: TrackedSymptoms, elapsed_ns: int) -> dict[RuleAndDevice, TrackedSymptom]:
-    """Return the holds of a host that was not heard for *elapsed_ns*: its clock stood still."""
+    """Return the tracked symptoms of a host silent for *elapsed_ns*, with shifted times."""
     return {
         key: replace(
             symptom,
@@ -537,7 +538,7 @@ def freeze(tracked: TrackedSymptoms, elapsed_ns: int) -> dict[RuleAndDevice, Tra
 
 
 def _retain_state(symptom: Symptom, retained_state: HealthState, worst: Symptom) -> Symptom:
-    """Return *symptom* in the state of the *worst* before it, as far as it *retained_state* that up."""
+    """Return *symptom* in the state of the *worst* before it, up to *retained_state*."""
     state = max(retained_state, worst.host_state, key=SEVERITY.index)  # the milder
     if SEVERITY.index(state) >= SEVERITY.index(symptom.host_state):
         return symptom
@@ -557,7 +558,7 @@ def _observe(tracked: TrackedSymptom | None, symptom: Symptom, now_ns: int) -> T
 
 
 def _ease(tracked: TrackedSymptom, now_ns: int) -> TrackedSymptom:
-    """Return *tracked* at its latest level once the worst was away long enough."""
+    """Return *tracked* at its latest level once the worst was absent for long enough."""
     if not _is_over(tracked.worst, tracked.worst_seen_ns, now_ns):
         return tracked
     return replace(tracked, worst=tracked.latest, worst_seen_ns=tracked.last_seen_ns)

@@ -18,26 +18,26 @@ from ..sql import quoted
 from . import evidence_sql
 from .evidence_sql import KEYFRAME_SECONDS_MAX
 
-#: A host that said nothing for longer is STALE.
+#: A host that is silent for longer is STALE.
 SILENT_SECONDS_MAX = 15.0
-#: A reading is of now for this many periods of its table.
+#: A reading is current for this many periods of its table.
 PERIODS_MAX = 2.5
-#: Tables by which a GPU is known to be read: they come whether anything changed or not, and soon show that it stopped.
+#: Tables that show whether a GPU is read: they arrive even without changes, so a stop shows soon.
 GPU_FAST = ("gpu_1s", "gpu_10s")
 
 
 class FleetView:
-    """Views of *fleet* at *now_ns* of the aggregator's clock. Arrays have a value per device row."""
+    """Views of *fleet* at *now_ns* of our clock. Arrays have a value per device row."""
 
     def __init__(self, fleet: Fleet, now_ns: int) -> None:
         self.fleet, self.now_ns = fleet, now_ns
         self.host_now_ns: Times = fleet.host_now_ns(now_ns)
         ever = fleet.last_received_ns > 0
         silent = np.maximum(now_ns - fleet.last_received_ns, 0) / 1e9
-        #: Seconds since each host's last live frame, infinite when there was none.
+        #: Seconds since each host's last live frame; infinite if it had none.
         self.silent_seconds: Floats = np.where(ever, silent, np.inf)
         self.awake: Flags = self.silent_seconds <= SILENT_SECONDS_MAX
-        #: Simulated hosts that have ended (`Snapshot.lists`).
+        #: Simulated hosts that have ended (`Snapshot.is_listed`).
         has_reported = np.isfinite(self.silent_seconds) & fleet.simulated
         self.simulation_ended = not (
             self.silent_seconds[has_reported] <= SIMULATED_SILENT_SECONDS_MAX
@@ -49,13 +49,13 @@ class FleetView:
         self._speeds: Speeds | None = None
         self._gpu_is_read: Flags | None = None
         self._unread_hosts: Flags | None = None
-        #: The thresholds that were asked for.
+        #: The thresholds that were read.
         self.requested_thresholds: set[str] = set()
         self._uses_previous = False
 
     @property
     def clock(self) -> Floats:
-        """Every GPU's SM clock while it computes (Hz); NaN where it does not, or its host is not heard."""
+        """Every GPU's SM clock (Hz) while it computes and its host reports; else NaN."""
         if self._clock is None:
             clock = self.fleet.activity.clock(self.fleet.boot, self.host_now_ns)
             awake = self.awake[self.fleet.devices["gpu"].host]
@@ -64,7 +64,7 @@ class FleetView:
 
     @property
     def speeds(self) -> Speeds:
-        """Every GPU against its peers."""
+        """Every GPU's clock relative to its peers."""
         if self._speeds is None:
             fleet = self.fleet
             watts, hosts = fleet.tables["gpu_10s"].gauge("power_limit_watts"), fleet.devices["gpu"]
@@ -78,18 +78,18 @@ class FleetView:
 
     @property
     def clock_over_baseline(self) -> Floats:
-        """Every GPU's clock over what it was in the same job while nothing held it."""
+        """Every GPU's clock over its baseline in the same job while unlimited."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(self.clock / self.fleet.activity.baseline_clock)
 
     def threshold(self, name: str) -> float:
-        """Return a number that rules decide by (`declared/model.py`), as it was declared."""
+        """Return a threshold of the rules (`declared/model.py`), as it was declared."""
         self.requested_thresholds.add(name)
         return self.fleet.declared.threshold(name, before=self._uses_previous)
 
     @contextmanager
     def with_previous_thresholds(self) -> Iterator[None]:
-        """Answer meanwhile with the thresholds of hosts that a roll-out has not reached."""
+        """Within the context, use the thresholds of hosts that a roll-out has not reached."""
         self._uses_previous = True
         try:
             yield
@@ -98,7 +98,7 @@ class FleetView:
 
     @property
     def gpu_is_read(self) -> Flags:
-        """Which GPUs have readings of now: of their fast tables, or, where these were not read in this boot, of any."""
+        """GPUs with current readings in fast tables, or in any if these have none this boot."""
         if self._gpu_is_read is None:
             gpus = self.fleet.devices["gpu"]
             fast, slow = np.zeros(gpus.count, dtype=bool), np.zeros(gpus.count, dtype=bool)
@@ -116,20 +116,20 @@ class FleetView:
 
     @property
     def gpus_read(self) -> Codes:
-        """How many GPUs of each host have readings of now."""
-        of = self.fleet.devices["gpu"].host[self.gpu_is_read]
-        return np.bincount(of, minlength=len(self.fleet)).astype(np.int32)
+        """The number of GPUs of each host with current readings."""
+        host_of_gpu = self.fleet.devices["gpu"].host[self.gpu_is_read]
+        return np.bincount(host_of_gpu, minlength=len(self.fleet)).astype(np.int32)
 
     @property
     def gpus_declared(self) -> Floats:
-        """How many GPUs are declared for each host; NaN where nobody did."""
+        """The declared number of GPUs of each host; NaN if not declared."""
         fleet = self.fleet
         fleet.expectations.update(fleet.declared, fleet.reported_inventory, fleet.names)
         return fleet.expectations.expected_values("gpus")
 
     @property
     def unread_hosts(self) -> Flags:
-        """Which reporting hosts have GPUs, as far as is known, but no current reading of any."""
+        """Reporting hosts that have GPUs, as far as is known, but no current reading of any."""
         known = self._unread_hosts
         if known is None:
             known = np.asarray(
@@ -139,7 +139,7 @@ class FleetView:
         return known
 
     def age_seconds(self, table: str) -> Floats:
-        """Return the seconds since each row of *table* was heard; infinite for never."""
+        """Return the seconds since the last reading of each row of *table*; infinite for never."""
         known = self._age_seconds.get(table)
         if known is None:
             rows = self.fleet.tables[table]
@@ -149,8 +149,8 @@ class FleetView:
     def _quiet_seconds(self, table: str, at: Indexes) -> Floats:
         """Return for how long the rows *at* are known not to have counted.
 
-        Known are whole periods of its table, up to its host's last frame: what a counter did since its
-        last reading tells only the next.
+        These are whole periods of the table, up to the host's last frame: only the next reading
+        shows what a counter did since the last.
         """
         rows = self.fleet.tables[table]
         age_seconds = rows.age_seconds_at(at, self.fleet.boot, self.host_now_ns)
@@ -161,7 +161,7 @@ class FleetView:
         return np.where(known, whole_seconds, np.inf)
 
     def fresh(self, table: str) -> Flags:
-        """Say which rows of *table* are of now."""
+        """Return which rows of *table* are current."""
         known = self._fresh.get(table)
         if known is None:
             known = self._fresh[table] = self._is_fresh(table)
@@ -179,10 +179,9 @@ class FleetView:
         return max(SILENT_SECONDS_MAX, PERIODS_MAX * rows.period_seconds)
 
     def fresh_at(self, table: str, at: Indexes) -> Flags:
-        """Say which of the rows *at* are of now: of large tables rules ask only for what looks wrong."""
-        if (
-            not at.size
-        ):  # the most of all questions, and ten looks at nothing cost as much as at something
+        """Return which rows *at* are current: in large tables rules check suspicious rows only."""
+        # Most calls have no rows, and numpy's work on empty arrays costs the same.
+        if not at.size:
             return np.zeros(0, dtype=bool)
         known = self._fresh.get(table)
         if known is not None:
@@ -193,14 +192,14 @@ class FleetView:
         return np.asarray((age_seconds <= self._limit(table)) & awake, dtype=bool)
 
     def where(self, table: str, column: str, condition: Callable[[Any], Flags]) -> Indexes:
-        """Return the rows whose reading of now *condition* speaks of. No reading is never wrong."""
+        """Return the rows whose current reading fulfils *condition*, never missing ones."""
         rows = self.fleet.tables[table].cells_where(column, condition)
         return rows[self.fresh_at(table, rows)]
 
     def counting(
         self, table: str, column: str, least: float = 0.0, *, slow: bool = False
     ) -> tuple[Indexes, Floats]:
-        """Return (rows, events of about the last 10 s, or 600 s) where these are *least* or more."""
+        """Return (rows, events of about the last 10 s, or 600 s) with at least *least* events."""
         rows = self.fleet.tables[table].counting(column, least, slow=slow)
         rows = rows[self.fresh_at(table, rows)]
         if not rows.size:
@@ -211,21 +210,21 @@ class FleetView:
         return rows[enough], events[enough]
 
     def gauge_at(self, table: str, column: str, at: Indexes) -> Floats:
-        """Return a gauge at these rows, NaN where there is none of now."""
+        """Return a gauge at the rows *at*, NaN if it is not current."""
         values = self.fleet.tables[table].gauge_at(column, at)
         return np.where(self.fresh_at(table, at), values, np.nan)
 
     def gauge(self, table: str, column: str) -> Floats:
-        """Return a gauge, NaN where there is none of now."""
+        """Return a gauge, NaN where it is not current."""
         return np.where(self.fresh(table), self.fleet.tables[table].gauge(column), np.nan)
 
     def state(self, table: str, column: str) -> Uint64s:
-        """Return a state, 0 where there is none of now."""
+        """Return a state, 0 where it is not current."""
         values = self.fleet.tables[table].state(column)
         return np.where(self.fresh(table), values, np.uint64(0))
 
     def known(self, table: str, column: str) -> Flags:
-        """Say where a signal has a value of now."""
+        """Return where a signal has a current value."""
         return self.fleet.tables[table].known(column) & self.fresh(table)
 
     def rates(self, table: str, column: str, *, slow: bool = False) -> Floats:
@@ -236,9 +235,9 @@ class FleetView:
     def recent(self, table: str, column: str, *, slow: bool = False) -> Floats:
         """Return a counter's events of about the last 10 s (or 600 s)."""
         rows, events = self.counting(table, column, slow=slow)
-        found = np.zeros(self.fleet.tables[table].devices.count)
-        found[rows] = events
-        return found
+        result = np.zeros(self.fleet.tables[table].devices.count)
+        result[rows] = events
+        return result
 
     def name(self, table: str, row: int) -> tuple[int, str]:
         """Return (node index, device) of a row."""
@@ -246,19 +245,19 @@ class FleetView:
         return int(devices.host[row]), devices.names[row]
 
     def sql(self, table: str, row: int, columns: str, seconds: float) -> str:
-        """Return the query for the last *seconds* of a device's readings, the newest first: it is the one that counts."""
+        """Return the query for a device's readings of the last *seconds*, newest first."""
         return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time DESC"
 
     def sql_counter(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
-        """Return the query for a device's counter with what it counted (`queries.counter_query`)."""
+        """Return the query for a device's counter and its events (`evidence_sql.counter_query`)."""
         host, device = self.name(table, row)
         key = self.fleet.names[host], device
         return evidence_sql.counter_query(table, column, key, unit, self.now_ns, seconds)
 
     def sql_with_peers(self, table: str, row: int, column: str, unit: str, among: str = "") -> str:
-        """Return the query for how fast a device's counter rises, beside those that it was held against.
+        """Return the query for the rate of a device's counter and of its peers'.
 
-        *among*: the query for these, if not all.
+        *among*: the query for the peers, if not all.
         """
         host, device = self.name(table, row)
         key, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
@@ -273,7 +272,7 @@ class FleetView:
         )
 
     def sql_devices(self, table: str, host: int, seconds: float) -> str:
-        """Return the query for how many devices of *table* a host reported in the last *seconds*, and how many have no room."""
+        """Return the query for a host's devices in *table*, and their excess over the limit."""
         return (
             f"SELECT count(DISTINCT device) AS devices, devices - {DEVICES_PER_HOST_MAX} AS without_room FROM readings.{table} "
             f"WHERE host = {quoted(self.fleet.names[host])} "
@@ -289,7 +288,7 @@ class FleetView:
         )
 
     def age(self) -> str:
-        """Return the column that says how many seconds before now a reading was made."""
+        """Return the column with the age of a reading in seconds."""
         return f"date_diff('second', time, {self.timestamp_sql(0)}) AS seconds_ago"
 
     def timestamp_sql(self, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Rules that find symptoms: functions, one file per kind of fault; simple rules are only a row of `rule_catalogue/`."""
+"""Detectors of symptoms, a module per kind of fault; simple rules are rows of `rule_catalogue/`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from . import (
 )
 
 _FUNCTIONS = tuple(
-    one
+    value
     for module in (
         agent, clock, configuration, events, fabric, gang, gang_links, gpu, host, missing_gpus, pcie,
     )
-    for one in vars(module).values()
-    if isinstance(one, Detector)
+    for value in vars(module).values()
+    if isinstance(value, Detector)
 )  # fmt: skip
-_BY_FUNCTION = frozenset[str]().union(*(one.rules for one in _FUNCTIONS))
-#: All of them, in no order that matters.
+_BY_FUNCTION = frozenset[str]().union(*(detector.rules for detector in _FUNCTIONS))
+#: All detectors, in any order.
 DETECTORS: tuple[Detector, ...] = (
-    *dict.fromkeys(_FUNCTIONS),  # some modules use those of others
+    *dict.fromkeys(_FUNCTIONS),  # modules import detectors of others
     *(row_detector(row) for row in ROWS if row.rule.name not in _BY_FUNCTION),
 )

@@ -22,22 +22,18 @@ from ..evidence_sql import RECEIVED_SOURCES, last_received, timestamp_sql
 from ..symptom import Symptom, detects, recent_counts, short
 from ..view import FleetView
 
-# ----------------------------------------------------------------------
-# Devices and drivers whose calls do not return, in one sentence each: which, in which call, since
-# when, what to do.
-
-#: Sources whose hanging means that a driver does, and how bad that is. Collectors are named by source
-#: and pace (`gpu_1s`).
+#: Sources whose hang is a hang of their driver -> the state of the host. The source is the part of
+#: a collector's name before the pace (`gpu` in `gpu_1s`).
 DRIVERS = {"gpu": HealthState.UNHEALTHY, "rdma": HealthState.SUSPECT}
 HUNG_HAZARD_FACTORS = {"gpu": 1000.0, "rdma": 50.0}
 
-#: Of `probe_1s.state` (`agent/sampler/quarantine.py`).
+#: Values of `probe_1s.state` (`agent/sampler/quarantine.py`).
 OK, _HUNG, _ABANDONED, _QUARANTINED, SLOW, _PROBED, RELEASED = range(7)
-#: The lane of all that calls NVIDIA's driver: what hangs there without a device is that driver.
+#: Group of all calls to NVIDIA's driver: a hang in it without a device is a hang of that driver.
 GPU_GROUP = "gpu"
-#: A call that lasted no longer did not hang: it ended the agent's process that made it.
+#: A call that ended sooner did not hang: it ended the agent's process.
 DIED_SECONDS_MAX = 0.1
-#: What to do, as the host's own policy says it (`contract/host_policy.toml`).
+#: Remedies, as in the host policy (`contract/host_policy.toml`).
 ACTIONS = {
     "driver": "drain the host, check its kernel log, reboot it",
     "gpu": "drain the host, check its kernel log, reset the GPU; reboot the host if that hangs as well",
@@ -49,18 +45,20 @@ Row = tuple[int, str]  # node index, and the row's name: `gpu 0000:9b:00.0`, `gp
 
 @detects(rules.DEVICE_HANGS, rules.DRIVER_HANGS)
 def hung_devices(view: FleetView) -> Iterator[Symptom]:
-    """A device whose calls do not return, by name and call; all of a driver's at once are one finding of the host."""
+    """Name each device whose calls hang; all devices of one driver are one finding."""
     states, seconds = (
         view.state("probe_1s", "state"),
         view.gauge("probe_1s", "hung_seconds"),
     )
     rows = np.flatnonzero((states != OK) & ((seconds > 0.0) | (states == SLOW))).tolist()
     names: dict[int, Row] = {row: view.name("probe_1s", row) for row in rows}
-    driver_rows = {each for each in names.values() if _is_driver_row(view, each)}
+    driver_rows = {row_name for row_name in names.values() if _is_driver_row(view, row_name)}
     for row, (host, name) in names.items():
         if (host, name) in driver_rows:
             within = [
-                n for of, n in names.values() if of == host and _driver_row(view, of, n) == name
+                other_name
+                for other, other_name in names.values()
+                if other == host and _driver_row(view, other, other_name) == name
             ]
             yield _driver_hangs(view, row, float(seconds[row]), sorted(within))
         elif (host, _driver_row(view, host, name)) not in driver_rows:
@@ -68,14 +66,14 @@ def hung_devices(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_driver_row(view: FleetView, row: Row) -> bool:
-    """Return whether a row is of a driver: NVIDIA's, or of what one collector of files reads."""
+    """Return whether *row* is a driver's: NVIDIA's, or that of a file collector."""
     host, name = row
     device = name.partition(" ")[2]
     return not device or device == view.fleet.hangs.of(host, name).collector
 
 
 def _driver_row(view: FleetView, host: int, name: str) -> str:
-    """Return the row of the driver that a device's row belongs to."""
+    """Return the name of the driver row that covers a device's row."""
     group = name.partition(" ")[0]
     return group if group == GPU_GROUP else f"{group} {view.fleet.hangs.of(host, name).collector}"
 
@@ -83,7 +81,9 @@ def _driver_row(view: FleetView, host: int, name: str) -> str:
 def _driver_hangs(view: FleetView, row: int, seconds: float, within: list[str]) -> Symptom:
     host, name = view.name("probe_1s", row)
     hang, collector = view.fleet.hangs.of(host, name), name.partition(" ")[2]
-    devices = ", ".join(each.partition(" ")[2] for each in within if each != name)
+    devices = ", ".join(
+        device_name.partition(" ")[2] for device_name in within if device_name != name
+    )
     first = f" ({devices} first)" if devices else ""
     subject = f"what {collector} reads" if collector else "the GPU driver as a whole"
     action = ACTIONS["other" if collector else "driver"]
@@ -116,7 +116,8 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
         message = f"{subject} answers too slowly for its neighbours {since}{_call_text(hang)}: {ACTIONS['other']}"
     elif seconds < DIED_SECONDS_MAX:
         died = hang.message.partition(" in ")[0] or "died"
-        lasts = f" {since}" if hang.since_ns else ""  # the seconds are of the call alone
+        # the reading's seconds are the duration of one call
+        lasts = f" {since}" if hang.since_ns else ""
         message = f"{subject} is skipped{lasts}, as the agent's process {died}{_call_text(hang)}: {action}"
     else:
         message = f"{subject} has not answered {since}{_call_text(hang)}: {action}"
@@ -134,7 +135,7 @@ def _device_hangs(view: FleetView, row: int, seconds: float, is_slow: bool) -> S
 def _symptom(
     view: FleetView, row: int, rule: Rule, *, device: str, seconds: float, message: str, kind: str
 ) -> Symptom:
-    """*kind*: of device, where its hanging means more than the rule says."""
+    """Return the symptom of a row. *kind*: device kind whose hang is worse, or ""."""
     return Symptom(
         rule=rule,
         host=view.name("probe_1s", row)[0],
@@ -151,16 +152,15 @@ def _symptom(
 
 
 def _duration_text(view: FleetView, hang: Hang, seconds: float) -> str:
-    """Return for how long, and since when: the reading ends where the call was given up, the trouble does not."""
+    """Return the duration and start of a hang, which outlasts the reading of its call."""
     if not hang.since_ns:
         return f"for {seconds:.1f} s"
-    at = datetime.fromtimestamp(hang.since_ns // 1_000_000_000, UTC)
+    since = datetime.fromtimestamp(hang.since_ns // 1_000_000_000, UTC)
     lasts = max(seconds, (view.now_ns - hang.since_ns) / 1e9)
-    return f"for {_span(lasts)}, since {at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"for {_span(lasts)}, since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _span(seconds: float) -> str:
-    """Return a time in the unit that gives a number one can hold."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -172,7 +172,7 @@ def _call_text(hang: Hang) -> str:
 
 
 def gpu_at(view: FleetView, host: int, address: str) -> str:
-    """Return the UUID of the GPU at a PCI address, or the address where that is all that is known."""
+    """Return the UUID of the GPU at a PCI address, or the address if the UUID is unknown."""
     attributes: Mapping[tuple[str, str], Mapping[str, str]] = view.fleet.attributes[host]
     for (kind, key), known in attributes.items():
         if kind == "gpu" and known.get("pci_address") == address:
@@ -180,10 +180,10 @@ def gpu_at(view: FleetView, host: int, address: str) -> str:
     return address
 
 
-#: A host is UNKNOWN until it was heard for this long.
+#: A host stays UNKNOWN until it has reported for this long.
 RECEIVED_SECONDS_MIN = 5.0
 
-#: Findings that stand against a host: beginning of the name -> reason, what ends it.
+#: Findings that count against a host: beginning of the name -> reason, clear condition.
 FINDINGS = {
     "identity": (Reason.IDENTITY, "one host alone reports under this name"),
     "clock": (Reason.CLOCK, "the host's clock is within 2 s of the aggregator's"),
@@ -192,7 +192,7 @@ FINDINGS = {
 
 @detects(rules.NEW)
 def new_hosts(view: FleetView) -> Iterator[Symptom]:
-    """Nothing can be said yet. Missing is neither zero nor healthy."""
+    """Name each host that is too new to judge: missing data is neither zero nor healthy."""
     last_received, first = view.fleet.last_received_ns, view.fleet.first_received_ns
     for host in np.flatnonzero(last_received - first < RECEIVED_SECONDS_MIN * 1e9).tolist():
         seconds = (last_received[host] - first[host]) / 1e9 if last_received[host] else 0.0
@@ -218,7 +218,7 @@ def new_hosts(view: FleetView) -> Iterator[Symptom]:
 
 
 def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
-    """A host that spoke is silent. *frozen*: too many at once, so that the fault is likely ours."""
+    """Name each host that fell silent. *frozen*: probably by our own fault."""
     silent = view.silent_seconds
     for host in np.flatnonzero(np.isfinite(silent) & ~view.awake).tolist():
         is_frozen = host in frozen
@@ -249,9 +249,9 @@ def silent_hosts(view: FleetView, frozen: frozenset[int]) -> Iterator[Symptom]:
 
 @detects(rules.HANGS, rules.FAILS)
 def failing_collectors(view: FleetView) -> Iterator[Symptom]:
-    """A collector hangs in a driver, fails, or is blind, in whole or in part.
+    """Name each collector that hangs in a driver, fails, or is blind, in whole or in part.
 
-    One that hangs on a host whose agent names the device is left to `hung_devices`.
+    Skip a hang if the host's agent names the device: `hung_devices` reports it.
     """
     rows = view.where("collector_10s", "outcome_state", _has_failed)
     outcomes = view.fleet.tables["collector_10s"].values_at("outcome_state", rows)
@@ -288,10 +288,7 @@ def _has_failed(outcomes: NDArray[Any]) -> Flags:
 
 @detects(rules.STUCK)
 def stuck_counters(view: FleetView) -> Iterator[Symptom]:
-    """A counter is at its ceiling: it shows nothing more, which is not the same as quiet.
-
-    Rules that read it see no step and so stay silent: this symptom says that they are blind.
-    """
+    """Name each counter at its ceiling: it can no longer count, so rules that read it are blind."""
     for name, table in view.fleet.tables.items():
         for column in table.sticky:
             stuck = np.flatnonzero(table.saturated(column))
@@ -318,12 +315,13 @@ def _stuck(view: FleetView, name: str, row: int, column: str) -> Symptom:
 
 
 def clear_command(port: str, link_layer: str = "") -> str:
-    """Return what sets the counters of port `mlx5_0/1` to zero.
+    """Return the command that clears the counters of port `mlx5_0/1`.
 
-    InfiniBand: perfquery(8) without a LID asks the port itself; without a mask it clears all counters of
-    PortCounters, those of data and packets too, and PortXmitWait where the port has it (rdma-core,
-    infiniband-diags/perfquery.c). Ethernet has no performance management agent: mlxlink of NVIDIA's
-    firmware tools clears all groups of the port's counters (mstflint, mlxlink: PPCNT with `clr`).
+    InfiniBand: perfquery(8) without a LID asks the port itself; without a mask it clears all
+    counters of PortCounters, including data and packets, and PortXmitWait if the port has it
+    (rdma-core, infiniband-diags/perfquery.c). Ethernet has no performance management agent: mlxlink
+    of NVIDIA's firmware tools clears all groups of the port's counters (mstflint, mlxlink: PPCNT
+    with `clr`).
     """
     device, _, number = port.partition("/")
     if link_layer == "Ethernet":
@@ -333,11 +331,11 @@ def clear_command(port: str, link_layer: str = "") -> str:
 
 @detects(rules.UNTRACKED)
 def unjudged_devices(view: FleetView) -> Iterator[Symptom]:
-    """A host reports more devices of a kind at once than are kept in memory: of the others nothing is said."""
+    """Name each host with more devices of a kind than memory holds: the rest are not judged."""
     for (host, kind), tables in view.fleet.evictions.untracked.items():
         if not view.awake[host]:
             continue
-        table, count = max(tables.items(), key=lambda one: one[1])
+        table, count = max(tables.items(), key=lambda item: item[1])
         yield Symptom(
             rule=rules.UNTRACKED,
             host=host,
@@ -355,7 +353,7 @@ def unjudged_devices(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.FRAMES_LOST)
 def lost_frames(view: FleetView) -> Iterator[Symptom]:
-    """An agent's spool overflowed, or its disk failed: readings are gone."""
+    """Name each agent that lost frames: its spool overflowed or its disk failed."""
     rows, lost = recent_counts(view, "agent_10s", "spool_dropped_frames")
     for row, frames in zip(rows.tolist(), lost.tolist(), strict=True):
         host, device = view.name("agent_10s", row)
@@ -374,7 +372,7 @@ def lost_frames(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.HOST_FINDING)
 def host_findings(view: FleetView) -> Iterator[Symptom]:
-    """Findings of others about a host: two hosts of one name, a clock that is off."""
+    """Name hosts with findings of other parts: two hosts with one name, a wrong clock."""
     for finding in view.fleet.findings.values():
         host = view.fleet.index.get(finding.host)
         kind = FINDINGS.get(finding.name.partition(".")[0])

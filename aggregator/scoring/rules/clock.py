@@ -1,9 +1,10 @@
 """GPUs slower than their peers, and why: heat, power, settings, or unexplained.
 
-Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits for a slow peer is its
-victim. All GPUs that share a cooling loop or a power supply slow down together, and may be most of each other's peers. So if
-shared infrastructure is declared, a GPU limited by heat or power brake is also compared with its own past, and the shared part
-is found as one cause (`advisories/shared_causes.py`).
+Only GPUs that compute are compared (`activity`): an idle GPU clocks down by itself, and a GPU that
+waits for a slow peer is its victim. All GPUs that share a cooling loop or a power supply slow down
+together, and may be most of each other's peers. So if shared infrastructure is declared, a GPU
+limited by heat or power brake is also compared with its own past, and the shared part is found as
+one cause (`advisories/shared_causes.py`).
 """
 
 from __future__ import annotations
@@ -33,30 +34,36 @@ from ..symptom import Symptom, detects, short
 from ..view import FleetView
 from .gang import members
 
-#: Healthy parts of one model spread by 2-3 % (IQR), outliers by 7 %: its default is past all of them. Without a cause
-#: that the driver names, more is asked.
+#: Clocks of healthy parts of one model spread by 2-3 % (IQR), outliers by 7 %: the default is past
+#: all of them. A GPU without a cause from the driver must also be below
+#: `gpu.unexplained_below_ratio`.
 SLOW_BELOW = "gpu.slow_below_ratio"
-#: Where the driver says that heat, a brake or a cap holds it down. A level ends so much above where it begins.
+#: Limits for GPUs that the driver reports as limited by heat, a brake or a cap. A level ends at its
+#: limit plus LEAVES_*.
 THROTTLED_WATCH, THROTTLED_BELOW = "gpu.held_watch_ratio", "gpu.held_below_ratio"
 LEAVES_WATCH, LEAVES_DEGRADED = 0.01, 0.02
-#: Half a step of NVIDIA's clocks (15 MHz). WATCH begins this much above its limit, because readings are rounded to steps.
+#: Half a step of NVIDIA's clocks (15 MHz). WATCH begins this much above its limit, because readings
+#: are rounded to steps.
 CLOCK_ERROR_HERTZ = 7.5e6
-#: A clock that is held down only little is reported after this time.
+#: A GPU that is only slightly limited is reported after this time.
 MILD_SECONDS = 15.0
-#: A cap that holds for so much of the time is no burst of work that reaches the limit (assumed).
+#: A cap that is active for less of the time is caused by bursts of work that reach the limit
+#: (assumed).
 CAPPED_SHARE_MIN = 0.8
-#: Software slowdown begins a few degrees before the threshold the driver tells.
+#: Software slowdown begins a few degrees below the threshold that the driver reports.
 NEAR_SLOWDOWN_CELSIUS = 8.0
-#: Where no threshold is known; the lowest that NVIDIA's data-center parts brake at is in the eighties.
+#: Used if no threshold is known; the lowest brake temperature of NVIDIA's data-center parts is in
+#: the eighties.
 HOT_CELSIUS, HOT_MEMORY_CELSIUS = 80.0, 95.0
-#: Newer parts tell the distance to their limit themselves.
+#: Newer parts report the distance to their limit.
 MARGIN_CELSIUS = 3.0
-#: Held down for this share of the time by the violation counters (nanoseconds per second).
+#: Throttled above this share of the time by the violation counters (nanoseconds per second).
 THROTTLED_SHARE = 0.05
-#: Of a GPU's own past so much is shown.
+#: Seconds of a GPU's own past in its evidence query.
 BASELINE_SHOWN_SECONDS = 900.0
 
-#: A cap below its own limit: the flag alone says it, which comes and goes with work that reaches the limit.
+#: A cap below its own limit needs longer: only the flag shows it, which comes and goes with work
+#: that reaches the limit.
 EXTERNAL_CAP = replace(rules.POWER, enter_seconds=20.0)
 
 
@@ -99,58 +106,60 @@ def slow_gpus(view: FleetView) -> Iterator[Symptom]:
 
 
 def _throttled_limits(view: FleetView) -> tuple[float, float]:
-    """Return below which share of its peers' clock a GPU that is held down is WATCH, and below which it is DEGRADED."""
+    """Return the WATCH and DEGRADED limits of a throttled GPU, as shares of its peers' clock."""
     degraded = view.threshold(THROTTLED_BELOW)
     return max(view.threshold(THROTTLED_WATCH), degraded), degraded
 
 
 def _stands_out(view: FleetView, throttled: Flags, some: Flags) -> Flags:
-    """Return *some* that are *throttled*, of whose peers less than half are held.
+    """Return the GPUs in *some* that are *throttled* while under half of their peers are.
 
-    On a hot afternoon, or in a job that is at its limit, the spread of parts is what is left between them.
+    On a hot afternoon, or in a job at its power limit, only the spread of parts differs between
+    peers.
     """
-    found = throttled & some
-    if not found.any():
-        return np.asarray(found, dtype=bool)
+    candidates = throttled & some
+    if not candidates.any():
+        return np.asarray(candidates, dtype=bool)
     _, group = np.unique(view.speeds.median_hertz, return_inverse=True)
     computing = np.isfinite(view.clock)
-    every = np.bincount(group[computing], minlength=group.max(initial=0) + 1)
-    of_them = np.bincount(group[computing & throttled], minlength=every.size)
-    return np.asarray(found & (2 * of_them < every)[group], dtype=bool)
+    total = np.bincount(group[computing], minlength=group.max(initial=0) + 1)
+    throttled_count = np.bincount(group[computing & throttled], minlength=total.size)
+    return np.asarray(candidates & (2 * throttled_count < total)[group], dtype=bool)
 
 
 def _has_lower_limit(view: FleetView) -> Flags:
-    """Say which GPUs draw what a limit allows that is lower than their peers': else those at theirs would be the measure."""
+    """Return GPUs at a power limit below their peers', unless only equal limits were compared."""
     power = view.gauge("gpu_1s", "power_watts")
     limit = view.gauge("gpu_10s", "power_limit_watts")
     return np.asarray((power >= AT_LIMIT_SHARE * limit) & (view.speeds.basis == ALL), dtype=bool)
 
 
 def _is_capped_elsewhere(view: FleetView, flags: Uint64s) -> Flags:
-    """Say which GPUs the driver caps though they draw less than their limit: a module, a board or a rack has one, too.
+    """Return GPUs that the driver caps below their own limit, by a module, board or rack.
 
-    The flag comes and goes with work that reaches the limit in bursts, and its counter then counts a part of the time.
-    Dense work draws more than its peers do; only in a gang it is known to be the same.
+    With bursts of work that reach the limit the flag comes and goes, and its counter counts part of
+    the time. Dense work draws more power than the peers' work; only within a gang the work is known
+    to be the same.
     """
     speeds, power = view.speeds, view.gauge("gpu_1s", "power_watts")
     below = power < AT_LIMIT_SHARE * view.gauge("gpu_10s", "power_limit_watts")
-    found = below & ((flags & np.uint64(REASON_POWER_CAP)) != 0) & (speeds.basis != AT_LIMIT)
-    found &= speeds.relative < 1.0
-    if not found.any():
-        return np.asarray(found, dtype=bool)
+    capped = below & ((flags & np.uint64(REASON_POWER_CAP)) != 0) & (speeds.basis != AT_LIMIT)
+    capped &= speeds.relative < 1.0
+    if not capped.any():
+        return np.asarray(capped, dtype=bool)
     counter_rate = view.rates("gpu_1s", "violation_power_nanoseconds")
-    found &= (counter_rate <= 0.0) | (counter_rate >= CAPPED_SHARE_MIN * 1e9)
+    capped &= (counter_rate <= 0.0) | (counter_rate >= CAPPED_SHARE_MIN * 1e9)
     _, group = np.unique(speeds.median_hertz, return_inverse=True)
     computing = np.where(np.isfinite(view.clock), group, -1).astype(np.intp)
     peer_power = medians(power, computing, int(group.max(initial=0)) + 1)[group]
     return np.asarray(
-        found & ((speeds.basis == IN_GANG) | (power <= SAME_WORK_RATIO_MAX * peer_power)),
+        capped & ((speeds.basis == IN_GANG) | (power <= SAME_WORK_RATIO_MAX * peer_power)),
         dtype=bool,
     )
 
 
 def _has_declared_place(view: FleetView, found: Flags, shared: str) -> Flags:
-    """Return those *found* of whose host it is declared what it shares: that, or else its rack."""
+    """Return the GPUs of *found* whose host has a declared *shared* place, or at least a rack."""
     rows = np.flatnonzero(found)
     places = {
         host: view.fleet.declared.place(view.fleet.names[host])
@@ -164,7 +173,7 @@ def _has_declared_place(view: FleetView, found: Flags, shared: str) -> Flags:
 
 
 def is_hot(view: FleetView) -> Flags:
-    """Say which GPUs are near the temperature that slows them down, in the die or the memory."""
+    """Return GPUs near the temperature that slows them down, in the die or the memory."""
     die = view.gauge("gpu_1s", "temperature_celsius")
     memory = view.gauge("gpu_1s", "memory_temperature_celsius")
     slowdown = view.gauge("gpu_10s", "temperature_slowdown_celsius")
@@ -175,7 +184,7 @@ def is_hot(view: FleetView) -> Flags:
 
 
 def _is_throttled(view: FleetView, flags: Floats | object, bits: int, counter: str | None) -> Flags:
-    """Say where the driver gives a reason: now by its flags, or by time on its counter."""
+    """Return GPUs with a driver reason in *bits*: by flags now, or by time on *counter*."""
     throttled = (np.asarray(flags, dtype=np.uint64) & np.uint64(bits)) != 0
     if counter:
         throttled |= view.rates("gpu_1s", counter) > THROTTLED_SHARE * 1e9
@@ -183,7 +192,7 @@ def _is_throttled(view: FleetView, flags: Floats | object, bits: int, counter: s
 
 
 def _is_at_limit(view: FleetView) -> Flags:
-    """Say which GPUs draw what their limit allows, or whose limit is not known."""
+    """Return GPUs that draw all their limit allows, or whose limit is unknown."""
     power = view.gauge("gpu_1s", "power_watts")
     limit = view.gauge("gpu_10s", "power_limit_watts")
     return ~(power < AT_LIMIT_SHARE * limit) | view.fleet.activity.at_limit
@@ -195,7 +204,7 @@ def _heat_text(view: FleetView, row: int) -> str:
     slowdown = view.gauge("gpu_10s", "temperature_slowdown_celsius")[row]
     margin = view.gauge("gpu_1s", "temperature_margin_celsius")[row]
     parts = [f"{die:.0f} C"] if np.isfinite(die) else []
-    if parts and np.isfinite(slowdown):  # which is the die's
+    if parts and np.isfinite(slowdown):  # the threshold is the die's
         parts.append(f"slowdown at {slowdown:.0f} C")
     if memory >= HOT_MEMORY_CELSIUS:
         parts.append(f"memory at {memory:.0f} C")
@@ -219,7 +228,7 @@ def _power_text(view: FleetView, row: int, flags: int, *, capped_elsewhere: bool
 
 
 class _Measure(NamedTuple):
-    """What a GPU's clock is held against: its peers', or its own past."""
+    """The reference for a GPU's clock: its peers', or its own past."""
 
     relative: float
     reference_hertz: float
@@ -230,7 +239,7 @@ class _Measure(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Which state a GPU's pace puts it in, beside what; and what ends that."""
+    """The state for a GPU's pace, and the pace that ends it."""
 
     rule: Rule
     state: HealthState | None
@@ -280,7 +289,6 @@ def _symptom(
 
 
 def _sql(view: FleetView, row: int, measure: _Measure) -> str:
-    """Return the query for a GPU's clock beside its peers', or for what it was before."""
     if not measure.is_of_peers:
         columns = "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags"
         return view.sql("gpu_1s", row, columns, BASELINE_SHOWN_SECONDS)
@@ -290,7 +298,7 @@ def _sql(view: FleetView, row: int, measure: _Measure) -> str:
 
 
 def _gang(view: FleetView, row: int, host: int) -> list[str]:
-    """Return the hosts of a GPU's job, its own first, and where hosts are shared that job's GPUs: as many as are shown."""
+    """Return the hosts of a GPU's job, its own first, or the job's GPUs on shared hosts."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return []

@@ -1,6 +1,6 @@
-"""Hosts that differ from their declaration: fewer GPUs, another driver, a narrower slot.
+"""Hosts that differ from their declaration, and hosts on probation after advice took them out.
 
-A value that a host did not report is no difference: missing is not zero.
+A value that a host did not report is not a difference: missing is not zero.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ..score import Return
 from ..symptom import Symptom, detects
 from ..view import FleetView
 
-#: A port's speed is what was declared when it is within this share of it: drivers round.
+#: A port has its declared speed from this share of it on: drivers round.
 SPEED_SHARE = 0.99
 ACTIVE = 4
 
 
 @detects(rules.UNEXPECTED, *rules.UNEXPECTED_ITEMS.values())
 def differences(view: FleetView) -> Iterator[Symptom]:
-    """Name what each host lacks, or has too much, by what was declared for its model."""
+    """Name the differences of each host from the declaration of its model."""
     fleet = view.fleet
     if not fleet.declared.expectations:
         return
     fleet.expectations.update(fleet.declared, fleet.reported_inventory, fleet.names)
     expected = fleet.expectations.expected
-    for host, found in fleet.expectations.differences.items():
+    for host, host_differences in fleet.expectations.differences.items():
         if view.awake[host]:
-            for one in found:
-                yield _symptom(host, one, expected[host])
-    for host, one in (*_ports(view), *_links(view), *_slots(view)):
-        yield _symptom(host, one, expected[host])
+            for difference in host_differences:
+                yield _symptom(host, difference, expected[host])
+    for host, difference in (*_ports(view), *_links(view), *_slots(view)):
+        yield _symptom(host, difference, expected[host])
 
 
 def _symptom(host: int, one: Difference, expected: Expectation) -> Symptom:
@@ -56,13 +56,13 @@ def _symptom(host: int, one: Difference, expected: Expectation) -> Symptom:
     )
 
 
-#: What the value of an item is of whose name has this in it; of others it is a count.
+#: Part of an item's name -> unit of its value; other items are counts.
 _UNITS = {"gigabytes": "GB", "gigabits_per_second": "Gb/s", "lanes": "lanes"}
 FoundDifferences = Iterator[tuple[int, Difference]]
 
 
 def _ports(view: FleetView) -> FoundDifferences:
-    """RDMA ports that are up: how many, and how fast."""
+    """Yield hosts whose RDMA ports that are up differ from the declaration in number or speed."""
     if not _is_expected(view, "rdma_ports", "rdma_port_gigabits_per_second"):
         return
     state = view.state("rdma_1s", "port_state")
@@ -92,13 +92,13 @@ def _ports_sql(view: FleetView, host: int) -> str:
 
 
 def _links(view: FleetView) -> FoundDifferences:
-    """NVLinks that are up, of all GPUs of a host together."""
+    """Yield hosts with fewer NVLinks up than declared, over all of their GPUs."""
     if not _is_expected(view, "nvlinks_per_gpu"):
         return
     table = "nvlink_10s_changes"
     up = _count(view, table, view.state(table, "link_state") > 0)
     known = _count(view, table, view.known(table, "link_state")) > 0
-    gpus = view.gpus_read  # of one that is missing, that it is
+    gpus = view.gpus_read  # a missing GPU is reported as missing, not by its links
     wanted = view.fleet.expectations.expected_values("nvlinks_per_gpu") * gpus
     for host in np.flatnonzero(known & (up < wanted)).tolist():
         message = f"{up[host]:g} NVLinks of {gpus[host]} GPUs are up, {wanted[host]:g} expected"
@@ -107,7 +107,7 @@ def _links(view: FleetView) -> FoundDifferences:
 
 
 def _slots(view: FleetView) -> FoundDifferences:
-    """The PCIe link that GPU and slot could have."""
+    """Yield hosts whose GPUs and slots support less than the declared PCIe link."""
     for item, column, form in (
         ("gpu_pcie_width_lanes", "pcie_width_max_lanes", "{:g} PCIe lanes"),
         ("gpu_pcie_generation", "pcie_generation_max_number", "PCIe generation {:g}"),
@@ -123,52 +123,47 @@ def _slots(view: FleetView) -> FoundDifferences:
 
 
 def _is_expected(view: FleetView, *items: str) -> bool:
-    """Return whether any of *items* is declared of any host: their tables are large."""
+    """Return whether any of *items* is declared for any host; if not, skip their large tables."""
     return any(np.isfinite(view.fleet.expectations.expected_values(item)).any() for item in items)
 
 
 def _count(view: FleetView, table: str, which: Flags) -> Floats:
-    """Return how many of each host's devices are of *which*."""
     hosts = view.fleet.tables[table].devices.host
     return np.bincount(hosts[which], minlength=len(view.fleet)).astype(np.float64)
 
 
 def _least(view: FleetView, table: str, values: Floats) -> Floats:
-    """Return the least of each host's *values*; NaN where it has none."""
-    least = np.full(len(view.fleet), np.inf)
+    """Return the minimum of each host's *values*; NaN if it has none."""
+    minimum = np.full(len(view.fleet), np.inf)
     known = np.isfinite(values)
-    np.minimum.at(least, view.fleet.tables[table].devices.host[known], values[known])
-    return np.where(np.isfinite(least), least, np.nan)
+    np.minimum.at(minimum, view.fleet.tables[table].devices.host[known], values[known])
+    return np.where(np.isfinite(minimum), minimum, np.nan)
 
-
-# ----------------------------------------------------------------------
-# Hosts that are back in service after advice took them out: watched, and more likely to fail again
-# than others.
 
 SECOND_NS = 1_000_000_000
 DAY_NS = 86_400 * SECOND_NS
-#: Days since the return, and how many times as likely a fault is until then as with a host that never failed: 276, 27, 17,
-#: 12 and 7 against 2.5 in 1,000 node-days (400 nodes over 348 days, stepfun-ai/InfiniteHBD-Trace).
+#: Days since the return -> fault rate relative to a host that never failed: 276, 27, 17, 12 and 7
+#: against 2.5 in 1,000 node-days (400 nodes over 348 days, stepfun-ai/InfiniteHBD-Trace).
 FACTORS = ((1.0, 110.4), (3.0, 10.8), (7.0, 6.8), (14.0, 4.8), (30.0, 2.8))
-#: And after the last of these.
+#: Factor after the last of FACTORS.
 LATER_FACTOR = 1.5
 
 
 def factor_after(days: float) -> float:
-    """Return how many times as likely a fault is this long after a return."""
+    """Return the relative fault rate *days* after a return."""
     return next((factor for until, factor in FACTORS if days < until), LATER_FACTOR)
 
 
 def returned_hosts(
     view: FleetView, returned: Mapping[str, Return], *, is_trained: bool
 ) -> Iterator[Symptom]:
-    """Yield who is on probation. *is_trained*: a model of this fleet says itself what a return means."""
+    """Yield the hosts on probation. *is_trained*: a trained model already weighs the return."""
     fleet = view.fleet
-    for name, one in returned.items():
+    for name, probation in returned.items():
         host = fleet.index.get(name)
-        if host is None or not fleet.first_received_ns[host] or view.now_ns >= one.until_ns:
+        if host is None or not fleet.first_received_ns[host] or view.now_ns >= probation.until_ns:
             continue
-        days = max(view.now_ns - one.since_ns, 0) / DAY_NS
+        days = max(view.now_ns - probation.since_ns, 0) / DAY_NS
         factor = 1.0 if is_trained else factor_after(days)
         often = (
             ""
@@ -183,10 +178,11 @@ def returned_hosts(
             value=days,
             unit="days",
             normal="not recently taken out by advice",
-            message=f"back in service since {format_time(one.since_ns)}, and watched{often}",
+            message=f"back in service since {format_time(probation.since_ns)}, and watched{often}",
             sql="SELECT time, kind, advisory, words FROM ops.advice_history "
-            f"WHERE host = {quoted(name)} AND time BETWEEN {timestamp_sql(one.since_ns - SECOND_NS)} AND {timestamp_sql(view.now_ns)} ORDER BY time DESC",
+            f"WHERE host = {quoted(name)} AND time BETWEEN {timestamp_sql(probation.since_ns - SECOND_NS)} AND {timestamp_sql(view.now_ns)} ORDER BY time DESC",
             hazard_factor=factor,
-            fault_source=rules.HOST_RETURNED.name,  # what befalls the host now is another fault, and no reason to forget this one
-            clears=f"it stays well until {format_time(one.until_ns)}",
+            # a new fault of the host must not replace this one
+            fault_source=rules.HOST_RETURNED.name,
+            clears=f"it stays well until {format_time(probation.until_ns)}",
         )

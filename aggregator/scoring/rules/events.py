@@ -1,4 +1,7 @@
-"""Active XIDs and SXIDs, under the policy of `contract/xid/xid.toml` and `sxid.toml`."""
+"""Active kernel events, XIDs and SXIDs.
+
+`contract/xid/xid.toml` and `sxid.toml` are the policy of XIDs and SXIDs.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,16 @@ from .. import symptom as reported
 from ..symptom import Symptom, detects
 from ..view import FleetView
 
-# ----------------------------------------------------------------------
-# What the kernel reported and that still holds: PCIe, memory, processors, disks, lockups, killed
-# programs.
-
-#: A crash of before this boot makes a host likelier to fail by no more than this.
+#: Maximum hazard factor of an event from before this boot.
 BEFORE_BOOT_FACTOR_MAX = 3.0
-#: What a system of DCGM's health watches is about; of others it is only known that DCGM says so.
+#: System of DCGM's health watches -> reason; for other systems only DCGM's report is known.
 DCGM_REASONS = {
     "PCIe": Reason.PCIE, "NVLink": Reason.NVLINK_ERRORS, "NVSwitch fatal": Reason.FABRIC,
     "NVSwitch non-fatal": Reason.FABRIC, "ConnectX": Reason.FABRIC, "memory": rules.MEMORY,
     "thermal": Reason.THERMAL_THROTTLE, "power": Reason.POWER_CAP,
 }  # fmt: skip
 BEFORE_BOOT_PREFIX = "before this boot: "
-#: An XID of any kind may be among codes that were too many.
+#: The folded codes may include any XID.
 FOLDED_CODES = replace(rules.FOLDED.rule, state=HealthState.WATCH, hazard_factor=3.0)
 
 
@@ -39,7 +38,7 @@ FOLDED_CODES = replace(rules.FOLDED.rule, state=HealthState.WATCH, hazard_factor
     *(kind.rule for kind in (*rules.EVENT_KINDS.values(), *rules.ANY_CODE.values(), rules.FOLDED))
 )
 def active_events(view: FleetView) -> Iterator[Symptom]:
-    """Every event of the kernel that is not over. Codes that we do not know are left to the store."""
+    """Yield a symptom of each kernel event that is not over. Unknown codes are only stored."""
     for record in view.fleet.active_events:
         kind = _kind_of(record)
         if kind is None or (record.name == LINK and not _was_in_use(view, record)):
@@ -48,7 +47,7 @@ def active_events(view: FleetView) -> Iterator[Symptom]:
 
 
 def _kind_of(record: EventRecord) -> EventKind | None:
-    """Return what must be said of *record*; None of XIDs and SXIDs, and of codes that we do not know."""
+    """Return the kind of *record*; None for XIDs, SXIDs and unknown codes."""
     if record.folded:
         is_code = record.name in (rules.XID.name, rules.SXID.name)
         rule = FOLDED_CODES if is_code else rules.FOLDED.rule
@@ -61,13 +60,13 @@ def _kind_of(record: EventRecord) -> EventKind | None:
 
 
 def _about_system(kind: EventKind, record: EventRecord) -> EventKind:
-    """Return *kind* with the reason of the system that DCGM names, where it names one that has a reason of ours."""
+    """Return *kind* with the reason of the system that DCGM names, if DCGM_REASONS has it."""
     reason = DCGM_REASONS.get(record.details[0]) if record.details else None
     return kind._replace(rule=replace(kind.rule, reason=reason)) if reason else kind
 
 
 def _as_previous_boot(kind: EventKind) -> EventKind:
-    """Return *kind* as the boot before met it: WATCH at most, and not in the present tense."""
+    """Return *kind* for an earlier boot: WATCH at most, with BEFORE_BOOT_PREFIX."""
     rule = replace(
         kind.rule,
         name=f"{kind.rule.name}.previous_boot",
@@ -101,21 +100,17 @@ def _kernel_symptom(view: FleetView, record: EventRecord, kind: EventKind) -> Sy
 
 
 def _weightless_reason(reason: Reason) -> Reason:
-    """Return the reason of what costs nothing: only blindness is worth naming."""
+    """Return the reason of an event without weight: only blindness is worth naming."""
     return reason if reason is Reason.BLIND else Reason.NONE
 
 
 def _was_in_use(view: FleetView, record: EventRecord) -> bool:
-    """Return whether a removed interface had a carrier: containers take theirs away all day."""
+    """Return whether a removed interface had a carrier: containers remove theirs all day."""
     ever_up = view.fleet.ever_up
     row = view.fleet.devices["net"].find(record.host, record.device)
     had_carrier = row >= 0 and bool(np.asarray(ever_up.carriers)[row])
     return had_carrier or (record.host, record.device) in ever_up.removed
 
-
-# ----------------------------------------------------------------------
-# An XID 74 whose link came back: one that recovered is no fault, one whose counters continue rising
-# is.
 
 #: NVLINK_ERROR.
 LINK_ERROR = 74
@@ -124,19 +119,23 @@ COUNTERS = (
     "crc_errors", "replay_errors", "recovery_errors", "link_recovery_events",
     "link_recovery_failed_events",
 )  # fmt: skip
-#: A counter's memory of ten minutes is below this when nothing counted for this long.
+#: A counter's sum of ten minutes is below this after QUIET_SECONDS without events.
 ONE_EVENT = 0.35
-#: This long after its last line the link's counters have to stand still, and this long it is watched then (assumed).
+#: After its last XID 74 the link's counters must not rise for QUIET_SECONDS; it is then watched
+#: until WATCH_SECONDS (assumed).
 QUIET_SECONDS, WATCH_SECONDS = 600.0, 86_400.0
-#: Its factor meanwhile, as that of a link that had to be trained again.
+#: Hazard factor meanwhile, as for a link that had to be retrained.
 WATCH_FACTOR = 5.0
-#: What travels on change is reported again within this time of an agent's first frame.
+#: An on-change signal is reported again within this time after an agent's first frame.
 REPORT_SECONDS = 120.0
 CLEARS = "its link stays up and counts no error for 24 hours, the GPU is reset, or the host boots"
 
 
 def without_recovered_link(view: FleetView, record: EventRecord, policy: Xid) -> Xid:
-    """Return *policy* of *record* as it weighs now: less where its link is up again and counts nothing."""
+    """Return *policy* of *record* with less weight if its link is up again and counts nothing.
+
+    An XID 74 whose link recovered is not a fault; with counters that continue to rise, it is.
+    """
     age_seconds = (view.now_ns - record.last_time_ns) / 1e9
     is_link_hazard = policy.code == LINK_ERROR and policy.severity is XidSeverity.HAZARD
     if not is_link_hazard or age_seconds < QUIET_SECONDS or not _is_link_healthy(view, record):
@@ -147,17 +146,17 @@ def without_recovered_link(view: FleetView, record: EventRecord, policy: Xid) ->
 
 
 def _is_link_healthy(view: FleetView, record: EventRecord) -> bool:
-    """Return whether the link that *record* names, or where it names none each of its GPU's, is up and counts nothing."""
+    """Return whether the link of *record*, or each link of its GPU, is up without errors."""
     rows = _links(view, record)
     received_seconds = (view.now_ns - int(view.fleet.first_received_ns[record.host])) / 1e9
     if not rows.size or not view.fresh_at(TABLE, rows).all():
-        return received_seconds < REPORT_SECONDS  # nothing is known against it since our start
+        return received_seconds < REPORT_SECONDS  # no evidence against the link since our start
     table = view.fleet.tables[TABLE]
     if not (table.known("link_state")[rows] & (table.state("link_state")[rows] > 0)).all():
         return False
     known = [column for column in COUNTERS if table.known(column)[rows].all()]
-    counting = (view.counting(TABLE, each, ONE_EVENT, slow=True)[0] for each in known)
-    return bool(known) and not any(np.isin(rows, each).any() for each in counting)
+    counting = (view.counting(TABLE, column, ONE_EVENT, slow=True)[0] for column in known)
+    return bool(known) and not any(np.isin(rows, counted).any() for counted in counting)
 
 
 def _links(view: FleetView, record: EventRecord) -> Indexes:
@@ -171,24 +170,25 @@ def _links(view: FleetView, record: EventRecord) -> Indexes:
     return np.array(rows, dtype=np.intp)
 
 
-#: A host with a fatal code has, for a scheduler, no chance of eight hours.
+#: A host with a fatal code has practically no chance of eight hours without an interruption.
 FATAL_HAZARD_FACTOR = 20_000.0
-#: From here a hazard is SUSPECT, below it WATCH.
+#: Hazards from this factor on are SUSPECT, below it WATCH.
 SUSPECT_FACTOR = 20.0
-#: XID 154 tells that `gpu.recovery_action_state` changed; that reading is of later, and so of more weight.
+#: XID 154 reports a change of `gpu.recovery_action_state`; that reading is later, and so has more
+#: weight.
 RECOVERY_COLUMN = "recovery_action_state"
 RECHECK_SECONDS = 10.0
 
 
 @detects(rules.XID)
 def active_xids(view: FleetView) -> Iterator[Symptom]:
-    """Every code of a GPU that was reported and not cleared; what it means is the policy's to say."""
+    """Yield a symptom of each GPU code that is reported and not cleared, weighed by its policy."""
     yield from _active_codes(view, rules.XID, "XID")
 
 
 @detects(rules.SXID)
 def active_sxids(view: FleetView) -> Iterator[Symptom]:
-    """Every code of an NVSwitch that was reported and not cleared."""
+    """Yield a symptom of each NVSwitch code that is reported and not cleared."""
     yield from _active_codes(view, rules.SXID, "SXID")
 
 
@@ -197,12 +197,12 @@ def _active_codes(view: FleetView, rule: Rule, label: str) -> Iterator[Symptom]:
         if record.policy is not None:
             policy = without_recovered_link(view, record, record.policy)
             meaning = _settle(view, record, policy)
-            one = _xid_symptom(view, record, policy, meaning, (rule, label))
-            yield one if policy is record.policy else replace(one, clears=CLEARS)
+            symptom = _xid_symptom(view, record, policy, meaning, (rule, label))
+            yield symptom if policy is record.policy else replace(symptom, clears=CLEARS)
 
 
 def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
-    """Return what *record* means beside the other codes of its device, and what is read of it now."""
+    """Return the meaning of *record* given its device's other codes and current readings."""
     if (
         record.name == rules.XID.name
         and policy.code == RECOVERY_XID
@@ -215,7 +215,7 @@ def _settle(view: FleetView, record: EventRecord, policy: Xid) -> XidAssessment:
 
 
 def _needs_no_recovery(view: FleetView, record: EventRecord) -> bool:
-    """Return whether the GPU's own reading, later than the event, knows of no recovery to be made."""
+    """Return whether the GPU's own reading, later than the event, requests no recovery."""
     row = view.fleet.devices["gpu"].find(record.host, record.device)
     if row < 0 or view.now_ns - record.last_time_ns < RECHECK_SECONDS * 1e9:
         return False
@@ -224,7 +224,6 @@ def _needs_no_recovery(view: FleetView, record: EventRecord) -> bool:
 
 
 def _weight(policy: Xid, severity: XidSeverity) -> tuple[HealthState, float]:
-    """Return the state that a code puts its host in, and the factor on its hazard."""
     if severity is XidSeverity.FATAL:
         return HealthState.UNHEALTHY, FATAL_HAZARD_FACTOR
     if severity is XidSeverity.HAZARD:
@@ -245,7 +244,7 @@ def _xid_symptom(
     name = f"{label} {policy.code}: {policy.name}{reported.times_text(record)}"
     is_decisive = (
         meaning.severity is policy.severity or meaning.waiting
-    )  # not of what a companion explains
+    )  # False if a companion explains the code
     action = [policy.action] if is_decisive and policy.action != "none" else []
     parts = [name, *action, *record.details, *meaning.details]
     if meaning.waiting:
@@ -264,11 +263,14 @@ def _xid_symptom(
 
 
 def _precedence(record: EventRecord, policy: Xid, meaning: XidAssessment) -> tuple[float, ...]:
-    """Return which of several fatal codes is reported first: the one with the widest remedy, then one that no other
-    explains, then the latest. By its first line: what is written again and again is no news.
+    """Return the sort key of fatal codes: widest remedy, then unexplained, then latest.
+
+    By the first line of a code, since repetitions add no information.
     """
     touches = -1 if policy.scope == "unknown" else SCOPES.index(policy.scope)
-    deciding = [one.words for one in policy.companions if one.severity is not None]
+    deciding = [
+        companion.words for companion in policy.companions if companion.severity is not None
+    ]
     explained = policy.code == RECOVERY_XID or any(reason in meaning.details for reason in deciding)
     return touches, not explained, record.first_ns
 

@@ -1,4 +1,4 @@
-"""RDMA ports, PCIe links and NVLinks: retransmissions, link-downs, lost transactions."""
+"""RDMA ports, network interfaces, PCIe links and NVLinks: retransmissions, downs, losses."""
 
 from __future__ import annotations
 
@@ -29,81 +29,87 @@ from ..symptom import (
 )
 from ..view import FleetView
 
-#: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
-#: And this many times its peers' rate: adaptive routing reorders packets everywhere alike.
+#: Healthy ports retransmit now and then: the limit is `rdma.retransmissions_per_second`, sustained,
+#: and this ratio to the peers' rate, because adaptive routing reorders packets everywhere alike.
 PEERS_RATIO = 10.0
-#: Only what moves can come out of order: a port that moves this many bytes a second, or this many, is held against those
-#: that move as much or more; one that moves less against those that do (assumed).
+#: Bytes per second. Only moving packets can arrive out of order, so ports at or above one of these
+#: rates are compared with ports at or above the same rate, and ports below both with each other
+#: (assumed).
 LIGHT_TRAFFIC, HEAVY_TRAFFIC = 1e6, 1e8
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
-#: After a boot drivers load, links train and a subnet manager comes round, as long as NVLinks take (assumed).
+#: After a boot drivers load, links train and a subnet manager sweeps, in about the time that
+#: NVLinks take (assumed).
 TRAINING_SECONDS = 300.0
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
 
-#: The same on a host that is just booting: what was down before it booted stays so, what is not up yet is none.
+#: PORT_DOWN on a booting host: a training port is not yet a fault. A port that was down before the
+#: boot remains so.
 PORT_TRAINS = replace(rules.PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 
 
 @detects(rules.RETRANSMITS)
 def retransmitting_ports(view: FleetView) -> Iterator[Symptom]:
-    """A port sends again far more than its peers do, by the largest of the counters that say so."""
-    least = view.threshold("rdma.retransmissions_per_second")
-    for one in peer_outliers(
-        view, CHANGES, rules.RETRANSMISSIONS, least, PEERS_RATIO, _median_at_same_traffic
+    """Name each port that retransmits far more than its peers, by its largest counter."""
+    minimum = view.threshold("rdma.retransmissions_per_second")
+    for outlier in peer_outliers(
+        view, CHANGES, rules.RETRANSMISSIONS, minimum, PEERS_RATIO, _median_at_same_traffic
     ):
-        yield _retransmit_symptom(view, one, least)
+        yield _retransmit_symptom(view, outlier, minimum)
 
 
 def _median_at_same_traffic(view: FleetView, table: str, rates: Floats) -> Floats:
-    """Return the median of the ports of one link layer that move as much; NaN for too few of those that move."""
-    found = np.zeros(rates.shape)
+    """Return each port's median over the ports of its link layer in its class of traffic.
+
+    NaN for moving ports with too few peers, 0 for others.
+    """
+    result = np.zeros(rates.shape)
     if not rates.any():
-        return found
+        return result
     traffic = _traffic(view)
     simulated = view.fleet.simulated[view.fleet.tables[table].devices.host]
     kind = 2 * view.state("rdma_10s", "link_layer_code").astype(np.int64) + simulated
-    for one in np.unique(kind):
-        alike = (kind == one) & view.fresh(table)
-        for least, below in (
+    for layer in np.unique(kind):
+        alike = (kind == layer) & view.fresh(table)
+        for minimum, below in (
             (-np.inf, LIGHT_TRAFFIC),
             (LIGHT_TRAFFIC, HEAVY_TRAFFIC),
             (HEAVY_TRAFFIC, np.inf),
         ):
-            peers = rates[alike & (traffic >= least) & (np.isfinite(least) | (traffic < below))]
-            unknown = np.nan if np.isfinite(least) else 0.0
-            of_class = alike & (traffic >= least) & (traffic < below)
-            found[of_class] = np.median(peers) if peers.size >= PEERS_MIN else unknown
-    return found
+            peers = rates[alike & (traffic >= minimum) & (np.isfinite(minimum) | (traffic < below))]
+            unknown = np.nan if np.isfinite(minimum) else 0.0
+            of_class = alike & (traffic >= minimum) & (traffic < below)
+            result[of_class] = np.median(peers) if peers.size >= PEERS_MIN else unknown
+    return result
 
 
 def _traffic(view: FleetView) -> Floats:
-    """Return the bytes a second that each port moves; none where nobody counts them."""
+    """Return the bytes per second of each port; 0 if nothing counts them."""
     return view.rates("rdma_1s", rules.TRAFFIC_COLUMNS[0]) + view.rates(
         "rdma_1s", rules.TRAFFIC_COLUMNS[1]
     )
 
 
 def _peers_sql(view: FleetView, row: int) -> str:
-    """Return the query for the ports that one is held against."""
+    """Return the query for the peers of the port in *row*."""
     traffic = float(_traffic(view)[row])
-    least = HEAVY_TRAFFIC if traffic >= HEAVY_TRAFFIC else LIGHT_TRAFFIC
+    minimum = HEAVY_TRAFFIC if traffic >= HEAVY_TRAFFIC else LIGHT_TRAFFIC
     layer = int(view.state("rdma_10s", "link_layer_code")[row])
     since = f"time BETWEEN {view.timestamp_sql(-15)} AND {view.timestamp_sql(0)}"
     bytes_moved = " + ".join(
-        f"coalesce(max({one}) - min({one}), 0)" for one in rules.TRAFFIC_COLUMNS
+        f"coalesce(max({column}) - min({column}), 0)" for column in rules.TRAFFIC_COLUMNS
     )
     return (
         "SELECT host, device FROM readings.rdma_1s "
         "LEFT JOIN (SELECT host, device, link_layer_code FROM latest.rdma_10s) USING (host, device) "
         f"WHERE {since} AND coalesce(link_layer_code, 0) = {layer} GROUP BY host, device "
         f"HAVING ({bytes_moved}) {'>=' if traffic >= LIGHT_TRAFFIC else '<'} "
-        f"{least:g} * greatest(epoch(max(time) - min(time)), 1)"
+        f"{minimum:g} * greatest(epoch(max(time) - min(time)), 1)"
     )
 
 
 def _retransmit_symptom(view: FleetView, one: PeerOutlier, least: float) -> Symptom:
-    """Return the symptom of one counter: its own rate, its own unit, its own query."""
+    """Return the symptom of one retransmission counter."""
     host, device = view.name(CHANGES, one.row)
     unit = f"{one.column.rpartition('_')[2]}/s"
     excess = min(one.rate / least, 100.0)
@@ -124,15 +130,20 @@ def _retransmit_symptom(view: FleetView, one: PeerOutlier, least: float) -> Symp
 
 @detects(rules.PORT_DOWN)
 def ports_down(view: FleetView) -> Iterator[Symptom]:
-    """A port that was up is not. One that never was is not cabled; one disabled is so on purpose."""
+    """Name each port that is down and was up.
+
+    A port that never was up is not cabled; a disabled port is so on purpose.
+    """
     state = view.state("rdma_1s", "port_state")
     known = view.known("rdma_1s", "port_state")
     physical = view.state("rdma_1s", "physical_state")
     down = known & (state != ACTIVE) & (physical != DISABLED)
     expected = view.fleet.ever_up.ports_up | _up_elsewhere(view, known & (state == ACTIVE), known)
-    of = view.fleet.devices["rdma"].host
-    ports = np.bincount(of[known & (expected | (state == ACTIVE))], minlength=len(view.fleet))
-    ports_up = np.bincount(of[known & (state == ACTIVE)], minlength=len(view.fleet))
+    host_of_port = view.fleet.devices["rdma"].host
+    ports = np.bincount(
+        host_of_port[known & (expected | (state == ACTIVE))], minlength=len(view.fleet)
+    )
+    ports_up = np.bincount(host_of_port[known & (state == ACTIVE)], minlength=len(view.fleet))
     for row in np.flatnonzero(down & expected).tolist():
         host, device = view.name("rdma_1s", row)
         is_new = view.host_now_ns[host] < TRAINING_SECONDS * 1e9
@@ -151,7 +162,7 @@ def ports_down(view: FleetView) -> Iterator[Symptom]:
 
 
 def _up_elsewhere(view: FleetView, up: Flags, known: Flags) -> Flags:
-    """Say which ports are up, under the same name, on most of at least four hosts alike: with GPUs of one model."""
+    """Return ports that are up, by name, on most of at least four hosts with one GPU model."""
     fleet, devices = view.fleet, view.fleet.devices["rdma"]
     expected = np.zeros(devices.count, dtype=bool)
     down = np.flatnonzero(known & ~up).tolist()
@@ -173,7 +184,7 @@ def _up_elsewhere(view: FleetView, up: Flags, known: Flags) -> Flags:
 
 @detects(rules.PORT_FLAPS)
 def flapping_ports(view: FleetView) -> Iterator[Symptom]:
-    """A link went down and came back."""
+    """Name each port whose link went down and came back."""
     rows, downs = recent_counts(view, CHANGES, "link_downed_events")
     for row, events in zip(rows.tolist(), downs.tolist(), strict=True):
         host, device = view.name(CHANGES, row)
@@ -194,7 +205,7 @@ def flapping_ports(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.LINK_DOWN)
 def interfaces_down(view: FleetView) -> Iterator[Symptom]:
-    """A network interface that had a carrier has none."""
+    """Name each network interface that lost its carrier."""
     carrier = view.state("net_1s", "carrier_state")
     known = view.known("net_1s", "carrier_state")
     for row in np.flatnonzero(known & (carrier == 0) & view.fleet.ever_up.carriers).tolist():
@@ -213,7 +224,7 @@ def interfaces_down(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.AER_LOST, rules.AER_CORRECTED)
 def pcie_errors(view: FleetView) -> Iterator[Symptom]:
-    """A PCIe link lost transactions, or repairs many."""
+    """Name each PCIe link that lost transactions, or repairs many."""
     for row, (lost, column) in _lost(view).items():
         count = float(max(1, round(lost)))
         message = f"lost {count:.0f} transactions lately"
@@ -221,8 +232,8 @@ def pcie_errors(view: FleetView) -> Iterator[Symptom]:
         yield _aer_symptom(
             view, rules.AER_LOST, row, column, (count, PER_TEN_MINUTES), message, sql
         )
-    least = view.threshold("pcie.corrected_per_second")
-    rows, events = view.counting(TABLE_AER, rules.CORRECTED, least * FAST_SECONDS)
+    minimum = view.threshold("pcie.corrected_per_second")
+    rows, events = view.counting(TABLE_AER, rules.CORRECTED, minimum * FAST_SECONDS)
     for row, rate in zip(rows.tolist(), (events / FAST_SECONDS).tolist(), strict=True):
         value = round(rate, 1)
         message = f"repairs {value:.0f} errors a second"
@@ -230,12 +241,12 @@ def pcie_errors(view: FleetView) -> Iterator[Symptom]:
         symptom = _aer_symptom(
             view, rules.AER_CORRECTED, row, rules.CORRECTED, (value, "errors/s"), message, sql
         )
-        clears = f"less than {least:g} corrected link errors a second for 5 minutes"
-        yield replace(symptom, normal=f"below {least:g}", clears=clears)
+        clears = f"less than {minimum:g} corrected link errors a second for 5 minutes"
+        yield replace(symptom, normal=f"below {minimum:g}", clears=clears)
 
 
 def _lost(view: FleetView) -> dict[int, tuple[float, str]]:
-    """Return row -> (events, counter) by the one that moved most: a sum would be no signal that exists."""
+    """Return row -> (events, counter) of the largest counter: no signal has the sum."""
     largest: dict[int, tuple[float, str]] = {}
     for column in rules.LOST:
         rows, events = recent_counts(view, TABLE_AER, column)
@@ -268,36 +279,33 @@ def _aer_symptom(
     )
 
 
-# ----------------------------------------------------------------------
-# NVLinks and links to a Grace CPU that went down or make errors, and GPUs whose fabric is not well.
-#
-# Limits are assumed (no public rates are given for healthy links) and conservative: a link counts as down only where
-# it was up before, and errors only where they are far more than the peers'.
-
-
 @detects(*(row for row, _ in nvlink.DOWN), *nvlink.BIT_ERRORS, *nvlink.COUNTERS)
 def links(view: FleetView) -> Iterator[Symptom]:
-    """A link that was up is down, or makes errors as its peers do not.
+    """Name each link that was up and is down, or has far more errors than its peers' links.
 
-    Links between AMD's GPUs (XGMI) stand in the same tables, and are called by their own name.
-    The host's other GPUs step together with its own and wait for it: they are counted in words, and have no fault.
+    Links between AMD's GPUs (XGMI) are in the same tables, and are called by their own name. The
+    host's other GPUs step together with the link's GPU and wait for it: the message counts them,
+    and they are not at fault. No public error rates exist for healthy links, so the limits are
+    assumed and conservative.
     """
     waiting: dict[int, list[str]] = {}
-    for one in _links(view):
-        if _is_xgmi(view, one.host, one.device):
-            one = replace(one, message=one.message.replace("NVLink", "XGMI link"))
-        if one.host not in waiting:
-            waiting[one.host] = _waiting(view, one.host)
-        gpu = one.device.partition("/")[0]
-        others = len(waiting[one.host])
-        if gpu.startswith("GPU-") and others and gpu not in waiting[one.host]:
+    for symptom in _links(view):
+        if _is_xgmi(view, symptom.host, symptom.device):
+            symptom = replace(symptom, message=symptom.message.replace("NVLink", "XGMI link"))
+        if symptom.host not in waiting:
+            waiting[symptom.host] = _waiting(view, symptom.host)
+        gpu = symptom.device.partition("/")[0]
+        others = len(waiting[symptom.host])
+        if gpu.startswith("GPU-") and others and gpu not in waiting[symptom.host]:
             many = f"{others} other GPUs wait" if others > 1 else "other GPU waits"
-            one = replace(one, message=f"{one.message}; its host's {many} for it meanwhile")
-        yield one
+            symptom = replace(
+                symptom, message=f"{symptom.message}; its host's {many} for it meanwhile"
+            )
+        yield symptom
 
 
 def _is_xgmi(view: FleetView, host: int, link: str) -> bool:
-    """Say whether a link is one of AMD's, by what the inventory says of its GPU."""
+    """Return whether a link is AMD's, by the inventory of its GPU."""
     attributes = view.fleet.attributes[host].get(("gpu", link.partition("/")[0]), {})
     return attributes.get("vendor", "") == "AMD"
 
@@ -315,13 +323,14 @@ def _links(view: FleetView) -> Iterator[Symptom]:
     yield from rate_symptoms(view, nvlink.COUNTERS)
 
 
-#: Boards whose NVLinks lead to a bridge that a host may lack, by a part of their names. Others are connected on their baseboard.
+#: Parts of the names of boards whose NVLinks lead to a bridge that a host may lack. Other boards
+#: have their links on the baseboard.
 BRIDGED_BOARDS = ("PCI", "NVL", "RTX", "Quadro", "A40", "A30", "L40")
 
 
 @detects(nvlink.NEVER_UP)
 def links_never_up(view: FleetView) -> Iterator[Symptom]:
-    """A GPU has fewer NVLinks up since the boot than most GPUs of its host, which have all of theirs."""
+    """Name each GPU with fewer NVLinks up since the boot than most GPUs of its host."""
     once_up: Flags = view.fleet.ever_up.nvlinks
     down = view.where(nvlink.CHANGES, "link_state", equals(0))
     never_up: dict[int, list[int]] = {}
@@ -367,13 +376,13 @@ def _missing_links(view: FleetView, host: int, never_up: list[int]) -> Iterator[
 
 
 def _is_bridged(view: FleetView, host: int, gpu: str) -> bool:
-    """Return whether a GPU's links may be without a bridge; also of a GPU whose model is not known."""
+    """Return whether a GPU's bridge may be missing; True if its model is unknown."""
     name = view.fleet.attributes[host].get(("gpu", gpu), {}).get("name", "")
     return not name or any(part in name for part in BRIDGED_BOARDS)
 
 
 def _share_up(view: FleetView, row: int, once_up: Flags) -> float:
-    """Return how many of the links that its GPU had are up, as a share."""
+    """Return the share of the GPU's links that were ever up and are up now."""
     host, link = view.name(nvlink.CHANGES, row)
     devices, gpu = view.fleet.tables[nvlink.CHANGES].devices, link.partition("/")[0]
     links = [
@@ -384,7 +393,7 @@ def _share_up(view: FleetView, row: int, once_up: Flags) -> float:
 
 
 def _waiting(view: FleetView, host: int) -> list[str]:
-    """Return the GPUs of *host* on which a kernel spins while it draws little."""
+    """Return the GPUs of *host* on which a kernel spins at low power."""
     fleet = view.fleet
     gpus = np.array(fleet.devices["gpu"].rows_of(host), dtype=np.intp)
     busy = view.gauge_at("gpu_1s", "utilization_ratio", gpus) >= UTILIZATION_MIN
@@ -393,9 +402,10 @@ def _waiting(view: FleetView, host: int) -> list[str]:
 
 
 def _should_be_up(view: FleetView, host: int, link: str) -> bool:
-    """Say whether the host is not just booting, and the link's GPU not split.
+    """Return whether the host is past its boot, and the link's GPU is not split.
 
-    Under MIG a GPU has no peers (NVIDIA, MIG User Guide: no GPU-to-GPU P2P), and its links may be off.
+    Under MIG a GPU has no peers (NVIDIA, MIG User Guide: no GPU-to-GPU P2P), and its links may be
+    off.
     """
     if view.host_now_ns[host] < TRAINING_SECONDS * 1e9:
         return False

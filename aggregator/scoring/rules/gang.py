@@ -1,9 +1,10 @@
-"""Hosts that slow down their gang, from who waits for whom (`fleet/gangs.py`), and whether the host causes it.
+"""Hosts and GPUs that slow down their gang (`fleet/gangs.py`), and jobs that a host makes wait.
 
-A verdict on a host needs two minutes of windows in which it was the slow host: seven of ten windows (thresholds), more often
-than random stalls would choose it, and few other hosts of its gang equally slow. Otherwise the cause is the gang's. Longer
-time at more work is caused by the workload (a pipeline stage, long sequences), and gaps on all hosts alike by a shared
-service; no host is blamed for either.
+A verdict on a host needs two minutes of windows. The host must be the slow one in seven of ten
+windows (a threshold) and more often than chance, and few other hosts of its gang may be equally
+slow. Otherwise the cause is the gang's. Longer time at more work is caused by the workload (a
+pipeline stage, long sequences), and gaps on all hosts alike by a shared service; no host is blamed
+for either.
 """
 
 from __future__ import annotations
@@ -45,28 +46,34 @@ from ...sql import quoted
 from ..symptom import Symptom, detects
 from ..view import FleetView
 
-#: With so large a share of its excess as more work, the workload explains it.
+#: If more work is at least this share of the excess, the workload explains the excess.
 WORK_SHARE_MAX = 0.5
-#: Who computes no longer than the others by this share of what makes a host slow is as they are.
+#: A host keeps pace if its excess is below this share of the slow-host threshold.
 ALIKE_SHARE_MAX = 0.5
-#: In a smaller gang nothing says which is the odd one: who waits may spin on its GPUs, and looks busier than the culprit.
+#: In smaller gangs the slow host is ambiguous: a waiting host may spin on its GPUs and look busier
+#: than the culprit.
 HOSTS_MIN = 3
-#: Of larger gangs it takes as many windows as of one so large: their chance is smaller.
+#: Larger gangs need as many windows as a gang of this size, because their chance is smaller.
 _GANG_HOSTS_MAX = 64
-#: A GPU is compared with at least this many others.
+#: A GPU is judged only in a job with at least this many GPUs.
 GPUS_MIN = 6
-#: Where only power shows who computes, and nothing measures the work: of a smaller gang one host may be a stage of its own.
+#: If only power shows who computes, and nothing measures the work, one host of a smaller gang may
+#: be a pipeline stage.
 POWER_HOSTS_MIN = 8
-#: A limit of so much of what it was is a lower one; a clock of so much of the other members' is held by it.
+#: A power limit at or below this ratio to its earlier value was lowered; a clock at or below this
+#: ratio to the other members' median is held down by it.
 CAPPED_RATIO_MAX, HELD_RATIO_MAX = 0.97, 0.97
-#: A clock of so much of what it was is as it was.
+#: A clock at or above this ratio to its baseline is normal.
 CLOCK_USUAL_MIN = 0.985
-#: Hosts of a gang that evidence is shown of.
+#: Maximum hosts of a gang in an evidence query.
 HOSTS_SHOWN_MAX = 32
 
 
 def _beyond_chance(windows: int, hosts: int) -> int:
-    """Return in how many of *windows* it must be the same host of *hosts*; more than there are where none suffices."""
+    """Return how often of *windows* the same of *hosts* must be slow to be beyond chance.
+
+    *windows* + 1 if no number suffices.
+    """
     chances = [
         math.comb(windows, k) * (hosts - 1) ** (windows - k) / hosts**windows
         for k in range(windows + 1)
@@ -82,27 +89,27 @@ _BEYOND_CHANCE = np.array(
     ]
 )
 
-#: This many windows on end are beyond chance in any gang, even where it chooses between two.
+#: This many windows in a row are beyond chance in any gang, even in a gang of two hosts.
 _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
 
 @detects(rules.SLOW, rules.UNKNOWN, rules.WORKLOAD)
 def slow_hosts(view: FleetView) -> Iterator[Symptom]:
-    """Name each host that all others of its job wait for while it computes."""
+    """Name each host that computes longer while all others of its job wait for it."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
-    least = view.threshold("gang.slow_ratio")
-    found = settled(view, comparison) & (comparison.busy >= least)
-    found &= _is_persistent(view, comparison, comparison.busy_often)
-    some_gpus = _hosts_of_few_slow_gpus(view, comparison)
-    found &= (sizes(comparison) >= HOSTS_MIN) & ~some_gpus
-    found &= _are_few(comparison, found)
+    minimum = view.threshold("gang.slow_ratio")
+    slow = settled(view, comparison) & (comparison.busy >= minimum)
+    slow &= _is_persistent(view, comparison, comparison.busy_often)
+    few_slow_gpus = _hosts_of_few_slow_gpus(view, comparison)
+    slow &= (sizes(comparison) >= HOSTS_MIN) & ~few_slow_gpus
+    slow &= _are_few(comparison, slow)
     change = comparison.busy_change
-    for host in _rows(_changed(view, comparison, change) & ~some_gpus & ~found):
+    for host in _rows(_changed(view, comparison, change) & ~few_slow_gpus & ~slow):
         if not change.from_birth[host] or _is_of_usual_part(view, comparison, host):
             yield _changed_symptom(view, comparison, host)
-    for host in _rows(found):
+    for host in _rows(slow):
         if not _is_of_usual_part(view, comparison, host):
             continue
         excess, work = float(comparison.busy[host]), float(comparison.work[host])
@@ -121,29 +128,29 @@ def slow_hosts(view: FleetView) -> Iterator[Symptom]:
 
 
 def _changed(view: FleetView, comparison: GangComparison, change: Change) -> Flags:
-    """Say which hosts of gangs that are large enough a change names, and few others of their gang."""
-    found = change.is_named & view.awake[: change.is_named.size]
-    found &= sizes(comparison) >= HOSTS_MIN
-    # Two that changed together are not one stage of a pipeline where their work is known to be that of before.
+    """Return the hosts that *change* names, in large gangs with few other named hosts."""
+    named = change.is_named & view.awake[: change.is_named.size]
+    named &= sizes(comparison) >= HOSTS_MIN
+    # Two hosts that changed together are not a pipeline stage if their work is known to be the same
+    # as before.
     by_power = comparison.by_power[np.maximum(comparison.gang, 0)]
     may_be_pair = (sizes(comparison) >= PAIR_SIZE_MIN) & ~change.from_birth & ~by_power
     few = np.maximum(outliers_max(sizes(comparison)), np.where(may_be_pair, 2, 1))
-    return np.asarray(found & (sizes(comparison, found) <= few), dtype=bool)
+    return np.asarray(named & (sizes(comparison, named) <= few), dtype=bool)
 
 
 def _is_of_usual_part(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Return whether *host* has the GPUs that most hosts of its gang have: another model is slower by design."""
+    """Return whether *host* has its gang's usual GPU model: others are slower by design."""
     gpus = view.fleet.devices["gpu"]
     in_gang = _rows(comparison.of_gpus(gpus.host) == comparison.gang[host])
     groups = view.fleet.peer_groups
-    groups.levels(view.fleet)  # they know each GPU of now
-    of_host = {int(gpus.host[row]): groups.make(row).get("model", "") for row in in_gang}
-    models = Counter(of_host.values())
-    return models[of_host.get(host, "")] * 2 >= len(of_host)
+    groups.levels(view.fleet)  # add GPUs that are new
+    model_by_host = {int(gpus.host[row]): groups.make(row).get("model", "") for row in in_gang}
+    models = Counter(model_by_host.values())
+    return models[model_by_host.get(host, "")] * 2 >= len(model_by_host)
 
 
 def _interval(change: Change, at: int) -> str:
-    """Return the 90 % interval of a change, in percent."""
     half = 1.645 * float(change.error[at])
     excess = float(change.excess[at])
     return f"90 % interval {100 * max(excess - half, 0.0):.1f} to {100 * (excess + half):.1f} %"
@@ -199,7 +206,7 @@ def _change_limit(*, is_by_power: bool, is_from_birth: bool) -> float:
 
 
 def _clock_is_usual(view: FleetView, comparison: GangComparison, host: int) -> bool:
-    """Return whether the GPUs of *host* compute at the clock that they had: else power says nothing of how long they do."""
+    """Return whether GPUs of *host* run at their baseline clock, so power shows their work."""
     gpus = view.fleet.devices["gpu"]
     ratios = view.clock_over_baseline[(gpus.host == host) & (comparison.of_gpus(gpus.host) >= 0)]
     known = ratios[np.isfinite(ratios)]
@@ -207,26 +214,25 @@ def _clock_is_usual(view: FleetView, comparison: GangComparison, host: int) -> b
 
 
 def _named_gpus(view: FleetView, comparison: GangComparison) -> Flags:
-    """Say which GPUs a change of their own names, by row."""
     change, gpus = comparison.gpu_change, view.fleet.devices["gpu"]
-    found = np.zeros(gpus.count, dtype=bool)
-    found[: change.is_named.size] = change.is_named
-    return np.asarray(found & view.awake[gpus.host], dtype=bool)
+    named = np.zeros(gpus.count, dtype=bool)
+    named[: change.is_named.size] = change.is_named
+    return np.asarray(named & view.awake[gpus.host], dtype=bool)
 
 
 def _hosts_of_few_slow_gpus(view: FleetView, comparison: GangComparison) -> Flags:
-    """Say which hosts have slow GPUs, and fewer than half of those that compute for their gang: it is these, not the host."""
+    """Return hosts with slow GPUs on under half of their gang's GPUs: the host is not slow."""
     gpus, hosts = view.fleet.devices["gpu"], comparison.gang.size
     known = gpus.host < hosts
-    gang, of = comparison.of_gpus(gpus.host), gpus.host
-    every = np.bincount(of[known & (gang >= 0)], minlength=hosts)
-    slow = np.bincount(of[known & _named_gpus(view, comparison)], minlength=hosts)
-    return np.asarray((slow > 0) & (2 * slow < every), dtype=bool)
+    gang, host = comparison.of_gpus(gpus.host), gpus.host
+    total = np.bincount(host[known & (gang >= 0)], minlength=hosts)
+    slow = np.bincount(host[known & _named_gpus(view, comparison)], minlength=hosts)
+    return np.asarray((slow > 0) & (2 * slow < total), dtype=bool)
 
 
 @detects(rules.SLOW_GPU, rules.UNKNOWN, rules.WORKLOAD)
 def slow_gpus(view: FleetView) -> Iterator[Symptom]:
-    """Name each GPU that its whole job waits for, of a host whose other GPUs are as they were."""
+    """Name each GPU that its job waits for, on a host whose other GPUs are not slower."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
@@ -249,12 +255,14 @@ def _gpu_symptom(
     row, host, gang = where
     excess, work = float(change.excess[row]), float(change.companions[CHANGE_WORK, row])
     by_power = bool(comparison.by_power[gang])
-    beside = (
+    since = (
         "than the other GPUs of its job"
         if change.from_birth[row]
         else "than before, and the other GPUs of its job do not"
     )
-    message = f"computes {100 * excess:.0f} % longer {beside} ({_interval(change, row)}): they wait for it"
+    message = (
+        f"computes {100 * excess:.0f} % longer {since} ({_interval(change, row)}): they wait for it"
+    )
     rule = rules.SLOW_GPU
     if work > WORK_SHARE_MAX * excess:
         rule, message = (
@@ -275,7 +283,7 @@ def _gpu_symptom(
         rule, message = rules.UNKNOWN, f"{message}; a hotter part may draw that much more power"
     else:
         message = f"{message}, at a normal clock: the GPU is slow, and the cause is unknown"
-    least = _change_limit(is_by_power=by_power, is_from_birth=bool(change.from_birth[row]))
+    minimum = _change_limit(is_by_power=by_power, is_from_birth=bool(change.from_birth[row]))
     table, column = ("gpu_1s", "power_watts") if by_power else ("gpu_fast_1s", "sm_active_ratio")
     devices = view.fleet.devices["gpu"]
     return Symptom(
@@ -285,7 +293,7 @@ def _gpu_symptom(
         signal=rule.name,
         value=round(1.0 + excess, 3),
         unit="times the median of the others of its gang",
-        normal=f"below {1.0 + least:.2f}, in {change.streak[row]} windows of {change.window_seconds[row]:.0f} s on end",
+        normal=f"below {1.0 + minimum:.2f}, in {change.streak[row]} windows of {change.window_seconds[row]:.0f} s on end",
         message=message,
         sql=(
             f"SELECT device, avg({column}) AS {column} FROM readings.{table} WHERE "
@@ -297,10 +305,10 @@ def _gpu_symptom(
 
 @detects(rules.CAPPED)
 def capped_members(view: FleetView) -> Iterator[Symptom]:
-    """Name each host whose power limit was lowered while its job ran, and whose clock the others' is above since.
+    """Name each host whose power limit was lowered during its job, slowing its clock.
 
-    Its peers are those of the same limit, so that a rack that is capped on purpose is no straggler; but this job began
-    before, and runs at its pace now.
+    Peers are GPUs with the same limit, so a rack that is capped on purpose has no straggler. But
+    this job began before the limit was lowered, and now runs at the pace of this host.
     """
     comparison = view.fleet.gangs.comparison
     if comparison is None:
@@ -314,9 +322,11 @@ def capped_members(view: FleetView) -> Iterator[Symptom]:
     with np.errstate(invalid="ignore"):
         held = (below <= CAPPED_RATIO_MAX) & view.fleet.activity.at_limit[rows]
         held &= (ratio <= HELD_RATIO_MAX) & (gang >= 0) & view.awake[gpus.host[rows]]
-    of = gpus.host[rows]
-    for host in np.unique(of[held]).tolist():
-        row = int(np.flatnonzero(held & (of == host))[np.argmin(ratio[held & (of == host)])])
+    gpu_host = gpus.host[rows]
+    for host in np.unique(gpu_host[held]).tolist():
+        row = int(
+            np.flatnonzero(held & (gpu_host == host))[np.argmin(ratio[held & (gpu_host == host)])]
+        )
         if sizes(comparison)[host] < HOSTS_MIN:
             continue
         yield Symptom(
@@ -336,44 +346,46 @@ def capped_members(view: FleetView) -> Iterator[Symptom]:
 
 
 def hosts_with_usual_gpus(view: FleetView) -> frozenset[int]:
-    """Return the hosts whose GPUs in a gang are all as fast as before, or as the others: none is slow any more."""
+    """Return the hosts whose GPUs in a gang are all as fast as before, or as the other GPUs."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return frozenset()
     gpus, hosts = view.fleet.devices["gpu"], comparison.gang.size
     change, gang = comparison.gpu_change, comparison.gpu_gang
-    of, member = gpus.host[: gang.size], gang >= 0
-    every = np.bincount(of[member], minlength=hosts)
-    usual = np.bincount(of[member & change.is_usual], minlength=hosts)
-    return frozenset(_rows((every > 0) & (usual == every)))
+    gpu_host, member = gpus.host[: gang.size], gang >= 0
+    total = np.bincount(gpu_host[member], minlength=hosts)
+    usual = np.bincount(gpu_host[member & change.is_usual], minlength=hosts)
+    return frozenset(_rows((total > 0) & (usual == total)))
 
 
 def hosts_keeping_pace(view: FleetView) -> frozenset[int]:
-    """Return the hosts that compute no longer than the others of their job, by all windows: none of them is slow any more."""
+    """Return the hosts that compute no longer than the others of their job, over all windows."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return frozenset()
     with view.with_previous_thresholds():
         before = view.threshold("gang.slow_ratio")
-    most = ALIKE_SHARE_MAX * min(before, view.threshold("gang.slow_ratio"))
-    found = settled(view, comparison) & (comparison.busy < most) & (sizes(comparison) >= HOSTS_MIN)
-    return frozenset(_rows(found))
+    maximum = ALIKE_SHARE_MAX * min(before, view.threshold("gang.slow_ratio"))
+    keeps_pace = (
+        settled(view, comparison) & (comparison.busy < maximum) & (sizes(comparison) >= HOSTS_MIN)
+    )
+    return frozenset(_rows(keeps_pace))
 
 
 @detects(rules.CONTENDED, rules.STALLED, rules.UNKNOWN, rules.SHARED)
 def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
-    """Name each host whose GPUs stand empty while those of its job wait for it, by what its cores or disks say."""
+    """Name each host with gaps while its job waits, with its cores or disks as a possible cause."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
-    least, pressure = view.threshold("gang.gap_ratio"), view.threshold("gang.pressure_ratio")
+    minimum, pressure = view.threshold("gang.gap_ratio"), view.threshold("gang.pressure_ratio")
     known = settled(view, comparison)
-    found = known & (comparison.gap >= least)
-    found &= _is_persistent(view, comparison, comparison.gap_often, comparison.gap_run)
-    found &= _are_few(comparison, found)
+    gapped = known & (comparison.gap >= minimum)
+    gapped &= _is_persistent(view, comparison, comparison.gap_often, comparison.gap_run)
+    gapped &= _are_few(comparison, gapped)
     change = comparison.gap_change
     changed = _changed(view, comparison, change)
-    for host in _rows(found | changed):
+    for host in _rows(gapped | changed):
         gap, cpu, io, steal = (
             float(a[host])
             for a in (comparison.gap, comparison.cpu, comparison.io, comparison.steal)
@@ -381,10 +393,11 @@ def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
         if changed[host]:
             gap = float(change.excess[host])
             cpu, io, steal = (
-                float(change.companions[at, host]) for at in (CHANGE_CPU, CHANGE_IO, CHANGE_STEAL)
+                float(change.companions[companion, host])
+                for companion in (CHANGE_CPU, CHANGE_IO, CHANGE_STEAL)
             )
         statement = f"nothing runs on its GPUs {100 * gap:.0f} % of the time, while the others of its job wait"
-        cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI tells of stolen time alone
+        cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI reports stolen time only
         if cores >= pressure and not io > cores:
             message = f"{statement}: its cores are contended ({_more(cpu)} waiting, {_more(steal)} stolen)"
             yield _gap_symptom(view, comparison, rules.CONTENDED, host, message, gap)
@@ -399,12 +412,15 @@ def gapped_hosts(view: FleetView) -> Iterator[Symptom]:
     yield from _shared_stall(
         view,
         comparison,
-        known & (comparison.gap_median >= least) & (comparison.io_median >= pressure),
+        known & (comparison.gap_median >= minimum) & (comparison.io_median >= pressure),
     )
 
 
 def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> Iterator[Symptom]:
-    """Say of each host that its gang waits alike: words and query are the gang's, as it may be the whole fleet that waits."""
+    """Yield the symptom of each host in gangs that wait alike.
+
+    Build message and query once per gang, since the whole fleet may wait.
+    """
     by_gang: dict[int, Symptom] = {}
     for host in _rows(found):
         gang = int(comparison.gang[host])
@@ -417,7 +433,7 @@ def _shared_stall(view: FleetView, comparison: GangComparison, found: Flags) -> 
 
 
 def settled(view: FleetView, comparison: GangComparison) -> Flags:
-    """Return which hosts have enough windows, and which report."""
+    """Return which hosts have enough windows and report now."""
     known = np.zeros(len(view.fleet), dtype=bool)
     enough = comparison.windows >= view.threshold("gang.windows_count")
     known[: comparison.gang.size] = enough & (comparison.gang >= 0)
@@ -425,20 +441,20 @@ def settled(view: FleetView, comparison: GangComparison) -> Flags:
 
 
 def sizes(comparison: GangComparison, among: Flags | None = None) -> Indexes:
-    """Return for each host how many of its gang there are; *among*: of these."""
+    """Return the number of hosts in each host's gang; *among*: count only these."""
     member = comparison.gang >= 0
     counted = member if among is None else member & among
     gangs = int(comparison.gang.max(initial=-1)) + 1
-    every = np.bincount(comparison.gang[counted], minlength=gangs + 1)
-    return np.where(member, every[np.where(member, comparison.gang, gangs)], 0)
+    count = np.bincount(comparison.gang[counted], minlength=gangs + 1)
+    return np.where(member, count[np.where(member, comparison.gang, gangs)], 0)
 
 
 def _is_persistent(
     view: FleetView, comparison: GangComparison, often: Floats, run: Codes | None = None
 ) -> Flags:
-    """Say which hosts it was that *often* (a share of their windows) that neither noise nor chance tells it.
+    """Return which hosts were slow in *often* (a share) of their windows, beyond noise and chance.
 
-    *run*: in how many windows on end it was each, if that is counted further back than *often*.
+    *run*: windows in a row in which the host was slow, counted further back than *often*.
     """
     hosts = np.minimum(sizes(comparison), _GANG_HOSTS_MAX)
     is_sure = np.rint(often * comparison.windows) >= _BEYOND_CHANCE[comparison.windows, hosts]
@@ -448,7 +464,6 @@ def _is_persistent(
 
 
 def _are_few(comparison: GangComparison, found: Flags) -> Flags:
-    """Return the hosts for which few others of their gang are *found* too."""
     few = sizes(comparison, found) <= outliers_max(sizes(comparison))
     return np.asarray((comparison.gang >= 0) & few, dtype=bool)
 
@@ -504,7 +519,6 @@ def _gap_symptom(
 def _gang_means_sql(
     view: FleetView, comparison: GangComparison, host: int, table: str, *columns: str
 ) -> str:
-    """Return the query for the means of *columns* over the windows, by host of the gang."""
     hosts, gpus = members(view, comparison, host, int(comparison.gang[host]), HOSTS_SHOWN_MAX)
     means = ", ".join(f"avg({column}) AS {column}" for column in columns)
     return (
@@ -514,7 +528,6 @@ def _gang_means_sql(
 
 
 def _window_sql(view: FleetView) -> str:
-    """Return the condition for the time of the windows."""
     seconds = WINDOWS * WINDOW_NS // 10**9 + 15
     return f"time BETWEEN {view.timestamp_sql(-seconds)} AND {view.timestamp_sql(5)}"
 
@@ -530,20 +543,20 @@ def _condition(hosts: list[str], gpus: list[str]) -> str:
 def members(
     view: FleetView, comparison: GangComparison, host: int, gang: int, most: int
 ) -> tuple[list[str], list[str]]:
-    """Return names of hosts of *gang*, *host* before others; of those that are not all its own, those of its GPUs.
+    """Return host names of *gang*, *host* first; on shared hosts the gang's GPUs instead.
 
-    No further host once there are *most*.
+    Stop adding hosts at *most* names.
     """
     hosts: list[str] = []
     gpus: list[str] = []
     others: Indexes = np.flatnonzero(comparison.gang == gang)[: most + 1]
-    for one in (host, *(one for one in others.tolist() if one != host)):
+    for member in (host, *(member for member in others.tolist() if member != host)):
         if len(hosts) + len(gpus) >= most:
             break
-        if comparison.shared[one]:
-            gpus += _gang_gpus(view, comparison, one, gang)
+        if comparison.shared[member]:
+            gpus += _gang_gpus(view, comparison, member, gang)
         else:
-            hosts.append(view.fleet.names[one])
+            hosts.append(view.fleet.names[member])
     return hosts, gpus
 
 
@@ -554,7 +567,10 @@ def _gang_gpus(view: FleetView, comparison: GangComparison, host: int, gang: int
 
 
 def gap_sql(view: FleetView, host: int) -> str:
-    """Return the query for how empty the GPUs of *host*, or of them those of its job, stood in each minute."""
+    """Return the query for the share of each minute in which the GPUs of *host* were empty.
+
+    On a shared host: only the GPUs of its job.
+    """
     comparison, which = view.fleet.gangs.comparison, f"host = {quoted(view.fleet.names[host])}"
     if comparison is not None and comparison.shared[host]:
         which += (
@@ -567,22 +583,17 @@ def gap_sql(view: FleetView, host: int) -> str:
     )
 
 
-# ----------------------------------------------------------------------
-# A job of one host whose GPUs stand empty as they did not before. Nobody beside it tells whose
-# fault that is: it is watched.
-
-
 @detects(rules.DATA, rules.CORES)
 def waiting_hosts(view: FleetView) -> Iterator[Symptom]:
-    """Name each host with a job of its own that waits for data or for cores more than it did."""
+    """Name each host with a job of its own that waits for data or for cores more than before."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
     pressure = view.threshold("gang.pressure_ratio")
-    found = settled(view, comparison) & (sizes(comparison) == 1)
-    found &= comparison.gap_more >= view.threshold("gang.gap_ratio")
-    found &= comparison.gap_more_often >= view.threshold("gang.identity_ratio")
-    for host in np.flatnonzero(found).tolist():
+    waiting = settled(view, comparison) & (sizes(comparison) == 1)
+    waiting &= comparison.gap_more >= view.threshold("gang.gap_ratio")
+    waiting &= comparison.gap_more_often >= view.threshold("gang.identity_ratio")
+    for host in np.flatnonzero(waiting).tolist():
         cpu, io = float(comparison.cpu_more[host]), float(comparison.io_more[host])
         if io >= pressure and not cpu > io:
             waits = f"it waits for I/O {100 * io:.0f} % more of the time"
@@ -611,23 +622,21 @@ def _symptom(
     )
 
 
-# ----------------------------------------------------------------------
-# Hosts on which jobs are slow from their first step on: found by earlier runs of the same workloads, with them and
-# without.
-#
-# Within such a run nothing changes, and where the host was slow from the beginning its gang has no better past.
-# Several workloads that were slow with one host, and were not without it, tell of the host.
-
-
 @detects(rules.SLOW_RUNS)
 def hosts_of_slow_runs(view: FleetView) -> Iterator[Symptom]:
-    """Name each host on which runs of several workloads were slower than without it."""
+    """Name each host with which runs of several workloads were slower than without it.
+
+    Compare runs with and without the host: a host that was slow from the first step has no faster
+    past within one run.
+    """
     fleet = view.fleet
     for name, drift in fleet.drifting_hosts.items():
         host = fleet.index.get(name)
         if host is None or not view.awake[host]:
             continue
-        loss, least, most = (100 * (1 - one) for one in (drift.ratio, drift.upper, drift.lower))
+        loss, lower, upper = (
+            100 * (1 - ratio) for ratio in (drift.ratio, drift.upper, drift.lower)
+        )
         yield Symptom(
             rule=rules.SLOW_RUNS,
             host=host,
@@ -638,7 +647,7 @@ def hosts_of_slow_runs(view: FleetView) -> Iterator[Symptom]:
             normal="1.00",
             message=(
                 f"{drift.runs} runs of {drift.workloads} workloads were {loss:.0f} % slower with this host than without it "
-                f"(90 % interval {least:.0f} to {most:.0f})"
+                f"(90 % interval {lower:.0f} to {upper:.0f})"
             ),
             sql=(
                 "SELECT begun, job, workload_id, hosts, pace_ratio, verdict FROM ops.runs "

@@ -1,7 +1,7 @@
-"""Links and networks that slow down a gang: found by a link's errors and by the pace of its gang, which fell as they began.
+"""Links and networks that slow down a gang.
 
-Errors on a link are watched only: most cost nothing. Where the pace of the whole gang falls as one host's link begins to have
-them, and nothing says that a host computes or stalls longer, it is that link.
+Errors on a link are only watched: most cost nothing. If the pace of the whole gang falls when one
+host's link begins to have errors, and no host computes or stalls longer, that link is the cause.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .gang import HOSTS_MIN, HOSTS_SHOWN_MAX, settled
 from .host import bonds, pauses
 from .pcie import gpu_links, links_above
 
-#: Reasons of evidence of links.
+#: Reasons of evidence that concern links.
 LINK_REASONS = (Reason.NVLINK_ERRORS, Reason.FABRIC, Reason.RAIL_DOWN, Reason.PCIE)
-#: The errors began this long before the pace was seen to fall, at most, or after.
+#: The errors must begin at most this long before, or after, the fall of the pace.
 BEFORE_SECONDS, AFTER_SECONDS = 120.0, 60.0
 
 
 @detects(rules.SLOW_LINK)
 def slow_links(view: FleetView) -> Iterator[Symptom]:
-    """Name each host whose link began to have errors as the pace of its gang fell, where nothing else explains the fall."""
+    """Name each host whose link began to err as its gang's pace fell without another reason."""
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
@@ -46,14 +46,14 @@ def slow_links(view: FleetView) -> Iterator[Symptom]:
         hosts = np.flatnonzero((comparison.gang == gang) & view.awake[: comparison.gang.size])
         if hosts.size < HOSTS_MIN or _is_explained(comparison, gang):
             continue
-        found = {
+        links = {
             host: worst
             for host in hosts.tolist()
             if (worst := _link_symptom(view, host, fall.since_ns)) is not None
         }
-        if len(found) > max(int(outliers_max(np.array([hosts.size]))[0]), 1):
+        if len(links) > max(int(outliers_max(np.array([hosts.size]))[0]), 1):
             continue
-        for host, link in found.items():
+        for host, link in links.items():
             name = view.fleet.gangs.jobs[gang].name
             job = f"job {name}" if name else "its job"
             yield Symptom(
@@ -75,7 +75,7 @@ def slow_links(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_explained(comparison: GangComparison, gang: int) -> bool:
-    """Say whether a host or a GPU of *gang* is known to compute or to stall longer than it did."""
+    """Return whether a host or a GPU of *gang* is known to compute or stall longer than before."""
     member = comparison.gang == gang
     size = comparison.gpu_change.is_named.size
     gpus = comparison.gpu_change.is_named & (comparison.gpu_gang[:size] == gang)
@@ -84,8 +84,8 @@ def _is_explained(comparison: GangComparison, gang: int) -> bool:
 
 
 def _link_symptom(view: FleetView, host: int, fell_ns: int) -> Symptom | None:
-    """Return the gravest symptom of a link of *host* that began as the pace fell."""
-    found: list[Symptom] = []
+    """Return the worst symptom of a link of *host* that began as the pace fell."""
+    candidates: list[Symptom] = []
     symptoms: dict[tuple[str, str], TrackedSymptom] = dict(view.fleet.active_symptoms.get(host, {}))
     for tracked in symptoms.values():
         symptom = tracked.worst
@@ -98,8 +98,8 @@ def _link_symptom(view: FleetView, host: int, fell_ns: int) -> Symptom | None:
             and symptom.speed >= 1.0
             and -BEFORE_SECONDS <= began_seconds <= AFTER_SECONDS
         ):
-            found.append(symptom)
-    return max(found, key=lambda one: one.weight, default=None)
+            candidates.append(symptom)
+    return max(candidates, key=lambda symptom: symptom.weight, default=None)
 
 
 def _pace_sql(view: FleetView, hosts: list[int]) -> str:
@@ -111,21 +111,15 @@ def _pace_sql(view: FleetView, hosts: list[int]) -> str:
     )
 
 
-# ----------------------------------------------------------------------
-# A congested network: all hosts of a job move less data while their ports wait more. No host is blamed.
-#
-# Hosts that wait for a slow host also send less, but their ports have nothing to send and do not wait. A bad link makes
-# others wait too, but its own rules name it; then this rule reports nothing.
-
-#: So large a share of a job's hosts shows it, or it is not the network between them.
+#: A smaller share of a job's hosts means that the network between them is not the cause.
 HOSTS_SHARE_MIN = 0.7
-#: One port a host (by name) has so much of all the waiting: it is that rail.
+#: If the ports of one name have at least this share of all the waiting, the cause is that rail.
 RAIL_SHARE_MIN = 0.7
-#: A rail is short on all hosts of a job alike: this many hosts are checked.
+#: Hosts of a job that are checked for a congested rail, which affects all of them alike.
 HOSTS_SAMPLED = 4
-#: Names that words hold.
+#: Maximum leaf names in a message.
 NAMES_SHOWN_MAX = 3
-#: Rules that name one link, port or host behind it.
+#: Rules that name a faulty link, port or host.
 LINK_RULES = (
     retransmitting_ports, ports_down, flapping_ports, *map(row_detector, NETWORK_COUNTS), bonds, pauses, gpu_links,
     links_above,
@@ -134,7 +128,12 @@ LINK_RULES = (
 
 @detects(network_rules.CONGESTED)
 def congested_jobs(view: FleetView) -> Iterator[Symptom]:
-    """Name what the hosts of a job share whose network makes all of them wait, at each of them."""
+    """Name the congested network that makes all hosts of a job wait, as a symptom of each of them.
+
+    Hosts that wait for a slow host also send less, but their ports have nothing to send and do not
+    wait. A bad link makes others wait too, but its own rules name it, and then this rule reports
+    nothing.
+    """
     comparison = view.fleet.gangs.comparison
     if comparison is None:
         return
@@ -145,7 +144,7 @@ def congested_jobs(view: FleetView) -> Iterator[Symptom]:
     shows &= comparison.slowed_often >= view.threshold("gang.identity_ratio")
     if not shows.any():
         return
-    hosts_with_link_faults = {one.host for rule in LINK_RULES for one in rule(view)}
+    hosts_with_link_faults = {symptom.host for rule in LINK_RULES for symptom in rule(view)}
     congestion = network.congestion_rates(view.fleet, view.now_ns)
     ports = [_port_rates(view, counter) for counter in CONGESTION_COUNTERS]
     for members in _gangs(comparison, shows):
@@ -157,24 +156,24 @@ def congested_jobs(view: FleetView) -> Iterator[Symptom]:
 
 
 class _PortRates(NamedTuple):
-    """All ports that a sign is read of, in the order of their hosts."""
+    """All ports with a congestion counter, sorted by host."""
 
     names: DeviceNames
     rates: Floats  # 0 where not read
     order: Indexes
-    begins: Indexes  # of each host within `order`, and the end
+    begins: Indexes  # first index in `order` per host, and the end
 
 
 def _port_rates(view: FleetView, counter: CongestionCounter) -> _PortRates:
     devices = view.fleet.tables[counter.table].devices
     order = np.argsort(devices.host, kind="stable")
     begins = np.searchsorted(devices.host[order], np.arange(len(view.fleet) + 1))
-    each = network.port_rates(view.fleet, counter.table, counter.column, view.now_ns)
-    return _PortRates(devices.names, np.nan_to_num(each), order, begins)
+    rates = network.port_rates(view.fleet, counter.table, counter.column, view.now_ns)
+    return _PortRates(devices.names, np.nan_to_num(rates), order, begins)
 
 
 def _gangs(comparison: GangComparison, shows: Flags) -> Iterator[Indexes]:
-    """Yield the hosts of each gang in which any *shows* it, in one pass: it may be all gangs."""
+    """Yield the hosts of each gang with a host in *shows*, in one pass for all gangs."""
     wanted = np.isin(comparison.gang, comparison.gang[shows])
     hosts = np.flatnonzero(wanted)
     hosts = hosts[np.argsort(comparison.gang[hosts], kind="stable")]
@@ -189,8 +188,8 @@ def _job_symptoms(
     congestion: Floats,
     ports: Sequence[_PortRates],
 ) -> Iterator[Symptom]:
-    least = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
-    which = int(np.nansum(congestion[:, affected] / least, axis=1).argmax())
+    minimums = np.array([[counter.rate_min] for counter in CONGESTION_COUNTERS])
+    which = int(np.nansum(congestion[:, affected] / minimums, axis=1).argmax())
     counter, shared = CONGESTION_COUNTERS[which], _shared_network(view, ports[which], members)
     slowed, waits = (
         float(np.median(comparison.slowed[affected])),
@@ -204,7 +203,7 @@ def _job_symptoms(
         statement = f"{all_of} {members.size} hosts of its job move {100 * slowed:.0f} % less"
         statement = f"{statement} while their ports {counter.description} {waits:.1f} times as much as before"
         message = f"{statement}: {shared} is congested; no host is at fault"
-    one = Symptom(
+    symptom = Symptom(
         rule=network_rules.CONGESTED,
         host=-1,
         device="host",
@@ -222,12 +221,14 @@ def _job_symptoms(
     )
     for host in affected.tolist():
         yield replace(
-            one, host=host, sql=_port_waits_sql(f"{quoted(names[host])}{others}", since, counter)
+            symptom,
+            host=host,
+            sql=_port_waits_sql(f"{quoted(names[host])}{others}", since, counter),
         )
 
 
 def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str:
-    """Return what the hosts share that is short: one rail, one leaf, or the network between them."""
+    """Return the congested part that the hosts share: rail, leaf, spine, or network."""
     if members.size == 1:
         return "the network, or its way into it; a job on one host does not show which"
     rail = _rail(ports, members)
@@ -243,18 +244,18 @@ def _shared_network(view: FleetView, ports: _PortRates, members: Indexes) -> str
 
 
 def _rail(ports: _PortRates, members: Indexes) -> str:
-    """Return the port, by name, on which most of the waiting is; "" where it is on several."""
+    """Return the name of the port with most of the waiting; "" if several ports share it."""
     waits: dict[str, float] = defaultdict(float)
     for host in members[:HOSTS_SAMPLED].tolist():
         for row in ports.order[ports.begins[host] : ports.begins[host + 1]].tolist():
             waits[ports.names[row]] += float(ports.rates[row])
-    most = max(waits, key=lambda name: waits[name], default="")
-    is_one = len(waits) > 1 and waits[most] >= RAIL_SHARE_MIN * sum(waits.values()) > 0.0
-    return most if is_one else ""
+    busiest = max(waits, key=lambda name: waits[name], default="")
+    is_dominant = len(waits) > 1 and waits[busiest] >= RAIL_SHARE_MIN * sum(waits.values()) > 0.0
+    return busiest if is_dominant else ""
 
 
 def _port_waits_sql(names: str, since: str, counter: CongestionCounter) -> str:
-    """Return the query for how much the ports of hosts waited in each minute, all of a host together."""
+    """Return the query for the waiting of ports per minute, summed by host."""
     step = f"greatest({counter.column}, lag({counter.column}) OVER ports) - lag({counter.column}) OVER ports"
     return (
         f"SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, sum(waited) / 60 AS {counter.column}_per_second, host "

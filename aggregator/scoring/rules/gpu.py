@@ -1,4 +1,4 @@
-"""GPUs that are missing, request a repair, or send no readings."""
+"""GPUs without readings, GPUs that request a repair, and errors of GPU memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..symptom import Symptom, detects, recent_counts, short
 from ..view import SILENT_SECONDS_MAX, FleetView
 from .agent import GPU_GROUP, RELEASED, gpu_at
 
-#: An agent that begins has not read them all at once.
+#: A new agent needs this time to read all GPUs.
 NEVER_READ = replace(rules.UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
-#: This long a GPU may be out for a repair before somebody is to look whether it was forgotten.
+#: A GPU that is released for repair longer than this is reported, because it may be forgotten.
 OUT_SECONDS_MAX = 3600.0
 
 #: `gpu.recovery_action_state` as text (nvml.h, nvmlDeviceGpuRecoveryAction).
@@ -31,11 +31,12 @@ ACTIONS = {
     6: "a reset of its PCIe bus",
     7: "a reboot of the system",
 }
-#: What concerns its links to others only.
+#: Actions that concern only the GPU's links to others.
 PARTIAL = (3, 5)
 
-#: `gpu.error_code_state` as text (nvmlReturn_t of nvml.h), and the codes that mean that the GPU itself cannot be used.
-#: Others, such as 17 (operating system), 19 (in use) and 20 (memory), may be of the host or the process.
+#: `gpu.error_code_state` as text (nvmlReturn_t of nvml.h), and the codes of a GPU that cannot be
+#: used. Others, such as 17 (operating system), 19 (in use) and 20 (memory), may concern the host or
+#: the process.
 NVML_ERRORS = {
     8: "INSUFFICIENT_POWER: its power cables are not attached",
     10: "TIMEOUT",
@@ -56,7 +57,7 @@ UNUSABLE = frozenset((8, 10, 11, RESET_REQUIRED, 999))
 
 @detects(rules.RECOVERY)
 def recovery_actions(view: FleetView) -> Iterator[Symptom]:
-    """The driver says what it needs to continue; nobody knows better."""
+    """Name each GPU whose driver requests a recovery action."""
     action = view.state("gpu_1s", "recovery_action_state")
     for row in np.flatnonzero((action > 0) & (action <= max(ACTIONS))).tolist():
         host, device = view.name("gpu_1s", row)
@@ -78,7 +79,7 @@ def recovery_actions(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.NO_ANSWER)
 def gpus_without_answer(view: FleetView) -> Iterator[Symptom]:
-    """A GPU answers no call of NVML, or NVML says that it must be reset: CUDA does not work there either."""
+    """Name each GPU that answers no NVML call, or must be reset: CUDA fails there, too."""
     codes = view.state("gpu_1s_changes", "error_code_state")
     for row in np.flatnonzero(codes > 0).tolist():
         host, device = view.name("gpu_1s_changes", row)
@@ -101,10 +102,10 @@ def gpus_without_answer(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.UNSEEN)
 def unseen_gpus(view: FleetView) -> Iterator[Symptom]:
-    """The host speaks, but not of a GPU that it has: vanished fields come before faults.
+    """Name each GPU without readings on a host that reports: fields vanish before faults.
 
-    A GPU that its agent reports as hung or released, now or until a moment ago, is not missing. This holds while its
-    hang is a finding, else for an hour, because a repair that nobody ends is a fault.
+    A GPU that its agent reports as hung or released, now or until a moment ago, is skipped while
+    its hang is a finding, else for an hour, because a repair that never ends is a fault.
     """
     out_of_service = OutOfServiceGpus(view)
     yield from _vanished(view, out_of_service)
@@ -117,7 +118,7 @@ class _Weight(TypedDict, total=False):
 
 
 class OutOfServiceGpus:
-    """Which GPUs need not be read, as their agents report; and which have a release in force."""
+    """GPUs that need not be read, as their agents report, and releases in force."""
 
     def __init__(self, view: FleetView) -> None:
         fleet, hosts = view.fleet, view.fleet.devices["gpu"].host
@@ -132,25 +133,25 @@ class OutOfServiceGpus:
         seconds = view.gauge("probe_1s", "hung_seconds")[drivers]
         hangs = np.isin(everywhere, of_drivers[seconds > 0.0])
         known = np.minimum(fleet.last_received_ns - fleet.first_received_ns, view.host_now_ns) / 1e9
-        #: By host: all its GPUs are, whether they were ever read or not.
+        #: By host: none of its GPUs needs readings, including GPUs that were never read.
         self.hosts: Flags = hangs | (is_out & (known <= OUT_SECONDS_MAX))
         age_seconds = view.age_seconds("gpu_1s")
         unread = np.where(np.isfinite(age_seconds), age_seconds, known[hosts])
         gpu_is_out = is_out[hosts] | (view.age_seconds("gpu_1s_probe") <= SILENT_SECONDS_MAX)
         gpu_hangs = hangs[hosts] | (view.gauge("gpu_1s_probe", "probe_hung_seconds") > 0.0)
-        #: By GPU that has a row of readings.
+        #: By GPU with a row of readings.
         self.gpus: Flags = gpu_hangs | (gpu_is_out & (unread <= OUT_SECONDS_MAX))
         self._released = set(_released(view))
 
     def message(self, host: int, device: str) -> str:
-        """Return what to do about a GPU that is missing because it was released."""
+        """Return the remedy for a GPU that is missing because it was released."""
         if self._released.isdisjoint(((host, device), (host, ""))):
             return ""
         return ": its agent has released it; on the host `gangline release --status` shows why, and `gangline resume` reopens it"
 
 
 def _released(view: FleetView) -> Iterator[tuple[int, str]]:
-    """Yield (host, GPU) of what is released now; an empty GPU for all of a host's."""
+    """Yield (host, GPU) of each release in force; the GPU is "" if all of a host's are released."""
     for row in np.flatnonzero(view.state("probe_1s", "state") == RELEASED).tolist():
         host, name = view.name("probe_1s", row)
         yield host, gpu_at(view, host, name.partition(" ")[2])
@@ -159,7 +160,7 @@ def _released(view: FleetView) -> Iterator[tuple[int, str]]:
 def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Symptom]:
     age_seconds, hosts = view.age_seconds("gpu_1s"), view.fleet.devices["gpu"].host
     silent = np.isfinite(age_seconds) & (age_seconds > SILENT_SECONDS_MAX)
-    # Where all of a host's are silent it is one fault, of its driver or its agent.
+    # If all GPUs of a host are silent, the fault is its driver or its agent.
     reporting = np.bincount(hosts[~silent], minlength=len(view.fleet))
     for row in np.flatnonzero(view.awake[hosts] & silent & ~out_of_service.gpus).tolist():
         host, device = view.name("gpu_1s", row)
@@ -180,18 +181,17 @@ def _vanished(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Sym
 
 
 def _is_gone(view: FleetView, host: int, device: str) -> bool:
-    """Return whether the host no longer lists a GPU: it is missing (`missing_gpus.py`), and that is one fault."""
+    """Return whether the host no longer lists a GPU, which `missing_gpus.py` reports."""
     return device in view.fleet.known_gpus.of(view.fleet.names[host]).missing_gpus
 
 
 def _weightless(is_unread: bool) -> _Weight:
-    """Return the weight of one GPU that is not read: none where no GPU of the host is, which `gpu.none_read` says."""
+    """Return the weight of an unread GPU: none if `gpu.none_read` covers its host."""
     return {"state": HealthState.HEALTHY, "hazard_factor": 1.0} if is_unread else {}
 
 
 def _never_read(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[Symptom]:
-    """A GPU that the inventory lists, or that the host had before, has no reading in this boot, while its neighbours
-    have."""
+    """Name each GPU that is listed, or was present before, and has no reading in this boot."""
     gpus = view.fleet.devices["gpu"]
     is_read = view.fleet.gpus_read
     read = np.bincount(gpus.host[is_read], minlength=len(view.fleet))
@@ -209,7 +209,7 @@ def _never_read(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[S
             )
             if kind != "gpu" or settled:
                 continue
-            there = "is there, but" if ("gpu", device) in listed else "was here before, and"
+            state = "is there, but" if ("gpu", device) in listed else "was here before, and"
             yield Symptom(
                 rule=NEVER_READ,
                 host=host,
@@ -218,7 +218,7 @@ def _never_read(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[S
                 value=0.0,
                 unit="readings",
                 normal="a reading every second",
-                message=f"{short(device)} {there} nothing reads it"
+                message=f"{short(device)} {state} nothing reads it"
                 + (" while its neighbours answer" if read[host] else "; nor any other GPU here")
                 + out_of_service.message(host, device),
                 sql=_readings_of_each(view, host),
@@ -228,7 +228,7 @@ def _never_read(view: FleetView, out_of_service: OutOfServiceGpus) -> Iterator[S
 
 
 def _readings_of_each(view: FleetView, host: int) -> str:
-    """Return the query for how many readings of this boot there are of each GPU that *host* has."""
+    """Return the query for the number of readings per GPU of *host* in this boot."""
     booted = view.timestamp_sql(-view.host_now_ns[host] / 1e9)
     return (
         "SELECT device, attributes, (SELECT count(*) FROM readings.gpu_1s AS r WHERE r.host = d.host "
@@ -237,26 +237,22 @@ def _readings_of_each(view: FleetView, host: int) -> str:
     )
 
 
-# ----------------------------------------------------------------------
-# GPU memory: bursts of repaired errors, lost data, rows that wait for their replacement or have
-# none.
-
-#: Corrected errors within about 10 s that are worth a look, and that make one wary. The median GPU
-#: has none in its life; the tail is heavy, so that only a change of the rate counts.
+#: Corrected errors within about 10 s: WATCH and SUSPECT. The median GPU has none in its life; the
+#: tail is heavy, so only a change of the rate counts.
 BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
-#: The rate of 10 s over that of 10 minutes which is a change. One that continues becomes what is usual within minutes: a
-#: storm needs no change.
+#: Ratio of the rate over 10 s to that over 10 minutes. A continuing burst becomes normal within
+#: minutes, so a storm needs no change.
 CHANGE_RATIO = 5.0
 PER_TEN_SECONDS = "errors in 10 s"
 
 STORM_HAZARD_FACTOR = 50.0
-#: Data that was lost so lately weighs more.
+#: Data lost within this time has this larger factor.
 LOST_DATA_NOW_HAZARD_FACTOR, LOST_DATA_NOW_SECONDS = 100.0, 600.0
 
 
 @detects(rules.ECC)
 def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
-    """A GPU repairs far more bit errors than it used to, or more than any should."""
+    """Name each GPU that repairs far more bit errors than before, or more than any GPU should."""
     column = "ecc_corrected_volatile_errors"
     recent = view.recent("gpu_1s_changes", column)
     baseline = view.rates("gpu_1s_changes", column, slow=True)
@@ -282,7 +278,7 @@ def corrected_bursts(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.LOST_DATA)
 def lost_data(view: FleetView) -> Iterator[Symptom]:
-    """A GPU met errors that it could not repair since its last reset."""
+    """Name each GPU with uncorrectable memory errors since its last reset."""
     column = "ecc_uncorrected_volatile_errors"
     errors = view.state("gpu_1s_changes", column)
     known = view.known("gpu_1s_changes", column)
@@ -299,7 +295,7 @@ def lost_data(view: FleetView) -> Iterator[Symptom]:
             value=float(errors[row]),
             normal="0",
             message=f"{short(device)} lost data: uncorrectable memory errors, {errors[row]} "
-            + ("in all" if now else "since its last reset"),  # a finding's words are read for hours
+            + ("in all" if now else "since its last reset"),  # a finding's message stays for hours
             sql=view.sql("gpu_1s_changes", row, column, 600),
             state=HealthState.SUSPECT if now else None,
             hazard_factor=LOST_DATA_NOW_HAZARD_FACTOR if now else 0.0,

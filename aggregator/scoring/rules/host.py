@@ -1,4 +1,7 @@
-"""The host itself: contended cores, memory, disks and file systems. Never worse than WATCH."""
+"""The host: contended cores, memory, file systems, bonds, ports, and ended processes on GPUs.
+
+Contention and file systems are never worse than WATCH.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from .. import symptom as readings
 from ..symptom import Symptom, detects, short, threshold_symptom
 from ..view import FleetView
 
-#: Smaller ones (boot, EFI, container mounts) are not judged.
+#: Smaller file systems (boot, EFI, container mounts) are not judged.
 SIZE_BYTES_MIN = 4e9
 
 
 @detects(rules.CPU, rules.CPU_STEAL, rules.MEMORY)
 def contention(view: FleetView) -> Iterator[Symptom]:
-    """Tasks wait for cores or memory, or the hypervisor takes them away."""
+    """Name each host whose tasks wait for cores or memory, or that loses cores to others."""
     for rule, column, message in (
         (rules.CPU, "pressure_cpu_some_ratio", "tasks waited for a core"),
         (rules.CPU_STEAL, "cpu_steal_ratio", "the hypervisor gave the cores to others"),
@@ -43,7 +46,7 @@ def contention(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.READ_ONLY, rules.FULL)
 def file_systems(view: FleetView) -> Iterator[Symptom]:
-    """A file system turned read-only, or is full."""
+    """Name each file system that became read-only, or is full."""
     table = "filesystem_60s"
     read_only = view.state(table, "read_only_state") == 1
     size = view.gauge(table, "size_bytes")
@@ -52,12 +55,12 @@ def file_systems(view: FleetView) -> Iterator[Symptom]:
         message = "became read-only: the kernel stopped writing to it"
         yield _file_system(view, rules.READ_ONLY, row, "read_only_state", 1.0, "0", message)
     share = view.threshold("filesystem.available_ratio")
-    least = np.minimum(share * size, view.threshold("filesystem.available_bytes"))
-    full = (available < least) & (size >= SIZE_BYTES_MIN)
+    minimum = np.minimum(share * size, view.threshold("filesystem.available_bytes"))
+    full = (available < minimum) & (size >= SIZE_BYTES_MIN)
     for row in np.flatnonzero(full & ~read_only).tolist():
         gigabytes = available[row] / 1e9
         message = f"has {gigabytes:.1f} GB of {size[row] / 1e9:.0f} GB left"
-        normal = f"above {least[row] / 1e9:.1f} GB"
+        normal = f"above {minimum[row] / 1e9:.1f} GB"
         value = float(available[row])
         yield _file_system(view, rules.FULL, row, "available_bytes", value, normal, message)
 
@@ -78,16 +81,13 @@ def _file_system(
     )
 
 
-# ----------------------------------------------------------------------
-# Bonds, and ports that hold their switch back.
-
-#: A port that holds its switch back this many times as often as its peers (and by a threshold).
+#: Ratio to the peers' rate of pauses (and a threshold).
 PEERS_RATIO = 10.0
 
 
 @detects(rules.BOND, rules.BOND_DOWN)
 def bonds(view: FleetView) -> Iterator[Symptom]:
-    """A bond runs on fewer links than it had, or on none."""
+    """Name each bond with fewer links up than before, or none."""
     up = view.gauge("bond_10s", "slaves_up_count")
     all_of_them = view.gauge("bond_10s", "slaves_count")
     for row in np.flatnonzero((up < all_of_them) & view.fleet.ever_up.whole_bonds).tolist():
@@ -100,36 +100,35 @@ def bonds(view: FleetView) -> Iterator[Symptom]:
 
 @detects(rules.PAUSES)
 def pauses(view: FleetView) -> Iterator[Symptom]:
-    """A port holds its switch back far more than its peers: it cannot take what is sent to it.
+    """Name each port that pauses its switch far more than its peers do: it cannot take the traffic.
 
-    By the busiest of the eight priorities; that the fabric pauses a port is no fault of the port.
+    The busiest of the eight priorities counts. A port that the fabric pauses is not at fault.
     """
-    least, unit = view.threshold("nic.pauses_per_second"), "frames/s"
-    for one in readings.peer_outliers(view, rules.NIC, rules.PAUSE_COUNTERS, least, PEERS_RATIO):
-        host, device = view.name(rules.NIC, one.row)
+    minimum, unit = view.threshold("nic.pauses_per_second"), "frames/s"
+    for outlier in readings.peer_outliers(
+        view, rules.NIC, rules.PAUSE_COUNTERS, minimum, PEERS_RATIO
+    ):
+        host, device = view.name(rules.NIC, outlier.row)
         yield Symptom(
             rule=rules.PAUSES,
             host=host,
             device=device,
-            signal=f"nic.{one.column}",
-            value=round(one.rate, 1),
+            signal=f"nic.{outlier.column}",
+            value=round(outlier.rate, 1),
             unit=unit,
-            normal=f"below {one.limit:,.0f}",
-            message=f"{device} pauses its switch {one.rate:,.0f} times a second in priority {rules.PAUSE_COUNTERS[one.column]} "
-            f"(its peers {one.peer_median:,.0f})",
-            sql=view.sql_with_peers(rules.NIC, one.row, one.column, unit),
+            normal=f"below {outlier.limit:,.0f}",
+            message=f"{device} pauses its switch {outlier.rate:,.0f} times a second in priority {rules.PAUSE_COUNTERS[outlier.column]} "
+            f"(its peers {outlier.peer_median:,.0f})",
+            sql=view.sql_with_peers(rules.NIC, outlier.row, outlier.column, unit),
         )
 
-
-# ----------------------------------------------------------------------
-# GPUs that nobody uses and nobody can use: what a process held that has ended.
 
 TABLE = "gpu_job_1s_changes"
 
 
 @detects(rules.DEAD)
 def dead_processes(view: FleetView) -> Iterator[Symptom]:
-    """The driver lists processes that have ended: the next job finds the memory taken, and dies of it."""
+    """Name each GPU held by ended processes: the next job finds its memory taken and dies."""
     counts = view.gauge(TABLE, "dead_count")
     memory = view.gauge(TABLE, "dead_memory_bytes")
     for row in np.flatnonzero(counts > 0).tolist():

@@ -1,7 +1,7 @@
-"""GPUs that a host had, or was declared to have, and lacks now; and GPU hosts whose GPUs are all unread.
+"""GPUs that a host had, or was declared to have, and lacks; and hosts with no GPU read.
 
-Missing is neither zero nor healthy: a host that boots with seven of eight GPUs is no healthier than with eight, and one that
-boots with none is still a GPU host.
+A host that boots with seven of eight GPUs is no healthier than with eight, and a host that boots
+with none is still a GPU host.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from ..symptom import Symptom, detects, short
 from ..view import FleetView
 from .gpu import OutOfServiceGpus
 
-#: After a boot the driver is built, loaded, and starts its GPUs (assumed; ports are given as long).
+#: After a boot the driver is built and loaded, and starts its GPUs (assumed; ports have the same
+#: time).
 BOOTING_SECONDS = 300.0
-#: GPUs that the words name one by one.
+#: Maximum GPUs named in a message.
 NAMED_MAX = 4
 
-#: The same on a host that is booting: it counts once the host has had time.
+#: MISSING on a booting host never becomes active.
 BOOTING = replace(rules.MISSING, enter_seconds=inf)
-#: By this its holds are found, too.
+#: Key of the tracked symptom of an unread host.
 UNREAD_KEY = rules.UNREAD.name, "host"
 
 
 class MissingGpus(NamedTuple):
-    """How many GPUs a host has of how many, and which are missing (GPU -> PCI address), as far as that is known."""
+    """GPUs that a host has and should have, and known missing ones (GPU -> PCI address)."""
 
     has: int
     expected: int
     missing: dict[str, str]
-    declared: str  # where this number is declared; "" if the host had them before
+    declared: str  # where *expected* is declared; "" if the host had these GPUs before
 
 
 @detects(rules.MISSING)
 def missing_gpus(view: FleetView) -> Iterator[Symptom]:
-    """A host has fewer GPUs than it had before, or than are declared for it."""
+    """Name each host with fewer GPUs than it had before, or than are declared for it."""
     fleet, out_of_service = view.fleet, OutOfServiceGpus(view)
     known = fleet.known_gpus
     wanted = view.gpus_declared
@@ -63,7 +64,7 @@ def missing_gpus(view: FleetView) -> Iterator[Symptom]:
 
 
 def _is_trusted(view: FleetView, host: int) -> bool:
-    """Return whether the host's inventory could list its GPUs: one that failed at that says nothing of them."""
+    """Return whether the host's inventory could list its GPUs; a failed one cannot."""
     failed = (BLIND, ERROR, HUNG)
     return not any(
         status.name == "inventory" and status.outcome in failed and "GPUs:" in status.message
@@ -74,20 +75,20 @@ def _is_trusted(view: FleetView, host: int) -> bool:
 def _find_missing(
     view: FleetView, host: int, out_of_service: OutOfServiceGpus, wanted: int | None, where: str
 ) -> MissingGpus | None:
-    """Return what *host* lacks of *wanted* GPUs (None: of those that it had); None for nothing."""
+    """Return the GPUs that *host* lacks of *wanted* (None: of its earlier GPUs); None for none."""
     fleet, gpus = view.fleet, view.fleet.devices["gpu"]
     name = fleet.names[host]
     known = fleet.known_gpus.of(name)
     if known.registered is None:
         return None
     registered, is_read = known.registered, view.gpu_is_read
-    there = {*registered.found, *registered.hidden}
+    present = {*registered.found, *registered.hidden}
     for row in gpus.rows_of(host):
         if is_read[row] or out_of_service.gpus[row]:
             device = gpus.names[row]
-            there.add(fleet.known_gpus.key_at(name, device) or device)
-    missing = {key: at for key, at in known.missing_gpus.items() if key not in there}
-    has = len(there) + len(registered.passed_through)
+            present.add(fleet.known_gpus.key_at(name, device) or device)
+    missing = {key: address for key, address in known.missing_gpus.items() if key not in present}
+    has = len(present) + len(registered.passed_through)
     if wanted is None:
         return MissingGpus(has, has + len(missing), missing, "") if missing else None
     return MissingGpus(has, wanted, missing, where) if has < wanted else None
@@ -119,13 +120,16 @@ def _symptom(view: FleetView, host: int, missing: MissingGpus) -> Symptom:
 def _missing_text(missing: dict[str, str]) -> str:
     if not missing:
         return ""
-    named = [f"{short(key)} at {at}" if at else short(key) for key, at in list(missing.items())]
+    named = [
+        f"{short(key)} at {address}" if address else short(key)
+        for key, address in list(missing.items())
+    ]
     more = [f"{len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
     return f": {', '.join([*named[:NAMED_MAX], *more])} missing"
 
 
 def _bus_text(registered: RegisteredGpus | None, missing: MissingGpus) -> str:
-    """Return what the PCI bus shows, if reported: it distinguishes a driver that does not start from a GPU that is gone."""
+    """Return the PCI bus's GPU count, if known: it separates failed drivers from lost GPUs."""
     if registered is None or not registered.on_bus:
         return ""
     if registered.on_bus >= missing.expected:
@@ -135,7 +139,7 @@ def _bus_text(registered: RegisteredGpus | None, missing: MissingGpus) -> str:
 
 @detects(rules.UNREAD)
 def unread_hosts(view: FleetView) -> Iterator[Symptom]:
-    """A host has GPUs, and none of them is read: nothing is known of what jobs would meet there."""
+    """Name each host with GPUs of which none is read: a job's chances there are unknown."""
     out_of_service, gpus = OutOfServiceGpus(view), view.fleet.gpus
     for host in np.flatnonzero(view.unread_hosts & ~out_of_service.hosts).tolist():
         count = int(gpus[host])
@@ -156,7 +160,6 @@ def unread_hosts(view: FleetView) -> Iterator[Symptom]:
 
 
 def _reason_text(view: FleetView, host: int, known: ExpectedGpus) -> str:
-    """Return what the collector of GPUs says of it."""
     sources = view.fleet.collector_statuses.of(host)
     message = next((s.message for s in sources if s.name.startswith("gpu_") and s.message), "")
     if message:
