@@ -13,9 +13,10 @@ from .edac import edac_10s
 from .host import HostMinute, HostSecond, HostTenSeconds
 from .job_steps import JobSteps
 from .kernel_log import KernelLog
+from .link_details import LinkDetails
 from .link_events import LinkListener
 from .lustre import LustreMounts, LustreTargets
-from .net import Bonds, LinkDetails, net_1s, net_10s
+from .net import Bonds, net_1s, net_10s
 from .network_fs import NfsMounts
 from .nic_statistics import NicStatistics
 from .numa import NumaCores, NumaTenSeconds, hugepages_10s

@@ -13,7 +13,20 @@ from .counter_files import (
     CounterFileCollector,
     FileField,
 )
-from .host import _UNCORRECTED, EDAC_FIELDS
+
+_CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
+#: Fields of each kind of location.
+EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
+    "controller": {
+        _CORRECTED: FileField("ce_count"),
+        _UNCORRECTED: FileField("ue_count"),
+        "edac.corrected_unlocated_errors": FileField("ce_noinfo_count"),
+        "edac.uncorrected_unlocated_errors": FileField("ue_noinfo_count"),
+    },
+    "dimm": {_CORRECTED: FileField("dimm_ce_count"), _UNCORRECTED: FileField("dimm_ue_count")},
+    "row": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
+    "channel": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
+}
 
 
 def fields_of(location: edac.EdacLocation) -> Mapping[str, FileField]:

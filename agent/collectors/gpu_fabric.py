@@ -10,8 +10,9 @@ from ...ext.nvml_parts import Fabric, Parts
 from ..collector import NoData
 from ..hardware.files import Roots
 from .gpu_parts import GpuPartsCollector, cleared_block
-from .nvlink import _COMPLETED, _NOT_SUPPORTED, _STATE_MAX, _SUMMARY_MAX
 
+_NOT_SUPPORTED, _COMPLETED = 0, 3
+_STATE_MAX, _SUMMARY_MAX = 3, 3  # larger values are unknown to nvml.h of NVML 13.5
 _BLANK = 0xFFFF_FFFF
 #: A flag of the mask has two bits: 0 not supported, 1 yes, 2 no (NVML_GPU_FABRIC_HEALTH_MASK_*).
 _YES_OR_NO = {1: 1, 2: 0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from ..hardware import cpu_cores, proc_files
 from ..hardware.files import NumberFiles, OpenFile, Roots
 from .block_writer import put, row_writer
 from .counter_files import (
-    FileField,
     PeriodicListing,
 )
 
@@ -228,18 +227,3 @@ class HostMinute(Collector):
             raise NoData("/proc/stat cannot be read")
         put(self._block, "host.cores_count", 0, self._times.count)
         return (self._block,)
-
-
-_CORRECTED, _UNCORRECTED = "edac.corrected_errors", "edac.uncorrected_errors"
-#: Fields of each kind of location.
-EDAC_FIELDS: Mapping[str, Mapping[str, FileField]] = {
-    "controller": {
-        _CORRECTED: FileField("ce_count"),
-        _UNCORRECTED: FileField("ue_count"),
-        "edac.corrected_unlocated_errors": FileField("ce_noinfo_count"),
-        "edac.uncorrected_unlocated_errors": FileField("ue_noinfo_count"),
-    },
-    "dimm": {_CORRECTED: FileField("dimm_ce_count"), _UNCORRECTED: FileField("dimm_ue_count")},
-    "row": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
-    "channel": {_CORRECTED: FileField("ce_count"), _UNCORRECTED: FileField("ue_count")},
-}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ...contract.block import Block
 from ...contract.signal import Pace
-from ..collector import Collector, ExcludingCollector, NoData, driver_call
+from ..collector import AccessDenied, Collector, ExcludingCollector, NoData, driver_call
 from ..hardware import lustre
 from ..hardware.files import OpenFile, Roots, read_bytes
 from ..hardware.lustre import LustreStat
+from ..hardware.storage import parse_network_mounts
 from .counter_files import DEVICES_MAX, PeriodicListing
-from .network_fs import _access_error, _TextRows, _unique, mount_points
+from .network_fs import TextRows
 
 _LIST_SECONDS = 60
 #: Signal -> the line of `stats`, and whether the value is its sum or its count of samples.
@@ -91,7 +93,7 @@ class LustreMounts(Collector):
         self._instances = _LustreInstances(roots, ("llite",), "stats", self.pace)
         self._last_listing: tuple[Sequence[str], bytes] = (), b""
         self._points: list[str] = []
-        self._rows = _TextRows(self.name, _STATS)
+        self._rows = TextRows(self.name, _STATS)
         self.access_error = ""
 
     def skip(self) -> bool:
@@ -138,7 +140,7 @@ class LustreTargets(ExcludingCollector):
         )
         self._last_listing: Sequence[str] = ()
         self._targets: list[str] = []
-        self._rows = _TextRows(self.name, _IMPORT)
+        self._rows = TextRows(self.name, _IMPORT)
         self.access_error = ""
 
     def skip(self) -> bool:
@@ -154,3 +156,42 @@ class LustreTargets(ExcludingCollector):
             self._last_listing = listed
             self._targets = list(_unique(listed, lustre.lustre_target_of).values())
         return self._rows.fill(self._targets, texts.values(), lustre.parse_lustre_import)
+
+
+def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
+    """Return the mount point of each llite instance, by name; its own name if ambiguous."""
+    points: dict[str, list[str]] = {}
+    for mount in parse_network_mounts(mountinfo):
+        if mount.type == "lustre":  # source: `10.0.0.1@o2ib:/scratch`, or a folder below that
+            name = mount.source.partition(":/")[2].partition("/")[0]
+            points.setdefault(name, []).append(mount.point)
+
+    def point_of(instance: str) -> str:
+        mounts = points.get(lustre.lustre_filesystem_of(instance), [])
+        return mounts[0] if len(mounts) == 1 else instance
+
+    return _unique(instances, point_of)
+
+
+def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, str]:
+    """Return the short name of each instance, or its own name if two have the same short name."""
+    names = {instance: short(instance) for instance in instances}
+    count = Counter(names.values())
+    return {own: name if count[name] == 1 else own for own, name in names.items()}
+
+
+def _access_error(file: str, texts: Mapping[str, bytes | None]) -> str:
+    """Return the message, with its remedy, about hidden files.
+
+    Raises AccessDenied if all are hidden.
+    """
+    hidden = [name for name, text in texts.items() if text is None]
+    if not hidden:
+        return ""
+    message = (
+        f"Lustre's `{file}` of {hidden[0]} is not shown; it is in /sys/kernel/debug: open it with "
+        "AmbientCapabilities=CAP_DAC_READ_SEARCH and ProtectKernelTunables=no in the agent's unit"
+    )
+    if len(hidden) == len(texts):
+        raise AccessDenied(message)
+    return message

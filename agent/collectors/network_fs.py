@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ...contract.block import Block
 from ...contract.signal import Pace
-from ..collector import AccessDenied, Collector, NoData
-from ..hardware import lustre
+from ..collector import Collector, NoData
 from ..hardware.files import OpenFile, Roots, device_key
 from ..hardware.nfs import parse_mountstats
-from ..hardware.storage import parse_network_mounts
 from .block_writer import block_of, row_writer
 from .counter_files import DEVICES_MAX
 
@@ -76,7 +73,7 @@ class NfsMounts(Collector):
         return (self._block,)
 
 
-class _TextRows:
+class TextRows:
     """A block with a row per text; an unchanged text is not parsed again."""
 
     def __init__(self, table: str, signals: Iterable[str]) -> None:
@@ -101,42 +98,3 @@ class _TextRows:
                 self._texts[row] = text
                 self._writer.put(row, parse(text))
         return (self._block,)
-
-
-def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
-    """Return the mount point of each llite instance, by name; its own name if ambiguous."""
-    points: dict[str, list[str]] = {}
-    for mount in parse_network_mounts(mountinfo):
-        if mount.type == "lustre":  # source: `10.0.0.1@o2ib:/scratch`, or a folder below that
-            name = mount.source.partition(":/")[2].partition("/")[0]
-            points.setdefault(name, []).append(mount.point)
-
-    def point_of(instance: str) -> str:
-        mounts = points.get(lustre.lustre_filesystem_of(instance), [])
-        return mounts[0] if len(mounts) == 1 else instance
-
-    return _unique(instances, point_of)
-
-
-def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, str]:
-    """Return the short name of each instance, or its own name if two have the same short name."""
-    names = {instance: short(instance) for instance in instances}
-    count = Counter(names.values())
-    return {own: name if count[name] == 1 else own for own, name in names.items()}
-
-
-def _access_error(file: str, texts: Mapping[str, bytes | None]) -> str:
-    """Return the message, with its remedy, about hidden files.
-
-    Raises AccessDenied if all are hidden.
-    """
-    hidden = [name for name, text in texts.items() if text is None]
-    if not hidden:
-        return ""
-    message = (
-        f"Lustre's `{file}` of {hidden[0]} is not shown; it is in /sys/kernel/debug: open it with "
-        "AmbientCapabilities=CAP_DAC_READ_SEARCH and ProtectKernelTunables=no in the agent's unit"
-    )
-    if len(hidden) == len(texts):
-        raise AccessDenied(message)
-    return message

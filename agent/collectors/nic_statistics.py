@@ -21,8 +21,10 @@ from .counter_files import (
     DEVICES_MAX,
     PeriodicListing,
 )
-from .net import NO_INTERFACE, InterfaceLister
 
+NO_INTERFACE = "no network interface with a device of its own in /sys/class/net"
+#: Lists the interfaces to read, by name; a test lists a veth pair.
+InterfaceLister = Callable[[Path], dict[str, Path]]
 #: The host is a folder, not this machine.
 FOLDER_REASON = "a host that is a folder has no drivers to query"
 REFUSED = frozenset((errno.EPERM, errno.EACCES))

@@ -193,7 +193,3 @@ class C2cLinkCollector(GpuLinkCollector):
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(roots, "c2c", C2C, Parts.c2c_count, "no GPU has a C2C link to a CPU")
-
-
-_NOT_SUPPORTED, _COMPLETED = 0, 3
-_STATE_MAX, _SUMMARY_MAX = 3, 3  # larger values are unknown to nvml.h of NVML 13.5

@@ -15,18 +15,14 @@ from typing import NamedTuple
 
 from . import pci
 from .files import READ, device_key, names_in, read_text, read_unsigned
-from .kfd import KfdNode, _nodes
+from .kfd import KfdNode, kfd_nodes
 
 AMD = 0x1002
 DRIVER = "amdgpu"
-#: Maximum of GPUs, nodes, banks and blocks; more are left out. 8 GPUs in CPX are 64 nodes.
-GPUS_MAX, NODES_MAX, BANKS_MAX, RAS_BLOCKS_MAX = 64, 1024, 64, 64
-#: Maximum of holders of GPUs, and of queues of each.
-PROCESSES_MAX, QUEUES_MAX = 1024, 1024
+#: Maximum of GPUs and of RAS blocks; more are left out.
+GPUS_MAX, RAS_BLOCKS_MAX = 64, 64
 #: AMD retires at most one page per 100 MB: 2,000 on an MI300X, in lines of 28 characters.
 BAD_PAGES_BYTES_MAX = 256 << 10
-#: `heap_type` of a bank of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC, _PRIVATE).
-_FRAME_BUFFER = (1, 2)
 
 _CARD = re.compile(r"card\d{1,6}$")
 _UNIQUE_ID = re.compile(r"[0-9a-f]{16}$")
@@ -73,7 +69,7 @@ class AmdGpu:
 
 def amd_gpus(sys: Path) -> list[AmdGpu]:
     """Return the driver's GPUs by PCI address. Never raises; unknown values are empty."""
-    nodes = list(_nodes(sys))
+    nodes = list(kfd_nodes(sys))
     gpus: dict[str, AmdGpu] = {}
     for card in names_in(sys / "class/drm"):
         folder = sys / "class/drm" / card / "device"

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .amdgpu import _FRAME_BUFFER, BANKS_MAX, NODES_MAX, PROCESSES_MAX, QUEUES_MAX
 from .files import names_in, parse_unsigned, read_text, read_unsigned
+
+#: Maximum of nodes and banks; more are left out. 8 GPUs in CPX are 64 nodes.
+NODES_MAX, BANKS_MAX = 1024, 64
+#: Maximum of holders of GPUs, and of queues of each.
+PROCESSES_MAX, QUEUES_MAX = 1024, 1024
+#: `heap_type` of a bank of the GPU's own memory (HSA_MEM_HEAP_TYPE_FB_PUBLIC, _PRIVATE).
+_FRAME_BUFFER = (1, 2)
 
 
 class KfdNode(NamedTuple):
@@ -20,7 +26,7 @@ class KfdNode(NamedTuple):
     memory_bytes: int
 
 
-def _nodes(sys: Path) -> Iterator[KfdNode]:
+def kfd_nodes(sys: Path) -> Iterator[KfdNode]:
     """Yield the GPUs' nodes in numerical order, which is the order of a GPU's partitions."""
     folder = sys / "class/kfd/kfd/topology/nodes"
     numbers = sorted((name for name in names_in(folder) if name.isdecimal()), key=int)

@@ -16,8 +16,8 @@ from gangline.agent.clock import SystemClock
 from gangline.agent.collector import AccessDenied, CollectOutcome, NoData, run_collector
 from gangline.agent.collectors import net
 from gangline.agent.collectors.counter_files import CounterFileCollector
+from gangline.agent.collectors.link_details import LinkDetails
 from gangline.agent.collectors.link_events import LinkListener
-from gangline.agent.collectors.net import LinkDetails
 from gangline.agent.collectors.nic_statistics import NicStatistics
 from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gangline.agent.clock import SystemClock
 from gangline.agent.collector import CollectOutcome, NoData, run_collector
 from gangline.agent.collectors import net, rdma
-from gangline.agent.collectors.net import LinkDetails
+from gangline.agent.collectors.link_details import LinkDetails
 from gangline.agent.collectors.nic_statistics import NicStatistics
 from gangline.agent.collectors.rdma import ALTERNATIVE_FILES, QUEUE_COUNTERS, is_counter
 from gangline.agent.hardware import ethtool_netlink, network, nic_statistics

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.collector import Collector, CollectOutcome, NoData, run_collector
-from gangline.agent.collectors.lustre import LustreMounts, LustreTargets
-from gangline.agent.collectors.network_fs import NfsMounts, mount_points
+from gangline.agent.collectors.lustre import LustreMounts, LustreTargets, mount_points
+from gangline.agent.collectors.network_fs import NfsMounts
 from gangline.agent.hardware import lustre, nfs, storage
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.lustre import LustreImport, LustreStat

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.collector import Collector
-from gangline.agent.collectors.net import LinkDetails
+from gangline.agent.collectors.link_details import LinkDetails
 from gangline.agent.collectors.nic_statistics import NicStatistics
 from gangline.agent.collectors.pcie import PcieTenSeconds
 from gangline.agent.collectors.pcie_settings import PcieMinute
