@@ -125,6 +125,8 @@ class HostFinding:
 
 @dataclass(frozen=True, slots=True)
 class ClearedFinding:
+    """A finding that ended, and why."""
+
     finding: HostFinding
     cleared_ns: int
     reason: str

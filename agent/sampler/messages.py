@@ -42,6 +42,8 @@ _RECORD = struct.Struct("<QI")
 
 
 class TimedResult(NamedTuple):
+    """The result of a turn of a collector, and its start."""
+
     began_ns: int
     result: CollectResult
 
@@ -345,6 +347,8 @@ class AssignTask:
 
 @dataclass(frozen=True, slots=True)
 class EndSampler:
+    """End a sampler after its turn."""
+
     serial: int
 
 

@@ -137,6 +137,8 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class PricePart:
+    """One summand of a price."""
+
     name: str
     gpu_hours: Quantity
 

@@ -18,6 +18,8 @@ DEVICES_PER_HOST_MAX = 1024
 
 
 class DeviceNames:
+    """The names of devices by row, read from their keys."""
+
     def __init__(self, keys: DeviceKeys) -> None:
         self._keys = keys
 

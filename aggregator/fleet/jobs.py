@@ -57,6 +57,8 @@ class Job:
 
 
 class JobProcess(NamedTuple):
+    """A process of a job on a GPU."""
+
     job: Job
     gpu: str
     is_dead: bool

@@ -485,6 +485,8 @@ RuleAndDevice = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TrackedSymptom:
+    """A symptom over time: its worst and its latest reading."""
+
     worst: Symptom  # the symptom that counts
     latest: Symptom
     since_ns: int  # start of the current unbroken presence
