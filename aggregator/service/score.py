@@ -397,7 +397,7 @@ class ScoreService(ScoreServiceServicer):
         return snapshot
 
     def _listing(self, token: str) -> tuple[Judgement, list[int], int]:
-        """Return (snapshot, node indexes worst first, begin of the page).
+        """Return (snapshot, node indexes worst first, start of the page).
 
         Raises InvalidArgument.
         """
