@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 #: Exit codes that scripts may rely on.
 OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
 
-#: `format` of the objects that `--json` prints, for all commands. Its guarantees:
-#: docs/stability.md.
+#: `format` of the objects that `--json` prints. Its guarantees: docs/stability.md.
 JSON_FORMAT = 1
 
 #: Errors of writing to a closed pipe, or to a full or broken disk.

@@ -225,7 +225,7 @@ class HostScore:
     evidence: tuple[Evidence, ...] = ()
     speed_lower: float = nan  # 90 % interval of the relative speed
     speed_upper: float = nan
-    inputs: Inputs | None = None  # None: stored before inputs were
+    inputs: Inputs | None = None  # None: stored by a version without inputs
     shared_cause: SharedCause | None = (
         None  # cause of the reason; not stored, found again after a restart
     )

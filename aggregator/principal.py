@@ -54,10 +54,7 @@ class Principal:
 
     @property
     def login(self) -> str:
-        """Role and name, which several tokens or certificates may share.
-
-        "" without a verified login.
-        """
+        """Role and name, which several logins may share; "" without a verified login."""
         return f"{self.role} {self.name}" if self.is_authenticated else ""
 
     @property

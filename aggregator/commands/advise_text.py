@@ -53,7 +53,7 @@ def add_commands(commands: Any) -> None:
 
 
 def current_user() -> str:
-    """Return the name of the user."""
+    """Return the user's name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user without a name

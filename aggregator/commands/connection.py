@@ -121,7 +121,7 @@ class ConnectionOptions:
 
 
 def _expiry_message(certificate: str) -> str:
-    """Return a message if our certificate is not valid now: the server closes without saying so."""
+    """Return a message if our certificate is not valid now: the server just disconnects."""
     from ..auth.certificates import CertificateError, check_dates
 
     try:

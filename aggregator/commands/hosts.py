@@ -185,7 +185,7 @@ class FoldMode(Enum):
     """When HEALTHY hosts share rows of the table; without a terminal they never do."""
 
     NEVER = "never"
-    WHEN_LONG = "when long"  # than the screen
+    WHEN_LONG = "when long"  # if the table is longer than the screen
     ALWAYS = "always"
 
 
@@ -242,7 +242,7 @@ def hosts_text(
 ) -> str:
     """Return the table and its notes.
 
-    Folded on a terminal as *fold* says, *in_place* cut to the screen.
+    On a terminal rows are folded by *fold*; *in_place* the text is cut to the screen.
 
     *message*: an additional note. *explain_command*: shown on a terminal.
     """

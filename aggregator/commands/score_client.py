@@ -176,10 +176,7 @@ class ScoreClient:
         return list(self._dictionary().names)
 
     def scores_address(self) -> str:
-        """Return the address for schedulers that poll scores and plans.
-
-        "" if it is this connection's.
-        """
+        """Return the address for schedulers that poll; "" if it is this connection's address."""
         port = self._dictionary().scores_port
         host, _, own = self.connection_options.aggregator.rpartition(":")
         return f"{host}:{port}" if port not in (0, int(own)) else ""

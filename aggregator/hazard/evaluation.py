@@ -249,7 +249,7 @@ class _Judge:
         )
 
     def oracle(self) -> RankingRow:
-        """Return the optimum: failures are known, and as many nodes may be held back."""
+        """Return the optimum, for known failures and the same maximum of held nodes."""
         return RankingRow(
             ORACLE, _NOTHING, _NOTHING, _NOTHING, _NOTHING, nan, _NOTHING,
             self._saved(self._starts, self._starts), self._saved(self._starts, None),

@@ -79,7 +79,7 @@ class FaultTable:
     def since(self, days: float) -> FaultTable:
         """Return the same recording, begun at *days*, which becomes day 0.
 
-        A fault active at that time was active when it began; faults that had ended are dropped.
+        A fault active at that time starts at -inf; faults that had ended are dropped.
         Raises EventsError if no event is later.
         """
         if not days < self.end_days:

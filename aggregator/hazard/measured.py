@@ -31,7 +31,7 @@ class Feature(NamedTuple):
 
 #: Normal relative speed: peers differ by 2 to 3 %, and the slowest of eight GPUs counts.
 SPEED_NORMAL, SPEED_STEP = 0.95, 0.1
-#: Normal distance to a GPU's temperature limit (assumed: a warm afternoon uses up less).
+#: Normal distance to a GPU's temperature limit (assumed: a warm afternoon may use it up).
 HEADROOM_NORMAL_CELSIUS = 10.0
 #: Longer silence makes a host STALE.
 SILENT_NORMAL_SECONDS = 15.0
@@ -135,11 +135,9 @@ class HostDays(NamedTuple):
 def read_host_days(
     connection: Any, faults: FaultTable, first_us: int, last_us: int
 ) -> HostDays | None:
-    """Return the stored measurements of the nodes of *faults*, *first_us* to *last_us*.
+    """Return the stored measurements of the nodes of *faults*; None if there are none.
 
-    None if none.
-
-    *faults*: a recording that began at *first_us*. Its nodes determine the rows: more hosts may
+    *faults*: a recording from *first_us* to *last_us*. Its nodes determine the rows: more hosts may
     register.
     """
     parameters = {"first": first_us, "last": last_us, "hosts": " ".join(faults.nodes)}

@@ -557,7 +557,7 @@ def _page(token: str) -> int:
 
 
 def _number(token: str, started_ms: int) -> int | None:
-    """Return the number to continue after; None: begin with all open ones.
+    """Return the number to continue after; None: begin with all open advisories.
 
     Raises InvalidArgument.
     """

@@ -39,7 +39,7 @@ class DecisionLog:
     def add(self, encoded: bytes | mmap, count: int) -> bool:
         """Queue a batch of *count* decisions.
 
-        Never raises. False: the queue is full, counted as dropped.
+        Never raises. False: the queue is full, and the batch counts as dropped.
         """
         size = memoryview(encoded).nbytes
         if len(self._batches) >= BATCHES_WAITING_MAX or self._bytes + size > BATCHES_BYTES_MAX:

@@ -88,7 +88,7 @@ class DecisionRecorder:
     ) -> None:
         """*deliver*: receives an encoded batch and its count, on the loop.
 
-        Returns False if refused.
+        It returns False if it refuses the batch.
 
         *announce*: called when a batch begins, before its first decision is answered.
         """

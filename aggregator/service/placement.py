@@ -243,7 +243,7 @@ class PlacementService(PlacementServiceServicer):
     ) -> tuple[NodeTable, Quantity | None]:
         """Return the table for a running gang.
 
-        Without its workload if the job has no fingerprint yet.
+        The table omits the workload if the job has no fingerprint yet.
         """
         try:
             return self.table(snapshot, gang)
