@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 #: Exit codes that scripts may rely on.
 OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
 
-#: Version of the objects that `--json` prints: of each command's, as `format`. What it promises: docs/stability.md.
+#: `format` of the objects that `--json` prints. Its guarantees: docs/stability.md.
 JSON_FORMAT = 1
 
-#: Errors of writing to a pipe that nobody reads, or to a disk that is full or broken.
+#: Errors of writing to a closed pipe, or to a full or broken disk.
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-#: Command -> (module with `main(arguments) -> exit code`, or module:function, the extra it needs, what it does).
+#: Command -> (module with `main(arguments) -> exit code`, or module:function; its extra; summary).
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "hosts": (
         ".aggregator.commands.hosts",
@@ -126,7 +126,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "simulate": (".simulator.command", "simulate", "run simulated hosts"),
 }
 
-#: Parts of Gangline that deb and rpm packages bring; whichever is installed has the commands of its own (docs/install.md).
+#: Parts that deb and rpm packages install; each has its own commands (docs/install.md).
 PACKAGES = {
     "gangline.agent": "gangline-agent",
     "gangline.aggregator": "gangline-aggregator",
@@ -135,10 +135,10 @@ PACKAGES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code.
+    """Run a command and return its exit code.
 
-    What the terminal's encoding lacks is shown as an escape; output that cannot be written is said in
-    words, and FAILED. A reader who left (`gangline hosts | head`) is FAILED without words.
+    Characters that the terminal cannot encode are escaped. Failed output is reported, and returns
+    FAILED; a closed pipe (`gangline hosts | head`) returns FAILED without a message.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _give_up(error: OSError) -> None:
-    """Say that output cannot be written, and let the interpreter not try again when it ends."""
+    """Report failed output, and keep the interpreter from writing it again at exit."""
     from contextlib import suppress  # 2 ms, which every prolog would pay
 
     with suppress(OSError):
@@ -197,7 +197,7 @@ def _run(arguments: list[str]) -> int:
 
 def _dispatch(name: str, rest: list[str]) -> int:
     module, extra, _ = COMMANDS[name]
-    try:  # some import what they need only once they run
+    try:  # some commands import their dependencies only when they run
         module, _, function = module.partition(":")
         return int(getattr(importlib.import_module(module, __package__), function or "main")(rest))
     except ModuleNotFoundError as error:
@@ -220,8 +220,8 @@ def _dispatch(name: str, rest: list[str]) -> int:
 
 
 def json_object(fields: Mapping[str, object], indent: int | None = None) -> str:
-    """Return *fields* as `--json` prints them: one object that says of which form it is."""
-    import json  # not every prolog's to pay
+    """Return *fields* as the JSON object that `--json` prints, with its `format`."""
+    import json  # imported here, so that prologs do not pay for it
 
     return json.dumps({"format": JSON_FORMAT, **fields}, indent=indent)
 

@@ -1,4 +1,4 @@
-"""Compiles `ext/` on all cores; Cython's shared code (mostly memoryviews) is compiled once, not in each module."""
+"""Compiles `ext/` on all cores; Cython's shared code, mostly memoryviews, is compiled only once."""
 
 import os
 
@@ -7,18 +7,18 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 SHARED = "gangline.ext.cython_shared"
-#: Set to 1: nothing is compiled. The extra `executor` needs no extension.
+#: Set to 1 to compile nothing: the extra `executor` needs no extension.
 WITHOUT = "GANGLINE_WITHOUT_EXTENSIONS"
 
 
 class ByAllCores(build_ext):
-    """Compiles what pyproject.toml names. Cython itself must not run in threads, what the C compiler does may."""
+    """Compiles the extensions: Cython, which is not thread-safe, in sequence, C in parallel."""
 
     def build_extensions(self) -> None:
-        """All to C, one after the other; then all at once.
+        """Translate all to C in sequence, then compile in parallel.
 
-        Debug information takes a third of the time and most of the files. Who wants it names all flags: with `CFLAGS`
-        set, setuptools leaves out Python's own.
+        Debug information takes a third of the time and most of the files. To include it, set all
+        flags in `CFLAGS`: setuptools then omits Python's own.
         """
         if os.environ.get(WITHOUT):
             self.extensions = []
@@ -37,5 +37,5 @@ class ByAllCores(build_ext):
         super().build_extensions()
 
 
-# By its name it is told from what is shipped: this folder is the package.
+# The script name distinguishes this file from the shipped ones: this folder is the package.
 setup(script_name="setup.py", cmdclass={"build_ext": ByAllCores})

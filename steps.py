@@ -1,14 +1,16 @@
-"""Reports a training job's steps to the agent on its host: `import gangline.steps`, or `python -m gangline.steps train.py`.
+"""Reports a training job's steps to the agent on its host: `import gangline.steps`, or `-m`.
 
-Every step of a torch optimizer, or every call of `mark()`, writes count, time and scatter into a slot of 128 bytes in
-shared memory. A step costs no system call, no thread and no lock. This file imports the standard library only, runs on
-Python 3.8 and later, may be copied by itself, and never raises into the job: without a slot, nothing is reported.
+`python -m gangline.steps train.py` runs a script with its steps reported. Every step of a torch
+optimizer, or every `mark()`, writes count, time and scatter into a slot of 128 bytes in shared
+memory, without a system call, thread or lock. This file imports the standard library only, runs on
+Python 3.8 and later, may be copied by itself, and never raises into the job: without a slot,
+nothing is reported.
 
 The slot (little endian; the first 64 bytes are written once, the other 64 by each step):
 
-    0 8s magic    8 u32 version    12 u32 pid    16 i32 rank (-1: not known)    20 i32 world size (0)    24 40s job, UTF-8
+    0 8s magic    8 u32 version    12 u32 pid    16 i32 rank (-1: unknown)    20 i32 world size (0)    24 40s job, UTF-8
     64 f64 steps    72 f64 time of the last, CLOCK_MONOTONIC, seconds    80 f64 sum of the squares of step times, seconds²
-    88 f64 steps again, written first, as 64 is written last: a reader that finds two numbers met a write and reads again
+    88 f64 steps again, written first, while 64 is written last: a reader that finds two numbers must read again
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from typing import Any
 __all__ = ["FOLDER", "HEAD", "MAGIC", "SLOT_BYTES", "STEP", "STEP_OFFSET", "VERSION", "mark"]
 
 FOLDER = "/dev/shm/gangline"
-#: Names the folder where it is another one: a host folder that is mounted into a container.
+#: Variable with another folder, such as a host folder mounted into a container.
 FOLDER_VARIABLE = "GANGLINE_STEPS"
 MAGIC, VERSION, SLOT_BYTES, STEP_OFFSET = b"GANGSTEP", 1, 128, 64
 HEAD = struct.Struct("<8sIIii40s")
 STEP = struct.Struct("<dddd")
 JOB_BYTES_MAX = 40
-#: An optimizer that is first to step so often while the one that is counted does not, is counted from then on.
+#: Another optimizer takes over after this many steps without a step of the counted one.
 _TAKEOVER_STEPS = 16
 
-#: Where launchers say which rank a process is, of how many, and of which job; the first that is set counts.
+#: Variables in which launchers store rank, number of ranks, and job; the first that is set counts.
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
 _WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _JOB = ("GANGLINE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
@@ -51,12 +53,12 @@ def _number(names: tuple, missing: int) -> int:  # type: ignore[type-arg]
 
 def _job() -> bytes:
     names = (os.environ.get(name, "") for name in _JOB)
-    name = next((one for one in names if one and one != "none"), "")
+    name = next((value for value in names if value and value != "none"), "")
     return name.encode(errors="replace")[:JOB_BYTES_MAX].decode(errors="ignore").encode()
 
 
 class _Slot:
-    """This process's slot: `write` is what a step calls."""
+    """This process's slot. A step calls `write`."""
 
     def __init__(self) -> None:
         folder = os.environ.get(FOLDER_VARIABLE) or FOLDER
@@ -65,7 +67,7 @@ class _Slot:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self.path, flags, 0o644)
         try:
-            # The lock ends with the process, however it ends, and names it to the agent across PID namespaces.
+            # The lock ends with the process, and identifies it to the agent across PID namespaces.
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             head = HEAD.pack(
                 MAGIC,
@@ -75,7 +77,7 @@ class _Slot:
                 _number(_WORLD, 0),
                 _job(),
             )
-            # Written, not only sized: on a full file system a page that is not there would end the job by SIGBUS.
+            # Written, not only sized: on a full file system a missing page would cause SIGBUS.
             if os.write(self._file, head + STEP.pack(0, 0, 0, 0) + bytes(32)) != SLOT_BYTES:
                 raise OSError("no room for a slot")
             self._memory = mmap.mmap(self._file, SLOT_BYTES)
@@ -86,51 +88,53 @@ class _Slot:
             raise
 
     def steps(self) -> float:
-        """Return how many were counted."""
         return STEP.unpack_from(self._memory, STEP_OFFSET)[0]  # type: ignore[no-any-return]
 
     def remove(self) -> None:
-        """Take the slot away, at the process's end."""
+        """Remove the slot at the process's end; forked children keep it."""
         if os.getpid() == self.pid:
             os.unlink(self.path)
 
 
 def _writer(memory: mmap.mmap) -> Callable[[], None]:
-    """Return what a step calls. All is a float, and names are bound here: after a step of 1 ms what this touches is in no cache."""
-    words, now_seconds = memoryview(memory).cast("d"), time.perf_counter
+    """Return the function that a step calls.
+
+    Names are bound here, all values are floats: after a step of 1 ms nothing is in a cache.
+    """
+    cells, now_seconds = memoryview(memory).cast("d"), time.perf_counter
     count = squares = 0.0
     last = now_seconds()
 
     def write() -> None:
         nonlocal count, last, squares
         now = now_seconds()
-        if count:  # the first has no time
+        if count:  # the first step has no duration
             squares += (now - last) * (now - last)
         count += 1.0
         last = now
-        words[11] = count
-        words[9] = now
-        words[10] = squares
-        words[8] = count
+        cells[11] = count
+        cells[9] = now
+        cells[10] = squares
+        cells[8] = count
 
     return write
 
 
 def _nothing() -> None:
-    """Report nothing: there is no slot to be had."""
+    """Report nothing, without a slot."""
 
 
 def _first() -> None:
-    """Open the slot at the first step: a process that only imports, such as a data loader's, has none."""
+    """Open the slot at the first step: a data loader, which has no steps, gets no slot."""
     global _write, _slot
     try:
-        _turns.pop()  # of several threads one opens it
+        _turns.pop()  # a single thread opens the slot
     except IndexError:
         return
     try:
         _slot = _Slot()
         _write = _slot.write
-    except Exception:  # noqa: BLE001 - whatever it is, the job continues
+    except Exception:  # noqa: BLE001 - the job must continue after any error
         _slot, _write = None, _nothing
     _write()
 
@@ -138,39 +142,45 @@ def _first() -> None:
 _turns = [None]
 _slot: _Slot | None = None
 _write: Callable[[], None] = _first
-#: id() of the optimizer whose steps are counted: a GAN has two, and one period. 0: the next one. -1: none, steps are marked.
+#: id() of the counted optimizer: a GAN has two, but one period. 0: the next; -1: `mark` counts.
 _counted = 0
-#: How often others stepped since it did, and how many steps were counted then.
+#: Steps of other optimizers since the counted one's last, and the count of steps at that time.
 _others, _others_since = 0, 0.0
 
 
 def mark() -> None:
-    """Report that a step has ended. For frameworks without a torch optimizer; the optimizers' own steps count no more."""
+    """Report the end of a step; optimizers no longer count. For jobs without a torch optimizer."""
     global _counted
     _counted = -1
     _write()
 
 
 def __getattr__(name: str) -> Any:
-    """Make `LightningCallback` when it is first used: `Trainer(callbacks=[gangline.steps.LightningCallback()])`."""
+    """Create `LightningCallback` at its first use.
+
+    `Trainer(callbacks=[gangline.steps.LightningCallback()])`.
+    """
     if name != "LightningCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    # Both names of Lightning may be installed, and are two copies: the one in use is loaded already.
+    # Lightning may be installed under both names, as two copies: the copy in use is already loaded.
     pytorch = sys.modules.get("lightning.pytorch") or sys.modules.get("pytorch_lightning")
     callback: Any = (pytorch or importlib.import_module("lightning.pytorch")).Callback
 
     class LightningCallback(callback):  # type: ignore[misc]
-        """Reports each batch in which an optimizer stepped as one step: for loops that step several optimizers, or none of torch's."""
+        """Reports a step per batch in which an optimizer stepped.
 
-        # Spawned workers find it by this name; the script has the name __main__.
+        For loops with several optimizers, or without torch's.
+        """
+
+        # Spawned workers import it by this name; the script's module is __main__.
         __module__ = "gangline.steps" if __name__ == "__main__" else __name__
         __qualname__ = "LightningCallback"
         _global_step = 0
 
         def on_train_start(self, trainer: Any, *_: Any) -> None:
-            """Count batches from here on, and no optimizer's own steps."""
+            """Count batches instead of optimizer steps."""
             global _counted
             self._global_step, _counted = trainer.global_step, -1
 
@@ -186,13 +196,13 @@ def __getattr__(name: str) -> Any:
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Report a step of a torch optimizer (its global post hook)."""
-    # By id(): the optimizer itself would keep its parameters in memory.
+    # By id(): a reference to the optimizer would keep its parameters in memory.
     if id(optimizer) == _counted or (_counted >= 0 and _is_next(id(optimizer))):
         _write()
 
 
 def _is_next(optimizer: int) -> bool:
-    """Return whether this optimizer, which is not counted, is from now on."""
+    """Return whether to count this optimizer from this step, instead of the current one."""
     global _counted, _others, _others_since
     steps = _slot.steps() if _slot is not None else 0.0
     _others = _others + 1 if steps == _others_since else 1
@@ -204,7 +214,7 @@ def _is_next(optimizer: int) -> bool:
 
 
 def _in_child() -> None:
-    """A forked child has no slot until it steps itself: its parent's is not its own."""
+    """Give a forked child its own slot at its first step."""
     global _write, _slot, _counted, _others
     _write, _slot, _counted, _others = _first, None, min(_counted, 0), 0
     _turns[:] = [None]
@@ -218,14 +228,14 @@ def _at_exit() -> None:
             _slot.remove()
 
 
-# ----------------------------------------------------------------------
-# The hook is registered when the job has imported torch, and not before: this file imports no torch.
-
 _OPTIMIZER = "torch.optim.optimizer"
 
 
 def _register() -> None:
-    """Register the hook, once. torch before 2.0 has no such hook: there, call `mark()`."""
+    """Register the hook, once, after the job imported torch, which this file never imports.
+
+    torch before 2.0 has no such hook: call `mark()`.
+    """
     global _handle
     if _handle is None:
         register = getattr(sys.modules.get(_OPTIMIZER), "register_optimizer_step_post_hook", None)
@@ -236,7 +246,7 @@ _handle: Any = None
 
 
 class _ImportWatch:
-    """A finder that finds nothing itself: it registers the hook once torch's optimizer module is loaded."""
+    """An import finder that registers the hook once torch's optimizer module is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != _OPTIMIZER:
@@ -254,7 +264,7 @@ class _ImportWatch:
 
             spec.loader.exec_module = exec_module
             return spec
-        except Exception:  # noqa: BLE001 - then torch is imported as it would be without us
+        except Exception:  # noqa: BLE001 - torch's import then continues without the hook
             return None
 
 
@@ -275,7 +285,7 @@ def _start() -> None:
 
 
 def main(arguments: list) -> int:  # type: ignore[type-arg]
-    """Run a script or, after -m, a module, as `python` would, with its steps reported."""
+    """Run a script or, after -m, a module, like `python`, with its steps reported."""
     import runpy
 
     is_module = arguments[:1] == ["-m"]
@@ -293,9 +303,9 @@ def main(arguments: list) -> int:  # type: ignore[type-arg]
 
 
 if __name__ == "__main__":
-    # The job's own `import gangline.steps` must find this module, and not a second one with a second slot.
+    # The job's own `import gangline.steps` must not load a second module with another slot.
     sys.modules.setdefault("gangline.steps", sys.modules["__main__"])
-    if "gangline" in sys.modules:  # not by a copy of this file alone
+    if "gangline" in sys.modules:  # absent if this file was copied by itself
         sys.modules["gangline"].steps = sys.modules["gangline.steps"]  # type: ignore[attr-defined]
     _quietly(_start)
     sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,9 @@
-"""`torchrun --rdzv-backend=gangline`: the c10d rendezvous, which a host joins unless its agent bars it.
+"""`torchrun --rdzv-backend=gangline`: c10d rendezvous, which a host joins unless its agent bars it.
 
-Before each join it queries the agent's socket, for ASK_SECONDS_MAX at most. A barred host raises `BarredHostError` before it
-joins, so that with `--nnodes=3:4` the others continue without it. Without an answer in time, the host joins. Options of
-`--rdzv-conf` are those of c10d, and `agent_socket`. Needs only torch; torch 2.5 and later load it by its entry point.
+Before each join the handler queries the agent's socket, for ASK_SECONDS_MAX at most. A barred host
+raises `BarredHostError` before it joins, so that with `--nnodes=3:4` the others continue without
+it. Without an answer in time, the host joins. Options of `--rdzv-conf` are those of c10d, and
+`agent_socket`. Needs only torch; torch 2.5 and later load it by its entry point.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ log = logging.getLogger(__name__)
 
 AGENT_SOCKET = "/run/gangline/agent.sock"
 ASK_SECONDS_MAX = 1.0
-#: An answer of more bytes is none.
+#: Longer answers are rejected.
 ANSWER_BYTES_MAX = 1 << 20
 
 
 class HealthAnswer(NamedTuple):
-    """What the agent says of its host (contract/wire/nvhcd.proto)."""
+    """The agent's verdict on its host (contract/wire/nvhcd.proto)."""
 
     is_barred: bool
     reason: str
@@ -33,9 +34,8 @@ class BarredHostError(RuntimeError):
     """This host's agent bars it from jobs."""
 
 
-# ----------------------------------------------------------------------
-# One unary gRPC call over a Unix socket, with the standard library alone: RFC 9113, RFC 7541, PROTOCOL-HTTP2.md of gRPC.
-
+#: HTTP/2 frame types, flags and preface (RFC 9113), for a unary gRPC call with the standard library
+#: alone.
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
 _END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -54,7 +54,8 @@ def _literal(prefix: bytes, *texts: bytes) -> bytes:
     return prefix + b"".join(bytes((len(text),)) + text for text in texts)
 
 
-#: Of HPACK's static table: 3 :method POST, 6 :scheme http; by their names 4 :path, 1 :authority, 31 content-type.
+#: HPACK (RFC 7541), static table: 3 :method POST, 6 :scheme http; names 4 :path, 1 :authority,
+#: 31 content-type. Headers: PROTOCOL-HTTP2.md of gRPC.
 _REQUEST = (
     b"\x83\x86"
     + _literal(b"\x04", b"/nvhcd.HealthCheckService/RunHealthCheck")
@@ -65,7 +66,7 @@ _REQUEST = (
 
 
 def ask(path: str, seconds_max: float = ASK_SECONDS_MAX) -> HealthAnswer | None:
-    """Return what the agent at *path* answers; None when none does in time. Never raises."""
+    """Return the answer of the agent at *path*; None without an answer in time. Never raises."""
     deadline = time.monotonic() + seconds_max
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -117,7 +118,10 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def parse_answer(message: bytes) -> HealthAnswer:
-    """Return what a HealthCheckResponse says. Barred: no success, and an exit code. Raises ValueError for what is none."""
+    """Return the verdict in a HealthCheckResponse. Raises ValueError if it is malformed.
+
+    A host is barred without success and with an exit code.
+    """
     numbers, texts = {1: 0, 2: 0}, {3: "", 4: ""}
     for field, value in _fields(message):
         if isinstance(value, int):
@@ -129,45 +133,44 @@ def parse_answer(message: bytes) -> HealthAnswer:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    at = 0
+    offset = 0
 
     def varint() -> int:
-        nonlocal at
+        nonlocal offset
         value = shift = 0
         while True:
-            if at >= len(message) or shift > 63:
+            if offset >= len(message) or shift > 63:
                 raise ValueError("no message of this kind")
-            byte = message[at]
-            at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+            byte = message[offset]
+            offset, value, shift = offset + 1, value | (byte & 0x7F) << shift, shift + 7
             if byte < 0x80:
                 return value
 
-    while at < len(message):
+    while offset < len(message):
         key = varint()
         if key & 7 == 0:
             yield key >> 3, varint()
         elif key & 7 == 2:
             size = varint()
-            if size > len(message) - at:
+            if size > len(message) - offset:
                 raise ValueError("no message of this kind")
-            yield key >> 3, message[at : at + size]
-            at += size
+            yield key >> 3, message[offset : offset + size]
+            offset += size
         else:
             raise ValueError("no message of this kind")
 
 
-# ----------------------------------------------------------------------
-# The handler, made when torch asks for it: without torch this file can be imported all the same.
-
-
 def rendezvous() -> Callable[[Any], Any]:
-    """Return what makes the handler from torch's RendezvousParameters: the entry point `gangline` of `torchrun.handlers`."""
+    """Return the factory of handlers, for the entry point `gangline` of `torchrun.handlers`.
+
+    torch is imported only here, so that this file can be imported without it.
+    """
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
     class GanglineRendezvous(RendezvousHandler):  # type: ignore[misc]
-        """c10d, and a question to the agent before each join."""
+        """c10d, with a query to the agent before each join."""
 
         def __init__(self, inner: Any, path: str) -> None:
             self._inner, self._path, self._is_barred = inner, path, False
@@ -202,7 +205,7 @@ def rendezvous() -> Callable[[Any], Any]:
             return str(self._inner.get_run_id())
 
         def shutdown(self) -> bool:
-            # To close the rendezvous would end the job of the others, who continue.
+            # Closing the rendezvous would end the job of the others, who continue.
             return True if self._is_barred else bool(self._inner.shutdown())
 
     def create(parameters: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Stores reports of recoveries and throughputs once each, and computes the price factors of the next snapshot.
+"""Stores reports of recoveries and throughputs, and computes price factors from them.
 
-Only the aggregator writes them. A recovery is durable before it is answered; throughputs are columns of `outcomes`, which
-`AdvisoryEngine` writes. Factors are estimated outside the event loop after new reports, and once an hour as reports age.
+Only the aggregator writes reports, each once. A recovery is durable before it is answered;
+throughputs are columns of `outcomes`, which `AdvisoryEngine` writes. Factors are estimated outside
+the event loop after new reports, and once an hour as reports age.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from .store.rows import table, time_us
 
 log = logging.getLogger(__name__)
 
-#: Reports that factors are estimated from: the newest of 400 days.
+#: Maximum reports for an estimate: the newest of 400 days.
 RECOVERIES_MAX, THROUGHPUTS_MAX = 10_000, 20_000
-#: Incidents that are known: one that is older and reported again counts again.
+#: Maximum remembered incidents; an older incident that is reported again counts again.
 INCIDENTS_KNOWN_MAX = 100_000
-#: Recoveries that wait for the disk; from then on none is taken.
+#: Maximum recoveries waiting for the disk; further ones are rejected.
 WAITING_MAX = 10_000
-#: After an estimate the next one waits this many times what it took: 0.5 s, with as many reports as are remembered.
+#: Pause after an estimate, as a multiple of its duration: 0.5 s at the maximum of reports.
 REST_SHARE = 20.0
-#: Reports age by the hour, so that a price that nothing else moves stays the same.
+#: Reports age in steps of an hour, so that prices stay the same in between.
 ESTIMATED_NS = 3600 * 10**9
 
 _RECOVERY_COLUMNS = (
@@ -50,7 +51,7 @@ _CALIBRATION_COLUMNS = (
     "time:time factor:str workload:str nodes:int unit:str value:float lower:float upper:float source:str "
     "reports:int assumed:float"
 )
-#: Reporters take turns, each with its newest first: nobody's reports push out those of all others.
+#: Ranks reports per reporter, newest first: no reporter can displace all others.
 _TURNS = "row_number() OVER (PARTITION BY reporter ORDER BY time DESC), time DESC"
 _STORED_RECOVERIES = f"""
 SELECT
@@ -65,12 +66,12 @@ FROM outcomes WHERE throughput > 0 ORDER BY {_TURNS} LIMIT {THROUGHPUTS_MAX}
 """
 
 
-#: Reporter, and its name for an incident or an outcome.
+#: Reporter, and its id of an incident or an outcome.
 ReportKey = tuple[str, str]
 
 
 class RecoveryRecord(NamedTuple):
-    """A recovery with what only its row has."""
+    """A recovery with the values that only its row has."""
 
     report: RecoveryReport
     decision: str
@@ -79,25 +80,34 @@ class RecoveryRecord(NamedTuple):
     note: str
 
     def row(self) -> tuple[Any, ...]:
-        """Return its row in `recoveries`."""
-        one = self.report
-        times = (one.fault_ns, one.detect_ns, one.decide_ns, one.act_ns, one.resume_ns)
+        """Return the row for `recoveries`."""
+        report = self.report
+        times = (
+            report.fault_ns,
+            report.detect_ns,
+            report.decide_ns,
+            report.act_ns,
+            report.resume_ns,
+        )
         return (
-            time_us(one.time_ns), one.incident, one.reporter, self.decision, one.kind, self.workload,
-            *map(time_us, times), one.success, one.restarted, one.restored_from_peer,
+            time_us(report.time_ns), report.incident, report.reporter, self.decision, report.kind, self.workload,
+            *map(time_us, times), report.success, report.restarted, report.restored_from_peer,
             self.lost_gpu_hours, self.note,
         )  # fmt: skip
 
 
 class CalibrationLog:
-    """Belongs to the loop. What is added counts once `step` has estimated it: with few reports, within a turn of judging."""
+    """Reports and their factors. Belongs to the event loop.
+
+    Reports take effect once `step` has estimated them: with few reports, within a turn of judging.
+    """
 
     def __init__(
         self, store: TransactionalStore, now_ns: int, half_life_days: float = HALF_LIFE_DAYS
     ) -> None:
-        """Take over what is stored. Blocks for the store."""
+        """Load the stored reports. Blocks for the store."""
         self._store, self._half_life_days = store, half_life_days
-        # By reporter and id, the oldest first: an id is its reporter's.
+        # By (reporter, id), oldest first; ids are unique per reporter.
         self._recoveries: dict[ReportKey, RecoveryReport] = {}
         self._throughputs: dict[ReportKey, ThroughputReport] = {}
         self._incidents: dict[ReportKey, None] = {}
@@ -106,7 +116,7 @@ class CalibrationLog:
         self._flushing: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._failed = ""
-        #: What reports say, as of the last estimate.
+        #: Factors of the last estimate.
         self.factors: ReportedFactors = NOTHING_REPORTED
         self._has_new = True
         self._estimated_ns, self._rest_until = now_ns, 0.0
@@ -122,8 +132,10 @@ class CalibrationLog:
                 [INCIDENTS_KNOWN_MAX],
             ).fetchall()
         self._incidents = dict.fromkeys(reversed(known))
-        reports = sorted((RecoveryReport(*row) for row in recoveries), key=lambda one: one.time_ns)
-        self._recoveries = {(one.reporter, one.incident): one for one in reports}
+        reports = sorted(
+            (RecoveryReport(*row) for row in recoveries), key=lambda report: report.time_ns
+        )
+        self._recoveries = {(report.reporter, report.incident): report for report in reports}
         for outcome, reporter, time_ns, workload, nodes, throughput, spanned, share in sorted(
             throughputs, key=lambda row: row[2]
         ):
@@ -132,14 +144,15 @@ class CalibrationLog:
                 domains_of(spanned or {}), nan if share is None else share,
             )  # fmt: skip
 
-    # Reports -----------------------------------------------------------------------------------
-
     def is_known(self, reporter: str, incident: str) -> bool:
         """Return whether *reporter* has reported this recovery before."""
         return (reporter, incident) in self._incidents
 
     def add_recovery(self, one: RecoveryRecord) -> bool:
-        """Take a recovery, to be on disk with `persisted`. False: its incident is known. Raises ServiceUnavailable."""
+        """Add a recovery, on disk after `persisted`.
+
+        False: known incident. Raises ServiceUnavailable.
+        """
         incident = one.report.reporter, one.report.incident
         if incident in self._incidents:
             return False
@@ -157,16 +170,19 @@ class CalibrationLog:
         return True
 
     def add_throughputs(self, reports: Iterable[ThroughputReport]) -> None:
-        """Take the throughputs of outcomes, each once."""
-        for one in reports:
-            if (one.reporter, one.outcome) not in self._throughputs:
-                self._throughputs[one.reporter, one.outcome] = one
+        """Add the throughputs of outcomes, ignoring known ones."""
+        for report in reports:
+            if (report.reporter, report.outcome) not in self._throughputs:
+                self._throughputs[report.reporter, report.outcome] = report
                 self._has_new = True
         _drop_oldest(self._throughputs, THROUGHPUTS_MAX)
 
     async def persisted(self) -> None:
-        """Return once all recoveries are on disk. Raises ServiceUnavailable: they count once they are written."""
-        # Who waits may hang up: what is being written continues, or it would be written twice.
+        """Return once all recoveries are on disk.
+
+        Raises ServiceUnavailable; they are then written later.
+        """
+        # A cancelled caller must not cancel the write, or the rows would be written twice.
         task = asyncio.create_task(self._flush())
         self._flushing.add(task)
         task.add_done_callback(self._flush_done)
@@ -175,7 +191,7 @@ class CalibrationLog:
     def _flush_done(self, task: asyncio.Task[None]) -> None:
         self._flushing.discard(task)
         if not task.cancelled():
-            task.exception()  # raised to anyone who waits; nobody may
+            task.exception()  # mark the exception as retrieved, even without a waiting caller
 
     async def _flush(self) -> None:
         async with self._writing:
@@ -183,7 +199,7 @@ class CalibrationLog:
                 return
             taken, self._waiting = self._waiting, []
             try:
-                await asyncio.to_thread(self._write_recoveries, [one.row() for one in taken])
+                await asyncio.to_thread(self._write_recoveries, [record.row() for record in taken])
             except BaseException as error:
                 self._waiting = [*taken, *self._waiting]
                 if not isinstance(error, Exception):
@@ -199,10 +215,8 @@ class CalibrationLog:
 
         self._store.in_transaction(put)
 
-    # Estimates ---------------------------------------------------------------------------------
-
     def step(self, now_ns: int) -> None:
-        """Begin to estimate what is due, and to write what waits. Never raises."""
+        """Start a due estimate, and the writing of waiting reports. Never raises."""
         is_due = self._has_new or abs(now_ns - self._estimated_ns) >= ESTIMATED_NS
         busy = self._task is not None and not self._task.done()
         if (is_due or self._waiting) and not busy and time.monotonic() >= self._rest_until:
@@ -219,26 +233,26 @@ class CalibrationLog:
             await asyncio.to_thread(self._write_calibration, rows, now_ns)
             self._failed = ""
         except Exception as error:  # noqa: BLE001 - the store reports its failures itself
-            self._has_new = True  # again, with the next turn
+            self._has_new = True  # retry in the next turn
             if (failed := f"{type(error).__name__}: {error}") != self._failed:
                 log.warning("factors of prices cannot be estimated or stored: %s", failed)
                 self._failed = failed
 
     def _estimator(self, now_ns: int) -> Callable[[], ReportedFactors]:
-        """Return what estimates from the reports of now, in any thread."""
+        """Return a function that estimates from the current reports, in any thread."""
         recoveries, throughputs = list(self._recoveries.values()), list(self._throughputs.values())
         return lambda: reported_factors(recoveries, throughputs, now_ns, self._half_life_days)
 
     def _write_calibration(self, rows: Sequence[CalibrationRow], now_ns: int) -> None:
         def put(connection: Any) -> None:
             connection.execute("DELETE FROM calibration")
-            cells = [(time_us(now_ns), *one) for one in rows]
+            cells = [(time_us(now_ns), *row) for row in rows]
             _insert(connection, "calibration", table(_CALIBRATION_COLUMNS, cells))
 
         self._store.in_transaction(put)
 
     async def close(self) -> None:
-        """Wait for what is being written. Never raises."""
+        """Wait for running writes. Never raises."""
         if self._task is not None:
             with suppress(Exception, asyncio.CancelledError):
                 await self._task
@@ -247,15 +261,15 @@ class CalibrationLog:
 
 
 def domains_of(spanned: Mapping[str, float]) -> tuple[int, ...]:
-    """Return the domains of each priced tier as `ThroughputReport` has them, of a row's `domains_spanned`."""
+    """Convert a row's `domains_spanned` to the domains per priced tier of a `ThroughputReport`."""
     return tuple(int(spanned.get(tier.name.lower(), 0)) for tier in PRICED_TIERS)
 
 
 def _drop_oldest(those: dict[ReportKey, Any], count_max: int) -> None:
-    """Drop down to *count_max*, each time the oldest of the reporter that has most."""
+    """Reduce *those* to *count_max* by the oldest reports of the most frequent reporters."""
     while len(those) > count_max:
-        ((most, _),) = Counter(reporter for reporter, _ in those).most_common(1)
-        del those[next(key for key in those if key[0] == most)]
+        ((reporter, _),) = Counter(reporter for reporter, _ in those).most_common(1)
+        del those[next(key for key in those if key[0] == reporter)]
 
 
 def _insert(connection: Any, name: str, arrow: Any) -> None:

@@ -1,4 +1,4 @@
-"""The aggregator's settings."""
+"""The aggregator's settings, and the parsing of listen addresses."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from ..contract.otlp_logs import check_url
 from ..contract.settings import SettingsError, setting
 from .principal import check_name_patterns, check_trust_domain
 
-# ----------------------------------------------------------------------
-# What `address:port` a server may listen on, by its settings.
-
-#: `listen_scores`: the port after that of `listen`; nowhere.
+#: Values of `listen_scores`: the next port after `listen`; no score process.
 SCORES_AUTO, SCORES_OFF = "auto", "off"
 PORT_MAX = 65535
 
-#: What is wanted of an address.
 _ADDRESS_PORT = "address:port, such as"
 
 
 def parse_listen(
     text: str, *, beyond_loopback: bool, name: str = "listen", otherwise: str = ""
 ) -> tuple[str, int]:
-    """Return (address, port) of `address:port`. Raises SettingsError with what would be right; *otherwise*: what else would."""
+    """Return (address, port).
+
+    Raises SettingsError; *otherwise*: further valid values, for its message.
+    """
     address, port = _address_port(text)
     if not port:
         raise SettingsError(
@@ -41,20 +40,20 @@ def parse_listen(
 
 
 def _address_port(text: str) -> tuple[str, str]:
-    """Return the address and the port of *text*, an empty port when that is none."""
+    """Return (address, port) of *text*; the port is "" if it is invalid."""
     address, _, port = text.rpartition(":") if ":" in text else ("", "", "")
     digits = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= PORT_MAX
     return address, port if digits else ""
 
 
 def check_metrics(text: str) -> None:
-    """Raise SettingsError for what is no address:port, nor empty."""
+    """Raise SettingsError unless *text* is address:port or empty."""
     if text and not _address_port(text)[1]:
         raise SettingsError(f"{_ADDRESS_PORT} 127.0.0.1:9477, or nothing for none")
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches *address*, which may be in brackets."""
+    """Return whether *address*, possibly in brackets, is reachable from this machine only."""
     if address == "localhost":
         return True
     try:
@@ -63,19 +62,19 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-#: A shorter period between two operators' files costs more than the file is worth.
+#: Shorter periods cost more than a newer operators' file is worth.
 OPS_SECONDS_MIN = 0.5
 
 
 def check_ops_seconds(seconds: float) -> None:
-    """Raise ValueError unless *seconds* is a period for the operators' file, or 0, which turns the file off."""
+    """Raise ValueError unless *seconds* is a valid period of the operators' file, or 0 (off)."""
     if 0 < seconds < OPS_SECONDS_MIN:
         raise ValueError(f"0 (no file) or at least {OPS_SECONDS_MIN}")
 
 
 @dataclass(frozen=True)
 class AggregatorConfig:
-    """Every limit of the service, with its unit. Filled by `contract.settings.load`."""
+    """Every setting of the service, with its unit. Loaded by `contract.settings.load`."""
 
     listen: str = setting("127.0.0.1:7600", description="address:port; port 0 takes any free one")
     listen_beyond_loopback: bool = setting(
@@ -468,7 +467,7 @@ class AggregatorConfig:
         ),
     )
 
-    # declared: what people say of hosts (docs/declared.md)
+    # declarations about hosts (docs/declared.md)
     declared: str = setting(
         "",
         description=(
@@ -547,7 +546,7 @@ class AggregatorConfig:
         ),
     )
 
-    # scores and plans: a process of its own for anyone who asks for them in a loop
+    # scores and plans: a separate process for callers that poll
     listen_scores: str = setting(
         SCORES_AUTO,
         description=(
@@ -559,5 +558,5 @@ class AggregatorConfig:
 
 
 def declared_path(config: AggregatorConfig) -> Path | None:
-    """Return where people's declarations are; None: nowhere."""
+    """Return the path of the declarations; None if unset."""
     return Path(config.declared) if config.declared else None

@@ -1,4 +1,7 @@
-"""Vectorized `contract.counters.compare` for whole tables; a property test holds the two equal."""
+"""Vectorized `contract.counters.compare` for whole tables, and array types and growth.
+
+A property test compares both implementations.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,8 @@ from ..contract.counters import (
 )
 from ..contract.signal import Signal
 
-# ----------------------------------------------------------------------
-# Names of the array types that the fleet is made of, and how they grow.
-
 Floats = NDArray[np.float64]
-#: Of events and the like; seven digits are more than a rule needs.
+#: Sums of events and similar; seven digits are enough for every rule.
 Sums = NDArray[np.float32]
 Uint64s = NDArray[np.uint64]
 Times = NDArray[np.int64]
@@ -40,16 +40,17 @@ Flags = NDArray[np.bool_]
 
 Array = TypeVar("Array", bound=NDArray[Any])
 
-#: Arrays from this size on have memory of their own.
+#: Arrays of this size or more get their own mapping.
 MAPPED_BYTES_MIN = 1 << 20
-#: Cells that are copied, or skipped for they are zero, at a time: some pages.
+#: Cells per block that is copied, or skipped if all are zero: a few pages.
 _BLOCK_CELLS = 4096
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of zeros; of a large one only what is written takes memory, and all goes with it.
+    """Return an array of zeros.
 
-    From malloc it would be cleared memory that others had, and stay after it.
+    A large array uses memory only where written, and releases it completely. malloc would instead
+    clear reused memory, and keep it after the array is freed.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < MAPPED_BYTES_MIN:
@@ -59,7 +60,7 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def grown(array: Array, capacity: int) -> Array:
-    """Return *array* with *capacity* places on its last axis, the new ones zero."""
+    """Return *array* with *capacity* elements on its last axis, the new ones zero."""
     wider = zeros((*array.shape[:-1], capacity), array.dtype)
     rows = array.reshape(-1, array.shape[-1])
     for to, row in zip(wider.reshape(-1, capacity), rows, strict=True):
@@ -71,9 +72,9 @@ def grown(array: Array, capacity: int) -> Array:
 
 
 def write_changed(array: Array, rows: Indexes, values: Array) -> None:
-    """Set *rows* (the last axis) of *array*, but write to no cell that has its value.
+    """Set *rows* (the last axis) of *array*, without writing to cells that already have the value.
 
-    What is zero from the beginning on, as the errors of most devices are, has no memory then.
+    Cells that were always zero, such as the errors of most devices, then use no memory.
     """
     flat = array.reshape(-1, array.shape[-1])
     for to, column in zip(flat, values.reshape(flat.shape[0], -1), strict=True):
@@ -83,22 +84,22 @@ def write_changed(array: Array, rows: Indexes, values: Array) -> None:
 
 
 def capacity_for(needed: int, capacity: int) -> int:
-    """Return a capacity that holds *needed*: doubling, so that growth is rare."""
+    """Return a capacity of at least *needed*, doubled so that growth is rare."""
     while capacity < needed:
         capacity *= 2
     return capacity
 
 
-#: What a second can not hold more of: a GPU's clock is held down, or a disk is busy, for a second.
-#: Sixteen lanes of the sixth generation carry 128 GB/s: a 32-bit counter of bytes turns round thirty times
-#: in that second, and its steps say nothing.
+#: Physical limits of counters per second: a GPU's clock is throttled, or a disk busy, for at most a
+#: second. Sixteen lanes of PCIe 6 carry 128 GB/s: a 32-bit byte counter wraps thirty times per
+#: second, so that its differences are meaningless.
 RATES_MAX = {
     "disk.busy_milliseconds": 1e3,
     "gpu.pcie_transmitted_bytes": 1.28e11,
     "gpu.pcie_received_bytes": 1.28e11,
 }
 THROTTLE_COUNTER_AFFIXES = ("gpu.violation_", "_nanoseconds")
-#: A count that no device can reach: rows of spare memory (all ones, from a register that is gone).
+#: Limits of counts: more spare memory rows (all ones, from an absent register) are impossible.
 VALUES_MAX = {
     "gpu.remapped_correctable_rows": 0xFFFE,
     "gpu.remapped_uncorrectable_rows": 0xFFFE,
@@ -106,7 +107,7 @@ VALUES_MAX = {
 
 
 def nature_of(signal: Signal) -> CounterSpec:
-    """Return what is known of the counter behind *signal*."""
+    """Return the properties of the counter behind *signal*."""
     begin, end = THROTTLE_COUNTER_AFFIXES
     is_throttle_counter = signal.name.startswith(begin) and signal.name.endswith(end)
     return CounterSpec(
@@ -125,17 +126,17 @@ class Steps(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The natures of counter columns, as column vectors."""
+    """The properties of counter columns, as column vectors."""
 
     ceiling: Uint64s  # 2**width - 1
     sticks: Flags
-    turn: Uint64s  # 0: does not begin again
+    turn: Uint64s  # 0: does not wrap
     value_max: Uint64s
     rate_max: Floats
 
     @staticmethod
     def of(natures: Sequence[CounterSpec]) -> Shape:
-        """Return the shape of counters of *natures*."""
+        """Return the shape of counters with *natures*."""
 
         def column(values: list[int]) -> Uint64s:
             return np.array(values, dtype=np.uint64).reshape(-1, 1)
@@ -151,7 +152,7 @@ class Shape(NamedTuple):
 
 
 def unusable(value: Uint64s, valid: Flags, shape: Shape) -> Bytes:
-    """Return per cell why the value alone can not be used (a StepOutcome), or DELTA if it can."""
+    """Return per cell why the value alone is unusable (a StepOutcome), or DELTA if it is usable."""
     result = np.zeros(value.shape, dtype=np.uint8)
     blank = (value == BLANK_32) | (value == np.uint64(BLANK_64)) | (value > shape.value_max)
     blank |= (value >= BLANK_FROM) & (value <= BLANK_TO)
@@ -171,9 +172,9 @@ def compare(
     elapsed_ns: Times,
     shape: Shape,
 ) -> Steps:
-    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: one value a row.
+    """Return the steps of counters (columns x rows). *same*, *elapsed_ns*: a value per row.
 
-    *older_usable* says that the older cell held a number (`unusable` gave DELTA then).
+    *older_usable*: the older cell held a number (`unusable` returned DELTA for it).
     """
     outcome = unusable(newer, newer_valid, shape)
     usable = outcome == StepOutcome.DELTA
@@ -183,7 +184,7 @@ def compare(
     bounded, reach = _reach(elapsed_ns, shape)
     turns = shape.turn > 0
     fell = newer < older
-    step = newer - older  # unsigned: at 64 bits it wraps, and a narrower turn is added back
+    step = newer - older  # unsigned: wraps at 64 bits; a narrower wrap is added below
     turned = step + shape.turn
     limit = np.where(bounded, reach, shape.turn // np.uint64(WRAP_SHARE_MAX))
     once = ~(bounded & turns & (reach >= shape.turn))
@@ -196,7 +197,7 @@ def compare(
 
 
 def _reach(elapsed_ns: Times, shape: Shape) -> tuple[Flags, Uint64s]:
-    """Return where it is known how far a counter can have counted, and how far (`CounterSpec.reach`)."""
+    """Return per cell whether the count is bounded, and the bound (`CounterSpec.reach`)."""
     bounded = np.isfinite(shape.rate_max)
     seconds = np.maximum(elapsed_ns, 0) / 1e9 + TIME_SLACK_SECONDS
     bound = np.where(bounded, shape.rate_max, 0.0) * seconds
@@ -204,7 +205,7 @@ def _reach(elapsed_ns: Times, shape: Shape) -> tuple[Flags, Uint64s]:
 
 
 def spread(seconds: Floats, time_constant_seconds: float) -> Floats:
-    """Return the share of a count, spread evenly over *seconds*, that a leaky sum holds at their end."""
+    """Return the share of a count, spread evenly over *seconds*, that remains in a leaky sum."""
     ratio = np.maximum(seconds, 1e-9) / time_constant_seconds
     return -np.expm1(-ratio) / ratio
 

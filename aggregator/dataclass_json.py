@@ -14,11 +14,11 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+    return tuple(field.name for field in fields(kind))
 
 
 def to_plain(value: Any) -> Any:
-    """Return *value*, of dataclasses, tuples, enums and numbers, as JSON can bear it."""
+    """Convert *value*, of dataclasses, tuples, enums and numbers, to JSON-compatible objects."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
@@ -27,9 +27,9 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple | list):
-        return [to_plain(one) for one in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: to_plain(one) for key, one in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     return value
 
 
@@ -39,24 +39,26 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """Return *value*, as `to_plain` left it, as *kind*; what is of it already stays. Keys that this version does not know are dropped.
+    """Return a value of type *kind* from a result of `to_plain`; unknown keys are dropped.
 
-    Raises TypeError, KeyError, ValueError.
+    Values that are already dataclasses stay. Raises TypeError, KeyError, ValueError.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
-        return from_plain(next(one for one in inner if one is not type(None)), value)
+        return from_plain(next(option for option in inner if option is not type(None)), value)
     if origin is tuple:
-        return tuple(from_plain(inner[0], one) for one in value)
+        return tuple(from_plain(inner[0], item) for item in value)
     if origin is dict:
-        return {key: from_plain(inner[1], one) for key, one in value.items()}
+        return {key: from_plain(inner[1], item) for key, item in value.items()}
     if is_dataclass(kind):
         if isinstance(value, typing.cast(type, kind)):
             return value
         hints = _hints(typing.cast(type, kind))
-        given = {name: from_plain(hints[name], one) for name, one in value.items() if name in hints}
+        given = {
+            name: from_plain(hints[name], item) for name, item in value.items() if name in hints
+        }
         return typing.cast(type, kind)(**given)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)

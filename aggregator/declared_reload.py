@@ -1,4 +1,4 @@
-"""Reloads declarations while the service runs: checks the files every few seconds; an invalid file changes nothing."""
+"""Reloads declarations while the service runs; an invalid file changes nothing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .declared.model import NOTHING, Declared, PlaceSource
 from .fleet.fleet import Fleet
 from .model import AGGREGATOR_HOST, Finding, TransactionalStore
 
-# ----------------------------------------------------------------------
-# Whether files rest, so that half a copy is not used, and what becomes of those that never do.
-
-#: After a run of this many looks (a minute), the files' content is compared at the last two.
+#: After this many polls with changes in a row (a minute), the last two contents are compared.
 UNSTABLE_POLLS = 12
 
 
 class FileStability:
-    """What the looks before saw: an exporter may write every few seconds, and a mount tell other times at each check."""
+    """Whether files are stable, so that a half-written copy is not used.
+
+    An exporter may write every few seconds, and a mount may report other times at each poll.
+    """
 
     def __init__(self) -> None:
         self._stamps: object = None
@@ -35,21 +35,27 @@ class FileStability:
         self._digests: dict[str, bytes] = {}
 
     def poll(self, stamps: object) -> bool:
-        """Take what a look saw of the files (names, times, sizes); say whether they rest: it is as at the one before."""
+        """Record the files' names, times and sizes.
+
+        Return whether they equal those of the last poll.
+        """
         is_stable, self._stamps = stamps == self._stamps, stamps
         self._unstable_polls = 0 if is_stable else self._unstable_polls % UNSTABLE_POLLS + 1
         return is_stable
 
     @property
     def needs_compare(self) -> bool:
-        """What the files hold must be read and handed to `compare`, though they do not rest."""
+        """Whether the contents must be read for `compare`, although the files are not stable."""
         return self._unstable_polls >= UNSTABLE_POLLS - 1
 
     def compare(self, files: Iterable[DeclaredFile]) -> str | None:
-        """Return "" if *files* hold what they held at the previous check, else words on one that does not; None: ask at the next."""
+        """Return "" if *files* have the contents of the last poll, else a message.
+
+        None: ask again later.
+        """
         before, self._digests = (
             self._digests,
-            {one.name: hashlib.sha256(one.data).digest() for one in files},
+            {file.name: hashlib.sha256(file.data).digest() for file in files},
         )
         if self._unstable_polls < UNSTABLE_POLLS:
             return None
@@ -62,25 +68,28 @@ class FileStability:
 
 log = logging.getLogger(__name__)
 
-#: The files are looked at this often, and what hosts say of their places is taken over.
+#: Interval of checks for changed files and for places that hosts reported.
 POLL_SECONDS = 5
-#: Where hosts stand is written down at most this often: they register by the thousand.
+#: Minimum interval between writes of places: hosts register by the thousand.
 PLACES_SECONDS = 30
-#: What is wrong with the files, as a finding of the aggregator itself.
+#: Finding of the aggregator about invalid declarations.
 FINDING = "aggregator.declared"
-#: Problems that are reported in it; `gangline declared check` tells all.
+#: Maximum problems in the finding; `gangline declared check` prints all.
 PROBLEMS_SHOWN_MAX = 3
-#: Versions that wait for the disk; the oldest go first.
+#: Maximum versions waiting for the disk; the oldest are dropped.
 UNWRITTEN_MAX = 8
 
-#: Of each file: its name, and what changes when it does.
+#: Per file: name, and the attributes that change with it.
 Stamps = tuple[tuple[str, int, int, int, int], ...]
 _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What one look at the files found. `declared` None: nothing new, or `problems`. `stamps` None: look again, whatever comes."""
+    """Result of a poll of the files.
+
+    `declared` None: unchanged, or `problems`. `stamps` None: poll again in any case.
+    """
 
     stamps: Stamps | None
     declared: Declared | None = None
@@ -89,7 +98,7 @@ class PollResult:
 
 
 class DeclaredReloader:
-    """Keeps `fleet.declared`. Owned by the loop's thread; files and the store are for threads that may wait."""
+    """Keeps `fleet.declared` current. Owned by the event loop; threads read files and the store."""
 
     def __init__(
         self,
@@ -98,26 +107,30 @@ class DeclaredReloader:
         store: TransactionalStore,
         rules: frozenset[str] = frozenset(),
     ) -> None:
-        """*path*: a file, or a folder of them; None: nothing is declared."""
+        """*path*: a file, or a folder of files; None: nothing is declared."""
         self._path, self._fleet, self._store, self._rules = path, fleet, store, rules
         self._stamps: Stamps | None = None
         self._stability = FileStability()
         self._is_poll_requested = False
         self._polled_ns = self._places_written_ns = 0
         self._places_version = -1
-        #: (version, its files, when it was taken), while the disk does not take them.
+        #: (version, its files, time), while the disk accepts no writes.
         self._unwritten: deque[tuple[Declared, tuple[DeclaredFile, ...], int]] = deque(
             maxlen=UNWRITTEN_MAX
         )
         self._task: asyncio.Task[None] | None = None
         self._problems: tuple[str, ...] = ()
-        #: The version in force is of files: none at all any more is a mount that is away, not somebody's word.
+        #: Whether the active version has files. Then no files at all means a missing mount, not a
+        #: change.
         self._had_files = False
-        #: What is wrong with the files, as text; "" when nothing is.
+        #: The message about invalid files; "" if valid.
         self.error = ""
 
     def begin(self, now_ns: int) -> None:
-        """Take the files, or, when they are not right, what was in force before our restart. Blocks for the disk."""
+        """Load the files; if they are invalid, the version before the restart.
+
+        Blocks for the disk.
+        """
         stored = self._stored_version()
         self._fleet.reported_inventory.restore(self._stored_reported_places())
         self._fleet.declared = replace(NOTHING, number=stored.number if stored else 0)
@@ -138,7 +151,7 @@ class DeclaredReloader:
         )
 
     def _stored_reported_places(self) -> Mapping[str, tuple[PlaceSource, ...]]:
-        """Return what hosts said of their places before our restart: those that are switched off do not say it again."""
+        """Return places reported before the restart: hosts that are off do not report again."""
         try:
             with self._store.reading() as cursor:
                 return rows.reported_places(cursor)
@@ -163,11 +176,11 @@ class DeclaredReloader:
             log.error("version %d of the declarations is no longer valid: %s", stored.number, error)
 
     def request_poll(self) -> None:
-        """Look at once, and do not wait until the files rest: SIGHUP."""
+        """Poll at once, without waiting for stable files (SIGHUP)."""
         self._is_poll_requested = True
 
     def step(self, now_ns: int) -> None:
-        """Begin to look, and to write down what changed, if it is time."""
+        """Start a poll, and the writing of changes, if it is due."""
         if self._task is not None and not self._task.done():
             return
         due = not 0 <= now_ns - self._polled_ns < POLL_SECONDS * _NS
@@ -195,11 +208,11 @@ class DeclaredReloader:
             if self._needs_write(now_ns):
                 await loop.run_in_executor(None, self._store.in_transaction, self._write)
                 self._on_written(now_ns)
-        except Exception as error:  # noqa: BLE001 - the store tells of its trouble itself
+        except Exception as error:  # noqa: BLE001 - the store reports its failure itself
             log.debug("the declarations were not stored: %s", error)
 
     def _poll(self, now_ns: int, *, now: bool) -> PollResult:
-        """Read the files if they changed and rest. *now*: without waiting for that. Never raises."""
+        """Read the files if they changed and are stable; *now*: even if unstable. Never raises."""
         stamps: Stamps | None = None
         try:
             stamps = _stamps(self._path)
@@ -213,7 +226,7 @@ class DeclaredReloader:
             unstable_message = (
                 self._stability.compare(files) if self._stability.needs_compare else None
             )
-            if not is_stable or _stamps(self._path) != stamps:  # somebody writes while we read
+            if not is_stable or _stamps(self._path) != stamps:  # a write is in progress
                 if unstable_message is None:
                     return PollResult(self._stamps, problems=self._problems)
                 if unstable_message:
@@ -222,16 +235,16 @@ class DeclaredReloader:
             if hash_of(files) == before.hash:
                 return PollResult(stamps)
             declared = parse_files(files, now_ns, rules=self._rules, number=before.number + 1)
-            declared.prepare(tuple(self._fleet.names))  # here, where nobody is judged meanwhile
+            declared.prepare(tuple(self._fleet.names))  # here, where judging does not wait
             return PollResult(stamps, declared, files)
         except DeclaredError as error:
             return PollResult(stamps, problems=tuple(error.problems))
-        except Exception as error:  # whatever a file makes of our code
+        except Exception as error:  # an error of our code on an unexpected file
             log.exception("the declarations could not be read")
             return PollResult(stamps, problems=(f"{type(error).__name__}: {error}",))
 
     def _apply(self, result: PollResult, now_ns: int) -> None:
-        """Put in force what a look found, and tell what is wrong."""
+        """Activate the result of a poll, and report problems."""
         self._stamps = result.stamps
         before = self._fleet.declared
         if result.declared is not None and result.declared.hash != before.hash:
@@ -294,12 +307,12 @@ def _no_files_message(path: Path) -> str:
 
 
 def _stamps(path: Path | None) -> Stamps:
-    """Return what changes when the files do. Raises DeclaredError."""
-    found: list[tuple[str, int, int, int, int]] = []
-    for one in files_in(path) if path is not None else ():
+    """Return the attributes of the files that change with them. Raises DeclaredError."""
+    stamps: list[tuple[str, int, int, int, int]] = []
+    for file in files_in(path) if path is not None else ():
         try:
-            stat = one.stat()
+            stat = file.stat()
         except OSError as error:
-            raise DeclaredError([f"{one}: {error.strerror}"]) from error
-        found.append((one.name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino))
-    return tuple(found)
+            raise DeclaredError([f"{file}: {error.strerror}"]) from error
+        stamps.append((file.name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino))
+    return tuple(stamps)

@@ -1,4 +1,4 @@
-"""Makes changes in a folder durable (fsync)."""
+"""Durable file operations (fsync), copies with checksums, and formatted sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was renamed in *folder* durable. Raises OSError."""
+    """Make renames in *folder* durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -19,7 +19,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put *data* at *path*, durably: after a power cut it is the old content or the new. Raises OSError."""
+    """Write *path* durably: after a power cut it has the old or the new content. Raises OSError."""
     new = path.with_suffix(".new")
     with open(new, "wb") as file:
         file.write(data)
@@ -29,21 +29,18 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-# ----------------------------------------------------------------------
-# Copying files whole: with their checksum, durable, and seen while it continues.
-
 CHUNK_BYTES = 4 << 20
 
-#: Called with bytes that were just read.
+#: Called with the size of each chunk that was read.
 OnBytesRead = Callable[[int], None]
 
 
 class CopyError(Exception):
-    """A copy cannot be made, or is not what it should be; the words say why and what to do."""
+    """A copy failed or is damaged; the message says why, and the remedy."""
 
 
 def os_error_message(error: OSError) -> str:
-    """Return as text what the machine did not let us do to a file, and what to do."""
+    """Return a message for a failed file operation, with the remedy."""
     if isinstance(error, PermissionError):
         return "permission denied; run it as the aggregator's user, or as root"
     if isinstance(error, FileExistsError | NotADirectoryError):
@@ -54,9 +51,9 @@ def os_error_message(error: OSError) -> str:
 def copy_with_checksum(
     source: Path, target: Path, on_bytes_read: OnBytesRead, bytes_max: int | None = None
 ) -> tuple[int, str]:
-    """Copy *source*, at most its first *bytes_max* bytes, durably; return (bytes, SHA-256 in hex).
+    """Copy *source* durably, at most *bytes_max* bytes; return (bytes, SHA-256 in hex).
 
-    Raises OSError, and then may leave a part of *target*.
+    Raises OSError, and may then leave a part of *target*.
     """
     digest, size = hashlib.sha256(), 0
     with open(source, "rb") as reading, open(target, "xb") as writing:
@@ -91,7 +88,7 @@ def write_new_file(target: Path, data: bytes) -> tuple[int, str]:
 def chunks(
     reading: IO[bytes], on_bytes_read: OnBytesRead, bytes_max: int | None
 ) -> Iterator[bytes]:
-    """Yield what is read, up to *bytes_max* bytes, telling *on_bytes_read* of each piece."""
+    """Yield chunks of up to *bytes_max* bytes in all, after calling *on_bytes_read* for each."""
     left = bytes_max
     while chunk := reading.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
         on_bytes_read(len(chunk))
@@ -101,13 +98,13 @@ def chunks(
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how much more the disk under *folder* takes."""
+    """Return the bytes available on the disk of *folder*."""
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize
 
 
 def format_bytes(size: int) -> str:
-    """Return a size as people say it: 1.4 GB."""
+    """Return a size with a decimal unit, such as 1.4 GB."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -1,12 +1,12 @@
-"""Errors that the aggregator raises for a caller, each with its message; `service/status.py` maps each to a gRPC status."""
+"""Errors for callers, each with its message; `service/status.py` maps each to a gRPC status."""
 
 from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """The base of all: an answer as text for the other side, not a fault of ours."""
+    """Base of all errors with a message for the caller; none is an internal fault."""
 
-    #: When the other side is to try again, where we know it.
+    #: Seconds after which the caller should retry, if known.
     retry_seconds: float | None = None
     #: The invalid field of the request and what is wrong with it; "" if no field is invalid.
     field = ""
@@ -14,7 +14,7 @@ class ServiceError(Exception):
 
 
 class InvalidArgument(ServiceError):
-    """A request's field is not what it may be. The words name the field, the value and the limit."""
+    """A field of the request is invalid. The message names the field, the value and the limit."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -22,64 +22,64 @@ class InvalidArgument(ServiceError):
 
 
 class AlreadyExists(ServiceError):
-    """Another agent speaks under this name; it stays until it has been silent."""
+    """Another agent is registered under this name, until it has been silent."""
 
 
 class PermissionDenied(ServiceError):
-    """Not by this caller: the words say by whom."""
+    """The caller may not do this; the message names the roles that may."""
 
 
 class Unauthenticated(ServiceError):
-    """Nobody knows who calls: no certificate and no token, or one that no longer holds."""
+    """The caller is unknown: it has no certificate or token, or an invalid one."""
 
 
 class NoSession(ServiceError):
-    """The call carries no session, or one that has ended: register again."""
+    """The call has no session, or an ended session: register again."""
 
 
 class NotFound(ServiceError):
-    """There is no such host."""
+    """The named object does not exist."""
 
 
 class FailedPrecondition(ServiceError):
-    """What the request builds on (a dictionary's epoch) is of the past: fetch it again."""
+    """The request is based on an outdated state (such as a dictionary's epoch): fetch it again."""
 
 
 class InsufficientData(ServiceError):
-    """What is on record is not enough for what is asked; the words say how much is."""
+    """The stored data does not suffice for the request; the message says how much is needed."""
 
 
 class EtagMismatch(ServiceError):
-    """It is not any more what the request speaks of (its etag): look again."""
+    """The object has changed since the request's etag: read it again."""
 
 
-#: Room that others have to make: a place among watchers, hosts that are forgotten, an end of what runs.
+#: Retry delay while capacity must be freed by others: watchers, hosts, running work.
 CAPACITY_RETRY_SECONDS = 60.0
-#: The disk is behind: it may have caught up.
+#: Retry delay while the disk is behind.
 DISK_RETRY_SECONDS = 5.0
 
 
 class ResourceExhausted(ServiceError):
-    """A limit on how many is reached: hosts, events that wait, calls of one caller. Later may help."""
+    """A limit on a number is reached: hosts, waiting events, calls of a caller. Retry later."""
 
     def __init__(self, message: str, retry_seconds: float) -> None:
-        """*retry_seconds*: when it may be tried again."""
+        """*retry_seconds*: delay before a retry."""
         super().__init__(message)
         self.retry_seconds = retry_seconds
 
 
 class DeadlineExceeded(ServiceError):
-    """Cut off at the limit of time."""
+    """The work was stopped at its time limit."""
 
 
 class ServiceUnavailable(ServiceError):
-    """Nothing to answer with yet, or the disk does not take what must be durable first. Later will help."""
+    """There is no snapshot yet, or the disk accepts no writes that must be durable. Retry later."""
 
     retry_seconds: float | None = DISK_RETRY_SECONDS
 
 
 class StreamRefused(ServiceError):
-    """So many frames in a row were bad that nothing good must be expected of this stream."""
+    """Too many frames in a row were invalid; the stream is closed."""
 
     field = "frame"
 
@@ -89,4 +89,4 @@ class StreamRefused(ServiceError):
 
 
 class StreamDesync(ServiceError):
-    """What a stream remembers no longer fits what it sends: only a new stream helps."""
+    """The decoder's state no longer matches the stream: only a new stream helps."""

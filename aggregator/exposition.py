@@ -1,4 +1,4 @@
-"""Prometheus text format for the aggregator and the executors, by prometheus_client; the server is `metrics_server`."""
+"""Prometheus text format by prometheus_client; `metrics_server` serves it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from prometheus_client.exposition import choose_encoder
 
 from .metrics import Histogram
 
-#: What the name of a family ends in is its unit, if it is one of these.
+#: Suffixes of family names that are units.
 UNITS = ("seconds", "bytes", "ratio")
-#: Values of the labels, and the sample's.
+#: Label values, and the sample's value.
 Sample = tuple[Sequence[str], float]
 
 
 def gauge(
     name: str, description: str, samples: float | Iterable[Sample], labels: Sequence[str] = ()
 ) -> Metric:
-    """Return a gauge of one value, or of samples with *labels*."""
+    """Return a gauge of a single value, or of samples with *labels*."""
     return _filled(GaugeMetricFamily(name, description, labels=labels, unit=_unit(name)), samples)
 
 
 def counter(
     name: str, description: str, samples: float | Iterable[Sample], labels: Sequence[str] = ()
 ) -> Metric:
-    """Return a counter of one value, or of samples with *labels*; *name* is without `_total`."""
+    """Return a counter of a value, or of samples with *labels*; *name* is without `_total`."""
     return _filled(CounterMetricFamily(name, description, labels=labels, unit=_unit(name)), samples)
 
 
 def histogram(name: str, description: str, observed: Histogram) -> Metric:
-    """Return what was observed."""
+    """Return a histogram of the observed values."""
     total, buckets = 0, list[tuple[str, float]]()
     for bound, count in zip(
         [*map(str, observed.bounds), "+Inf"], list(observed.counts), strict=True
@@ -48,7 +48,7 @@ def histogram(name: str, description: str, observed: Histogram) -> Metric:
 
 
 def exposition(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
-    """Return *families* in the form that the `Accept` header asks for, and its media type."""
+    """Return (*families* in the format of the `Accept` header, media type)."""
     encode, media_type = choose_encoder(accept)
     return encode(cast(Any, SimpleNamespace(collect=lambda: families))), media_type
 

@@ -1,7 +1,7 @@
-"""Host sets in the notation of Slurm: `gpu[001-128,200],head`, parsed and folded by ClusterShell's NodeSet.
+"""Host sets in Slurm's notation, `gpu[001-128,200],head`, by ClusterShell's NodeSet.
 
-Names are counted before expansion: `gpu[0-999999999]` is short but means a billion names. Groups (`@rack1`) are not
-supported, because their definition depends on the machine that runs the program.
+Names are counted before expansion: `gpu[0-999999999]` is short but means a billion names. Groups
+(`@rack1`) are not supported, because their definition depends on the machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import prod
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
-#: More hosts than one set may name, unless the caller says otherwise.
+#: Default maximum of hosts in a set.
 HOSTS_MAX = 100_000
 _CHARACTERS = re.compile(r"[A-Za-z0-9._,!&^ \[\]/-]*")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?:/([1-9][0-9]{0,8}))?")
@@ -28,9 +28,9 @@ class HostSetError(ValueError):
 
 
 def expand_hosts(text: str, hosts_max: int = HOSTS_MAX) -> list[str]:
-    """Return the names of *text*, each once: in the order of its items, sorted where `!`, `&` or `^` combine sets.
+    """Return the distinct names of *text*, in order of its items; sorted if `!`, `&` or `^` occur.
 
-    Raises HostSetError, before anything is expanded where there are more than *hosts_max*.
+    Raises HostSetError, for more than *hosts_max* before any expansion.
     """
     if not _CHARACTERS.fullmatch(text):
         raise HostSetError(_EXPECTED)
@@ -46,7 +46,7 @@ def expand_hosts(text: str, hosts_max: int = HOSTS_MAX) -> list[str]:
 
 
 def _count(item: str) -> int:
-    """Return the most names that *item* can expand to. Raises HostSetError where a bracket is not a list of numbers."""
+    """Return the maximum number of names in *item*. Raises HostSetError for a malformed bracket."""
     brackets = _BRACKET.findall(item)
     if "[" in (rest := _BRACKET.sub("", item)) or "]" in rest:
         raise HostSetError("a bracket without its other half: expected a range as gpu[001-016]")
@@ -56,16 +56,16 @@ def _count(item: str) -> int:
 
 
 def _range_count(text: str) -> int:
-    found = _RANGE.fullmatch(text.strip())
-    if not found:
+    match = _RANGE.fullmatch(text.strip())
+    if not match:
         raise HostSetError(f"[{text[:20]}] is not a range: expected numbers as [001-016,020]")
-    first, last = found[1], found[2] or found[1]
-    padded = any(len(one) > 1 and one.startswith("0") for one in (first, last))
+    first, last = match[1], match[2] or match[1]
+    padded = any(len(number) > 1 and number.startswith("0") for number in (first, last))
     if int(last) < int(first) or (padded and len(first) != len(last)):
         raise HostSetError(
             f"[{text[:20]}]: expected the lower number first, both with as many digits where there are leading zeros, as [001-016]"
         )
-    return (int(last) - int(first)) // int(found[3] or 1) + 1
+    return (int(last) - int(first)) // int(match[3] or 1) + 1
 
 
 def _expand(text: str) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _expand(text: str) -> Iterator[str]:
         NodeSetException,
         RangeSetException,
         ValueError,  # thousands of digits in a name
-        AssertionError,  # numbers that a bracket and the digits beside it make too large
+        AssertionError,  # a number too large, from a bracket and adjacent digits
         LookupError,
         TypeError,
         OverflowError,
@@ -87,16 +87,19 @@ def _expand(text: str) -> Iterator[str]:
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Return *names* as Slurm reads them: `gpu-[001-029,031],head`. Only numbers at the end of a name are folded."""
+    """Return *names* in Slurm's notation: `gpu-[001-029,031],head`.
+
+    Only trailing numbers are folded.
+    """
     numbers: dict[str, list[str]] = defaultdict(list)
-    found = set[str]()
+    items = set[str]()
     for name in names:
         match = re.fullmatch(r"(.*?[^0-9])([0-9]{1,9})", name)
         if match is None:
-            found.add(name)
+            items.add(name)
         else:
             numbers[match[1]].append(match[2])
-    for prefix, each in numbers.items():
-        folded = RangeSet.fromlist(each)
-        found.add(f"{prefix}[{folded}]" if len(folded) > 1 else f"{prefix}{folded}")
-    return ",".join(sorted(found))
+    for prefix, suffixes in numbers.items():
+        folded = RangeSet.fromlist(suffixes)
+        items.add(f"{prefix}[{folded}]" if len(folded) > 1 else f"{prefix}{folded}")
+    return ",".join(sorted(items))

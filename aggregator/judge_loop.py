@@ -1,4 +1,7 @@
-"""The judging loop: scores all hosts every second, and soon after a fatal event, and publishes the results."""
+"""The judging loop: scores all hosts every second and soon after fatal events.
+
+Also publishes snapshots, restores state after a start, and detects jumps of the wall clock.
+"""
 
 from __future__ import annotations
 
@@ -42,63 +45,65 @@ from .store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: What is wrong with certificates or tokens, as a finding of the aggregator itself.
+#: Finding about certificates or tokens.
 ACCESS_FINDING = "access.trouble"
-#: A part of judging that fails, or all of it.
+#: Finding that judging failed, entirely or in part.
 JUDGING_FINDING = "judging.failed"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class SnapshotHolder:
-    """What the API answers from: swapped whole, never changed."""
+    """Holds the API's snapshot, which is replaced as a whole, never changed."""
 
     def __init__(self) -> None:
         self.snapshot: Judgement | None = None
 
 
-#: Of a turn that took longer it was us who stood still (a process that was stopped), and no reason to rest for as long.
+#: Upper bound of the rest. A longer turn means that the process was stopped, not that judging is
+#: slow.
 REST_SECONDS_MAX = 5.0
 
 
 def rest_seconds(turn_seconds: float, period_seconds: float) -> float:
-    """Return how long to leave the loop to others after a turn that *turn_seconds* seconds: half of the time is theirs.
+    """Return the rest after a turn: to the end of the period, at least as long as the turn.
 
-    Ten thousand hosts that fall silent together take a second and more to judge: those that come back must be heard.
+    When 10,000 hosts go silent at once a turn takes over 1 s; reconnecting hosts need the other
+    half.
     """
     return max(min(turn_seconds, REST_SECONDS_MAX), period_seconds - turn_seconds)
 
 
-#: An early turn begins this long after the event that asks for it: what hosts report at once is judged at once.
+#: Delay of an early turn after its event, so that simultaneous reports are judged together.
 EARLY_DELAY_SECONDS = 0.05
-#: Early turns may use this share of the loop, and so much of it at once after a quiet time. Beyond that events wait for
-#: the next regular turn: a storm of them costs no more than this.
+#: Token bucket of early turns: share of loop time, and burst. Over budget, events wait for the
+#: regular turn.
 EARLY_SHARE_MAX = 0.1
 EARLY_BURST_SECONDS = 1.0
 
 
 class EarlyTurns:
-    """When a turn may begin before its time. Pure: times are seconds of one clock, handed in."""
+    """Rate limit of early turns. All times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._bucket = TokenBucket(EARLY_SHARE_MAX, EARLY_BURST_SECONDS, 0.0)
 
     def begins_at(self, requested_at: float, turn_ended_at: float, turn_seconds: float) -> float:
-        """Return when the turn may begin that an event asked for at *requested_at*.
-
-        Half of the time is left to others, as after each turn.
-        """
+        """Return the earliest start of the turn requested at *requested_at*."""
         rested_at = turn_ended_at + min(turn_seconds, REST_SECONDS_MAX)
         return max(requested_at + EARLY_DELAY_SECONDS, rested_at, self._bucket.paid_at)
 
     def spend(self, seconds: float, now: float) -> None:
-        """Note that an early turn took *seconds* until *now*."""
+        """Charge an early turn of *seconds* that ended at *now*."""
         self._bucket.take(seconds, now)
 
 
 @dataclass(slots=True)
 class JudgeLoop:
-    """Belongs to the loop. `begin`, then `run` until it is cancelled."""
+    """The loop over turns of judging.
+
+    Belongs to the event loop: `begin`, then `run` until cancelled.
+    """
 
     config: AggregatorConfig
     wall_ns: Callable[[], int]
@@ -113,22 +118,21 @@ class JudgeLoop:
     telemetry: TelemetryService
     snapshot_holder: SnapshotHolder
     scores: ScoreProcess | None
-    #: gRPC's health service.
+    #: gRPC's health servicer.
     health: Any
-    #: Findings about the aggregator itself, as text.
+    #: Returns messages about the aggregator itself.
     alarms: Callable[[], tuple[str, ...]]
-    #: What the first judgement follows.
+    #: Predecessor of the first judgement.
     restored: Judgement
-    #: Sees the clock set forward.
     jump_detector: ClockJumpDetector
-    #: Fingerprints of what runs.
+    #: Fingerprints of running jobs.
     runs: RunLog
     reservations: Reservations
-    #: What schedulers report of recoveries and throughputs.
+    #: Reports of recoveries and throughputs.
     calibration: CalibrationLog
-    #: What the last turn took.
+    #: Duration of the last turn.
     turn_seconds: float = 0.0
-    #: Turns that began before their time, since the start.
+    #: Number of early turns since the start.
     early_turns: int = 0
     publisher: Publisher = field(init=False)
     _score_log: ScoreLog = field(default_factory=ScoreLog)
@@ -137,7 +141,7 @@ class JudgeLoop:
     _reload: bool = False
     _jump_ns: int = 0  # since the last judgement
     _early: EarlyTurns = field(default_factory=EarlyTurns)
-    #: Set while an event waits that asks for an early turn, and when it came.
+    #: Set while an event waits for an early turn, and its time.
     _requested: asyncio.Event = field(default_factory=asyncio.Event)
     _requested_at: float = 0.0
 
@@ -146,25 +150,28 @@ class JudgeLoop:
         self._memory_log = MemoryLog(self.restored)
 
     def begin(self) -> None:
-        """Answer as before the restart, until the hosts have spoken."""
+        """Answer with the scores from before the restart until hosts have reported."""
         self.jump_detector.check()
         if self.restored.settling:
             snapshot = self._evaluate(self.wall_ns())
             self._publish(snapshot)
-            self._score_log.take_changed(snapshot)  # they stand in the store already
+            self._score_log.take_changed(snapshot)  # already stored
 
     def reload(self) -> None:
-        """Read what people declared again, with the next turn."""
+        """Reload the declarations in the next turn."""
         self._reload = True
 
     def request_early_turn(self) -> None:
-        """An event tells of a fatal fault: judge soon, and not only when the period is over. Of the loop's thread."""
+        """Request a turn before the period ends, after a fatal event.
+
+        Call it in the loop's thread.
+        """
         if not self._requested.is_set():
             self._requested_at = time.monotonic()
             self._requested.set()
 
     async def run(self) -> None:
-        """Take a turn every `judge_seconds`, and one after a fatal event."""
+        """Take a turn every `judge_seconds`, and early turns after fatal events."""
         early = False
         while True:
             begin = time.monotonic()
@@ -174,7 +181,7 @@ class JudgeLoop:
                 failed = f"judging failed: {type(error).__name__}: {error}"
                 if failed != self._reported.get(JUDGING_FINDING):
                     log.exception("judging failed; the previous snapshot stays in force")
-                with suppress(Exception):  # who tells may be what fails
+                with suppress(Exception):  # the report itself may fail
                     self._report_failure(failed)
             ended = time.monotonic()
             self.turn_seconds = ended - begin
@@ -186,7 +193,7 @@ class JudgeLoop:
             )
 
     async def _rest(self, ended: float, until: float) -> bool:
-        """Wait until *until*, or until a turn may begin that an event asks for; say whether it is that."""
+        """Wait until *until* or until an early turn may begin; return whether it is early."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._requested.wait(), until - time.monotonic())
         if not self._requested.is_set():
@@ -198,19 +205,19 @@ class JudgeLoop:
     async def turn(self) -> None:
         """Judge all hosts once."""
         for _ in self.fleet.advance_ahead():
-            await asyncio.sleep(0)  # frames and calls that came meanwhile
+            await asyncio.sleep(0)  # let frames and calls in between run
         now_ns = self._check_clock()
         self._refresh_inputs(now_ns)
-        self._requested.clear()  # what came until now is in this turn
+        self._requested.clear()  # this turn includes all events so far
         snapshot = self._with_degradation(self._evaluate(now_ns), now_ns)
         self._report_finding(JUDGING_FINDING, snapshot.failed, now_ns)
         first = self.snapshot_holder.snapshot is None
         self._publish(snapshot)
         try:
-            await asyncio.sleep(0)  # who waits for an answer has one of this turn
-        finally:  # what was shown is on record, also where our end comes in between
+            await asyncio.sleep(0)  # waiting calls get an answer of this turn
+        finally:  # store published scores even if cancelled here
             scored = self._score_log.take_changed(snapshot)
-            indexes = (one.node_index for one in scored)
+            indexes = (score.node_index for score in scored)
             memories = self._memory_log.take_due(snapshot, self.fleet, indexes)
             self.store.submit_scores(snapshot, scored, memories)
             self.store.submit_findings(self.ingest.findings.changes(now_ns))
@@ -223,13 +230,16 @@ class JudgeLoop:
         await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
 
     def close(self) -> None:
-        """Store what is remembered, at a clean end, after the last turn."""
+        """Store the memory of hosts after the last turn of a clean end."""
         if snapshot := self.snapshot_holder.snapshot:
             due = self._memory_log.take_due(snapshot, self.fleet, snapshot.tracked_symptoms)
             self.store.submit_scores(snapshot, (), due)
 
     def _check_clock(self) -> int:
-        """Return what our clock says. Where it leapt, that says nothing about hosts."""
+        """Return the wall clock's time.
+
+        Apply a jump of the clock, so that it does not age hosts' readings.
+        """
         jump = self.jump_detector.check()
         if jump.jump_ns:
             self._apply_clock_jump("the clock was set forward by", jump.jump_ns, jump.now_ns)
@@ -250,7 +260,7 @@ class JudgeLoop:
         self._jump_ns += jump_ns
 
     def _refresh_inputs(self, now_ns: int) -> None:
-        """Bring up to date what is judged by beside readings."""
+        """Update the inputs of judging other than readings."""
         self.ingest.step(now_ns)
         self.clocks.step(now_ns)
         self._report_finding(ACCESS_FINDING, self.access_control.error, now_ns)
@@ -260,7 +270,7 @@ class JudgeLoop:
         self.declared.step(now_ns)
 
     def _report_finding(self, name: str, message: str, now_ns: int) -> None:
-        """Keep *message* as a finding of the aggregator's own; "" ends it."""
+        """Keep *message* as a finding of the aggregator; "" clears it."""
         if message == self._reported.get(name, ""):
             return
         self.ingest.findings.clear(AGGREGATOR_HOST, name, now_ns)
@@ -269,15 +279,15 @@ class JudgeLoop:
             self.ingest.findings.find(AGGREGATOR_HOST, name, message, now_ns, expires=False)
 
     def _report_failure(self, failed: str) -> None:
-        """Let the snapshot before stand, and say so: to anyone who asks for scores, and on record."""
+        """Keep the last snapshot, and mark it degraded for callers and in the store."""
         now_ns, before = self.wall_ns(), self.snapshot_holder.snapshot
         self._report_finding(JUDGING_FINDING, failed, now_ns)
         self.store.submit_findings(self.ingest.findings.changes(now_ns))
         self.advisory_engine.suspend(now_ns, failed)
         if before is None:
             return
-        at = datetime.fromtimestamp(before.computed_ns // 1_000_000_000, UTC)
-        message = f"{failed}; scores are of {at:%H:%M:%S} UTC"
+        computed_at = datetime.fromtimestamp(before.computed_ns // 1_000_000_000, UTC)
+        message = f"{failed}; scores are of {computed_at:%H:%M:%S} UTC"
         if message != before.degraded_reason:
             self._publish(replace(before, version=before.version + 1, degraded_reason=message))
 
@@ -289,7 +299,7 @@ class JudgeLoop:
         return replace(judged, workloads=self.runs.workloads(now_ns))
 
     def _with_degradation(self, snapshot: Judgement, now_ns: int) -> Judgement:
-        """Return *snapshot* with findings about the aggregator itself: a disk that takes nothing, alarms."""
+        """Return *snapshot* with findings about the aggregator: a failing disk, alarms."""
         self.ingest.findings.report_not_storing(self.store.failing, now_ns)
         if store_error := self.store.failure_summary:
             self.telemetry.report_not_storing()
@@ -300,7 +310,7 @@ class JudgeLoop:
         return snapshot
 
     def _publish(self, snapshot: Judgement) -> None:
-        """Let every answer from now on be of *snapshot*."""
+        """Make *snapshot* the basis of all answers."""
         reserved = self.reservations.node_indexes(self.fleet.index, len(snapshot.names))
         snapshot = replace(
             snapshot, reservations=reserved, reported_factors=self.calibration.factors
@@ -310,14 +320,10 @@ class JudgeLoop:
             self.scores.publish(snapshot)
 
 
-# ----------------------------------------------------------------------
-# What the aggregator takes over from its store at a start: scores, findings and faults of before.
-
-
 def restore_from_store(
     fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int
 ) -> Judgement:
-    """Make the hosts and findings from before known, and return what the first judgement follows."""
+    """Restore hosts and findings from the store; return the predecessor of the first judgement."""
     for host, expected in store.gpu_sets.items():
         fleet.known_gpus.restore(host, expected)
     restored = restore(fleet, store.last_scores, now_ns, _faults(store, now_ns))
@@ -326,19 +332,21 @@ def restore_from_store(
 
 
 def _restore_findings(fleet: Fleet, store: Store, findings: ActiveFindings, now_ns: int) -> None:
-    """Take over what was found of hosts that are known still. Judging ends what it finds itself, other findings expire."""
-    for one in store.open_findings:
-        # An alarm is found again, if it is so.
-        is_alarm = one.host == AGGREGATOR_HOST and one.name.startswith(ALARMS)
-        if is_alarm or (one.host not in fleet.index and one.host != AGGREGATOR_HOST):
-            store.submit_findings([replace(one, cleared_ns=now_ns, clears_when=NOT_REEVALUATED)])
+    """Restore findings of known hosts. Judging ends its own findings; the others expire."""
+    for finding in store.open_findings:
+        # Active alarms are found again.
+        is_alarm = finding.host == AGGREGATOR_HOST and finding.name.startswith(ALARMS)
+        if is_alarm or (finding.host not in fleet.index and finding.host != AGGREGATOR_HOST):
+            store.submit_findings(
+                [replace(finding, cleared_ns=now_ns, clears_when=NOT_REEVALUATED)]
+            )
             continue
-        expires = one.name not in EVALUATED_FINDINGS and not one.name.startswith("clock.")
-        findings.restore(one, now_ns, expires=expires)
+        expires = finding.name not in EVALUATED_FINDINGS and not finding.name.startswith("clock.")
+        findings.restore(finding, now_ns, expires=expires)
 
 
 def _faults(store: Store, now_ns: int) -> FaultHistory:
-    """Return what is on record of each host, as training reads it."""
+    """Return the recorded faults of each host, as training reads them."""
     try:
         with store.reading() as cursor:
             return FaultHistory.of(read_incidents(cursor, now_ns // 1000))
@@ -347,23 +355,16 @@ def _faults(store: Store, now_ns: int) -> FaultHistory:
         return FaultHistory()
 
 
-# ----------------------------------------------------------------------
-# Forward jumps of the wall clock, detected by the monotonic clock, so that no host seems silent and no symptom old.
-#
-# A suspended machine is one such case: its monotonic clock stopped while time passed. A virtual machine whose clocks
-# all stopped, until its wall clock was corrected, looks the same as one whose clock was set forward. A stopped process
-# is not detected here, because its monotonic clock continued.
-
-#: Less makes nobody silent, and may be what passes between two checks at two clocks on a busy machine.
+#: Smaller differences silence no host, and may pass between reads of two clocks on a busy machine.
 JUMP_NS_MIN = 5_000_000_000
-#: Clocks that are read further apart than this are not compared: we were stopped between them.
+#: If reading the clocks takes longer, the process was stopped in between, and they are read again.
 READ_SPREAD_NS_MAX = 1_000_000_000
-#: They are read again so often.
+#: Maximum attempts to read the clocks.
 READS_MAX = 3
 
 
 class ClockJump(NamedTuple):
-    """What the wall clock says, by how much it was set forward since the last look, and for how long we stood still."""
+    """The wall clock's time, its forward jump since the last check, and the time suspended."""
 
     now_ns: int
     jump_ns: int = 0
@@ -371,7 +372,12 @@ class ClockJump(NamedTuple):
 
 
 class ClockJumpDetector:
-    """Belongs to one thread."""
+    """Detects forward jumps of the wall clock, which must not make hosts silent or symptoms old.
+
+    A suspended machine's monotonic clock stops while time passes. A virtual machine with all clocks
+    stopped, until its wall clock is corrected, looks like a clock that was set forward. A stopped
+    process causes no jump: its monotonic clock continued. Belongs to a single thread.
+    """
 
     def __init__(
         self,
@@ -379,16 +385,20 @@ class ClockJumpDetector:
         steady_ns: Callable[[], int],
         boottime_ns: Callable[[], int] | None = None,
     ) -> None:
-        """*steady_ns*: a clock that continues evenly, as CLOCK_MONOTONIC. *boottime_ns*: one that does so also while the machine
-        is suspended, as CLOCK_BOOTTIME; None: it never is."""
+        """*steady_ns*: an even clock, such as CLOCK_MONOTONIC.
+
+        *boottime_ns*: an even clock that includes suspends, such as CLOCK_BOOTTIME; None: no
+        suspends.
+        """
         self._wall_ns, self._steady_ns = wall_ns, steady_ns
         self._boottime_ns = boottime_ns or steady_ns
-        self._before: tuple[int, ...] | None = None  # the clocks, at the last look
+        self._before: tuple[int, ...] | None = None  # the clocks at the last check
 
     def check(self) -> ClockJump:
-        """Return what the wall clock says, and what it leapt by since the last look; 0: it did not.
+        """Return the wall clock's time, and its jump since the last check; 0 without a jump.
 
-        Where we are stopped between clocks each time, the last look is the one before: a stop is no leap, now or next time.
+        If each attempt is interrupted, the earlier check remains the reference, so that a stop is
+        never a jump.
         """
         now_ns = 0
         for _ in range(READS_MAX):

@@ -1,4 +1,4 @@
-"""A histogram of seconds, in Prometheus' form, with quantiles for internal use."""
+"""Counters of the aggregator: a histogram of seconds, gRPC calls, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Sequence
 
 
 class Histogram:
-    """Written by one thread, read by any: a reader may see an observation in one of its numbers only."""
+    """A histogram in Prometheus' form, written by a single thread.
+
+    Any thread may read it, and may see an observation in only some of its numbers.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """*bounds*: the upper ends of the buckets, rising; what is longer goes in one more."""
+        """*bounds*: ascending upper bounds of the buckets; a last bucket has no bound."""
         self.bounds = tuple(bounds)
         #: Observations by bucket.
         self.counts = [0] * (len(self.bounds) + 1)
@@ -21,7 +24,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many were observed."""
+        """Number of observations."""
         return sum(self.counts)
 
     def observe(self, value: float) -> None:
@@ -31,44 +34,39 @@ class Histogram:
         self.max = max(self.max, value)
 
     def quantile(self, share: float, before: Sequence[int] = ()) -> float | None:
-        """Return the upper end of the bucket that *share* of the observations lie in or below.
+        """Return the upper bound of the bucket with the quantile *share*.
 
-        *before*: an earlier `counts`, what came until then is left out. None when nothing came; of the
-        last bucket, which has no end, the longest ever observed.
+        None without observations.
+
+        *before*: an earlier `counts`, whose observations are excluded. For the last bucket, which
+        has no bound, return the maximum ever observed.
         """
         earlier = before or [0] * len(self.counts)
         added = [now - then for now, then in zip(self.counts, earlier, strict=True)]
         wanted, cumulative = share * sum(added), 0
-        for at, count in enumerate(added):
+        for index, count in enumerate(added):
             cumulative += count
             if count and cumulative >= wanted:
-                return self.bounds[at] if at < len(self.bounds) else self.max
+                return self.bounds[index] if index < len(self.bounds) else self.max
         return None
 
 
-# ----------------------------------------------------------------------
-# gRPC calls counted: by method, and those that failed by status code.
-
-
 class CallCounters:
-    """Written by the loop's thread, read by any. Methods and codes are ours: their number is bounded."""
+    """Counts of calls of known gRPC methods, written in the loop's thread, read in any thread."""
 
     def __init__(self) -> None:
-        #: `TelemetryService/RegisterNode` -> calls begun.
+        #: `TelemetryService/RegisterNode` -> started calls.
         self.started: Counter[str] = Counter()
-        #: (method, `RESOURCE_EXHAUSTED`) -> calls that ended so.
+        #: (method, `RESOURCE_EXHAUSTED`) -> failed calls.
         self.failed: Counter[tuple[str, str]] = Counter()
 
 
-# ----------------------------------------------------------------------
-# Open files: as many as the system allows, and words when that is too few for the fleet.
-
-#: Beside one connection a host: the store, its spill files, the journal, the API's callers.
+#: Descriptors besides a connection per host: store, spill files, journal, the API's callers.
 RESERVED_DESCRIPTORS = 512
 
 
 def raise_open_files_limit() -> tuple[int, int]:
-    """Raise the soft limit of open files to the hard one. Return both as they are then."""
+    """Raise the soft limit of open files to the hard limit; return both."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -76,7 +74,7 @@ def raise_open_files_limit() -> tuple[int, int]:
 
 
 def open_files_warning(allowed: int, hosts_max: int) -> str:
-    """Return what to tell when *allowed* open files are too few for *hosts_max* hosts; else ""."""
+    """Return a warning if *allowed* open files are too few for *hosts_max* hosts; else ""."""
     if allowed == resource.RLIM_INFINITY or allowed >= hosts_max + RESERVED_DESCRIPTORS:
         return ""
     hosts = max(0, allowed - RESERVED_DESCRIPTORS)

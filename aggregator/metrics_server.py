@@ -1,6 +1,6 @@
-"""`/metrics` of an aggregator or an executor: plain HTTP, one request per connection, with limits on everything.
+"""`/metrics` of an aggregator or an executor: plain HTTP, a request per connection, with limits.
 
-It runs on its own event loop, so slow or frequent scrapers do not delay agents.
+It runs on its own event loop, so that slow or frequent scrapers do not delay agents.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ from contextlib import suppress
 
 from ..contract import metrics_http
 
-#: At one more the one who has been connected for longest is let go: a slow one keeps nobody out.
+#: A further connection closes the oldest one, so that a slow client cannot block others.
 CONNECTIONS_MAX = 16
-#: From being accepted to the last byte of the answer.
+#: Time limit from accepting a connection to the last byte of the response.
 CONNECTION_SECONDS_MAX = 10.0
-#: What follows the request is read and forgotten, up to this much: closing with unread bytes would take the
-#: answer from who sent them.
+#: Bytes read and discarded after the request: closing with unread bytes resets the connection, and
+#: the client would lose the response.
 DRAINED_BYTES_MAX = 1 << 16
 
 
 def listener(address: str, port: int) -> socket.socket:
-    """Return a socket that listens there. Raises OSError."""
+    """Return a listening socket. Raises OSError."""
     family, kind, protocol, _, socket_address = socket.getaddrinfo(
         address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    made = socket.socket(family, kind, protocol)
+    server_socket = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(socket_address)
-        made.listen(CONNECTIONS_MAX)
-        made.setblocking(False)
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.bind(socket_address)
+        server_socket.listen(CONNECTIONS_MAX)
+        server_socket.setblocking(False)
     except BaseException:
-        made.close()
+        server_socket.close()
         raise
-    return made
+    return server_socket
 
 
 class AggregatorMetricsServer:
-    """Serves *render* on a listening socket, from `start` to `close`; both on the loop that serves."""
+    """Serves *render* on a listening socket; `start` and `close` are called on its event loop."""
 
     def __init__(self, listening: socket.socket, render: metrics_http.Render) -> None:
         self._listening, self._render = listening, render
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
-        #: Those that were let go because too many came, or because their time was over.
+        #: Connections closed because there were too many, or their time was over.
         self.dropped_count = 0
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self._listening.getsockname()[1])
 
     async def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         self._server = await asyncio.start_server(
             self._serve, sock=self._listening, limit=metrics_http.REQUEST_BYTES_MAX
         )
 
     async def close(self) -> None:
-        """Release everybody."""
+        """Close all connections."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._connections)
@@ -81,7 +81,7 @@ class AggregatorMetricsServer:
             self.dropped_count += 1
             writer.transport.abort()
         except (OSError, asyncio.CancelledError):
-            writer.transport.abort()  # it closed the connection, or was let go: nobody waits for us to finish
+            writer.transport.abort()  # the client disconnected, or was dropped: do not wait for it
         finally:
             self._connections.pop(task, None)
             writer.close()
@@ -99,9 +99,9 @@ class AggregatorMetricsServer:
         except asyncio.LimitOverrunError:
             head = bytes(
                 metrics_http.REQUEST_BYTES_MAX + 1
-            )  # longer than a request may be, whatever it says
+            )  # longer than any valid request, therefore rejected
         except asyncio.IncompleteReadError:
-            return  # it closed the connection before it had asked
+            return  # the client disconnected before its request was complete
         writer.write(metrics_http.respond(head, self._render))
         await writer.drain()
         writer.write_eof()
@@ -111,10 +111,10 @@ class AggregatorMetricsServer:
 
 
 class MetricsThread:
-    """A server in a thread of its own, for a process without a loop."""
+    """A server in its own thread, for a process without an event loop."""
 
     def __init__(self, address: str, port: int, render: metrics_http.Render) -> None:
-        """Listen. Raises OSError."""
+        """Listen and serve. Raises OSError."""
         self._server = AggregatorMetricsServer(listener(address, port), render)
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
@@ -123,7 +123,7 @@ class MetricsThread:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return self._server.port
 
     def _run(self) -> None:
@@ -136,6 +136,6 @@ class MetricsThread:
         await self._server.close()
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(CONNECTION_SECONDS_MAX)

@@ -17,11 +17,11 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class MirrorFileError(Exception):
-    """The file cannot be written, or is not to be believed; the words say why."""
+    """The file cannot be written or trusted; the message says why."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raise MirrorFileError unless only its owner, who is us or root, may write in *folder*."""
+    """Raise MirrorFileError unless *folder* is writable only by its owner, root or this user."""
     try:
         status = os.stat(folder)
     except OSError as error:
@@ -41,7 +41,7 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """Be the only one who writes *path*. Raises MirrorFileError if another does."""
+    """Hold the writer's lock of *path*. Raises MirrorFileError if another writer has it."""
     lock = path.with_name(f".{path.name}.lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -60,32 +60,32 @@ def sole_writer(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put *content* in the place of *path*, durably; readers see the old file or the new one. Raises MirrorFileError.
+    """Replace *path* atomically and durably. Raises MirrorFileError.
 
-    Of a write that was cut short at most a hidden file is left, which the next one replaces.
+    An interrupted write leaves at most a hidden file, which the next write replaces.
     """
     check_folder(path.parent)
-    beside = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.new")
     try:
         with suppress(FileNotFoundError):
-            beside.unlink()
+            temporary.unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        with open(os.open(beside, flags, MODE), "wb") as file:
-            os.fchmod(file.fileno(), MODE)  # whatever the umask: readers are other users
+        with open(os.open(temporary, flags, MODE), "wb") as file:
+            os.fchmod(file.fileno(), MODE)  # regardless of the umask: readers are other users
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(beside, path)
+        os.rename(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
         raise MirrorFileError(f"{path}: {error.strerror or error}") from error
 
 
 def read(path: Path) -> Mirror:
-    """Return what the file says, whether or not it is still valid. Raises MirrorFileError, MirrorError.
+    """Return the file's content, even if expired. Raises MirrorFileError, MirrorError.
 
-    It is trusted if it is a regular file (no link, no pipe) owned by root, this user, or the owner of its folder, and
-    if nobody else may write to it or its folder.
+    The file is trusted if it is a regular file (no link, no pipe) of root, this user or the owner
+    of its folder, and if nobody else may write to it or its folder.
     """
     try:
         folder = os.stat(path.parent)

@@ -1,7 +1,8 @@
-"""Format of the mirror file: the health of all nodes for scheduler plugins. Layout: docs/slurm_plugins.md.
+"""Format of the mirror file: the health of all nodes for scheduler plugins.
 
-Pure: the aggregator's response and Slurm's state in, bytes out, and back. Numbers are ASCII at fixed offsets, so that C, Lua and
-shell can read them. The checksum needs no bit operations, which Slurm's Lua lacks.
+Layout: docs/slurm_plugins.md. Pure functions: the aggregator's response and Slurm's state in, bytes
+out, and back. Numbers are ASCII at fixed offsets, so that C, Lua and shell can read them. The
+checksum needs no bit operations, which Slurm's Lua lacks.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from .host_sets import fold_hosts
 MAGIC, VERSION = "gangline-mirror", 1
 BUCKETS = 4
 CHECKSUM_PRIME = 2_654_435_761
-#: As many as a host list of Slurm expands to at once.
+#: The maximum that a Slurm host list expands to.
 NODES_MAX = 65_536
 NAME_CHARACTERS_MAX = 64
 RECORD_BYTES = 128
-#: Of the first line: what is before its lists.
+#: Length of the first line before its lists.
 FIXED_BYTES = 182
-#: A list that is longer is given as UNLISTED, with its count; the records have it.
+#: A longer list is written as UNLISTED, with its count; the records have its nodes.
 LIST_BYTES_MAX = 48 << 10
 UNLISTED = "*"
-#: Of the first line, with its seven lists.
+#: Maximum length of the first line with its seven lists.
 LINE_BYTES_MAX = FIXED_BYTES + 7 * (LIST_BYTES_MAX + 16)
 TAIL_BYTES = 22
 FILE_BYTES_MAX = LINE_BYTES_MAX + 1 + NODES_MAX * RECORD_BYTES + TAIL_BYTES
-#: A file that says it is valid for longer is not ours.
+#: Maximum validity; a file with a longer validity is rejected.
 VALID_SECONDS_MAX = 60
-#: What is known of a node's hazard and speed has at most these values in a record.
+#: Upper bounds of hazard and speed in a record.
 HAZARD_MAX, SPEED_MAX = 9.99999e99, 9.9999
 STATE_CHARACTERS, REASON_CHARACTERS = 11, 18
 LISTS = (*(f"b{bucket}" for bucket in range(BUCKETS)), "out", "exclude", "prefer")
@@ -50,11 +51,11 @@ _RECORD = re.compile(
 
 
 class MirrorError(ValueError):
-    """The bytes are no mirror, or only a part of one; the words say what is wrong."""
+    """The bytes are not a complete mirror; the message says why."""
 
 
 class MirrorNode(NamedTuple):
-    """One node. *ready*: a job may be placed there; *relative_speed* is NaN where nothing is known."""
+    """A node. *ready*: a job may be placed there; *relative_speed* is NaN if unknown."""
 
     name: str
     bucket: int
@@ -67,7 +68,7 @@ class MirrorNode(NamedTuple):
 
 
 class SlurmNodes(NamedTuple):
-    """What Slurm says of its nodes: by name, all that a job can ask of one, and its features (available, active)."""
+    """Slurm's nodes by name: properties that jobs can request; (available, active) features."""
 
     kinds: Mapping[str, tuple[str, ...]]
     features: Mapping[str, tuple[frozenset[str], frozenset[str]]]
@@ -76,7 +77,7 @@ class SlurmNodes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """What a file says. Lists are host lists of Slurm, UNLISTED where they would be too long."""
+    """The content of a file. Lists are Slurm host lists, or UNLISTED if too long."""
 
     computed_seconds: int
     valid_until_seconds: int
@@ -90,25 +91,22 @@ class Mirror:
 
 
 def checksum_of(content: bytes) -> str:
-    """Return *content* as one number, its first byte the highest, modulo a prime that is near no power of two."""
+    """Return *content* as a big-endian number modulo a prime that is not near a power of two."""
     return f"{int.from_bytes(content) % CHECKSUM_PRIME:08x}"
 
 
 def is_node_name(name: str) -> bool:
-    """Return whether *name* can be in a mirror: letters, digits, '.', '_' and '-', at most 64."""
+    """Return whether *name* is valid in a mirror: letters, digits, '.', '_', '-', at most 64."""
     return _NAME.fullmatch(name) is not None
 
 
-# ----------------------------------------------------------------------
-# What may be excluded without refusing a job.
-
-#: All of a node that decides whether a job can run there at all, of `scontrol -o show node`.
+#: Fields of `scontrol -o show node` that decide whether a job can ever run on a node.
 KIND_FIELDS = (
     "Arch", "CoresPerSocket", "CPUEfctv", "CPUTot", "Gres", "Boards", "SocketsPerBoard", "Sockets", "ThreadsPerCore", "RealMemory",
     "TmpDisk", "MemSpecLimit", "CoreSpecCount", "Owner", "MCS_label", "Partitions",
 )  # fmt: skip
 FEATURE_FIELDS = ("AvailableFeatures", "ActiveFeatures")
-#: Plugins under which any node can stand in for another that is alike.
+#: Topology plugins under which equal nodes are interchangeable.
 FLAT_TOPOLOGIES = ("topology/none", "topology/default", "topology/flat")
 
 
@@ -135,39 +133,40 @@ def parse_slurm_nodes(node_text: str, config_text: str) -> SlurmNodes:
 
 
 def excludable(faulty: Iterable[str], slurm: SlurmNodes) -> tuple[list[str], int]:
-    """Return nodes that jobs may be told to leave out, and the largest job, in nodes, that is not refused because of it.
+    """Return nodes that jobs may exclude, and the largest job, in nodes, that stays acceptable.
 
-    Slurm refuses a job at its submission if the nodes that are left could never run it, whatever their state. Nodes
-    that are equal in everything a job can request are interchangeable. While as many of each kind are left as the job
-    has nodes, another choice fits wherever one with excluded nodes did.
-    Kinds with more than half faulty are not touched. Across
-    switches one node does not stand in for another, so that with a topology this holds for jobs of one node.
+    Slurm rejects a job at submission if the remaining nodes could never run it, whatever their
+    state. Nodes that are equal in everything a job can request are interchangeable: while as many
+    of each kind remain as the job has nodes, another choice fits wherever a choice with excluded
+    nodes did. Kinds with more than half of their nodes faulty are not excluded. Nodes of different
+    switches are not interchangeable, so that with a topology this holds for jobs of a single node.
     """
     kinds = {name: (key, slurm.features[name]) for name, key in slurm.kinds.items()}
     return _substitutes(kinds, set(faulty), 0.5, slurm.has_topology)
 
 
 def preferable(feature: str, slurm: SlurmNodes) -> int:
-    """Return the largest job, in nodes, that is not refused because it prefers nodes with *feature*; 0: any may be.
+    """Return the largest job, in nodes, that may prefer nodes with *feature*.
 
-    Slurm refuses a job that the preferred nodes alone could never run, so that all others count as left out.
+    0: any could be rejected. Slurm rejects a job that the preferred nodes alone could never run:
+    all others count as excluded.
     """
     kinds = {
-        name: (key, *(each - {feature} for each in slurm.features[name]))
+        name: (key, *(feature_set - {feature} for feature_set in slurm.features[name]))
         for name, key in slurm.kinds.items()
     }
     others = {name for name, (_, active) in slurm.features.items() if feature not in active}
     if not others:
         return 1 if slurm.has_topology else len(kinds)
     named, safe_nodes = _substitutes(kinds, others, 0.0, slurm.has_topology)
-    # Else there is a kind that no node has.
+    # Otherwise a kind would have no nodes left.
     return safe_nodes if len(named) == len(others) else 0
 
 
 def _substitutes(
     kinds: Mapping[str, Hashable], left_out: set[str], left_share_min: float, has_topology: bool
 ) -> tuple[list[str], int]:
-    """Return those of *left_out* whose kind has others left, and how many are at least left of each such kind."""
+    """Return nodes of *left_out* whose kind keeps enough others, and the minimum left per kind."""
     members: dict[Hashable, list[str]] = defaultdict(list)
     for name, key in kinds.items():
         members[key].append(name)
@@ -183,15 +182,14 @@ def _substitutes(
     return sorted(names), min(safe_nodes, 1) if has_topology else safe_nodes
 
 
-# ----------------------------------------------------------------------
-# The file.
-
-
 def render(
     nodes: Iterable[MirrorNode], *, computed_seconds: int, valid_until_seconds: int, degraded: bool = False,
     slurm: SlurmNodes | None = None, feature: str = "",
 ) -> bytes:  # fmt: skip
-    """Return the file. With *slurm*, of the nodes that Slurm has, and with what may be excluded. Raises MirrorError."""
+    """Return the file's bytes; *slurm*: only its nodes, with excludable ones.
+
+    Raises MirrorError.
+    """
     chosen = sorted(
         node
         for node in nodes
@@ -209,7 +207,7 @@ def render(
         if feature:
             members["prefer"], prefer_safe = [feature], preferable(feature, slurm)
     records = "".join(map(_record, chosen)).encode()
-    lists = " ".join(f"{name}={len(each)}:{_list(each)}" for name, each in members.items())
+    lists = " ".join(f"{name}={len(names)}:{_list(names)}" for name, names in members.items())
     rest = (
         f"computed={computed_seconds:010d} valid_until={valid_until_seconds:010d} nodes={len(chosen):05d}"
         f" record={RECORD_BYTES:03d} degraded={int(degraded)} slurm={int(slurm is not None)}"
@@ -240,7 +238,7 @@ def _record(node: MirrorNode) -> str:
 
 
 def parse(content: bytes) -> Mirror:
-    """Return what *content* says, checked as a whole. Raises MirrorError."""
+    """Return the content of a file, after checking all of it. Raises MirrorError."""
     if len(content) > FILE_BYTES_MAX:
         raise MirrorError(f"it is longer than {FILE_BYTES_MAX} bytes")
     line, newline, rest = content.partition(b"\n")
@@ -263,11 +261,11 @@ def parse(content: bytes) -> Mirror:
     degraded, by_slurm, exclude_safe, prefer_safe, *lists = others
     return Mirror(
         int(computed), int(valid_until), degraded == "1", by_slurm == "1", int(exclude_safe), int(prefer_safe),
-        {name: int(lists[2 * at]) for at, name in enumerate(LISTS)},
-        {name: lists[2 * at + 1] for at, name in enumerate(LISTS)},
+        {name: int(lists[2 * index]) for index, name in enumerate(LISTS)},
+        {name: lists[2 * index + 1] for index, name in enumerate(LISTS)},
         [
-            _parse_record(records[at : at + RECORD_BYTES].decode("ascii", "replace"))
-            for at in range(0, len(records), RECORD_BYTES)
+            _parse_record(records[offset : offset + RECORD_BYTES].decode("ascii", "replace"))
+            for offset in range(0, len(records), RECORD_BYTES)
         ],
     )  # fmt: skip
 
@@ -285,7 +283,7 @@ def _parse_record(record: str) -> MirrorNode:
 
 
 def stale_reason(mirror: Mirror, now_seconds: float) -> str:
-    """Return why *mirror* says nothing of now; "" if it does."""
+    """Return why *mirror* is not current (expired, or valid for too long); "" if it is."""
     left = mirror.valid_until_seconds - now_seconds
     if left <= 0:
         return f"it was valid until {-left:.0f} s ago"

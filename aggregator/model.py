@@ -1,6 +1,6 @@
 """Results of judging a fleet: evidence, a score per host, and an immutable snapshot of all.
 
-The enumerations follow `contract/wire/score.proto`, number by number (a test holds it).
+The enumerations equal those of `contract/wire/score.proto`; a test compares them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 @cache
 def gangline_version() -> str:
-    """Return the version that is installed."""
+    """Return the installed version."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -25,28 +25,29 @@ def gangline_version() -> str:
         return "unknown"
 
 
-#: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
-#: beside it.
+#: Host of findings about the aggregator itself: no host of the fleet, even with an agent on this
+#: machine.
 AGGREGATOR_HOST = "(aggregator)"
-#: Finding about ourselves: two hosts that are heard have one GPU; its subject is the one that came later.
+#: Finding that two active hosts have the same GPU; its subject is the later host.
 DUPLICATE_GPU = "identity.duplicate_gpu"
-#: What ended it, where the one that came later has the GPU now: history follows it.
+#: `clears_when` of a finding that ended because the later host keeps the GPU: history follows the
+#: GPU.
 GPU_RELEASED = "the other was silent, or registered without it"
 
 
-#: An unchanged score is written again after this long; hosts are spread over it by their index.
+#: An unchanged score is stored again after this time; hosts are spread over it by index.
 UNCHANGED_SCORE_SECONDS = 300
-#: The kind of a GPU among a host's devices in the store that the host had, and did not register with.
+#: Device kind in the store of a GPU that the host had before but did not register.
 EXPECTED_KIND = "gpu_expected"
 
 T = TypeVar("T")
 
 
 class TransactionalStore(Protocol):
-    """The store, to those below it. A connection is DuckDB's."""
+    """The store's interface for lower modules. Connections are DuckDB's."""
 
     def in_transaction(self, work: Callable[[Any], T], *, ahead: bool = False) -> T:
-        """Run *work* durably; *ahead* of what waits to be stored, or behind it."""
+        """Run *work* durably, before (*ahead*) or after the waiting writes."""
         ...
 
     def reading(self) -> AbstractContextManager[Any]:
@@ -55,7 +56,7 @@ class TransactionalStore(Protocol):
 
 
 class HealthState(IntEnum):
-    """HealthState of the wire."""
+    """The wire's HealthState."""
 
     HEALTHY = 1
     WATCH = 2
@@ -68,7 +69,7 @@ class HealthState(IntEnum):
     UNKNOWN = 9
 
 
-#: Bad to good: how tables are sorted before the score decides.
+#: Worst to best: tables are sorted by it, then by score.
 SEVERITY = (
     HealthState.UNHEALTHY,
     HealthState.SUSPECT,
@@ -83,7 +84,7 @@ SEVERITY = (
 
 
 class Reason(IntEnum):
-    """ReasonCode of the wire."""
+    """The wire's ReasonCode."""
 
     NONE = 0
     XID_FATAL = 1
@@ -111,7 +112,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SharedCause:
-    """A fault outside the hosts that show it: a leaf, the power of a rack. `subject`: "leaf leaf-00 network"."""
+    """A fault outside the hosts that show it, with a `subject` such as "leaf leaf-00 network"."""
 
     subject: str
     advisory: str
@@ -119,74 +120,78 @@ class SharedCause:
     since_ns: int
 
 
-#: Host, name of the reason, and device of a fault that has a shared cause.
+#: Host, name of the reason, and device of a fault with a shared cause.
 SharedCauseKey = tuple[str, str, str]
 
 
-#: If all simulated hosts are silent for longer, `gangline simulate` has ended: they are no longer listed. A single host that
-#: falls silent stays, as a real host does: its silence is news.
+#: If all simulated hosts are silent for longer, `gangline simulate` has ended, and they are not
+#: listed. A single silent host stays listed, like a real host.
 SIMULATED_SILENT_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One contribution to a score.
+    """A contribution to a score.
 
-    Log deltas of one host add up to ln(hazard / base hazard) in the order in which they were added, and hazard deltas to
-    hazard - base hazard, in any order.
+    A host's log deltas add up, in the order of addition, to ln(hazard / base hazard); its hazard
+    deltas add up to hazard - base hazard in any order.
     """
 
     signal: str
     device: str
     value: float
     unit: str
-    normal: str  # what is normal, as text: "below 83"
+    normal: str  # description of normal values: "below 83"
     log_hazard_delta: float
-    relative_speed_factor: float  # 1.0 costs no speed
-    score_delta: float  # what taking it away would give back; negative: it speaks against the host
+    relative_speed_factor: float  # 1.0: full speed
+    score_delta: float  # score minus the score without this evidence; negative: it lowers the score
     reason: Reason
-    words: str  # for a person: "GPU-3f.. clock at 68 % of its peers, held down by heat"
+    words: str  # description: "GPU-3f.. clock at 68 % of its peers, held down by heat"
     observed_ns: int  # aggregator's clock
-    sql: str  # returns the rows it was computed from
-    #: State of the GPU that this reason names, as far as it is stored (`scoring/score_rows.py`).
+    sql: str  # query of its input rows
+    #: State of the GPU in this evidence, if stored (`scoring/score_rows.py`).
     gpu_state: HealthState | None = None
-    #: What it adds to the hazard per hour: without its fault the hazard is lower by this. NaN: stored before version 13.
+    #: Amount that this fault adds to the hazard per hour. NaN: stored before version 13.
     hazard_delta: float = 0.0
-    #: How many devices of the host show this one fault. More than 1: they share its cause, and none of them is at fault.
+    #: Number of the host's devices with this fault. Above 1 they share its cause, and none is at
+    #: fault.
     shared_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a score was computed from beside its evidence: with it, it computes again to the same number."""
+    """The inputs of a score besides its evidence; together they reproduce its value."""
 
-    model: str  # of the hazard; "prior": none was trained
-    log_hazard_base: float  # ln(hazard) with no evidence
-    hazard_spread: float  # factor up and down of the 90 % interval
+    model: str  # hazard model; "prior": untrained
+    log_hazard_base: float  # ln(hazard) without evidence
+    hazard_spread: float  # factor up and down to the bounds of the 90 % interval
     measured_speed: (
-        float  # of the slowest computing GPU, against a typical host's; NaN where none computes
+        float  # the slowest computing GPU's, relative to a typical host; NaN without any
     )
-    speed_error: float  # its standard error
+    speed_error: float  # standard error of measured_speed
     features: tuple[
         float, ...
-    ] = ()  # as the model had them, and more; their names are `judgement.features.NAMES`
-    log_hazard_outcomes: float = 0.0  # what outcomes added, of all that evidence adds
-    #: What ln(hazard) would change by, if all symptoms had one cause (<= 0), and if no devices shared one (>= 0).
+    ] = ()  # the model's inputs, and further ones; names: hazard.features.SCORE_FEATURE_NAMES
+    log_hazard_outcomes: float = (
+        0.0  # contribution of outcomes to ln(hazard), included in the evidence
+    )
+    #: Change of ln(hazard) if all symptoms had a common cause (<= 0), and if no devices shared a
+    #: cause (>= 0).
     log_hazard_one_cause: float = 0.0
     log_hazard_own_causes: float = 0.0
 
     def hazard_interval(self, hazard_per_hour: float) -> tuple[float, float]:
-        """Return the 90 % interval of a hazard that was computed from these."""
-        fewest, most = exp(self.log_hazard_one_cause), exp(self.log_hazard_own_causes)
+        """Return the 90 % interval of a hazard computed from these inputs."""
+        lowest, highest = exp(self.log_hazard_one_cause), exp(self.log_hazard_own_causes)
         return (
-            hazard_per_hour * fewest / self.hazard_spread,
-            hazard_per_hour * most * self.hazard_spread,
+            hazard_per_hour * lowest / self.hazard_spread,
+            hazard_per_hour * highest * self.hazard_spread,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GpuScore:
-    """What is known of one GPU at one time. Intervals are of 90 %."""
+    """A GPU's score at a time. Intervals are of 90 %."""
 
     gpu: str
     host: int  # node index
@@ -195,14 +200,14 @@ class GpuScore:
     hazard_per_hour: float
     hazard_lower: float
     hazard_upper: float
-    relative_speed: float  # NaN where nothing is known
+    relative_speed: float  # NaN if unknown
     speed_lower: float
     speed_upper: float
 
 
 @dataclass(frozen=True, slots=True)
 class HostScore:
-    """What is known of one host at one time."""
+    """A host's score at a time."""
 
     host: str
     node_index: int
@@ -212,7 +217,7 @@ class HostScore:
     score_upper: float
     state: HealthState
     hazard_per_hour: float
-    relative_speed: float  # NaN where nothing is known
+    relative_speed: float  # NaN if unknown
     reason: Reason
     reason_message: str
     clears_when: str
@@ -220,14 +225,14 @@ class HostScore:
     evidence: tuple[Evidence, ...] = ()
     speed_lower: float = nan  # 90 % interval of the relative speed
     speed_upper: float = nan
-    inputs: Inputs | None = None  # None: stored before they were kept
+    inputs: Inputs | None = None  # None: stored by a version without inputs
     shared_cause: SharedCause | None = (
-        None  # of its reason; not stored: known again a turn after a restart
+        None  # cause of the reason; not stored, found again after a restart
     )
 
     @property
     def hazard_interval(self) -> tuple[float, float]:
-        """The 90 % interval of the hazard per hour; NaN where it was stored without inputs."""
+        """The 90 % interval of the hazard per hour; NaN if stored without inputs."""
         if self.inputs is None:
             return nan, nan
         return self.inputs.hazard_interval(self.hazard_per_hour)
@@ -240,31 +245,29 @@ class HostScore:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All hosts as judged at one time; swapped whole. `hosts` is ordered by node index."""
+    """All judged hosts at a time, ordered by node index; replaced as a whole."""
 
     version: int
     computed_ns: int
     horizon_seconds: float
     hosts: Sequence[HostScore]
-    degraded_reason: str = ""  # not empty: old, frozen, or not complete
-    alarms: tuple[str, ...] = ()  # findings about the aggregator itself, as text
-    simulation_ended: bool = (
-        False  # no simulated host has reported for SIMULATED_SILENT_SECONDS_MAX
-    )
+    degraded_reason: str = ""  # not empty: old, frozen, or incomplete
+    alarms: tuple[str, ...] = ()  # messages about the aggregator itself
+    simulation_ended: bool = False  # no simulated host reported within SIMULATED_SILENT_SECONDS_MAX
 
     def is_listed(self, host: HostScore) -> bool:
-        """Return whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
+        """Return whether *host* is listed: ended simulated hosts are not."""
         return not (host.simulated and self.simulation_ended and host.last_received_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong that is not a reading: two hosts of one name, a clock an hour off."""
+    """A problem that is not a reading: two hosts of the same name, a clock an hour off."""
 
     host: str
-    name: str  # identity.duplicate_name, clock.offset: one of a kind per host and subject
-    subject: str  # what else it is about: the other's address, a device; may be empty
-    message: str  # what is wrong and what to do
+    name: str  # identity.duplicate_name, clock.offset: unique per host and subject
+    subject: str  # related object: the other host's address, a device; may be empty
+    message: str  # the problem and its remedy
     since_ns: int
-    cleared_ns: int = 0  # 0: still so
-    clears_when: str = ""  # what ends it, as text: "the GPU is reset, or the host boots"
+    cleared_ns: int = 0  # 0: still active
+    clears_when: str = ""  # condition that ends it: "the GPU is reset, or the host boots"

@@ -1,4 +1,4 @@
-"""Why a Slurm job is pending: how many nodes remain after each of its constraints, from scontrol's output. Pure."""
+"""Why a Slurm job is pending: how many nodes remain after each constraint. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .host_sets import HostSetError, expand_hosts
 from .mirror_format import NODES_MAX, MirrorError, is_node_name
 from .slurm_text import BUSY, DOWN, DRAINED, OUT, gpus_of, gres_of, parse_reason, state_names
 
-#: Slurm's flags of a node on which no job starts.
+#: Slurm's flags of nodes that start no job.
 UNAVAILABLE = OUT | DOWN | BUSY | {"NOT_RESPONDING"}
 OUT_OF_SERVICE = DRAINED | DOWN | {"NOT_RESPONDING"}
-#: Reasons of Slurm that no node can cure -> what they mean.
+#: Slurm's reasons that no node can resolve -> explanation.
 NOT_FOR_NODES = {
     "BeginTime": "its start time has not come; a requeued job waits two minutes",
     "Dependency": "it waits for another job",
@@ -30,7 +30,7 @@ REASONS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """What a job asks for. *features* is None where the expression is more than names that must all be there."""
+    """A job's request. *features*: None for an expression other than a conjunction of names."""
 
     number: str
     state: str
@@ -44,15 +44,15 @@ class PendingJob:
     named: frozenset[str]
     left_out: frozenset[str]
     reservation: str
-    #: Other generic resources of each node, and GPUs of a certain type: count by `name` or `name:type`.
+    #: Other generic resources per node, and GPUs of a type: count by `name` or `name:type`.
     gres: Mapping[str, int] = field(default_factory=dict)
-    #: Licenses that are all needed, by name.
+    #: Required licenses, by name.
     licenses: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """A node as Slurm shows it."""
+    """A node from scontrol's output."""
 
     name: str
     flags: frozenset[str]
@@ -70,7 +70,7 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """One thing that nodes must have: how many are left, and who falls out by it, with why."""
+    """A condition: the remaining nodes, the nodes that it removes, and the reasons."""
 
     name: str
     left: int
@@ -101,14 +101,17 @@ def _words(text: str) -> frozenset[str]:
 
 
 def parse_job(text: str) -> PendingJob:
-    """Return the job of `scontrol -o show job NUMBER`; of an array or a heterogeneous job its first part. Raises MirrorError."""
-    line = next((each for each in text.splitlines() if "JobId=" in each), "")
+    """Return the job of `scontrol -o show job NUMBER`, the first part of an array.
+
+    Raises MirrorError.
+    """
+    line = next((line for line in text.splitlines() if "JobId=" in line), "")
     fields = _fields(line)
     if "JobState" not in fields or "JobId" not in fields:
         raise MirrorError("expected the text of scontrol -o show job")
     nodes = max(_number(fields.get("NumNodes", "")), 1)
     gpus = gpus_of(fields.get("TresPerNode", ""))
-    if not gpus:  # a total, of equal shares; TRES has it only where Slurm accounts for GPUs
+    if not gpus:  # a total, in equal shares; TRES has GPUs only if Slurm accounts for them
         total = max(
             gpus_of(fields.get("TresPerJob", "")),
             _number(fields.get("TRES", ""), r"gres/gpu=(\d+)"),
@@ -144,21 +147,21 @@ def parse_job(text: str) -> PendingJob:
 
 
 def _requested_licenses(text: str) -> dict[str, int]:
-    """Return the licenses of `ansys@db:2,tool`; nothing for alternatives (`a:1|b:1`)."""
+    """Return the licenses of `ansys@db:2,tool`; none for alternatives (`a:1|b:1`)."""
     if "|" in text or text in ("", "(null)"):
         return {}
-    found = (re.fullmatch(r"([^:,]+)(?::([0-9]{1,9}))?", one) for one in re.split("[,;]", text))
-    return {one[1]: int(one[2] or 1) for one in found if one}
+    matches = (re.fullmatch(r"([^:,]+)(?::([0-9]{1,9}))?", item) for item in re.split("[,;]", text))
+    return {match[1]: int(match[2] or 1) for match in matches if match}
 
 
 def parse_licenses(text: str) -> dict[str, int]:
-    """Return how many there are of each license, in use or not, of `scontrol -o show license`."""
-    found: Counter[str] = Counter()  # a hierarchical resource has a row for each layer
+    """Return the total of each license of `scontrol -o show license`."""
+    totals: Counter[str] = Counter()  # a hierarchical resource has a row for each layer
     for line in text.splitlines():
         fields = _fields(line)
         if "LicenseName" in fields:
-            found[fields["LicenseName"]] += _number(fields.get("Total", ""))
-    return dict(found)
+            totals[fields["LicenseName"]] += _number(fields.get("Total", ""))
+    return dict(totals)
 
 
 def _megabytes(text: str) -> int:
@@ -170,18 +173,18 @@ def _megabytes(text: str) -> int:
 
 
 def parse_nodes(text: str) -> list[SlurmNode]:
-    """Return the nodes of `scontrol -d -o show node`; without -d Slurm does not say which GPUs are in use. Raises MirrorError."""
-    found = list[SlurmNode]()
+    """Return the nodes of `scontrol -d -o show node` (-d: with used GPUs). Raises MirrorError."""
+    nodes = list[SlurmNode]()
     for line in text.splitlines():
         head, _, reason = line.partition(" Reason=")
         fields = _fields(head)
         name = fields.get("NodeName", "")
         if not is_node_name(name):
             continue
-        if len(found) >= NODES_MAX:
+        if len(nodes) >= NODES_MAX:
             raise MirrorError(f"Slurm has more than {NODES_MAX} nodes")
         state = fields.get("State", "UNKNOWN")
-        found.append(
+        nodes.append(
             SlurmNode(
                 name, state_names(state), parse_reason(reason)[0], _words(fields.get("Partitions", "")),
                 _words(fields.get("ActiveFeatures", "")), gpus_of(fields.get("Gres", "")),
@@ -190,44 +193,47 @@ def parse_nodes(text: str) -> list[SlurmNode]:
                 _gres_of_node(fields.get("Gres", "")),
             )
         )  # fmt: skip
-    if not found:
+    if not nodes:
         raise MirrorError("Slurm names no nodes: expected the text of scontrol -o show node")
-    return found
+    return nodes
 
 
 def _gres_of_node(text: str) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, kind, count in gres_of(text):
-        found[name] += count
+        counts[name] += count
         if kind:
-            found[f"{name}:{kind}"] += count
-    return dict(found)
+            counts[f"{name}:{kind}"] += count
+    return dict(counts)
 
 
 def parse_reservations(text: str) -> dict[str, frozenset[str]]:
-    """Return the nodes of each reservation of `scontrol -o show reservation` that is active. Raises MirrorError."""
-    found: dict[str, frozenset[str]] = {}
+    """Return the nodes of each active reservation of `scontrol -o show reservation`.
+
+    Raises MirrorError.
+    """
+    nodes_by_name: dict[str, frozenset[str]] = {}
     for line in text.splitlines():
         fields = _fields(line)
         if fields.get("State") == "ACTIVE" and "ReservationName" in fields:
-            found[fields["ReservationName"]] = _names(fields.get("Nodes", ""))
-    return found
+            nodes_by_name[fields["ReservationName"]] = _names(fields.get("Nodes", ""))
+    return nodes_by_name
 
 
 def steps_of(
     job: PendingJob, nodes: Sequence[SlurmNode], reservations: Mapping[str, Collection[str]],
     unfit: Mapping[str, str] | None = None,
 ) -> tuple[list[NodeFilter], list[str]]:  # fmt: skip
-    """Return how many nodes are left after each thing, and their names. *unfit*: nodes below the health floor, with why."""
+    """Return the nodes left after each condition, and their names. *unfit*: node -> reason."""
     left, steps = list(nodes), [NodeFilter("all nodes", len(nodes))]
     for name, reason_of in _conditions(job, reservations, unfit):
-        reasons = {one.name: reason_of(one) for one in left}
+        reasons = {node.name: reason_of(node) for node in left}
         lost = tuple(node for node, why in reasons.items() if why)
         if lost:
-            left = [one for one in left if not reasons[one.name]]
+            left = [node for node in left if not reasons[node.name]]
             why = Counter(reasons[node] for node in lost)
             steps.append(NodeFilter(name, len(left), lost, dict(why.most_common(REASONS_SHOWN))))
-    return steps, [one.name for one in left]
+    return steps, [node.name for node in left]
 
 
 def obstacle(
@@ -239,21 +245,22 @@ def obstacle(
 ) -> str:
     """Return why *job* could never run without the node *lost*; "" if no obstacle is known.
 
-    *licenses*: how many there are of each; None: not known. Nodes in use, reserved by others or in maintenance become free; nodes that are drained or down may not.
+    *licenses*: total of each; None: unknown. Nodes in use, reserved or in maintenance become free;
+    drained and down nodes may not.
     """
     if lost in job.named:
         return f"it asks for {lost} (--nodelist)"
     for name, count in job.licenses.items():
         if licenses is not None and (total := licenses.get(name, 0)) < count:
             return f"it needs {count} of license {name}, and Slurm has {total}"
-    left = [one for one in nodes if one.name != lost]
+    left = [node for node in nodes if node.name != lost]
     for name, reason_of in _conditions(job, reservations, None):
         if name in ("reservations", "in use"):
             continue
         if name == "state":
-            left = [one for one in left if one.flags.isdisjoint(OUT_OF_SERVICE)]
+            left = [node for node in left if node.flags.isdisjoint(OUT_OF_SERVICE)]
         else:
-            left = [one for one in left if not reason_of(one)]
+            left = [node for node in left if not reason_of(node)]
         if len(left) < job.nodes:
             return f"without {lost}, {len(left)} nodes are left for the {job.nodes} that it needs ({name})"
     return ""
@@ -265,24 +272,30 @@ Condition = Callable[[SlurmNode], str]
 def _conditions(
     job: PendingJob, reservations: Mapping[str, Collection[str]], unfit: Mapping[str, str] | None
 ) -> Iterator[tuple[str, Condition]]:
-    """Yield each thing with what is missing of a node, "" if nothing is; what is the job's own wish first."""
+    """Yield (name, function from a node to its deficiency or ""), own conditions first."""
     own = set(reservations.get(job.reservation, ()))
     reserved = {node: name for name, names in reservations.items() if name != job.reservation for node in names}  # fmt: skip
     partition = ",".join(sorted(job.partitions))
-    yield "partition", lambda one: "" if one.partitions & job.partitions else f"not in {partition}"
+    yield (
+        "partition",
+        lambda node: "" if node.partitions & job.partitions else f"not in {partition}",
+    )
     if job.features:
         wanted = job.features
-        yield "features", lambda one: "&".join(sorted(wanted - one.features))
-    yield "size", lambda one: _too_small(job, one)
+        yield "features", lambda node: "&".join(sorted(wanted - node.features))
+    yield "size", lambda node: _too_small(job, node)
     if job.left_out:
-        yield "left out by the job", lambda one: "excluded" if one.name in job.left_out else ""
+        yield "left out by the job", lambda node: "excluded" if node.name in job.left_out else ""
     if job.reservation:
-        yield "its reservation", lambda one: "" if one.name in own else f"not in {job.reservation}"
+        yield (
+            "its reservation",
+            lambda node: "" if node.name in own else f"not in {job.reservation}",
+        )
     yield "state", _unavailable
-    yield "reservations", lambda one: reserved.get(one.name, "")
-    yield "in use", lambda one: _in_use(job, one)
+    yield "reservations", lambda node: reserved.get(node.name, "")
+    yield "in use", lambda node: _in_use(job, node)
     if unfit is not None:
-        yield "health", lambda one: unfit.get(one.name, "")
+        yield "health", lambda node: unfit.get(node.name, "")
 
 
 def _too_small(job: PendingJob, one: SlurmNode) -> str:
@@ -311,7 +324,7 @@ def _unavailable(one: SlurmNode) -> str:
 
 
 def verdict(job: PendingJob, steps: Sequence[NodeFilter]) -> str:
-    """Return in a sentence what the job waits for."""
+    """Return a sentence on the reason that the job waits."""
     if job.state != "PENDING":
         return f"job {job.number} is {job.state}: it does not wait"
     reason = job.reason.partition(",")[0]

@@ -1,7 +1,7 @@
-"""The fleet's enforcement permit: granted by an operator for a limited time, issued to hosts a minute at a time.
+"""The fleet's enforcement permit: granted by an operator for a time, leased to hosts for a minute.
 
-A granted permit is withheld while the fleet as a whole looks wrong: a policy or a driver that condemns many hosts at once is
-itself a fault, and must not take the fleet out.
+A granted permit is withheld while the fleet as a whole looks wrong: a policy or a driver that
+condemns many hosts at once is itself a fault, and must not take the fleet out.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .errors import InvalidArgument
 from .model import HealthState, Snapshot
 from .scoring.results import columns_of
 
-#: A grant ends by itself; anyone who wants it longer looks at the fleet again.
+#: Maximum length of a grant, so that operators must renew it.
 GRANT_SECONDS_MAX = 7 * 86_400
-#: Hosts hold it for this long after the last word of ours.
+#: Hosts keep the permit for this time after our last message.
 LEASE_SECONDS = 60
 REASON_CHARACTERS_MAX = 200
 FILE_NAME, FILE_BYTES_MAX = "permit.json", 4096
@@ -30,23 +30,23 @@ log = logging.getLogger(__name__)
 
 
 class Grant(NamedTuple):
-    """Wall times of the aggregator, in ns. `reason`: who granted it and why, or who ended it."""
+    """A grant, with wall-clock times in ns. `reason`: who granted or ended it, and why."""
 
     granted_ns: int = 0
     until_ns: int = 0
     reason: str = "none has ever been granted"
 
     def seconds_left(self, now_ns: int) -> int:
-        """Return the whole seconds left; 0 when it is over, or of a future that our clock left again."""
+        """Return the seconds left, rounded up; 0 if expired, or if the clock was set back."""
         if not self.granted_ns <= now_ns < self.until_ns:
             return 0
         return min(-(-(self.until_ns - now_ns) // SECOND_NS), GRANT_SECONDS_MAX)
 
 
 class Permits:
-    """What is granted, kept in the store's folder so that a restart of ours changes nothing.
+    """The active grant, stored in the store's folder to survive a restart.
 
-    A boot of our machine ends it: after a power cut the disk may not know yet that it was revoked.
+    A reboot ends it: after a power cut the disk may lack a revocation.
     """
 
     def __init__(
@@ -57,8 +57,10 @@ class Permits:
         wall_ns: Callable[[], int],
         boot_id: str | None = None,
     ) -> None:
-        """*unhealthy_share_max*: with more of the hosts UNHEALTHY, and more than one, it is withheld.
-        *boot_id*: of this machine; None: as the kernel says."""
+        """*unhealthy_share_max*: withhold the permit above this share of UNHEALTHY hosts.
+
+        One UNHEALTHY host is always allowed. *boot_id*: this machine's; None: read from the kernel.
+        """
         self._path = folder / FILE_NAME
         self._boot_id = _boot_id() if boot_id is None else boot_id
         self._share_max, self._snapshot, self._wall_ns = unhealthy_share_max, snapshot, wall_ns
@@ -66,18 +68,18 @@ class Permits:
         self.active_grant = _load(self._path, self._boot_id)
 
     def seconds_left(self) -> int:
-        """Return the seconds left of what is granted."""
+        """Return the seconds left of the active grant."""
         return self.active_grant.seconds_left(self._wall_ns())
 
     def grant(self, seconds: int, reason: str) -> None:
-        """Grant it from now on. Raises InvalidArgument, OSError where it cannot be kept."""
+        """Grant the permit from now. Raises InvalidArgument, OSError if it cannot be stored."""
         self.check(seconds, reason)
         now_ns = self._wall_ns()
         self._store(Grant(now_ns, now_ns + seconds * SECOND_NS, reason))
         log.warning("hosts may enforce for %d s: %s", seconds, reason)
 
     def check(self, seconds: int, reason: str) -> None:
-        """Raise InvalidArgument where it may not be granted so."""
+        """Raise InvalidArgument for an invalid length or reason."""
         if not 0 < seconds <= GRANT_SECONDS_MAX:
             raise InvalidArgument(
                 "seconds", f"expected 1 to {GRANT_SECONDS_MAX}, which is seven days"
@@ -88,14 +90,17 @@ class Permits:
             )
 
     def revoke(self, reason: str) -> None:
-        """Take it back, also where that cannot be kept on disk: then until we are started again."""
+        """Revoke the permit, even if that cannot be stored: then until the next start.
+
+        Raises OSError.
+        """
         printable = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
         self.active_grant = Grant(reason=printable or "revoked")
         log.warning("hosts may no longer enforce: %s", self.active_grant.reason)
         self._store(self.active_grant)
 
     def lease(self) -> telemetry_pb2.Permit | None:
-        """Return what a host is given with a message now; None: nothing."""
+        """Return the lease for a host's next message; None: no permit."""
         seconds = self.seconds_left()
         if not seconds or self.withheld_reason():
             return None
@@ -104,7 +109,7 @@ class Permits:
         )
 
     def withheld_reason(self) -> str:
-        """Return why no host is given it for now; "" if nothing is against it."""
+        """Return why no host gets the permit now; "" if nothing prevents it."""
         snapshot = self._snapshot()
         if snapshot is None:
             return "no host has been judged yet"
@@ -118,8 +123,8 @@ class Permits:
         columns = columns_of(snapshot)
         count = int((~columns.ended).sum())
         bad = int(((columns.state == HealthState.UNHEALTHY) & ~columns.ended).sum())
-        most = max(1.0, self._share_max * count)
-        if bad > most:
+        limit = max(1.0, self._share_max * count)
+        if bad > limit:
             return (
                 f"{bad} of {count} hosts are UNHEALTHY, which is more than "
                 f"{100 * self._share_max:g} %: a fault that many hosts share is not caused by each "
@@ -135,14 +140,14 @@ class Permits:
 
 
 def _boot_id() -> str:
-    """Return the kernel's name of this boot, "" where it shows none."""
+    """Return the kernel's boot id, "" if unavailable."""
     with suppress(OSError, ValueError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def _load(path: Path, boot_id: str) -> Grant:
-    """Return what was granted; nothing where the file is missing, of another boot, or not what we wrote."""
+    """Return the stored grant; an empty one if it is missing, from another boot, or invalid."""
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         with open(path, "rb") as file:
             fields = json.loads(file.read(FILE_BYTES_MAX))

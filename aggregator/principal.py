@@ -1,4 +1,7 @@
-"""The caller of a request: set once, by the guard, before a service's code runs."""
+"""The caller of a request, the permissions of roles, and the identity in a certificate.
+
+The login check sets the caller once, before a service's code runs.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +16,45 @@ from .errors import PermissionDenied
 
 
 class Role(StrEnum):
-    """What a caller is, which says what it may do (`principal.py`)."""
+    """A caller's role, which decides its permissions (`PERMISSIONS`)."""
 
-    AGENT = "agent"  #: writes as its own host, and reads nothing
+    AGENT = "agent"  #: writes as its own host, reads nothing
     SCHEDULER = "scheduler"  #: reads scores, plans, acknowledges
     OPERATOR = "operator"  #: reads everything, SQL, permits
     ADMIN = "admin"  #: everything
-    #: Plain text beyond loopback, turned on by name, with no login configured: nobody knows who it is.
+    #: Plain text beyond loopback, explicitly enabled, without any login: callers are unknown.
     ANYONE = "anyone"
 
 
-#: The roles that a certificate or a token can give.
+#: The roles of certificates and tokens.
 GRANTABLE_ROLES = (Role.AGENT, Role.SCHEDULER, Role.OPERATOR, Role.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Anyone who makes a call. Two of equal `role`, `name` and `auth_method` are one caller to every limit.
+    """A caller. Equal `role`, `name` and `auth_method` mean the same caller for every limit.
 
-    `host`: the one host that an agent writes as; "" for the others. `auth_method`: how it was recognised. `proof`: of two
-    that claim one host name the one with the greater proof has it: (0, 0) none, (1, when its token was made),
-    (2, when its certificate was issued), both in s of Unix time. `until`: when that ends, in s; 0: never.
+    `host`: the only host that an agent writes as; "" for others. `auth_method`: kind of login.
+    `proof`: of two callers that claim a host name, the greater proof wins: (0, 0) none, (1, time of
+    the token), (2, time of the certificate), in s of Unix time. `until`: end of the login, in s; 0:
+    never.
     """
 
     role: Role
     name: str
     host: str = ""
-    auth_method: str = "local"  # "certificate", "token", or without any login: "local", "plain"
+    auth_method: str = "local"  # "certificate", "token", or without a login "local", "plain"
     proof: tuple[int, int] = (0, 0)
     until: int = 0
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether it has proved who it is."""
+        """Whether the login is verified."""
         return bool(self.proof[0])
 
     @property
     def login(self) -> str:
-        """Role and name, which several tokens or certificates may share; "" without a proven identity."""
+        """Role and name, which several logins may share; "" without a verified login."""
         return f"{self.role} {self.name}" if self.is_authenticated else ""
 
     @property
@@ -59,16 +63,16 @@ class Principal:
         return self.auth_method.startswith("token")
 
     def writes_as(self, host: str) -> bool:
-        """Whether it may register as *host* and send its readings."""
+        """Return whether the caller may register as *host* and send its readings."""
         return self.role is not Role.AGENT or self.host == host
 
     def __str__(self) -> str:
         return f"{self.role} {self.name!r} (by {self.auth_method})"
 
 
-#: On plain loopback without any login configured: anyone who is on this machine may do everything.
+#: The caller on plain loopback without any login: all users of this machine may do everything.
 LOCAL = Principal(Role.ADMIN, "local")
-#: The same beyond loopback.
+#: The caller beyond loopback without any login.
 ANYONE = Principal(Role.ANYONE, "anyone", auth_method="plain")
 
 _PRINCIPAL: ContextVar[Principal] = ContextVar("caller")
@@ -78,13 +82,13 @@ _ACTOR = re.compile(rf"(?:{'|'.join(GRANTABLE_ROLES)}) [^/]*")
 
 
 def login_of_actor(actor: str) -> str:
-    """Return the login in an actor of the form `LOGIN/NAME`; "" if a caller without a login reported it."""
+    """Return the login in an actor `LOGIN/NAME`; "" if the caller had no login."""
     match = _ACTOR.match(actor)
     return match[0] if match else ""
 
 
 def current_principal(context: Any) -> Principal:
-    """Return who makes the call that is being answered. Raises PermissionDenied where no guard let it in."""
+    """Return the caller of the current call. Raises PermissionDenied if no login check ran."""
     try:
         return _PRINCIPAL.get()
     except LookupError:
@@ -94,30 +98,26 @@ def current_principal(context: Any) -> Principal:
 
 
 def current_login() -> str:
-    """Return `Principal.login` of the call that is being answered; "" where no guard let it in."""
+    """Return `Principal.login` of the current call; "" if no login check ran."""
     return _PRINCIPAL.get(LOCAL).login
 
 
 def set_principal(principal: Principal) -> None:
-    """From here on this task answers *principal*."""
+    """Set the caller of the current task."""
     _PRINCIPAL.set(principal)
 
 
-# ----------------------------------------------------------------------
-# The table: which role may call what. A method that is not here is nobody's, and a house test names
-# it.
-
 _AGENTS = frozenset({Role.AGENT, Role.ADMIN, Role.ANYONE})
 _SCHEDULERS = frozenset({Role.SCHEDULER, Role.OPERATOR, Role.ADMIN, Role.ANYONE})
-#: Who answers advice is somebody: nobody knows who speaks beyond loopback without a login.
+#: Answers to advice need a verified login.
 _EXECUTORS = _SCHEDULERS - {Role.ANYONE}
 _OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
 _READERS = _OPERATORS | {Role.ANYONE}
 _ADMINS = frozenset({Role.ADMIN})
-#: Answered to anyone who reaches the port: a load balancer has no login.
+#: Open to all callers: a load balancer has no login.
 PUBLIC: frozenset[Role] = frozenset(Role)
 
-#: Service -> method -> roles. `*`: all of its methods.
+#: Service -> method -> roles; `*`: all methods. A missing method is denied, and a test reports it.
 PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
     "gangline.v1.TelemetryService": {
         "RegisterNode": _AGENTS,
@@ -151,7 +151,7 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
     "gangline.v1.PermitService": {
         "GetPermit": _READERS,
         "GrantPermit": _OPERATORS,
-        "RevokePermit": _READERS,  # in doubt anybody who may look may stop it
+        "RevokePermit": _READERS,  # in doubt, every reader may stop it
     },
     "gangline.v1.AdvisoryService": {
         "WatchAdvisories": _SCHEDULERS,
@@ -172,24 +172,17 @@ PERMISSIONS: dict[str, dict[str, frozenset[Role]]] = {
 
 
 def roles_of(method: str) -> frozenset[Role]:
-    """Return who may call `/package.Service/Method`; nobody where the table does not say."""
+    """Return the roles that may call `/package.Service/Method`; none if it is not in the table."""
     service, _, name = method.removeprefix("/").partition("/")
     methods = PERMISSIONS.get(service, {})
     return methods.get(name, methods.get("*", frozenset()))
 
 
-# ----------------------------------------------------------------------
-# From what a certificate says of its holder to a role and a name.
-#
-# Either a URI `spiffe://TRUST/gangline/ROLE/NAME` (SPIFFE-ID standard, section 2), or a DNS name
-# or, where there is neither, the common name, by patterns that the operator set:
-# `agent={name}.gpu.example`.
-
-#: A SPIFFE ID has no more (SPIFFE-ID standard, 2.3); no DNS name has as many.
+#: Maximum of a SPIFFE ID (SPIFFE-ID standard, 2.3), and more than any DNS name.
 IDENTITY_CHARACTERS_MAX = 2048
-#: No DNS name is longer.
+#: Maximum of a DNS name.
 NAME_CHARACTERS_MAX = 253
-#: A certificate with more names is looked at no further.
+#: Maximum names of a certificate that are examined.
 NAMES_MAX = 64
 PATTERNS_MAX = 64
 NAME_PLACEHOLDER = "{name}"
@@ -203,21 +196,21 @@ _LITERAL = re.compile(r"[A-Za-z0-9._-]*")
 
 
 class CertificateSubject(NamedTuple):
-    """Whom a certificate was issued to."""
+    """The holder of a certificate."""
 
     role: Role
     name: str
 
 
 class NamePattern(NamedTuple):
-    """`ROLE=BEFORE{name}AFTER`, compared without regard to case, as DNS names are."""
+    """`ROLE=BEFORE{name}AFTER`, compared case-insensitively, like DNS names."""
 
     role: Role
     before: str
     after: str
 
     def match(self, text: str) -> CertificateSubject | None:
-        """Return whom *text* names, None if it is not of this form."""
+        """Return the holder in *text*, None if it does not match."""
         text = text.lower()
         size = len(text) - len(self.before) - len(self.after)
         if size < 1 or not (text.startswith(self.before) and text.endswith(self.after)):
@@ -226,20 +219,20 @@ class NamePattern(NamedTuple):
         return CertificateSubject(self.role, name) if is_name(name) else None
 
 
-#: What `is_name` takes, for people.
+#: Description of the names that `is_name` accepts.
 NAME_FORM = f"letters, digits, '.', '_' and '-', the first and the last a letter or a digit, at most {NAME_CHARACTERS_MAX}"
 
 
 def is_name(text: str) -> bool:
-    """Whether *text* can name a host or a person."""
+    """Return whether *text* can name a host or a person."""
     return len(text) <= NAME_CHARACTERS_MAX and _NAME.fullmatch(text) is not None
 
 
 def parse_name_pattern(text: str) -> NamePattern:
-    """Return a pattern of `ROLE=...{name}...`. Raises ValueError with what would be right."""
+    """Return the pattern of `ROLE=...{name}...`. Raises ValueError with the expected form."""
     role, equals, form = text.partition("=")
     around = form.split(NAME_PLACEHOLDER)
-    given = tuple(str(one) for one in GRANTABLE_ROLES)
+    given = tuple(str(role_name) for role_name in GRANTABLE_ROLES)
     if (
         not equals
         or role not in given
@@ -254,7 +247,7 @@ def parse_name_pattern(text: str) -> NamePattern:
 
 
 def check_name_patterns(texts: Sequence[str]) -> None:
-    """Raise ValueError unless each of *texts* is a pattern. For a setting's check."""
+    """Raise ValueError unless each of *texts* is a pattern; the check of a setting."""
     if len(texts) > PATTERNS_MAX:
         raise ValueError(f"at most {PATTERNS_MAX} patterns")
     for text in texts:
@@ -262,7 +255,7 @@ def check_name_patterns(texts: Sequence[str]) -> None:
 
 
 def check_trust_domain(text: str) -> None:
-    """Raise ValueError unless *text* is a SPIFFE trust domain, or empty for any."""
+    """Raise ValueError unless *text* is a SPIFFE trust domain or empty."""
     if text and not _TRUST.fullmatch(text):
         raise ValueError("a SPIFFE trust domain, as cluster.example, in lower case; or nothing")
 
@@ -272,20 +265,25 @@ def parse_spiffe(text: str, trust: str = "") -> CertificateSubject | None:
     match = _SPIFFE.fullmatch(text) if len(text) <= IDENTITY_CHARACTERS_MAX else None
     if match is None or (trust and match["trust"] != trust) or not is_name(match["name"]):
         return None
-    role = next((one for one in GRANTABLE_ROLES if one == match["role"]), None)
+    role = next((candidate for candidate in GRANTABLE_ROLES if candidate == match["role"]), None)
     return CertificateSubject(role, match["name"]) if role else None
 
 
 class CertificateIdentity:
-    """What certificates' names mean here."""
+    """Maps the names in a certificate to a role and a name.
+
+    The name is a URI `spiffe://TRUST/gangline/ROLE/NAME` (SPIFFE-ID standard, section 2), or a DNS
+    name, or, without both, the common name. Patterns of the operator, such as
+    `agent={name}.gpu.example`, map DNS and common names.
+    """
 
     def __init__(self, patterns: Iterable[str], trust: str) -> None:
-        """*patterns* as `parse_name_pattern` takes them; *trust*: of SPIFFE names, "" for any that the CA signs."""
+        """*patterns*: texts for `parse_name_pattern`; *trust*: SPIFFE trust domain, "" for any."""
         self._patterns = [parse_name_pattern(text) for text in patterns]
         self._trust = trust
 
     def principal(self, auth: Mapping[str, Iterable[bytes]]) -> CertificateSubject | None:
-        """Return whom gRPC's auth context of a checked certificate names. Never raises."""
+        """Return the holder in gRPC's auth context of a verified certificate. Never raises."""
         uris, names = _texts(auth, "peer_uri"), _texts(auth, "peer_dns")
         for uri in uris:
             if subject := parse_spiffe(uri, self._trust):
@@ -298,7 +296,7 @@ class CertificateIdentity:
 
 
 def certificate_names(auth: Mapping[str, Iterable[bytes]]) -> str:
-    """Return a certificate's names for a person's eyes, cut short."""
+    """Return a certificate's names for messages, shortened."""
     keys = ("peer_uri", "peer_dns", "x509_common_name")
     texts = [text for key in keys for text in _texts(auth, key)]
     joined = ", ".join(texts)[:200]
@@ -306,5 +304,7 @@ def certificate_names(auth: Mapping[str, Iterable[bytes]]) -> str:
 
 
 def _texts(auth: Mapping[str, Iterable[bytes]], key: str) -> list[str]:
-    found = [bytes(one).decode("utf-8", "replace") for one in list(auth.get(key, ()))[:NAMES_MAX]]
-    return [one for one in found if one]
+    texts = [
+        bytes(value).decode("utf-8", "replace") for value in list(auth.get(key, ()))[:NAMES_MAX]
+    ]
+    return [text for text in texts if text]

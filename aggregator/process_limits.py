@@ -10,24 +10,24 @@ import resource
 import time
 from contextlib import suppress
 
-#: A query that does not end when it is interrupted is killed after this time.
+#: A query is killed this long after it was interrupted.
 KILL_AFTER_SECONDS = 1.0
 _PR_SET_NO_NEW_PRIVS = 38
-#: ioprio_set(2) by machine; elsewhere the disk is shared as everybody's.
+#: Number of ioprio_set(2) by machine; on others the disk priority stays normal.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
 _IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
-#: How nice the session of all queries is (autogroup, sched(7)).
+#: Nice value of the queries' session (autogroup, sched(7)).
 SESSION_NICE = 10
-#: The kernel takes a change of a session's share ten times a second from all who are not root.
+#: Without root, the kernel accepts ten changes of an autogroup per second.
 _AUTOGROUP_TRIES, _AUTOGROUP_SECONDS = 5, 0.11
-#: A view of the history opens a file per segment and thread.
+#: Limit of open files: a view of the history opens a file per segment and thread.
 FILES_MAX = 1024
 
 
 def confine(memory_bytes_max: int) -> None:
-    """Go last at the processor and the disk, first when memory runs out, and never gain a right again.
+    """Give this process the lowest priority, first place at out-of-memory, and no new privileges.
 
-    Raises OSError when a limit cannot be had.
+    Raises OSError if a limit cannot be set.
     """
     lower_priority()
     raise_oom_score()
@@ -40,44 +40,46 @@ def confine(memory_bytes_max: int) -> None:
 
 
 def limit_cpu(seconds: float, threads: int) -> None:
-    """End this process when it has used all processors it may have for longer than it may run."""
+    """Kill this process when it has used more CPU time than *threads* could within *seconds*."""
     set_limit(resource.RLIMIT_CPU, math.ceil((seconds + KILL_AFTER_SECONDS) * (threads + 1)))
 
 
 def address_space_bytes() -> int:
-    """Return the address space of this process now."""
+    """Return the address space of this process, in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def raise_oom_score() -> None:
-    """Be what the kernel ends first when memory runs out."""
+    """Make this process the kernel's first choice at out-of-memory."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
 def query_processors() -> set[int]:
-    """Return on which of the processors that this process may use all queries together may run: half of them.
+    """Return the processors for all queries together: half of those allowed.
 
-    The caches and the wake-ups of the other half are for what stores, also while every place has a bomb.
+    The caches and wake-ups of the other half are for the store, even while expensive queries fill
+    every slot.
     """
     cpus = sorted(os.sched_getaffinity(0))
     return set(cpus[len(cpus) // 2 :])
 
 
 def lower_session_priority() -> None:
-    """Give the session of this process, its leader, a tenth of a usual session's share of the processors.
+    """Give the session of this process, its leader, a tenth of a usual session's CPU share.
 
-    Linux shares them by session before it looks at priorities (sched_autogroup_enabled, on nearly everywhere): with a
-    usual share, queries at the lowest priority take as much as all that stores. With the least there is (19, a seventieth)
-    nobody would have an answer from a machine that is full, which is when they ask. Where there is no such thing, or a
-    cgroup has taken its place, the priorities of the processes count alone. May take half a second; never raises.
+    Linux divides CPU time by session before priority (sched_autogroup_enabled, almost everywhere):
+    with a usual share, queries at the lowest priority take as much as the store. With nice 19 (a
+    seventieth) no query would be answered on a busy machine, which is when operators ask. Without
+    autogroups, or with cgroups instead, only the priorities of processes count. May take 0.5 s;
+    never raises.
     """
     for _ in range(_AUTOGROUP_TRIES):
         try:
             with open("/proc/self/autogroup", "w", encoding="ascii") as file:
                 file.write(str(SESSION_NICE))
-        except BlockingIOError:  # anybody of this machine has just changed one: ten times a second
+        except BlockingIOError:  # too many changes on this machine within a second
             time.sleep(_AUTOGROUP_SECONDS)
         except OSError:
             return
@@ -86,10 +88,10 @@ def lower_session_priority() -> None:
 
 
 def lower_priority() -> None:
-    """Let this process and the threads it will have come last at the processors and the disk.
+    """Give this process and its future threads the lowest priority for processors and disk.
 
-    SCHED_IDLE: what stores takes a processor from it at once, not after the rest of its slice. Where the kernel refuses,
-    the limits still hold.
+    SCHED_IDLE: the store preempts it at once, not after its time slice. If the kernel refuses, the
+    limits still hold.
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 19)
@@ -102,7 +104,7 @@ def lower_priority() -> None:
 
 
 def set_limit(what: int, wanted: int) -> None:
-    """Let this process have no more than *wanted* of a resource, or what less it may have."""
+    """Limit a resource of this process to *wanted*, or to its hard limit if that is lower."""
     _, high = resource.getrlimit(what)
     value = wanted if high == resource.RLIM_INFINITY else min(wanted, high)
     resource.setrlimit(what, (value, value))

@@ -1,7 +1,7 @@
-"""Requests for recordings of hosts and the parts received: in memory only, few, and for a minute.
+"""Pending requests for recordings of hosts, and the parts received, in memory for up to a minute.
 
-A request travels with the next receipt on the host's stream; its pieces come back through UploadRecording. Owned by the event
-loop's thread.
+A request is sent with the next receipt on the host's stream; its pieces arrive by UploadRecording.
+Owned by the event loop's thread.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ..contract.recording import RECORDING_BYTES_MAX, SECONDS_MAX, STORED_MAX
 from ..contract.wire import telemetry_pb2 as wire
 from .errors import InvalidArgument, NotFound, ResourceExhausted
 
-#: Requests of one host that wait at once.
+#: Maximum pending requests per host.
 REQUESTS_PER_HOST_MAX = 4
-#: Of all answers that are in memory.
+#: Maximum bytes of all answers in memory.
 ANSWER_BYTES_MAX = 128 << 20
-#: Of one piece.
+#: Maximum bytes of a piece.
 PIECE_BYTES_MAX = 256 << 10
-#: A request is forgotten after this time, whatever its state.
+#: A request expires after this time, in any state.
 REQUEST_SECONDS_MAX = 60.0
-#: When another request of the same host may find room.
+#: Retry delay while a host has too many requests.
 REQUEST_RETRY_SECONDS = 5.0
 NAME_CHARACTERS_MAX = 64
 ERROR_CHARACTERS_MAX = 300
@@ -32,44 +32,44 @@ ERROR_CHARACTERS_MAX = 300
 
 @dataclass(slots=True)
 class PendingRecording:
-    """A request, and what has come of its answer."""
+    """A request, and the received part of its answer."""
 
     host: str
     request: wire.RecordingRequest
     until: float
     done: asyncio.Future[None]
-    sent_session: str = ""  # the session it went to last
-    total_bytes: int = -1  # -1: nothing has come yet
+    sent_session: str = ""  # the last session that it was sent to
+    total_bytes: int = -1  # -1: nothing received yet
     data: bytearray = field(default_factory=bytearray)
     error: str = ""
     stored: list[wire.StoredRecording] = field(default_factory=list[wire.StoredRecording])
 
 
 class RecordingExchange:
-    """Between those who want recordings and the streams of hosts."""
+    """Connects callers that request recordings with the streams of hosts."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
-        """*seconds*: a steady clock."""
+        """*seconds*: a monotonic clock."""
         self._seconds = seconds
         self._pending: dict[str, PendingRecording] = {}
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """Return the number of pending requests."""
         return len(self._pending)
 
     @property
     def answer_bytes(self) -> int:
-        """What the answers take, or will."""
-        return sum(max(each.total_bytes, 0) for each in self._pending.values())
+        """The size of all answers when complete."""
+        return sum(max(pending.total_bytes, 0) for pending in self._pending.values())
 
     @contextmanager
     def request(
         self, host: str, *, seconds: int = 0, name: str = "", list_stored: bool = False
     ) -> Iterator[PendingRecording]:
-        """Have a request wait within the context. Raises InvalidArgument, ResourceExhausted."""
+        """Keep a request pending within the context. Raises InvalidArgument, ResourceExhausted."""
         _check_request(seconds, name, list_stored=list_stored)
         self.expire()
-        if sum(each.host == host for each in self._pending.values()) >= REQUESTS_PER_HOST_MAX:
+        if sum(other.host == host for other in self._pending.values()) >= REQUESTS_PER_HOST_MAX:
             raise ResourceExhausted(
                 f"{REQUESTS_PER_HOST_MAX} recordings of {host} are already requested. Wait for "
                 "one of them",
@@ -86,20 +86,20 @@ class RecordingExchange:
             self._pending.pop(number, None)
 
     def requests(self, host: str, session: str) -> list[wire.RecordingRequest]:
-        """Return what a host is to answer and was not yet asked for in this *session*."""
+        """Return the pending requests of *host* that were not sent in this *session* yet."""
         if not self._pending:
             return []
         due = [
-            each
-            for each in self._pending.values()
-            if each.host == host and each.sent_session != session and not each.done.done()
+            pending
+            for pending in self._pending.values()
+            if pending.host == host and pending.sent_session != session and not pending.done.done()
         ]
-        for each in due:
-            each.sent_session = session
-        return [each.request for each in due]
+        for pending in due:
+            pending.sent_session = session
+        return [pending.request for pending in due]
 
     def receive(self, host: str, piece: wire.UploadRecordingRequest) -> None:
-        """Take a piece of *host*'s answer. Raises NotFound, InvalidArgument, ResourceExhausted."""
+        """Add a piece of *host*'s answer. Raises NotFound, InvalidArgument, ResourceExhausted."""
         self.expire()
         pending = self._pending.get(piece.id)
         if pending is None or pending.host != host or pending.done.done():
@@ -131,7 +131,7 @@ class RecordingExchange:
             pending.total_bytes, pending.stored = piece.total_bytes, list(piece.stored)
         received = len(pending.data)
         if piece.offset < received and piece.offset + len(piece.data) <= received:
-            return  # sent again, for our answer to it was lost
+            return  # sent again because our answer was lost
         if piece.total_bytes != pending.total_bytes or piece.offset != received:
             raise InvalidArgument(
                 "offset",
@@ -146,9 +146,9 @@ class RecordingExchange:
             _finish(pending)
 
     def expire(self) -> None:
-        """Forget what is over."""
+        """Remove requests whose time is over."""
         now = self._seconds()
-        for number in [n for n, each in self._pending.items() if now >= each.until]:
+        for number in [n for n, pending in self._pending.items() if now >= pending.until]:
             del self._pending[number]
 
 

@@ -1,11 +1,13 @@
-"""Reserved nodes: owner, expiry, and a fencing token that only grows, so that no node is promised twice.
+"""Reserved nodes, each with an owner, an expiry and an increasing fencing token.
 
-A login holds at most a share of the nodes, each for at most a day, and only half as many node-hours within any 24 hours. A reservation ends early when the last token of its login is
+No node is reserved twice. A login holds at most a share of the nodes, each for at most a day, and
+half as many node-hours within any 24 hours. A reservation ends early when the login's last token is
 revoked, or when an operator releases it.
 
-Only the aggregator writes them. All reservations are in one file in its folder, replaced atomically and durably before a caller
-gets its answer. While the aggregator runs, a monotonic clock counts the time left, so setting the wall clock ends no
-reservation early. After a restart the wall clock counts, but never for longer than the reservation's original length.
+Only the aggregator writes reservations, to a file in its folder that is replaced atomically and
+durably before a caller gets its answer. While it runs, a monotonic clock counts the time left, so
+that setting the wall clock ends no reservation early. After a restart the wall clock counts, but
+never for longer than the reservation's original length.
 """
 
 from __future__ import annotations
@@ -25,24 +27,25 @@ from .durable_file import replace_file
 from .errors import EtagMismatch, NotFound, PermissionDenied, ResourceExhausted, ServiceUnavailable
 
 FILE_NAME, FILE_BYTES_MAX = "reservations.json", 64 << 20
-#: Of all reservations together.
+#: Limits of all reservations together.
 RESERVATIONS_MAX, HOSTS_MAX = 1000, 100_000
 #: Limits per login, so that others can reserve, too.
 LOGIN_RESERVATIONS_MAX, LOGIN_NODES_SHARE_MAX = RESERVATIONS_MAX // 2, 0.75
-#: From the reservation to its end, renewals included.
+#: Maximum time from a reservation to its end, with renewals.
 TTL_SECONDS_MAX = 86_400
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
-#: Node-hours of a login within any 24 hours, for each node that it may hold: else it could reserve the same nodes again and again.
+#: Node-hours per login and held node within any 24 hours: a login could otherwise reserve the same
+#: nodes again.
 LOGIN_HOURS_MAX, LOGIN_WINDOW_HOURS = 12, 24
-#: After this time some reservation may have ended.
+#: Suggested wait until a reservation may have ended.
 RETRY_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class HostReservation(NamedTuple):
-    """Hosts that nobody else is offered until `expire_ns`, which is of the steady clock."""
+    """Hosts reserved for an owner until `expire_ns` of the steady clock."""
 
     token: int
     owner: str
@@ -52,29 +55,29 @@ class HostReservation(NamedTuple):
     workload: str = ""
     decision: str = ""
     request_id: str = ""
-    option: int = 0  #: of the decision, from 1; 0: not said
+    option: int = 0  #: number of the decision's option, from 1; 0: unknown
     login: str = ""  #: `Principal.login`
     by_token: bool = False
     last_ns: int = 0  #: latest end after renewals, by the steady clock
 
     @property
     def begin_ns(self) -> int:
-        """When it was reserved, by the steady clock."""
+        """Time of the reservation, by the steady clock."""
         return self.last_ns - TTL_SECONDS_MAX * SECOND_NS
 
     @property
     def node_ns(self) -> int:
-        """Its nodes multiplied by its time, up to its end."""
+        """Number of nodes times nanoseconds until the end."""
         return len(self.hosts) * (self.expire_ns - self.begin_ns)
 
     @property
     def name(self) -> str:
-        """The resource name, of its token."""
+        """Resource name, from the token."""
         return f"reservations/{self.token}"
 
     @property
     def key(self) -> str:
-        """The name as plans know it: only a caller of the same login counts its nodes as free."""
+        """The name used by plans: only callers of the same login may use its nodes."""
         return reservation_key(self.name, self.login)
 
 
@@ -84,7 +87,10 @@ def reservation_key(name: str, login: str) -> str:
 
 
 class Reservations:
-    """All reservations. Belongs to the loop. `reserve`, `renew` and `release` hold at once; `persisted` makes them last."""
+    """All reservations. Belongs to the event loop.
+
+    `reserve`, `renew` and `release` take effect at once; `persisted` makes them durable.
+    """
 
     def __init__(
         self,
@@ -93,15 +99,18 @@ class Reservations:
         steady_ns: Callable[[], int] = time.monotonic_ns,
         has_login: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """A file that cannot be read is set aside: what it held is lost, and tokens still grow.
+        """Load the file.
 
-        *has_login*: whether a login, by its name, still has a token.
+        An unreadable file is renamed, its reservations are lost, and tokens still increase.
+
+        *has_login*: whether a login still has a token.
         """
         self._path = folder / FILE_NAME
         self._wall_ns, self._steady_ns, self._has_login = wall_ns, steady_ns, has_login
         self._active: dict[int, HostReservation] = {}
         self._by_host: dict[str, int] = {}
-        #: Login -> hour of the steady clock -> node-time of its reservations that ended then.
+        #: Login -> hour of the steady clock -> node-time of its reservations that ended in that
+        #: hour.
         self._ended: dict[str, dict[int, int]] = {}
         self._last_token = 0
         self._changes = self._written = 0
@@ -110,24 +119,35 @@ class Reservations:
         self._load()
 
     def active(self, owner: str = "") -> list[HostReservation]:
-        """Return those that hold now, the oldest first; of *owner* only, where one is given."""
+        """Return the active reservations, oldest first, only those of *owner* if given."""
         self._expire()
-        return [one for one in self._active.values() if not owner or one.owner == owner]
+        return [
+            reservation
+            for reservation in self._active.values()
+            if not owner or reservation.owner == owner
+        ]
 
     def of_host(self, host: str) -> HostReservation | None:
-        """Return the reservation that holds *host* now."""
+        """Return the active reservation of *host*."""
         self._expire()
         token = self._by_host.get(host)
         return None if token is None else self._active[token]
 
     def of_request(self, owner: str, request_id: str) -> HostReservation | None:
-        """Return what an earlier request of this id made, while it holds."""
+        """Return the active reservation that an earlier request with this id made."""
         self._expire()
-        found = (each for each in self._active.values() if each.request_id == request_id)
-        return next((each for each in found if request_id and each.owner == owner), None)
+        matches = (
+            reservation
+            for reservation in self._active.values()
+            if reservation.request_id == request_id
+        )
+        return next(
+            (reservation for reservation in matches if request_id and reservation.owner == owner),
+            None,
+        )
 
     def expire_wall_ns(self, one: HostReservation) -> int:
-        """Return when it ends, by the wall clock of now."""
+        """Return its end by the current wall clock."""
         return self._wall_ns() + max(one.expire_ns - self._steady_ns(), 0)
 
     def reserve(
@@ -155,55 +175,61 @@ class Reservations:
                 f"most {RESERVATIONS_MAX} of {HOSTS_MAX}. Release some, or wait until they expire",
                 RETRY_SECONDS,
             )
-        # Also above those of a file that was lost.
+        # Also greater than the tokens of a lost file.
         token = max(self._last_token + 1, self._wall_ns() // 1_000_000)
         self._last_token = token
         now_ns = self._steady_ns()
-        one = HostReservation(
+        reservation = HostReservation(
             token, owner, tuple(hosts), now_ns + ttl_ns, ttl_ns, workload, decision, request_id, option, login, by_token,
             now_ns + TTL_SECONDS_MAX * SECOND_NS,
         )  # fmt: skip
-        self._add(one)
+        self._add(reservation)
         self._changes += 1
-        return one
+        return reservation
 
     def renew(
         self, name: str, owner: str, token: int, ttl_ns: int, login_nodes_max: int = HOSTS_MAX
     ) -> HostReservation:
-        """Set its end to *ttl_ns* from now, within a day after it began and its login's node-hours.
+        """Set the end to *ttl_ns* from now, within a day of its start and the login's node-hours.
 
         Raises NotFound, PermissionDenied, EtagMismatch.
         """
-        one = self._find(name, owner, token)
-        if one is None:
+        reservation = self._find(name, owner, token)
+        if reservation is None:
             raise NotFound(
                 f"{name[:100]!r} has expired, was released, or never existed. Reserve again, and "
                 "stop using its nodes"
             )
-        expire_ns = min(self._steady_ns() + ttl_ns, one.last_ns)
-        if one.login:
+        expire_ns = min(self._steady_ns() + ttl_ns, reservation.last_ns)
+        if reservation.login:
             left_ns = (
-                login_nodes_max * LOGIN_HOURS_MAX * HOUR_NS - self._node_ns(one.login) + one.node_ns
+                login_nodes_max * LOGIN_HOURS_MAX * HOUR_NS
+                - self._node_ns(reservation.login)
+                + reservation.node_ns
             )
             expire_ns = min(
-                expire_ns, max(one.begin_ns + left_ns // len(one.hosts), self._steady_ns())
+                expire_ns,
+                max(reservation.begin_ns + left_ns // len(reservation.hosts), self._steady_ns()),
             )
-        renewed = one._replace(expire_ns=expire_ns, ttl_ns=ttl_ns)
-        self._active[one.token] = renewed
+        renewed = reservation._replace(expire_ns=expire_ns, ttl_ns=ttl_ns)
+        self._active[reservation.token] = renewed
         self._changes += 1
         return renewed
 
     def release(self, name: str, owner: str, token: int, *, by_operator: bool = False) -> bool:
-        """End it; False: it has ended already. *by_operator*: for any owner. Raises PermissionDenied, EtagMismatch."""
-        one = self._named(name) if by_operator else self._find(name, owner, token)
-        if one is None:
+        """End a reservation; False: it has ended. *by_operator*: regardless of the owner.
+
+        Raises PermissionDenied, EtagMismatch.
+        """
+        reservation = self._named(name) if by_operator else self._find(name, owner, token)
+        if reservation is None:
             return False
-        self._remove(one)
+        self._remove(reservation)
         self._changes += 1
         return True
 
     async def persisted(self) -> None:
-        """Return once what is reserved now is on disk. Raises ServiceUnavailable."""
+        """Return once all changes are on disk. Raises ServiceUnavailable."""
         wanted = self._changes
         async with self._lock:
             if self._written >= wanted:
@@ -218,27 +244,37 @@ class Reservations:
             self._written = changes
 
     def node_indexes(self, index: Mapping[str, int], count: int) -> tuple[tuple[str, Indexes], ...]:
-        """Return each reservation's name, and its hosts by *index*, those below *count*."""
+        """Return per reservation its key, and the *index* values of its hosts below *count*."""
         self._expire()
         key = (self._changes, len(self._active), id(index), len(index), count)
         if self._node_indexes[0] != key:
-            found: list[tuple[str, Indexes]] = []
-            for one in self._active.values():
-                nodes = [index.get(host, count) for host in one.hosts]
-                found.append((one.key, np.array([n for n in nodes if n < count], dtype=np.intp)))
-            self._node_indexes = key, tuple(found)
+            entries: list[tuple[str, Indexes]] = []
+            for reservation in self._active.values():
+                nodes = [index.get(host, count) for host in reservation.hosts]
+                entries.append(
+                    (reservation.key, np.array([n for n in nodes if n < count], dtype=np.intp))
+                )
+            self._node_indexes = key, tuple(entries)
         return self._node_indexes[1]
 
     def _node_ns(self, login: str) -> int:
-        """Return the node-time of the login's reservations that hold now or ended within the window, each with all its time."""
+        """Return the node-time of the login's reservations, active or ended within the window."""
         first = self._steady_ns() // HOUR_NS - LOGIN_WINDOW_HOURS
         ended = {hour: ns for hour, ns in self._ended.get(login, {}).items() if hour >= first}
         self._ended[login] = ended
-        active = sum(one.node_ns for one in self._active.values() if one.login == login)
+        active = sum(
+            reservation.node_ns
+            for reservation in self._active.values()
+            if reservation.login == login
+        )
         return active + sum(ended.values())
 
     def _check_login(self, login: str, count: int, ttl_ns: int, nodes_max: int) -> None:
-        held = [len(one.hosts) for one in self._active.values() if one.login == login]
+        held = [
+            len(reservation.hosts)
+            for reservation in self._active.values()
+            if reservation.login == login
+        ]
         if len(held) >= LOGIN_RESERVATIONS_MAX or sum(held) + count > nodes_max:
             raise ResourceExhausted(
                 f"the login {login!r} has {len(held)} reservations of {sum(held)} nodes and asks for {count} more, at "
@@ -257,21 +293,23 @@ class Reservations:
 
     def _named(self, name: str) -> HostReservation | None:
         self._expire()
-        return next((each for each in self._active.values() if each.name == name), None)
+        return next(
+            (reservation for reservation in self._active.values() if reservation.name == name), None
+        )
 
     def _find(self, name: str, owner: str, token: int) -> HostReservation | None:
-        one = self._named(name)
-        if one is None:
+        reservation = self._named(name)
+        if reservation is None:
             return None
-        if one.owner != owner:
+        if reservation.owner != owner:
             raise PermissionDenied(
-                f"{name} is of {one.owner!r}, not of {owner!r}; its owner can end it, or an operator's login (Release)"
+                f"{name} is of {reservation.owner!r}, not of {owner!r}; its owner can end it, or an operator's login (Release)"
             )
-        if one.token != token:
+        if reservation.token != token:
             raise EtagMismatch(
                 f"fencing_token {token} is not that of {name}: send the token that Reserve returned"
             )
-        return one
+        return reservation
 
     def _add(self, one: HostReservation) -> None:
         self._active[one.token] = one
@@ -292,10 +330,10 @@ class Reservations:
 
     def _expire(self) -> None:
         now_ns = self._steady_ns()
-        for one in list(self._active.values()):
-            is_revoked = one.by_token and not self._has_login(one.login)
-            if one.expire_ns <= now_ns or is_revoked:
-                self._remove(one)
+        for reservation in list(self._active.values()):
+            is_revoked = reservation.by_token and not self._has_login(reservation.login)
+            if reservation.expire_ns <= now_ns or is_revoked:
+                self._remove(reservation)
                 self._changes += is_revoked
 
     def _encoded(self) -> bytes:
@@ -313,11 +351,12 @@ class Reservations:
                 "ended": ended,
                 "reservations": [
                     {
-                        **one._asdict(),
-                        "expire_ns": self.expire_wall_ns(one),
-                        "last_ns": self._wall_ns() + max(one.last_ns - self._steady_ns(), 0),
+                        **reservation._asdict(),
+                        "expire_ns": self.expire_wall_ns(reservation),
+                        "last_ns": self._wall_ns()
+                        + max(reservation.last_ns - self._steady_ns(), 0),
                     }
-                    for one in self._active.values()
+                    for reservation in self._active.values()
                 ],
             }
         ).encode()
@@ -339,19 +378,24 @@ class Reservations:
         now_ns, steady_ns = self._wall_ns(), self._steady_ns()
         for login, wall_ns, node_ns in ended:
             self._count_ended(login, min(wall_ns - now_ns, 0) + steady_ns, node_ns)
-        for one in stored:
-            left_ns = min(one.expire_ns - now_ns, one.ttl_ns)
-            if left_ns > 0 and not any(host in self._by_host for host in one.hosts):
+        for reservation in stored:
+            left_ns = min(reservation.expire_ns - now_ns, reservation.ttl_ns)
+            if left_ns > 0 and not any(host in self._by_host for host in reservation.hosts):
                 last_ns = min(
-                    one.last_ns - now_ns if one.last_ns else left_ns, TTL_SECONDS_MAX * SECOND_NS
+                    reservation.last_ns - now_ns if reservation.last_ns else left_ns,
+                    TTL_SECONDS_MAX * SECOND_NS,
                 )
-                self._add(one._replace(expire_ns=steady_ns + left_ns, last_ns=steady_ns + last_ns))
-            elif one.login and one.last_ns:
-                self._count_ended(one.login, steady_ns + min(left_ns, 0), one.node_ns)
+                self._add(
+                    reservation._replace(expire_ns=steady_ns + left_ns, last_ns=steady_ns + last_ns)
+                )
+            elif reservation.login and reservation.last_ns:
+                self._count_ended(
+                    reservation.login, steady_ns + min(left_ns, 0), reservation.node_ns
+                )
 
 
 def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, int, int]]]:
-    """Return the last token, the reservations and the node-time of ended reservations: (login, wall clock, node-time).
+    """Return the last token, the reservations, and ended ones as (login, wall time, node-time).
 
     Raises ValueError, TypeError, KeyError.
     """
@@ -360,27 +404,35 @@ def _decoded(data: bytes) -> tuple[int, list[HostReservation], list[tuple[str, i
     fields = json.loads(data)
     if fields["version"] != 1:
         raise ValueError(f"version {fields['version']!r}, expected 1: a later aggregator wrote it")
-    found = [
-        HostReservation(**{**one, "hosts": tuple(one["hosts"])}) for one in fields["reservations"]
+    reservations = [
+        HostReservation(**{**entry, "hosts": tuple(entry["hosts"])})
+        for entry in fields["reservations"]
     ]
-    for one in found:
+    for reservation in reservations:
         numbers = (
-            one.token,
-            one.expire_ns,
-            one.ttl_ns,
-            one.option,
-            one.last_ns,
+            reservation.token,
+            reservation.expire_ns,
+            reservation.ttl_ns,
+            reservation.option,
+            reservation.last_ns,
             fields["last_token"],
         )
-        texts = (one.owner, one.workload, one.decision, one.request_id, one.login, *one.hosts)
+        texts = (
+            reservation.owner,
+            reservation.workload,
+            reservation.decision,
+            reservation.request_id,
+            reservation.login,
+            *reservation.hosts,
+        )
         if (
-            not all(type(each) is int for each in numbers)
-            or not all(isinstance(each, str) for each in texts)
-            or type(one.by_token) is not bool
+            not all(type(number) is int for number in numbers)
+            or not all(isinstance(text, str) for text in texts)
+            or type(reservation.by_token) is not bool
         ):
             raise TypeError("a field of the wrong type")
     ended = [(login, wall_ns, node_ns) for login, wall_ns, node_ns in fields.get("ended", ())]
     for login, *times in ended:
-        if not isinstance(login, str) or not all(type(one) is int for one in times):
+        if not isinstance(login, str) or not all(type(number) is int for number in times):
             raise TypeError("a field of the wrong type")
-    return int(fields["last_token"]), found, ended
+    return int(fields["last_token"]), reservations, ended

@@ -1,4 +1,4 @@
-"""Type of a rule's row in `rule_catalogue/`, which also computes everything that follows from the rows."""
+"""Types of the rows in `rule_catalogue/`, and helpers to write conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .model import HealthState, Reason
 
 
 class HazardClass(StrEnum):
-    """What a fault is one of, for models of hazard (`hazard/fault_classes.py` describes each)."""
+    """Class of a fault, for hazard models (`hazard/fault_classes.py` describes each)."""
 
     MEMORY = "memory"
     REMAP = "remap"
@@ -30,29 +30,31 @@ class HazardClass(StrEnum):
 
 
 class FindingWhen(Enum):
-    """When a symptom is a finding: begun where operators must act on it, ended on record where its condition is gone."""
+    """When a symptom is also a finding, from the need to act to the end of its condition."""
 
     NEVER = 0
-    #: While it costs a host its state: it lasts until a reset, a boot, or time ends it.
+    #: While it affects the host's state, until a reset, a reboot or a timeout ends it.
     COSTLY = 1
     ALWAYS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a kind of symptom means. `hazard_factor`: how many times as likely a fault is with it alone.
+    """The meaning of a kind of symptom. `hazard_factor`: its own factor on the hazard.
 
-    `shared`: what the devices of a host have in common that may cause it ("cooling"): several that show rules of one such
-    cause at the same time may have one fault (`advisories/shared_causes.py`). "": each device has its own.
+    `shared`: the common cause of several devices of a host ("cooling"): devices with rules of the
+    same cause at the same time may have a single fault (`advisories/shared_causes.py`). "":
+    independent causes.
 
-    It counts once it was there for `enter_seconds` on end, and is over once it was away for
-    `leave_seconds`; `clears` says the second as text.
+    The symptom begins after `enter_seconds` without interruption, and ends after `leave_seconds`
+    without it; `clears` describes the end.
 
-    `reads`: names of the signals that decide it, by themselves or through what the fleet derives from them. `counts`: of
-    the counters that are followed from reading to reading for it. Of other signals the fleet remembers nothing.
-    `fault_class`: it is a fault of its host, for training and for the time since its return. None: it is none.
-    `is_family`: rules are made of it one by one, for each code, counter or event; its name is that of all of them.
-    `never_noise`: why no override may take it as noise, and what to declare instead.
+    `reads`: names of the signals that decide it, directly or through values that the fleet derives.
+    `counts`: the counters that are followed from reading to reading for it. The fleet stores no
+    other signals. `fault_class`: the class if the symptom is a fault of its host, for training and
+    the time since its return; else None. `is_family`: a rule is generated per code, counter or
+    event; `name` is common to all. `never_noise`: why no override may suppress it, and what to
+    declare instead.
     """
 
     name: str
@@ -81,27 +83,24 @@ def watch_rule(
     leave_seconds: float = 60.0,
     state: HealthState = HealthState.WATCH,
 ) -> Rule:
-    """Return a rule that is WATCH: worth a look, and no reason to take the host away."""
+    """Return a rule with state WATCH: worth a look, but no reason to take the host out."""
     return Rule(name, state, reason, clears, enter_seconds, leave_seconds, factor)
 
 
-#: As `watch_rule`, of a rule that is SUSPECT: the host is likelier to fail than most.
+#: Like `watch_rule` with state SUSPECT: the host fails more likely than most.
 suspect_rule = partial(watch_rule, state=HealthState.SUSPECT)
 
 
-# ----------------------------------------------------------------------
-# Rules that are a row alone: a reading that is wrong by itself, and a counter that counts too much.
-
-#: Says where cells of gauges or states are wrong.
+#: Returns the cells of gauges or states that are wrong.
 CellPredicate = Callable[[NDArray[Any]], Flags]
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdRule:
-    """A gauge or state of *table* that is wrong where `condition` says so; NaN, no reading, never is.
+    """A gauge or state of *table* that is wrong where `condition` is true.
 
-    `message` follow the device's name; `{value}` in them is the reading. Evidence shows `columns`, of itself `column`, of
-    the last `seconds`.
+    NaN (no reading) never is. `message` follows the device's name; `{value}` in it is the reading.
+    Evidence shows `columns` (else `column`) of the last `seconds`.
     """
 
     rule: Rule
@@ -115,15 +114,16 @@ class ThresholdRule:
 
     @property
     def signal(self) -> str:
-        """The signal that it reads."""
+        """The signal that the rule reads."""
         return f"{TABLES[self.table][0].device_kind}.{self.column}"
 
 
 @dataclass(frozen=True, slots=True)
 class RateRule:
-    """A counter of *table* that counts at least `least`: within ten minutes, or, `per_second`, a second.
+    """A counter of *table* that counts at least `minimum` within ten minutes, or per second.
 
-    `peers_ratio`: and this many times the median of all such devices; 0: regardless of them.
+    `per_second`: per second. `peers_ratio`: also at least this multiple of the median of all such
+    devices; 0: without peers.
     """
 
     rule: Rule
@@ -136,7 +136,7 @@ class RateRule:
 
     @property
     def signal(self) -> str:
-        """The counter that it follows."""
+        """The counter that the rule follows."""
         return f"{TABLES[self.table][0].device_kind}.{self.column}"
 
 
@@ -144,33 +144,29 @@ RuleRow = ThresholdRule | RateRule
 
 
 def equals(*codes: int) -> CellPredicate:
-    """Return what says where a state is one of *codes*."""
+    """Return a predicate: the state is one of *codes*."""
     return lambda values: np.isin(values, codes)
 
 
 def above(limit: float) -> CellPredicate:
-    """Return what says where a gauge or state is above *limit*."""
+    """Return a predicate: the value is above *limit*."""
     return lambda values: np.asarray(values > limit, dtype=bool)
 
 
 def farther_than(limit: float) -> CellPredicate:
-    """Return what says where a gauge is farther than *limit* from zero, either way."""
+    """Return a predicate: the absolute value is above *limit*."""
     return lambda values: np.asarray(np.abs(values) > limit, dtype=bool)
 
 
-# ----------------------------------------------------------------------
-# Rules of events: what one means, and what ends it.
-
-
 class ClearCondition(NamedTuple):
-    """What ends a record of events: `seconds` without another one, for Clears.TIME."""
+    """The end of a record of events; `seconds`: time without a recurrence, for Clears.TIME."""
 
     clears: Clears
     seconds: float = 0.0
 
     @property
     def text(self) -> str:
-        """What ends it, for people."""
+        """The description of the condition."""
         if self.clears is Clears.RESET:
             return "the GPU is reset, or the host boots"
         if self.clears is Clears.REBOOT:
@@ -182,7 +178,7 @@ class ClearCondition(NamedTuple):
 
 
 class EventKind(NamedTuple):
-    """One (name, code) of events: what it means, as text, and from how many lines on it counts."""
+    """Meaning of events with a (name, code), which count from `count_min` lines."""
 
     rule: Rule
     message: str

@@ -1,6 +1,7 @@
-"""The service as one process: gRPC on one event loop, which owns the fleet; the store has its own threads.
+"""The service as a process: gRPC on an event loop that owns the fleet.
 
-This module wires, starts and stops the parts. `judge_loop.py` does the work of each second and restores state after a restart;
+The store has its own threads. This module connects, starts and stops the components.
+`judge_loop.py` does the work of each second and restores state after a restart;
 `service/grpc_server.py` makes the gRPC servers.
 """
 
@@ -96,14 +97,9 @@ from .store.answer_journal import ANSWERS_FILE, AnswerJournal
 from .store.duckdb_file import folder_identity
 from .store.store import Store
 
-# ----------------------------------------------------------------------
-# Where the aggregator listens, by its settings; and as text why it cannot listen there, and what
-# would be right.
-
-
 log = logging.getLogger(__name__)
 
-#: What is logged where `listen_scores = "auto"` finds no port.
+#: Logged if `listen_scores = "auto"` finds no free port.
 NO_SCORES = "scores and plans are answered on `listen` alone, where they wait for judging:"
 SCORES_REMEDY = (
     "To choose the port, set listen_scores to ADDRESS:PORT; to do without, set it to off"
@@ -111,11 +107,11 @@ SCORES_REMEDY = (
 
 
 class StartError(Exception):
-    """The service cannot start; the words say why and what to do."""
+    """The service cannot start; the message says why, and the remedy."""
 
 
 class Endpoint(NamedTuple):
-    """Where something is to listen. *option*: what is written before an address to name another place."""
+    """An address to listen on. *option*: command-line prefix to choose another address."""
 
     address: str
     port: int
@@ -123,7 +119,7 @@ class Endpoint(NamedTuple):
 
 
 def listen_endpoints(config: AggregatorConfig) -> list[Endpoint]:
-    """Return where to listen: for all, and for those with a token if that is another place. Raises SettingsError."""
+    """Return the endpoints of `listen` and `listen_tokens`. Raises SettingsError."""
     named = [("listen", "--listen "), ("listen_tokens", "--set listen_tokens=")]
     return [
         _listen_endpoint(config, name, option) for name, option in named if getattr(config, name)
@@ -131,9 +127,9 @@ def listen_endpoints(config: AggregatorConfig) -> list[Endpoint]:
 
 
 def scores_endpoint(config: AggregatorConfig) -> Endpoint | None:
-    """Return where the score process is to answer; None: nowhere. Raises SettingsError.
+    """Return the endpoint of the score process, None to run without. Raises SettingsError.
 
-    With `auto` no other program is expected there: where it cannot listen, the rest starts without it, with a warning.
+    With `auto` and no usable port, the service starts without it, with a warning.
     """
     option = "--set listen_scores="
     if config.listen_scores in ("", SCORES_OFF):
@@ -160,12 +156,12 @@ def _listen_endpoint(
 ) -> Endpoint:
     beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
     text = getattr(config, name)
-    found = parse_listen(text, beyond_loopback=beyond, name=name, otherwise=otherwise)
-    return Endpoint(*found, option)
+    endpoint = parse_listen(text, beyond_loopback=beyond, name=name, otherwise=otherwise)
+    return Endpoint(*endpoint, option)
 
 
 def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
-    """Return what /metrics is served on, if it is. Raises StartError."""
+    """Return the listening socket of /metrics, None if it is off. Raises StartError."""
     if not config.metrics_listen:
         if config.metrics_hosts:
             raise StartError(
@@ -184,7 +180,7 @@ def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
 
 
 def check_endpoint_free(endpoint: Endpoint) -> None:
-    """Raise StartError if nobody could listen there."""
+    """Raise StartError unless a socket can listen there."""
     try:
         _probe(endpoint.address, endpoint.port)
     except OSError as error:
@@ -192,7 +188,7 @@ def check_endpoint_free(endpoint: Endpoint) -> None:
 
 
 def listen_error(endpoint: Endpoint, error: Exception) -> StartError:
-    """Return *error*, of who tried to listen there, with what to do about it."""
+    """Return *error* of a failed listen as a StartError with a remedy."""
     address, port, option = endpoint
     number = getattr(error, "errno", None)
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
@@ -209,7 +205,7 @@ def listen_error(endpoint: Endpoint, error: Exception) -> StartError:
 
 
 def _probe(address: str, port: int) -> None:
-    """Raise OSError if nobody could listen there: gRPC would write its own words to stderr."""
+    """Raise OSError unless a socket can listen there: gRPC would only print to stderr."""
     family, kind, _, _, socket_address = socket.getaddrinfo(
         address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -219,9 +215,9 @@ def _probe(address: str, port: int) -> None:
         probe.listen(1)
 
 
-#: Calls still running this long after a request to stop are ended.
+#: Calls that still run this long after a stop request are cancelled.
 GRACE_SECONDS = 3.0
-#: `close` takes about this long, and the store at least so much of it.
+#: Approximate duration of `close`, and the minimum share of the store.
 CLOSE_SECONDS, STORE_CLOSE_SECONDS_MIN = 5.0, 1.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -232,7 +228,7 @@ def _boottime_ns() -> int:
 
 
 class Aggregator:
-    """`start`, then `close`; between them it serves."""
+    """The running service: `start`, then `close`."""
 
     def __init__(
         self,
@@ -240,16 +236,16 @@ class Aggregator:
         wall_ns: Callable[[], int] = time.time_ns,
         steady_ns: Callable[[], int] | None = None,
     ) -> None:
-        """*steady_ns*: None: as the wall clock, where that is one that is handed in, and never set."""
+        """*steady_ns*: None: the monotonic clock, or *wall_ns* if that is an injected clock."""
         if steady_ns is None and wall_ns is time.time_ns:
             self._jump_detector = ClockJumpDetector(wall_ns, time.monotonic_ns, _boottime_ns)
         else:
             self._jump_detector = ClockJumpDetector(wall_ns, steady_ns or wall_ns)
-        # Node indexes start over with each process, so that its epoch is the moment of its start.
+        # Node indexes start over with each process: the epoch is its start time.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.snapshot_holder = SnapshotHolder()
         self.port = self.token_port = 0
-        #: Where /metrics is served; 0: it is not.
+        #: Port of /metrics; 0: off.
         self.metrics_port = 0
         self.scores: ScoreProcess | None = None
         self._config, self._wall_ns = config, wall_ns
@@ -258,7 +254,10 @@ class Aggregator:
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def start(self) -> None:
-        """Open the store and serve. Raises SettingsError, StoreError or StartError, with words; then nothing is left."""
+        """Open the store and serve.
+
+        Raises SettingsError, StoreError or StartError after undoing all.
+        """
         config = self._config
         self.access_control = AccessControl(config, lambda: self._wall_ns() / 1e9)
         endpoints = listen_endpoints(config)
@@ -283,10 +282,8 @@ class Aggregator:
             undo.pop_all()
         await self._run()
 
-    # Its parts, in the order in which each needs those before it ---------------------------------
-
     def _open(self, undo: AsyncExitStack) -> None:
-        """Open the store, and take up what it has of before."""
+        """Open the store, and restore the state in it."""
         config = self._config
         self.store = Store.open(config.data, config, self._wall_ns)
         undo.callback(self.store.close)
@@ -391,14 +388,13 @@ class Aggregator:
         )  # fmt: skip
 
     async def _listen(self, endpoints: list[Endpoint], undo: AsyncExitStack) -> None:
-        """Answer in all places, the score process's among them."""
-        if (
-            self.scores is not None
-        ):  # first: gRPC keeps a port that it was bound to and does not serve
+        """Listen on all endpoints, the score process first."""
+        # The score process is first: gRPC keeps a port that it was bound to and does not serve.
+        if self.scores is not None:
             await self._start_scores(self.scores)
             undo.push_async_callback(self.scores.close)
         self._servers = [
-            self._bind(endpoint, by_token=at > 0) for at, endpoint in enumerate(endpoints)
+            self._bind(endpoint, by_token=index > 0) for index, endpoint in enumerate(endpoints)
         ]
         self.access_control.watch_ports([self.port, self.token_port])
         for server in self._servers:
@@ -406,7 +402,7 @@ class Aggregator:
             undo.push_async_callback(server.stop, None)
 
     def _bind(self, endpoint: Endpoint, *, by_token: bool) -> grpc.aio.Server:
-        """Return a server that is to answer there; behind the first of all places callers need no token."""
+        """Return a server bound to *endpoint*; *by_token*: its callers log in with tokens."""
         denied = {f"/{QUERY}/Query": self.query.log_denied}
         server = make_server(
             self._config, self.access_control, self._calls, by_token=by_token, denied=denied
@@ -432,13 +428,13 @@ class Aggregator:
         log.info("scores and plans are also answered on %s:%d", scores.address, scores.port)
 
     def _scores_port(self) -> int:
-        """Return the port of the score process where callers of `listen` reach it at the same address, else 0."""
+        """Return the score process's port if it has the address of `listen`, else 0."""
         if self.scores is None or self.scores.address != self._config.listen.rpartition(":")[0]:
             return 0
         return self.scores.port
 
     def _make_monitoring(self, metrics: socket.socket | None) -> None:
-        """Make what looks at ourselves."""
+        """Create the monitoring of the aggregator itself."""
         try:
             self._log_exporter = (
                 OtlpLogExporter(self._config.otlp_logs, "gangline-aggregator", socket.gethostname())
@@ -468,12 +464,12 @@ class Aggregator:
         )  # fmt: skip
 
     def _log_poll(self) -> Callable[[], None]:
-        """Return what exports findings and advice, in the thread of the monitor."""
+        """Return a function that exports findings and advice, for the monitor's thread."""
         exporter = self._log_exporter
         if exporter is None:
             return lambda: None
-        found = FindingAndAdviceLog(exporter, lambda: self.fleet.findings, self._advisories)
-        return lambda: found.poll(self._wall_ns())
+        log_source = FindingAndAdviceLog(exporter, lambda: self.fleet.findings, self._advisories)
+        return lambda: log_source.poll(self._wall_ns())
 
     def _advisories(self) -> list[Advisory]:
         return (
@@ -483,18 +479,16 @@ class Aggregator:
         )
 
     def _host_families(self, now_ns: int) -> list[Metric]:
-        """Return the series of each host. For the thread that answers /metrics."""
+        """Return the metrics of each host, for the thread that serves /metrics."""
         return host_families(self.snapshot_holder.snapshot, self._advisories(), now_ns)
 
     def _on_alarm_changes(self, loop: asyncio.AbstractEventLoop, changes: AlarmChanges) -> None:
-        """Take changes of alarms over, from the watch's thread into the loop's."""
-        with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+        """Pass changes of alarms from the monitor's thread to the event loop."""
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: record_alarms(self.fleet, changes, self._wall_ns()))
 
-    # While it runs -------------------------------------------------------------------------------
-
     async def _run(self) -> None:
-        """Begin what continues by itself, and say that we serve."""
+        """Start background tasks, and report that the service is serving."""
         self._lag.start()
         if self._log_exporter is not None:
             self._log_exporter.start()
@@ -511,13 +505,13 @@ class Aggregator:
         ]
 
     def reload(self) -> None:
-        """Read what people declared again, with the next judgement."""
+        """Reload the declarations with the next judgement."""
         self.judge_loop.reload()
 
     async def close(self) -> str:
-        """Stop accepting, commit what waits, send its receipts, close the store: within 5 s, or 25 s of a disk that hangs.
+        """Stop accepting, commit, send receipts, close the store: 5 s, or 25 s if the disk hangs.
 
-        Returns words on what could not be stored, "" when all was.
+        Return a message on data that could not be stored, "" for none.
         """
         begin = time.monotonic()
         for task in self._tasks:
@@ -542,7 +536,7 @@ class Aggregator:
         self._ingest.close()
         self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))
         rest = max(STORE_CLOSE_SECONDS_MIN, CLOSE_SECONDS - (time.monotonic() - begin))
-        # In each thread of the loop's own somebody may wait for the store.
+        # A new thread: calls that wait for the store may occupy all of the loop's own threads.
         with ThreadPoolExecutor(1) as executor:
             return await asyncio.get_running_loop().run_in_executor(
                 executor, self.store.close, rest
@@ -550,9 +544,9 @@ class Aggregator:
 
 
 async def serve(aggregator: Aggregator, stop: asyncio.Event, ready: Callable[[Any], None]) -> str:
-    """Start, say that it is *ready*, and close when *stop* is set. Raises what `start` raises.
+    """Start, call *ready*, and close when *stop* is set; return the result of `close`.
 
-    Returns what `close` returns.
+    Raises the errors of `start`.
     """
     await aggregator.start()
     try:

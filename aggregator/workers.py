@@ -1,7 +1,7 @@
-"""The aggregator's end of its worker processes: starts them, exchanges packets, stops them.
+"""The aggregator's side of worker processes: starts them, exchanges packets, stops them.
 
-A worker is a Gangline module that runs as a separate process. Its standard input is a packet socket; it exits when the socket
-closes or its parent exits (`contract/workers.py`).
+A worker is a Gangline module in a separate process. Its standard input is a packet socket; it exits
+when the socket closes or its parent exits (`contract/workers.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any
 
 from ..contract.workers import packet_sockets
 
-#: A worker that does not end when its socket closes is killed after this time.
+#: A worker is killed this long after its socket was closed.
 END_SECONDS = 2.0
-#: A killed worker that is still there after this time waits for a disk: it ends when the disk answers, and does nothing more.
+#: A killed worker that remains after this time waits for a disk: it exits later, and does no more
+#: work.
 GONE_SECONDS = 5.0
-#: What libraries would start threads for, which a fork server must not have; and malloc gives memory back.
+#: Settings against library threads, which a fork server must not have, and for malloc to release
+#: memory.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -30,17 +32,21 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-#: What of ours a fork server needs to find Python, its libraries and its language. Nothing else goes with it: a token
-#: (GANGLINE_TOKEN), a cloud's keys or a proxy's password would stand in the environment of a stranger's query.
+#: Variables that a fork server needs for Python, its libraries and its language. No others are
+#: passed: a token (GANGLINE_TOKEN), cloud keys or a proxy's password would be readable by a
+#: stranger's query.
 _INHERITED = frozenset(("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SYSTEMROOT"))
 _INHERITED_PREFIXES = ("PYTHON", "LC_", "LD_", "COV_", "COVERAGE")
 
 
 class WorkerProcess:
-    """A worker that was started, and the aggregator's end of its socket, `control`."""
+    """A started worker, and the aggregator's end of its socket, `control`."""
 
     def __init__(self, module: str, *arguments: str, own_session: bool) -> None:
-        """Start it. *own_session*: Linux shares processors between sessions first (autogroup, sched(7)). Raises OSError."""
+        """Start the worker. Raises OSError.
+
+        *own_session*: Linux divides CPU time between sessions first (autogroup, sched(7)).
+        """
         self.control, child_socket = packet_sockets()
         try:
             with child_socket:
@@ -58,19 +64,21 @@ class WorkerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone."""
         return self._process.poll() is not None
 
     def send(self, packet: Any, *descriptors: int) -> None:
-        """Send *packet* in JSON. Raises OSError."""
+        """Send *packet* as JSON. Raises OSError."""
         socket.send_fds(self.control, [json.dumps(packet).encode()], descriptors)
 
     def kill(self) -> None:
-        """End it at once. For any thread; returns at once."""
+        """Kill the worker without waiting, from any thread."""
         self._process.kill()
 
     def end(self) -> int | None:
-        """Close its socket, which ends it; return with what status it did, None if it cannot be killed. Blocks."""
+        """Close the socket and wait; return the exit status, None if the worker cannot be killed.
+
+        Blocks.
+        """
         self.control.close()
         for seconds in (END_SECONDS, GONE_SECONDS):
             with suppress(subprocess.TimeoutExpired):
@@ -85,9 +93,10 @@ async def receive_packets(
     descriptors_max: int,
     on_packet: Callable[[bytes, list[int]], Awaitable[None]],
 ) -> None:
-    """Await *on_packet* with each packet and its descriptors until the other end closes. *control* does not block.
+    """Await *on_packet* with each packet and its descriptors until the other end closes.
 
-    The descriptors are closed then. Raises OSError, and what *on_packet* raises.
+    *control* is non-blocking. The descriptors are closed after the call. Raises OSError, and the
+    errors of *on_packet*.
     """
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(control, readable.set)
@@ -104,14 +113,14 @@ async def receive_packets(
             try:
                 await on_packet(data, descriptors)
             finally:
-                for each in descriptors:
-                    os.close(each)
+                for descriptor in descriptors:
+                    os.close(descriptor)
     finally:
         loop.remove_reader(control)
 
 
 def environment() -> dict[str, str]:
-    """Return what a process of ours that holds DuckDB and Arrow is started with."""
+    """Return the environment of our processes that load DuckDB and Arrow."""
     inherited = {
         name: value
         for name, value in os.environ.items()

@@ -2,6 +2,6 @@
 
 import os
 
-# Before gRPC is imported: else it writes a line to stderr for each handshake that fails, and anyone who reaches the port
-# fills the log.
+# Set before gRPC is imported: otherwise it logs a line for each failed handshake, and anybody that
+# can reach the port fills the log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

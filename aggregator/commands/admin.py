@@ -1,4 +1,4 @@
-"""`gangline admin`: what keeps an aggregator over the years."""
+"""`gangline admin`: maintenance of an aggregator, and the dispatch of subcommands."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from ...cli import OK, USAGE
 
-# ----------------------------------------------------------------------
-# Commands of commands: each imported when it is called.
-
-#: Subcommand -> (module of this folder with `main(arguments) -> exit code`, or module:function; what it does).
+#: Subcommand -> (module with `main(arguments) -> exit code`, or module:function; summary).
 Table = Mapping[str, tuple[str, str]]
 
 
 def run(command: str, table: Table, arguments: list[str], notes: Sequence[str]) -> int:
-    """Run one subcommand of `gangline` *command* and return its exit code. *notes* end the help."""
+    """Run a subcommand of `gangline` *command*; return its exit code. *notes*: end of the help."""
     help_text = "\n".join(
         (
             f"usage: gangline {command} COMMAND [--help] ...",
@@ -36,8 +33,8 @@ def run(command: str, table: Table, arguments: list[str], notes: Sequence[str]) 
         return USAGE
     module, _ = table[arguments[0]]
     module, _, function = module.partition(":")
-    found = getattr(importlib.import_module(module, __package__), function or "main")
-    return int(found(arguments[1:]))
+    handler = getattr(importlib.import_module(module, __package__), function or "main")
+    return int(handler(arguments[1:]))
 
 
 SUBCOMMANDS: Table = {
@@ -62,7 +59,7 @@ SUBCOMMANDS: Table = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run one subcommand and return its exit code."""
+    """Run a subcommand and return its exit code."""
     return run(
         "admin",
         SUBCOMMANDS,

@@ -1,4 +1,4 @@
-"""`gangline admin cert`: creates a CA and certificates for a small cluster."""
+"""`gangline admin cert` and `token`: certificates for a small cluster, and bearer tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Only their owner can read keys (0600). Protect ca.key: with it, anybody can impe
 
 
 def cert_main(arguments: list[str]) -> int:
-    """Make what is asked for and print the settings to paste. 1 with words when it cannot be made."""
+    """Create certificates and print settings to paste. Exit code 1, with a message, on failure."""
     options = _cert_parser().parse_args(arguments)
     folder: Path = options.folder or options.data / FOLDER
     make = {"init": _init, "server": _server, "issue": _issue, "cluster": _cluster}[options.what]
@@ -60,30 +60,30 @@ def cert_main(arguments: list[str]) -> int:
 
 
 def _init(options: argparse.Namespace, folder: Path) -> None:
-    made = make_authority(folder, options.trust, datetime.now(UTC), force=options.force)
-    print(f"CA: {made.certificate}, its key: {made.key}")
+    paths = make_authority(folder, options.trust, datetime.now(UTC), force=options.force)
+    print(f"CA: {paths.certificate}, its key: {paths.key}")
 
 
 def _server(options: argparse.Namespace, folder: Path) -> None:
     authority = Authority(folder, datetime.now(UTC))
-    made = authority.issue_server(options.names, options.days, force=options.force)
-    print(_of_aggregator(made, folder))
+    paths = authority.issue_server(options.names, options.days, force=options.force)
+    print(_of_aggregator(paths, folder))
 
 
 def _issue(options: argparse.Namespace, folder: Path) -> None:
     authority = Authority(folder, datetime.now(UTC))
     role = Role(options.role)
-    made = authority.issue(role, options.name, options.days, force=options.force)
+    paths = authority.issue(role, options.name, options.days, force=options.force)
     address = f"AGGREGATOR:{PORT}"
     print(
-        _of_agent(made, folder, address)
+        _of_agent(paths, folder, address)
         if role is Role.AGENT
-        else _of_client(made, folder, address)
+        else _of_client(paths, folder, address)
     )
 
 
 def _cluster(options: argparse.Namespace, folder: Path) -> None:
-    """Make what is not there yet of a small cluster: CA, server, agents, operators."""
+    """Create the missing certificates of a small cluster: CA, server, agents, operators."""
     now = datetime.now(UTC)
     check_days(options.days)
     if not certificate_paths(folder, "ca").certificate.exists():
@@ -95,11 +95,11 @@ def _cluster(options: argparse.Namespace, folder: Path) -> None:
     server = authority.issue_server(names, options.days, force=options.force)
     sections = [_of_aggregator(server, folder)]
     for host in options.host:
-        made = authority.issue(Role.AGENT, host, options.days, force=options.force)
-        sections.append(_of_agent(made, folder, address))
+        paths = authority.issue(Role.AGENT, host, options.days, force=options.force)
+        sections.append(_of_agent(paths, folder, address))
     for name in options.operator:
-        made = authority.issue(Role.OPERATOR, name, options.days, force=options.force)
-        sections.append(_of_client(made, folder, address))
+        paths = authority.issue(Role.OPERATOR, name, options.days, force=options.force)
+        sections.append(_of_client(paths, folder, address))
     print("\n\n".join(sections))
 
 
@@ -206,9 +206,6 @@ def _trust(text: str) -> str:
     return text or TRUST_DEFAULT
 
 
-# ----------------------------------------------------------------------
-# `gangline admin token`: make, list and revoke bearer tokens. What the aggregator keeps is a hash.
-
 DAYS_DEFAULT = 365
 
 TOKEN_EXAMPLES = """\
@@ -224,7 +221,7 @@ too. exit codes: 0 done, 1 failed, 2 wrong usage, 4 no such token
 
 
 def token_main(arguments: list[str]) -> int:
-    """Make, list or revoke. 1 with words when the file cannot be read or written, 4 for an unknown token."""
+    """Create, list or revoke tokens. Exit codes: 1 the file is not accessible, 4 unknown token."""
     options = _token_parser().parse_args(arguments)
     path = tokens_file(options.data)
     work = {"new": _new, "list": _list, "revoke": _revoke}[options.what]
@@ -233,22 +230,22 @@ def token_main(arguments: list[str]) -> int:
 
 def _new(options: argparse.Namespace, path: Path) -> int:
     now = int(time.time())
-    made = [make_token(Role(options.role), name, options.days, now) for name in options.name]
+    created = [make_token(Role(options.role), name, options.days, now) for name in options.name]
     first = not path.exists()
     files: list[Path] = []
     if options.into is not None:
-        files = [options.into / f"{token.role}-{token.name}.token" for _, token in made]
+        files = [options.into / f"{token.role}-{token.name}.token" for _, token in created]
         existing = [str(file) for file in files if file.exists()]
         if existing and not options.force:
             raise TokensError(
                 f"{', '.join(existing[:3])} would be overwritten. Use --force to overwrite"
             )
         private_folder(options.into)
-        for file, (secret, _) in zip(files, made, strict=True):
+        for file, (secret, _) in zip(files, created, strict=True):
             write_private(file, f"{secret}\n".encode(), 0o600)
-    update_tokens(path, lambda before: [*before, *(token for _, token in made)])
-    for at, (secret, token) in enumerate(made):
-        print(files[at] if files else secret)
+    update_tokens(path, lambda before: [*before, *(token for _, token in created)])
+    for index, (secret, token) in enumerate(created):
+        print(files[index] if files else secret)
         print(f"{token.id}: {token.role} {token.name}, until {_day(token.until)}", file=sys.stderr)
     if first:
         print(
@@ -272,13 +269,13 @@ def _list(options: argparse.Namespace, path: Path) -> int:
         print(f"no token exists: there is no {path}", file=sys.stderr)
     now = time.time()
     if options.json:
-        shown = [{k: v for k, v in asdict(each).items() if k != "sha256"} for each in tokens]
+        shown = [{k: v for k, v in asdict(token).items() if k != "sha256"} for token in tokens]
         print(json.dumps(shown))
         return OK
     rows = [("ID", "ROLE", "NAME", "MADE", "UNTIL", "")]
     rows += [
-        (each.id, each.role, each.name, _day(each.made), _day(each.until), _state(each, now))
-        for each in tokens
+        (token.id, token.role, token.name, _day(token.made), _day(token.until), _state(token, now))
+        for token in tokens
     ]
     print(table(rows))
     return OK
@@ -289,15 +286,15 @@ def _revoke(options: argparse.Namespace, path: Path) -> int:
 
     def without(before: list[Token]) -> list[Token]:
         revoked.extend(
-            each for each in before if each.id == options.id or each.name == options.name
+            token for token in before if token.id == options.id or token.name == options.name
         )
-        return [each for each in before if each not in revoked]
+        return [token for token in before if token not in revoked]
 
     if not path.exists():
         raise TokensError(f"there are no tokens: no {path}")
     update_tokens(path, without)
-    for each in revoked:
-        print(f"revoked {each.id}: {each.role} {each.name}")
+    for token in revoked:
+        print(f"revoked {token.id}: {token.role} {token.name}")
     if not revoked:
         requested = options.id or options.name
         print(f"gangline admin token: no token {requested!r}; `list` shows them", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`gangline admin health`: whether the aggregator's event loop responds; for container and load balancer probes."""
+"""`gangline admin health`: whether the aggregator's event loop responds, for probes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .connection import (
 
 
 def main(arguments: list[str]) -> int:
-    """Print its answer. 0: it serves; 3: it does not, or nothing answers."""
+    """Print the health status. Exit codes: 0 serving, 3 not serving or no answer."""
     options = _parser().parse_args(arguments)
     try:
-        # Health is open to everybody; a token that was revoked must not restart a pod.
+        # Health needs no login; a revoked token must not restart a pod.
         connection_options = replace(read_connection_options(options), token_file="")
         with open_channel(connection_options) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)

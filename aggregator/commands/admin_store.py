@@ -1,4 +1,4 @@
-"""Shared code of the store commands (`gangline admin backup`, `verify`, ...): access, messages and exit codes."""
+"""`gangline admin backup`, `restore`, `compact` and `verify`, and their common code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from .connection import (
 )
 from .terminal import ProgressBar
 
-#: Who has the files may still not tell the service to hold them.
+#: Hint for a caller who can read the files but may not ask the service to hold them.
 LOGIN = (
     "Log in as an admin: --token-file FILE (gangline admin token new --role admin --name NAME), or --cert and "
     "--key (gangline admin cert issue --role admin --name NAME)"
@@ -64,7 +64,7 @@ DATA_DEFAULT: Path = AggregatorConfig.__dataclass_fields__["data"].default  # ty
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
-    """Add --data, and the way to the aggregator."""
+    """Add --data, and the connection options."""
     add_data_option(parser)
     add_connection_options(parser)
 
@@ -78,14 +78,17 @@ def add_data_option(parser: argparse.ArgumentParser) -> None:
 
 
 def caller_name(text: str) -> str:
-    """Return *text* as it is if a caller may be named so. Raises argparse.ArgumentTypeError with words."""
+    """Return *text* unchanged if it is a valid caller name. Raises ArgumentTypeError."""
     if not is_name(text):
         raise argparse.ArgumentTypeError(f"{text[:64]!r}: expected {NAME_FORM}")
     return text
 
 
 def guarded(command: str, run: Callable[[], int]) -> int:
-    """Run it; failures become words on stderr and an exit code. Ctrl-C is 130, after what it began is swept."""
+    """Run the command; print a failure to stderr and return its exit code.
+
+    Ctrl-C exits with 130 after partial files are removed.
+    """
 
     def run_translated() -> int:
         try:
@@ -106,7 +109,7 @@ def guarded(command: str, run: Callable[[], int]) -> int:
 def consistent_view(
     data: Path, connection_options: ConnectionOptions
 ) -> AbstractContextManager[ConsistentView]:
-    """Return the store in *data*, held by its aggregator while that runs."""
+    """Return a consistent view of the store in *data*, which a running aggregator holds still."""
     if not (data / STORE_FILE).exists():
         raise CopyError(no_store_message(data))
     return held_store(data, connection_options) if in_use(data) else open_stopped_store(data)
@@ -168,7 +171,7 @@ def _held_view(
 
 
 def call_error(error: Any, data: Path, connection_options: ConnectionOptions) -> CommandError:
-    """Return what to say of a call to the aggregator of *data* that ended or never was."""
+    """Return the error for a call to the aggregator of *data* that failed or could not start."""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return CommandError(str(error.details()), FAILED)
     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
@@ -183,12 +186,8 @@ def call_error(error: Any, data: Path, connection_options: ConnectionOptions) ->
     return CommandError(f"{data} is in use by an aggregator, and {other}", other.code)
 
 
-# ----------------------------------------------------------------------
-# `gangline admin backup`: a whole copy of the store, as of one moment.
-
-
 def backup_main(arguments: list[str]) -> int:
-    """Make one. 1: not made, with words; 3: an aggregator has the store and does not respond."""
+    """Make a backup. Exit codes: 1 failed, with a message; 3 the store's aggregator is silent."""
     options = _backup_parser().parse_args(arguments)
     return guarded("backup", lambda: _run_backup(options))
 
@@ -199,14 +198,16 @@ def _run_backup(options: argparse.Namespace) -> int:
         return OK
     with ProgressBar(quiet=options.json) as progress:
         backup = Backup(options.to, progress, access=options.with_access)
-        made = backup.make(lambda: consistent_view(options.data, read_connection_options(options)))
+        result = backup.make(
+            lambda: consistent_view(options.data, read_connection_options(options))
+        )
     removed = remove_all_but(options.to, options.keep) if options.keep else []
     if options.json:
-        print(json_object(_backup_document(made, removed)))
+        print(json_object(_backup_document(result, removed)))
         return OK
-    print(_print_backup(made))
-    for each in removed:
-        print(f"removed {each}")
+    print(_print_backup(result))
+    for folder in removed:
+        print(f"removed {folder}")
     return OK
 
 
@@ -215,7 +216,7 @@ def _backup_document(made: BackupResult, removed: list[Path]) -> dict[str, objec
     return {
         "backup": str(made.folder), "as_of": manifest.as_of, "as_of_ns": manifest.as_of_ns, "rows": manifest.rows,
         "files": len(manifest.files), "size_bytes": manifest.size_bytes, "copied_bytes": made.copied_bytes,
-        "stood_still_microseconds": made.paused_microseconds, "removed": [str(one) for one in removed],
+        "stood_still_microseconds": made.paused_microseconds, "removed": [str(folder) for folder in removed],
     }  # fmt: skip
 
 
@@ -270,12 +271,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-# ----------------------------------------------------------------------
-# `gangline admin restore`: a backup put in a data folder.
-
-
 def restore_main(arguments: list[str]) -> int:
-    """Restore. 1: nothing was changed, with words."""
+    """Restore a backup. Exit code 1: nothing was changed; a message says why."""
     options = _restore_parser().parse_args(arguments)
     return guarded("restore", lambda: _run_restore(options))
 
@@ -334,12 +331,8 @@ def _restore_parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ----------------------------------------------------------------------
-# `gangline admin compact`: the free space of the store given back, while readings are taken.
-
-
 def compact_main(arguments: list[str]) -> int:
-    """Compact. 1: the store is as it was, with words; 3: an aggregator has it and does not respond."""
+    """Compact the store. Exit codes: 1 unchanged, with a message; 3 its aggregator is silent."""
     options = _compact_parser().parse_args(arguments)
     return guarded("compact", lambda: _run_compact(options))
 
@@ -373,7 +366,7 @@ def _running(
     data: Path, connection_options: ConnectionOptions, progress: ProgressBar
 ) -> tuple[int, int, int]:
     with held_store(data, connection_options):
-        pass  # it raises where the aggregator there stores elsewhere, whose store nobody asked us to compact
+        pass  # fails if the aggregator there has another store, which must not be compacted
     with admin_stub(connection_options) as stub:
         call = stub.CompactStore(admin_pb2.CompactStoreRequest())
         try:
@@ -417,12 +410,8 @@ def _compact_parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ----------------------------------------------------------------------
-# `gangline admin verify`: everything of a store, or of a backup, read back.
-
-
 def verify_main(arguments: list[str]) -> int:
-    """Read it back. 0: all is well; 1: something is wrong, each in a line."""
+    """Read everything back. Exit codes: 0 intact; 1 problems, each on a line."""
     options = _verify_parser().parse_args(arguments)
     return guarded("verify", lambda: _run_verify(options))
 
@@ -430,31 +419,31 @@ def verify_main(arguments: list[str]) -> int:
 def _run_verify(options: argparse.Namespace) -> int:
     with ProgressBar(quiet=options.json) as progress:
         if options.backup is not None:
-            what, found = _backup(options.backup, progress)
+            what, report = _backup(options.backup, progress)
         else:
-            what, found = str(options.data), _store(options, progress)
+            what, report = str(options.data), _store(options, progress)
     if options.json:
-        print(json_object({"verified": what, **_verify_document(found)}))
+        print(json_object({"verified": what, **_verify_document(report)}))
     else:
-        print(_print_verify(what, found))
-    return FAILED if found.problems else OK
+        print(_print_verify(what, report))
+    return FAILED if report.problems else OK
 
 
 def _backup(folder: Path, progress: ProgressBar) -> tuple[str, VerifyReport]:
     folder = backup_files.newest(folder)
-    made = backup_files.read(folder)
-    wrong = check_files(folder, made, progress)
+    manifest = backup_files.read(folder)
+    wrong = check_files(folder, manifest, progress)
     try:
         with TemporaryDirectory(prefix=VERIFY_SCRATCH_PREFIX) as spill:
-            found = _read(folder / STORE_FILE, folder, Path(spill), progress)
+            report = _read(folder / STORE_FILE, folder, Path(spill), progress)
     except CopyError as error:
-        found = VerifyReport(problems=[str(error)])
-    found.problems = wrong + found.problems
-    return str(folder), found
+        report = VerifyReport(problems=[str(error)])
+    report.problems = wrong + report.problems
+    return str(folder), report
 
 
 def _store(options: argparse.Namespace, progress: ProgressBar) -> VerifyReport:
-    """Copy the file (that continues being written to), release the store, and read the copy."""
+    """Copy the file, which is still written to, release the store, and read the copy."""
     data: Path = options.data
     if not (data / STORE_FILE).exists():
         raise CopyError(no_store_message(data))
@@ -464,16 +453,16 @@ def _store(options: argparse.Namespace, progress: ProgressBar) -> VerifyReport:
             stack.enter_context(TemporaryDirectory(prefix=VERIFY_SCRATCH_PREFIX, dir=where))
         )
         with consistent_view(data, read_connection_options(options)) as source:
-            # One that runs said so when it began, and its mark moves on.
+            # A running aggregator reported a loss at its start, and its mark has moved since.
             lost = "" if source.is_running else duckdb_file.loss_message(source.file)
             segments = stack.enter_context(backup_files.hold_files(data, backup_files.files(data)))
             _copy(source, scratch, progress)
         try:
-            found = _read(scratch / STORE_FILE, segments, scratch, progress)
-        except CopyError as error:  # of the copy, which is gone when this is read
-            found = VerifyReport(problems=[str(error).replace(str(scratch), str(data))])
-    found.problems += [lost] if lost else []
-    return found
+            report = _read(scratch / STORE_FILE, segments, scratch, progress)
+        except CopyError as error:  # name the store, not its temporary copy
+            report = VerifyReport(problems=[str(error).replace(str(scratch), str(data))])
+    report.problems += [lost] if lost else []
+    return report
 
 
 def _copy(source: ConsistentView, scratch: Path, progress: ProgressBar) -> None:
@@ -494,7 +483,7 @@ def _copy(source: ConsistentView, scratch: Path, progress: ProgressBar) -> None:
 
 def _read(file: Path, folder: Path, spill: Path, progress: ProgressBar) -> VerifyReport:
     progress.begin("reading back", 0)
-    return verify.verify_store(file, folder, spill, lambda _, at, of: progress.at(at, of))
+    return verify.verify_store(file, folder, spill, lambda _, done, total: progress.at(done, total))
 
 
 def _verify_document(found: VerifyReport) -> dict[str, object]:
@@ -511,7 +500,7 @@ def _print_verify(what: str, found: VerifyReport) -> str:
     )
     if not found.problems:
         return f"{line}: all read back, nothing is wrong"
-    return "\n".join([line, *(f"WRONG: {each}" for each in found.problems)])
+    return "\n".join([line, *(f"WRONG: {problem}" for problem in found.problems)])
 
 
 def _verify_parser() -> argparse.ArgumentParser:

@@ -25,7 +25,10 @@ from .connection import FAILED, OK, CommandError, ConnectionOptions, read_connec
 
 
 def main(arguments: list[str]) -> int:
-    """Train. 1: too few faults on record, or worse than the model in use, which stays; 3: see `compact`."""
+    """Train a model.
+
+    Exit codes: 1 rejected or too few faults; 3 the store's aggregator is silent.
+    """
     options = _parser().parse_args(arguments)
     return guarded("train", lambda: _run(options))
 
@@ -62,7 +65,7 @@ def _result_text(done: TrainingResult) -> str:
 
 def _running(data: Path, connection_options: ConnectionOptions, simulated: bool) -> TrainingResult:
     with held_store(data, connection_options):
-        pass  # it raises where the aggregator there stores elsewhere, on whose record nobody asked to train
+        pass  # fails if the aggregator there has another store, whose record must not be used
     with admin_stub(connection_options) as stub:
         try:
             done = stub.TrainHazard(admin_pb2.TrainHazardRequest(simulated=simulated))

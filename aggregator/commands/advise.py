@@ -30,11 +30,11 @@ from .host_table import enum_name
 from .permit import seconds_of
 from .terminal import cut
 
-#: A month of evidence is read and replayed.
+#: Time limit of a replay, which may cover a month of evidence.
 WHAT_IF_SECONDS = 120.0
 PAGE_SIZE = 1000
 ETAG = re.compile(r"a[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
-#: Command -> how it is reported while it runs.
+#: Command -> verb form printed while it runs.
 ANSWERING = {
     "accept": "accepting",
     "reject": "rejecting",
@@ -45,7 +45,10 @@ NAME = re.compile(r"(?:advisories/)?(a[0-9]{1,18})", re.ASCII)
 
 
 def main(arguments: list[str]) -> int:
-    """List (without a word), show, accept, ... 1: refused, with words; 3: no aggregator answers; 4: no such advisory or host."""
+    """Run a subcommand, `list` by default.
+
+    Exit codes: 1 refused, with a message; 3 no aggregator answers; 4 no such advisory or host.
+    """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["list", *arguments]
     options = _parser().parse_args(arguments)
@@ -67,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _code(options: argparse.Namespace, answer: Any) -> int:
-    """Return 0 where what was asked for is so."""
+    """Return the exit code: an accept that did not take effect and unknown hosts are failures."""
     if options.what == "accept" and answer.state != wire.ACCEPTED:
         print("gangline advise: not accepted: do not act on the host", file=sys.stderr)
         return FAILED
@@ -75,7 +78,7 @@ def _code(options: argparse.Namespace, answer: Any) -> int:
 
 
 def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse:
-    """Return all pages as one."""
+    """Return all pages as a single response."""
     whole, token = wire.ListAdvisoriesResponse(), ""
     while True:
         node = f"nodes/{options.host.removeprefix('nodes/')}" if options.host else ""
@@ -87,7 +90,7 @@ def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse
         )
         whole.advisories.extend(page.advisories)
         whole.held_back.extend(page.held_back)
-        whole.held_back_count += page.held_back_count  # with the first page
+        whole.held_back_count += page.held_back_count  # set on the first page only
         whole.out_by_advice.extend(page.out_by_advice)
         whole.out_by_advice_count += page.out_by_advice_count
         whole.unavailable_nodes.extend(page.unavailable_nodes)
@@ -105,7 +108,7 @@ def _show(stub: Any, options: argparse.Namespace) -> wire.Advisory:
 
 def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.Advisory]:
     def run(stub: Any, options: argparse.Namespace) -> wire.Advisory:
-        # Without an etag of what was read it is answered as it is now, whatever that is: so it is said.
+        # Without --etag the current version is answered, and printed first.
         etag = options.etag or _current_etag(stub, options)
         request = wire.AckAdvisoryRequest(
             name=f"advisories/{options.advisory}",
@@ -123,7 +126,7 @@ def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.
 
 
 def _current_etag(stub: Any, options: argparse.Namespace) -> str:
-    """Return the etag of the advisory as it is now, having said what is answered with it."""
+    """Print the current version of the advisory that is answered, and return its etag."""
     now = _show(stub, options)
     action = f"{enum_name(wire.Action, now.action)} for {now.subject}"
     message = f"the current version: {action} (use --etag {now.etag} to answer only this version)"
@@ -142,7 +145,7 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
     except grpc.RpcError as error:
         if (
             error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        ):  # a server that is no aggregator is reported sooner
+        ):  # any other error is reported by the caller
             raise
         raise CommandError(
             f"no result after {WHAT_IF_SECONDS:g} s; the aggregator continues (`gangline hosts` shows whether "
@@ -180,13 +183,13 @@ def _days(text: str) -> int:
 
 
 def _advisory(text: str) -> str:
-    found = NAME.fullmatch(text)
-    if found is None:
+    match = NAME.fullmatch(text)
+    if match is None:
         raise argparse.ArgumentTypeError(
             f"{text[:60]!r}: expected the name of an advisory, such as a12; `gangline advise "
             "list --host HOST` lists those of a host"
         )
-    return found[1]
+    return match[1]
 
 
 def _etag(text: str) -> str:
@@ -219,19 +222,19 @@ def _parser() -> argparse.ArgumentParser:
         ("done", "report that you carried out what you accepted"),
         ("failed", "report that you could not"),
     ):
-        one = commands.add_parser(name, help=help_text)
-        one.add_argument("advisory", type=_advisory, help="its name, such as a12")
+        subparser = commands.add_parser(name, help=help_text)
+        subparser.add_argument("advisory", type=_advisory, help="its name, such as a12")
         if name != "show":
             help_text = "the version from `show` or `list --json`; rejected if the advisory has changed since"
-            one.add_argument("--etag", type=_etag, help=help_text)
-        one.add_argument(
+            subparser.add_argument("--etag", type=_etag, help=help_text)
+        subparser.add_argument(
             "--reason",
             default="",
             required=name == "reject",
             help="a note to store with the answer",
         )
         if name == "accept":
-            one.add_argument(
+            subparser.add_argument(
                 "--for",
                 dest="seconds",
                 type=seconds_of,

@@ -1,4 +1,4 @@
-"""Text output of `gangline advise`: advisories, what limits hold back, and replays."""
+"""Text output of `gangline advise`, and its `out` and `back`: hosts taken out by hand."""
 
 from __future__ import annotations
 
@@ -18,23 +18,16 @@ from .connection import DEADLINE_SECONDS, host_set_option, number_option
 from .host_table import enum_name
 from .terminal import cut, table, width_of
 
-# ----------------------------------------------------------------------
-# `gangline advise out` and `back`: which hosts somebody took out by himself, and those that advice
-# hears of.
-#
-# `back` of a host that one did not take out himself gives up what advice that has ended holds it
-# out by.
-
-#: This long somebody may say that a host is out, without saying it again.
+#: Longest time for which a report that a host is out may be valid.
 HOURS_MAX = 168.0
-#: Of the hosts that are back, how many are looked at again.
+#: At most this many returned hosts are checked again.
 RECHECKED_MAX = 20
-#: At most this many hosts that others took out are listed.
+#: At most this many hosts reported out by others are listed.
 UNAVAILABLE_SHOWN_MAX = 20
 
 
 def add_commands(commands: Any) -> None:
-    """Add both to the parser's *commands*."""
+    """Add `out` and `back` to the parser's *commands*."""
     out = commands.add_parser(
         "out", help="report that you took hosts out of service; they count toward the limits"
     )
@@ -60,7 +53,7 @@ def add_commands(commands: Any) -> None:
 
 
 def current_user() -> str:
-    """Return who sits here."""
+    """Return the user's name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user without a name
@@ -68,7 +61,7 @@ def current_user() -> str:
 
 
 def out(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
-    """Say that hosts are out."""
+    """Report that hosts are out of service."""
     ttl = Duration(seconds=int(3600 * options.hours))
     nodes = [
         wire.UnavailableNode(node=f"nodes/{host}", reason=options.reason, ttl=ttl)
@@ -78,7 +71,7 @@ def out(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesRe
 
 
 def back(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
-    """Say that they are in service again."""
+    """Report that hosts are back in service; print those that others or advice still hold out."""
     back = [f"nodes/{host}" for host in _host_names(options)]
     answer = _report(
         stub, wire.ReportUnavailableNodesRequest(actor=current_user(), returned_nodes=back)
@@ -86,13 +79,14 @@ def back(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesR
     for node in [node for node in back if node not in answer.unknown_nodes][:RECHECKED_MAX]:
         request = wire.ListAdvisoriesRequest(node=node, page_size=1)
         left = stub.ListAdvisories(request, timeout=DEADLINE_SECONDS)
-        for one in left.unavailable_nodes:
+        for unavailable in left.unavailable_nodes:
             print(
-                f"still out of service, as reported by another user: {_line(one)}", file=sys.stderr
+                f"still out of service, as reported by another user: {_line(unavailable)}",
+                file=sys.stderr,
             )
-        for one in left.out_by_advice:
+        for advisory in left.out_by_advice:
             host = node.removeprefix("nodes/")
-            message = f"{one.name.removeprefix('advisories/')}: `gangline advise back {host}` again gives it up"
+            message = f"{advisory.name.removeprefix('advisories/')}: `gangline advise back {host}` again gives it up"
             print(f"still out of service by advice, {message}", file=sys.stderr)
     return answer
 
@@ -111,12 +105,14 @@ def _report(
 
 
 def unavailable_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
-    """Return lines on the hosts that others took out: they count as those that advice takes out do."""
+    """Return lines on the hosts that other users took out; they count toward the limits."""
     if not answer.unavailable_nodes:
         return []
     count = hosts_text(answer.unavailable_nodes_count)
     lines = ["", f"reported out by others: {count}, which limits count"]
-    lines += [_line(one) for one in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]]
+    lines += [
+        _line(unavailable) for unavailable in answer.unavailable_nodes[:UNAVAILABLE_SHOWN_MAX]
+    ]
     if len(answer.unavailable_nodes) > UNAVAILABLE_SHOWN_MAX:
         lines.append('... `gangline sql "FROM ops.unavailable"` has all')
     return lines
@@ -128,12 +124,12 @@ def _line(one: wire.UnavailableNode) -> str:
 
 
 def hosts_text(count: int) -> str:
-    """Return how many hosts, as text."""
+    """Return *count* with its noun, such as "2 hosts"."""
     return f"{count} host{'' if count == 1 else 's'}"
 
 
 def unavailable_text(answer: wire.ReportUnavailableNodesResponse) -> str:
-    """Return what came of it, as text."""
+    """Return the message for the result of a report."""
     unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
     lines = [
         f"reported out by you in all: {hosts_text(answer.nodes_count)}; limits of advice count them"
@@ -147,11 +143,11 @@ _hours = number_option(0.01, HOURS_MAX, f": expected hours from 0.01 to {HOURS_M
 
 
 RIGHT = ("waiting", "acting")
-#: What is called for and not advised: so much is listed.
+#: At most this many withheld cases are listed.
 HELD_BACK_SHOWN_MAX = 10
 #: Devices of a host that are named in one line, and characters of each.
 DEVICES_SHOWN_MAX, DEVICE_CHARACTERS_MAX = 4, 13
-#: Of these something is still to come.
+#: States in which the advisory still needs an action.
 WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
 
 
@@ -164,11 +160,11 @@ def list_text(answer: wire.ListAdvisoriesResponse) -> str:
     rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
     rows += [
         (
-            _short(one.name), one.subject, enum_name(wire.Action, one.action),
-            enum_name(wire.AdvisoryState, one.state), f"{one.cost_of_waiting_gpu_hours:,.1f}",
-            f"{one.cost_of_acting_gpu_hours:,.1f}", one.reason_text,
+            _short(advisory.name), advisory.subject, enum_name(wire.Action, advisory.action),
+            enum_name(wire.AdvisoryState, advisory.state), f"{advisory.cost_of_waiting_gpu_hours:,.1f}",
+            f"{advisory.cost_of_acting_gpu_hours:,.1f}", advisory.reason_text,
         )
-        for one in answer.advisories
+        for advisory in answer.advisories
     ]  # fmt: skip
     lines.append(table(rows, right=RIGHT))
     return "\n".join(
@@ -180,16 +176,16 @@ def list_text(answer: wire.ListAdvisoriesResponse) -> str:
 
 
 def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
-    """Return lines on what is not advised and why, and on who is out by others' word."""
+    """Return lines on withheld advice and its reasons, and on hosts out of service."""
     lines: list[str] = []
     groups = _by_reason(answer.held_back)
     if answer.held_back_count:
         width = width_of(sys.stdout)
         lines += ["", f"needed, but not advised: {answer.held_back_count}"]
-        for devices, one in groups[:HELD_BACK_SHOWN_MAX]:
-            action, named = enum_name(wire.Action, one.action), f"  {devices}" if devices else ""
-            what = f"{one.node.removeprefix('nodes/')}{named}  {action}: {one.reason_text}"
-            lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
+        for devices, case in groups[:HELD_BACK_SHOWN_MAX]:
+            action, named = enum_name(wire.Action, case.action), f"  {devices}" if devices else ""
+            what = f"{case.node.removeprefix('nodes/')}{named}  {action}: {case.reason_text}"
+            lines += [cut(what, width), cut(f"    held back: {case.held_back_text}", width)]
     if len(groups) > HELD_BACK_SHOWN_MAX:
         lines.append(
             "... `gangline sql \"FROM ops.advice_history WHERE kind = 'HeldBack'\"` has all"
@@ -198,19 +194,19 @@ def _other_lines(answer: wire.ListAdvisoriesResponse) -> list[str]:
 
 
 def _by_reason(held_back: Sequence[wire.HeldBack]) -> list[tuple[str, wire.HeldBack]]:
-    """Return one row per host, action and reason: its devices as text, and the first case."""
+    """Return per host, action and reason its devices, formatted, and the first case."""
     groups: dict[tuple[str, int, str], list[wire.HeldBack]] = {}
-    for one in held_back:
-        groups.setdefault((one.node, one.action, one.held_back_text), []).append(one)
+    for case in held_back:
+        groups.setdefault((case.node, case.action, case.held_back_text), []).append(case)
     return [(_devices_text(group), group[0]) for group in groups.values()]
 
 
 def _devices_text(group: Sequence[wire.HeldBack]) -> str:
-    """Return the devices of *group*; "" for the host itself, or if the reason of the only case names its device."""
+    """Return the devices of *group*; "" if there are fewer than two, or only the host itself."""
     devices = [
         cut(device, DEVICE_CHARACTERS_MAX)
-        for one in group
-        for device in one.devices
+        for case in group
+        for device in case.devices
         if device != "host"
     ]
     if len(devices) < 2:
@@ -222,14 +218,17 @@ def _devices_text(group: Sequence[wire.HeldBack]) -> str:
 
 
 def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
-    """Return lines on hosts that advice which has ended holds out."""
+    """Return lines on hosts that ended advice still holds out."""
     if not answer.out_by_advice_count:
         return []
     count = hosts_text(answer.out_by_advice_count)
     lines = ["", f"out of service by advice that has ended: {count}; they count toward the limits"]
-    for one in answer.out_by_advice[:UNAVAILABLE_SHOWN_MAX]:
-        host, action = one.nodes[0].removeprefix("nodes/"), enum_name(wire.Action, one.action)
-        what = f"{host:<24} until {_at(one.expire_time)}  {_short(one.name)} {action}: {one.state_text}"
+    for advisory in answer.out_by_advice[:UNAVAILABLE_SHOWN_MAX]:
+        host, action = (
+            advisory.nodes[0].removeprefix("nodes/"),
+            enum_name(wire.Action, advisory.action),
+        )
+        what = f"{host:<24} until {_at(advisory.expire_time)}  {_short(advisory.name)} {action}: {advisory.state_text}"
         lines.append(cut(what, width_of(sys.stdout)))
     if answer.out_by_advice_count > UNAVAILABLE_SHOWN_MAX:
         lines.append("... `gangline advise list --all` has all")
@@ -241,7 +240,7 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
 
 
 def advisory_text(one: wire.Advisory, now: datetime | None = None) -> str:
-    """Return one advisory as a colleague would tell it, within the terminal's width. *now*: None: the clock's."""
+    """Return an advisory within the terminal's width. *now*: default: the current time."""
     then = f", then {enum_name(wire.Action, one.then_action)}" if one.then_action else ""
     lines = [
         f"{_short(one.name)}: {enum_name(wire.Action, one.action)}{then} for {one.subject} (scope: {one.scope})",
@@ -305,23 +304,23 @@ def what_if_text(answer: wire.EvaluateRuleResponse) -> str:
     rows = [("host", "from", "until", "action", "advised", "faulty", "why")]
     rows += [
         (
-            one.node.removeprefix("nodes/"), _at(one.start_time), _at(one.end_time),
-            enum_name(wire.Action, one.action), _yes(one.advised), _yes(one.followed_by_fault),
-            f"held back: {one.held_back_text}; {one.words}" if one.held_back_text else one.words,
+            episode.node.removeprefix("nodes/"), _at(episode.start_time), _at(episode.end_time),
+            enum_name(wire.Action, episode.action), _yes(episode.advised), _yes(episode.followed_by_fault),
+            f"held back: {episode.held_back_text}; {episode.words}" if episode.held_back_text else episode.words,
         )
-        for one in answer.episodes
+        for episode in answer.episodes
     ]  # fmt: skip
     return "\n".join([*lines, table(rows)])
 
 
 def _why(one: wire.Advisory) -> str:
-    """Return why it is in its state, without what is printed above."""
+    """Return the reason for the state; "" if it is printed above."""
     reason = one.state_text.removesuffix(one.reason_text).removesuffix(": ")
     return f": {reason}" if reason else ""
 
 
 def _lease(one: wire.Advisory) -> str:
-    """Return what is expected of who accepted it."""
+    """Return the owner's remaining steps after acceptance."""
     if one.state != wire.ACCEPTED:
         return ""
     name = _short(one.name)

@@ -23,16 +23,17 @@ from ..config import AggregatorConfig
 if TYPE_CHECKING:
     from ..server import Aggregator
 
-#: Objects made before the garbage collector looks, and how many such looks before it goes through all.
-#: Frames that wait for a commit are no garbage: with Python's own 700, to look at them is a tenth of all.
+#: Thresholds of the garbage collector: allocations per collection, and collections of the younger
+#: generations before the next older. Frames that wait for a commit are not garbage: with Python's
+#: default of 700, scanning them takes a tenth of the CPU time.
 GC_OBJECTS, GC_GENERATION_THRESHOLDS = 50_000, (50, 20)
-#: A file in the data folder by which `gangline run` knows that it began the store there, and that no other aggregator was
-#: started on it since: such a folder it empties at its next start. The file contains the process id of that run.
+#: File with the process id of the `gangline run` that created the store. Its absence means that
+#: another aggregator used the folder since; otherwise the next `gangline run` empties the folder.
 DEMONSTRATION = "demonstration"
 
 
 def owner_of(folder: Path) -> int:
-    """Return the process id of the `gangline run` that began the store in *folder*; 0 if none did."""
+    """Return the process id of the `gangline run` that created the store in *folder*; 0 if none."""
     try:
         text = (folder / DEMONSTRATION).read_text()
     except (OSError, ValueError):
@@ -41,7 +42,10 @@ def owner_of(folder: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads what is declared again. 1 with words when it cannot start or store, 2 for a wrong setting."""
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the declarations.
+
+    Exit codes: 1 cannot start or store, with a message; 2 wrong setting.
+    """
     options = _parser().parse_args(arguments)
     if options.help_settings:
         print(describe(AggregatorConfig))
@@ -54,19 +58,20 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(config: AggregatorConfig) -> int:
-    if owner_of(config.data) != os.getppid():  # else it is the aggregator of that run
-        with suppress(OSError):  # a folder that cannot be used is refused below, with words
+    if owner_of(config.data) != os.getppid():  # otherwise this is the run's own aggregator
+        with suppress(OSError):  # an unusable folder is rejected below, with a message
             (config.data / DEMONSTRATION).unlink()
     gc.set_threshold(
         GC_OBJECTS, *GC_GENERATION_THRESHOLDS
-    )  # first: what is imported stays, and is no garbage
-    # The service: a second of CPU, which a wrong setting and a look at all of them must not cost.
+    )  # first, so that imported objects are covered
+    # Imported here: the service takes a second of CPU, which a wrong setting or --help must not
+    # cost.
     from ..server import StartError
     from ..store.duckdb_file import StoreError
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        keep_large_apart()  # DuckDB's pages: beside the fleet's small objects they would never go back
+        keep_large_apart()  # DuckDB's pages, mixed with small objects, would never be returned to the system
         return asyncio.run(_serve(config))
     except SettingsError as error:
         return _print_error(error, USAGE)
@@ -80,10 +85,10 @@ def _print_error(message: object, status: int) -> int:
 
 
 def _exit_status(status: int) -> int:
-    """Return *status*, or end with it at once where a thread of the store is still in DuckDB or in the disk.
+    """Return *status*; exit at once if a store thread is still in DuckDB or waits for the disk.
 
-    All that is due is closed by then. Python's own end would unwind that thread through C++, which aborts, and asyncio's
-    would wait without end for the calls that wait for it.
+    Everything else is closed by then. Python's own exit would unwind that thread through C++, which
+    aborts, and asyncio would wait forever for its calls.
     """
     from ..store.duckdb_file import THREAD_NAME_PREFIX
 

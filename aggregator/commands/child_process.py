@@ -1,7 +1,8 @@
-"""Other `gangline` commands as child processes: started, watched, ended in order, none left behind.
+"""`gangline` commands as child processes: started, watched, ended in order, none left behind.
 
-`python -m` this, with a process id before the command, is such a child. Whatever kills `gangline run` (kill -9, out of
-memory), nothing of it may go on holding the port, the store and the spools.
+`python -m` of this module, with a process id before the command, runs as such a child: it ends with
+its parent. Whatever kills `gangline run` (kill -9, out of memory), no child may keep the port, the
+store and the spools.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from typing import IO, Self
 from ...cli import main
 from ...contract.workers import end_with_parent
 
-#: So much of a log is shown when its process ended by itself.
+#: Log lines shown when a process ended unexpectedly.
 LAST_LINES = 3
 
 
 class ChildError(Exception):
-    """A child ended that should run, or none can be started; the words say which and why."""
+    """A child ended unexpectedly or cannot be started; the message names it and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """A command, its arguments, and how long it may take to end when asked."""
+    """A command, its arguments, and the seconds it may take to end after SIGTERM."""
 
     command: str
     arguments: tuple[str, ...]
@@ -37,9 +38,9 @@ class ChildCommand:
 
 
 class Children:
-    """A context that holds *folder* alone; leaving it ends all children, the last started first.
+    """Context that owns *folder*; leaving it ends all children, in reverse order of their start.
 
-    Entering raises ChildError in words when the folder cannot be had.
+    Entering raises ChildError if the folder is unusable or owned by another run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,7 +72,7 @@ class Children:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # All but the first (the aggregator, on which the others lean) are asked at once.
+        # All but the first (the aggregator, on which the others depend) get SIGTERM at once.
         for _child, process, _log in self._running[1:]:
             _send_signal(process, signal.SIGTERM)
         for child, process, log in reversed(self._running):
@@ -83,7 +84,7 @@ class Children:
             self._lock.close()
 
     def start(self, child: ChildCommand) -> None:
-        """Start it in a process group of its own, so that Ctrl-C reaches it through us only."""
+        """Start a child in its own session: Ctrl-C reaches it only through this process."""
         log = self._log(child)
         process = subprocess.Popen(
             [
@@ -98,14 +99,14 @@ class Children:
         self._running.append((child, process, log))
 
     def _log(self, child: ChildCommand) -> IO[bytes]:
-        """Open a new log; keep the previous run's log beside it, for use after a crash."""
+        """Open a new log; keep the previous run's log for use after a crash."""
         path = self._logs / f"{child.command}.log"
         with contextlib.suppress(FileNotFoundError):
             path.replace(path.with_suffix(".log.before"))
         return open(path, "wb")
 
     def check(self) -> None:
-        """Raise ChildError if one has ended."""
+        """Raise ChildError if a child has ended."""
         for child, process, log in self._running:
             code = process.poll()
             if code is not None:
@@ -133,7 +134,7 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         print(f"process {process.pid} did not end within {seconds:g} s; killed", file=sys.stderr)
-    # What it may have started itself (the inventory child) is of its group.
+    # Its own children (such as the inventory child) are in its process group.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

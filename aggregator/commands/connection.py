@@ -1,4 +1,4 @@
-"""Connection options of the commands: address, TLS and credentials, from options, environment or a file."""
+"""How commands connect to an aggregator: address, TLS, credentials, errors and shared options."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from ..config import is_loopback
 
 ADDRESS_DEFAULT = "127.0.0.1:7600"
 ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
-#: A token itself, for where there is no file (a CI job's secret). Never an option: every process list shows those.
+#: A token itself, if there is no file (a CI secret). Never an option: process lists show options.
 TOKEN_VARIABLE = "GANGLINE_TOKEN"
 FILE_VARIABLE = "GANGLINE_CLIENT_CONFIG"
-#: Hosts that one argument of a command may name.
+#: Maximum number of hosts in one argument.
 HOSTS_OPTION_MAX = 10_000
 
 #: Option -> environment variable.
@@ -50,7 +50,7 @@ VARIABLES = {
 
 
 class CommandError(Exception):
-    """Ends a command with words on stderr and an exit code."""
+    """Ends a command with a message on stderr and an exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class CommandError(Exception):
 
 
 def check_address(address: str) -> None:
-    """Raise ValueError unless *address* can be dialled."""
+    """Raise ValueError unless *address* is a valid ADDRESS:PORT."""
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
@@ -68,7 +68,7 @@ def check_address(address: str) -> None:
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """Paths are "" for none. Without a CA all is plain text."""
+    """Connection settings. Paths: "" for none. Without `ca` the connection is plain text."""
 
     aggregator: str = setting(ADDRESS_DEFAULT, check=check_address, description="where it listens")
     ca: str = setting("", description="the CA of its certificate, PEM; turns TLS on")
@@ -81,12 +81,12 @@ class ConnectionOptions:
 
     @property
     def host(self) -> str:
-        """What is dialled, without the port."""
+        """The aggregator's host, without port and brackets."""
         return self.aggregator.rpartition(":")[0].strip("[]")
 
     @property
     def files(self) -> TlsFiles | None:
-        """What TLS needs; None for plain text."""
+        """The TLS files; None for plain text."""
         if not self.ca:
             return None
         return TlsFiles(self.ca, self.certificate, self.key, self.server_name)
@@ -110,7 +110,7 @@ class ConnectionOptions:
         return token
 
     def diagnosis(self, seconds_max: float) -> str:
-        """Return what is wrong with TLS on the way, "" if that is not it."""
+        """Return the TLS problem of this connection; "" if there is none."""
         port = int(self.aggregator.rpartition(":")[2])
         if self.files is not None:
             message = diagnosis(self.host, port, self.files, seconds_max)
@@ -121,7 +121,7 @@ class ConnectionOptions:
 
 
 def _expiry_message(certificate: str) -> str:
-    """Return as text that ours does not hold now, "" if it does: the other side closes the connection without telling."""
+    """Return a message if our certificate is not valid now: the server just disconnects."""
     from ..auth.certificates import CertificateError, check_dates
 
     try:
@@ -133,7 +133,10 @@ def _expiry_message(certificate: str) -> str:
 
 
 def read_connection_options(options: argparse.Namespace) -> ConnectionOptions:
-    """Return the way that options, environment and file say, in this order. Raises CommandError."""
+    """Return the settings from options, environment and file, in this order of precedence.
+
+    Raises CommandError.
+    """
     file = _file()
     try:
         connection_options = load(ConnectionOptions, file if _exists(file) else None)
@@ -163,22 +166,22 @@ def _file() -> Path:
 
 
 def _exists(file: Path) -> bool:
-    """Return whether *file* can be found; the file that FILE_VARIABLE names must exist. Raises SettingsError."""
+    """Return whether *file* exists. Raises SettingsError if FILE_VARIABLE names a missing file."""
     try:
-        found = file.exists()
+        exists = file.exists()
     except OSError as error:
         if os.environ.get(FILE_VARIABLE):
             raise SettingsError(f"{FILE_VARIABLE}={file}: {error.strerror}") from error
         return False
-    if not found and os.environ.get(FILE_VARIABLE):
+    if not exists and os.environ.get(FILE_VARIABLE):
         raise SettingsError(f"{FILE_VARIABLE}={file}: No such file")
-    return found
+    return exists
 
 
 def open_channel(
     connection_options: ConnectionOptions, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.Channel:
-    """Return a channel; each call on it bears the token, if there is one. Raises CommandError."""
+    """Return a channel that adds the token, if any, to each call. Raises CommandError."""
     token, files = connection_options.token(), connection_options.files
     if files is None:
         channel = grpc.insecure_channel(connection_options.aggregator, options=list(options))
@@ -192,7 +195,7 @@ def open_channel(
 
 @contextmanager
 def connected(connection_options: ConnectionOptions) -> Iterator[grpc.Channel]:
-    """Yield a channel to the aggregator that takes large replies. What a call on it raises becomes a CommandError."""
+    """Yield a channel for large replies; raise a failed call's RpcError as CommandError."""
     large_replies = [("grpc.max_receive_message_length", REPLY_BYTES_MAX)]
     with open_channel(connection_options, large_replies) as channel:
         try:
@@ -204,7 +207,7 @@ def connected(connection_options: ConnectionOptions) -> Iterator[grpc.Channel]:
 def open_aio_channel(
     connection_options: ConnectionOptions, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.aio.Channel:
-    """Return a channel for asyncio; its calls are given `login_metadata(way)` as metadata. Raises CommandError."""
+    """Return an asyncio channel; pass `login_metadata` to its calls. Raises CommandError."""
     if connection_options.files is None:
         return grpc.aio.insecure_channel(connection_options.aggregator, options=list(options))
     credentials, channel_options = _credentials(connection_options.files)
@@ -214,7 +217,7 @@ def open_aio_channel(
 
 
 def login_metadata(connection_options: ConnectionOptions) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of each call that says who we are. Raises CommandError."""
+    """Return the metadata that carries the token in a call. Raises CommandError."""
     token = connection_options.token()
     return (_bearer(token),) if token else ()
 
@@ -224,9 +227,9 @@ def _bearer(token: str) -> tuple[str, str]:
 
 
 def _credentials(files: TlsFiles) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
-    """Return the credentials, and the channel's options that go with them. Raises CommandError."""
+    """Return the credentials and their channel options. Raises CommandError."""
     try:
-        client_context(files)  # for its words: gRPC has none
+        client_context(files)  # reports a bad file; gRPC gives no message
         ca = Path(files.ca).read_bytes()
         pair = [
             Path(path).read_bytes() if path else None for path in (files.key, files.certificate)
@@ -245,7 +248,7 @@ class _Bearer(
     grpc.StreamUnaryClientInterceptor,  # type: ignore[type-arg, unused-ignore]
     grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg, unused-ignore]
 ):
-    """Adds the token to each call. gRPC's own way takes no plain connection, as on loopback."""
+    """Adds the token to each call; gRPC's own call credentials reject plain-text connections."""
 
     def __init__(self, token: str) -> None:
         self._header = _bearer(token)
@@ -275,7 +278,7 @@ class _Bearer(
 
 
 def parse_address(address: str, otherwise: str = "") -> str:
-    """Return *address* as it is if it can be one. Raises argparse.ArgumentTypeError with words."""
+    """Return *address* unchanged if it is valid. Raises ArgumentTypeError."""
     try:
         check_address(address)
     except ValueError as error:
@@ -290,11 +293,11 @@ def _parse_aggregator_address(address: str) -> str:
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the aggregator is and who asks."""
+    """Add the options for the aggregator's address and the login."""
     group = add_login(parser)
     group.add_argument(
         "--aggregator",
-        "--server",  # as `gangline sql` has it, and its lines in `gangline explain`
+        "--server",  # the name that `gangline sql` uses
         dest="aggregator",
         type=_parse_aggregator_address,
         metavar="ADDRESS:PORT",
@@ -304,7 +307,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options that say who asks, and by which CA the aggregator is known; return their group."""
+    """Add the options for TLS and the login; return their group."""
     group = parser.add_argument_group(
         "connection to the aggregator",
         f"An option wins over the environment ({', '.join(VARIABLES.values())}, {TOKEN_VARIABLE}), and that over the "
@@ -322,9 +325,6 @@ def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
-# ----------------------------------------------------------------------
-# How the client commands reach an aggregator, and what they say when none answers.
-
 __all__ = [
     "ADDRESS_DEFAULT",
     "ADDRESS_VARIABLE",
@@ -336,26 +336,26 @@ __all__ = [
 #: Exit codes of the client commands.
 OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FOUND
 
-#: Longer than this nobody waits at a prompt.
+#: Time limit of a call from an interactive command.
 DEADLINE_SECONDS = 5.0
-#: What answers nothing to a connect for this long is not there.
+#: Time limit of a TCP connect that tests whether anything listens.
 PROBE_SECONDS = 1.0
-#: A page of 1,000 nodes in full view, with room.
+#: Enough for a page of 1,000 nodes in full view.
 REPLY_BYTES_MAX = 64 << 20
 
-#: Statuses that gRPC makes up when nothing that it understands came back.
+#: Statuses that gRPC reports when it received no valid response.
 NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-#: How one asks an aggregator elsewhere.
+#: Hint how to select another aggregator.
 ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
 
-#: Horizons that a score may be asked for.
+#: Range of a score's horizon, in hours.
 HOURS_MIN, HOURS_MAX = 0.1, 168.0
 
 
 def command_error(
     error: Any, connection_options: ConnectionOptions, another: str = ANOTHER
 ) -> CommandError:
-    """Return what to tell a person about a failed call; *another*: how he asks an aggregator elsewhere."""
+    """Return the CommandError for a failed call; *another*: hint to select an aggregator."""
     address, code, details = connection_options.aggregator, error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND:
         return CommandError(details, NOT_FOUND)
@@ -402,7 +402,7 @@ def _is_known(host: str) -> bool:
 
 
 def accepts_connections(address: str) -> bool:
-    """Return whether anybody accepts a TCP connection at *address*, as `parse_address` returns it."""
+    """Return whether *address*, as `parse_address` returns it, accepts a TCP connection."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):
@@ -412,13 +412,13 @@ def accepts_connections(address: str) -> bool:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what all client commands take."""
+    """Add the options common to all client commands."""
     add_connection_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
 
 
 def add_hours(parser: argparse.ArgumentParser) -> None:
-    """Add the horizon of a score."""
+    """Add the option for a score's horizon."""
     parser.add_argument(
         "--hours",
         type=_hours,
@@ -428,7 +428,10 @@ def add_hours(parser: argparse.ArgumentParser) -> None:
 
 
 def number_option(low: float, high: float, message: str) -> Callable[[str], float]:
-    """Return what reads a number from *low* to *high*, as an option's type. *message* follows what was given instead."""
+    """Return an option type that parses a number from *low* to *high*.
+
+    *message* follows the rejected text in the error.
+    """
 
     def parse(text: str) -> float:
         try:
@@ -448,8 +451,8 @@ _hours = number_option(
 
 
 def host_set_option(text: str) -> list[str]:
-    """Return the hosts that an argument names, as gpu[001-016,020],head. Raises argparse.ArgumentTypeError."""
-    from ..host_sets import (  # most commands name no set, and start sooner
+    """Return the hosts of a set such as gpu[001-016,020],head. Raises ArgumentTypeError."""
+    from ..host_sets import (  # imported here to keep the other commands' start fast
         HostSetError,
         expand_hosts,
     )
@@ -461,7 +464,7 @@ def host_set_option(text: str) -> list[str]:
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:
-    """Run a command's body; a CommandError becomes words on stderr and its exit code."""
+    """Run a command's body; print a CommandError to stderr and return its exit code."""
     try:
         return run()
     except CommandError as error:

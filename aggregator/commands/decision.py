@@ -1,4 +1,4 @@
-"""`gangline explain decision ID`: the request, the answer and the choice of a decision, and whether a replay gives the same."""
+"""`gangline explain decision ID`: a decision's request, answer, choice, and an optional replay."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .plan import (
 from .recover import recovery_text
 from .resize import resize_text
 
-#: Fields of a request that are printed beside the gang if set.
+#: Fields of a request that are printed if set, besides those of the gang.
 _FLAGS = {
     "goes_on_in_process": "healthy processes wait for the others",
     "checkpoint_on_demand": "a checkpoint can be written now",
@@ -52,10 +52,10 @@ _COUNTS = {
 
 
 def run_decision(options: argparse.Namespace) -> int:
-    """Print a decision; with `--replay` 1 where another answer comes out, or none can. Raises CommandError."""
+    """Print a decision. Return 1 if a replay differs or fails. Raises CommandError."""
     stored = _fetched(options)
     request, answer = _messages(stored)
-    parts = [_part(one) for one in stored.inputs]
+    parts = [_part(decision_input) for decision_input in stored.inputs]
     replayed = _replay_line(stored, parts) if options.replay else None
     if options.json:
         print(json_object(_fields(stored, request, answer, replayed)))
@@ -70,8 +70,8 @@ def _fetched(options: argparse.Namespace) -> wire.StoredDecision:
     with connected(read_connection_options(options)) as channel:
         stub: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
         request = wire.GetDecisionRequest(decision_id=options.decision_id)
-        found: wire.StoredDecision = stub.GetDecision(request, timeout=DEADLINE_SECONDS)
-    return found
+        decision: wire.StoredDecision = stub.GetDecision(request, timeout=DEADLINE_SECONDS)
+    return decision
 
 
 def _messages(stored: wire.StoredDecision) -> tuple[Any, Any]:
@@ -96,14 +96,14 @@ def _part(one: wire.DecisionInput) -> bytes:
 
 
 def _replay_line(stored: wire.StoredDecision, parts: Sequence[bytes]) -> tuple[bool, str]:
-    """Compute it again; return whether the same bytes came out, and that as text."""
+    """Recompute the decision; return (byte-identical, message)."""
     if stored.not_replayable:
         return False, f"replay: not possible: {stored.not_replayable}"
     try:
         again = asyncio.run(replayed_answer(stored.kind, stored.request, parts))
     except InputsError as error:
         return False, f"replay: failed: {error}"
-    except Exception as error:  # noqa: BLE001 - another version's planner may take its inputs otherwise
+    except Exception as error:  # noqa: BLE001 - another version's planner may reject the inputs
         return False, f"replay: failed: {type(error).__name__}: {error}{_versions(stored)}"
     if again == stored.answer:
         return True, f"replay: byte-identical, {len(again)} bytes from {len(parts)} inputs"
@@ -135,7 +135,7 @@ def _fields(
 
 
 class _NodeNames(Sequence[str]):
-    """Names of nodes by index; of those that are no longer known the index."""
+    """Names of nodes by index; for unknown nodes a name from the stored hosts, else the index."""
 
     def __init__(self, stored: wire.StoredDecision, parts: Sequence[bytes]) -> None:
         self._names = node_names(parts)
@@ -155,7 +155,7 @@ class _NodeNames(Sequence[str]):
 
 
 def first_nodes(stored: wire.StoredDecision) -> Sequence[int]:
-    """Return the nodes of the first option by index."""
+    """Return the node indexes of the first option."""
     _, answer = _messages(stored)
     if stored.kind == wire.DECISION_EVALUATION:
         return tuple(answer.option.node_index)
@@ -165,17 +165,13 @@ def first_nodes(stored: wire.StoredDecision) -> Sequence[int]:
     return tuple((first.placement if stored.kind == wire.DECISION_RESIZE else first).node_index)
 
 
-# ----------------------------------------------------------------------
-# As text.
-
-
 def decision_text(
     stored: wire.StoredDecision, request: Any, answer: Any, names: Sequence[str]
 ) -> str:
-    """Return a decision as text: who asked for what, the answer, and who took which option."""
-    at = stored.time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
+    """Format a decision: caller, request, answer, and reservations that chose an option."""
+    time = stored.time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
     lines = [
-        f"{kind_name(stored.kind)} {stored.decision_id}, {at}, for {stored.caller or 'the aggregator itself'}",
+        f"{kind_name(stored.kind)} {stored.decision_id}, {time}, for {stored.caller or 'the aggregator itself'}",
         f"request: {'; '.join(request_lines(request, names))}",
         "",
     ]
@@ -188,11 +184,11 @@ def decision_text(
     else:
         lines.append(recovery_text(answer, names, explain=True))
     lines.append("")
-    for one in stored.choices:
-        until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
-        option = f"option {one.option}" if one.option else "an option (not specified which)"
+    for choice in stored.choices:
+        until = choice.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
+        option = f"option {choice.option}" if choice.option else "an option (not specified which)"
         lines.append(
-            f"chosen: {option}, by {one.owner}: {one.reservation} of {one.nodes} nodes with spares, reserved until {until}"
+            f"chosen: {option}, by {choice.owner}: {choice.reservation} of {choice.nodes} nodes with spares, reserved until {until}"
         )
     if not stored.choices:
         lines.append("chosen: no reservation names this decision")
@@ -202,50 +198,50 @@ def decision_text(
 
 
 def request_lines(request: Any, names: Sequence[str]) -> list[str]:
-    """Return a request as phrases."""
+    """Return a request as a list of phrases."""
     gang = request.gang
-    found = [
+    phrases = [
         _size(gang, request),
         f"{gang.gpus_per_node} GPUs a node" if gang.gpus_per_node else "whole nodes",
     ]
     if gang.HasField("length"):
-        found.append(f"for {gang.length.seconds / 3600:g} h")
-    found += _invariants(gang)
+        phrases.append(f"for {gang.length.seconds / 3600:g} h")
+    phrases += _invariants(gang)
     if gang.workload.job:
-        found.append(f"as job {gang.workload.job}")
+        phrases.append(f"as job {gang.workload.job}")
     if gang.tenant:
-        found.append(f"tenant {gang.tenant}")
+        phrases.append(f"tenant {gang.tenant}")
     if gang.HasField("groups"):
         groups = gang.groups
         sizes = " x ".join(
-            str(max(one, 1)) for one in (groups.tensor, groups.pipeline, groups.data)
+            str(max(size, 1)) for size in (groups.tensor, groups.pipeline, groups.data)
         )
-        found.append(f"groups of {sizes} (tensor x pipeline x data)")
+        phrases.append(f"groups of {sizes} (tensor x pipeline x data)")
     if gang.HasField("priority"):
-        found.append(f"priority {gang.priority}")
+        phrases.append(f"priority {gang.priority}")
     if gang.node_score_min:
-        found.append(f"score of each node at least {gang.node_score_min:.4g}")
+        phrases.append(f"score of each node at least {gang.node_score_min:.4g}")
     if gang.survival_min:
-        found.append(f"survival at least {gang.survival_min:.4g}")
+        phrases.append(f"survival at least {gang.survival_min:.4g}")
     for name, title in (
         ("node_index", "nodes"), ("current_node_index", "now on"), ("failed_node_index", "failed"),
         ("suspect_node_index", "suspected"), ("hot_spare_node_index", "hot spares"),
     ):  # fmt: skip
         if nodes := list(getattr(request, name, ())):
-            found.append(f"{title} {' '.join(fold_names([names[at] for at in nodes]))}")
+            phrases.append(f"{title} {' '.join(fold_names([names[index] for index in nodes]))}")
     candidates = getattr(request, "candidates", None)
     if candidates is not None and candidates.node_bitmap:
         count = int.from_bytes(candidates.node_bitmap, "little").bit_count()
-        found.append(f"{count} candidates")
-    found += [words for name, words in _FLAGS.items() if getattr(request, name, False)]
-    found += [
-        words.format(getattr(request, name))
-        for name, words in _COUNTS.items()
+        phrases.append(f"{count} candidates")
+    phrases += [phrase for name, phrase in _FLAGS.items() if getattr(request, name, False)]
+    phrases += [
+        phrase.format(getattr(request, name))
+        for name, phrase in _COUNTS.items()
         if getattr(request, name, 0)
     ]
     if isinstance(request, recovery_pb2.PlanRecoveryRequest) and request.application_error:
-        found.append(f"error {request.application_error!r}")
-    return found
+        phrases.append(f"error {request.application_error!r}")
+    return phrases
 
 
 def _size(gang: placement_pb2.GangRequirements, request: Any) -> str:
@@ -261,33 +257,34 @@ def _size(gang: placement_pb2.GangRequirements, request: Any) -> str:
 
 
 def _invariants(gang: placement_pb2.GangRequirements) -> list[str]:
-    held, found = gang.invariants, list[str]()
+    held, phrases = gang.invariants, list[str]()
     if held.within:
-        found.append(f"within one {tier_title(held.within)}")
+        phrases.append(f"within one {tier_title(held.within)}")
     if held.segment_nodes > 1:
-        found.append(
+        phrases.append(
             f"segments of {held.segment_nodes} nodes in one {tier_title(held.segment_tier)}"
         )
     if held.same_rails:
-        found.append("the same rails")
+        phrases.append("the same rails")
     if held.spread_over:
-        found.append(f"at most {held.spread_nodes_max} nodes in one {tier_title(held.spread_over)}")
-    return found
-
-
-# ----------------------------------------------------------------------
-# Recomputes a stored decision with the code that answers calls: the same inputs give the same bytes.
+        phrases.append(
+            f"at most {held.spread_nodes_max} nodes in one {tier_title(held.spread_over)}"
+        )
+    return phrases
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredSnapshot:
-    """Where a service takes its snapshot from."""
+    """Source of the snapshot for a service."""
 
     snapshot: Judgement
 
 
 async def replayed_answer(kind: int, request: bytes, parts: Iterable[bytes]) -> bytes:
-    """Return the answer to *request*, as it is stored, computed from *parts*. Raises InputsError."""
+    """Return the serialized answer to *request*, recomputed from *parts* by the current services.
+
+    Raises InputsError.
+    """
     inputs = restored_inputs(parts)
     placement = PlacementService(_StoredSnapshot(inputs.snapshot))
     placement.begin_with(inputs.snapshot, inputs.excluded)

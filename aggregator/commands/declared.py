@@ -28,14 +28,14 @@ from ..declared.model import (
 from ..declared.rows import reported_places
 from ..rule_catalogue import OVERRIDABLE_RULES
 
-#: The default data folder of `gangline aggregator`, and the file that it writes for readers.
+#: Default data folder of `gangline aggregator`, and its file for readers.
 DATA, OPS_FILE = Path("var/aggregator"), "operators.duckdb"
-#: Hosts that are named in a line; the others are counted.
+#: At most this many hosts are named in a line.
 NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is wrong, or what would change. 0: an aggregator would take it, 1: it would not, 2: wrong usage."""
+    """Print the errors or the changes. Exit codes: 0 valid, 1 rejected, 2 wrong usage."""
     options = _parser().parse_args(arguments)
     now_ns = time.time_ns()
     try:
@@ -70,18 +70,16 @@ def main(arguments: list[str]) -> int:
 
 
 class _Baseline(NamedTuple):
-    """What is compared with: as text, what it declares, and the hosts that are known there."""
+    """Declarations to compare with: description, rows, known hosts, and places they reported."""
 
     description: str
     rows: Rows
     hosts: Sequence[str] = ()
-    reported_places: Mapping[str, tuple[PlaceSource, ...]] = MappingProxyType(
-        {}
-    )  # what these say of their places
+    reported_places: Mapping[str, tuple[PlaceSource, ...]] = MappingProxyType({})
 
 
 def _baseline(options: argparse.Namespace, now_ns: int) -> _Baseline:
-    """Return what is compared with. Raises DeclaredError or duckdb.Error."""
+    """Return the baseline. Raises DeclaredError or duckdb.Error."""
     if options.against:
         names = ", ".join(map(str, options.against))
         return _Baseline(names, declared_rows(parse_files(read_files(options.against), now_ns)))
@@ -105,13 +103,14 @@ def _summary(declared: Declared) -> str:
         (len(declared.thresholds), "threshold"),
     )
     parts = [
-        f"{one[0]} {one[1] if one[0] == 1 else one[-1] + 's' * (len(one) == 2)}" for one in counts
+        f"{count[0]} {count[1] if count[0] == 1 else count[-1] + 's' * (len(count) == 2)}"
+        for count in counts
     ]
     return f"good: {', '.join(parts)}; hash {declared.hash}"
 
 
 def _unregistered_hosts(declared: Declared, hosts: Sequence[str]) -> Iterator[str]:
-    """Yield a word on hosts that have a place and no agent: mistyped, called otherwise there, or not there yet."""
+    """Yield a note on hosts with a place and no agent: mistyped, renamed, or not installed yet."""
     unregistered = sorted(declared.file_places.keys() - {*hosts})
     if hosts and unregistered:
         names = ", ".join(unregistered[:NAMED_MAX]) + (
@@ -122,7 +121,7 @@ def _unregistered_hosts(declared: Declared, hosts: Sequence[str]) -> Iterator[st
 
 
 def _effects(declared: Declared, now_ns: int, hosts: Sequence[str]) -> Iterator[str]:
-    """Yield what holds now, and for how many of the hosts that are known."""
+    """Yield the active and future entries, each with its number of known hosts."""
     known = sorted({*hosts, *declared.file_places})
     counts = _counts(declared, declared.windows, known)
     for number, window in enumerate(declared.windows):
@@ -145,15 +144,15 @@ def _state(begin_ns: int, end_ns: int, now_ns: int) -> str:
 def _counts(
     declared: Declared, entries: Sequence[MaintenanceWindow | Override], known: Sequence[str]
 ) -> Counter[int]:
-    """Return how many of the *known* hosts each of *entries* means."""
-    index = SelectionIndex(one.selection for one in entries)
+    """Return how many of the *known* hosts each of *entries* selects."""
+    index = SelectionIndex(entry.selection for entry in entries)
     return Counter(
         number for host in known for number in index.entries_for(host, declared.place(host))
     )
 
 
 def _who(entry: MaintenanceWindow | Override, count: int, known: Sequence[str]) -> str:
-    """Return who is meant, and how many of the *known* hosts they are."""
+    """Format the selection of *entry*, with its number of *known* hosts."""
     description = entry.selection.description
     return f"{description}: {count} of {len(known)} known hosts" if known else description
 

@@ -24,27 +24,25 @@ SUBCOMMANDS: admin.Table = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run one subcommand and return its exit code."""
+    """Run a subcommand and return its exit code."""
     notes = ("Needs no aggregator. exit codes: 0 done, 1 failed, 2 wrong usage",)
     return admin.run("evaluate", SUBCOMMANDS, arguments, notes)
 
-
-# ----------------------------------------------------------------------
-# `gangline evaluate hazard`: the tables of a recording of faults, learned before a day and judged
-# after it.
 
 DRAWS_MAX = 10_000
 
 
 def hazard_main(arguments: list[str]) -> int:
-    """Print the tables. 1: the file is no recording of faults, or too short, with words."""
+    """Print the tables. Exit code 1, with a message: no recording of faults, or too short."""
     options = _parser().parse_args(arguments)
     return guarded("evaluate hazard", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
     path: Path = options.events
-    if options.out is not None and not options.out.parent.is_dir():  # before minutes of work
+    if (
+        options.out is not None and not options.out.parent.is_dir()
+    ):  # checked before minutes of work
         raise CommandError(f"{options.out}: there is no folder {options.out.parent}", FAILED)
     if options.out is not None and options.out.is_dir():
         raise CommandError(f"{options.out}: is a folder; name a file in it", FAILED)
@@ -59,31 +57,35 @@ def _run(options: argparse.Namespace) -> int:
         terms = EvaluationTerms(
             options.train_until, gang, options.lost_hours, options.draws, options.seed, options.from_day
         )  # fmt: skip
-        found = evaluate(faults, terms, lambda what: progress.begin(what, 0))
+        evaluation = evaluate(faults, terms, lambda what: progress.begin(what, 0))
     except EventsError as error:
         raise CommandError(f"{path}: {error}", FAILED) from error
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}", FAILED) from error
     finally:
         progress.end()
-    text = json_object(_known(found.as_dict()), indent=1) if options.json else markdown(found)
+    text = (
+        json_object(_known(evaluation.as_dict()), indent=1)
+        if options.json
+        else markdown(evaluation)
+    )
     if options.out is None:
         print(text)
         return OK
     try:
         options.out.write_text(text + "\n")
     except OSError as error:
-        print(text)  # rather than minutes of work for nothing
+        print(text)  # keep the result of minutes of work
         raise CommandError(f"{options.out}: {error.strerror}", FAILED) from error
     return OK
 
 
 def _known(value: Any) -> Any:
-    """Return *value* with null for what is not known: JSON has no NaN."""
+    """Return *value* with null for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
-        return {key: _known(one) for key, one in value.items()}
+        return {key: _known(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(one) for one in value]
+        return [_known(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

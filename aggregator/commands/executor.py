@@ -77,16 +77,16 @@ COMPANION_SECONDS_MAX = 15.0
 SUBCOMMANDS = ("run", "doctor", "undo", "status", "extender")
 
 
-#: Runs until the event is set.
+#: Runs until its event is set.
 Companion = Callable[[threading.Event], None]
 
 
 class SchedulerSite(ABC):
-    """A scheduler as the command finds it here: how it is reached, where its ledger is, what its doctor looks at."""
+    """How the command reaches a scheduler, where its ledger is, and which doctor checks it."""
 
     title: str
     scheduler: Scheduler
-    #: Nodes have weights, which `undo` knows from the ledger.
+    #: Whether nodes have weights, which `undo` reads from the ledger.
     has_weights = False
 
     def __init__(self, config: ExecutorConfig) -> None:
@@ -94,17 +94,20 @@ class SchedulerSite(ABC):
 
     @abstractmethod
     def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
-        """Yield what the doctor of this scheduler finds."""
+        """Yield the findings of this scheduler's doctor."""
 
     def read_ledger(self) -> ExecutorLedger:
-        """Return the ledger, to look at. Raises LedgerError."""
+        """Return the ledger for reading. Raises LedgerError."""
         return ExecutorLedger(Path(self.config.ledger) / LEDGER_FILE)
 
     @contextmanager
     def own_ledger(self, stopped: threading.Event, shadow: bool) -> Iterator[ExecutorLedger | None]:
-        """Have the ledger for this process alone; None once *stopped* was set first. *stopped* is set when it is lost. Raises LedgerError."""
+        """Yield the ledger, owned by this process; None if *stopped* is set first.
+
+        Losing the ledger sets *stopped*. Raises LedgerError.
+        """
         del stopped
-        if shadow:  # beside one that acts, too, and without a folder of its own
+        if shadow:  # shadow runs beside an acting executor and needs no folder
             yield self.read_ledger()
             return
         folder = Path(self.config.ledger)
@@ -112,21 +115,21 @@ class SchedulerSite(ABC):
             yield ExecutorLedger(folder / LEDGER_FILE)
 
     def companions(self, channel: grpc.Channel, names: NodeNames) -> Iterable[Companion]:
-        """Yield what runs beside the executor while it acts, each in a thread of its own until the event is set."""
+        """Yield companions of an acting executor; each runs in a thread until the event is set."""
         del channel, names
         return ()
 
     def undo_companions(self) -> list[str]:
-        """Take away what companions set; return what was done. Raises SchedulerError."""
+        """Remove everything that companions set; return descriptions. Raises SchedulerError."""
         return []
 
     def close(self) -> None:
-        """End what the scheduler's connection needs."""
+        """Release the resources of the scheduler's connection."""
         return
 
 
 class SlurmSite(SchedulerSite):
-    """Slurm by its commands."""
+    """Slurm through its commands."""
 
     title = "Slurm"
     has_weights = True
@@ -137,12 +140,12 @@ class SlurmSite(SchedulerSite):
         self.scheduler = self._slurm
 
     def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
-        """Yield what the doctor of this scheduler finds."""
+        """Yield the findings of Slurm's doctor."""
         return slurm_doctor.findings(self._slurm, attempt)
 
 
 class KubernetesSite(SchedulerSite):
-    """Kubernetes by its API server; the ledger is there, too, unless a folder is named."""
+    """Kubernetes through its API server, which also stores the ledger unless a folder is set."""
 
     title = "Kubernetes"
 
@@ -159,18 +162,21 @@ class KubernetesSite(SchedulerSite):
         self.scheduler = self._kubernetes
 
     def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
-        """Yield what the doctor of this scheduler finds."""
+        """Yield the findings of Kubernetes' doctor."""
         return kubernetes_doctor.findings(self._api, self._kubernetes, self._settings, attempt)
 
     def read_ledger(self) -> ExecutorLedger:
-        """Return the ledger, to look at. Raises LedgerError."""
+        """Return the ledger for reading. Raises LedgerError."""
         if self.config.ledger:
             return super().read_ledger()
         return ConfigMapLedger(self._api, self._settings.namespace, self._settings.state_name)
 
     @contextmanager
     def own_ledger(self, stopped: threading.Event, shadow: bool) -> Iterator[ExecutorLedger | None]:
-        """Wait for the Lease, then read the ledger; *stopped* is set when the Lease is lost. In shadow, beside one that acts, neither."""
+        """Wait for the Lease, then yield the ledger; losing the Lease sets *stopped*.
+
+        Shadow mode needs neither, because it runs beside an acting executor.
+        """
         if self.config.ledger:
             with super().own_ledger(stopped, shadow) as ledger:
                 yield ledger
@@ -188,13 +194,13 @@ class KubernetesSite(SchedulerSite):
                 return
             lease.keep(stopped.set)
             ledger = self.read_ledger()
-            ledger.save()  # the holder before us can write no more
+            ledger.save()  # the previous holder can no longer write
             yield ledger
         finally:
             lease.release()
 
     def companions(self, channel: grpc.Channel, names: NodeNames) -> Iterable[Companion]:
-        """Yield the publisher of nodes' health, over a connection of its own: its writes must not delay advice."""
+        """Yield the health publisher, with its own connection: its writes must not delay advice."""
         if self._settings.publish_health:
             api = ApiServer(self._access)
             nodes = self._kubernetes.current_nodes
@@ -210,7 +216,7 @@ class KubernetesSite(SchedulerSite):
         )  # fmt: skip
 
     def undo_companions(self) -> list[str]:
-        """Let what waits for the companions continue."""
+        """Release the workloads that wait for the companions."""
         if not self._settings.kueue:
             return []
         with closing(self._kueue()) as controller:
@@ -222,7 +228,7 @@ class KubernetesSite(SchedulerSite):
 
 
 class HTCondorSite(SchedulerSite):
-    """HTCondor by its commands."""
+    """HTCondor through its commands."""
 
     title = "HTCondor"
 
@@ -232,13 +238,13 @@ class HTCondorSite(SchedulerSite):
         self.scheduler = self._condor
 
     def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
-        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        """Yield the findings of HTCondor's doctor; *attempt* is ignored: a drain has no dry run."""
         del attempt
         return htcondor.doctor_findings(self._condor)
 
 
 class RaySite(SchedulerSite):
-    """Ray by a helper program in its own Python."""
+    """Ray through a helper program in its own Python."""
 
     title = "Ray"
 
@@ -249,13 +255,13 @@ class RaySite(SchedulerSite):
         self.scheduler = self._ray
 
     def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
-        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        """Yield the findings of Ray's doctor; *attempt* is ignored: a drain has no dry run."""
         del attempt
         return ray.doctor_findings(self._ray, bool(self.config.actions))
 
 
 class FluxSite(SchedulerSite):
-    """Flux by its commands."""
+    """Flux through its commands."""
 
     title = "Flux"
 
@@ -265,7 +271,7 @@ class FluxSite(SchedulerSite):
         self.scheduler = self._flux
 
     def findings(self, attempt: bool) -> Iterable[DoctorFinding]:
-        """Yield what the doctor of this scheduler finds. There is nothing to attempt: a drain has no dry run."""
+        """Yield the findings of Flux's doctor; *attempt* is ignored: a drain has no dry run."""
         del attempt
         return flux.doctor_findings(self._flux)
 
@@ -280,7 +286,7 @@ SITES: dict[str, tuple[type[SchedulerSite], type[ExecutorConfig]]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run (without a word), doctor, undo, status. 1: failed, with a message; 2: wrong usage; 3: no aggregator answers."""
+    """Run a subcommand, `run` by default. Exit codes: 1 failed, 2 wrong usage, 3 no aggregator."""
     parser = _parser()
     options = parser.parse_intermixed_args(arguments)
     site_kind, config_kind = SITES[options.scheduler]
@@ -372,7 +378,7 @@ def _serve(options: argparse.Namespace, site: SchedulerSite, names: NodeNames) -
 
 @contextmanager
 def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
-    """Serve /metrics at *address*; nothing for "". Raises CommandError where it cannot listen."""
+    """Serve /metrics at *address*, unless "". Raises CommandError if it cannot listen."""
     if not address:
         yield
         return
@@ -389,7 +395,7 @@ def serving_metrics(address: str, figures: ExecutorFigures) -> Iterator[None]:
 
 @contextmanager
 def exporting(config: ExecutorConfig) -> Iterator[OtlpLogExporter | None]:
-    """Have the exporter of steps, where one is set. Raises CommandError for headers that are none."""
+    """Yield the exporter of steps, None if unset. Raises CommandError for malformed headers."""
     if not config.otlp_logs:
         yield None
         return
@@ -404,7 +410,7 @@ def exporting(config: ExecutorConfig) -> Iterator[OtlpLogExporter | None]:
 
 @contextmanager
 def running(companions: Iterable[Companion]) -> Iterator[None]:
-    """Have *companions* run, each in a thread."""
+    """Run each of *companions* in a thread."""
     with ExitStack() as stack:
         ended = threading.Event()
         for companion in companions:
@@ -416,7 +422,7 @@ def running(companions: Iterable[Companion]) -> Iterator[None]:
 
 
 def _extend(config: KubernetesConfig, names: NodeNames) -> int:
-    """Answer a scheduler until a signal ends it."""
+    """Answer a scheduler until SIGTERM or SIGINT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     extender = extender_server.Extender(Path(config.extender_mirror), names.node_of)
     host, _, port = config.extender_listen.rpartition(":")
@@ -446,7 +452,7 @@ def _undo(site: SchedulerSite) -> int:
                 ledger = site.read_ledger()
                 if ledger.weights:
                     stack.enter_context(locked(Path(site.config.ledger)))
-            except LedgerError as error:  # all else is known without it
+            except LedgerError as error:  # everything else is found without the ledger
                 print(f"gangline executor: the weights are unchanged: {error}", file=sys.stderr)
                 ledger = None
         done, failed = undo_all(site.scheduler, ledger)
@@ -472,10 +478,10 @@ def _status(ledger: ExecutorLedger) -> int:
     now = time.time()
     if not ledger.entries:
         print("nothing is set")
-    for entry in sorted(ledger, key=lambda one: one.accepted):
+    for entry in sorted(ledger, key=lambda item: item.accepted):
         what = entry.hold or entry.mark or "-"
         left = max(0.0, entry.expires - now)
-        jobs = ", ".join(one.note or f"job {name} {one.state}" for name, one in entry.jobs.items())
+        jobs = ", ".join(job.note or f"job {name} {job.state}" for name, job in entry.jobs.items())
         print(
             f"{entry.advisory}  {entry.node}  {entry.action}  {what}  {entry.phase}  ends in {left:.0f} s"
             + (f"  {jobs}" if jobs else "")
@@ -490,12 +496,15 @@ def _doctor(options: argparse.Namespace, site: SchedulerSite) -> int:
     findings.append(_aggregator_finding(options))
     for finding in findings:
         print(f"{finding.level:<8}{finding.text}")
-    return FAILED if any(one.level == DoctorLevel.MISSING for one in findings) else OK
+    return FAILED if any(finding.level == DoctorLevel.MISSING for finding in findings) else OK
 
 
 def _ledger_finding(folder: Path) -> DoctorFinding:
-    """Return whether the ledger can be written. As another user nothing is created: the executor could not use it."""
-    parent = next(one for one in (folder, *folder.parents) if one.exists())
+    """Return whether the ledger is writable.
+
+    If run as another user, create nothing: the executor could not write to it.
+    """
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not folder.exists() and (os.geteuid() == 0 or not os.access(parent, os.W_OK)):
         return DoctorFinding(
             DoctorLevel.NOTE, f"ledger: {folder} does not exist yet; the unit creates it, or create it for the user of the executor",
@@ -519,7 +528,7 @@ def _aggregator_finding(options: argparse.Namespace) -> DoctorFinding:
         with open_channel(connection_options) as channel:
             stub = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
-                # Only a login that may answer advisories may report.
+                # Only a login with permission to answer advisories may report.
                 stub.ReportGangs(
                     advisory_pb2.ReportGangsRequest(actor="doctor", validate_only=True),
                     timeout=CALL_SECONDS,

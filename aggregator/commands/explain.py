@@ -1,4 +1,4 @@
-"""`gangline explain HOST`: why a host has its score, with the query that shows the evidence. `gangline explain decision ID`: a decision."""
+"""`gangline explain HOST`: the evidence for a score, with its queries; or explains a decision."""
 
 from __future__ import annotations
 
@@ -28,36 +28,41 @@ from .terminal import clean_texts, printable, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
-#: Evidence that moves ln(hazard) by less costs nothing worth a sentence.
+#: Evidence that changes ln(hazard) by less is omitted.
 DELTA_MIN = 0.005
-#: Reported outcomes that multiply the hazard by less are no reason: "multiplied by 1" stood at every host.
+#: Reported outcomes that change ln(hazard) by less are omitted: every host showed "multiplied by
+#: 1".
 OUTCOMES_SIGNAL, OUTCOMES_DELTA_MIN = "hazard.outcomes", math.log(1.05)
-#: Of an UNHEALTHY host, evidence that alone makes a fault more often as likely is a fault of now, and no likelihood.
+#: On an UNHEALTHY host, evidence that alone multiplies the hazard by more is shown as a present
+#: fault.
 BROKEN_TIMES_MIN = 20.0
-#: Evidence that is not of now is said to be older from here.
+#: Older evidence is shown with its age.
 RECENT_SECONDS = 3.0
-#: What is counted, and of one only is said without its s.
+#: Plural units, printed without their s after "1".
 _UNITS = re.compile(r"^(error|event|packet|row|second|minute)s\b")
-#: What a score says of a hazard that no model of this cluster was asked for.
+#: `hazard_model` of a score without a model trained on this cluster.
 PRIOR = "prior"
-#: Signals of evidence that is a feature of the hazard's model begin with this.
+#: Prefix of signals that are features of the hazard model.
 MODEL_SIGNAL_PREFIX = "hazard."
-#: The pace of a GPU is printed below this.
+#: The pace of a GPU is printed below this ratio.
 SLOW_BELOW = 0.95
-#: Units whose numbers say nothing beside the words.
+#: Units whose numeric value adds nothing to the description.
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding", "hosts")
-#: No longer name can register.
+#: Maximum length of a registered host name.
 HOST_CHARACTERS_MAX = 253
-#: What runs a query, and beside it where.
+#: The command that runs a query.
 COMMAND = "gangline sql"
-#: In place of a host: a decision's id follows.
+#: Word in place of HOST before a decision's id.
 DECISION = "decision"
-#: Collectors that read are named only where they are so few.
+#: At most this many working collectors are listed by name.
 NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is known of one host, or a decision. 3 when no aggregator answers, 4 for one that is not known."""
+    """Explain a host or a decision.
+
+    Exit code 3: no aggregator answers; 4: unknown host or decision.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     is_decision = options.host == DECISION and options.decision_id
@@ -68,7 +73,7 @@ def main(arguments: list[str]) -> int:
     if options.replay and not is_decision:
         parser.error("--replay needs a decision; expected: decision ID --replay")
     if is_decision:
-        from .decision import run_decision  # with the planner, which no host needs
+        from .decision import run_decision  # imports the planner, which hosts do not need
 
         return guarded("explain", lambda: run_decision(options))
     return guarded("explain", lambda: _run(options))
@@ -100,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def query_command(options: argparse.Namespace, aggregator: str) -> str:
-    """Return the beginning of a command that asks the same aggregator, on the way that *options* name."""
+    """Return the start of a query command for the same aggregator with the same login options."""
     given = {
         "--ca": options.ca,
         "--cert": options.certificate,
@@ -113,7 +118,7 @@ def query_command(options: argparse.Namespace, aggregator: str) -> str:
 
 
 def unknown_host_message(host: str, names: list[str]) -> str:
-    """Return words for a host that there is not, with those whose names are near."""
+    """Return the message for an unknown host, with similar names."""
     near = difflib.get_close_matches(host, names, 3, 0.5)
     if near:
         return f"no host {host!r}; did you mean {', '.join(near)}?"
@@ -123,10 +128,13 @@ def unknown_host_message(host: str, names: list[str]) -> str:
 
 
 def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str = COMMAND) -> str:
-    """Return what a colleague would say of the host, wrapped to *width*. *query_prefix*: what a query comes after."""
+    """Return the explanation of *score*, wrapped to *width*.
+
+    *query_prefix*: start of each query.
+    """
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
-    evidence = [one for one in score.contributions if _is_shown(one)]
+    evidence = [contribution for contribution in score.contributions if _is_shown(contribution)]
     if score.state != score_pb2.HEALTHY and _has_other_reason(score):
         parts.append(f"{_state(score)}: {score.reason_words}.")
     if evidence:
@@ -135,16 +143,30 @@ def explanation_text(score: score_pb2.NodeScore, width: int, query_prefix: str =
             f"Evidence{_hazard_without_evidence(score)}:" if costs else "Noted, at no cost:"
         )
         base_hazard = _base_hazard(score)
-        several = sum(1 for one in evidence if one.hazard_delta > 0 and not _is_of_model(one)) > 1
-        for number, one in enumerate(evidence, 1):
-            whole = _whole(one.device)
+        has_several_causes = (
+            sum(
+                1
+                for contribution in evidence
+                if contribution.hazard_delta > 0 and not _is_of_model(contribution)
+            )
+            > 1
+        )
+        for number, contribution in enumerate(evidence, 1):
+            whole = _whole(contribution.device)
             is_moved = any(_whole(e.device) == whole and _moves(e) for e in evidence)
             certain = (
-                one.words == score.reason_words or _times_alone(one, base_hazard) > BROKEN_TIMES_MIN
+                contribution.words == score.reason_words
+                or _times_alone(contribution, base_hazard) > BROKEN_TIMES_MIN
             )
             broken = is_broken(score) and certain
-            cost = _cost(one, base_hazard, confirms=is_moved, several=several, broken=broken)
-            parts.append(_evidence(one, number, now_ns, query_prefix, cost))
+            cost = _cost(
+                contribution,
+                base_hazard,
+                confirms=is_moved,
+                several=has_several_causes,
+                broken=broken,
+            )
+            parts.append(_evidence(contribution, number, now_ns, query_prefix, cost))
     else:
         parts.append("There is no evidence against it.")
     if score.clears_when and score.state != score_pb2.HEALTHY:
@@ -168,7 +190,7 @@ def _summary(score: score_pb2.NodeScore) -> str:
 
 
 def _chances(score: score_pb2.NodeScore) -> list[str]:
-    """Return what is expected of the host; where a fault is certain, that it is."""
+    """Return the expected reliability and speed; for a broken host, that a fault is certain."""
     hours = score.horizon.ToNanoseconds() / 3600e9
     if is_broken(score):
         return [f"It is {BROKEN}: a fault is certain. Start no job here."]
@@ -186,20 +208,20 @@ def _chances(score: score_pb2.NodeScore) -> list[str]:
 
 
 def _whole(device: str) -> str:
-    """Return what *device* is, or is a part of: a link's fault is its GPU's."""
+    """Return the GPU that contains *device*, such as a link; else *device* itself."""
     return device.partition("/")[0] if device.startswith("GPU-") else device
 
 
 def _has_other_reason(score: score_pb2.NodeScore) -> bool:
-    """Return whether what put the host in its state is none of the evidence: somebody's word, or what was before."""
+    """Return whether the state's reason is not in the evidence: a report, or an earlier cause."""
     return bool(score.reason_words) and score.reason_words not in [
         e.words for e in score.contributions
     ]
 
 
 def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
-    """Return what is left without any evidence: times all of it, it is the hazard that is reported."""
-    added = sum(one.log_hazard_delta for one in score.contributions)
+    """Return text on the hazard that remains without the evidence."""
+    added = sum(contribution.log_hazard_delta for contribution in score.contributions)
     if abs(added) <= DELTA_MIN:
         return ""
     base = score.hazard_per_hour * math.exp(-added)
@@ -212,13 +234,17 @@ def _hazard_without_evidence(score: score_pb2.NodeScore) -> str:
 
 
 def _base_hazard(score: score_pb2.NodeScore) -> float:
-    """Return the hazard without any symptom: the base that each symptom's factor multiplies."""
-    added = sum(one.log_hazard_delta for one in score.contributions if not _is_of_model(one))
+    """Return the hazard without symptoms, which each symptom's factor multiplies."""
+    added = sum(
+        contribution.log_hazard_delta
+        for contribution in score.contributions
+        if not _is_of_model(contribution)
+    )
     return score.hazard_per_hour * math.exp(-added)
 
 
 def _by(model: str) -> str:
-    """Return what a hazard rests on, where that is worth knowing."""
+    """Return text that names the basis of a hazard, "" for none."""
     if model == PRIOR:
         return " (by rates of the public record: no model was trained on this cluster yet)"
     return f" (by model {model})" if model else ""
@@ -229,7 +255,7 @@ def _interval(lower: float, upper: float) -> str:
 
 
 def _gpus(unhealthy: list[score_pb2.GpuScore], count: int) -> str:
-    """Return which GPUs are not well; the rest in a word. Where none is, the host's own words say why."""
+    """Return the unhealthy GPUs, and the number of others."""
     if len(unhealthy) == count:
         states = sorted({enum_name(score_pb2.HealthState, gpu.state) for gpu in unhealthy})
         return f"None of its {count} GPUs is healthy; all are {' or '.join(states)}."
@@ -249,7 +275,7 @@ def _pace(gpu: score_pb2.GpuScore) -> str:
 
 
 def _often(hazard_per_hour: float) -> str:
-    """Return how often a fault is expected, in the unit that gives a number one can hold."""
+    """Return how often a fault is expected, in the largest unit with a count of at least two."""
     if hazard_per_hour <= 0.0:
         return "No fault is expected"
     hours = 1.0 / hazard_per_hour
@@ -275,14 +301,14 @@ def _evidence(
 
 
 def command(sql: str, query_prefix: str = COMMAND) -> str:
-    """Return the command line that runs *sql*: names in it are the host's to choose, the shell ours."""
+    """Return the command line that runs *sql*, quoted: hosts choose the names in it."""
     if any(character in sql for character in '"$`\\!'):
         return f"{query_prefix} {shlex.quote(sql)}"
     return f'{query_prefix} "{sql}"'
 
 
 def value(one: score_pb2.Contribution) -> str:
-    """Return a value with its unit, in the multiple and with the digits that people use."""
+    """Return the value in a readable multiple, with its unit."""
     if one.unit == "hertz":
         return f"{one.value / 1e9:.2f} GHz"
     if one.unit == "bytes" and abs(one.value) >= 1e8:
@@ -295,9 +321,9 @@ def value(one: score_pb2.Contribution) -> str:
 
 
 def _is_shown(one: score_pb2.Contribution) -> bool:
-    """Leave out what a model's features add that nobody would notice; `--json` has all."""
-    least = OUTCOMES_DELTA_MIN if one.signal == OUTCOMES_SIGNAL else DELTA_MIN
-    return not _is_of_model(one) or abs(one.log_hazard_delta) > least
+    """Return False for model features with a negligible effect; `--json` shows all."""
+    threshold = OUTCOMES_DELTA_MIN if one.signal == OUTCOMES_SIGNAL else DELTA_MIN
+    return not _is_of_model(one) or abs(one.log_hazard_delta) > threshold
 
 
 def _is_of_model(one: score_pb2.Contribution) -> bool:
@@ -305,7 +331,7 @@ def _is_of_model(one: score_pb2.Contribution) -> bool:
 
 
 def _moves(one: score_pb2.Contribution) -> bool:
-    """Return whether it adds to the hazard: beside a fault that adds 1,000 times as much, too."""
+    """Return whether the evidence raises the hazard, even next to a 1,000 times larger symptom."""
     if _is_of_model(one) or not one.hazard_delta:
         return one.log_hazard_delta > DELTA_MIN
     return one.hazard_delta > 0.0
@@ -316,7 +342,7 @@ def _costs(one: score_pb2.Contribution) -> bool:
 
 
 def _times_alone(one: score_pb2.Contribution, base_hazard: float) -> float:
-    """Return by how much it multiplies the hazard *base_hazard* of a host without any symptom, were it the only one."""
+    """Return the factor on *base_hazard* (no symptoms) if this were the only evidence."""
     if one.hazard_delta > 0.0 and not _is_of_model(one):
         return 1.0 + one.hazard_delta / base_hazard
     return math.exp(one.log_hazard_delta)
@@ -325,7 +351,7 @@ def _times_alone(one: score_pb2.Contribution, base_hazard: float) -> float:
 def _cost(
     one: score_pb2.Contribution, base_hazard: float, *, confirms: bool, several: bool, broken: bool
 ) -> str:
-    """Return what it costs. *base_hazard*: the hazard without any symptom. *several*: other symptoms add to it, too."""
+    """Format the cost of the evidence. *several*: other symptoms also raise the hazard."""
     costs = []
     if broken:
         costs.append("the whole score: it is broken now")
@@ -352,7 +378,7 @@ def _times(factor: float) -> str:
 
 
 def _sources(score: score_pb2.NodeScore) -> str:
-    """Return what the collectors say: those that read in one line, the others with their words."""
+    """Return the working collectors on a line, then each other collector with its message."""
     reading = [source.source for source in score.sources if source.outcome == "ok"]
     others = [source for source in score.sources if source.outcome != "ok"]
     named = ", ".join(reading) or "none"
@@ -365,7 +391,7 @@ def _sources(score: score_pb2.NodeScore) -> str:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Wrap each line but commands, which must be copied whole; keep its indentation."""
+    """Wrap each line with its indentation, except commands, which must be copied whole."""
     lines: list[str] = []
     for line in text.split("\n"):
         clean = printable(line)
@@ -380,7 +406,7 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def _host(text: str) -> str:
-    """Return what can be a host's name. Raises argparse.ArgumentTypeError with words."""
+    """Return *text* if it can be a host name. Raises ArgumentTypeError."""
     if not text.removeprefix("nodes/"):
         raise argparse.ArgumentTypeError("empty; expected a host name")
     if len(text.removeprefix("nodes/")) > HOST_CHARACTERS_MAX:

@@ -17,16 +17,16 @@ from .score_client import ScoreListing
 from .terminal import cut, table
 
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD", "JOB", "REASON")
-#: Columns that are numbers, set to the right.
+#: Columns of numbers, right-aligned.
 RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "SLOWER", "HEARD")
-#: On a narrower terminal the reason gets the room of these columns: the score says what the first says, and the state
-#: (STALE) what the second says.
+#: Below this width the reason takes the space of these columns: the score implies the hazard, and
+#: STALE the age.
 NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, ("HAZARD/DAY", "HEARD")
 HOST_CHARACTERS_MAX, JOB_CHARACTERS_MAX = 32, 16
 REASON_CHARACTERS_MIN = 24
-#: Above this a hazard is said to be above it.
+#: Larger hazards are printed as above this value.
 HAZARD_PER_DAY_MAX = 99.0
-#: In place of a hazard, if the host interrupts any job: its state is UNHEALTHY and its score is below the limit.
+#: Shown as hazard if the host is UNHEALTHY with a score below the limit: it interrupts any job.
 BROKEN, BROKEN_SCORE_MAX = "broken now", 0.01
 
 _STYLES = {
@@ -41,38 +41,40 @@ _STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class FoldedHosts:
-    """Hosts in one row of the table, worst first: one shared cause, or HEALTHY and waiting for the same host, or well."""
+    """Hosts in a shared row, worst first: with a common cause, a common wait, or healthy."""
 
     scores: tuple[score_pb2.NodeScore, ...]
 
     @property
     def state(self) -> score_pb2.HealthState:
-        """The worst state of them."""
+        """The worst state of the hosts."""
         return self.scores[0].state
 
     @property
     def simulated(self) -> bool:
-        """Whether none of them is real."""
+        """Whether the hosts are simulated."""
         return self.scores[0].simulated
 
     def cells(self) -> dict[str, str]:
-        """Return the cells by heading: the worst number of all."""
+        """Return the cells by heading, each with the worst value of all hosts."""
         first, count = self.scores[0], len(self.scores)
         worst = row(
-            max(self.scores, key=lambda one: one.data_age.ToNanoseconds())
-            if all(one.HasField("data_age") for one in self.scores)
-            else next(one for one in self.scores if not one.HasField("data_age"))
+            max(self.scores, key=lambda score: score.data_age.ToNanoseconds())
+            if all(score.HasField("data_age") for score in self.scores)
+            else next(score for score in self.scores if not score.HasField("data_age"))
         )
-        speeds = [one.relative_speed for one in self.scores if not math.isnan(one.relative_speed)]
+        speeds = [
+            score.relative_speed for score in self.scores if not math.isnan(score.relative_speed)
+        ]
         names = fold_hosts(map(host_of, self.scores))
-        jobs = {one.job for one in self.scores}
+        jobs = {score.job for score in self.scores}
         return worst | {
             "STATE": enum_name(score_pb2.HealthState, first.state),
             "HOST": f"{count} hosts" + (" (sim)" if first.simulated else ""),
-            "SCORE": floor_text(min(one.score for one in self.scores), 4),
+            "SCORE": floor_text(min(score.score for score in self.scores), 4),
             "HAZARD/DAY": BROKEN
             if any(map(is_broken, self.scores))
-            else hazard_per_day(max(one.hazard_per_hour for one in self.scores)),
+            else hazard_per_day(max(score.hazard_per_hour for score in self.scores)),
             "SPEED": f"{min(speeds):.2f}" if speeds else "-",
             "JOB": row(first)["JOB"] if len(jobs) == 1 else "",
             "REASON": f"{_shared_reason(first)}: {names}",
@@ -80,7 +82,7 @@ class FoldedHosts:
 
 
 def _shared_reason(first: score_pb2.NodeScore) -> str:
-    """Return why hosts share a row with *first*."""
+    """Return the reason that the hosts in the row of *first* share."""
     if first.shared_cause:
         advisory = first.shared_cause_advisory.removeprefix("advisories/")
         return f"{first.shared_cause} (gangline advise show {advisory})"
@@ -98,24 +100,24 @@ def render(
     colour: bool = False,
     slowdowns: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the table of *hosts*, given worst first, no line longer than *width* characters (0: any).
+    """Return the table of *hosts*, given worst first, at most *width* wide (0: unlimited).
 
-    *slowdowns*: how much longer a step of a job would take, by host; without any the table has no such column.
+    *slowdowns*: a job's relative slowdown by host; without any the table has no SLOWER column.
     """
     scores = list(hosts)[::-1]
     if not scores:
         return "no hosts yet: none has registered with this aggregator"
     is_narrow = 0 < width < NARROW_CHARACTERS
-    found = [one.cells() if isinstance(one, FoldedHosts) else row(one) for one in scores]
-    for one, by_heading in zip(scores, found, strict=True):
-        by_heading["SLOWER"] = _slower(one, slowdowns or {})
+    cell_rows = [host.cells() if isinstance(host, FoldedHosts) else row(host) for host in scores]
+    for host, by_heading in zip(scores, cell_rows, strict=True):
+        by_heading["SLOWER"] = _slower(host, slowdowns or {})
     left_out = NOT_WHEN_NARROW if is_narrow else ()
     if not slowdowns:
         left_out = (*left_out, "SLOWER")
-    if not any(cells["JOB"] for cells in found):
+    if not any(cells["JOB"] for cells in cell_rows):
         left_out = (*left_out, "JOB")
     shown = [h for h in HEADINGS if h not in left_out]
-    rows = [[cells[heading] for heading in shown] for cells in found]
+    rows = [[cells[heading] for heading in shown] for cells in cell_rows]
     others = [max(map(len, column)) for column in zip(shown, *rows, strict=True)][:-1]
     room = max(REASON_CHARACTERS_MIN, width - sum(others) - 2 * len(others))
     for score, cells in zip(scores, rows, strict=True):
@@ -126,20 +128,20 @@ def render(
 
 
 def _slower(one: Row, slowdowns: Mapping[str, float]) -> str:
-    """Return how much longer a step would take, of several hosts on the slowest."""
+    """Return the relative slowdown of a step; for a shared row, the slowest host's."""
     scores = one.scores if isinstance(one, FoldedHosts) else (one,)
-    found = [slowdowns.get(host_of(score), math.nan) for score in scores]
-    known = [slowdown for slowdown in found if not math.isnan(slowdown)]
+    slowdowns_of_hosts = [slowdowns.get(host_of(score), math.nan) for score in scores]
+    known = [slowdown for slowdown in slowdowns_of_hosts if not math.isnan(slowdown)]
     return f"{100 * max(known):.0f} %" if known else "-"
 
 
 def enum_name(kind: Any, number: int) -> str:
-    """Return the name of a value of the enumeration *kind*; of one that only a later aggregator knows, its number."""
+    """Return the name of *number* in the enumeration *kind*; an unknown value's number."""
     return str(kind.Name(number)) if number in kind.values() else str(number)
 
 
 def _with_code(score: score_pb2.NodeScore, text: str) -> str:
-    """Return the reason's *text* behind its code: they will be cut, and often end in the cause."""
+    """Return the reason's *text* after its code: long text is cut, and its cause is often last."""
     if score.state == score_pb2.HEALTHY or not score.reason:
         return text
     code = enum_name(score_pb2.ReasonCode, score.reason).removeprefix("REASON_")
@@ -166,10 +168,10 @@ def is_broken(score: score_pb2.NodeScore) -> bool:
 
 
 def reason(score: score_pb2.NodeScore) -> str:
-    """Return why the host has its place in the table.
+    """Return the reason for the host's position in the table.
 
-    What moved nothing is for `gangline explain`: beside real reasons it is noise. That a host is
-    silent, and its state frozen, is a real one; so is that it waits for another of its job.
+    Reasons that moved nothing are omitted, see `gangline explain`. Silence with a frozen state is a
+    reason, and so is waiting for another host of the job.
     """
     if score.state != score_pb2.HEALTHY or score.reason == score_pb2.REASON_STALE_TELEMETRY:
         return score.reason_words
@@ -191,10 +193,10 @@ def caption(
     is_folded: bool = False,
     explain_command: str = "",
 ) -> str:
-    """Return how many hosts stand how, how they are sorted, and what SCORE means: lines of *width*.
+    """Return host counts by state, their order, and the meaning of SCORE, wrapped to *width*.
 
-    *hidden*: how many of them the table above leaves out (`fitting`). *is_folded*: some share a row. *explain_command*: the command
-    that explains a host, to be named with the worst one; "" for none.
+    *hidden*: hosts that `fitting` omitted. *is_folded*: hosts share rows. *explain_command*: shown
+    for the worst host, unless "".
     """
     if not listing.scores:
         return ""
@@ -204,11 +206,11 @@ def caption(
         for state in dict.fromkeys(score.state for score in listing.scores[::-1])
     )
     first = listing.scores[0]
-    at = first.compute_time.ToDatetime(UTC).astimezone()
+    computed_at = first.compute_time.ToDatetime(UTC).astimezone()
     hours = first.horizon.ToNanoseconds() / 3600e9
     count = len(listing.scores)
     parts = [
-        f"{count} host{'' if count == 1 else 's'} at {at:%H:%M:%S %Z}: {states}",
+        f"{count} host{'' if count == 1 else 's'} at {computed_at:%H:%M:%S %Z}: {states}",
         "by state, then score",
         f"SCORE: chance of {hours:g} h without a fault of the host",
     ]
@@ -230,8 +232,8 @@ def caption(
 def fitting(scores: Sequence[AnyRow], count_max: int) -> list[AnyRow]:
     """Return at most *count_max* of *scores*, in their order, worst first.
 
-    HEALTHY simulated hosts are left out first, then HEALTHY real ones, then simulated ones, then real
-    ones: of each the best first.
+    HEALTHY simulated hosts are omitted first, then HEALTHY real ones, other simulated ones, and
+    other real ones; within a group the best first.
     """
 
     def worth(at: int) -> tuple[bool, bool, int]:
@@ -239,24 +241,26 @@ def fitting(scores: Sequence[AnyRow], count_max: int) -> list[AnyRow]:
         return score.state != score_pb2.HEALTHY, not score.simulated, -at
 
     chosen = sorted(range(len(scores)), key=worth, reverse=True)[: max(0, count_max)]
-    return [scores[at] for at in sorted(chosen)]
+    return [scores[index] for index in sorted(chosen)]
 
 
 def fold_causes(scores: Sequence[score_pb2.NodeScore]) -> list[Row]:
-    """Return *scores*, worst first, with the hosts of each shared cause in one row, where the worst of them was."""
+    """Return *scores*, worst first; hosts with a shared cause form a row at their worst host."""
     groups: dict[str, list[score_pb2.NodeScore]] = {}
-    for one in scores:
-        groups.setdefault(one.shared_cause_advisory or one.node, []).append(one)
+    for score in scores:
+        groups.setdefault(score.shared_cause_advisory or score.node, []).append(score)
     return [FoldedHosts(tuple(group)) if len(group) > 1 else group[0] for group in groups.values()]
 
 
 def folded(scores: Sequence[score_pb2.NodeScore], count_max: int | None) -> list[Row]:
-    """Return *scores*, worst first, folded by shared cause; and HEALTHY hosts: simulated ones, and real ones too where
-    there would be more than *count_max* rows. Hosts that wait for the same host of their job share a row, and so do all
-    others."""
-    rows = _folded(scores, lambda one: one.simulated)
+    """Return *scores*, worst first, with shared rows by cause and for HEALTHY simulated hosts.
+
+    HEALTHY real hosts also share rows if there would be more than *count_max* rows. Hosts that wait
+    for the same host of their job share a row, and so do all others.
+    """
+    rows = _folded(scores, lambda score: score.simulated)
     if count_max is not None and len(rows) > count_max:
-        rows = _folded(scores, lambda one: True)
+        rows = _folded(scores, lambda score: True)
     return rows
 
 
@@ -266,33 +270,35 @@ def _folded(
     alone: list[score_pb2.NodeScore] = []
     groups: dict[tuple[bool, bool, str, str], list[score_pb2.NodeScore]] = {}
     real: list[Row] = []
-    for one in scores:
-        is_well = one.state == score_pb2.HEALTHY and one.reason != score_pb2.REASON_STALE_TELEMETRY
-        if is_well and may_fold(one):
-            key = not one.waits_for, not one.simulated, one.waits_for, one.waits_for_job
-            groups.setdefault(key, []).append(one)
+    for score in scores:
+        is_well = (
+            score.state == score_pb2.HEALTHY and score.reason != score_pb2.REASON_STALE_TELEMETRY
+        )
+        if is_well and may_fold(score):
+            key = not score.waits_for, not score.simulated, score.waits_for, score.waits_for_job
+            groups.setdefault(key, []).append(score)
         else:
-            (real if is_well else alone).append(one)
-    several = [
+            (real if is_well else alone).append(score)
+    healthy = [
         FoldedHosts(tuple(group)) if len(group) > 1 else group[0]
         for _, group in sorted(groups.items())
     ]
-    return [*fold_causes(alone), *several, *real]
+    return [*fold_causes(alone), *healthy, *real]
 
 
 def host_of(score: score_pb2.NodeScore) -> str:
-    """Return the host's name without its collection."""
+    """Return the host's name without the `nodes/` prefix."""
     return score.node.removeprefix("nodes/")
 
 
 def floor_text(value: float, digits: int) -> str:
-    """Return *value* cut, not rounded, to *digits*: what is not certain must not read 1.0000."""
+    """Return *value* truncated, not rounded: an uncertain score must not read 1.0000."""
     scale = 10.0**digits
     return f"{math.floor(value * scale + 1e-6) / scale:.{digits}f}"
 
 
 def hazard_per_day(per_hour: float) -> str:
-    """Return a hazard as people read it: expected interruptions per day."""
+    """Return a hazard as expected interruptions per day."""
     per_day = 24.0 * per_hour
     if per_day > HAZARD_PER_DAY_MAX:
         return f">{HAZARD_PER_DAY_MAX:.0f}"
@@ -300,7 +306,7 @@ def hazard_per_day(per_hour: float) -> str:
 
 
 def age(score: score_pb2.NodeScore) -> str:
-    """Return how old the last live reading is."""
+    """Return the age of the last live reading."""
     if not score.HasField("data_age"):
         return "never"
     seconds = score.data_age.seconds + score.data_age.nanos / 1e9

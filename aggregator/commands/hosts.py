@@ -1,4 +1,4 @@
-"""`gangline hosts`: every host with score, state and main reason."""
+"""`gangline hosts` and `gangline watch`: every host with score, state and main reason."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from .host_table import (
 from .score_client import ScoreClient, ScoreListing
 from .terminal import cut, refreshed, screen_rows, table_width, wants_colour, width_of
 
-#: States that `--state` takes.
+#: Values of `--state`.
 STATES = [name.lower() for name in score_pb2.HealthState.keys()[1:]]
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, worst last. 3 when no aggregator answers."""
+    """Print the table, worst last. Exit code 3: no aggregator answers."""
     options = _parser().parse_args(arguments)
     return guarded("hosts", lambda: _run(options))
 
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
         return OK
     is_terminal = sys.stdout.isatty()
     rows: list[Row] = list(chosen.scores)
-    # Up to three lines are said below the table.
+    # Up to three lines follow below the table.
     if is_terminal and not options.all:
         rows = fold_causes(chosen.scores)
         if len(rows) + 4 > screen_rows():
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         print(render(rows, table_width(), colour=wants_colour(), slowdowns=slowdowns))
     if source:
         print(f"SLOWER: how much longer a step of job {options.job} would take, as {source} ran")
-    is_folded = any(isinstance(one, FoldedHosts) for one in rows)
+    is_folded = any(isinstance(row, FoldedHosts) for row in rows)
     explain_command = make_explain_command(options) if is_terminal else ""
     if about := caption(chosen, width_of(), is_folded=is_folded, explain_command=explain_command):
         print(about)
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_explain_command(options: argparse.Namespace) -> str:
-    """Return the beginning of a command that explains a host, over the connection that *options* name."""
+    """Return the start of a command that explains a host, over the same connection as *options*."""
     arguments = ["gangline", "explain"]
     if options.aggregator and options.aggregator != os.environ.get(ADDRESS_VARIABLE):
         arguments += ["--server", options.aggregator]
@@ -106,7 +106,10 @@ def selected(listing: ScoreListing, states: list[str]) -> ScoreListing:
 
 
 def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the hosts as JSON: worst first; what is not known is null. *slowdowns*: of a job, by host."""
+    """Return the hosts as JSON, worst first; unknown values are null.
+
+    *slowdowns*: a job's, by host.
+    """
     hosts = [as_dict(score) for score in listing.scores]
     for host in hosts if slowdowns else ():
         slowdown = (slowdowns or {}).get(host["host"], math.nan)
@@ -120,7 +123,7 @@ def document(listing: ScoreListing, slowdowns: Mapping[str, float] | None = None
 
 
 def as_dict(score: score_pb2.NodeScore) -> dict[str, Any]:
-    """Return one host as JSON, with the wire's field names and `host`."""
+    """Return a host as JSON, with the wire's field names and `host`."""
     fields: dict[str, Any] = MessageToDict(
         score,
         preserving_proto_field_name=True,
@@ -178,20 +181,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ----------------------------------------------------------------------
-# `gangline watch`: the table of hosts, refreshed in place.
-
-
 class FoldMode(Enum):
-    """When HEALTHY hosts share rows of the table; never where the output is no terminal."""
+    """When HEALTHY hosts share rows of the table; without a terminal they never do."""
 
     NEVER = "never"
-    WHEN_LONG = "when long"  # when the table is longer than the screen
+    WHEN_LONG = "when long"  # if the table is longer than the screen
     ALWAYS = "always"
 
 
 def watch_main(arguments: list[str]) -> int:
-    """Show the table until Ctrl-C, which exits 0. 3 when no aggregator answers at first."""
+    """Show the table until Ctrl-C (exit code 0). Exit code 3: no aggregator answers at first."""
     options = _watch_parser().parse_args(arguments)
     try:
         return guarded("watch", lambda: _run_watch(options))
@@ -224,7 +223,7 @@ def _run_watch(options: argparse.Namespace) -> int:
 
 
 def _next(client: ScoreClient, before: ScoreListing) -> tuple[ScoreListing, str]:
-    """Return the hosts of now; if nobody answers, those of before and why they are old."""
+    """Return the current hosts; if the call fails, those of *before* with a message."""
     try:
         listing = client.hosts()
     except CommandError as error:
@@ -241,9 +240,11 @@ def hosts_text(
     fold: FoldMode = FoldMode.WHEN_LONG,
     explain_command: str = "",
 ) -> str:
-    """Return the table and what is said below it; on a terminal folded if need be, *in_place* cut to its lines.
+    """Return the table and its notes.
 
-    *message*: what else must be said of it. *explain_command*: the command that explains a host, for a terminal.
+    On a terminal rows are folded by *fold*; *in_place* the text is cut to the screen.
+
+    *message*: an additional note. *explain_command*: shown on a terminal.
     """
     is_folding = is_terminal and fold is not FoldMode.NEVER
     shown = fold_causes(listing.scores) if is_folding else list[Row](listing.scores)
@@ -256,13 +257,13 @@ def hosts_text(
             listing,
             width_of(),
             hidden,
-            is_folded=any(isinstance(one, FoldedHosts) for one in shown),
+            is_folded=any(isinstance(row, FoldedHosts) for row in shown),
             explain_command=explain_command if is_terminal else "",
         )
         paragraphs = (about, degraded, *alarms, message)
         lines = [line for note in paragraphs if note for line in note.split("\n")]
         return (
-            [each for line in lines for each in textwrap.wrap(line, width_of())]
+            [wrapped for line in lines for wrapped in textwrap.wrap(line, width_of())]
             if in_place
             else lines
         )
@@ -284,16 +285,16 @@ def _count(one: Row) -> int:
 
 
 def _alarms(listing: ScoreListing, width: int, rows: int | None) -> list[str]:
-    """Return findings about the aggregator itself, a line each; of *rows* lines no more than a sixth, cut to *width*."""
+    """Return a line per alarm; with *rows*, at most a sixth of them, cut to *width*."""
     alarms = listing.alarms
     if rows is None:
-        return [f"aggregator: {one}" for one in alarms]
+        return [f"aggregator: {alarm}" for alarm in alarms]
     shown = alarms[: max(1, rows // 6)]  # else they would push the hosts out of sight
     if len(shown) == len(alarms):
-        return [cut(f"aggregator: {one}", width) for one in shown]
+        return [cut(f"aggregator: {alarm}", width) for alarm in shown]
     return [
-        cut(f"aggregator ({number} of {len(alarms)}): {one}", width)
-        for number, one in enumerate(shown, 1)
+        cut(f"aggregator ({number} of {len(alarms)}): {alarm}", width)
+        for number, alarm in enumerate(shown, 1)
     ]
 
 

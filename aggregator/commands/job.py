@@ -1,7 +1,7 @@
 """`gangline job [JOB]`: phases and pace of a job, its verdicts, and a picture.
 
-The last minutes come from the memory of the aggregator (`job_client.py`). Only --last, --from, --to and --tags read the
-history, by SQL.
+The last minutes come from the aggregator's memory (`job_client.py`). --last, --from, --to and
+--tags read the history by SQL.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ from .sql_backends import QuerySession, RemoteBackend
 from .terminal import printable, table, wants_colour, width_of
 from .time_pictures import timeline_svg
 
-#: Rows of a query: enough for a day of the largest job. Its time is limited by the aggregator (`query_seconds`).
+#: Row limit of a query: a day of the largest job. The aggregator limits the time (`query_seconds`).
 ROWS_MAX = 2_000_000
-#: Columns of a timeline: more than a picture can show are none.
+#: Maximum columns of a timeline: on a terminal, and in a picture.
 COLUMNS_MAX, PICTURE_COLUMNS = 160, 240
-#: Stragglers that a story names; `ops.stragglers` has all.
+#: Stragglers in a story; `ops.stragglers` has all.
 STRAGGLERS_MAX = 8
 NAME_CHARACTERS_MAX = 512
 ENDINGS = (".svg", ".png")
 _SPAN = re.compile(r"(\d{1,6})(s|m|h|d)", re.ASCII)
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-#: A part is shown where most GPUs with a step have it.
+#: A part of the step is shown if at least half of the GPUs with a step have it.
 _PARTS_SQL = ", ".join(
     f"if(2 * count(g.step_{part}_ratio) >= count(g.step_seconds), median(g.step_{part}_ratio), NULL) AS step_{part}_ratio"
     for part in STEP_PARTS
@@ -87,7 +87,10 @@ Ask = Callable[[str], list[dict[str, Any]]]
 
 
 def main(arguments: list[str]) -> int:
-    """List jobs, or tell of one. 3 when no aggregator answers, 4 for an unknown job or a time without readings."""
+    """List jobs or show a job.
+
+    Exit codes: 3 no aggregator answers, 4 unknown job or no readings.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     shown = options.output or options.last or options.begin or options.end
@@ -122,7 +125,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
     """Return the rows of *sql*. Raises CommandError."""
-    import pyarrow.ipc  # 0.1 s: after the arguments are known to be right
+    import pyarrow.ipc  # 0.1 s: imported after the arguments are validated
 
     try:
         with session.answer(Question(sql, 0.0, rows_max=ROWS_MAX)) as answer:
@@ -134,7 +137,7 @@ def ask_session(session: QuerySession, sql: str) -> list[dict[str, Any]]:
 
 
 def show_past(options: argparse.Namespace, ask: Ask) -> int:
-    """Print or tag what *options* ask for, from what *ask* returns of a query. Raises CommandError."""
+    """Print or tag the past of a job; *ask* runs a query. Raises CommandError."""
     if options.tags:
         return _tag(options, ask)
     time_range = TimeRange(
@@ -178,7 +181,7 @@ def _tag(options: argparse.Namespace, ask: Ask) -> int:
 def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     """Return members, phases by host, pace, stragglers and advice of *job*. Raises CommandError."""
     name = quoted(job)
-    jobs = [one for one in ask(LIST_QUERY) if one["job"] == job]
+    jobs = [row for row in ask(LIST_QUERY) if row["job"] == job]
     if not jobs:
         raise CommandError(_unknown(job, ask), NOT_FOUND)
     phases, pace = _phases_and_pace(ask, jobs[0], time_range)
@@ -191,7 +194,12 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
     stragglers = ask(
         f"FROM ops.stragglers WHERE job = {name} ORDER BY until IS NOT NULL, slowdown_ratio DESC, lost_gpu_hours DESC LIMIT 200"
     )
-    hosts = ", ".join(sorted({quoted(one["host"]) for one in stragglers if one["host"]})) or "''"
+    hosts = (
+        ", ".join(
+            sorted({quoted(straggler["host"]) for straggler in stragglers if straggler["host"]})
+        )
+        or "''"
+    )
     advice = ask(
         "SELECT advisory, subject, state, action, words FROM ops.advice "
         f"WHERE list_has_any(hosts, [{hosts}]) AND action IS NOT NULL LIMIT 5"
@@ -203,7 +211,7 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
         f"WHERE m.job = {name}"
     )
     ranks = ask(ranks_query(job))
-    reported = [one["step_seconds"] for one in ranks if one["step_seconds"]]
+    reported = [rank["step_seconds"] for rank in ranks if rank["step_seconds"]]
     if reported:
         step = [{**(step[0] if step else {}), "step_seconds": statistics.median(reported)}]
     run = ask(run_query(job))
@@ -228,7 +236,7 @@ def read_story(ask: Ask, job: str, time_range: TimeRange) -> dict[str, Any]:
 def _phases_and_pace(
     ask: Ask, job: dict[str, Any], time_range: TimeRange
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the phases by host and the pace: of the last minutes from `ops`, of a longer time from the history."""
+    """Return phases by host and pace: recent ones from `ops`, older ones from the history."""
     name, now = str(job["job"]), ask("SELECT ops.taken() AS now")[0]["now"].replace(tzinfo=UTC)
     until = seconds_of(job["until"] or now)
     wanted = time_range.within(seconds_of(job["since"]), until)
@@ -270,16 +278,16 @@ def jobs_text(jobs: list[dict[str, Any]]) -> str:
 def _headline(story: dict[str, Any]) -> str:
     job = story["job"]
     until = "still runs" if job["until"] is None else f"ended {job['until']:%m-%d %H:%M}"
-    words = (
+    headline = (
         f"job {job['job']}: {job['hosts_count']} hosts, {job['gpus_count']} GPUs, "
         f"since {job['since']:%Y-%m-%d %H:%M} UTC, {until}{pace_text(job)}"
     )
     if story.get("step_seconds"):
         by = ", as its ranks report" if any(r["step_seconds"] for r in story["ranks"]) else ""
-        words += f"; a step takes {story['step_seconds']:.3g} s{by}{parts_text(story)}"
+        headline += f"; a step takes {story['step_seconds']:.3g} s{by}{parts_text(story)}"
     if story.get("checkpoint_seconds"):
-        words += f"; a checkpoint every {story['checkpoint_seconds'] / 60:.3g} min"
-    return printable(words)
+        headline += f"; a checkpoint every {story['checkpoint_seconds'] / 60:.3g} min"
+    return printable(headline)
 
 
 def _notes(story: dict[str, Any]) -> list[str]:
@@ -314,14 +322,16 @@ def story_text(story: dict[str, Any], width: int, *, colour: bool) -> str:
         causes = ", ".join(f"{cause} {hours:.2f}" for cause, hours in lost.items())
         lines.append(f"GPU-hours lost by cause: {causes}")
     lines += [
-        printable(f"advice {one['advisory']}: {one['action']} for {one['subject']}: {one['words']}")
-        for one in story["advice"]
+        printable(
+            f"advice {advisory['advisory']}: {advisory['action']} for {advisory['subject']}: {advisory['words']}"
+        )
+        for advisory in story["advice"]
     ]
     return "\n".join(lines[:2] + [_wrapped(line, width) for line in lines[2:]])
 
 
 def _wrapped(line: str, width: int) -> str:
-    """Wrap prose; rows of the timeline fit, and what colors them must not be cut."""
+    """Wrap prose; leave timeline rows alone: they fit, and their color codes must not be split."""
     if "\x1b" in line or len(line) <= width or not line.strip():
         return line
     indent = " " * (3 + len(line) - len(line.lstrip()))
@@ -329,7 +339,7 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def worst_job_text(client: JobClient, command: str, width: int, *, colour: bool) -> str:
-    """Return the story of the running job with the largest loss, "" if no job lost anything. *command* shows more."""
+    """Return the story of the running job with the largest loss, or ""; *command* shows more."""
     jobs = [job for job in client.jobs() if job["verdict"] and job["lost_gpu_hours"] > 0]
     if not jobs:
         return ""
@@ -350,7 +360,7 @@ def write_picture(story: dict[str, Any], output: Path) -> None:
 def _png(svg: str) -> bytes:
     try:
         cairosvg = importlib.import_module("cairosvg")
-    except (ImportError, OSError) as error:  # OSError: the package is there, libcairo is not
+    except (ImportError, OSError) as error:  # OSError: the package is present, libcairo is missing
         raise CommandError(
             "a PNG needs cairosvg and libcairo: pip install cairosvg; or name a file that ends in .svg",
             FAILED,
@@ -360,7 +370,7 @@ def _png(svg: str) -> bytes:
 
 
 def _unknown(job: str, ask: Ask) -> str:
-    names = [str(one["job"]) for one in ask(LIST_QUERY)]
+    names = [str(row["job"]) for row in ask(LIST_QUERY)]
     if near := difflib.get_close_matches(job, names, 3, 0.5):
         return f"no job {job!r}; did you mean {', '.join(near)}?"
     if not names:
@@ -369,11 +379,11 @@ def _unknown(job: str, ask: Ask) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return *value* as JSON has it: times as text, NaN as null."""
+    """Return *value* for JSON: times as text, NaN as null."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -388,10 +398,10 @@ def _job(text: str) -> str:
 
 
 def _last(text: str) -> float:
-    found = _SPAN.fullmatch(text)
-    if not found or not int(found[1]):
+    match = _SPAN.fullmatch(text)
+    if not match or not int(match[1]):
         raise argparse.ArgumentTypeError(f"{text[:32]!r}: expected a span such as 90s, 30m, 2h, 1d")
-    return float(int(found[1]) * _UNIT_SECONDS[found[2]])
+    return float(int(match[1]) * _UNIT_SECONDS[match[2]])
 
 
 def _moment(text: str) -> float:

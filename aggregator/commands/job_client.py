@@ -1,4 +1,4 @@
-"""Client of JobService for `gangline job`: returns the list of jobs, and the story of a job, as rows."""
+"""Client of JobService for `gangline job`: returns jobs and stories as rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .connection import (
     open_channel,
 )
 
-#: Steps of a share in JobWindow.shares.
+#: A share in JobWindow.shares counts steps of 1/250.
 SHARE_STEPS = 250
 STATES = ("compute", "wait", "host_stall", "checkpoint", "idle")
 
@@ -43,8 +43,8 @@ class JobClient:
         self._channel.close()
 
     def jobs(self) -> list[Row]:
-        """Return all jobs: running ones first, those that lost most at the top."""
-        return [job_row(one) for one in self._call("ListJobs", job_pb2.ListJobsRequest()).jobs]
+        """Return all jobs: running ones first, then by loss, largest first."""
+        return [job_row(job) for job in self._call("ListJobs", job_pb2.ListJobsRequest()).jobs]
 
     def story(self, job: str) -> Row:
         """Return the story of a job. Raises CommandError(NOT_FOUND)."""
@@ -89,21 +89,21 @@ def story_row(story: job_pb2.JobStory) -> Row:
     return {
         "job": job_row(story.job),
         "run": _run_row(story.run) if story.HasField("run") else None,
-        "forecast": [_forecast_row(one, story.now) for one in story.forecast],
+        "forecast": [_forecast_row(forecast, story.now) for forecast in story.forecast],
         "step_seconds": _number(story.step_seconds),
         "checkpoint_seconds": _number(story.checkpoint_interval_seconds),
         **{f"step_{part}_ratio": _number(share) for part, share in story.step_part_ratios.items()},
         "step_parts_confidence_ratio": _number(story.step_parts_confidence_ratio),
-        "ranks": [_rank_row(one) for one in story.ranks],
+        "ranks": [_rank_row(rank) for rank in story.ranks],
         "phases": [row for window in story.windows for row in _phase_rows(window, hosts)],
         "pace": [_pace_row(window) for window in story.windows],
-        "stragglers": [verdict_row(one) for one in story.verdicts],
+        "stragglers": [verdict_row(verdict) for verdict in story.verdicts],
         "advice": [
             {
-                "advisory": one.advisory.removeprefix("advisories/"), "subject": one.subject, "state": one.state,
-                "action": one.action, "words": one.words,
+                "advisory": advisory.advisory.removeprefix("advisories/"), "subject": advisory.subject, "state": advisory.state,
+                "action": advisory.action, "words": advisory.words,
             }
-            for one in story.advice
+            for advisory in story.advice
         ],
     }  # fmt: skip
 
@@ -111,8 +111,8 @@ def story_row(story: job_pb2.JobStory) -> Row:
 def _phase_rows(window: job_pb2.JobWindow, hosts: list[str]) -> Iterator[Row]:
     time, source = _time(window.time), "estimated" if window.estimated else "phases"
     for number, index in enumerate(window.node_index):
-        at = number * len(STATES)
-        shares = window.shares[at : at + len(STATES)]
+        offset = number * len(STATES)
+        shares = window.shares[offset : offset + len(STATES)]
         ratios = {
             f"{state}_ratio": share / SHARE_STEPS
             for state, share in zip(STATES, shares, strict=True)

@@ -1,8 +1,8 @@
 """SQL of `gangline job`: the list of jobs, and the phases and pace of one job, now or in the past.
 
-The last minutes come from `ops.job_phases` and `ops.job_pace`. A longer time also reads the history (`past.*`), by the
-same rules, in steps as long as a picture can show. Steps come from all readings where these are few, else from the
-rollups by minute.
+The last minutes come from `ops.job_phases` and `ops.job_pace`. Longer times also read the history
+(`past.*`) by the same rules, with steps sized for a picture: from all readings if they are few,
+else from the minute rollups.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import math
 from dataclasses import dataclass
 from datetime import datetime
 
-#: The operators' file holds readings of this many seconds.
+#: Seconds of readings in the operators' file.
 RECENT_SECONDS = 300
-#: Ranks that a story reads.
+#: Maximum ranks that a story reads.
 RANKS_MAX = 100_000
-#: Steps of a story, and what one may take.
+#: Maximum steps of a story, and the allowed step lengths.
 STEPS_MAX = 180
 STEP_SECONDS = (10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
-#: Up to this many GPU-seconds, all readings are read; beyond, the rollups.
+#: Up to this many GPU-seconds all readings are read, beyond it the rollups.
 RAW_GPU_SECONDS_MAX = 500_000.0
-#: Raw readings in Parquet are kept for this long unless set otherwise.
+#: Default retention of raw readings in Parquet.
 RAW_SECONDS_MAX = 72 * 3600.0
 
 LIST_QUERY = """
@@ -39,14 +39,14 @@ GROUP BY m.job ORDER BY bool_or(m.until IS NULL) DESC, lost_gpu_hours DESC, m.jo
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """From when to when, seconds since 1970; `last_seconds` counts back from the newest reading."""
+    """A range of Unix times; `last_seconds` counts back from the newest reading."""
 
     begin: float = -math.inf
     end: float = math.inf
     last_seconds: float = math.inf
 
     def condition(self) -> str:
-        """Return it as SQL over the column `time`."""
+        """Return the range as an SQL condition on the column `time`."""
         parts = []
         if math.isfinite(self.last_seconds):
             parts.append(f"time >= ops.taken() - to_seconds({int(self.last_seconds)})")
@@ -57,7 +57,10 @@ class TimeRange:
         return " AND ".join(parts) or "true"
 
     def within(self, since: float, until: float) -> TimeRange:
-        """Return the part of it in which a job ran, *since* to *until*; what it does not say is the last minutes of that."""
+        """Return the part in which a job ran, *since* to *until*.
+
+        An open start means the last minutes.
+        """
         begin = self.begin
         if math.isfinite(self.last_seconds):
             begin = max(begin, until - self.last_seconds)
@@ -68,17 +71,17 @@ class TimeRange:
 
 
 def timestamp(seconds: float) -> str:
-    """Return seconds since 1970 as SQL."""
+    """Return a Unix time as SQL."""
     return f"make_timestamp({round(seconds * 1e6)})"
 
 
 def quoted(text: str) -> str:
-    """Return *text* as a literal of SQL."""
+    """Return *text* as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def phases_query(job: str, time_range: TimeRange) -> str:
-    """Return the query for the phases by host of the last minutes."""
+    """Return the query for the recent phases by host."""
     return (
         "SELECT time, host, avg(compute_ratio) AS compute_ratio, avg(wait_ratio) AS wait_ratio, "
         "avg(host_stall_ratio) AS host_stall_ratio, avg(checkpoint_ratio) AS checkpoint_ratio, "
@@ -88,12 +91,12 @@ def phases_query(job: str, time_range: TimeRange) -> str:
 
 
 def pace_query(job: str, time_range: TimeRange) -> str:
-    """Return the query for the pace of the last minutes."""
+    """Return the query for the recent pace."""
     return f"FROM ops.job_pace WHERE job = {quoted(job)} AND {time_range.condition()} ORDER BY time"
 
 
 def ranks_query(job: str) -> str:
-    """Return the query for what each rank reported last of its steps, in the last minutes."""
+    """Return the query for each rank's last step report, within the last minutes."""
     return (
         "SELECT rank, host, arg_max(step_seconds, time) FILTER (step_seconds IS NOT NULL) AS step_seconds, "
         "arg_max(spread_seconds, time) FILTER (spread_seconds IS NOT NULL) AS spread_seconds, "
@@ -103,7 +106,7 @@ def ranks_query(job: str) -> str:
 
 
 def members_query(job: str) -> str:
-    """Return the query for the hosts of a job, how many GPUs it has on each, and from when to when (until NULL: still)."""
+    """Return the query for a job's hosts, GPU counts and times (until NULL: still running)."""
     return (
         "SELECT host, count(DISTINCT gpu)::INTEGER AS gpus_count, min(since) AS since, "
         "if(bool_or(until IS NULL), NULL, max(until)) AS until FROM ops.job_members "
@@ -112,7 +115,7 @@ def members_query(job: str) -> str:
 
 
 def stragglers_query(job: str, rows_max: int) -> str:
-    """Return the query for what slowed or stopped a job, the costliest first, and in each row what all of it cost."""
+    """Return the query for stragglers of a job, costliest first; each row has the total cost."""
     return (
         "SELECT host, device, verdict, cause, reason, slowdown_ratio, lost_gpu_hours, since, until, words, "
         "sum(lost_gpu_hours) OVER () AS all_lost_gpu_hours "
@@ -130,13 +133,16 @@ def run_query(job: str) -> str:
 
 
 def step_seconds_for(span_seconds: float) -> int:
-    """Return the step of a story of this length."""
+    """Return the step length, in seconds, for a story of *span_seconds*."""
     return next((s for s in STEP_SECONDS if s * STEPS_MAX >= span_seconds), STEP_SECONDS[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class PastStory:
-    """A job in a time that is longer ago, or longer, than the last minutes. *now*: as of when the readings are."""
+    """A job in a time before, or longer than, the last minutes.
+
+    *now*: time of the newest readings.
+    """
 
     job: str
     gpus_count: int
@@ -144,14 +150,14 @@ class PastStory:
     now: datetime
 
     def phases_query(self) -> str:
-        """Return the query for the phases by host, with the columns of `phases_query`."""
+        """Return the query for phases by host, with the columns of the function `phases_query`."""
         return f"""{self._readings()}
 SELECT time, host, avg(compute) AS compute_ratio, avg(wait) AS wait_ratio, avg(stall) AS host_stall_ratio,
     avg(checkpoint) AS checkpoint_ratio, avg(idle) AS idle_ratio, min(source) AS source
 FROM phases GROUP BY time, host ORDER BY time, host"""
 
     def pace_query(self) -> str:
-        """Return the query for the pace, with the columns of `ops.job_pace` that a story shows."""
+        """Return the query for the pace, with the columns of `ops.job_pace` that a story uses."""
         return f"""{self._readings()},
 worked AS (
     SELECT time, median(step) AS step_seconds, median(tensor) AS tensor, median(compute) AS compute,
@@ -192,30 +198,32 @@ ORDER BY time"""
 
     @property
     def span_seconds(self) -> float:
-        """Return how long it is."""
+        """Length of the story in seconds."""
         return self.time_range.end - self.time_range.begin
 
     @property
     def step_seconds(self) -> int:
-        """Return how long a step of it is."""
+        """Length of a step in seconds."""
         step = step_seconds_for(self.span_seconds)
         return step if self._is_raw() else max(step, 60)
 
     def _is_raw(self) -> bool:
-        """Return whether to read all readings: they are there, and few."""
+        """Return whether to read all readings: they are few and still stored."""
         age_seconds = self.now.timestamp() - self.time_range.begin
         is_small = self.gpus_count * self.span_seconds <= RAW_GPU_SECONDS_MAX
         return is_small and age_seconds < RAW_SECONDS_MAX
 
     def _source(self, table: str, columns: dict[str, str]) -> str:
-        """Return what follows FROM: *columns* (name -> column of the table) in the time, from the past and from now."""
+        """Return a FROM clause with *columns* (name -> table column), past and current readings."""
         begin, end = timestamp(self.time_range.begin), timestamp(self.time_range.end)
         names = {name: f"{column} AS {name}" for name, column in columns.items()}
         rolled = {name: f"{column}_mean AS {name}" for name, column in columns.items()}
-        past, of = (f"past.{table}", names) if self._is_raw() else (f"past.{table}_1m", rolled)
-        # A reading that is in both counts twice in a mean, and changes none.
+        past, past_columns = (
+            (f"past.{table}", names) if self._is_raw() else (f"past.{table}_1m", rolled)
+        )
+        # A reading that is in both counts twice in a mean, which does not change the mean.
         return (
-            f"(SELECT host, device, time, {', '.join(of.values())} FROM {past} WHERE time BETWEEN {begin} AND {end} "
+            f"(SELECT host, device, time, {', '.join(past_columns.values())} FROM {past} WHERE time BETWEEN {begin} AND {end} "
             f"UNION ALL SELECT host, device, time, {', '.join(names.values())} FROM readings.{table} "
             f"WHERE time BETWEEN {begin} AND {end})"
         )
@@ -230,7 +238,7 @@ ORDER BY time"""
         )
 
     def _readings(self) -> str:
-        """Return the beginning of a query that has `phases`: by GPU and step. The rules are those of `ops.job_phases`."""
+        """Return the start of a query, with `phases` by the rules of `ops.job_phases`."""
         shares = {
             "compute": "compute_ratio", "wait": "wait_ratio", "stall": "host_stall_ratio",
             "checkpoint": "checkpoint_ratio", "idle": "idle_ratio", "active": "sm_active_ratio",

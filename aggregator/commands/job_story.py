@@ -1,4 +1,4 @@
-"""Text output of `gangline job`: phases by host, pace, and which host slowed it down."""
+"""Text output of `gangline job`: phases by host, pace, causes of slowdowns, and forecast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ..host_sets import fold_hosts
 from .terminal import printable, table
 
-#: State -> (letter where there is no color, color of the terminal, color of a picture).
+#: State -> (letter without color, terminal color code, color in a picture).
 STATES: dict[str, tuple[str, int, str]] = {
     "compute": ("#", 32, "#2e9e6b"),
     "wait": (".", 33, "#e0a52f"),
@@ -21,14 +21,14 @@ STATES: dict[str, tuple[str, int, str]] = {
     "checkpoint": ("c", 34, "#4a7fd0"),
     "idle": ("_", 90, "#9aa0a6"),
 }
-#: No reading.
+#: Shown where no reading exists.
 MISSING = " "
 HOSTS_MAX = 16
 BARS = "▁▂▃▄▅▆▇█"
 BARS_ASCII = "_.-=+*#@"
-#: A pace over the job's best minute is drawn as this.
+#: Upper bound of a drawn pace, relative to the job's best minute.
 PACE_MAX = 1.0
-#: Of the last minutes; a step of a longer story is longer.
+#: Shortest step in rows of the last minutes; longer stories have longer steps.
 STEP_SECONDS = 10
 
 Row = Mapping[str, Any]
@@ -36,35 +36,35 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Timeline:
-    """Phases of hosts, worst first, and the pace, over columns of equal time. Times are seconds since 1970."""
+    """Phases of hosts, worst first, and the pace, in columns of equal time (Unix seconds)."""
 
     begin: float
     end: float
     columns: int
     hosts: list[str] = field(default_factory=list)
-    #: Of each host and column the share of each state, None where nothing was read.
+    #: Host -> per column the share of each state; None without readings.
     shares: dict[str, list[dict[str, float] | None]] = field(default_factory=dict)
     pace: list[float | None] = field(default_factory=list)
     changes: list[int] = field(default_factory=list)
 
     def column(self, at: float) -> int:
-        """Return the column of a time, within the picture."""
+        """Return the column of the Unix time *at*, limited to the picture."""
         share = (at - self.begin) / max(self.end - self.begin, 1.0)
         # A time on an edge belongs to the column that it begins.
         return min(self.columns - 1, max(0, int(share * self.columns + 1e-6)))
 
 
 def seconds_of(time: datetime) -> float:
-    """Return seconds since 1970 of a time in UTC, with its zone or without."""
+    """Return the Unix time of *time*; a time without a zone is UTC."""
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-#: Ranks that a story lists: the slowest, and those that stopped longest ago.
+#: Ranks that a story lists: stopped ranks first, then the slowest.
 RANKS_SHOWN = 8
 
 
 def rank_lines(ranks: Sequence[Row]) -> list[str]:
-    """Return the step times that ranks report, the slowest first; nothing where none does."""
+    """Return a table of the step times that ranks report, slowest first; empty without ranks."""
     if not ranks:
         return []
 
@@ -93,7 +93,7 @@ def rank_lines(ranks: Sequence[Row]) -> list[str]:
 def make_timeline(
     phases: Sequence[Row], pace: Sequence[Row], culprits: Sequence[str], columns: int
 ) -> Timeline:
-    """Return the timeline of *phases* by host and time, and of *pace*. *culprits*: their hosts come first."""
+    """Return the timeline of *phases* and *pace*. *culprits*: hosts to list first, worst first."""
     times = [seconds_of(row["time"]) for row in (*phases, *pace)]
     moments = sorted(set(times))
     step = min((b - a for a, b in pairwise(moments) if b - a >= STEP_SECONDS), default=STEP_SECONDS)
@@ -110,21 +110,21 @@ def make_timeline(
     for host in hosts:
         timeline.shares[host] = [
             {state: sum(v) / len(v) for state, v in cell.items()} if cell else None
-            for cell in (cells.get((host, at)) for at in range(columns))
+            for cell in (cells.get((host, column)) for column in range(columns))
         ]
-    rank = {host: at for at, host in reversed(list(enumerate(culprits)))}
-    # The one to blame is the one who does not wait.
+    rank = {host: index for index, host in reversed(list(enumerate(culprits)))}
+    # The host that waits least delays the others.
     timeline.hosts = sorted(hosts, key=lambda h: (rank.get(h, len(rank)), _waited(timeline, h), h))
     timeline.pace = [None] * columns
     by_column: dict[int, list[float]] = defaultdict(list)
     for row in pace:
-        at = timeline.column(seconds_of(row["time"]))
+        column = timeline.column(seconds_of(row["time"]))
         if row["pace"] is not None:
-            by_column[at].append(float(row["pace"]))
+            by_column[column].append(float(row["pace"]))
         if row["is_change"]:
-            timeline.changes.append(at)
-    for at, values in by_column.items():
-        timeline.pace[at] = sum(values) / len(values)
+            timeline.changes.append(column)
+    for column, values in by_column.items():
+        timeline.pace[column] = sum(values) / len(values)
     return timeline
 
 
@@ -134,12 +134,12 @@ def _waited(timeline: Timeline, host: str) -> float:
 
 
 def main_state(cell: Mapping[str, float] | None) -> str:
-    """Return the state with the largest share, empty where nothing was read."""
+    """Return the state with the largest share; "" without readings."""
     return "" if cell is None else max(STATES, key=lambda state: cell.get(state, 0.0))
 
 
 def timeline_lines(timeline: Timeline, *, colour: bool, hosts_max: int = HOSTS_MAX) -> list[str]:
-    """Return a line for each host, worst first, the pace, the times, and what the signs mean."""
+    """Return a line per host, worst first, then pace, times and legend."""
     shown = timeline.hosts[:hosts_max]
     width = max([len(host) for host in shown] + [4])
     lines = [
@@ -154,7 +154,9 @@ def timeline_lines(timeline: Timeline, *, colour: bool, hosts_max: int = HOSTS_M
     line = "".join(" " if p is None else bars[_level(p, len(bars))] for p in timeline.pace)
     lines.append(f"{'pace':<{width}}  {line}")
     if timeline.changes:
-        marks = "".join("^" if at in timeline.changes else " " for at in range(timeline.columns))
+        marks = "".join(
+            "^" if column in timeline.changes else " " for column in range(timeline.columns)
+        )
         lines.append(f"{'':<{width}}  {marks.rstrip()}")
     first, last = clock(timeline.begin), clock(timeline.end)
     lines.append(f"{'':<{width}}  {first}{last.rjust(max(timeline.columns - len(first), 9))}")
@@ -165,7 +167,7 @@ def timeline_lines(timeline: Timeline, *, colour: bool, hosts_max: int = HOSTS_M
 
 
 def clock(at: float) -> str:
-    """Return a time of day, UTC."""
+    """Return the time of day of a Unix time, in UTC."""
     return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}"
 
 
@@ -192,12 +194,14 @@ def _legend(*, colour: bool) -> str:
 
 def culprits_of(verdicts: Iterable[Row]) -> list[str]:
     """Return the hosts at fault, the worst verdict first."""
-    hosts = (host for one in verdicts for host in (one.get("hosts") or [one["host"]]) if host)
+    hosts = (
+        host for verdict in verdicts for host in (verdict.get("hosts") or [verdict["host"]]) if host
+    )
     return list(dict.fromkeys(hosts))
 
 
 def verdict_text(verdict: Row) -> str:
-    """Return a verdict in a line: the shared cause or the host, the slowdown, the reason."""
+    """Return a line on a verdict: the shared cause or the host, the slowdown, the reason."""
     hosts = verdict.get("hosts") or ([verdict["host"]] if verdict["host"] else [])
     names = fold_hosts(hosts)
     slow = verdict["slowdown_ratio"]
@@ -212,48 +216,51 @@ def verdict_text(verdict: Row) -> str:
 def straggler_lines(verdicts: Iterable[Row]) -> list[str]:
     """Return a paragraph for each verdict: party, slowdown, times, loss, reason, next command."""
     lines = []
-    for one in verdicts:
+    for verdict in verdicts:
         slow, lower, upper = (
-            one[f"{name}_ratio"] for name in ("slowdown", "slowdown_lower", "slowdown_upper")
+            verdict[f"{name}_ratio"] for name in ("slowdown", "slowdown_lower", "slowdown_upper")
         )
         by = "" if slow is None else ", stops it" if slow >= 1 else f", {100 * slow:.0f} % slow"
         if by and lower is not None and upper is not None:
             by += f" (90 % interval {100 * lower:.0f} to {100 * upper:.0f})"
-        since = clock(seconds_of(one["since"]))
+        since = clock(seconds_of(verdict["since"]))
         when = (
             f"since {since}"
-            if one["until"] is None
-            else f"{since} to {clock(seconds_of(one['until']))}"
+            if verdict["until"] is None
+            else f"{since} to {clock(seconds_of(verdict['until']))}"
         )
-        lost = one["lost_gpu_hours"] or 0.0
-        hosts = fold_hosts(one.get("hosts") or ([one["host"]] if one["host"] else []))
-        party = one.get("shared_cause") or hosts or "no host"
-        of_hosts = f" of {hosts}" if one.get("shared_cause") and hosts else ""
+        lost = verdict["lost_gpu_hours"] or 0.0
+        hosts = fold_hosts(verdict.get("hosts") or ([verdict["host"]] if verdict["host"] else []))
+        party = verdict.get("shared_cause") or hosts or "no host"
+        of_hosts = f" of {hosts}" if verdict.get("shared_cause") and hosts else ""
         lines.append(
-            f"{party}{of_hosts}: {one['verdict']}, {one['cause']}{by}, {when}, {lost:.2f} GPU-hours lost"
+            f"{party}{of_hosts}: {verdict['verdict']}, {verdict['cause']}{by}, {when}, {lost:.2f} GPU-hours lost"
         )
-        if one["words"]:
-            lines.append(f"   {one['words']}")
-        if one.get("next"):
-            lines.append(f"   next: {one['next']}")
+        if verdict["words"]:
+            lines.append(f"   {verdict['words']}")
+        if verdict.get("next"):
+            lines.append(f"   next: {verdict['next']}")
     return lines
 
 
 def pace_text(job: Row) -> str:
-    """Return the pace of a job and its reference, to be put after other words; "" if unknown."""
+    """Return a clause on a job's pace and its reference; "" if unknown."""
     if job.get("pace") is None or not job.get("pace_reference"):
         return ""
-    at = job.get("pace_reference_time")
-    when = f" (at {at:%H:%M:%S})" if at else ""
+    reference_time = job.get("pace_reference_time")
+    when = f" (at {reference_time:%H:%M:%S})" if reference_time else ""
     return f"; pace {100 * min(job['pace'], 1.0):.0f} % of the {job['pace_reference']}{when}, by {job['pace_measure']}"
 
 
 def run_line(run: Row) -> str:
-    """Return what earlier runs of the same workload say of this one: also one that was slow from its first step shows."""
+    """Return a line that compares a run with earlier runs of its workload.
+
+    The comparison also shows a job that was slow from its first step.
+    """
     kind = str(run["workload_class"] or "unknown").replace("_", " ")
     line = f"workload: {kind}"
     if kind != "unknown" and run["class_confidence"]:
-        # Runs of earlier versions were stored with confidences up to 1.
+        # Earlier versions stored confidences up to 1.
         line += f" ({100 * min(run['class_confidence'], 0.98):.0f} % sure)"
     count = run["earlier_runs"] or 0
     if not count:
@@ -275,12 +282,12 @@ def run_line(run: Row) -> str:
     return f"{line}; it runs at {100 * run['pace_ratio']:.0f} % of the pace of {count} {runs}{interval}{slow}"
 
 
-#: Parts of a step, as columns of `gpu_fast_10s` name them: `step_PART_ratio`.
+#: Parts of a step, from the columns `step_PART_ratio` of `gpu_fast_10s`.
 STEP_PARTS = ("data_loading", "forward", "backward", "forward_backward", "optimizer")
 
 
 def parts_text(step: Row) -> str:
-    """Return the parts of the step that are told apart, in parentheses; "" for none."""
+    """Return the known parts of a step, in parentheses; "" for none."""
     parts = [
         f"{part.replace('_', ' ')} {100 * share:.0f} %"
         for part in STEP_PARTS
@@ -291,40 +298,43 @@ def parts_text(step: Row) -> str:
     return f" ({', '.join(parts)}{sure})" if parts else ""
 
 
-#: Of the horizons of `ops.job_forecast`, the one whose power is shown.
+#: Horizon of `ops.job_forecast` whose power is shown.
 POWER_HORIZON_SECONDS = 60
 
 
 def forecast_line(forecast: Sequence[Row]) -> str:
-    """Return what the job is expected to do next, from its rows of `ops.job_forecast`, the nearest horizon first."""
+    """Return the job's forecast. *forecast*: rows of `ops.job_forecast`, nearest horizon first."""
     first = forecast[0]
     if first["reason"]:
         return f"Next: not known yet ({first['reason']})"
     parts = [
         part
-        for name, words in (("checkpoint", "checkpoint"), ("host_stall", "host stall"))
-        if (part := _onset_text(first, name, words))
+        for name, label in (("checkpoint", "checkpoint"), ("host_stall", "host stall"))
+        if (part := _onset_text(first, name, label))
     ]
     if not parts:
         parts.append(f"no checkpoint is predicted ({first['checkpoint_reason']})")
-    at = min(forecast, key=lambda row: abs(row["horizon_seconds"] - POWER_HORIZON_SECONDS))
-    if at["power_watts"] is not None:
-        low, high = _watts_text(at["power_watts_lower"]), _watts_text(at["power_watts_upper"])
+    power_row = min(forecast, key=lambda row: abs(row["horizon_seconds"] - POWER_HORIZON_SECONDS))
+    if power_row["power_watts"] is not None:
+        low, high = (
+            _watts_text(power_row["power_watts_lower"]),
+            _watts_text(power_row["power_watts_upper"]),
+        )
         parts.append(
-            f"power in {at['horizon_seconds']:.0f} s {_watts_text(at['power_watts'])} (90 %: {low} to {high})"
+            f"power in {power_row['horizon_seconds']:.0f} s {_watts_text(power_row['power_watts'])} (90 %: {low} to {high})"
         )
     return "Next: " + ", ".join(parts)
 
 
 def _onset_text(row: Row, name: str, words: str) -> str:
-    """Return when the next one begins, seconds from now; "" where that is not known."""
+    """Return the time and certainty of the next onset; "" if unknown."""
     times = [row[f"next_{name}_{part}"] for part in ("at", "from", "until")]
     if None in times:
         return ""
     now = seconds_of(row["now"])
-    at, begin, end = (max(0.0, seconds_of(time) - now) for time in times)
+    expected, begin, end = (max(0.0, seconds_of(time) - now) for time in times)
     probability = 100 * row[f"next_{name}_probability"]
-    return f"{words} in {at:.0f} s (90 %: {begin:.0f} to {end:.0f} s, {probability:.0f} % sure of the cadence)"
+    return f"{words} in {expected:.0f} s (90 %: {begin:.0f} to {end:.0f} s, {probability:.0f} % sure of the cadence)"
 
 
 def _watts_text(watts: float) -> str:
@@ -335,8 +345,8 @@ def _watts_text(watts: float) -> str:
 
 
 def lost_by_cause(stragglers: Iterable[Row]) -> dict[str, float]:
-    """Return GPU-hours lost, most first. They add up: each moment is charged to the slowest member then."""
+    """Return GPU-hours lost by cause, most first; a moment counts for its slowest member only."""
     lost: dict[str, float] = defaultdict(float)
-    for one in stragglers:
-        lost[str(one["cause"])] += float(one["lost_gpu_hours"] or 0.0)
+    for straggler in stragglers:
+        lost[str(straggler["cause"])] += float(straggler["lost_gpu_hours"] or 0.0)
     return dict(sorted(((c, h) for c, h in lost.items() if h > 0), key=lambda pair: -pair[1]))

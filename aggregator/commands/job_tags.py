@@ -1,4 +1,4 @@
-"""`gangline job JOB --tags TARGET`: writes hosts, verdicts and lost GPU-hours of a job as tags to MLflow, Weights & Biases or a file.
+"""`gangline job JOB --tags TARGET`: writes a job's result as tags to MLflow, W&B or a file.
 
 The libraries of both trackers are optional: they are imported when a target names them.
 """
@@ -27,14 +27,15 @@ MLFLOW, WANDB, FILE = "mlflow", "wandb", "file"
 FORMS = "mlflow:RUN_ID, wandb:[ENTITY/]PROJECT/RUN_ID or FILE.json"
 PREFIX = "gangline."
 TARGET_CHARACTERS_MAX = 4096
-#: MLflow before 2.20 refuses longer values, and databases behind it may still.
+#: MLflow before 2.20 rejects longer values, and the databases behind it still may.
 VALUE_CHARACTERS_MAX = 5000
-#: Stragglers that one tag lists; the file has up to STRAGGLERS_MAX.
+#: Stragglers in a tag, and in the file.
 STRAGGLERS_LISTED, STRAGGLERS_MAX = 20, 200
-#: A tracker that does not respond is given up after about a minute, unless its own variables say otherwise.
+#: Limits after which an unresponsive tracker fails, about a minute; its own variables take
+#: precedence.
 MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 WANDB_SECONDS_MAX = 60.0
-#: Of an error of theirs: some end with what to do.
+#: Length of a tracker's error message; some end with the remedy.
 MESSAGE_CHARACTERS_MAX = 600
 
 #: Tag -> column of `ops.runs`.
@@ -51,7 +52,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TagTarget:
-    """Where tags go. `project` and `entity`: of Weights & Biases."""
+    """Destination of tags. `project` and `entity` apply to Weights & Biases."""
 
     kind: str
     name: str
@@ -70,17 +71,17 @@ def parse_target(text: str) -> TagTarget:
             raise argparse.ArgumentTypeError(f"{shown}; RUN_ID is run.info.run_id of MLflow")
         return TagTarget(MLFLOW, name)
     if colon and kind == WANDB:
-        found = _WANDB_RUN.fullmatch(name)
-        if not found:
+        match = _WANDB_RUN.fullmatch(name)
+        if not match:
             raise argparse.ArgumentTypeError(f"{shown}; RUN_ID is run.id of wandb")
-        return TagTarget(WANDB, found[3], found[2], found[1] or "")
+        return TagTarget(WANDB, match[3], match[2], match[1] or "")
     if not text.endswith(".json") or text == ".json":
         raise argparse.ArgumentTypeError(shown)
     return TagTarget(FILE, text)
 
 
 def read_tags(ask: Callable[[str], list[dict[str, Any]]], job: str) -> dict[str, Any]:
-    """Return what is known of *job*, by name; {} where it is unknown. Reads no pace, which costs more than all the rest."""
+    """Return the tags of *job*; {} if unknown. The pace, the costliest query, is not read."""
     hosts = ask(members_query(job))
     if not hosts:
         return {}
@@ -88,12 +89,12 @@ def read_tags(ask: Callable[[str], list[dict[str, Any]]], job: str) -> dict[str,
     runs = ask(run_query(job))
     lost = stragglers[0]["all_lost_gpu_hours"] if stragglers else 0.0
     tags = {
-        "job": job, "hosts": [one["host"] for one in hosts], "hosts_count": len(hosts),
-        "gpus_count": sum(one["gpus_count"] for one in hosts), "since": _time(min(one["since"] for one in hosts)),
-        "until": None if any(one["until"] is None for one in hosts) else _time(max(one["until"] for one in hosts)),
+        "job": job, "hosts": [member["host"] for member in hosts], "hosts_count": len(hosts),
+        "gpus_count": sum(member["gpus_count"] for member in hosts), "since": _time(min(member["since"] for member in hosts)),
+        "until": None if any(member["until"] is None for member in hosts) else _time(max(member["until"] for member in hosts)),
         "lost_gpu_hours": round(float(lost), 4),
         "stragglers": [
-            {key: _json_value(value) for key, value in one.items() if key != "all_lost_gpu_hours"} for one in stragglers
+            {key: _json_value(value) for key, value in straggler.items() if key != "all_lost_gpu_hours"} for straggler in stragglers
         ],
     }  # fmt: skip
     for key, column in RUN_COLUMNS.items():
@@ -103,14 +104,14 @@ def read_tags(ask: Callable[[str], list[dict[str, Any]]], job: str) -> dict[str,
 
 
 def tag_texts(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Return *tags* as texts, without prefix, each as long as a tag may be; what is not known is left out."""
+    """Return *tags* as texts of at most VALUE_CHARACTERS_MAX, without prefix or unknown values."""
     texts: dict[str, str] = {}
     for key, value in tags.items():
         match key:
             case "hosts":
                 text = fold_hosts(value)
             case "stragglers":
-                text = "; ".join(_straggler(one) for one in value[:STRAGGLERS_LISTED])
+                text = "; ".join(_straggler(straggler) for straggler in value[:STRAGGLERS_LISTED])
                 if more := len(value) - STRAGGLERS_LISTED:
                     text += f"; {more} more" if more > 0 else ""
             case "pace_ratio":
@@ -146,7 +147,7 @@ def _write_mlflow(target: TagTarget, texts: Mapping[str, str]) -> str:
         os.environ.setdefault(variable, value)
     mlflow = _library("mlflow", "mlflow-skinny")
     try:
-        # The tracking server or folder is that of MLFLOW_TRACKING_URI.
+        # MLFLOW_TRACKING_URI selects the tracking server or folder.
         client = mlflow.MlflowClient()
         tags = [mlflow.entities.RunTag(PREFIX + key, text) for key, text in texts.items()]
         client.log_batch(target.name, tags=tags)
@@ -159,7 +160,7 @@ def _write_mlflow(target: TagTarget, texts: Mapping[str, str]) -> str:
 def _write_wandb(target: TagTarget, texts: Mapping[str, str]) -> str:
     wandb = _library("wandb", "wandb")
     try:
-        # `config` is merged by key with what the run has; its list of tags would be replaced.
+        # `config` merges by key; tags of W&B would replace the run's list.
         run = wandb.init(
             entity=target.entity or None, project=target.project, id=target.name, resume="allow",
             settings=wandb.Settings(
@@ -180,7 +181,7 @@ def _write_wandb(target: TagTarget, texts: Mapping[str, str]) -> str:
 
 
 def _library(module: str, package: str) -> Any:
-    """Import an optional library. Raises CommandError with the line that installs it."""
+    """Import an optional library. Raises CommandError with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""`gangline mirror FILE`: writes the health of all nodes to a file that scheduler plugins read without a network call.
+"""`gangline mirror FILE`: writes the health of all nodes to a file for scheduler plugins.
 
-The file is replaced atomically every few seconds and contains its own expiry. So when this command, the aggregator or the
-network is down, readers soon act as if there were no file.
+The file is replaced atomically every few seconds and contains its own expiry: when this command,
+the aggregator or the network is down, readers soon act as if there were no file.
 """
 
 from __future__ import annotations
@@ -50,17 +50,20 @@ from .connection import (
 from .score_client import score_port
 
 SECONDS_DEFAULT, SECONDS_MIN, SECONDS_MAX = 3.0, 1.0, 10.0
-#: How often Slurm is asked which nodes it has: 0.1 s of its time at 10,000 nodes.
+#: Period and time limit of Slurm's node list, which takes Slurm 0.1 s at 10,000 nodes.
 SLURM_SECONDS, SLURM_DEADLINE_SECONDS = 60.0, 20.0
 SLURM_BYTES_MAX = 256 << 20
 FEATURE_CHARACTERS_MAX = 64
-#: By their numbers; 0 is none.
+#: Names by number; 0 is unset.
 STATES = {number: name for name, number in score_pb2.HealthState.items() if number}
 REASONS = {n: name.removeprefix("REASON_") for name, n in score_pb2.ReasonCode.items() if n}
 
 
 def main(arguments: list[str]) -> int:
-    """Write until ended, or once. 1: not written, or with --check not valid; 2: wrong usage; 3: no aggregator answers."""
+    """Write until ended, or once.
+
+    Exit codes: 1 not written, or invalid with --check; 2 wrong usage; 3 no aggregator answers.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.feature and not options.slurm:
@@ -90,7 +93,7 @@ def _write_once(path: Path, source: MirrorSource) -> int:
 
 
 def _follow(options: argparse.Namespace, source: MirrorSource) -> int:
-    """Write every few seconds until a signal ends it; says once that it cannot, and once that it can again."""
+    """Write every few seconds until a signal; report the start and end of a failure once each."""
     ended, trouble = threading.Event(), ""
     _end_by_signal(ended)
     while not ended.is_set():
@@ -115,7 +118,7 @@ def _end_by_signal(ended: threading.Event) -> None:
 
 
 class MirrorSource:
-    """What the file is to say, by the aggregator and by Slurm."""
+    """Content of the file, from the aggregator and from Slurm."""
 
     def __init__(
         self, connection_options: ConnectionOptions, with_slurm: bool, feature: str,
@@ -141,7 +144,7 @@ class MirrorSource:
         self._channel.close()
 
     def content(self) -> bytes:
-        """Return the file of now. Raises CommandError."""
+        """Return the current file content. Raises CommandError."""
         slurm = self._slurm_nodes() if self._with_slurm else None
         try:
             reply = self._score_port.ask(self._scores)
@@ -159,7 +162,7 @@ class MirrorSource:
             return render(
                 nodes_of(reply, self._names),
                 computed_seconds=int(now),
-                # A clock of the aggregator's that is ahead must not make old news believed.
+                # An aggregator's clock that is ahead must not extend the validity.
                 valid_until_seconds=int(min(valid_until, now + VALID_SECONDS_MAX)),
                 degraded=reply.degraded,
                 slurm=slurm,
@@ -169,7 +172,7 @@ class MirrorSource:
             raise CommandError(str(error), FAILED) from error
 
     def _scores(self, stub: Any) -> score_pb2.ScoreNodesResponse:
-        """Return the scores of now, and know the names of their nodes. Raises grpc.RpcError, CommandError."""
+        """Return the current scores, and refresh the node names. Raises RpcError, CommandError."""
         reply: score_pb2.ScoreNodesResponse = stub.ScoreNodes(
             score_pb2.ScoreNodesRequest(), timeout=DEADLINE_SECONDS
         )
@@ -177,7 +180,7 @@ class MirrorSource:
         return reply
 
     def _follow_dictionary(self, stub: Any, reply: score_pb2.ScoreNodesResponse) -> None:
-        """Know the names of all nodes of *reply*."""
+        """Fetch the dictionary unless it covers all nodes of *reply*. Raises CommandError."""
         highest = max(reply.node_index, default=-1)
         if reply.dictionary_version == self._names_of and highest < len(self._names):
             return
@@ -189,7 +192,7 @@ class MirrorSource:
         self._names_of, self._names = dictionary.version, list(dictionary.names)
 
     def _slurm_nodes(self) -> SlurmNodes:
-        """Return the nodes that Slurm has, as of the last minute. Raises CommandError."""
+        """Return Slurm's nodes, at most SLURM_SECONDS old. Raises CommandError."""
         now = self._clock()
         if self._slurm is None or not 0 <= now - self._slurm_at < SLURM_SECONDS:
             try:
@@ -204,7 +207,7 @@ class MirrorSource:
 
 
 def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[MirrorNode]:
-    """Return the nodes of an answer. Raises CommandError if its columns are not of one length, or too many."""
+    """Return the nodes of *reply*. Raises CommandError for unequal columns or too many nodes."""
     count = len(reply.node_index)
     columns = (reply.score, reply.hazard_per_hour, reply.relative_speed, reply.state, reply.bucket, reply.reason)  # fmt: skip
     if {len(column) for column in columns} != {count} or 8 * len(reply.allowed_bitmap) < count:
@@ -213,22 +216,22 @@ def nodes_of(reply: score_pb2.ScoreNodesResponse, names: list[str]) -> list[Mirr
         raise CommandError(
             f"the aggregator has {count} nodes, expected at most {NODES_MAX}", FAILED
         )
-    found = []
-    for at, (index, score, hazard, speed, state, bucket, reason) in enumerate(
+    nodes = []
+    for position, (index, score, hazard, speed, state, bucket, reason) in enumerate(
         zip(reply.node_index, *columns, strict=True)
     ):
-        ready = bool(reply.allowed_bitmap[at >> 3] >> (at & 7) & 1)
-        found.append(
+        ready = bool(reply.allowed_bitmap[position >> 3] >> (position & 7) & 1)
+        nodes.append(
             MirrorNode(
                 names[index], min(bucket, BUCKETS - 1), ready, score, hazard, speed,
                 STATES.get(state, "UNKNOWN"), REASONS.get(reason, ""),
             )
         )  # fmt: skip
-    return found
+    return nodes
 
 
 def scontrol_text(*arguments: str) -> str:
-    """Return what scontrol prints. Raises MirrorError."""
+    """Return the output of scontrol. Raises MirrorError."""
     command = ["scontrol", *arguments]
     try:
         done = subprocess.run(
@@ -242,13 +245,13 @@ def scontrol_text(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MirrorError(f"{' '.join(command)}: {error}") from error
     if done.returncode or len(done.stdout) > SLURM_BYTES_MAX:
-        words = done.stderr.decode(errors="replace").strip()[:300]
-        raise MirrorError(f"{' '.join(command)}: exit code {done.returncode}: {words}")
+        stderr = done.stderr.decode(errors="replace").strip()[:300]
+        raise MirrorError(f"{' '.join(command)}: exit code {done.returncode}: {stderr}")
     return done.stdout.decode(errors="replace")
 
 
 def _check(path: Path) -> int:
-    """Say what a reader makes of the file. 1: as if it were not there."""
+    """Print whether a reader uses the file; return 1 if not."""
     try:
         mirror = mirror_file.read(path)
     except (MirrorFileError, MirrorError) as error:
@@ -266,14 +269,14 @@ def _lines(mirror: Mirror, now_seconds: float) -> list[str]:
     lines = [f"valid for {left:.0f} s, {len(mirror.nodes)} nodes"]
     if mirror.degraded:
         lines.append("the aggregator's data is degraded: nothing is excluded")
-    for name, words in (
+    for name, title in (
         *((f"b{bucket}", f"ready, bucket {bucket}") for bucket in range(BUCKETS)),
         ("out", "not ready"),
         ("exclude", f"may be excluded from jobs of at most {mirror.exclude_safe_nodes} nodes"),
         ("prefer", f"may be preferred by jobs of at most {mirror.prefer_safe_nodes} nodes"),
     ):
         if counts[name]:
-            lines.append(f"{words}: {counts[name]}: {mirror.lists[name][:200]}")
+            lines.append(f"{title}: {counts[name]}: {mirror.lists[name][:200]}")
     return lines
 
 

@@ -1,7 +1,8 @@
-"""Extra data of `gangline run --scenario night`: the state of the fleet in `docs/sql.md` before that night.
+"""Extra data of `gangline run --scenario night`: the fleet of `docs/sql.md` before that night.
 
-`prepare_store` writes it into a store that no aggregator has open. `declared` is what operators declared about the hosts,
-and `send_scheduler_reports` sends a scheduler's reports during the night. The hosts are in `simulator/night.py`.
+`prepare_store` writes a store that no aggregator has open. `declared` returns the operators'
+declarations, and `send_scheduler_reports` reports as the night's scheduler. `simulator/night.py`
+has the hosts.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ if TYPE_CHECKING:
     import grpc
 
 HOSTS = tuple(f"sim-{number:03}" for number in range(8))
-#: The GPU whose memory breaks (a test holds it equal to the world's): until yesterday it was in another host.
+#: The GPU whose memory breaks; until yesterday it was in another host. A test compares the UUID
+#: with the simulator's.
 BROKEN, BROKEN_HOST_BEFORE, BROKEN_SLOT_BEFORE = (
     "GPU-3d4c4be0-fec1-4b1f-b23e-db5faf9ef4e6",
     "sim-002",
     "0000:43:00.0",
 )
-#: The host that is slow, the one that is dead, and the one that a scheduler took out.
+#: The slow host, the dead host, and the host that a scheduler took out.
 SLOW, DEAD, OUT = "sim-006", "sim-000", "sim-007"
-#: Of the aggregator: one host of eight is out, and more may be, or nothing would be advised.
+#: Settings of the aggregator: a host of eight is out, and advice needs a higher limit.
 SETTINGS = ("advice_cluster_share_max=1", "advice_rack_hosts_max=8", "advice_job_hosts_max=8")
 JOB, GPUS, CHECKPOINT_SECONDS = "123", 64, 1800
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
-#: The broken GPU had a fault this long before the night.
+#: Age of the broken GPU's earlier fault.
 EARLIER_FAULT_SECONDS = 20 * 3600
-#: Minutes of detection, decision, action and resumption of the recoveries that the scheduler reports.
+#: Minutes of detection, decision, action and resumption, per reported recovery.
 RECOVERY_MINUTES = ((6, 2, 5, 4), (9, 4, 7, 3))
 
 _DECLARED = """time_zone = "UTC"
@@ -105,13 +107,13 @@ rack = "r3"
 
 
 def declared(now_us: int) -> str:
-    """Return what people declared of the hosts, as TOML. *now_us*: Unix time of the night."""
+    """Return the operators' declarations as TOML. *now_us*: Unix time of the night."""
     today = datetime.fromtimestamp(now_us / SECOND_US, UTC).date()
     return _DECLARED.format(window=today + timedelta(days=4), until=today + timedelta(days=16))
 
 
 def prepare_store(data: Path, now_us: int) -> None:
-    """Make the store in *data*, which is empty, with what was before the night. Raises StoreError, OSError."""
+    """Create the store in the empty folder *data*, with its past. Raises StoreError, OSError."""
     from ..config import AggregatorConfig
     from ..store.journal import StoredEvent
     from ..store.store import Store
@@ -126,7 +128,7 @@ def prepare_store(data: Path, now_us: int) -> None:
 
 
 def earlier_fault(at_ns: int) -> HealthEvent:
-    """Return the fault of the broken GPU at a Unix time, when it was in another host."""
+    """Return the broken GPU's fault in its earlier host, at a Unix time."""
     return HealthEvent(
         event_id=f"/gpu.xid/{BROKEN}/{at_ns}", device_kind="gpu", device=BROKEN, name="gpu.xid", code=94, count=1,
         wall_time_ns=at_ns, boottime_ns=1, message="NVRM: Xid (PCI:0000:43:00): 94, Contained memory error",
@@ -134,10 +136,10 @@ def earlier_fault(at_ns: int) -> HealthEvent:
 
 
 def put_previous_state(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
-    """Put models of hazard, the days of one host, and where the broken GPU was, into a store's database."""
+    """Insert hazard models, the days of a host, and the broken GPU's earlier place."""
     _put_models(live, now_us)
     live.execute(
-        # The hottest GPU of the host came nearer to its limit on three days.
+        # The hottest GPU of the host came nearer to its limit each day, for three days.
         "INSERT INTO host_days (host, day, time, corrected_errors, headroom_celsius) SELECT $2, t::DATE, "
         "t + INTERVAL 3 MINUTE, 0.0, 14.0 + 3 * d FROM (SELECT d, date_trunc('day', make_timestamp($1)) - to_days(d::INT) AS t "
         "FROM range(3) AS r(d))",
@@ -151,7 +153,7 @@ def put_previous_state(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
 
 
 def _put_models(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
-    """A model was trained a week ago, and yesterday one that is worse."""
+    """Store a model that was trained a week ago, and a worse model of yesterday."""
     from ..hazard.features import FEATURES
     from ..hazard.model import HazardModel
     from ..hazard.models import TrainingResult, store_model
@@ -178,10 +180,7 @@ def _put_models(live: duckdb.DuckDBPyConnection, now_us: int) -> None:
 
 
 def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
-    """Tell the aggregator what the scheduler of the night says: the job, a host that is out, and how a job ended.
-
-    Raises grpc.RpcError.
-    """
+    """Report the night's job, a host that is out, and recoveries. Raises grpc.RpcError."""
     advice: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
     nodes = [f"nodes/{host}" for host in HOSTS]
     gang = advisory_pb2.Gang(
@@ -205,9 +204,9 @@ def send_scheduler_reports(channel: grpc.Channel, now_us: int) -> None:
 
 
 def report_outcome(channel: grpc.Channel, now_us: int) -> bool:
-    """Report how a job on the dead host ended, once there is advice about that host. Return whether it is reported.
+    """Report a job's end on the dead host once there is advice about it.
 
-    Raises grpc.RpcError.
+    Return whether it was sent. Raises grpc.RpcError.
     """
     advice: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
     outcomes: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -240,7 +239,7 @@ def _report_recoveries(channel: grpc.Channel, now_us: int) -> None:
             incident=f"incident-{number}", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True,
             lost_gpu_hours=40.0 * number, workload="job-7", note="GPU lost",
         )  # fmt: skip
-        times = [now_us - (7200 - 60 * sum(minutes[:at])) * SECOND_US for at in range(5)]
+        times = [now_us - (7200 - 60 * sum(minutes[:count])) * SECOND_US for count in range(5)]
         names = ("fault_time", "detect_time", "decide_time", "act_time", "resume_time")
         for name, time_us in zip(names, times, strict=True):
             getattr(report, name).FromMicroseconds(time_us)

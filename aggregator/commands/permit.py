@@ -26,7 +26,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def main(arguments: list[str]) -> int:
-    """Show, grant or revoke. 1: refused, with words; 3: no aggregator answers."""
+    """Show, grant or revoke the permit. Exit codes: 1 refused, with a message; 3 no aggregator."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.what == "grant" and not (options.seconds and options.reason):
@@ -66,7 +66,6 @@ def _document(permit: permit_pb2.FleetPermit) -> dict[str, Any]:
 
 
 def permit_text(permit: permit_pb2.FleetPermit, now: datetime) -> str:
-    """Return the permit as text."""
     if not permit.seconds_left:
         return f"no permit: hosts report, and enforce nothing ({permit.reason})"
     until = now + timedelta(seconds=permit.seconds_left)
@@ -77,7 +76,7 @@ def permit_text(permit: permit_pb2.FleetPermit, now: datetime) -> str:
 
 
 def _reason_with_user(reason: str) -> str:
-    """Return *reason* with the name of who gives it."""
+    """Return *reason* after the user's name."""
     try:
         return f"{getpass.getuser()}: {reason or 'revoked'}"
     except (OSError, KeyError):  # a user without a name
@@ -85,7 +84,7 @@ def _reason_with_user(reason: str) -> str:
 
 
 def seconds_of(text: str) -> int:
-    """Return a length of time, as 8h or 900s, in seconds. Raises argparse.ArgumentTypeError."""
+    """Return a duration such as 8h or 900s in seconds. Raises ArgumentTypeError."""
     number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
     if not (number.isascii() and number.isdecimal() and len(number) <= 6) or not int(number):
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a duration, such as 8h or 900s")

@@ -36,13 +36,13 @@ from .plan_picture import TIERS_SHOWN, PlanPicture, picture_lines, picture_svg, 
 from .plan_sizes import add_size_options, apply_sizes, sizes_lines
 from .terminal import table
 
-#: A plan of a large fleet with blockers takes longer than a score.
+#: Time limit of a plan: with blockers in a large fleet it takes longer than a score.
 DEADLINE_SECONDS = 20.0
 TIERS = ("nvlink-domain", "rack", "leaf", "spine", "core", "power-domain", "cooling-domain")
-#: Of a file with names of hosts.
+#: Maximum size of a file with host names.
 HOSTS_FILE_BYTES_MAX = 16 << 20
 NAMES_CHARACTERS = 96
-#: Exchange rates: field of the request -> what each unit of it costs.
+#: Exchange rates: field of the request -> the cost of each unit.
 RATE_OPTIONS = {
     "gpu_hours_per_delay_hour": "what an hour of delay costs, in GPU-hours",
     "gpu_hours_per_currency_unit": "what a unit of currency is worth, in GPU-hours",
@@ -54,7 +54,7 @@ _GROUPS = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,5}))
 
 
 def main(arguments: list[str]) -> int:
-    """Print a plan. 1: nothing fits, or refused; 3: no aggregator answers."""
+    """Print a plan. Exit codes: 1 nothing fits, or refused; 3 no aggregator answers."""
     options = _parser().parse_args(arguments)
     return guarded("plan", lambda: _run(options))
 
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         print(message_json(reply))
     elif options.evaluate:
         lines = option_lines(reply.option, dictionary.names, explain=options.explain)
-        print("\n".join([*lines, *(f"note: {each}" for each in reply.notes)]))
+        print("\n".join([*lines, *(f"note: {note}" for note in reply.notes)]))
     else:
         print(plan_text(reply, dictionary.names, explain=options.explain))
     if picture is not None and options.map:
@@ -101,21 +101,21 @@ def node_dictionary(
 ) -> score_pb2.NodeDictionary:
     """Return the names of all nodes, by index."""
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-    found: score_pb2.NodeDictionary = stub.GetNodeDictionary(
+    dictionary: score_pb2.NodeDictionary = stub.GetNodeDictionary(
         score_pb2.GetNodeDictionaryRequest(), timeout=seconds
     )
-    return found
+    return dictionary
 
 
 def message_json(reply: Message) -> str:
-    """Return *reply* as `--json` prints it."""
+    """Return *reply* as JSON text for `--json`."""
     return json_object(MessageToDict(reply, preserving_proto_field_name=True))
 
 
 def _reserve(
     options: argparse.Namespace, channel: grpc.Channel, dictionary: Any, reply: Any
 ) -> reservation_pb2.ReserveResponse | None:
-    """Reserve the nodes and spares of the first option, where that is asked for and there is one."""
+    """Reserve the first option's nodes and spares if --reserve is set; None if there is none."""
     if not options.reserve or options.evaluate or not reply.options:
         return None
     stub: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -126,28 +126,28 @@ def _reserve(
         option=1,
     )  # fmt: skip
     request.ttl.FromSeconds(options.ttl)
-    found: reservation_pb2.ReserveResponse = stub.Reserve(request, timeout=DEADLINE_SECONDS)
-    return found
+    response: reservation_pb2.ReserveResponse = stub.Reserve(request, timeout=DEADLINE_SECONDS)
+    return response
 
 
 def reserved_text(reply: reservation_pb2.ReserveResponse, names: Sequence[str]) -> str:
-    """Return as text what was reserved, or what has changed since the plan."""
+    """Return text on the reservation, or on the changes since the plan that prevented it."""
     if reply.HasField("reservation"):
-        one = reply.reservation
-        until = one.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
+        reservation = reply.reservation
+        until = reservation.expire_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S UTC")
         return (
-            f"{one.name} for {one.owner}: {len(one.node_index)} nodes with spares until {until}, "
-            f"fencing token {one.fencing_token}"
+            f"{reservation.name} for {reservation.owner}: {len(reservation.node_index)} nodes with spares until {until}, "
+            f"fencing token {reservation.fencing_token}"
         )
     lines = [f"not reserved: {reply.changed_count} nodes have changed since the plan; plan again"]
-    lines += [f"  {names[one.node_index]}: {one.message}" for one in reply.changes]
+    lines += [f"  {names[change.node_index]}: {change.message}" for change in reply.changes]
     return "\n".join(lines)
 
 
 def _picture(
     options: argparse.Namespace, placement: Any, dictionary: Any, reply: Any
 ) -> PlanPicture | None:
-    """Return the first option on the topology, None where no picture is wanted or nothing fits."""
+    """Return the first option on the topology; None if no picture is requested or nothing fits."""
     if not (options.map or options.output):
         return None
     option = reply.option if options.evaluate else next(iter(reply.options), None)
@@ -189,27 +189,27 @@ def _plan_request(options: argparse.Namespace, dictionary: Any) -> wire.PlanPlac
 
 
 def candidates_of(options: argparse.Namespace, dictionary: Any) -> wire.PlacementCandidates:
-    """Return the hosts of the file, without one nothing: those on which no job is seen."""
-    found = wire.PlacementCandidates()
+    """Return the hosts of the candidates file; without it, unset: hosts without a visible job."""
+    candidates = wire.PlacementCandidates()
     for job, priority in options.job_priority:
-        found.job_priorities.add(job=job, priority=priority)
+        candidates.job_priorities.add(job=job, priority=priority)
     if options.candidates:
         names = read_host_names(Path(options.candidates))
         bitmap = bytearray(-(-len(dictionary.names) // 8))
         for index in node_indexes(dictionary, names):
             bitmap[index // 8] |= 1 << index % 8
-        found.node_bitmap = bytes(bitmap)
-        found.dictionary_version = dictionary.version
-    return found
+        candidates.node_bitmap = bytes(bitmap)
+        candidates.dictionary_version = dictionary.version
+    return candidates
 
 
 def read_host_names(path: Path) -> list[str]:
-    """Return the names in a file: host sets with white space between them. Raises CommandError."""
+    """Return the names in a file of host sets, separated by white space. Raises CommandError."""
     try:
         if path.stat().st_size > HOSTS_FILE_BYTES_MAX:
             raise CommandError(f"{path}: expected at most {HOSTS_FILE_BYTES_MAX >> 20} MiB", FAILED)
         sets = path.read_text().split()
-        return [name for one in sets for name in expand_hosts(one)]
+        return [name for host_set in sets for name in expand_hosts(host_set)]
     except HostSetError as error:
         raise CommandError(f"{path}: {error}", FAILED) from error
     except (OSError, UnicodeDecodeError) as error:
@@ -217,16 +217,16 @@ def read_host_names(path: Path) -> list[str]:
 
 
 def node_indexes(dictionary: Any, names: Iterable[str]) -> list[int]:
-    """Return the indexes of hosts. Raises CommandError where one has not registered."""
-    known = {name: at for at, name in enumerate(dictionary.names)}
-    found: list[int] = []
+    """Return the indexes of hosts. Raises CommandError for an unregistered name."""
+    known = {name: index for index, name in enumerate(dictionary.names)}
+    indexes: list[int] = []
     for name in names:
         if name not in known:
             raise CommandError(
                 f"{name[:100]!r}: no host with this name has registered; see gangline hosts", FAILED
             )
-        found.append(known[name])
-    return found
+        indexes.append(known[name])
+    return indexes
 
 
 def _planned_gang(options: argparse.Namespace) -> wire.GangRequirements:
@@ -238,7 +238,7 @@ def _planned_gang(options: argparse.Namespace) -> wire.GangRequirements:
 
 
 def gang_of(options: argparse.Namespace) -> wire.GangRequirements:
-    """Return what the options of `add_gang_options` say."""
+    """Return the gang that the options of `add_gang_options` describe."""
     gang = wire.GangRequirements(
         gpus_per_node=options.gpus_per_node,
         invariants=wire.PlacementInvariants(
@@ -270,14 +270,10 @@ def _tier(name: str) -> Any:
     return TIERS.index(name) + 1 if name else 0
 
 
-# ----------------------------------------------------------------------
-# As text.
-
-
 def plan_text(
     reply: wire.PlanPlacementResponse, names: Sequence[str], *, explain: bool = False
 ) -> str:
-    """Return a plan, or what prevents it."""
+    """Format a plan, or the constraints that prevent it."""
     lines: list[str] = []
     if reply.degraded:
         lines.append(f"degraded: {reply.degraded_reason}")
@@ -295,9 +291,9 @@ def plan_text(
         lines.append(
             f"{certain}. These constraints conflict; below each: changes after which the gang fits"
         )
-        for one in reply.blockers:
-            lines += blocker_lines(one)
-    lines += [f"note: {each}" for each in reply.notes]
+        for blocker in reply.blockers:
+            lines += blocker_lines(blocker)
+    lines += [f"note: {note}" for note in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}, "
         f"{reply.solve_time.ToNanoseconds() / 1e6:.1f} ms; candidates: {reply.candidates_source}"
@@ -319,25 +315,25 @@ def _options_table(options: Sequence[wire.PlacementOption]) -> str:
         "AT MOST BETTER BY",
     )
     rows: list[tuple[str, ...]] = [heads]
-    for at, one in enumerate(options, 1):
-        total = one.price.total_gpu_hours
+    for number, option in enumerate(options, 1):
+        total = option.price.total_gpu_hours
         spans = ", ".join(
-            f"{each.domains} {tier_title(each.tier, each.domains)}"
-            for each in one.spanned
-            if each.domains
+            f"{span.domains} {tier_title(span.tier, span.domains)}"
+            for span in option.spanned
+            if span.domains
         )
         rows.append(
             (
-                str(at), str(len(one.node_index)), f"{total.value:.1f}", f"{total.lower:.0f} to {total.upper:.0f}",
-                f"{one.goodput.value:.3f}", f"{one.survival.value:.3f}", f"{one.speed.value:.3f}",
-                f"{one.topology_factor.value:.3f}", spans or "-", f"{one.gap_gpu_hours_max:.1f}",
+                str(number), str(len(option.node_index)), f"{total.value:.1f}", f"{total.lower:.0f} to {total.upper:.0f}",
+                f"{option.goodput.value:.3f}", f"{option.survival.value:.3f}", f"{option.speed.value:.3f}",
+                f"{option.topology_factor.value:.3f}", spans or "-", f"{option.gap_gpu_hours_max:.1f}",
             )
         )  # fmt: skip
     return table(rows)
 
 
 def price_lines(price: wire.PlacementPrice, *, explain: bool = False) -> list[str]:
-    """Return a price in parts, one a line."""
+    """Return a price with a line for each part."""
     lines = [f"lost GPU-hours {price.total_gpu_hours.value:.1f}, of these:"]
     for part in price.parts:
         hours = part.gpu_hours
@@ -352,7 +348,7 @@ def price_lines(price: wire.PlacementPrice, *, explain: bool = False) -> list[st
 def option_lines(
     option: wire.PlacementOption, names: Sequence[str], *, explain: bool = False
 ) -> list[str]:
-    """Return one option in full: its price in parts, its nodes, its spares, what it strands."""
+    """Return an option in full: price by parts, nodes, spares, and the capacity it strands."""
     lines = price_lines(option.price, explain=explain)
     if option.HasField("work_hours"):
         until = option.work_hours
@@ -361,37 +357,39 @@ def option_lines(
             f"scaling efficiency {option.scaling_efficiency.value:.3f}"
         )
     lines.append(f"{len(option.node_index)} nodes in rank order:")
-    lines += wrapped(fold_names([names[at] for at in option.node_index]))
-    found = [names[at] for at in option.spare_node_index]
+    lines += wrapped(fold_names([names[index] for index in option.node_index]))
+    spares = [names[index] for index in option.spare_node_index]
     lines.append(
-        f"spares: {len(found)} of {option.spares_wanted} wanted (95 % quantile of failures within a repair)"
+        f"spares: {len(spares)} of {option.spares_wanted} wanted (95 % quantile of failures within a repair)"
     )
-    lines += wrapped(fold_names(found)) if found else []
+    lines += wrapped(fold_names(spares)) if spares else []
     lines += _group_lines(option)
-    for one in option.strands:
-        where = f"within one {tier_title(one.tier)}" if one.tier else "anywhere"
-        lines.append(f"largest gang {where}: {one.nodes_before} -> {one.nodes_after} nodes")
-    lines += [f"not satisfied: {each}" for each in option.violations]
+    for strand in option.strands:
+        where = f"within one {tier_title(strand.tier)}" if strand.tier else "anywhere"
+        lines.append(f"largest gang {where}: {strand.nodes_before} -> {strand.nodes_after} nodes")
+    lines += [f"not satisfied: {violation}" for violation in option.violations]
     return lines
 
 
 def _group_lines(option: wire.PlacementOption) -> list[str]:
-    """Return what the groups of a gang span."""
+    """Return lines on the domains that a gang's groups span."""
     stages = option.pipeline_stages_together
-    pipeline = next((one.size for one in option.groups if one.kind == "pipeline"), 1)
+    pipeline = next((group.size for group in option.groups if group.kind == "pipeline"), 1)
     lines: list[str] = []
     if option.groups and pipeline > 1:
         aligned_first = "data groups first"
         if stages > 1:
             aligned_first = f"{stages} of {pipeline} stages of a pipeline together"
         lines.append(f"ranks: tensor, data, pipeline; aligned: {aligned_first}")
-    for one in option.groups:
+    for group in option.groups:
         crossing = ", ".join(
-            f"{each.groups} {tier_title(each.tier)}" for each in one.crossing if each.groups
+            f"{tier_crossing.groups} {tier_title(tier_crossing.tier)}"
+            for tier_crossing in group.crossing
+            if tier_crossing.groups
         )
-        unknown = max((each.unknown_groups for each in one.crossing), default=0)
+        unknown = max((tier_crossing.unknown_groups for tier_crossing in group.crossing), default=0)
         lines.append(
-            f"{one.groups} {one.kind} groups of {one.size} GPUs, {one.traffic_share.value:.0%} of the traffic; "
+            f"{group.groups} {group.kind} groups of {group.size} GPUs, {group.traffic_share.value:.0%} of the traffic; "
             f"in several domains: {crossing or 'none'}"
             + (f"; unknown for up to {unknown}" if unknown else "")
         )
@@ -399,17 +397,17 @@ def _group_lines(option: wire.PlacementOption) -> list[str]:
 
 
 def blocker_lines(blocker: wire.Blocker) -> list[str]:
-    """Return what prevents a plan, and below it the changes that help."""
+    """Return the constraint that prevents a plan, then the changes that help."""
     lines = [f"- {blocker.constraint}: {blocker.message}"]
-    for one in blocker.relaxations:
-        total = one.price.total_gpu_hours
+    for relaxation in blocker.relaxations:
+        total = relaxation.price.total_gpu_hours
         start = (
-            f"starts in {one.start_p50.seconds / 3600:.1f} h"
-            if one.HasField("start_p50")
+            f"starts in {relaxation.start_p50.seconds / 3600:.1f} h"
+            if relaxation.HasField("start_p50")
             else "starts now"
         )
         lines.append(
-            f"    {one.change}: {start}, survival {one.survival.value:.3f}, "
+            f"    {relaxation.change}: {start}, survival {relaxation.survival.value:.3f}, "
             f"{total.value:.1f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})"
         )
     if not blocker.relaxations:
@@ -418,34 +416,34 @@ def blocker_lines(blocker: wire.Blocker) -> list[str]:
 
 
 def tier_title(tier: int, count: int = 1) -> str:
-    """Return the name of a tier, in the plural for a *count* other than 1."""
+    """Return the name of a tier, in the plural unless *count* is 1."""
     title = TIERS[tier - 1] if 0 < tier <= len(TIERS) else str(tier)
     return title if count == 1 else "leaves" if title == "leaf" else f"{title}s"
 
 
 def fold_names(names: Sequence[str]) -> list[str]:
-    """Return names with runs folded, in their order: gpu-[001-004] for gpu-001, gpu-002, gpu-003, gpu-004."""
-    found: list[tuple[str, str, str]] = []  # prefix, first and last number; "" without one
+    """Return names with runs folded, in their order: gpu-[001-004] for gpu-001 to gpu-004."""
+    runs: list[tuple[str, str, str]] = []  # prefix, first and last number ("" if the name has none)
     for name in names:
         match = re.fullmatch(r"(.*?)(\d+)", name)
         if match is None:
-            found.append((name, "", ""))
+            runs.append((name, "", ""))
             continue
         prefix, number = match[1], match[2]
-        if found and found[-1][0] == prefix and len(found[-1][2]) == len(number):
-            before = found[-1][2]
+        if runs and runs[-1][0] == prefix and len(runs[-1][2]) == len(number):
+            before = runs[-1][2]
             if before and int(number) == int(before) + 1:
-                found[-1] = prefix, found[-1][1], number
+                runs[-1] = prefix, runs[-1][1], number
                 continue
-        found.append((prefix, number, number))
+        runs.append((prefix, number, number))
     return [
         f"{prefix}[{first}-{last}]" if first != last else f"{prefix}{first}"
-        for prefix, first, last in found
+        for prefix, first, last in runs
     ]
 
 
 def wrapped(names: Sequence[str]) -> list[str]:
-    """Return names on lines of a readable width."""
+    """Return names wrapped to a readable width."""
     lines, line = list[str](), "  "
     for name in names:
         if len(line) + len(name) > NAMES_CHARACTERS and line.strip():
@@ -453,10 +451,6 @@ def wrapped(names: Sequence[str]) -> list[str]:
             line = "  "
         line += f"{name} "
     return [*lines, line.rstrip()]
-
-
-# ----------------------------------------------------------------------
-# Options.
 
 
 def _count_and_tier(text: str) -> tuple[int, str]:
@@ -489,20 +483,20 @@ def _job_priority(text: str) -> tuple[str, int]:
 
 
 def groups_option(text: str) -> tuple[int, int, int]:
-    """Return sizes of tensor, pipeline and data groups. Raises argparse.ArgumentTypeError."""
-    found = _GROUPS.fullmatch(text)
-    if not found:
+    """Return the sizes of tensor, pipeline and data groups. Raises ArgumentTypeError."""
+    match = _GROUPS.fullmatch(text)
+    if not match:
         raise argparse.ArgumentTypeError(
             f"{text[:40]!r}: expected TENSORxPIPELINE or TENSORxPIPELINExDATA, as 8x4x16, each 1 to 999999"
         )
-    return int(found[1]), int(found[2]), int(found[3] or 0)
+    return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
 _rate = number_option(0.0, RATE_MAX, f": expected GPU-hours, a number from 0 to {RATE_MAX:g}")
 
 
 def count_of(text: str) -> int:
-    """Return a count from 1. Raises argparse.ArgumentTypeError."""
+    """Return a whole number from 1. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 6 and int(text)):
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a number from 1 to 999999")
     return int(text)
@@ -515,7 +509,7 @@ def _svg(text: str) -> Path:
 
 
 def add_gang_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a gang needs, and which hosts may be chosen."""
+    """Add the options for a gang's requirements and its candidate hosts."""
     add = parser.add_argument
     add("--gpus-per-node", type=count_of, default=0, metavar="N", help="default: whole nodes")
     add(

@@ -1,4 +1,4 @@
-"""Draws a plan on the topology, as text and SVG: nodes by leaf and rack, marked chosen, standby, free, in use or out."""
+"""Draws a plan on the topology, as text and SVG: nodes by leaf and rack, each with its kind."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ...contract.wire import placement_pb2 as wire
 from .time_pictures import svg_document, svg_text
 
 CHOSEN, BACKUP, FREE, BUSY, OUT = "chosen", "spare", "free", "in use", "out"
-#: Of each kind its sign in a terminal.
+#: Kind of node -> its sign in a terminal.
 SIGNS = {CHOSEN: "#", BACKUP: "s", FREE: ".", BUSY: "-", OUT: "x"}
-#: Tiers that a picture shows, the widest first. A node of none of them is in the last row.
+#: Tiers of a picture, the widest first. A node without any of them is in the last row.
 TIERS_SHOWN = (wire.TIER_SPINE, wire.TIER_LEAF, wire.TIER_RACK)
-#: Width of a terminal line, and the part that a label may use; a leaf with more nodes continues in the next.
+#: Width of a terminal line, and of its label; a leaf with more nodes continues on the next line.
 LINE_CHARACTERS, LABEL_CHARACTERS = 120, 24
 WIDTH, LEFT, TOP, CELL, GAP = 1000, 190, 66, 10, 6
 _COLORS = {BACKUP: "#e0a030", BUSY: "#9aa0a6", OUT: "#d1495b"}
-#: Segments next to each other differ.
+#: Alternate, so that adjacent segments differ.
 _SEGMENT_COLORS = ("#2f6fd0", "#6aa2f0")
 _STYLE = (
     "text{font:12px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.faint{fill:#666;font-size:11px}"
@@ -28,7 +28,7 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class TopologyRow:
-    """One leaf: its spine, and its nodes by rack."""
+    """A leaf: its spine, and its nodes by rack."""
 
     spine: str
     leaf: str
@@ -37,7 +37,7 @@ class TopologyRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanPicture:
-    """What is drawn. `kinds`: of each node; `segments`: the number of each chosen node's segment."""
+    """Content of a picture. `kinds`: by node; `segments`: segment number of each chosen node."""
 
     rows: tuple[TopologyRow, ...]
     kinds: tuple[str, ...]
@@ -50,20 +50,20 @@ def plan_picture(
     nodes: int,
     segment_nodes: int,
 ) -> PlanPicture:
-    """Return *option* on the topology of *nodes* nodes. *domains*: of each of `TIERS_SHOWN`."""
-    one = domains[TIERS_SHOWN[-1]]
+    """Return *option* on the topology of *nodes* nodes. *domains*: by tier of `TIERS_SHOWN`."""
+    racks = domains[TIERS_SHOWN[-1]]
     kinds = [BUSY] * nodes
-    for at in range(nodes):
-        if _is_set(one.excluded_bitmap, at):
-            kinds[at] = OUT
-        elif _is_set(one.free_bitmap, at):
-            kinds[at] = FREE
-    for at in option.spare_node_index:
-        kinds[at] = BACKUP
+    for node in range(nodes):
+        if _is_set(racks.excluded_bitmap, node):
+            kinds[node] = OUT
+        elif _is_set(racks.free_bitmap, node):
+            kinds[node] = FREE
+    for node in option.spare_node_index:
+        kinds[node] = BACKUP
     segments: dict[int, int] = {}
-    for rank, at in enumerate(option.node_index):
-        kinds[at] = CHOSEN
-        segments[at] = rank // max(segment_nodes, 1) if segment_nodes > 1 else 0
+    for rank, node in enumerate(option.node_index):
+        kinds[node] = CHOSEN
+        segments[node] = rank // max(segment_nodes, 1) if segment_nodes > 1 else 0
     return PlanPicture(tuple(_rows(domains, nodes)), tuple(kinds), segments)
 
 
@@ -74,17 +74,17 @@ def _is_set(bitmap: bytes, at: int) -> bool:
 def _rows(domains: Mapping[int, wire.ListTopologyDomainsResponse], nodes: int) -> list[TopologyRow]:
     places = [[""] * nodes for _ in TIERS_SHOWN]
     for row, tier in enumerate(TIERS_SHOWN):
-        for one in domains[tier].domains:
-            for at in one.node_index:
-                places[row][at] = one.name
-    found: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for at in range(nodes):
-        spine, leaf, rack = (place[at] for place in places)
-        found.setdefault((spine, leaf), {}).setdefault(rack, []).append(at)
+        for domain in domains[tier].domains:
+            for node in domain.node_index:
+                places[row][node] = domain.name
+    racks_by_leaf: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for node in range(nodes):
+        spine, leaf, rack = (place[node] for place in places)
+        racks_by_leaf.setdefault((spine, leaf), {}).setdefault(rack, []).append(node)
     return [
         TopologyRow(spine, leaf, tuple((rack, tuple(racks[rack])) for rack in sorted(racks)))
         for (spine, leaf), racks in sorted(
-            found.items(), key=lambda each: (not any(each[0]), each[0])
+            racks_by_leaf.items(), key=lambda item: (not any(item[0]), item[0])
         )
     ]
 
@@ -94,7 +94,7 @@ def _label(row: TopologyRow) -> str:
 
 
 def picture_lines(picture: PlanPicture) -> list[str]:
-    """Return it for a terminal: a line for each leaf, a group of signs for each rack."""
+    """Draw the picture for a terminal: a line per leaf, a group of signs per rack."""
     lines = [
         "  ".join(f"{sign} {kind}" for kind, sign in SIGNS.items())
         + "  (a line is a leaf, a group a rack)"
@@ -103,7 +103,7 @@ def picture_lines(picture: PlanPicture) -> list[str]:
     for row in picture.rows:
         line = _label(row)[:width].ljust(width)
         for _, members in row.racks:
-            signs = "".join(SIGNS[picture.kinds[at]] for at in members)
+            signs = "".join(SIGNS[picture.kinds[node]] for node in members)
             while signs:
                 room = LINE_CHARACTERS - len(line) - 1
                 if room < min(len(signs), 8):
@@ -116,7 +116,7 @@ def picture_lines(picture: PlanPicture) -> list[str]:
 
 
 def picture_svg(picture: PlanPicture, title: str, notes: Sequence[str] = ()) -> str:
-    """Return it as SVG, readable on light and on dark: a row for each leaf, its racks side by side, *notes* below."""
+    """Draw the picture in SVG: a row per leaf, its racks side by side, *notes* below."""
     body, y, spine = list[str](), TOP, None
     for row in picture.rows:
         if spine is not None and row.spine != spine:
@@ -130,18 +130,18 @@ def picture_svg(picture: PlanPicture, title: str, notes: Sequence[str] = ()) -> 
         for rack, members in row.racks:
             if x > LEFT and x + min(len(members), 8) * CELL > WIDTH - 12:
                 x, y = LEFT, y + CELL + GAP
-            for at in members:
+            for node in members:
                 if x + CELL > WIDTH - 12:
                     x, y = LEFT, y + CELL + GAP
-                body.append(_cell(picture, at, x, y, rack))
+                body.append(_cell(picture, node, x, y, rack))
                 x += CELL
             x += GAP
         y += CELL + GAP
     height = y + 14 + 16 * len(notes)
     parts = [*_legend(), *body]
     parts += [
-        f'<text x="12" y="{y + 14 + 16 * at}">{svg_text(note[:150])}</text>'
-        for at, note in enumerate(notes)
+        f'<text x="12" y="{y + 14 + 16 * row_index}">{svg_text(note[:150])}</text>'
+        for row_index, note in enumerate(notes)
     ]
     return svg_document(WIDTH, height, _STYLE, title, parts)
 

@@ -1,4 +1,4 @@
-"""Options and table for gangs of several sizes: `gangline plan --sizes 8..64:power-of-two`, with their known throughputs."""
+"""Options and table of `gangline plan` for gangs that may have several sizes."""
 
 from __future__ import annotations
 
@@ -10,43 +10,42 @@ from ...contract.wire import placement_pb2 as wire
 from .terminal import table
 
 POWER_OF_TWO, MULTIPLE_OF = "power-of-two", "multiple-of-"
-#: Numbers of one option.
+#: Maximum count of numbers in an option.
 NUMBERS_MAX = 256
 
 
 def sizes_option(text: str) -> wire.GangSizes:
-    """Return the sizes of `8..64`, `8..64:power-of-two`, `8..64:multiple-of-4` or `8,12,16`."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"(\d{{1,6}})\.\.(\d{{1,6}})(?::({POWER_OF_TWO}|{MULTIPLE_OF}\d{{1,6}}))?", text, re.ASCII
     )
-    if found is not None:
-        sizes = wire.GangSizes(min_nodes=int(found[1]), max_nodes=int(found[2]))
-        sizes.powers_of_two = found[3] == POWER_OF_TWO
-        if found[3] and not sizes.powers_of_two:
-            sizes.multiple_of = int(found[3].removeprefix(MULTIPLE_OF))
+    if match is not None:
+        sizes = wire.GangSizes(min_nodes=int(match[1]), max_nodes=int(match[2]))
+        sizes.powers_of_two = match[3] == POWER_OF_TWO
+        if match[3] and not sizes.powers_of_two:
+            sizes.multiple_of = int(match[3].removeprefix(MULTIPLE_OF))
         return sizes
     if re.fullmatch(r"\d{1,6}(,\d{1,6})*", text, re.ASCII) and text.count(",") < NUMBERS_MAX:
-        return wire.GangSizes(allowed_nodes=[int(one) for one in text.split(",")])
+        return wire.GangSizes(allowed_nodes=[int(number) for number in text.split(",")])
     raise argparse.ArgumentTypeError(
         f"{text[:40]!r}: expected 8..64, 8..64:{POWER_OF_TWO}, 8..64:{MULTIPLE_OF}4, or 8,12,16"
     )
 
 
 def throughputs_option(text: str) -> list[wire.ThroughputPoint]:
-    """Return the points of `8=1200,16=2310`: nodes, and the throughput of the whole gang."""
+    """Return the points of `8=1200,16=2310`: node count and the whole gang's throughput."""
     points: list[wire.ThroughputPoint] = []
-    for one in text.split(",", NUMBERS_MAX):
-        found = re.fullmatch(r"(\d{1,6})=(\d+(?:\.\d+)?(?:e\d{1,2})?)", one, re.ASCII)
-        if found is None:
+    for point in text.split(",", NUMBERS_MAX):
+        match = re.fullmatch(r"(\d{1,6})=(\d+(?:\.\d+)?(?:e\d{1,2})?)", point, re.ASCII)
+        if match is None:
             raise argparse.ArgumentTypeError(
-                f"{one[:40]!r}: expected NODES=THROUGHPUT, as 8=1200,16=2310"
+                f"{point[:40]!r}: expected NODES=THROUGHPUT, as 8=1200,16=2310"
             )
-        points.append(wire.ThroughputPoint(nodes=int(found[1]), throughput=float(found[2])))
+        points.append(wire.ThroughputPoint(nodes=int(match[1]), throughput=float(match[2])))
     return points
 
 
 def add_size_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of gangs that may have several sizes."""
+    """Add the options for gangs with several possible sizes."""
     add = parser.add_argument
     add(
         "--sizes",
@@ -72,7 +71,7 @@ def add_size_options(parser: argparse.ArgumentParser) -> None:
 
 
 def apply_sizes(gang: wire.GangRequirements, options: argparse.Namespace) -> None:
-    """Put the options of sizes into the message."""
+    """Copy the size options into *gang*."""
     gang.throughputs.extend(options.throughput)
     if options.sizes is None:
         return
@@ -81,23 +80,25 @@ def apply_sizes(gang: wire.GangRequirements, options: argparse.Namespace) -> Non
 
 
 def sizes_lines(sizes: Sequence[wire.PlacementSize], chosen: int) -> list[str]:
-    """Return a table of the sizes; the size of the first option has a mark."""
+    """Return a table of the sizes, with a mark at the size of the first option."""
     rows = [("NODES", "LOST GPU-H", "SCALING", "90 %", "")]
-    for one in sizes:
-        scaling = one.scaling_efficiency
-        cost = f"{one.gpu_hours:.1f}" if one.HasField("gpu_hours") else f"> {one.gpu_hours_min:.1f}"
+    for size in sizes:
+        scaling = size.scaling_efficiency
+        cost = (
+            f"{size.gpu_hours:.1f}" if size.HasField("gpu_hours") else f"> {size.gpu_hours_min:.1f}"
+        )
         rows.append(
             (
-                str(one.nodes),
-                "does not fit" if one.does_not_fit else cost,
+                str(size.nodes),
+                "does not fit" if size.does_not_fit else cost,
                 f"{scaling.value:.3f}",
                 f"{scaling.lower:.2f} to {scaling.upper:.2f}",
-                "<- option 1" if one.nodes == chosen else "",
+                "<- option 1" if size.nodes == chosen else "",
             )
         )
     lines = table(rows).splitlines()
     known = {
-        wire.EstimateSource.Name(one.scaling_efficiency.source).rpartition("_")[2].lower()
-        for one in sizes
+        wire.EstimateSource.Name(size.scaling_efficiency.source).rpartition("_")[2].lower()
+        for size in sizes
     }
     return [*lines, f"scaling: {', '.join(sorted(known))}"]

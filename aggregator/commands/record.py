@@ -38,7 +38,7 @@ from .time_pictures import Mark, recording_svg
 ANSWER_SECONDS_MAX = 45.0
 HOST_CHARACTERS_MAX = 253
 ENDINGS = (".parquet", ".svg")
-#: What the aggregator says of a host, not of itself.
+#: Statuses with which the aggregator reports a problem of the host.
 _OF_THE_HOST = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -49,7 +49,10 @@ _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}", re.ASCII)
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch a recording, or list those of the host. 3 when no aggregator answers, 4 for an unknown host or recording."""
+    """Fetch a recording or list the stored ones.
+
+    Exit codes: 3 no aggregator answers, 4 unknown host or recording.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.list and (options.output or options.last or options.name):
@@ -100,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
 def fetch(
     connection_options: ConnectionOptions, request: recording_pb2.RecordHostRequest
 ) -> tuple[bytes, list[telemetry_pb2.StoredRecording]]:
-    """Return the file, or what is stored. Raises CommandError."""
+    """Return the file, and the list of stored recordings. Raises CommandError."""
     data, stored, total = bytearray(), list[telemetry_pb2.StoredRecording](), 0
     with open_channel(connection_options) as channel:
         stub: Any = RecordingServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -126,19 +129,18 @@ def _explained(error: Any, connection_options: ConnectionOptions) -> CommandErro
 
 
 def stored_text(host: str, stored: list[telemetry_pb2.StoredRecording]) -> str:
-    """Return the table of a host's stored recordings."""
     if not stored:
         return f"{host} has stored no recording: no finding began since its agent's flight recorder was enabled"
     rows = [("NAME", "BEGIN (UTC)", "SECONDS", "GPUS", "KB", "REASON")]
-    for each in stored:
+    for entry in stored:
         rows.append(
             (
-                printable(each.name),
-                f"{datetime.fromtimestamp(each.wall_time_ns / 1e9, UTC):%m-%d %H:%M:%S}",
-                f"{each.seconds:.0f}",
-                str(each.devices),
-                str(-(-each.bytes // 1000)),
-                printable(each.reason),
+                printable(entry.name),
+                f"{datetime.fromtimestamp(entry.wall_time_ns / 1e9, UTC):%m-%d %H:%M:%S}",
+                f"{entry.seconds:.0f}",
+                str(entry.devices),
+                str(-(-entry.bytes // 1000)),
+                printable(entry.reason),
             )
         )
     return table(rows)
@@ -148,34 +150,34 @@ def _document(stored: list[telemetry_pb2.StoredRecording]) -> dict[str, Any]:
     return {
         "recordings": [
             {
-                "name": each.name,
-                "wall_time_ns": each.wall_time_ns,
-                "seconds": each.seconds,
-                "gpus": each.devices,
-                "bytes": each.bytes,
-                "reason": each.reason,
+                "name": entry.name,
+                "wall_time_ns": entry.wall_time_ns,
+                "seconds": entry.seconds,
+                "gpus": entry.devices,
+                "bytes": entry.bytes,
+                "reason": entry.reason,
             }
-            for each in stored
+            for entry in stored
         ]
     }
 
 
 def find_marks(connection_options: ConnectionOptions, host: str) -> list[Mark]:
-    """Return when the verdicts on *host* began; none if the aggregator does not say: the picture is made all the same."""
+    """Return the starts of the verdicts on *host*; empty if the call fails."""
     try:
         with JobClient(connection_options) as client:
-            verdicts = [one["verdict"] for one in client.jobs() if one["verdict"]]
+            verdicts = [job["verdict"] for job in client.jobs() if job["verdict"]]
     except CommandError:
         return []
     return [
-        Mark(round(seconds_of(one["since"]) * 1e9), verdict_text(one))
-        for one in verdicts
-        if host in one["hosts"]
+        Mark(round(seconds_of(verdict["since"]) * 1e9), verdict_text(verdict))
+        for verdict in verdicts
+        if host in verdict["hosts"]
     ]
 
 
 def write_recording(recording: GpuRecording, output: Path, marks: Sequence[Mark] = ()) -> None:
-    """Write *recording* to *output*, completely or not at all; a picture with *marks*. Raises CommandError."""
+    """Write *recording* to *output* atomically; a picture gets *marks*. Raises CommandError."""
     partial = output.with_name(f".{output.name[:200]}.{os.getpid()}")
     try:
         if output.suffix == ".svg":
@@ -191,8 +193,8 @@ def write_recording(recording: GpuRecording, output: Path, marks: Sequence[Mark]
 
 
 def _write_parquet(recording: GpuRecording, path: Path) -> None:
-    """Write a row for each sample of each GPU. Raises OSError."""
-    import numpy as np  # after the recording is here
+    """Write a row per sample and GPU. Raises OSError."""
+    import numpy as np  # imported after the recording is received
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -208,8 +210,8 @@ def _write_parquet(recording: GpuRecording, path: Path) -> None:
     cells = np.frombuffer(recording.values, np.float32).reshape(
         count, len(recording.signals), recording.samples
     )
-    for at, name in enumerate(recording.signals):
-        values = cells[:, at].ravel()
+    for index, name in enumerate(recording.signals):
+        values = cells[:, index].ravel()
         if name == "state":
             columns[name] = pa.array(_state_names(recording, values), pa.string())
         else:
@@ -240,8 +242,8 @@ def _host(text: str) -> str:
 
 
 def _last(text: str) -> int:
-    found = _SPAN.fullmatch(text)
-    seconds = int(found[1]) * (60 if found[2] == "m" else 1) if found else 0
+    match = _SPAN.fullmatch(text)
+    seconds = int(match[1]) * (60 if match[2] == "m" else 1) if match else 0
     if not 1 <= seconds <= SECONDS_MAX:
         raise argparse.ArgumentTypeError(
             f"{text[:32]!r}: expected 1s to {SECONDS_MAX}s, such as 90s or 5m; the host keeps "

@@ -1,4 +1,4 @@
-"""`gangline recover`: ways to continue after members of a gang failed, with the expected loss of each; later records the outcome."""
+"""`gangline recover`: compares ways to continue after a failure, or reports the outcome."""
 
 from __future__ import annotations
 
@@ -50,14 +50,17 @@ KIND_TITLES = {
     wire.RECOVERY_WAIT_FOR_REPAIR: "wait for repairs",
     wire.RECOVERY_RESTART_ELSEWHERE: "restart elsewhere",
 }
-#: Of the replacements in the text; --json has all.
+#: Replacements in the text output; --json has all.
 REPLACEMENTS_SHOWN_MAX = 16
-#: Of the JSON of a report.
+#: Maximum size of a report's JSON.
 REPORT_BYTES_MAX = 1 << 16
 
 
 def main(arguments: list[str]) -> int:
-    """Print the ways to continue, or store how it went. 1: there is none, or refused; 3: no aggregator answers."""
+    """Print the ways to continue, or store an outcome.
+
+    Exit codes: 1 none, or refused; 3 no aggregator answers.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.report:
@@ -94,7 +97,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def report_of(file: str) -> wire.ReportRecoveryRequest:
-    """Return the report in *file*, "-": standard input. Raises CommandError."""
+    """Return the report in *file* ("-": standard input). Raises CommandError."""
     try:
         if file == "-":
             data = sys.stdin.buffer.read(REPORT_BYTES_MAX + 1)
@@ -144,21 +147,17 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanRecoveryR
     return request
 
 
-# ----------------------------------------------------------------------
-# As text.
-
-
 def recovery_text(
     reply: wire.PlanRecoveryResponse, names: Sequence[str], *, shown: int = 1, explain: bool = False
 ) -> str:
-    """Return the ways to continue as a table, then that of number *shown* in full."""
-    failed = [names[at] for at in reply.failed_node_index]
+    """Return a table of the ways to continue, then number *shown* in full."""
+    failed = [names[index] for index in reply.failed_node_index]
     lines = [f"degraded: {reply.degraded_reason}"] if reply.degraded else []
     lines += [f"{len(failed)} failed: {' '.join(fold_names(failed))}"] if failed else []
-    for one in reply.domains:
+    for domain in reply.domains:
         lines.append(
-            f"suspected: {tier_title(int(one.tier))} {one.name}, {one.failed_nodes} of the gang's {one.member_nodes} nodes in it "
-            f"failed (chance {one.chance:.2g}); no replacement is placed there"
+            f"suspected: {tier_title(int(domain.tier))} {domain.name}, {domain.failed_nodes} of the gang's {domain.member_nodes} nodes in it "
+            f"failed (chance {domain.chance:.2g}); no replacement is placed there"
         )
     if reply.restart_is_futile:
         lines.append(f"a restart is likely to fail again: {reply.futile_reason}")
@@ -174,7 +173,7 @@ def recovery_text(
         lines += _option_lines(reply.options[shown - 1], names, explain=explain)
     else:
         lines.append("no way to continue was found; name candidates, hot spares, or --shrink-to")
-    lines += [f"note: {each}" for each in reply.notes]
+    lines += [f"note: {note}" for note in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}; candidates: {reply.candidates_source}"
     )
@@ -182,7 +181,7 @@ def recovery_text(
 
 
 def _options_table(reply: wire.PlanRecoveryResponse) -> str:
-    """Return the options, below what the gang would lose without the failure. A server of an older version does not say that."""
+    """Return a table of the options, after the loss without a failure, which old servers omit."""
     rows = [
         ("OPTION", "LOST GPU-H", "P50", "P90", "RUNS IN", "STOPS", "NODES", "SECOND FAILURE", "SPEED", "WHAT")
     ]  # fmt: skip
@@ -194,15 +193,15 @@ def _options_table(reply: wire.PlanRecoveryResponse) -> str:
                 "-", "-", "-", f"{before.interruption_probability.value:.3f}", f"{before.speed.value:.3f}", "if no member had failed",
             )
         )  # fmt: skip
-    for at, one in enumerate(reply.options, 1):
-        steps = one.detect_hours, one.decide_hours, one.act_hours, one.resume_hours
-        minutes = 60.0 * sum(each.value for each in steps)
-        waits = one.kind == wire.RECOVERY_WAIT_FOR_REPAIR
+    for number, option in enumerate(reply.options, 1):
+        steps = option.detect_hours, option.decide_hours, option.act_hours, option.resume_hours
+        minutes = 60.0 * sum(step.value for step in steps)
+        waits = option.kind == wire.RECOVERY_WAIT_FOR_REPAIR
         rows.append(
             (
-                str(at), f"{one.price.total_gpu_hours.value:.1f}", f"{one.p50_gpu_hours:.1f}", f"{one.p90_gpu_hours:.1f}",
-                f"{'repair + ' if waits else ''}{minutes:.0f} min", str(len(one.stopped_node_index)), str(len(one.node_index)),
-                f"{one.second_failure_probability.value:.3f}", f"{one.speed.value:.3f}", _title(one),
+                str(number), f"{option.price.total_gpu_hours.value:.1f}", f"{option.p50_gpu_hours:.1f}", f"{option.p90_gpu_hours:.1f}",
+                f"{'repair + ' if waits else ''}{minutes:.0f} min", str(len(option.stopped_node_index)), str(len(option.node_index)),
+                f"{option.second_failure_probability.value:.3f}", f"{option.speed.value:.3f}", _title(option),
             )
         )  # fmt: skip
     return table(rows)
@@ -216,23 +215,19 @@ def _title(option: wire.RecoveryOption) -> str:
 def _option_lines(option: wire.RecoveryOption, names: Sequence[str], *, explain: bool) -> list[str]:
     price: Any = option.price
     lines = [*price_lines(price, explain=explain), "steps:"]
-    lines += [f"  {at}. {one}" for at, one in enumerate(option.steps, 1)]
-    for one in option.replacements[:REPLACEMENTS_SHOWN_MAX]:
+    lines += [f"  {number}. {step}" for number, step in enumerate(option.steps, 1)]
+    for replacement in option.replacements[:REPLACEMENTS_SHOWN_MAX]:
         leaves = [
-            what for what, held in (("segment", one.keeps_segment), ("rails", one.keeps_rails)) if not held
+            what for what, held in (("segment", replacement.keeps_segment), ("rails", replacement.keeps_rails)) if not held
         ]  # fmt: skip
         more = f"; not in the {' and '.join(leaves)} of the others" if leaves else ""
         lines.append(
-            f"rank {one.rank}: {names[one.failed_node_index]} -> {names[one.by_node_index]}{more}"
+            f"rank {replacement.rank}: {names[replacement.failed_node_index]} -> {names[replacement.by_node_index]}{more}"
         )
     if (left := len(option.replacements) - REPLACEMENTS_SHOWN_MAX) > 0:
         lines.append(f"and {left} more; --json has all")
     lines.append(f"{len(option.node_index)} nodes afterwards, in rank order:")
-    return lines + wrapped(fold_names([names[at] for at in option.node_index]))
-
-
-# ----------------------------------------------------------------------
-# Options.
+    return lines + wrapped(fold_names([names[index] for index in option.node_index]))
 
 
 def _lender(text: str) -> tuple[str, str]:

@@ -22,12 +22,12 @@ from .connection import (
 from .plan import fold_names, message_json, node_dictionary
 from .terminal import table
 
-#: Of the names in a row of the table; --json has all.
+#: Maximum length of the names in a row; --json has all.
 NODES_CHARACTERS = 60
 
 
 def main(arguments: list[str]) -> int:
-    """List or release. 1: no such reservation, or refused; 3: no aggregator answers."""
+    """List or release reservations. Exit codes: 1 unknown, or refused; 3 no aggregator answers."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.release and not options.owner:
@@ -38,49 +38,50 @@ def main(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     with connected(read_connection_options(options)) as channel:
         reservations: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
-        found = reservations.ListReservations(
+        response = reservations.ListReservations(
             wire.ListReservationsRequest(), timeout=DEADLINE_SECONDS
         )
         if options.release:
-            return _release(options, found.reservations, reservations)
+            return _release(options, response.reservations, reservations)
         dictionary = node_dictionary(channel, DEADLINE_SECONDS)
     if options.json:
-        print(message_json(found))
+        print(message_json(response))
     else:
-        print(reservations_text(found.reservations, dictionary.names, time.time()))
+        print(reservations_text(response.reservations, dictionary.names, time.time()))
     return OK
 
 
 def _release(options: argparse.Namespace, found: Sequence[wire.Reservation], stub: Any) -> int:
     number: str = options.release
     name = number if number.startswith("reservations/") else f"reservations/{number}"
-    one = next((each for each in found if each.name == name), None)
-    if one is None:
+    reservation = next((entry for entry in found if entry.name == name), None)
+    if reservation is None:
         raise CommandError(f"{name[:100]}: no such reservation; see gangline reservations", FAILED)
     stub.Release(
         wire.ReleaseReservationRequest(
-            name=one.name, owner=options.owner, fencing_token=one.fencing_token
+            name=reservation.name, owner=options.owner, fencing_token=reservation.fencing_token
         ),
         timeout=DEADLINE_SECONDS,
     )
-    print(f"{name} released: {len(one.node_index)} nodes are available to all plans")
+    print(f"{name} released: {len(reservation.node_index)} nodes are available to all plans")
     return OK
 
 
 def reservations_text(
     found: Sequence[wire.Reservation], names: Sequence[str], now_seconds: float
 ) -> str:
-    """Return reservations as a table."""
     if not found:
         return "no nodes are reserved"
     rows: list[tuple[str, ...]] = [("NAME", "OWNER", "WORKLOAD", "NODES", "ENDS IN", "")]
-    for one in found:
-        nodes = ", ".join(fold_names([names[at] for at in one.node_index if at < len(names)]))
+    for reservation in found:
+        nodes = ", ".join(
+            fold_names([names[index] for index in reservation.node_index if index < len(names)])
+        )
         if len(nodes) > NODES_CHARACTERS:
             nodes = f"{nodes[:NODES_CHARACTERS]}..."
-        left = max(one.expire_time.ToNanoseconds() / 1e9 - now_seconds, 0.0)
+        left = max(reservation.expire_time.ToNanoseconds() / 1e9 - now_seconds, 0.0)
         rows.append(
-            (one.name, one.owner, one.workload or "-", str(len(one.node_index)), f"{left:.0f} s", nodes)
+            (reservation.name, reservation.owner, reservation.workload or "-", str(len(reservation.node_index)), f"{left:.0f} s", nodes)
         )  # fmt: skip
     return table(rows)
 

@@ -44,7 +44,7 @@ KIND_TITLES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print the ways, the advised one first. 1: refused; 3: no aggregator answers."""
+    """Print the ways, the advised one first. Exit codes: 1 refused; 3 no aggregator answers."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if not (options.job or options.members):
@@ -87,19 +87,19 @@ def _request(options: argparse.Namespace, dictionary: Any) -> wire.PlanResizeReq
 def resize_text(
     reply: wire.PlanResizeResponse, names: Sequence[str], *, explain: bool = False
 ) -> str:
-    """Return the ways as a table, then the first in full."""
+    """Return a table of the ways, then the first in full."""
     lines = [f"degraded: {reply.degraded_reason}"] if reply.degraded else []
     rows = [("", "NODES", "GAIN GPU-H", "90 %", "JOIN", "LEAVE", "AFTER", "STANDS", "WHY NOT")]
-    for one in reply.options:
-        gain, stop = one.gain_gpu_hours, one.stop_hours
-        stays = one.kind == wire.RESIZE_STAY
+    for option in reply.options:
+        gain, stop = option.gain_gpu_hours, option.stop_hours
+        stays = option.kind == wire.RESIZE_STAY
         rows.append(
             (
-                KIND_TITLES.get(one.kind, "?"), str(len(one.placement.node_index)),
+                KIND_TITLES.get(option.kind, "?"), str(len(option.placement.node_index)),
                 "-" if stays else f"{gain.value:.1f}", "-" if stays else f"{gain.lower:.0f} to {gain.upper:.0f}",
-                str(len(one.joined_node_index)), str(len(one.left_node_index)),
-                "-" if stays else f"{one.wait.seconds / 60:.0f} min", "-" if stays else f"{stop.value * 60:.0f} min",
-                one.reason,
+                str(len(option.joined_node_index)), str(len(option.left_node_index)),
+                "-" if stays else f"{option.wait.seconds / 60:.0f} min", "-" if stays else f"{stop.value * 60:.0f} min",
+                option.reason,
             )
         )  # fmt: skip
     lines += [table(rows), ""]
@@ -112,9 +112,9 @@ def resize_text(
             lines.append(f"gain: {first.gain_gpu_hours.evidence}")
         for title, nodes in (("join", first.joined_node_index), ("leave", first.left_node_index)):
             if nodes:
-                lines += [f"{title}:", *wrapped(fold_names([names[at] for at in nodes]))]
+                lines += [f"{title}:", *wrapped(fold_names([names[index] for index in nodes]))]
     lines += option_lines(first.placement, names, explain=explain)
-    lines += [f"note: {each}" for each in reply.notes]
+    lines += [f"note: {note}" for note in reply.notes]
     lines.append(
         f"decision {reply.decision_id}, snapshot {reply.score_version}; candidates: {reply.candidates_source}"
     )

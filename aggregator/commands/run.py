@@ -1,4 +1,4 @@
-"""`gangline run`: one aggregator, one agent for this machine, simulated hosts alongside, and the table of hosts."""
+"""`gangline run`: an aggregator, this machine's agent and simulated hosts; shows the host table."""
 
 from __future__ import annotations
 
@@ -39,15 +39,11 @@ from .job_client import JobClient
 from .score_client import ScoreClient, ScoreListing
 from .terminal import refreshed, table_width, wants_colour, width_of
 
-# ----------------------------------------------------------------------
-# What `gangline run` shows: the folder it begins in, and the simulated faults that `--once` waits
-# for.
-
 #: The live store, as `store.storefile.FILE` names it: that module imports DuckDB.
 STORE = "gangline.duckdb"
 #: The aggregator of a run that was killed ends by itself within this time, in seconds.
 ENDS_SECONDS_MAX = 15.0
-#: What of the aggregator's folder is a person's, also in a demonstration: certificates and tokens.
+#: Kept in the aggregator's folder, also in a demonstration: certificates and tokens.
 RETAINED = "access"
 
 #: Fault of the scenarios that `gangline simulate` plays -> the reason that is right for it.
@@ -58,7 +54,7 @@ REASONS: dict[str, score_pb2.ReasonCode] = {
     "slow_host": score_pb2.REASON_STRAGGLER,
     "power_brake": score_pb2.REASON_POWER_CAP,
 }
-#: States of a host that something is wrong with.
+#: States of a host with a problem.
 BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)
 
 
@@ -67,10 +63,10 @@ class FolderInUseError(Exception):
 
 
 def reset_folder(data: Path) -> tuple[bool, str]:
-    """Empty what a `gangline run` before left in *data*; return whether it is empty now, and what to say of it.
+    """Empty the data of an earlier `gangline run` in *data*; return (is empty now, message).
 
-    Only a folder is emptied that `gangline run` began, and in which no `gangline aggregator` was started since; its
-    `access` stays. Raises FolderInUseError, OSError.
+    Only a folder that `gangline run` created and no `gangline aggregator` has used since is
+    emptied; its `access` stays. Raises FolderInUseError, OSError.
     """
     aggregator, simulated = data / "aggregator", data / "simulated"
     if not (aggregator / STORE).exists():
@@ -88,7 +84,7 @@ def reset_folder(data: Path) -> tuple[bool, str]:
     except StoreError as error:
         raise FolderInUseError(str(error)) from error
     try:
-        # The store and the mark go last: where this is cut short, the next run does the rest.
+        # The store and the mark go last: after an interruption the next run removes the rest.
         last = (STORE, MARK)
         removable = [
             path for path in aggregator.iterdir() if path.name not in (RETAINED, LOCK_FILE, *last)
@@ -106,9 +102,10 @@ def reset_folder(data: Path) -> tuple[bool, str]:
 
 
 def mark_started(data: Path) -> None:
-    """Note that this `gangline run` begins the store in *data*, which is empty: the next run may empty it.
+    """Mark the empty store in *data* as created by `gangline run`: the next run may empty it.
 
-    The note is there before the store: a run that was killed while it started left a store that counted as a person's.
+    The mark is written before the store: a run killed during its start left an unmarked store,
+    which was then kept as an operator's.
     """
     folder = data / "aggregator"
     folder.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -116,7 +113,7 @@ def mark_started(data: Path) -> None:
 
 
 def wait_for_killed_run(data: Path, stop: threading.Event) -> None:
-    """Wait until the aggregator of a `gangline run` that was killed has left *data*, at most ENDS_SECONDS_MAX."""
+    """Wait until the aggregator of a killed `gangline run` exits, at most ENDS_SECONDS_MAX."""
     aggregator = data / "aggregator"
     pid = owner_of(aggregator)
     if not pid or _exists(pid):
@@ -145,7 +142,7 @@ def _exists(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFault:
-    """A fault of the truth log that `gangline simulate` writes, and the aggregator never sees."""
+    """A fault from the truth log of `gangline simulate`, which the aggregator never sees."""
 
     host: str
     kind: str
@@ -153,15 +150,15 @@ class SimulatedFault:
 
 @dataclass(frozen=True, slots=True)
 class TruthLog:
-    """The truth log: what goes wrong, and how many hosts show what looks like a fault and is none."""
+    """The truth log: the faults, and the hosts that look faulty without a fault (decoys)."""
 
     faults: tuple[SimulatedFault, ...] = ()
     decoys: frozenset[str] = frozenset()
-    count: int = 0  # of causes: a rack's is one
+    count: int = 0  # number of causes; a rack fault counts once
 
 
 def read_truth(file: Path) -> TruthLog:
-    """Return the faults to come; none while the log is not written."""
+    """Return the truth log of *file*; an empty one while the file does not exist."""
     try:
         lines = file.read_text().splitlines()
     except FileNotFoundError:
@@ -172,16 +169,20 @@ def read_truth(file: Path) -> TruthLog:
         SimulatedFault(host, fields["class"]) for fields in faults for host, _ in fields["struck"]
     ]
     others = {h for fields in incidents if fields["sort"] != "faults" for h, _ in fields["struck"]}
-    return TruthLog(tuple(faulty), frozenset(others - {one.host for one in faulty}), len(faults))
+    return TruthLog(
+        tuple(faulty), frozenset(others - {fault.host for fault in faulty}), len(faults)
+    )
 
 
 def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str:
-    """Say how many of the simulated faults are found, and how many hosts are named that have none."""
+    """Return how many simulated faults are found, and how many hosts are blamed without a fault."""
     if not truth.faults:
         return ""
-    bad = {host_of(one): one.reason for one in scores if one.simulated and one.state in BAD}
-    right = sum(bad.get(one.host) == REASONS.get(one.kind) for one in truth.faults)
-    wrong = len(bad.keys() - {one.host for one in truth.faults})
+    bad = {
+        host_of(score): score.reason for score in scores if score.simulated and score.state in BAD
+    }
+    right = sum(bad.get(fault.host) == REASONS.get(fault.kind) for fault in truth.faults)
+    wrong = len(bad.keys() - {fault.host for fault in truth.faults})
     message = f"simulated: {truth.count} faults on {len(truth.faults)} hosts, {right} found"
     if truth.decoys:
         count = len(truth.decoys)
@@ -193,9 +194,9 @@ def found_message(scores: Sequence[score_pb2.NodeScore], truth: TruthLog) -> str
 def missing_message(
     scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[SimulatedFault]
 ) -> str:
-    """Say what the table still lacks, or shows wrongly; empty when it is complete and right.
+    """Return the first deficiency of the table; "" when it is complete and correct.
 
-    *scores*: worst first. *hosts*: how many are expected to speak.
+    *scores*: worst first. *hosts*: number of hosts expected to report.
     """
     reporting = [s for s in scores if s.state not in (score_pb2.UNKNOWN, score_pb2.STALE)]
     if len(reporting) < hosts:
@@ -215,29 +216,27 @@ def missing_message(
     return f"{', '.join(extra)}: these have no fault" if extra else ""
 
 
-# ----------------------------------------------------------------------
-# A token of `gangline run`'s own, for when the aggregator in its folder asks everybody for one.
-
-#: Whose the token is, in `gangline admin token list`.
+#: Name of the token in `gangline admin token list`.
 NAME = "gangline-run"
-#: It is revoked when we end; that of a run that was killed, when the next begins.
+#: The token is revoked when the run ends, or by the next run after a kill.
 DAYS = 365
 
 
 class RunToken:
-    """`begin`, once nobody else runs in the folder; `refresh`, every second; then `end`.
+    """The run's own token.
 
-    All parts of the run present the token from the start: an aggregator that asks for no login takes no notice of it. It
-    is put among the aggregator's tokens as soon as there are any, also where the first one is made while we run. Anyone who
-    may write in the folder may make a token anyway.
+    Call `begin` once the folder is free, `refresh` every second, then `end`. All processes of the
+    run present the token from the start; an aggregator without login ignores it. It is registered
+    as soon as the aggregator has any token, also one made while the run is active. That grants
+    nothing new: write access to the folder suffices to make a token.
     """
 
     def __init__(self, data: Path, file: Path) -> None:
-        """*data*: the aggregator's folder; *file*: where the token is put, for us and our children."""
+        """*data*: the aggregator's folder; *file*: token file for this process and its children."""
         self._tokens, self._file = tokens_file(data), file
         self._secret = ""
         self._token: Token | None = None
-        #: Whether the aggregator asks for it.
+        #: Whether the aggregator requires a token.
         self.is_needed = False
 
     @property
@@ -246,30 +245,32 @@ class RunToken:
         return str(self._file)
 
     def begin(self) -> None:
-        """Make the token. Raises TokensError, OSError."""
+        """Create the token and write its file. Raises TokensError, OSError."""
         self._secret, self._token = tokens.make_token(Role.ADMIN, NAME, DAYS, int(time.time()))
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_private(self._file, f"{self._secret}\n".encode(), 0o600)
         self.refresh()
 
     def refresh(self) -> None:
-        """Put the token among the aggregator's if there are some now, once. Raises TokensError, OSError."""
+        """Register the token once the aggregator has any tokens. Raises TokensError, OSError."""
         token = self._token
         if self.is_needed or token is None or not self._tokens.exists():
             return
         tokens.update_tokens(
-            self._tokens, lambda before: [*(one for one in before if one.name != NAME), token]
+            self._tokens,
+            lambda before: [*(existing for existing in before if existing.name != NAME), token],
         )
         self.is_needed = True
 
     def end(self) -> None:
-        """Revoke it. Raises TokensError, OSError."""
+        """Revoke the token and remove its file. Raises TokensError, OSError."""
         token = self._token
         if token is None:
             return
         if self.is_needed:
             tokens.update_tokens(
-                self._tokens, lambda before: [one for one in before if one.id != token.id]
+                self._tokens,
+                lambda before: [existing for existing in before if existing.id != token.id],
             )
         with suppress(FileNotFoundError):
             if self._secret in self._file.read_text():
@@ -278,27 +279,27 @@ class RunToken:
 
 
 SIMULATED_MAX = 512
-#: What `gangline simulate` takes.
+#: Largest seed that `gangline simulate` accepts.
 SEED_MAX = 2**64 - 1
-#: The service must answer by then; DuckDB replays its log first.
+#: The service must answer within this time; DuckDB replays its log first.
 START_SECONDS_MAX = 60.0
-#: `--once` gives up here: faults begin 20 to 30 s after the start and show within half a minute, but for the host that
-#: is slow at a normal clock, which takes nine windows of 10 s in which its job works.
+#: Default time limit of `--once`. Faults begin 20 to 30 s after the start and show within 30 s. A
+#: host that is slow at a normal clock takes nine windows of 10 s in which its job works.
 ONCE_SECONDS_MAX = 300.0
 ONCE_SECONDS_LIMIT = 3600.0
 POLL_SECONDS = 1.0
-#: Scenarios of `gangline simulate` whose faults the table is checked against. Of fewer hosts there are fewer jobs than
-#: faults, which would hide each other.
+#: Scenarios whose faults `--once` checks. Below FIVE_HOSTS_MIN hosts there are fewer jobs than
+#: faults, and faults would hide each other.
 FIVE, THREE, FIVE_HOSTS_MIN = "five", "three", 32
-#: The night of docs/sql.md, which is always the same: its hosts, and the store before it, are made for it.
+#: The night of docs/sql.md, always the same, with its own hosts and a prepared store.
 NIGHT = "night"
-#: Without a fault.
+#: No faults.
 CALM = "calm"
 SCENARIOS = (FIVE, THREE, CALM, NIGHT)
 
 
 def main(arguments: list[str]) -> int:
-    """Run until Ctrl-C, or with `--once` until the table is complete. 1 with the reason if it fails."""
+    """Run until Ctrl-C; with `--once`, until the table is complete. Return 1 on failure."""
     options = _parser().parse_args(arguments)
     if options.scenario is None:
         options.scenario = FIVE if options.simulated >= FIVE_HOSTS_MIN else THREE
@@ -336,7 +337,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _DemonstrationRun:
-    """The processes of one run, and the table over them."""
+    """The processes of a run, and the table that shows their state."""
 
     def __init__(
         self,
@@ -355,7 +356,10 @@ class _DemonstrationRun:
         self._are_gangs_reported = False
 
     def run(self, *, is_new: bool) -> int:
-        """Start them, show the table, return the exit code. Raises ChildError, CommandError, OSError."""
+        """Start the processes, show the table, return the exit code.
+
+        Raises ChildError, CommandError, OSError.
+        """
         options, children, token_file = self._options, self._children, self._run_token.token_file
         print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
         if is_new:
@@ -374,7 +378,7 @@ class _DemonstrationRun:
             return self._once(client) if options.once else self._watch(client)
 
     def _before_night(self, *, is_new: bool) -> tuple[str, ...]:
-        """Make the store of the night, and what is declared of its hosts; return the aggregator's settings for it."""
+        """Prepare the store and the declarations of the night; return the aggregator's settings."""
         if not is_new:
             raise ChildError(
                 "the night needs an empty folder. Empty the folder of --data, or name another"
@@ -390,8 +394,11 @@ class _DemonstrationRun:
         return (f"declared={file}", *night.SETTINGS)
 
     def _report_night(self, client: ScoreClient, listing: ScoreListing) -> bool:
-        """Report what the scheduler of the night reports, once its hosts are there; return whether all is reported."""
-        if not {host_of(one) for one in listing.scores} >= {*night.HOSTS}:
+        """Send the night's scheduler reports once its hosts are present.
+
+        Return whether all are sent.
+        """
+        if not {host_of(score) for score in listing.scores} >= {*night.HOSTS}:
             return False
         now_us = time.time_ns() // 1000
         if not self._are_gangs_reported:
@@ -412,13 +419,13 @@ class _DemonstrationRun:
                 try:
                     listing = client.hosts()
                     is_night_reported = is_night_reported or self._report_night(client, listing)
-                # A machine short of breath; a first token, made meanwhile.
+                # A busy machine, or a token created meanwhile.
                 except CommandError as error:
                     message = f"this table is old: {error}; {message}"
                 except grpc.RpcError as error:
                     message = f"the night's scheduler reports failed: {error}; {message}"
                 truth = truth if truth.faults else self._read_truth()
-                # Of the night's faults some are put over what the truth log knows.
+                # Some faults of the night are not in the truth log.
                 faults = (
                     "" if self._options.scenario == NIGHT else found_message(listing.scores, truth)
                 )
@@ -436,7 +443,7 @@ class _DemonstrationRun:
         return OK
 
     def _schedulers(self, client: ScoreClient) -> str:
-        """Return where a scheduler asks this aggregator; nobody knows as long as it does not respond."""
+        """Return a message with the addresses for clients and schedulers; "" without an answer."""
         try:
             address = client.scores_address()
         except CommandError:
@@ -446,7 +453,7 @@ class _DemonstrationRun:
         )
 
     def _once(self, client: ScoreClient) -> int:
-        """Wait for the complete table, print it, return 0; what is missing at the end is the reason."""
+        """Print the table once it is complete and return 0; else report what is missing."""
         options = self._options
         end = time.monotonic() + options.seconds_max
         lacking = "no table yet"
@@ -461,7 +468,7 @@ class _DemonstrationRun:
             except CommandError as error:
                 lacking = str(error)
                 continue
-            # Scores of before a restart are no answer to what is so now.
+            # Scores from before a restart do not describe the present.
             lacking = listing.degraded_reason or missing_message(
                 listing.scores, 1 + options.simulated, self._read_truth().faults
             )
@@ -485,13 +492,13 @@ class _DemonstrationRun:
         return read_truth(self._truth) if self._options.simulated else TruthLog()
 
     def _login(self) -> str:
-        """Return what to say where somebody made a token in our folder: other commands are refused without one."""
+        """Return the hint that other commands need a token; "" while none exists in our folder."""
         if not self._run_token.is_needed:
             return ""
         return f"this aggregator now requires a token: use other commands with --token-file {self._run_token.token_file}"
 
     def _show_job(self) -> None:
-        """Print the story of the job that a straggler holds up most; none is no failure of the run."""
+        """Print the job that a straggler delays most; a run without such a job is no failure."""
         token_file = self._run_token.token_file
         connection = ConnectionOptions(self._options.listen, token_file=token_file)
         try:
@@ -508,7 +515,7 @@ class _DemonstrationRun:
         return self._command("explain")
 
     def _command(self, name: str) -> str:
-        """Return the beginning of a client command that asks our aggregator."""
+        """Return the start of a client command that addresses this run's aggregator."""
         arguments = ["gangline", name]
         if self._options.listen != ADDRESS_DEFAULT:
             arguments += ["--server", self._options.listen]
@@ -518,7 +525,7 @@ class _DemonstrationRun:
 
 
 def _wait_answering(client: ScoreClient, children: Children, stop: threading.Event) -> None:
-    """Return once the service has a first snapshot. Raises ChildError when it never will."""
+    """Wait for the first snapshot, until *stop* is set. Raises ChildError, CommandError."""
     end = time.monotonic() + START_SECONDS_MAX
     while not stop.wait(0.2):
         children.check()
@@ -532,7 +539,6 @@ def _wait_answering(client: ScoreClient, children: Children, stop: threading.Eve
 
 def _aggregator(options: argparse.Namespace, settings: Sequence[str]) -> ChildCommand:
     data = options.data / "aggregator"
-    # Queries yield to everything else: the story at the end takes long on a laptop that is busy.
     assignments = [word for setting in settings for word in ("--set", setting)]
     arguments = ("--data", str(data), "--listen", options.listen, *assignments)
     return ChildCommand("aggregator", arguments, ends_seconds=15.0)

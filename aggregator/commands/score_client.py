@@ -1,4 +1,4 @@
-"""ScoreService for commands: of those that ask in a loop the score process where the aggregator names one, else `listen` itself."""
+"""Client of ScoreService: loops ask the score process if there is one, other calls `listen`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .connection import (
     open_channel,
 )
 
-#: After the score process did not answer or was missing, clients do not look for it again for this long.
+#: Pause before the score process is searched again after it failed or was missing.
 REST_SECONDS = 10.0
-#: A dictionary that takes longer is asked for again later.
+#: Time limit for the node dictionary; after a timeout it is requested again later.
 DICTIONARY_SECONDS = 2.0
 PAGE_SIZE = 1000
 
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class ScorePort:
-    """Asks the score process of an aggregator, and `listen` whenever the process does not answer.
+    """Calls the score process of an aggregator, or `listen` whenever the process does not answer.
 
-    The first question goes to `listen`; where the process is, the node dictionary says. A firewall may close that port, and
-    a port that is forwarded may lead elsewhere: no failure there is a failure of the question.
+    The first call goes to `listen`, whose node dictionary names the process's port. A firewall may
+    close that port, or a forwarding may lead elsewhere: a failure there never fails the call.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ScorePort:
         self._channel = self._process = None
 
     def ask(self, question: Callable[[Any], T]) -> T:
-        """Return what *question* returns of a stub of ScoreService. Raises what it raises of that of `listen`."""
+        """Return *question*'s result for a ScoreService stub; raise only errors from `listen`."""
         if self._process is None and self._clock() >= self._next_search:
             self._search()
         if self._process is not None:
@@ -74,7 +74,7 @@ class ScorePort:
         return answer
 
     def _search(self) -> None:
-        """Open a channel to the score process, where `listen` names one."""
+        """Open a channel to the score process if `listen` names it."""
         self._next_search = self._clock() + REST_SECONDS
         try:
             dictionary = self._listen.GetNodeDictionary(
@@ -90,7 +90,7 @@ class ScorePort:
 def score_port(
     connection_options: ConnectionOptions, channel: grpc.Channel, options: Sequence[tuple[str, Any]]
 ) -> ScorePort:
-    """Return what asks the score process in a loop, and *channel* where that does not respond."""
+    """Return a port to the score process, with *channel* as its fallback."""
 
     def connect(address: str) -> grpc.Channel:
         return open_channel(dataclasses.replace(connection_options, aggregator=address), options)
@@ -99,7 +99,7 @@ def score_port(
 
 
 class ScoreClient:
-    """Score calls, each with a deadline. Raises CommandError with words."""
+    """Score calls, each with a deadline. Raises CommandError."""
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class ScoreClient:
         *,
         in_loop: bool = False,
     ) -> None:
-        """*target*: an address for plain text without a login, or the way there as `read_connection_options` returns it.
+        """*target*: plain-text address without login, or the result of `read_connection_options`.
 
-        *in_loop*: for who asks for `hosts` again and again: the score process answers where there is one.
+        *in_loop*: for callers of `hosts` in a loop: use the score process if there is one.
         """
         self.connection_options = ConnectionOptions(target) if isinstance(target, str) else target
         self._deadline_seconds = deadline_seconds
         options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
-        #: For calls of other services.
+        #: Also used for calls of other services.
         self.channel = open_channel(self.connection_options, options)
         self._stub: Any = ScoreServiceStub(self.channel)  # type: ignore[no-untyped-call]
         self._score_port: ScorePort | None = None
@@ -131,7 +131,7 @@ class ScoreClient:
         self.channel.close()
 
     def hosts(self, hours: float | None = None, *, full: bool = False) -> ScoreListing:
-        """Return every host, worst first. *hours*: that scores are of; None as the aggregator takes them."""
+        """Return every host, worst first. *hours*: horizon; None: the aggregator's default."""
         view = score_pb2.FULL if full else score_pb2.BASIC
 
         def listed(stub: Any) -> ScoreListing:
@@ -161,7 +161,7 @@ class ScoreClient:
         return score
 
     def expected_slowdowns(self, job: str) -> tuple[dict[str, float], str]:
-        """Return by host how much longer a step of *job* would take there, and from which run that is known, as text.
+        """Return per host the slowdown of a step of *job*, and the run that it is based on.
 
         Raises CommandError(NOT_FOUND).
         """
@@ -176,7 +176,7 @@ class ScoreClient:
         return list(self._dictionary().names)
 
     def scores_address(self) -> str:
-        """Return where schedulers ask for scores and plans in a loop; "": where we ask."""
+        """Return the address for schedulers that poll; "" if it is this connection's address."""
         port = self._dictionary().scores_port
         host, _, own = self.connection_options.aggregator.rpartition(":")
         return f"{host}:{port}" if port not in (0, int(own)) else ""
@@ -204,7 +204,7 @@ class ScoreListing:
         degraded_reason: str,
         alarms: Iterable[str] = (),
     ) -> None:
-        """*alarms*: findings about the aggregator itself, as text."""
+        """*alarms*: messages about the aggregator itself."""
         self.scores = list(scores)
         self.version = version
         self.degraded_reason = degraded_reason

@@ -35,13 +35,13 @@ from .sql_options import (
     width,
 )
 
-#: An older snapshot is said to be old: an aggregator that runs writes it again for the question.
+#: Age from which a snapshot is reported as old: a running aggregator rewrites it for a query.
 OLD_SECONDS = 60
-#: The data folder that `make run` and `gangline aggregator` use below the current folder.
+#: Default data folder of `make run` and `gangline aggregator`.
 DATA_DEFAULT = Path("var/aggregator")
-#: Rows of the other forms.
+#: Maximum of --rows, except in a table.
 ROWS_MAX = 10**12
-#: A file's ending says its form.
+#: Extension of --output -> form.
 ENDINGS = {
     ".csv": "csv",
     ".json": "json",
@@ -74,7 +74,7 @@ exit codes: 0 done, 1 failed or truncated, 2 wrong usage or SQL not allowed, 3 n
 
 
 def main(arguments: list[str]) -> int:
-    """Answer one question, or those of a prompt."""
+    """Answer a query, or those of a prompt."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.log is not None:
@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace, answer_options: AnswerOptions) -> int:
     with QuerySession(_backend(options)) as query_session:
         sql = _query(options)
         if sql is None:
-            # prompt_toolkit takes 100 ms, which a question in a script must not.
+            # prompt_toolkit takes 100 ms, which a query in a script should not pay.
             from .sql_shell import Shell
 
             return Shell(query_session, answer_options, width).run()
@@ -112,19 +112,19 @@ def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
 
 
 def _backend(options: argparse.Namespace) -> SnapshotBackend | RemoteBackend:
-    """Return where to ask. Raises CommandError."""
+    """Return the backend. Raises CommandError."""
     if options.data is not None:
         return SnapshotBackend(options.data)
     options.aggregator = options.server
     connection_options = read_connection_options(options)
     named = options.server or os.environ.get(ADDRESS_VARIABLE)
-    if named or connection_options.aggregator != ADDRESS_DEFAULT:  # the latter by client.toml
+    if named or connection_options.aggregator != ADDRESS_DEFAULT:  # set by client.toml
         return RemoteBackend(connection_options)
     return SnapshotBackend(DATA_DEFAULT)
 
 
 def with_query_errors(work: Callable[[], int]) -> int:
-    """Return what *work* does. Raises CommandError, of a question without an answer too."""
+    """Return the result of *work*. Raises CommandError for query errors."""
     try:
         return work()
     except messages.NoSnapshot as error:
@@ -136,8 +136,8 @@ def with_query_errors(work: Callable[[], int]) -> int:
 
 
 def run_query(query_session: QuerySession, sql: str, answer_options: AnswerOptions) -> int:
-    """Ask, write the answer, and say how old it is and whether it was cut. Raises QueryError, CommandError."""
-    from .sql_output import write  # Arrow: 0.1 s, which pass while the question's process starts
+    """Write the answer of a query, and its notes. Raises QueryError, CommandError."""
+    from .sql_output import write  # imports Arrow: 0.1 s, while the query's process starts
 
     with query_session.answer(answer_options.question(sql)) as answer:
         cut = write(
@@ -157,7 +157,7 @@ def run_query(query_session: QuerySession, sql: str, answer_options: AnswerOptio
 def notes(
     end: AnswerSummary, backend: QueryBackend, cut: str, answer_options: AnswerOptions
 ) -> list[str]:
-    """Return what there is to know beside the rows."""
+    """Return the notes on an answer: age, missing history, truncation."""
     more = "--rows N" if answer_options.form in STREAMED else "--csv or --rows N"
     return [
         age_message(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, backend),
@@ -167,7 +167,7 @@ def notes(
 
 
 def age_message(seconds: float, backend: QueryBackend) -> str:
-    """Return how old the answer is, and what to do if that is too old."""
+    """Return the age of the answer, and advice if it is too old."""
     age = f"as of {max(0.0, seconds):.0f} s ago" if math.isfinite(seconds) else "of unknown age"
     if seconds <= OLD_SECONDS:
         return age
@@ -180,7 +180,7 @@ def age_message(seconds: float, backend: QueryBackend) -> str:
 
 
 def _query(options: argparse.Namespace) -> str | None:
-    """Return the question, None for a prompt."""
+    """Return the query; None for a prompt."""
     if options.query is None and sys.stdin.isatty() and sys.stdout.isatty():
         return None
     text = str(options.query) if options.query is not None else ""
@@ -253,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     place.add_argument(
         "--server",
-        "--aggregator",  # as the other commands have it
+        "--aggregator",  # the name that the other commands use
         dest="server",
         type=parse_address,
         metavar="ADDRESS:PORT",

@@ -1,4 +1,4 @@
-"""The two backends of `gangline sql`: a process over the local snapshot file, or the aggregator's Query call."""
+"""Backends of `gangline sql`: a process over the local snapshot, or the aggregator's Query call."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ..store import snapshot_refresh
 from .connection import ConnectionOptions, command_error, login_metadata, open_aio_channel
 
 OPS_FILE = "operators.duckdb"
-#: What one question may take of this machine, DuckDB and Python together.
+#: Limits of a query on this machine, DuckDB and Python together.
 MEMORY_BYTES_MAX, THREADS = 2 << 30, 2
-#: A cancelled query has this long to end before another Ctrl-C stops waiting for it.
+#: After this time another Ctrl-C stops waiting for a cancelled query.
 CANCEL_SECONDS = 2.0
 
 
 class QueryBackend(Protocol):
-    """Where a question goes. `name` is for people."""
+    """Executes queries. `name` is for messages."""
 
     name: str
 
@@ -50,12 +50,12 @@ class QueryBackend(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what still runs."""
+        """End everything that still runs."""
         ...
 
 
 class SnapshotBackend:
-    """The snapshot in a data folder of this machine."""
+    """The snapshot in a local data folder."""
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
@@ -67,8 +67,8 @@ class SnapshotBackend:
         return snapshot_refresh.read_cost(self._folder) is not None
 
     async def warm(self) -> None:
-        """Have a process ready before the question is."""
-        with contextlib.suppress(OSError):  # the question says it, as text
+        """Start a process ahead of the query."""
+        with contextlib.suppress(OSError):  # the query itself reports the error
             self._processes.start()
 
     async def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
@@ -88,7 +88,7 @@ class SnapshotBackend:
 
 
 class RemoteBackend:
-    """An aggregator's Query call."""
+    """Queries through an aggregator's Query call."""
 
     def __init__(self, connection_options: ConnectionOptions) -> None:
         self.name = connection_options.aggregator
@@ -97,7 +97,7 @@ class RemoteBackend:
         self._channel: grpc.aio.Channel | None = None
 
     def has_aggregator(self) -> bool:
-        """Return True: it has just answered."""
+        """Return True: the aggregator has just answered."""
         return True
 
     async def query(self, question: Question) -> AsyncIterator[bytes | AnswerSummary]:
@@ -129,9 +129,10 @@ class RemoteBackend:
 
 
 async def _refresh_snapshot(folder: Path, moment_us: int) -> float:
-    """Have the aggregator that runs here write its file again where it is older than *moment_us* or its period.
+    """Request a new snapshot from a running aggregator if the file is too old, and wait for it.
 
-    Returns in how many seconds a newer one must be expected.
+    A file older than *moment_us* or its period is too old. Return the seconds until the next
+    snapshot.
     """
     cost, file = snapshot_refresh.read_cost(folder), folder / OPS_FILE
     if cost is None:
@@ -179,19 +180,21 @@ def _query_error(error: Any, connection_options: ConnectionOptions) -> Exception
 
 
 class InterruptibleRunner:
-    """An event loop in which Ctrl-C cancels what is run, and nothing else.
+    """An event loop in which Ctrl-C cancels the current work and nothing else.
 
-    `asyncio.InterruptibleRunner` raises KeyboardInterrupt at the second Ctrl-C wherever the loop is then: inside the task that
-    reads which processes have ended, or before a process is asked to end. Its place would never be free again.
+    `asyncio.Runner` raises KeyboardInterrupt at the second Ctrl-C wherever the loop is: inside the
+    task that reaps processes, or before a process is asked to end. Its slot would never be free
+    again.
     """
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
 
     def run(self, work: Awaitable[Any], *, cancel_after: float = 0.0) -> Any:
-        """Return what *work* returns. Raises what it raises, KeyboardInterrupt when Ctrl-C cancelled it.
+        """Return the result of *work*.
 
-        Ctrl-C does not count in the first *cancel_after* seconds, nor for CANCEL_SECONDS after one that did.
+        Raises its errors, and KeyboardInterrupt if Ctrl-C cancelled it. Ctrl-C is ignored in the
+        first *cancel_after* seconds, and for CANCEL_SECONDS after it took effect.
         """
         loop = self._runner.get_loop()
         cancellable_from, interrupted = loop.time() + cancel_after, False
@@ -213,13 +216,13 @@ class InterruptibleRunner:
                 raise
 
     def close(self) -> None:
-        """End the loop."""
+        """Close the loop."""
         self._runner.close()
 
 
 @contextlib.contextmanager
 def _interrupts(loop: asyncio.AbstractEventLoop, call: Any) -> Iterator[None]:
-    """Let Ctrl-C *call* within the loop; elsewhere than in the main thread, or where it is ignored, nothing changes."""
+    """Call *call* in the loop on Ctrl-C, unless SIGINT is handled or this is another thread."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -235,7 +238,7 @@ def _interrupts(loop: asyncio.AbstractEventLoop, call: Any) -> Iterator[None]:
 
 
 class ArrowAnswer(io.RawIOBase):
-    """An answer as a file of an Arrow IPC stream, whose bytes come as they are read; then `end` is set."""
+    """An answer as a file of an Arrow IPC stream, received as it is read, then `end` is set."""
 
     def __init__(
         self, runner: InterruptibleRunner, backend: QueryBackend, question: Question
@@ -247,11 +250,11 @@ class ArrowAnswer(io.RawIOBase):
         self._left = b""
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Wait for bytes. Raises what the door raises, KeyboardInterrupt when it is cancelled."""
+        """Wait for bytes. Raises the backend's errors, and KeyboardInterrupt on Ctrl-C."""
         while not self._left and self.end is None:
             piece = self._runner.run(anext(self._pieces, None))
             if piece is None:
@@ -260,7 +263,7 @@ class ArrowAnswer(io.RawIOBase):
                 self.end = piece
                 self._runner.run(
                     anext(self._pieces, None)
-                )  # its end: to cancel it would be a failed call
+                )  # run the generator to its end: cancelling it would fail the call
             else:
                 self._left = piece
         count = min(len(buffer), len(self._left))
@@ -269,7 +272,7 @@ class ArrowAnswer(io.RawIOBase):
         return count
 
     def finish(self) -> AnswerSummary:
-        """Read on to the end. Raises what `readinto` raises."""
+        """Read to the end and return the summary. Raises the errors of `readinto`."""
         while self.end is None and self.read(1 << 16):
             pass
         if self.end is None:
@@ -277,13 +280,13 @@ class ArrowAnswer(io.RawIOBase):
         return self.end
 
     def give_up(self) -> None:
-        """Cancel what is not read."""
+        """Cancel the rest of the answer."""
         if self.end is None:
             self._runner.run(self._pieces.aclose(), cancel_after=CANCEL_SECONDS)
 
 
 class QuerySession:
-    """A door, and the loop on which it works."""
+    """A backend with the loop on which it works."""
 
     def __init__(self, backend: SnapshotBackend | RemoteBackend) -> None:
         self.backend: QueryBackend = backend
@@ -301,8 +304,10 @@ class QuerySession:
 
     @contextlib.contextmanager
     def answer(self, question: Question) -> Iterator[ArrowAnswer]:
-        """Ask; the answer is cancelled when it is left before its end."""
-        if self._previous is not None:  # Ctrl-C came between its end and its cancelling
+        """Yield the answer to a query; leaving the context early cancels it."""
+        if (
+            self._previous is not None
+        ):  # Ctrl-C came between the end of the last answer and its cancellation
             self._previous.give_up()
         self._previous = answer = ArrowAnswer(self.runner, self.backend, question)
         try:

@@ -1,4 +1,4 @@
-"""Options of `gangline sql`: forms of an answer, limits of rows and time, the width of a table, and the query of `\\d`."""
+"""Options of `gangline sql`: output forms, limits, table width, and the query of `\\d`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 
 from ..query.messages import Question
 
-#: Rows that a table shows unless `--rows` says otherwise.
+#: Rows of a table without `--rows`.
 TABLE_ROWS = 1000
-#: A table is laid out in memory; the other forms are written as rows come.
+#: Maximum rows of a table, which is laid out in memory.
 TABLE_ROWS_MAX = 100_000
-#: Forms of an answer.
 FORMS = ("table", "csv", "json", "parquet", "arrow")
-#: Forms that are written as rows come, so that an answer of any length takes little memory.
+#: Forms written as rows arrive, so that a long answer takes little memory.
 STREAMED = frozenset(FORMS) - {"table"}
-#: The longest `--timeout`.
+#: Maximum of `--timeout`.
 TIMEOUT_SECONDS_MAX = 86_400.0
 
 LIST_QUERY = """
@@ -37,7 +36,7 @@ ORDER BY starts_with(ask, 'ops.') DESC, starts_with(ask, 'history.') DESC, conta
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The form of an answer, its file (None: standard output), its most rows (0: the default), and the timeout in seconds."""
+    """Output form, file (None: standard output), maximum rows (0: default), timeout in seconds."""
 
     form: str
     output: Path | None
@@ -45,13 +44,13 @@ class AnswerOptions:
     seconds: float
 
     def question(self, sql: str) -> Question:
-        """Return the question with its limits."""
+        """Return a question with these limits."""
         rows = self.rows or (0 if self.form in STREAMED else TABLE_ROWS)
         return Question(sql, self.seconds, rows_max=rows)
 
 
 def width() -> int:
-    """Return the characters of a line: COLUMNS if it is set, else the terminal's; 0 without a terminal, for any length."""
+    """Return the line width: COLUMNS, else the terminal's; 0 (unlimited) without a terminal."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return shutil.get_terminal_size((160, 24)).columns
     return 0

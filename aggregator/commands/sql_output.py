@@ -1,4 +1,4 @@
-"""Output formats of `gangline sql`: tables and records for people, query plans, CSV and JSON for programs.
+"""Output formats of `gangline sql`: tables, records, query plans, CSV, JSON, Parquet and Arrow.
 
 DuckDB converts all values to text, for CSV, JSON and tables alike, so it can read back what is printed.
 """
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset  # DuckDB's scan of Arrow needs it: 60 ms, while the question's process starts
+import pyarrow.dataset  # DuckDB's Arrow scan needs it: 60 ms, while the query's process starts
 import pyarrow.ipc
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
@@ -29,24 +29,24 @@ from .connection import CommandError
 from .sql_backends import ArrowAnswer
 from .sql_options import width
 
-#: A text is not cut further than this, a heading not further than that, however narrow the terminal.
+#: Texts and headings are never cut below these widths, however narrow the terminal.
 TEXT_CHARACTERS_MIN, HEADING_CHARACTERS_MIN = 20, 8
-#: A text has this much before another column gets more.
+#: A text is widened to this width before other columns get more.
 TEXT_CHARACTERS = 40
-#: Columns without room that the note below a table names.
+#: Columns omitted for lack of space that the note below a table names.
 NAMED_MAX = 4
-#: SQL that makes a value text. Floats of a table have six digits; those of CSV and JSON have all.
+#: SQL that converts a value to text. Floats have six digits in a table, all digits in CSV and JSON.
 _TEXT, _JSON = "{0}::VARCHAR", "to_json({0})::VARCHAR"
 _ROUNDED = "format(if(abs({0}) < 1e6, '{{:.6g}}', '{{:.0f}}'), {0})"
 
 
-#: A spreadsheet takes a cell that begins so for a formula.
+#: Spreadsheets take a cell that begins with one of these for a formula.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 @functools.cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """Return a database without tables or files, which only turns values into text."""
+    """Return a database without tables or file access, which only converts values to text."""
     connection = duckdb.connect(
         config={
             "autoinstall_known_extensions": False,
@@ -60,10 +60,10 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
 
 
 def texts(part: Any, form: str = _TEXT, float_form: str = "") -> list[tuple[str | None, ...]]:
-    """Return the rows of an Arrow table or batch, each value as SQL *form* makes it text; NULL is None."""
+    """Return the rows of an Arrow table or batch as text by SQL *form*; NULL becomes None."""
     names = [
-        f"c{at}" for at in range(part.num_columns)
-    ]  # two columns of an answer may share a name
+        f"c{index}" for index in range(part.num_columns)
+    ]  # columns of an answer may share a name
     wanted = [
         (float_form if float_form and pa.types.is_floating(kind) else form).format(name)
         for name, kind in zip(names, part.schema.types, strict=True)
@@ -73,15 +73,18 @@ def texts(part: Any, form: str = _TEXT, float_form: str = "") -> list[tuple[str 
 
 
 def write_csv(names: Sequence[str], parts: Iterable[Any], out: TextIO) -> None:
-    """Write a header, then a line for each row of Arrow *parts*; NULL is empty.
+    """Write a header, then a line per row of Arrow *parts*; NULL is empty.
 
-    Names are the hosts' to choose: a terminal gets no control characters, a spreadsheet no formulas (an apostrophe precedes them).
+    Hosts choose names: a terminal gets no control characters, a spreadsheet an apostrophe before
+    formulas.
     """
     shown = visible if out.isatty() else _csv_text
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(shown, names))
     for part in parts:
-        writer.writerows(["" if one is None else shown(one) for one in row] for row in texts(part))
+        writer.writerows(
+            ["" if value is None else shown(value) for value in row] for row in texts(part)
+        )
 
 
 def _csv_text(text: str) -> str:
@@ -100,14 +103,14 @@ def _reads_as_number(text: str) -> bool:
 
 
 def write_json(parts: Iterable[Any], out: TextIO) -> None:
-    """Write an array with an object for each row of Arrow *parts*; NaN and infinity are text, as JSON lacks them."""
+    """Write an array with an object per row of Arrow *parts*; NaN and infinity become text."""
     shown = visible if out.isatty() else str
     ascii_only = "utf" not in (out.encoding or "utf").lower()
     between = "[\n "
     for part in parts:
         keys = [json.dumps(name, ensure_ascii=ascii_only) for name in part.schema.names]
         for row in texts(part, _JSON):
-            values = dict(zip(keys, (one or "null" for one in row), strict=True))
+            values = dict(zip(keys, (value or "null" for value in row), strict=True))
             line = "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
             if ascii_only or "NaN" in line or "Infinity" in line:
                 value = json.loads(line, parse_constant=lambda constant: str(float(constant)))
@@ -118,7 +121,7 @@ def write_json(parts: Iterable[Any], out: TextIO) -> None:
 
 
 def text(answer: Any, width: int, *, expanded: bool = False) -> str:
-    """Return an Arrow table as people read it: a plan, a line for each value (*expanded*), or a table."""
+    """Return an Arrow table as a plan, a line per value (*expanded*), or a table."""
     if answer.schema.names == ["explain_key", "explain_value"]:
         lines = [line for row in texts(answer) for line in (row[-1] or "").splitlines()]
         return "\n".join(map(visible, lines))
@@ -126,10 +129,10 @@ def text(answer: Any, width: int, *, expanded: bool = False) -> str:
 
 
 def table(answer: Any, width: int) -> str:
-    """Return an Arrow table in lines of at most *width* characters (0: any).
+    """Return an Arrow table in lines of at most *width* characters (0: unlimited).
 
-    Long texts are cut, then headings; numbers and times never, because half of one reads as another. Columns
-    that have no room then are left out from the right, and named.
+    Long texts are cut, then headings; numbers and times never, because a part reads as another
+    value. Columns that then do not fit are omitted from the right, and named.
     """
     lines = [list(map(visible, answer.schema.names)), *_cells(answer)]
     needed = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -146,19 +149,21 @@ def table(answer: Any, width: int) -> str:
 
 
 def _sizes(schema: Any, lines: list[list[str]], needed: list[int], width: int) -> list[int]:
-    """Return the width of each column that has room in *width* characters, from the left."""
+    """Return the widths of the columns that fit in *width* characters, from the left."""
     sizes: list[int] = []
-    for at, kind in enumerate(schema.types):
-        body = max((len(line[at]) for line in lines[1:]), default=0)
+    for index, kind in enumerate(schema.types):
+        body = max((len(line[index]) for line in lines[1:]), default=0)
         rigid = _is_number(kind) or pa.types.is_temporal(kind)
-        least = body if rigid else min(body, TEXT_CHARACTERS_MIN)
-        least = max(least, min(len(lines[0][at]), HEADING_CHARACTERS_MIN))
-        if sizes and sum(sizes) + 2 * len(sizes) + least > width:
+        minimum = body if rigid else min(body, TEXT_CHARACTERS_MIN)
+        minimum = max(minimum, min(len(lines[0][index]), HEADING_CHARACTERS_MIN))
+        if sizes and sum(sizes) + 2 * len(sizes) + minimum > width:
             break
-        sizes.append(min(least, width))
+        sizes.append(min(minimum, width))
     left = width - sum(sizes) - 2 * (len(sizes) - 1)
     for wanted in ([min(size, TEXT_CHARACTERS) for size in needed], needed):
-        while left > 0 and (short := [at for at, size in enumerate(sizes) if size < wanted[at]]):
+        while left > 0 and (
+            short := [index for index, size in enumerate(sizes) if size < wanted[index]]
+        ):
             sizes[min(short, key=sizes.__getitem__)] += 1
             left -= 1
     return sizes
@@ -184,12 +189,12 @@ def _no_room(names: Sequence[str]) -> list[str]:
 
 
 def records(answer: Any) -> str:
-    """Return a line per value, for rows that are too wide for any terminal (the shell's `\\x`)."""
+    """Return a line per value, for rows too wide for a terminal (the shell's `\\x`)."""
     names = list(map(visible, answer.schema.names))
     size = max(map(len, names), default=0)
     lines = []
-    for at, row in enumerate(_cells(answer), 1):
-        lines.append(f"-- {at} " + "-" * 40)
+    for number, row in enumerate(_cells(answer), 1):
+        lines.append(f"-- {number} " + "-" * 40)
         lines += [f"{name.ljust(size)}  {cell}" for name, cell in zip(names, row, strict=True)]
     return "\n".join((*lines, _row_count(answer)))
 
@@ -200,21 +205,18 @@ def _row_count(answer: Any) -> str:
 
 def _cells(answer: Any) -> list[list[str]]:
     return [
-        ["-" if one is None else visible(one) for one in row]
+        ["-" if value is None else visible(value) for value in row]
         for row in texts(answer, float_form=_ROUNDED)
     ]
 
-
-# ----------------------------------------------------------------------
-# An answer written somewhere: to the terminal, a pipe, or a file that is there whole or not at all.
 
 _BINARY = frozenset({"parquet", "arrow"})
 
 
 def write(answer: ArrowAnswer, form: str, output: Path | None, *, rows_max: int, width: int) -> str:
-    """Write the answer in *form* to *output* (None: standard output); return why it was cut, "" if not.
+    """Write the answer in *form* to *output* (None: standard output); return why it was cut, or "".
 
-    *rows_max*: 0 for all. A file is put in place when all of it is there. Raises QueryError, CommandError.
+    *rows_max*: 0 for all. A file appears only when complete. Raises QueryError, CommandError.
     """
     reader = pa.ipc.open_stream(cast(Any, _buffered(answer)))
     if form in _BINARY:
@@ -272,7 +274,7 @@ def _write_batches(reader: Any, form: str, file: BinaryIO) -> None:
 def _writer(schema: Any, form: str, file: BinaryIO) -> Any:
     if form == "arrow":
         return pa.ipc.new_stream(file, schema)
-    from pyarrow.parquet import ParquetWriter  # 50 ms, which only this form pays
+    from pyarrow.parquet import ParquetWriter  # 50 ms, only for this form
 
     return ParquetWriter(file, schema, compression="zstd")
 
@@ -299,7 +301,7 @@ def _binary(output: Path | None, form: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _atomic_file(output: Path) -> Iterator[Path]:
-    """A name to write under, which becomes *output* when all went well and vanishes otherwise."""
+    """Yield a temporary path that becomes *output* on success and is removed otherwise."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         yield temporary
@@ -309,14 +311,11 @@ def _atomic_file(output: Path) -> Iterator[Path]:
     except OSError as error:
         raise CommandError(f"{output} cannot be written: {error.strerror}", FAILED) from error
     finally:
-        with contextlib.suppress(OSError):  # not there, nor the folder it would be in
+        with contextlib.suppress(OSError):  # the file or its folder may be missing
             temporary.unlink()
 
 
-# ----------------------------------------------------------------------
-# `gangline sql --log`: the aggregator's log of queries, the last lines as a table, JSON or CSV.
-
-#: What a table has room for; the other forms show all that is logged.
+#: Columns of the table; the other forms show all columns.
 COLUMNS = ("time", "who", "outcome", "seconds", "rows", "sql")
 LOG_FORMS = ("table", "csv", "json")
 
@@ -324,12 +323,12 @@ LOG_FORMS = ("table", "csv", "json")
 def show_log(folder: Path, count: int, form: str) -> int:
     """Print the last *count* lines of the log in *folder*, the newest last."""
     path = folder / FILE
-    found = [folder / f"{FILE}.{number}" for number in range(OLDER_FILES, 0, -1)] + [path]
+    files = [folder / f"{FILE}.{number}" for number in range(OLDER_FILES, 0, -1)] + [path]
     lines: deque[str] = deque(maxlen=count)
     try:
-        for one in found:
-            if one.exists():
-                with open(one, encoding="utf-8", errors="replace") as file:
+        for log_file in files:
+            if log_file.exists():
+                with open(log_file, encoding="utf-8", errors="replace") as file:
                     lines.extend(file)
     except OSError as error:
         print(
@@ -367,8 +366,8 @@ def _arrow(entries: list[dict[str, Any]], names: Sequence[str]) -> Any:
 def _column(values: list[Any]) -> Any:
     try:
         return pa.array(values)
-    except (pa.ArrowException, OverflowError):  # a line that somebody else wrote
-        return pa.array([None if one is None else str(one) for one in values])
+    except (pa.ArrowException, OverflowError):  # a line from another writer
+        return pa.array([None if value is None else str(value) for value in values])
 
 
 def _entry(line: str) -> dict[str, Any]:

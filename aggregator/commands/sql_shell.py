@@ -30,10 +30,7 @@ from .sql_backends import QuerySession
 from .sql_options import LIST_QUERY, TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, AnswerOptions
 from .sql_output import text, texts
 
-# ----------------------------------------------------------------------
-# What the prompt offers on Tab: names of the snapshot, and words of SQL.
-
-#: All names in one question: what it is, and the name.
+#: A query for all names, as rows (kind, name).
 NAMES = """
 SELECT 'macro', schema_name || '.' || function_name || '(' FROM duckdb_functions() WHERE schema_name IN ('ops', 'history')
 UNION ALL SELECT 'view', table_schema || '.' || table_name FROM information_schema.tables WHERE table_type = 'VIEW'
@@ -51,12 +48,12 @@ _OFTEN_USED = (
 SQL_KEYWORDS = tuple(_OFTEN_USED.split())
 COMMANDS = ("\\d", "\\x", "\\rows", "\\timeout", "\\q", "\\?")
 _TYPED = re.compile(r"[\\\w.]+$")
-#: After these a table is meant.
+#: After these words only tables are offered.
 _TABLE_NEXT = re.compile(r"\b(FROM|JOIN|DESCRIBE|SUMMARIZE|SHOW|\\d)\s+$", re.IGNORECASE)
 
 
 class NameCompleter(Completer):
-    """Offers *names*, (what it is, name) each."""
+    """Completes *names*, rows of (kind, name)."""
 
     def __init__(self, names: Sequence[tuple[str, str]] = ()) -> None:
         self.names = names
@@ -64,7 +61,7 @@ class NameCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        """Yield what continues the word before the cursor."""
+        """Yield the completions of the word before the cursor."""
         before = document.text_before_cursor
         match = _TYPED.search(before)
         typed = match[0] if match else ""
@@ -78,16 +75,16 @@ class NameCompleter(Completer):
                 yield Completion(name, start_position=-len(typed), display_meta=what)
 
     def _candidates(self, tables_only: bool) -> Iterator[tuple[str, str]]:
-        yield from (one for one in self.names if not (tables_only and one[0] == "column"))
+        yield from (entry for entry in self.names if not (tables_only and entry[0] == "column"))
         if not tables_only:
             yield from (("", word) for word in (*SQL_KEYWORDS, *COMMANDS))
 
 
 def names_of(rows: Iterable[Any]) -> list[tuple[str, str]]:
-    """Return the rows of NAMES, tables before columns."""
+    """Return the rows of NAMES as texts, tables before columns."""
     order = {"view": 0, "macro": 0, "table": 1, "column": 2}
-    found = [(str(what), str(name)) for what, name in rows]
-    return sorted(found, key=lambda one: (order.get(one[0], 3), one[1]))
+    entries = [(str(what), str(name)) for what, name in rows]
+    return sorted(entries, key=lambda entry: (order.get(entry[0], 3), entry[1]))
 
 
 HELP = """\
@@ -97,12 +94,12 @@ A statement ends with ; and may have several lines. Only queries are allowed: SE
   \\rows N       show N rows (now {rows})       \\timeout S    cut off after S seconds (now {seconds})
   \\q, Ctrl-D    leave                       Ctrl-C        cancel the question
 """
-#: Wider or longer answers go through a pager, where there is one: a table as wide as it is, a value wrapped.
+#: Pagers for output larger than the terminal: PAGER scrolls sideways, PAGER_EXPANDED wraps.
 PAGER, PAGER_EXPANDED = ("less", "-SRFX"), ("less", "-RFX")
 
 
 class Shell:
-    """Asks at the terminal until it is left."""
+    """An interactive prompt that runs queries."""
 
     def __init__(
         self, query_session: QuerySession, answer_options: AnswerOptions, width: Callable[[], int]
@@ -124,14 +121,14 @@ class Shell:
         )
 
     def run(self) -> int:
-        """Prompt until Ctrl-D or \\q."""
+        """Prompt until Ctrl-D or \\q; return the exit code."""
         print(
             f"Asking {self._query_session.backend.name}, read-only; times are UTC. \\d: list "
             "tables; \\?: help; Ctrl-D: quit"
         )
         self._load_names()
         while True:
-            with contextlib.suppress(KeyboardInterrupt):  # at the prompt, or more than one in a row
+            with contextlib.suppress(KeyboardInterrupt):  # at the prompt, or Ctrl-C pressed twice
                 try:
                     line = self._session.prompt().strip()
                 except EOFError:
@@ -191,7 +188,7 @@ class Shell:
             print(end.history_missing_reason, file=sys.stderr)
 
     def _answer(self, sql: str, rows_max: int) -> tuple[Any, AnswerSummary]:
-        """Return the answer as an Arrow table, and its end."""
+        """Return the answer as an Arrow table, and its summary."""
         with self._query_session.answer(Question(sql, self._seconds, rows_max=rows_max)) as answer:
             return pa.ipc.open_stream(answer).read_all(), answer.finish()
 
@@ -208,7 +205,7 @@ class Shell:
             print(whole if fits else text(answer, self._width(), expanded=self._expanded))
 
     def _load_names(self) -> None:
-        """Completion without names is no reason not to ask."""
+        """Load the completion names; a failure is printed, and the prompt works without them."""
         try:
             self._names.names = names_of(texts(self._answer(NAMES, 20_000)[0]))
         except (QueryError, CommandError) as error:
@@ -216,7 +213,7 @@ class Shell:
 
 
 def _history() -> History:
-    """Return the history of this user, whose file nobody else may read."""
+    """Return this user's history, in a file with mode 0600; in memory if that fails."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(state) / "gangline" / "sql_history"
     try:
@@ -230,7 +227,7 @@ def _history() -> History:
 
 
 def _keys() -> KeyBindings:
-    """Return what Enter does: a new line, until a statement ends with ; or the line is a command."""
+    """Bind Enter: run a command or a statement that ends with ;, otherwise insert a new line."""
     keys = KeyBindings()
 
     @Condition

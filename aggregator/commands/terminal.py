@@ -20,16 +20,16 @@ from rich.text import Text
 
 from ..durable_file import format_bytes
 
-#: Characters of a line of prose that goes elsewhere than to a terminal.
+#: Width of prose if the output is not a terminal.
 WIDTH_CHARACTERS = 240
-#: Text of a table with less room than this beside the other cells is printed below them.
+#: A last cell with fewer characters left beside the others is printed below them.
 TEXT_CHARACTERS_MIN = 24
-#: Between two lines of progress that go elsewhere than to a terminal.
+#: Interval between progress lines if the output is not a terminal.
 LINE_SECONDS = 10.0
 
 
 def table_width(stream: Any = None) -> int:
-    """Return the characters of a line: COLUMNS, else the terminal's, else 0 for any number."""
+    """Return the line width: COLUMNS, else the terminal's, else 0 (unlimited)."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdecimal() and int(columns[:6]) > 0:
         return int(columns[:6])
@@ -40,34 +40,34 @@ def table_width(stream: Any = None) -> int:
 
 
 def width_of(stream: Any = None) -> int:
-    """Return the characters of a line of prose."""
+    """Return the line width for prose."""
     return table_width(stream) or WIDTH_CHARACTERS
 
 
 def wants_colour(stream: Any = None) -> bool:
-    """Return whether to paint: on a terminal that knows colors, unless NO_COLOR is set."""
+    """Return whether to use color: on a terminal with color support, unless NO_COLOR is set."""
     console = Console(file=sys.stdout if stream is None else stream)
     return console.color_system is not None and not console.no_color
 
 
 def screen_rows() -> int:
-    """Return how many lines of the terminal there are for a table, so that the prompt below it fits."""
+    """Return the terminal lines available to a table above the prompt."""
     return max(2, shutil.get_terminal_size().lines - 1)
 
 
 def printable(text: str) -> str:
-    """Return *text* with "?" for each character that a terminal would obey: names are the hosts' to choose."""
+    """Return *text* with "?" for each control character: hosts choose their names."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def clean_texts(message: Any) -> None:
-    """Make each text in a protobuf message one printable line: a newline in a host's name for a device forges lines."""
+    """Make a protobuf message's texts printable: a newline in a device name could forge lines."""
     for field, value in message.ListFields():
         if field.type == field.TYPE_MESSAGE:
             if field.message_type.GetOptions().map_entry:
                 continue
-            for one in (value,) if hasattr(value, "ListFields") else value:
-                clean_texts(one)
+            for nested in (value,) if hasattr(value, "ListFields") else value:
+                clean_texts(nested)
         elif isinstance(value, str):
             setattr(message, field.name, printable(value))
         elif field.type == field.TYPE_STRING:
@@ -75,7 +75,7 @@ def clean_texts(message: Any) -> None:
 
 
 def cut(text: str, characters_max: int) -> str:
-    """Return *text*, ending in an ellipsis when it is too long. Control characters are not shown."""
+    """Return *text* without control characters, with an ellipsis if it is too long."""
     plain = printable(text)
     return plain if len(plain) <= characters_max else plain[: characters_max - 1] + "…"
 
@@ -88,11 +88,12 @@ def table(
     one_line: bool = False,
     styles: Sequence[str] | None = None,
 ) -> str:
-    """Return *rows*, headings first, as lines of at most *width* characters (0: any; None: those of standard output).
+    """Return *rows*, headings first, as lines of at most *width* characters.
 
-    Where that is too narrow, cells wrap; a last cell of text without room beside the others is printed below them.
-    *one_line*: the last cells are cut instead, so that a row is a line.
-    *right*: headings of columns that are set to the right. *styles*: of each row below the headings, in colors.
+    *width*: 0 is unlimited, None is standard output's. Where the width is too small, cells wrap; a
+    last cell without space beside the others goes below them. *one_line*: cut the last cells
+    instead. *right*: headings of right-aligned columns. *styles*: rich style of each row below the
+    headings.
     """
     width = table_width() if width is None else width
     rows = [[printable(cell) for cell in row] for row in rows]
@@ -100,7 +101,7 @@ def table(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     whole = sum(widths) + 2 * len(widths) - 2
     if styles is None and (not width or whole <= width):
-        return "\n".join(  # what programs read, and thousands of rows: rich takes 45 us for a cell
+        return "\n".join(  # for programs, and thousands of rows: rich takes 45 us per cell
             "  ".join(
                 cell.rjust(size) if is_right else cell.ljust(size)
                 for cell, size, is_right in zip(row, widths, to_right, strict=True)
@@ -117,13 +118,13 @@ def table(
             for row in rows
         ]
         return "\n".join(
-            line for one in zip(lines, below, strict=True) for line in (one[0], *one[1])
+            line for pair in zip(lines, below, strict=True) for line in (pair[0], *pair[1])
         )
     sizes = [*widths[:-1], max(TEXT_CHARACTERS_MIN, width - others)]
-    if not one_line:  # no word is cut in two: half a number reads as another
+    if not one_line:  # never split a word: half a number reads as another number
         sizes = [max(map(len, " ".join(column).split())) for column in zip(*rows, strict=True)]
         for _ in range(width - sum(sizes) - 2 * (len(sizes) - 1)):
-            narrow = (at for at, size in enumerate(sizes) if size < widths[at])
+            narrow = (index for index, size in enumerate(sizes) if size < widths[index])
             sizes[min(narrow, key=sizes.__getitem__)] += 1
     grid = Table(box=None, pad_edge=False, width=sum(sizes) + 2 * len(sizes) - 2)
     for heading, size, is_right in zip(rows[0], sizes, to_right, strict=True):
@@ -137,7 +138,7 @@ def table(
         width=width if one_line else grid.width,
         color_system=None if styles is None else "standard",
         force_terminal=styles is not None,
-        no_color=False,  # who gives styles has asked `wants_colour`
+        no_color=False,  # a caller that gives styles has checked `wants_colour`
     )
     console.print(grid)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -145,9 +146,9 @@ def table(
 
 @contextlib.contextmanager
 def refreshed(*, in_place: bool) -> Iterator[Callable[[str], None]]:
-    """Yield what shows a text on standard output: *in_place* over the one before, otherwise below it.
+    """Yield a function that shows a text on standard output, *in_place* or below the last text.
 
-    In place, the terminal's own content returns at the end, and the last text stays below it.
+    In place, the terminal's own content returns at the end, and the last text remains below it.
     """
     console = Console()
     if not in_place or console.is_dumb_terminal:
@@ -169,9 +170,10 @@ def refreshed(*, in_place: bool) -> Iterator[Callable[[str], None]]:
 
 
 class ProgressBar:
-    """Progress of something long, on stderr: a bar on a terminal, a line now and then elsewhere, nothing if *quiet*.
+    """Progress of a long operation on stderr: a bar on a terminal, else lines; nothing if *quiet*.
 
-    `begin` a part, report what is done with `advance` or `at`, `end` it; leaving the context ends it, too.
+    Call `begin` for each part, `advance` or `at` to report progress, and `end`, which leaving the
+    context also calls.
     """
 
     def __init__(
@@ -192,11 +194,11 @@ class ProgressBar:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is not None:
-            self._total = self._total or -1  # what failed is not drawn as done
+            self._total = self._total or -1  # a failed part must not look complete
         self.end()
 
     def begin(self, what: str, total: int) -> None:
-        """Begin another part of this many bytes (or what *format_amount* prints); 0: unknown."""
+        """Begin a part of *total* bytes, or units of *format_amount*; 0: unknown."""
         self.end()
         self._what, self._total, self._done = what, total, 0
         self._line_at = self._monotonic()
@@ -217,11 +219,11 @@ class ProgressBar:
         self._bar.start()
 
     def advance(self, size_bytes: int) -> None:
-        """So much more is done."""
+        """Add *size_bytes* to the progress."""
         self.at(self._done + size_bytes, self._total)
 
     def at(self, done: int, total: int) -> None:
-        """So much is done, of so much."""
+        """Report *done* of *total* units."""
         self._done, self._total = done, total
         if self._quiet:
             return
@@ -234,7 +236,7 @@ class ProgressBar:
             self._line(f"{self._what}: {amount}")
 
     def end(self) -> None:
-        """The part is over; what follows begins on a line of its own."""
+        """End the part; later output begins on a new line."""
         if self._bar is not None:
             if not self._total:
                 self._bar.update(self._bar.task_ids[0], total=1, completed=1)

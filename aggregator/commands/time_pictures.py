@@ -13,12 +13,12 @@ from xml.sax.saxutils import escape
 from ...contract.recording import GpuRecording
 from .job_story import STATES, Timeline, clock
 
-#: Width of a character of a title and height of its line, in pixels: a bold sans-serif of 15 px.
+#: Character width of a title and its line height, in pixels: a bold sans-serif of 15 px.
 TITLE_CHARACTER_WIDTH, TITLE_LINE = 8.6, 19
 
 
 def svg_document(width: int, height: int, style: str, title: str, parts: Iterable[str]) -> str:
-    """Return a picture with its title, in as many lines as it needs, on top of *parts*."""
+    """Return an SVG document: *title*, wrapped as needed, above *parts*."""
     lines = textwrap.wrap(title, int(width / TITLE_CHARACTER_WIDTH)) or [""]
     below = TITLE_LINE * (len(lines) - 1)
     height += below
@@ -28,8 +28,8 @@ def svg_document(width: int, height: int, style: str, title: str, parts: Iterabl
             f"<style>{style}</style>",
             f'<rect class="paper" width="{width}" height="{height}"/>',
             *(
-                f'<text class="title" x="12" y="{22 + TITLE_LINE * at}">{svg_text(line)}</text>'
-                for at, line in enumerate(lines)
+                f'<text class="title" x="12" y="{22 + TITLE_LINE * row}">{svg_text(line)}</text>'
+                for row, line in enumerate(lines)
             ),
             f'<g transform="translate(0,{below})">',
             *parts,
@@ -41,20 +41,17 @@ def svg_document(width: int, height: int, style: str, title: str, parts: Iterabl
 
 
 def svg_text(text: str) -> str:
-    """Return *text* for the inside of an element; what is not printable is a question mark."""
+    """Return *text* escaped for an SVG element; unprintable characters become question marks."""
     return escape("".join(c if c.isprintable() else "?" for c in text))
 
 
-# ----------------------------------------------------------------------
-# The timeline of a job as a picture: SVG by our own writer, readable on light and on dark.
-
 JOB_WIDTH, JOB_LEFT, JOB_RIGHT, ROW, JOB_TOP = 960, 150, 16, 18, 54
 PACE_HEIGHT = 70
-#: Of a change of the pace; the color of no state.
+#: Color of a change of pace, which no state has.
 CHANGE_COLOR = "#e91e63"
 #: Characters of a host's name that fit on the left.
 HOST_CHARACTERS_MAX = 20
-#: A picture of more is read by nobody.
+#: Rows in a picture: more would be illegible.
 HOSTS_MAX = 64
 NOTE_CHARACTERS_MAX = 150
 _JOB_STYLE = (
@@ -66,7 +63,7 @@ _JOB_STYLE = (
 
 
 def timeline_svg(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> str:
-    """Return the picture: a row of stacked shares for each host, worst first, the pace below, then *notes*."""
+    """Return the picture: per host a row of stacked shares, worst first, then pace and *notes*."""
     shown = timeline.hosts[:HOSTS_MAX]
     more = len(timeline.hosts) - len(shown)
     bottom = JOB_TOP + ROW * (len(shown) + bool(more))
@@ -74,8 +71,8 @@ def timeline_svg(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> s
     notes = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS_MAX)]
     height = pace_top + PACE_HEIGHT + 30 + 16 * len(notes)
     parts = _job_legend()
-    for at, host in enumerate(shown):
-        parts += _host_row(timeline, host, JOB_TOP + ROW * at)
+    for row, host in enumerate(shown):
+        parts += _host_row(timeline, host, JOB_TOP + ROW * row)
     if more:
         parts.append(f'<text class="faint" x="{JOB_LEFT}" y="{bottom - 5}">… {more} more</text>')
     parts += _pace(timeline, pace_top)
@@ -85,8 +82,8 @@ def timeline_svg(timeline: Timeline, title: str, notes: Sequence[str] = ()) -> s
         f'<text class="faint" x="{JOB_WIDTH - JOB_RIGHT}" y="{base}" text-anchor="end">{clock(timeline.end)} UTC</text>'
     )
     parts += [
-        f'<text x="12" y="{base + 18 + 16 * at}">{svg_text(note)}</text>'
-        for at, note in enumerate(notes)
+        f'<text x="12" y="{base + 18 + 16 * row}">{svg_text(note)}</text>'
+        for row, note in enumerate(notes)
     ]
     return svg_document(JOB_WIDTH, height, _JOB_STYLE, title, parts)
 
@@ -142,27 +139,24 @@ def _pace(timeline: Timeline, top: int) -> list[str]:
     if path:
         parts.append(f'<path class="line" d="{path}"/>')
     parts += [
-        f'<path d="M{_job_x(timeline, at):.1f} {top}V{floor}" stroke="{CHANGE_COLOR}" stroke-dasharray="4 3"/>'
-        for at in timeline.changes
+        f'<path d="M{_job_x(timeline, column):.1f} {top}V{floor}" stroke="{CHANGE_COLOR}" stroke-dasharray="4 3"/>'
+        for column in timeline.changes
     ]
     return parts
 
 
-# ----------------------------------------------------------------------
-# A recording as SVG: power, SM activity and state of each GPU over time. Readable on light and on dark.
-
 RECORDING_WIDTH, RECORDING_LEFT, RECORDING_RIGHT, RECORDING_TOP = 1000, 150, 16, 60
-#: Of a GPU: the curves, the band of states below them, the gap to the next.
+#: Heights within a GPU's row: the curves, the band of states below them, the gap.
 CURVE, BAND, GAP = 48, 8, 14
-#: A picture of more is read by nobody.
+#: GPU rows in a picture: more would be illegible.
 GPUS_MAX = 16
 GPU_CHARACTERS_MAX = 18
-#: What a sample stands for.
+#: Time that a sample covers.
 SAMPLE_NS = 100_000_000
 POWER, SM_ACTIVE, CLOCK = "power_watts", "sm_active_ratio", "sm_clock_hertz"
-#: No color of a curve is the color of a state.
+#: Colors of the curves and of marks, which no state has.
 _POWER_COLOR, _SM_COLOR, _CLOCK_COLOR, _MARK_COLOR = "#8e44ad", "#16a3b8", "#795548", "#e91e63"
-#: A label of a mark is cut here.
+#: Maximum length of a mark's label.
 MARK_CHARACTERS_MAX = 110
 #: Power and clock are drawn up to a multiple of these.
 WATTS_STEP, HERTZ_STEP = 100.0, 0.5e9
@@ -174,14 +168,14 @@ _RECORDING_STYLE = (
 
 
 class Mark(NamedTuple):
-    """Something that began within a recording. `wall_time_ns`: Unix time."""
+    """An event within a recording. `wall_time_ns`: Unix time."""
 
     wall_time_ns: int
     text: str
 
 
 def recording_svg(recording: GpuRecording, marks: Sequence[Mark] = ()) -> str:
-    """Return the picture of *recording*: a row for each GPU, the time below, and a line at each of *marks*."""
+    """Return the picture of *recording*: a row per GPU, a time axis, a line at each of *marks*."""
     shown = min(len(recording.devices), GPUS_MAX)
     row = CURVE + BAND + GAP
     bottom = RECORDING_TOP + row * shown
@@ -190,7 +184,7 @@ def recording_svg(recording: GpuRecording, marks: Sequence[Mark] = ()) -> str:
         began_ns = recording.wall_time_ns + recording.finding_ns - recording.boottime_ns
         marks = [Mark(began_ns, recording.reason), *marks]
     end_ns = recording.wall_time_ns + round(recording.seconds * 1e9)
-    marks = [one for one in marks if recording.wall_time_ns <= one.wall_time_ns <= end_ns]
+    marks = [mark for mark in marks if recording.wall_time_ns <= mark.wall_time_ns <= end_ns]
     height = bottom + 30 + 16 * (bool(more) + len(marks))
     scales = _Scales(
         _highest(recording, shown, POWER, WATTS_STEP), _highest(recording, shown, CLOCK, HERTZ_STEP)
@@ -207,23 +201,22 @@ def recording_svg(recording: GpuRecording, marks: Sequence[Mark] = ()) -> str:
 
 
 class _Scales(NamedTuple):
-    """The top of the curves."""
+    """Upper bounds of the curves."""
 
     watts: float
     hertz: float
 
 
 def _marks(recording: GpuRecording, marks: Sequence[Mark], bottom: int) -> list[str]:
-    """Return a line through all rows at each mark, and its text below."""
     parts = []
-    for at, mark in enumerate(marks):
+    for row, mark in enumerate(marks):
         x = _recording_x(recording, mark.wall_time_ns - recording.wall_time_ns)
         when = datetime.fromtimestamp(mark.wall_time_ns / 1e9, UTC)
         parts.append(
             f'<path d="M{x:.1f} {RECORDING_TOP}V{bottom}" stroke="{_MARK_COLOR}" stroke-dasharray="4 3"/>'
         )
         parts.append(
-            f'<text x="12" y="{bottom + 32 + 16 * at}" fill="{_MARK_COLOR}" style="fill:{_MARK_COLOR}">'
+            f'<text x="12" y="{bottom + 32 + 16 * row}" fill="{_MARK_COLOR}" style="fill:{_MARK_COLOR}">'
             f"{when:%H:%M:%S} {svg_text(mark.text[:MARK_CHARACTERS_MAX])}</text>"
         )
     return parts
@@ -254,15 +247,15 @@ def _recording_legend(scales: _Scales) -> list[str]:
 
 
 def _highest(recording: GpuRecording, shown: int, signal: str, step: float) -> float:
-    """Return the highest sample of *signal* of the GPUs that are shown, rounded up to a multiple of *step*."""
+    """Return the highest *signal* of the shown GPUs, rounded up to a multiple of *step*."""
     if signal not in recording.signals:
         return step
-    at = recording.signals.index(signal)
-    most = max(
-        (v for gpu in range(shown) for v in recording.column(gpu, at) if math.isfinite(v)),
+    index = recording.signals.index(signal)
+    highest = max(
+        (v for gpu in range(shown) for v in recording.column(gpu, index) if math.isfinite(v)),
         default=0.0,
     )
-    return step * max(1, math.ceil(most / step))
+    return step * max(1, math.ceil(highest / step))
 
 
 def _gpu_row(recording: GpuRecording, device: int, top: int, scales: _Scales) -> list[str]:
@@ -275,14 +268,14 @@ def _gpu_row(recording: GpuRecording, device: int, top: int, scales: _Scales) ->
         f'<text class="faint" x="12" y="{top + 30}">{svg_text(name)}</text>',
         f'<path class="grid" d="M{RECORDING_LEFT} {top}H{RECORDING_WIDTH - RECORDING_RIGHT}M{RECORDING_LEFT} {floor}H{RECORDING_WIDTH - RECORDING_RIGHT}"/>',
     ]
-    for signal, most, color in (
+    for signal, maximum, color in (
         (CLOCK, scales.hertz, _CLOCK_COLOR),
         (SM_ACTIVE, 1.0, _SM_COLOR),
         (POWER, scales.watts, _POWER_COLOR),
     ):
         if signal in recording.signals:
             values = recording.column(device, recording.signals.index(signal))
-            path = _curve(recording, values, top, most)
+            path = _curve(recording, values, top, maximum)
             parts.append(f'<path d="{path}" stroke="{color}" fill="none" stroke-width="1.1"/>')
     if "state" in recording.signals:
         states = recording.column(device, recording.signals.index("state"))
@@ -297,9 +290,9 @@ def _recording_x(recording: GpuRecording, offset_ns: float) -> float:
 
 
 def _curve(recording: GpuRecording, values: array[float], top: int, most: float) -> str:
-    """Return the path: of each column of the picture the least and the most, so that no spike is lost."""
+    """Return a path through the minimum and maximum of each column, so that no spike is lost."""
     path, drawing, last_x = "", False, -math.inf
-    # Where nothing was sampled for more than a second there is no line.
+    # A gap of more than a second without samples interrupts the line.
     gap = max(8.0, _recording_x(recording, 1e9) - _recording_x(recording, 0))
     for x, low, high in _columns(recording, values):
         if x - last_x > gap:
@@ -315,17 +308,20 @@ def _curve(recording: GpuRecording, values: array[float], top: int, most: float)
 def _columns(
     recording: GpuRecording, values: Sequence[float]
 ) -> Iterator[tuple[float, float, float]]:
-    """Yield x, least and most of the samples that share a column."""
-    found: dict[int, list[float]] = {}
+    """Yield x, minimum and maximum of the samples that share a column."""
+    values_by_x: dict[int, list[float]] = {}
     for offset_ns, value in zip(recording.offsets_ns, values, strict=True):
         if math.isfinite(value):
-            found.setdefault(round(_recording_x(recording, offset_ns)), []).append(value)
-    for x, each in found.items():
-        yield float(x), min(each), max(each)
+            values_by_x.setdefault(round(_recording_x(recording, offset_ns)), []).append(value)
+    for x, column_values in values_by_x.items():
+        yield float(x), min(column_values), max(column_values)
 
 
 def _state_band(recording: GpuRecording, states: Sequence[float], top: int) -> list[str]:
-    """Return a rectangle for each stretch of columns with the same most frequent state; a second without a sample ends it."""
+    """Return a rectangle per stretch of columns with the same most frequent state.
+
+    A second without a sample ends a stretch.
+    """
     columns: dict[int, list[int]] = {}
     for offset_ns, state in zip(recording.offsets_ns, states, strict=True):
         if math.isfinite(state) and 0 <= int(state) < len(recording.states):
@@ -333,11 +329,11 @@ def _state_band(recording: GpuRecording, states: Sequence[float], top: int) -> l
     width = max(1.0, _recording_x(recording, SAMPLE_NS) - RECORDING_LEFT)
     gap = max(width + 1, _recording_x(recording, 1e9) - RECORDING_LEFT)
     stretches: list[tuple[int, float, float]] = []
-    for x, found in columns.items():
-        state, begin = max(dict.fromkeys(found), key=found.count), float(x)
+    for x, column_states in columns.items():
+        state, begin = max(dict.fromkeys(column_states), key=column_states.count), float(x)
         if stretches and begin - stretches[-1][2] < gap:
             last, since, _ = stretches[-1]
-            stretches[-1] = last, since, begin  # up to this column
+            stretches[-1] = last, since, begin  # end the previous stretch at this column
             begin = since if last == state else begin
             if last == state:
                 stretches.pop()

@@ -1,4 +1,4 @@
-"""`gangline why JOB`: why a Slurm job is pending: nodes left after state, reservation, use, health and topology, and what would help."""
+"""`gangline why JOB`: why a Slurm job is pending, which nodes remain, and which change helps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ NAMES_CHARACTERS, LENGTH_DEFAULT = 60, "24h"
 
 
 def main(arguments: list[str]) -> int:
-    """Say why a job waits. 1: Slurm does not respond; 3: no aggregator answers, and it prints only Slurm's part; 4: no such job."""
+    """Print why a job waits.
+
+    Exit codes: 1 Slurm does not respond; 3 no aggregator (only Slurm's part is printed); 4 unknown
+    job.
+    """
     options = _parser().parse_args(arguments)
     return guarded("why", lambda: _run(options))
 
@@ -68,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
         with connected(connection_options) as channel:
             unfit, names, version = _unfit(channel, options.score_min)
             steps, left = steps_of(job, nodes, reservations, unfit)
-            # The floor is a condition of the plan itself, so that it can be relaxed there.
+            # The score floor is a condition of the plan itself, where it can be relaxed.
             candidates = steps_of(job, nodes, reservations)[1]
             if job.state == "PENDING":
                 plan = _plan(channel, options, job, candidates, names, version)
@@ -82,7 +86,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _unfit(channel: grpc.Channel, score_min: float) -> tuple[dict[str, str], list[str], int]:
-    """Return nodes that are not fit, with why; the names of all; the dictionary's version. Raises CommandError."""
+    """Return unfit nodes with reasons, all names, and the dictionary's version.
+
+    Raises CommandError.
+    """
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
     dictionary = node_dictionary(channel)
     request = score_pb2.ScoreNodesRequest(dictionary_version=dictionary.version, score_floor=score_min)  # fmt: skip
@@ -91,7 +98,7 @@ def _unfit(channel: grpc.Channel, score_min: float) -> tuple[dict[str, str], lis
     if max(reply.node_index, default=-1) >= len(names):
         raise CommandError("the aggregator restarted between two calls; try again", FAILED)
     unfit = {
-        one.name: f"{one.state}: score {one.score:.3f}" for one in nodes_of(reply, names) if not one.ready
+        node.name: f"{node.state}: score {node.score:.3f}" for node in nodes_of(reply, names) if not node.ready
     }  # fmt: skip
     return unfit, names, dictionary.version
 
@@ -100,8 +107,8 @@ def _plan(
     channel: grpc.Channel, options: argparse.Namespace, job: PendingJob, candidates: Sequence[str], names: Sequence[str],
     version: int,
 ) -> wire.PlanPlacementResponse:  # fmt: skip
-    """Return the job's plan on the nodes that Slurm leaves it, or what prevents it. Raises CommandError."""
-    known = {name: at for at, name in enumerate(names)}
+    """Return the job's plan on Slurm's remaining nodes, or its blockers. Raises CommandError."""
+    known = {name: index for index, name in enumerate(names)}
     chosen = [known[name] for name in candidates if name in known]
     if not chosen:
         raise CommandError("the aggregator knows none of the remaining nodes", FAILED)
@@ -130,7 +137,7 @@ def _lines(
     for step in steps:
         without = fold_hosts(step.lost)
         cut = without if len(without) <= NAMES_CHARACTERS else f"{without[:NAMES_CHARACTERS]}..."
-        why = ", ".join(f"{count} {words}" for words, count in step.why.items())
+        why = ", ".join(f"{count} {reason}" for reason, count in step.why.items())
         rows.append((str(step.left), step.name, cut, why))
     lines = [verdict(job, steps), "", table(rows)]
     if job.features is None:

@@ -1,4 +1,4 @@
-"""Simple rankings that a hazard model must beat, and their calibration by isotonic regression."""
+"""Simple rankings that a hazard model must beat, and calibration by isotonic regression."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from .events import Floats
 from .history import UnitState
 
-#: A step of the isotonic curve counts as if it had seen this many more units at the mean rate. A day's unit overlaps
-#: seven windows: this is about a month of one node.
+#: Each step of the isotonic curve gets this many extra units at the mean rate, about a month of a
+#: node: units of consecutive days overlap in their windows of seven days.
 SHRINK_UNITS = 30.0
 
 
@@ -19,7 +19,7 @@ def _fault_rank(state: UnitState) -> Floats:
     return np.zeros(len(state.count)) if state.fault_rank is None else state.fault_rank
 
 
-#: Name -> rank of a unit, higher is worse.
+#: Name -> rank of units, higher is worse.
 BASELINES: dict[str, Callable[[UnitState], Floats]] = {
     "failed before, or never": lambda state: (state.count > 0).astype(np.float64),
     "lifetime count": lambda state: state.count,
@@ -34,19 +34,19 @@ BASELINES: dict[str, Callable[[UnitState], Floats]] = {
 
 @dataclass(frozen=True, slots=True)
 class IsotonicCurve:
-    """Probability as a rising step function of a rank."""
+    """A probability as an increasing step function of a rank."""
 
-    edges: Floats  # rank where each step begins, rising
+    edges: Floats  # rank at the start of each step, ascending
     chance: Floats
 
     def __call__(self, rank: Floats) -> Floats:
-        """Return the probability of each rank; those below the first step have that of the first."""
-        at = np.searchsorted(self.edges, rank, side="right") - 1
-        return np.asarray(self.chance[np.maximum(at, 0)])
+        """Return the probability of each rank; ranks below the first step count as its start."""
+        steps = np.searchsorted(self.edges, rank, side="right") - 1
+        return np.asarray(self.chance[np.maximum(steps, 0)])
 
 
 def fit_isotonic(rank: Floats, outcome: Floats) -> IsotonicCurve:
-    """Return the rising steps that fit best (pool adjacent violators), each drawn towards the mean rate."""
+    """Return the best-fitting steps (pool adjacent violators), shrunk to the mean rate."""
     edges, inverse = np.unique(rank, return_inverse=True)
     units = np.bincount(inverse).astype(np.float64)
     positive = np.bincount(inverse, weights=outcome)

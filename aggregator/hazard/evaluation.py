@@ -1,7 +1,8 @@
-"""Evaluates a hazard model on days that it was not trained on: the table of a recording, by fixed definitions.
+"""Evaluates a hazard model and simpler rankings on days after the training days of a recording.
 
-Unit: a node that is up at 00:00, and the day. Positive: it has a fault that starts within 7 days. The model is trained on what
-was known at the split, and evaluated on later days whose 7 days end within the recording.
+Unit: a node that is up at 00:00, and the day. Positive: a fault starts within 7 days. The model is
+trained with the knowledge at the split, and evaluated on later days whose 7 days end within the
+recording.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .metrics import (
 from .model import HOURS_A_DAY, HazardModel
 from .training import train
 
-#: At most this share of the up nodes is held back.
+#: Maximum share of the up nodes that is held back.
 HELD_BACK_SHARE = 0.02
 MODEL, ORACLE = "model", "oracle"
 _NOTHING = Estimate(nan, nan, nan)
@@ -34,46 +35,46 @@ _NOTHING = Estimate(nan, nan, nan)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTerms:
-    """What an evaluation is asked for."""
+    """The parameters of an evaluation."""
 
-    train_until: int  # the last day that is learned from
+    train_until: int  # the last training day
     gang_nodes: int  # nodes of the job that a fault interrupts
-    lost_hours: float  # that each of them loses by an interruption
+    lost_hours: float  # hours that each of these nodes loses per interruption
     draws: int = 200
     seed: int = 1
-    from_day: int = 0  # of the file: day 0 of what is evaluated
+    from_day: int = 0  # day of the file that becomes day 0
 
     @property
     def interruption_node_hours(self) -> float:
-        """What one interruption costs."""
+        """Node-hours lost by an interruption."""
         return self.gang_nodes * self.lost_hours
 
 
 @dataclass(frozen=True, slots=True)
 class RankingRow:
-    """One ranking, judged."""
+    """The figures of a ranking."""
 
     name: str
     auc: Estimate
     recall: Estimate
-    auc_beyond_model: Estimate  # the same less the model's, over the same fleets; NaN for the model
+    auc_beyond_model: Estimate  # AUC minus the model's, over the same fleets; NaN for the model
     recall_beyond_model: Estimate
-    raw_ece: float  # of the rank taken for a probability, as it is; NaN where it is none
-    ece: Estimate  # calibrated; no lower end
-    saved: Estimate  # node-hours a week, where the calibrated probability expects that it pays
-    held: Estimate  # node-hours a week with the worst always held back
+    raw_ece: float  # ECE of the rank itself as a probability; NaN for the model and the oracle
+    ece: Estimate  # calibrated; without lower bound
+    saved: Estimate  # node-hours a week, if held where the calibrated probability expects a gain
+    held: Estimate  # node-hours a week, if the worst are always held back
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeTable:
-    """All rankings against one outcome."""
+    """All rankings against an outcome."""
 
     outcome: str
     units: int
     positives: int
-    nodes_positive: int  # fewer than NODES_POSITIVE_MIN: AUC and recall have no interval
+    nodes_positive: int  # below NODES_POSITIVE_MIN AUC and recall have no interval
     rate_learned: float  # positive share of the units before the split
-    told: float  # mean probability of the model after it
+    told: float  # mean probability of the model after the split
     observed: float
     model: HazardModel
     rows: tuple[RankingRow, ...]  # the model first, the oracle last
@@ -81,21 +82,19 @@ class OutcomeTable:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The tables of a recording."""
-
     terms: EvaluationTerms
     nodes: int
     nodes_named: int
     end_days: float
-    first_day: int  # judged
+    first_day: int  # evaluated
     last_day: int
     notes: tuple[str, ...]
     tables: tuple[OutcomeTable, ...]
-    #: Outcomes that say nothing, and why.
+    #: Outcomes without a table, and the reason.
     left_out: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """Return it for JSON."""
+        """Return the evaluation as JSON-compatible objects."""
         return asdict(self)
 
 
@@ -104,17 +103,20 @@ def evaluate(
     terms: EvaluationTerms,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> Evaluation:
-    """Judge the model and its baselines. *on_progress*: hears what is under way. Raises EventsError."""
+    """Evaluate the model and its baselines.
+
+    *on_progress*: called with each step. Raises EventsError.
+    """
     notes = _start_notes(faults)
     try:
-        found = _evaluate(faults, terms, on_progress)
+        evaluation = _evaluate(faults, terms, on_progress)
     except EventsError as error:
         raise EventsError("; ".join((str(error), *notes))) from error
-    return replace(found, notes=(*found.notes, *notes))
+    return replace(evaluation, notes=(*evaluation.notes, *notes))
 
 
 def _start_notes(faults: FaultTable) -> list[str]:
-    """Return a word on days before the first event: times may count from before the recording began."""
+    """Return a note on days before the first event, which may precede the recording."""
     first = faults.first_days
     if not WINDOW_DAYS <= first < np.inf:
         return []
@@ -149,7 +151,7 @@ def _evaluate(
     left_out: list[tuple[str, str]] = []
     try:
         tables.append(_table(known, learned, judged, HARDWARE, terms, on_progress))
-    except EventsError as error:  # a recording may have no such level
+    except EventsError as error:  # a recording may lack this level
         left_out.append((HARDWARE, str(error)))
     return Evaluation(
         terms,
@@ -203,7 +205,7 @@ def _table(
 
 
 class _Judge:
-    """Units of the days after the split, against one outcome."""
+    """Evaluates rankings on the units after the split, against an outcome."""
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class _Judge:
         terms: EvaluationTerms,
         model: Floats,
     ) -> None:
-        """*model*: its probabilities, which the others are held against."""
+        """*model*: its probabilities, the reference for the other rankings."""
         self._units = units
         self._positive = positive
         self._starts = units.starts if outcome == ALL else units.hardware_starts
@@ -223,7 +225,6 @@ class _Judge:
         self._model = self._ranking_figures(model)
 
     def _ranking_figures(self, rank: Floats) -> tuple[BootstrapFigure, BootstrapFigure]:
-        """Return AUC and recall."""
         pooled, daily = (
             Ranking(rank, self._positive),
             Ranking(rank, self._positive, self._units.day),
@@ -232,7 +233,7 @@ class _Judge:
         return self._bootstrap(pooled.auc, draws), self._bootstrap(daily.recall, draws)
 
     def row(self, name: str, rank: Floats, raw_ece: float, chance: Floats) -> RankingRow:
-        """Return the figures of a ranking and of its probabilities."""
+        """Return the figures of a ranking, and of its probabilities."""
         is_model = name == MODEL
         auc, recall = self._model if is_model else self._ranking_figures(rank)
         return RankingRow(
@@ -248,17 +249,18 @@ class _Judge:
         )
 
     def oracle(self) -> RankingRow:
-        """Return what could be had: who fails is known, and no more is held back than by the others."""
+        """Return the optimum, for known failures and the same maximum of held nodes."""
         return RankingRow(
             ORACLE, _NOTHING, _NOTHING, _NOTHING, _NOTHING, nan, _NOTHING,
             self._saved(self._starts, self._starts), self._saved(self._starts, None),
         )  # fmt: skip
 
     def _saved(self, rank: Floats, expected: Floats | None) -> Estimate:
-        """Return node-hours saved a week by holding the worst back for 7 days, those for whom it is *expected* to pay.
+        """Return node-hours saved per week by holding the worst nodes back for 7 days.
 
-        *expected*: faults within the 7 days; None: all are held that may be. Faults times what an interruption
-        costs, less the hours held back; each day's choice stands for a week's.
+        *expected*: expected faults in the 7 days, to hold only where it pays; None: hold the
+        allowed maximum. Saved hours are faults times the cost of an interruption, minus the hours
+        held back; each day's choice counts as a week's.
         """
         cost, hold_hours = self._terms.interruption_node_hours, WINDOW_DAYS * HOURS_A_DAY
         pays = True if expected is None else expected * cost > hold_hours

@@ -15,8 +15,8 @@ from .metrics import (
 
 
 def markdown(found: Evaluation) -> str:
-    """Return the tables with what they are of."""
-    lines = [*_head(found), *(line for one in found.tables for line in _table_lines(one))]
+    """Return the evaluation as Markdown."""
+    lines = [*_head(found), *(line for table in found.tables for line in _table_lines(table))]
     for outcome, reason in found.left_out:
         lines += [f"### Faults: {outcome}", "", f"No table: {reason}.", ""]
     return "\n".join(lines)
@@ -50,7 +50,7 @@ def _head(found: Evaluation) -> list[str]:
     if terms.from_day:
         lines.insert(0, f"Day 0 is day {terms.from_day} of the file; nothing before it counts.")
     lines += [f"Notes on the file: {'; '.join(found.notes)}."] if found.notes else []
-    return [line for pair in ((one, "") for one in lines) for line in pair]
+    return [line for pair in ((line, "") for line in lines) for line in pair]
 
 
 def _table_lines(table: OutcomeTable) -> list[str]:
@@ -72,7 +72,7 @@ def _table_lines(table: OutcomeTable) -> list[str]:
         "2 % always held",
     )
     cells = [heads, *(_cells(row) for row in table.rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(heads))]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     ruled = [tuple("-" * width for width in widths)]
     return [
         f"### Faults: {table.outcome}",

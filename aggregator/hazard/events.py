@@ -1,7 +1,8 @@
 """Reads a file of fault starts and ends of a fleet, validates it, and pairs them.
 
-The format is that of stepfun-ai/InfiniteHBD-Trace: a JSON list of objects with node_id, event_time (days since the
-recording began), event_type (fault_start or fault_end) and fault_type (Level, Class, Desc).
+The format is that of stepfun-ai/InfiniteHBD-Trace: a JSON list of objects with node_id, event_time
+(days since the recording began), event_type (fault_start or fault_end) and fault_type (Level,
+Class, Desc).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indexes = NDArray[np.intp]
 
-#: Larger files and longer lists are refused, as text.
+#: Limits; larger files and longer lists are rejected with a message.
 FILE_BYTES_MAX = 1 << 28
 EVENTS_MAX = 1_000_000
 NODES_MAX = 100_000
 DAYS_MAX = 10_000.0
 NAME_CHARACTERS_MAX = 256
-#: The level that the second table is of; the others are all but hardware.
+#: The level of the second table; other levels count only in the table of all classes.
 HARDWARE = "Hardware Failure"
 LEVELS = (HARDWARE, "Other Failure")
 START, END = "fault_start", "fault_end"
@@ -38,11 +39,11 @@ _DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
 
 
 class EventsError(ValueError):
-    """A file of events is not one; the words say where and what would be right."""
+    """A file is not a valid list of events; the message says where, and the expected form."""
 
 
 class FaultEvent(NamedTuple):
-    """One start or end of a fault."""
+    """The start or end of a fault."""
 
     node: str
     days: float  # since the recording began
@@ -52,9 +53,9 @@ class FaultEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FaultTable:
-    """Faults of a fleet, one each row. Times are days since the recording began.
+    """Faults of a fleet, a row per fault. Times are days since the recording began.
 
-    A fault that was there when the recording began starts at -inf, one that never ended ends at +inf.
+    A fault that was active when the recording began starts at -inf; an unfinished one ends at +inf.
     """
 
     nodes: tuple[str, ...]
@@ -62,12 +63,12 @@ class FaultTable:
     start: Floats
     end: Floats
     hardware: Flags
-    end_days: float  # of the recording: its last event
-    notes: tuple[str, ...] = ()  # what was odd, as text
-    classes: Flags | None = None  # faults x `classes.CLASSES`; None: of none is it known
+    end_days: float  # last event of the recording
+    notes: tuple[str, ...] = ()  # descriptions of irregularities
+    classes: Flags | None = None  # faults x `fault_classes.CLASSES`; None: unknown for all faults
 
     def before(self, days: float) -> FaultTable:
-        """Return the faults as they were known at *days*: a later end is not known yet."""
+        """Return the faults with the knowledge at *days*, without later starts and ends."""
         known = self.start < days
         end = np.where(self.end[known] < days, self.end[known], np.inf)
         return FaultTable(
@@ -76,10 +77,10 @@ class FaultTable:
         )  # fmt: skip
 
     def since(self, days: float) -> FaultTable:
-        """Return the same recording as if it began at *days*, which is its day 0 then.
+        """Return the same recording, begun at *days*, which becomes day 0.
 
-        A fault that stood then is one that was there when it began; what had ended by then is forgotten. Raises EventsError
-        if nothing comes later.
+        A fault active at that time starts at -inf; faults that had ended are dropped.
+        Raises EventsError if no event is later.
         """
         if not days < self.end_days:
             raise EventsError(
@@ -94,26 +95,26 @@ class FaultTable:
 
     @property
     def first_days(self) -> float:
-        """Days to the first start or end; +inf without any."""
+        """Days until the first start or end; +inf without any."""
         times = np.concatenate([self.start, self.end])
         return float(np.min(times[np.isfinite(times)], initial=np.inf))
 
     def with_nodes(self, nodes_count: int) -> FaultTable:
-        """Return the same faults in a fleet of *nodes_count* nodes; the rest never failed.
+        """Return the same faults in a fleet of *nodes_count* nodes, of which the rest never failed.
 
-        Raises EventsError if more are named than that.
+        Raises EventsError if the file names more nodes.
         """
         if not len(self.nodes) <= nodes_count <= NODES_MAX:
             raise EventsError(
                 f"a fleet of {nodes_count} nodes: the file names {len(self.nodes)} nodes; expected that many "
                 f"to {NODES_MAX}"
             )
-        silent = tuple(f"(never named {at})" for at in range(nodes_count - len(self.nodes)))
+        silent = tuple(f"(never named {number})" for number in range(nodes_count - len(self.nodes)))
         return replace(self, nodes=self.nodes + silent)
 
 
 def read_events(path: Path) -> FaultTable:
-    """Read a file of events. Raises EventsError, OSError."""
+    """Return the faults in a file of events. Raises EventsError, OSError."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
@@ -122,22 +123,22 @@ def read_events(path: Path) -> FaultTable:
 
 
 def nodes_in_file_name(path: Path) -> int | None:
-    """Return how many nodes a file's name says the fleet has ("..._400_nodes_..."), else None.
+    """Return the number of nodes in a file's name ("..._400_nodes_..."), else None.
 
-    A file of events names only the nodes that failed at some time.
+    A file of events names only nodes that failed at some time.
     """
-    found = re.search(r"(?:^|[^0-9])([0-9]{1,6})_nodes(?:[^a-z]|$)", path.name)
-    return int(found[1]) if found else None
+    match = re.search(r"(?:^|[^0-9])([0-9]{1,6})_nodes(?:[^a-z]|$)", path.name)
+    return int(match[1]) if match else None
 
 
 def parse_events(data: bytes) -> FaultTable:
-    """Return the faults of a file's bytes. Raises EventsError."""
+    """Return the faults in a file's content. Raises EventsError."""
     return pair_events(sorted(_events(data), key=lambda event: event.days))
 
 
 def _events(data: bytes) -> list[FaultEvent]:
     try:
-        events = [_event(row, at) for at, row in enumerate(_rows(data.decode("utf-8-sig")))]
+        events = [_event(row, index) for index, row in enumerate(_rows(data.decode("utf-8-sig")))]
     except EventsError:
         raise
     except (ValueError, RecursionError) as error:
@@ -148,36 +149,36 @@ def _events(data: bytes) -> list[FaultEvent]:
 
 
 def _rows(text: str) -> Iterator[Any]:
-    """Yield the elements of a JSON list, one after another: all at once they would take many times the file's bytes.
+    """Yield the elements of a JSON list one by one: all together take many times the file's memory.
 
-    Raises ValueError, RecursionError; EventsError where it is no list, or one that is too long.
+    Raises ValueError, RecursionError; EventsError if it is not a list, or too long.
     """
     begin = _after_space(text, 0)
     if text.startswith(("{", '"'), begin):
-        found = "an object" if text[begin] == "{" else "a string"
-        raise EventsError(f"expected a list of events, found {found}")
+        kind = "an object" if text[begin] == "{" else "a string"
+        raise EventsError(f"expected a list of events, found {kind}")
     if not text.startswith("[", begin):
         raise ValueError("expected a list, which begins with [")
-    at, count = _after_space(text, begin + 1), 0
-    while not (count == 0 and text.startswith("]", at)):
-        row, at = _DECODER.raw_decode(text, at)
+    position, count = _after_space(text, begin + 1), 0
+    while not (count == 0 and text.startswith("]", position)):
+        row, position = _DECODER.raw_decode(text, position)
         count += 1
         if count > EVENTS_MAX:
             raise EventsError(f"more than {EVENTS_MAX} events")
         yield row
-        at = _after_space(text, at)
-        if text.startswith("]", at):
+        position = _after_space(text, position)
+        if text.startswith("]", position):
             break
-        if not text.startswith(",", at):
-            raise ValueError(f"expected , or ] at character {at}")
-        at = _after_space(text, at + 1)
-    if _after_space(text, at + 1) != len(text):
-        raise ValueError(f"unexpected text after the list, at character {at + 1}")
+        if not text.startswith(",", position):
+            raise ValueError(f"expected , or ] at character {position}")
+        position = _after_space(text, position + 1)
+    if _after_space(text, position + 1) != len(text):
+        raise ValueError(f"unexpected text after the list, at character {position + 1}")
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def _event(row: Any, at: int) -> FaultEvent:
@@ -213,7 +214,7 @@ def _days(value: Any, at: int) -> float:
         raise EventsError(
             f"event {at}: event_time: expected days as a number, found {_kind_of(value)}"
         )
-    # A whole number may be too large for a float.
+    # A large integer may not fit into a float.
     if not 0 <= value <= DAYS_MAX or not math.isfinite(value):
         raise EventsError(
             f"event {at}: event_time {str(value)[:40]}: expected days from 0 to {DAYS_MAX:g}"
@@ -229,11 +230,13 @@ def _kind_of(value: Any) -> str:
 
 
 def pair_events(events: list[FaultEvent]) -> FaultTable:
-    """Return the faults that *events*, in the order of time, tell of; what does not pair is noted as text.
+    """Return the faults in *events*, which are in order of time, with notes on unpaired ones.
 
-    Faults of a node may overlap; an end ends the oldest open fault of its kind.
+    Faults of a node may overlap; an end belongs to the oldest open fault of its kind.
     """
-    nodes = {name: at for at, name in enumerate(dict.fromkeys(event.node for event in events))}
+    nodes = {
+        name: index for index, name in enumerate(dict.fromkeys(event.node for event in events))
+    }
     if len(nodes) > NODES_MAX:
         raise EventsError(f"{len(nodes)} nodes; at most {NODES_MAX}")
     rows: list[list[Any]] = []

@@ -1,7 +1,8 @@
-"""Features of the hazard model: one row per unit, one column per feature; all zero for a node without anomalies.
+"""Features of the hazard model: a row per unit, a column per feature, zero without anomalies.
 
-History features are functions of a unit's state, so they can be computed for a future day without new events. Measured
-features follow them, where anything was measured. Training and judging both use this module.
+History features depend only on a unit's state, so that they can be computed for a future day
+without new events. Measured features follow if anything was measured. Training and judging share
+this module.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ def _returned_to_days(value: float) -> float:
     return RETURNED_DAYS / expm1(value) - RETURNED_LEAST_DAYS if value > 0.0 else inf
 
 
-#: `returned` is ln(1 + RETURNED_DAYS / (days since the return + RETURNED_LEAST_DAYS)): with a weight of 1 the hazard
-#: after a return falls as 1 / days, as that of earthquakes does after a shock (Omori), to that of before in a month.
+#: `returned` is ln(1 + RETURNED_DAYS / (days since the return + RETURNED_LEAST_DAYS)): with a
+#: weight of 1 the hazard after a return falls as 1 / days to its previous level within a month,
+#: like that of earthquakes after a shock (Omori).
 RETURNED_DAYS, RETURNED_LEAST_DAYS = 30.0, 0.25
 _RETURNED = "it returned from a fault {shown:,.1f} days ago"
 
-#: Of the history of faults, whatever their class.
+#: Features of the fault history, regardless of class.
 BASIC_FEATURES: tuple[Feature, ...] = (
     Feature("returned_1d", "ratio", "0", "returned from a fault, fading over a day", _RETURNED, _fade_to_days(1.0)),
     Feature("returned_10d", "ratio", "0", "returned from a fault, fading over ten days", _RETURNED, _fade_to_days(10.0)),
@@ -48,30 +50,31 @@ BASIC_FEATURES: tuple[Feature, ...] = (
     Feature("faults_last_7d", "log count", "0", "ln(1 + faults that began within the last 7 days)",
             "faults that began within the last 7 days: {shown:.0f}", expm1),
 )  # fmt: skip
-#: Of the same, by class.
+#: Features of the fault history by class.
 CLASS_FEATURES: tuple[Feature, ...] = tuple(
-    Feature(f"faults_{each.name}_30d", "log count", "0", f"ln(1 + {each.description}, fading over 30 days)",
-            f"{each.description}, each fading over 30 days: {{shown:.2f}}", expm1)
-    for each in CLASSES
+    Feature(f"faults_{fault_class.name}_30d", "log count", "0", f"ln(1 + {fault_class.description}, fading over 30 days)",
+            f"{fault_class.description}, each fading over 30 days: {{shown:.2f}}", expm1)
+    for fault_class in CLASSES
 )  # fmt: skip
-#: Of the same, among the nodes that were up.
+#: Rank by fault history among the nodes that are up.
 RANK_FEATURE = Feature(
     "fault_rank", "log ratio", "0",
     "rank among the fleet's hosts, the average of those by time since return, by faults fading over 30 days and by faults on record",
     "its faults rank it {shown:.0%} of the way from a host that never failed to the worst of the fleet", lambda value: -expm1(-value),
 )  # fmt: skip
 HISTORY_FEATURES = (*BASIC_FEATURES, *CLASS_FEATURES, RANK_FEATURE)
-#: The columns, in order. A higher one never means a lower hazard: the fit holds their weights at zero or above.
+#: The columns in order. A higher value never means a lower hazard: the fit keeps weights at zero or
+#: above.
 FEATURES: tuple[Feature, ...] = (*HISTORY_FEATURES, *MEASURED)
 FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
 BASIC_FEATURE_NAMES = FEATURE_NAMES[: len(BASIC_FEATURES)]
 BASIC_AND_CLASS_NAMES = FEATURE_NAMES[: len(BASIC_FEATURES) + len(CLASS_FEATURES)]
 HISTORY_FEATURE_NAMES = FEATURE_NAMES[: len(HISTORY_FEATURES)]
-#: What is measured, as it is measured (`measured.py` has units and words), and the number of GPUs.
+#: Measured values in their own units (see `measured.py`), and the number of GPUs.
 OBSERVED_NAMES = (*(feature.name for feature in MEASURED), "gpus")
-#: What is stored with each score: the history of faults, and what is measured.
+#: Values stored with each score: fault history and measurements.
 SCORE_FEATURE_NAMES = (*HISTORY_FEATURE_NAMES, *OBSERVED_NAMES)
-SCORE_FEATURE_COLUMN = {name: at for at, name in enumerate(SCORE_FEATURE_NAMES)}
+SCORE_FEATURE_COLUMN = {name: index for index, name in enumerate(SCORE_FEATURE_NAMES)}
 
 
 class ModelForm(NamedTuple):
@@ -80,17 +83,18 @@ class ModelForm(NamedTuple):
     name: str
     names: tuple[str, ...]
     ridge: float
-    #: The feature whose order the form keeps: `names` rise with it, and its weight stays above zero.
+    #: The feature whose order the ranking keeps: `names` increase with it, and its weight stays
+    #: above zero.
     ordered_by: str = ""
 
 
-#: Ranks hosts exactly as the baseline of this name (`metrics.BASELINES`): only the calibration is fitted. It is the
-#: default because on public records it is never far below the best simple ranking (`docs/hazard.md`). Its weight is
-#: the power by which the hazard rises with the rank.
+#: Ranks hosts like the baseline of this name (`baselines.BASELINES`); only the calibration is
+#: fitted. It is the default because on public records it is never far below the best simple ranking
+#: (`docs/hazard.md`). Its weight is the exponent with which the hazard rises with the rank.
 AVERAGE_RANK = ModelForm("average rank", ("fault_rank",), 5.0, "fault_rank")
-#: The learned model that the default is compared with, if measurements are missing or too few.
+#: The learned model to compare with the default if measurements are missing or too few.
 HISTORY_FORM = ModelForm("history, held tight", BASIC_FEATURE_NAMES, 20.0)
-#: The same with measurements.
+#: The learned model with measurements.
 MEASURED_FORM = ModelForm(
     "history and measurements, held tight",
     (*BASIC_FEATURE_NAMES, *(feature.name for feature in MEASURED)),
@@ -99,11 +103,11 @@ MEASURED_FORM = ModelForm(
 
 
 def features_of(state: UnitState, ahead_days: float = 0.0) -> Floats:
-    """Return units x features, as they will be *ahead_days* later if nothing happens until then.
+    """Return units x features, as they will be *ahead_days* later without further events.
 
-    But for `faults_last_7d`, which stays: a state does not say on which of the seven days each fault was. So does the rank
-    among others, who change as well, and what was measured; of a state that bears nothing of that only the columns of HISTORY
-    are there.
+    Unchanged are `faults_last_7d` (a state lacks the day of each fault), the rank, because others
+    change as well, and measurements. A state without measurements has only the columns of
+    HISTORY_FEATURES.
     """
     since = state.since_return_days + ahead_days  # +inf fades to zero
     counts = [
@@ -132,19 +136,19 @@ def _by_class(state: UnitState, ahead_days: float) -> Floats:
 
 
 def weighted_sum(features: Floats, weights: Sequence[float]) -> Floats:
-    """Return the sum of weight x feature of each unit. *weights*: by FEATURES; *features* may have those of HISTORY alone."""
+    """Return the weighted sum of each unit's features; *features* may lack the measured columns."""
     return np.asarray(features @ np.array(weights[: features.shape[1]]))
 
 
 def host_features(columns: Floats) -> Floats:
-    """Return hosts x features of hosts x *columns*: those of HISTORY, then what is measured now (NaN: not known)."""
+    """Return hosts x features from *columns*: history, then present measurements (NaN: unknown)."""
     return np.hstack(
         [columns[:, : len(HISTORY_FEATURES)], model_inputs(columns[:, len(HISTORY_FEATURES) :])]
     )
 
 
 def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
-    """Return what a row of `scores` was computed from; None of one stored before version 9."""
+    """Return the inputs stored in a row of `scores`; None before version 9."""
     if row.get("hazard_model") is None:
         return None
     features = row["features"] or {}
@@ -158,7 +162,8 @@ def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
         if features
         else (),
         log_hazard_outcomes=row["log_hazard_outcomes"] or 0.0,
-        # Before version 13 hazards of all faults multiplied, and the interval said nothing of how many there were.
+        # Before version 13 hazards of all faults were multiplied, and the interval ignored their
+        # number.
         log_hazard_one_cause=row.get("log_hazard_one_cause") or 0.0,
         log_hazard_own_causes=row.get("log_hazard_own_causes") or 0.0,
     )

@@ -1,6 +1,7 @@
-"""State of each node at each midnight: up or down, since when, and its number of failures.
+"""State of each node at each midnight: up or down, time since return, and failure counts.
 
-A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; a day's values use nothing later than its 00:00.
+A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; a day's values use nothing
+later than its 00:00.
 """
 
 from __future__ import annotations
@@ -18,48 +19,49 @@ from .events import (
 )
 from .measured import HostDays
 
-#: Nodes x days; a column of the tables below is as long. This many take about 2 GB to learn from and to judge.
+#: Maximum of nodes x days, the length of a column below: training and evaluation take about 2 GB.
 CELLS_MAX = 4_000_000
-#: A positive unit has a fault start within this many days.
+#: A unit is positive if a fault starts within this many days.
 WINDOW_DAYS = 7
-#: Names of the two outcomes.
+#: Names of the outcomes.
 ALL, HARDWARE = "all classes", "hardware"
-#: Decay times of the counts of faults (a fault of this many days ago counts 1/e).
+#: Decay times of fault counts (a fault this many days ago counts 1/e).
 DECAYS_DAYS = (7.0, 30.0, 90.0)
-#: The one of them that a node is ranked by, beside the time since return and the lifetime count.
+#: Decay time of the count in `fault_rank_of`.
 RANK_DECAY_DAYS = 30.0
-#: And of those by class: the middle one alone, for a few hundred faults tell no more of seven classes.
+#: Decay time of counts by class; a single one, because a few hundred faults in seven classes cannot
+#: support more.
 BY_CLASS_DAYS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """What is known of units at their 00:00; arrays over units."""
+    """The state of units at their 00:00; arrays over units."""
 
     since_return_days: Floats  # +inf: never failed
-    count: Floats  # of fault starts, ever
+    count: Floats  # fault starts ever
     decayed: dict[float, Floats]  # decay in days -> decayed count of fault starts
-    last_week: Floats  # starts within the last 7 days
-    #: What was measured then, units x MEASURED, NaN: not known; None: nothing was, of any unit.
+    last_week: Floats  # fault starts within the last 7 days
+    #: Measurements, units x MEASURED, NaN: unknown; None: no unit has any.
     measured: Floats | None = None
-    #: Decayed counts of fault starts of each class, units x CLASSES; None: of no fault is its class known.
+    #: Decayed counts of fault starts, units x CLASSES; None: classes are unknown.
     by_class: Floats | None = None
-    #: How each ranks among the nodes that were up then (`fault_rank_of`); None: not known.
+    #: Rank among the nodes that are up (`fault_rank_of`); None: unknown.
     fault_rank: Floats | None = None
 
     @property
     def has_measurements(self) -> Flags:
-        """Of which units anything was measured."""
+        """Whether each unit has any measurement."""
         if self.measured is None:
             return np.zeros(len(self.count), dtype=bool)
         return np.asarray(np.isfinite(self.measured).any(axis=1))
 
     def take(self, rows: Indexes | Flags) -> UnitState:
-        """Return some of the units."""
+        """Return the units of *rows*."""
         return UnitState(
             self.since_return_days[rows],
             self.count[rows],
-            {days: one[rows] for days, one in self.decayed.items()},
+            {days: counts[rows] for days, counts in self.decayed.items()},
             self.last_week[rows],
             None if self.measured is None else self.measured[rows],
             None if self.by_class is None else self.by_class[rows],
@@ -69,7 +71,7 @@ class UnitState:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Units in the order of days, then nodes, with what came of them."""
+    """Units in the order of days, then nodes, with their outcomes."""
 
     node: Indexes
     day: Indexes
@@ -78,28 +80,30 @@ class Units:
     hardware_starts: Floats
 
     def take(self, rows: Indexes | Flags) -> Units:
-        """Return some of the units."""
+        """Return the units of *rows*."""
         return Units(
             self.node[rows], self.day[rows], self.state.take(rows),
             self.starts[rows], self.hardware_starts[rows],
         )  # fmt: skip
 
     def positives(self, outcome: str) -> Floats:
-        """Return 1 where a fault of *outcome* starts within the units' window, else 0."""
+        """Return 1 for units with a fault start of *outcome* within the window, else 0."""
         starts = self.starts if outcome == ALL else self.hardware_starts
         return (starts > 0).astype(np.float64)
 
     def between(self, first: int, last: int) -> Units:
-        """Return the units of days *first* to *last*, both included."""
+        """Return the units of days *first* to *last*, inclusive."""
         return self.take((self.day >= first) & (self.day <= last))
 
 
 def units_of(
     faults: FaultTable, window_days: int = WINDOW_DAYS, days_measured: HostDays | None = None
 ) -> Units:
-    """Return all units whose window ends within the recording. Raises EventsError if there are too many or none.
+    """Return all units whose window ends within the recording.
 
-    *days_measured*: what was measured of the same nodes, on these days and later ones.
+    Raises EventsError if none or too many.
+
+    *days_measured*: measurements of the same nodes, on these days and later.
     """
     days = int(np.floor(faults.end_days - window_days)) + 1
     nodes = len(faults.nodes)
@@ -129,7 +133,7 @@ def units_of(
 
 
 def state_at(faults: FaultTable, days: float) -> tuple[Flags, UnitState]:
-    """Return which nodes are up at *days* (any moment), and what is known of each node then."""
+    """Return which nodes are up at *days* (any time), and the state of each node then."""
     nodes, start, end = len(faults.nodes), faults.start - days, faults.end - days
     up = np.ones(nodes, dtype=bool)
     up[faults.node[(start <= 0.0) & (end > 0.0)]] = False
@@ -147,17 +151,17 @@ def state_at(faults: FaultTable, days: float) -> tuple[Flags, UnitState]:
     by_class = None
     if faults.classes is not None:
         fade = np.exp(-age / BY_CLASS_DAYS)
-        by_class = np.stack([count(fade * one) for one in faults.classes[past].T], axis=1)
+        by_class = np.stack([count(fade * flags) for flags in faults.classes[past].T], axis=1)
     state = UnitState(-returned, count(np.ones(len(node))), decayed, recent, by_class=by_class)
     return up, replace(state, fault_rank=fault_rank_of(state, up))
 
 
 def fault_rank_of(state: UnitState, up: Flags) -> Floats:
-    """Return how high each node of *state* ranks by its faults among those that are *up*, at one moment: 0 to ln(2 x nodes).
+    """Return the rank of each node by its faults among the nodes that are *up*, 0 to ln(2 x nodes).
 
-    The average of three ranks: by time since return, by the count decayed over RANK_DECAY_DAYS, and by the lifetime count,
-    each the share of nodes below, and half of those alike. u is that average from 0 (a node that never failed) to 1, and what is
-    returned is -ln(1 - u): ln of one over the share of the way that is left to the top.
+    u is the average of three ranks, scaled from 0 (a node that never failed) to 1: by time since
+    return, by the count decayed over RANK_DECAY_DAYS, and by the lifetime count. A rank is the
+    share of nodes below, plus half of the equal ones. The result is -ln(1 - u).
     """
     values = (
         1.0 / (1.0 + state.since_return_days),
@@ -165,18 +169,20 @@ def fault_rank_of(state: UnitState, up: Flags) -> Floats:
         state.count,
     )
     nodes = max(int(up.sum()), 1)
-    halves = np.zeros(len(up) + 1, dtype=np.int64)  # the last one never failed
-    for each in values:
-        known, at = np.sort(each[up]), np.append(each, 0.0)
-        places = np.searchsorted(known, at, "left") + np.searchsorted(known, at, "right")
-        # One that is down may be above all that are up: as the first of them.
+    halves = np.zeros(len(up) + 1, dtype=np.int64)  # the last element is a node that never failed
+    for values_by_node in values:
+        known, with_zero = np.sort(values_by_node[up]), np.append(values_by_node, 0.0)
+        places = np.searchsorted(known, with_zero, "left") + np.searchsorted(
+            known, with_zero, "right"
+        )
+        # A down node above all up nodes ranks like the first of them.
         halves += np.minimum(places, 2 * nodes - 1)
     above, total = np.maximum(halves[:-1] - halves[-1], 0), 2 * len(values) * nodes - halves[-1]
     return np.asarray(-np.log1p(-above / total))
 
 
 def _with_ranks(state: UnitState, up: Flags) -> UnitState:
-    """Return *state*, which is of nodes x days, ravelled, with the ranks of each day."""
+    """Return *state*, of flattened nodes x days, with the ranks of each day."""
     cells = np.arange(up.size).reshape(up.shape)
     ranks = [fault_rank_of(state.take(cells[:, day]), up[:, day]) for day in range(up.shape[1])]
     return replace(state, fault_rank=np.stack(ranks, axis=1).ravel())
@@ -196,7 +202,7 @@ def _clip(at: Floats, days: int) -> Indexes:
 
 
 def _state(faults: FaultTable, days: int) -> UnitState:
-    """Return the state of every node and day, ravelled."""
+    """Return the state of every node and day, flattened."""
     started = np.isfinite(faults.start)
     return UnitState(
         _since_return(faults, days).ravel(),
@@ -210,8 +216,8 @@ def _state(faults: FaultTable, days: int) -> UnitState:
 def _by_class(faults: FaultTable, started: Flags, days: int) -> Floats | None:
     if faults.classes is None:
         return None
-    counts = [_count(faults, started & one, days, BY_CLASS_DAYS) for one in faults.classes.T]
-    return np.stack([one.ravel() for one in counts], axis=1)
+    counts = [_count(faults, started & flags, days, BY_CLASS_DAYS) for flags in faults.classes.T]
+    return np.stack([counts_of_class.ravel() for counts_of_class in counts], axis=1)
 
 
 def _since_return(faults: FaultTable, days: int) -> Floats:
@@ -223,12 +229,12 @@ def _since_return(faults: FaultTable, days: int) -> Floats:
 
 
 def _count(faults: FaultTable, which: Flags, days: int, decay_days: float | None) -> Floats:
-    """Return starts before each day's 00:00, decayed."""
+    """Return fault starts before each day's 00:00, decayed."""
     counts = np.zeros((len(faults.nodes), days))
-    at = np.arange(days)
+    day_starts = np.arange(days)
     for node, start in zip(faults.node[which], faults.start[which], strict=True):
         first = min(days, max(0, int(np.floor(start)) + 1))
-        age = at[first:] - start
+        age = day_starts[first:] - start
         counts[node, first:] += 1.0 if decay_days is None else np.exp(-age / decay_days)
     return counts
 
@@ -242,9 +248,9 @@ def _recent(faults: FaultTable, which: Flags, days: int, window_days: float) -> 
 
 
 def _starts_ahead(faults: FaultTable, which: Flags, days: int, window_days: int) -> Floats:
-    """Return starts from each day's 00:00 on, within the window."""
+    """Return fault starts within the window after each day's 00:00."""
     counts = np.zeros((len(faults.nodes), days))
     first = np.floor(faults.start[which]).astype(np.intp)
-    for node, at in zip(faults.node[which], first, strict=True):
-        counts[node, max(0, at - window_days + 1) : max(0, at + 1)] += 1.0
+    for node, start_day in zip(faults.node[which], first, strict=True):
+        counts[node, max(0, start_day - window_days + 1) : max(0, start_day + 1)] += 1.0
     return counts

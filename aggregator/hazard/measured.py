@@ -1,7 +1,7 @@
-"""Measured features of a host for the hazard model: zero where all is normal or nothing is known.
+"""Measured features of a host for the hazard model, zero if normal or unknown.
 
-Values are stored and reported as measured. The model weighs an increasing function of each, scaled to about one where
-something is clearly wrong, so that one ridge penalty suits all.
+Values are stored and reported as measured. The model uses an increasing function of each, about one
+where something is clearly wrong, so that a single ridge penalty suits all.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from .events import FaultTable, Floats, Indexes
 
 
 class Feature(NamedTuple):
-    """One column."""
+    """A column of features."""
 
     name: str
     unit: str
-    normal: str  # what is normal, as text
+    normal: str  # description of normal values
     description: str
-    host_text: str  # of one host, for a person; {shown} is `to_shown` of the value
+    host_text: str  # text about a host; {shown} is `to_shown` of the value
     to_shown: Callable[[float], float] = float
 
     def describe(self, value: float) -> str:
-        """Return *value* of a host as text."""
+        """Return the text about a host with *value*."""
         return self.host_text.format(shown=self.to_shown(value))
 
 
-#: Peers of one fleet spread by 2 to 3 %, and the slowest of eight GPUs is measured: below this it is slow.
+#: Normal relative speed: peers differ by 2 to 3 %, and the slowest of eight GPUs counts.
 SPEED_NORMAL, SPEED_STEP = 0.95, 0.1
-#: Less than this to the limit of a GPU is little (assumed: between it and braking lies one warm afternoon).
+#: Normal distance to a GPU's temperature limit (assumed: a warm afternoon may use it up).
 HEADROOM_NORMAL_CELSIUS = 10.0
-#: A host that said nothing for longer is STALE.
+#: Longer silence makes a host STALE.
 SILENT_NORMAL_SECONDS = 15.0
-#: Nothing that is measured weighs more than this, whatever a broken sensor says: ln of a billion events.
+#: Upper bound of each model input, whatever a broken sensor reports: ln of a billion events.
 MODEL_INPUT_MAX = 21.0
 
 #: In the order of the columns of `read_host_days`.
@@ -65,7 +65,7 @@ def _shortfall(normal: float, step: float) -> Callable[[Floats], Floats]:
     return lambda value: (normal - value) / step
 
 
-#: How a column is weighed that is no count.
+#: Model input of columns that are not counts.
 _TRANSFORMS: Mapping[str, Callable[[Floats], Floats]] = {
     "speed": _shortfall(SPEED_NORMAL, SPEED_STEP),
     "headroom_celsius": _shortfall(HEADROOM_NORMAL_CELSIUS, HEADROOM_NORMAL_CELSIUS),
@@ -78,39 +78,40 @@ def _count(value: Floats) -> Floats:
 
 
 def model_inputs(values: Floats) -> Floats:
-    """Return *values* (units x MEASURED, NaN: not known) as the model weighs them: zero to WEIGHED_MAX, never NaN."""
+    """Convert *values* (units x MEASURED, NaN: unknown) to inputs, 0 to MODEL_INPUT_MAX."""
     columns = [
-        _TRANSFORMS.get(feature.name, _count)(values[:, at]) for at, feature in enumerate(MEASURED)
+        _TRANSFORMS.get(feature.name, _count)(values[:, column])
+        for column, feature in enumerate(MEASURED)
     ]
     known = np.nan_to_num(np.stack(columns, axis=1), nan=0.0)
     return np.clip(known, 0.0, MODEL_INPUT_MAX)
 
 
-#: This many rows are read at a time: between two of them other threads get their turn.
+#: Rows per batch: other threads can run between batches.
 BATCH_ROWS = 50_000
-#: Names hold no space; a list of 100,000 of them would take DuckDB half a minute to take over.
+#: Host names contain no space; DuckDB would take half a minute to convert a list of 100,000 names.
 _NODES = (
     "SELECT unnest(string_split($hosts, ' ')) AS host, "
     "generate_subscripts(string_split($hosts, ' '), 1) - 1 AS node"
 )
 _ROWS = (
-    f"SELECT node::BIGINT AS node, (epoch_us(time) - $first) / 86400e6 AS at_days, {', '.join(each.name for each in MEASURED)} "
+    f"SELECT node::BIGINT AS node, (epoch_us(time) - $first) / 86400e6 AS at_days, {', '.join(feature.name for feature in MEASURED)} "
     f"FROM host_days JOIN ({_NODES}) USING (host) "
     "WHERE time >= make_timestamp($first) AND time < make_timestamp($last)"
 )
 
 
 class HostDays(NamedTuple):
-    """What was measured, by node and day since the recording began, which was at a 00:00."""
+    """Measurements by node and day since the recording began, at 00:00."""
 
-    row: Indexes  # nodes x days: which row of the others; -1: none
-    values: Floats  # rows x MEASURED; NaN: not known
+    row: Indexes  # nodes x days: index into `values`, -1: none
+    values: Floats  # rows x MEASURED; NaN: unknown
 
     @staticmethod
     def of(node: Indexes, at_days: Floats, values: Floats, faults: FaultTable) -> HostDays:
-        """Return rows of values of *node*, measured *at_days*, as far as their nodes had not failed on that day before.
+        """Return measurements of *node* at *at_days*, without those after a fault on the same day.
 
-        What a fault did to its host is no warning of it.
+        The effects of a fault must not count as its warning.
         """
         row = np.full((len(faults.nodes), int(faults.end_days) + 1), -1, dtype=np.intp)
         row[node, at_days.astype(np.intp)] = np.arange(len(node))
@@ -124,19 +125,20 @@ class HostDays(NamedTuple):
         return HostDays(row, values)
 
     def at(self, node: Indexes, day: Indexes) -> Floats:
-        """Return what was measured of units: units x MEASURED, NaN where nothing was."""
+        """Return the measurements of units: units x MEASURED, NaN if missing."""
         row = self.row[node, day]
-        found = np.full((len(row), len(MEASURED)), np.nan)
-        found[row >= 0] = self.values[row[row >= 0]]
-        return found
+        result = np.full((len(row), len(MEASURED)), np.nan)
+        result[row >= 0] = self.values[row[row >= 0]]
+        return result
 
 
 def read_host_days(
     connection: Any, faults: FaultTable, first_us: int, last_us: int
 ) -> HostDays | None:
-    """Return what is on record of the nodes of *faults* from *first_us* until *last_us*; None: nothing.
+    """Return the stored measurements of the nodes of *faults*; None if there are none.
 
-    *faults*: of a recording that began at *first_us*. Its nodes, and no others, in its order: meanwhile hosts register.
+    *faults*: a recording from *first_us* to *last_us*. Its nodes determine the rows: more hosts may
+    register.
     """
     parameters = {"first": first_us, "last": last_us, "hosts": " ".join(faults.nodes)}
     nodes, at_days, values = [], [], []

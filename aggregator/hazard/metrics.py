@@ -1,6 +1,6 @@
 """Metrics of a ranking and its probabilities, with bootstrap intervals by node.
 
-Units of equal rank are averaged: each figure is the mean over all orders among them.
+Units of equal rank are averaged: each figure is the mean over all their orders.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 
 from .events import Floats, Indexes
 
-#: Recall is of this share of the up nodes of each day, the highest first.
+#: Recall counts this share of the up nodes of each day, the worst first.
 TOP_SHARE = 0.05
-#: Bins of equal mass of the calibration error.
+#: Bins of equal mass for the calibration error.
 BINS = 10
-#: The interval that the bootstrap gives.
+#: Quantiles of the bootstrap interval.
 INTERVAL = (0.05, 0.95)
-#: Of fewer positive nodes AUC and recall have no interval (assumed). In both a fault's node is divided by itself: of one
-#: node they are the same however often it is drawn, and fleets without it count for nothing.
+#: With fewer positive nodes AUC and recall have no interval (assumed). Both divide a node's faults
+#: by themselves: a single node gives the same value in every drawn fleet that contains it.
 NODES_POSITIVE_MIN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 90 % interval; NaN where it is not defined. An upper end alone: of 95 %."""
+    """A figure with its 90 % interval, NaN if undefined; an upper bound alone is of 95 %."""
 
     value: float
     lower: float
@@ -34,9 +34,9 @@ class Estimate:
 
 
 class Ranking:
-    """Units in an order, against an outcome; each figure takes the units' weights.
+    """Units ordered by score, with an outcome; each figure takes the units' weights.
 
-    *groups*: ranks are within these (days), or of all units where None.
+    *groups*: rank within each group (day); None: among all units.
     """
 
     def __init__(self, score: Floats, outcome: Floats, groups: Indexes | None = None) -> None:
@@ -50,17 +50,18 @@ class Ranking:
             last = np.flatnonzero(np.append(group[1:] != group[:-1], True)) + 1
         else:
             last = np.array([len(score)])
-        #: How many units lie before the end of each run of equal scores, 0 first; and which ends are a group's.
+        #: Number of units before the end of each run of equal scores, first 0; and which ends close
+        #: a group.
         self._ends = np.concatenate(([0], np.flatnonzero(np.append(fresh, True)) + 1))
         self._closing = np.searchsorted(self._ends, last)
 
     def cumulated(self, weight: Floats, *of: Floats) -> list[Floats]:
-        """Return mass and the sums of *of*, in the order, at the end of each run of equal scores."""
+        """Return the cumulated mass and sums of *of* at the end of each run of equal scores."""
         ordered = weight[self.order]
-        return [_sums(ordered)[self._ends], *(_sums(ordered * one)[self._ends] for one in of)]
+        return [_sums(ordered)[self._ends], *(_sums(ordered * values)[self._ends] for values in of)]
 
     def auc(self, weight: Floats) -> float:
-        """Return P(a positive ranks above a negative), equal ones half."""
+        """Return P(a positive ranks above a negative), counting equal ranks half."""
         mass, positive = self.cumulated(weight, self.outcome)
         negative = np.diff(mass - positive)
         pairs = positive[-1] * (mass[-1] - positive[-1])
@@ -69,12 +70,12 @@ class Ranking:
         return float(np.sum((positive[1:] + positive[:-1]) / 2 * negative) / pairs)
 
     def recall(self, weight: Floats, share: float = TOP_SHARE) -> float:
-        """Return the share of positives that are in the top *share* of each group."""
+        """Return the share of positives within the top *share* of each group."""
         positive = float((weight[self.order] * self.outcome).sum())
         return self.top(weight, share) / positive if positive > 0 else nan
 
     def top(self, weight: Floats, share: float) -> float:
-        """Return the sum of outcomes in the top *share* of each group."""
+        """Return the sum of outcomes within the top *share* of each group."""
         mass, outcome = self.cumulated(weight, self.outcome)
         last = mass[self._closing]
         first = np.concatenate(([0.0], last[:-1]))
@@ -87,36 +88,36 @@ def _sums(values: Floats) -> Floats:
 
 
 class CalibrationBins:
-    """Probabilities against an outcome, in bins of equal mass."""
+    """Probabilities and outcomes, in bins of equal mass."""
 
     def __init__(self, probability: Floats, outcome: Floats) -> None:
         self._ranking = Ranking(probability, outcome)
         self._probability = probability[self._ranking.order]
 
     def error(self, weight: Floats) -> float:
-        """Return the expected calibration error: the mean distance of told and observed, by bins."""
+        """Return the expected calibration error: mean distance of prediction and outcome by bin."""
         predicted, observed, mass = self.bins(weight)
         return float(np.abs(predicted - observed).sum() / mass)
 
     def bins(self, weight: Floats) -> tuple[Floats, Floats, float]:
-        """Return the sums of told and observed, for each bin, and the whole mass."""
+        """Return the sums of predictions and outcomes per bin, and the total mass."""
         mass, positive, predicted = self._ranking.cumulated(
             weight, self._ranking.outcome, self._probability
         )
         edges = np.linspace(0.0, mass[-1], BINS + 1)
-        inside = [np.diff(np.interp(edges, mass, one)) for one in (predicted, positive)]
+        inside = [np.diff(np.interp(edges, mass, sums)) for sums in (predicted, positive)]
         return inside[0], inside[1], float(mass[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapFigure:
-    """A figure, and what it is over fleets drawn node by node."""
+    """A figure, and its values over fleets drawn node by node."""
 
     value: float
     draws: Floats
 
     def minus(self, other: BootstrapFigure) -> BootstrapFigure:
-        """Return this less *other*, of the same fleets."""
+        """Return the difference to *other*, over the same fleets."""
         return BootstrapFigure(self.value - other.value, self.draws - other.draws)
 
     def estimate(self) -> Estimate:
@@ -128,16 +129,16 @@ class BootstrapFigure:
         return Estimate(self.value, float(lower), float(upper))
 
     def at_most(self) -> Estimate:
-        """Return the figure with the upper end alone: for a sum of distances, which chance makes larger.
+        """Return the figure with an upper bound only: chance increases a sum of distances.
 
-        A draw adds its chance to that of the fleet: the lower end may lie above the figure itself, and never is at the 0 of
-        what has no distance.
+        A draw adds its own chance to the fleet's: the lower bound may exceed the figure, and never
+        reaches the 0 of a perfect calibration.
         """
         return replace(self.estimate(), lower=nan)
 
 
 def draws_of_ranking(positive: Indexes, draws: int) -> int:
-    """Return how many fleets must be drawn for AUC and recall: *draws*, or none where they would say nothing.
+    """Return *draws*, or 0 if too few nodes failed for an interval of AUC and recall.
 
     *positive*: the nodes of the positive units.
     """
@@ -147,10 +148,10 @@ def draws_of_ranking(positive: Indexes, draws: int) -> int:
 def bootstrap(
     figure: Callable[[Floats], float], node: Indexes, nodes: int, draws: int, seed: int
 ) -> BootstrapFigure:
-    """Return *figure* (a function of the units' weights), and what it is over fleets drawn node by node.
+    """Return *figure*, a function of the units' weights, with its values over drawn fleets.
 
     A draw takes *nodes* nodes with replacement, each with all of its days. The same seed draws the same fleets.
-    No draws: the figure has no interval, and no difference of it has one.
+    Without draws there is no interval.
     """
     source = np.random.default_rng(seed)
     share = np.full(nodes, 1.0 / nodes)

@@ -1,7 +1,7 @@
-"""The hazard model: a base rate and weights on the log scale, with its training data and its measured quality.
+"""The hazard model: a base rate and weights on a log scale, with its data and measured quality.
 
-Discrete time, steps of a day: hazard of a day = exp(base + the sum of weight x feature); P(a fault on that day) =
-1 - exp(-hazard). Contributions add up on the log scale by construction.
+Discrete time in steps of a day: a day's hazard = exp(base + sum of weight x feature); P(a fault on
+that day) = 1 - exp(-hazard). Contributions add up on the log scale by construction.
 """
 
 from __future__ import annotations
@@ -20,64 +20,66 @@ from .features import BASIC_FEATURE_NAMES, FEATURE_NAMES, features_of, host_feat
 from .history import DECAYS_DAYS, UnitState
 
 HOURS_A_DAY = 24.0
-#: The version of what was not trained here.
+#: `version` of the prior.
 PRIOR = "prior"
-#: Of a model's text; a longer one is none.
+#: Maximum size of a model's text.
 TEXT_BYTES_MAX = 1 << 16
-#: Of the logarithm of a hazard, of a weight, and of what tells of a model.
+#: Bounds of log hazards and weights; below, of texts and of figures.
 LOG_MAX = 50.0
 TEXT_CHARACTERS_MAX = 1_000
 FIGURES_MAX = 64
-#: A day's hazard is not larger, whatever is summed: a fault an hour.
+#: Upper bound of a day's hazard: a fault per hour.
 LOG_HAZARD_PER_DAY_MAX = math.log(HOURS_A_DAY)
-#: Up and down of a host's hazard where it was not measured: hosts of one fleet differ by about this much (assumed).
+#: Spread of a host's hazard if not measured: hosts of a fleet differ by about this factor
+#: (assumed).
 SPREAD_ASSUMED = 3.0
-#: A host that is not heard may be in any state, and has 100; one that is heard is known better.
+#: Maximum spread of a model. A silent host may be in any state and has 100; an active host is known
+#: better.
 SPREAD_MAX = 30.0
 
-#: Faults per 1,000 node-days by days since the return, of StepFun's 400 nodes of 8 GPUs over 348 days
-#: (stepfun-ai/InfiniteHBD-Trace): the middle of each interval, and the rate there.
+#: (days since the return, faults per 1,000 node-days there), at the middle of each interval.
+#: Source: StepFun's 400 nodes of 8 GPUs over 348 days (stepfun-ai/InfiniteHBD-Trace).
 PUBLISHED_RATES = ((0.5, 276.0), (2.0, 27.0), (5.0, 17.0), (10.5, 12.0), (22.0, 7.0), (60.0, 3.7), (200.0, 2.4))  # fmt: skip
-#: The same for nodes that never failed.
+#: The same rate for nodes that never failed.
 PUBLISHED_RATE_NEVER = 2.5
 
 
 class ModelError(ValueError):
-    """A text is no model; the words say what is wrong and what would be right."""
+    """A text is not a valid model; the message says why, and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class HazardModel:
-    """Hazard of a host from its history of faults, and from what is measured of it; immutable."""
+    """A host's hazard from its fault history and measurements; immutable."""
 
-    source: str  # what it was made from, as text
-    is_prior: bool  # made from published rates, not from this fleet
-    outcome: str  # which faults it is of: "all classes", "hardware"
-    base_log_hazard_per_day: float  # of a host whose features are all zero
+    source: str  # description of its data
+    is_prior: bool  # from published rates, not from this fleet
+    outcome: str  # predicted faults: "all classes", "hardware"
+    base_log_hazard_per_day: float  # for a host with all features zero
     weights: tuple[float, ...]  # by FEATURES
-    first_time: str = ""  # of the data it was made from
+    first_time: str = ""  # time range of its data
     last_time: str = ""
     nodes: int = 0
     faults: int = 0
     ridge: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    #: P(fault within 7 days) as told and as it came, out of fold, by bins of equal mass.
+    #: P(fault within 7 days), (predicted, observed) out of fold, by bins of equal mass.
     calibration: tuple[tuple[float, float], ...] = ()
-    #: Factor up and down of the 90 % interval of one host's hazard.
+    #: Factor up and down to the 90 % interval of a host's hazard.
     spread: float = SPREAD_ASSUMED
 
     def contributions(self, columns: Floats) -> tuple[Floats, Floats]:
-        """Return ln(hazard per hour) of each host, and what each feature adds to it (hosts x features).
+        """Return ln(hazard per hour) by host, and the contributions (hosts x features).
 
-        *columns*: hosts x features, what is measured as it is measured. ln(hazard) = `base_log_hazard_per_hour` + the
-        sum of a host's row, to the last bit that floats hold.
+        *columns*: hosts x features, measurements in their own units. ln(hazard) is
+        `base_log_hazard_per_hour` plus the sum of a host's row, to the last bit of a float.
         """
         parts = host_features(columns) * np.array(self.weights)
         return self.base_log_hazard_per_hour + parts.sum(axis=1), parts
 
     @property
     def version(self) -> str:
-        """Which model, as it is stored with every score: the table `models` has its data's end, and its text's digest."""
+        """The model's name, stored with every score: end of its data, and digest of its text."""
         if self.is_prior:
             return PRIOR
         digest = hashlib.sha256(self.to_text().encode(errors="surrogatepass")).hexdigest()
@@ -85,11 +87,11 @@ class HazardModel:
 
     @property
     def base_log_hazard_per_hour(self) -> float:
-        """Of a host whose features are all zero."""
+        """ln(hazard per hour) of a host with all features zero."""
         return self.base_log_hazard_per_day - math.log(HOURS_A_DAY)
 
     def expected(self, state: UnitState, days: int) -> Floats:
-        """Return the hazard summed over the next *days*, if nothing happens until then; one for each unit."""
+        """Return each unit's hazard summed over the next *days* without further events."""
         total = np.zeros(len(state.count))
         for ahead in range(days):
             logs = self.base_log_hazard_per_day + weighted_sum(
@@ -99,17 +101,17 @@ class HazardModel:
         return total
 
     def probability(self, state: UnitState, days: int) -> Floats:
-        """Return P(a fault starts within *days*)."""
+        """Return P(a fault starts within *days*) of each unit."""
         return np.asarray(-np.expm1(-self.expected(state, days)))
 
     def to_text(self) -> str:
-        """Return the model as JSON; `from_text` gives an equal one."""
+        """Return the model as JSON; `from_text` returns an equal model."""
         document = asdict(self)
-        # What came later (faults by class, what is measured) and has no weight is left out: the text, and so the
-        # version, of a model of before it was learned from is what it was.
+        # Later features (classes, measurements) without weight are omitted, so that the text, and
+        # with it the version, of an older model stays the same.
         named_weights = zip(FEATURE_NAMES, self.weights, strict=True)
         document["weights"] = {
-            name: one for name, one in named_weights if one or name in BASIC_FEATURE_NAMES
+            name: weight for name, weight in named_weights if weight or name in BASIC_FEATURE_NAMES
         }
         if self.spread == SPREAD_ASSUMED:
             del document["spread"]
@@ -131,12 +133,12 @@ class HazardModel:
 
 def _parse_model(document: dict[str, Any]) -> HazardModel:
     wanted = set(HazardModel.__dataclass_fields__)
-    document = {"spread": SPREAD_ASSUMED, **document}  # one of an earlier version has none
+    document = {"spread": SPREAD_ASSUMED, **document}  # missing in texts of earlier versions
     if set(document) != wanted:
         odd = sorted(map(str, set(document) ^ wanted))
         raise ModelError(f"fields that are missing or unknown: {', '.join(odd)[:200]}")
     weights = document["weights"]
-    # One of an earlier version has no weight for a feature that came later.
+    # Texts of earlier versions lack weights for later features.
     if not isinstance(weights, dict) or not weights or not set(weights) <= set(FEATURE_NAMES):
         raise ModelError(f"weights: expected some of {', '.join(FEATURE_NAMES)}")
     return HazardModel(
@@ -194,7 +196,7 @@ def _count(document: dict[str, Any], name: str) -> int:
 def _metrics(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > FIGURES_MAX:
         raise ModelError(f"metrics: expected an object of at most {FIGURES_MAX} numbers")
-    return {str(name): _number(one, f"metrics.{str(name)[:40]}", 1e12) for name, one in value.items()}  # fmt: skip
+    return {str(name): _number(number, f"metrics.{str(name)[:40]}", 1e12) for name, number in value.items()}  # fmt: skip
 
 
 def _calibration(value: Any) -> tuple[tuple[float, float], ...]:
@@ -207,9 +209,9 @@ def _calibration(value: Any) -> tuple[tuple[float, float], ...]:
 
 
 def prior(outcome: str = "all classes") -> HazardModel:
-    """Return the model of a cluster without any data yet, from published rates.
+    """Return the model of a cluster without data, from published rates.
 
-    Only the time since the return counts in it: of counts of faults no rates are published.
+    Only the time since the return counts: no rates are published for counts of faults.
     """
     since = np.array([days for days, _ in PUBLISHED_RATES])
     none = np.zeros(len(since))

@@ -1,4 +1,4 @@
-"""The hazard model in use, the models trained here, and the choice between two. Other threads may read `in_use`."""
+"""The hazard model in use, the trained models, and the choice between two."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .training import train
 
 log = logging.getLogger(__name__)
 
-#: A new model is compared with the one in use on this many days, from which it did not learn.
+#: A new model is compared with the current one on the last days, without training on them.
 LAST_DAYS = 28
-#: Chances are held away from 0 and 1 by this, so that one surprise is not all that counts.
+#: Bound of probabilities away from 0 and 1, so that a single surprise does not decide.
 CHANCE_MIN = 1e-9
 _NEWEST = "SELECT model FROM models WHERE accepted ORDER BY time DESC LIMIT 1"
-#: After the one that is in use, though our clock may have been ahead when that was trained: the newest is the next one.
+#: Stores a model after the current one, even if the clock was ahead before: the newest counts.
 _INSERT = (
     "INSERT INTO models VALUES (greatest(make_timestamp(?), (SELECT max(time) + INTERVAL 1 MICROSECOND "
     "FROM models WHERE accepted)), ?, ?, ?, ?, ?, ?, ?, map(?, ?), ?, ?)"
@@ -34,24 +34,27 @@ _INSERT = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A new model, and whether it took the place of the one in use."""
+    """A new model, and whether it replaced the current one."""
 
     model: HazardModel
     accepted: bool
-    reason: str  # why, or why not
+    reason: str  # for the acceptance or rejection
 
 
 class ModelRegistry:
-    """Holds the model in use: the newest that was accepted, else the prior."""
+    """Holds the model in use: the newest accepted one, else the prior.
+
+    Any thread may read `in_use`.
+    """
 
     def __init__(self, store: TransactionalStore, wall_ns: Callable[[], int]) -> None:
         self._store, self._wall_ns = store, wall_ns
         self._training = threading.Lock()
-        #: Swapped whole; judging takes it once a round.
+        #: Replaced as a whole; judging reads it once per turn.
         self.in_use = prior()
 
     def load(self) -> None:
-        """Take the newest accepted model of the store. One that cannot be read is logged, and the prior stays."""
+        """Load the newest accepted model; an unreadable one is logged, and the prior is used."""
         with self._store.reading() as cursor:
             row = cursor.execute(_NEWEST).fetchone()
         try:
@@ -60,19 +63,19 @@ class ModelRegistry:
             log.error("the stored hazard model is not used, a prior is used instead: %s", error)
 
     def train(self, *, simulated: bool = False) -> TrainingResult:
-        """Train on what is on record, keep it, and use it unless it is worse. Blocks.
+        """Train on the stored record, store the model, and use it unless it is worse. Blocks.
 
-        Raises EventsError, with words, where there is too little to learn from or to compare on; nothing is kept then.
+        Raises EventsError if there is too little data to train or compare; then nothing is stored.
         """
         with self._training:
             now_us = self._wall_ns() // 1000
             with self._store.reading() as cursor:
-                found = read_recording(cursor, now_us, simulated=simulated)
-            if not len(found.faults.node):
+                recording = read_recording(cursor, now_us, simulated=simulated)
+            if not len(recording.faults.node):
                 raise EventsError(
                     "no fault is on record; expected findings that cost a host its state"
                 )
-            result = train_and_compare(found, self.in_use)
+            result = train_and_compare(recording, self.in_use)
             self._store.in_transaction(lambda connection: store_model(connection, now_us, result))
             if result.accepted:
                 self.in_use = result.model
@@ -80,15 +83,16 @@ class ModelRegistry:
 
 
 def train_and_compare(found: Recording, in_use: HazardModel) -> TrainingResult:
-    """Return the model of all of *found*, and whether one of all but the last weeks did as well there as *in_use*.
+    """Return the model of all of *found*, with the decision whether to accept it.
 
-    Compared by the mean log loss of P(a fault within 7 days) of the last weeks' units. Raises EventsError.
+    The decision compares *in_use* with a model trained without the last weeks, by the mean log loss
+    of P(a fault within 7 days) of their units. Raises EventsError.
     """
     faults, days_measured = found.faults, found.days_measured
     cut = int(faults.end_days) - LAST_DAYS
     if cut < LAST_DAYS:
         hosts = len(faults.nodes)
-        if days_back(hosts) < 2 * LAST_DAYS:  # more will never be
+        if days_back(hosts) < 2 * LAST_DAYS:  # waiting gives no more days
             raise EventsError(
                 f"of {hosts} hosts no more than {days_back(hosts)} days are used ({HOST_DAYS_MAX} "
                 "hosts x days); expected "
@@ -143,7 +147,7 @@ def _iso(at_us: int) -> str:
 
 
 def store_model(connection: Any, now_us: int, result: TrainingResult) -> None:
-    """Put it into the table `models`, accepted or not."""
+    """Insert a model into the table `models`, accepted or not."""
     model = result.model
     connection.execute(
         _INSERT,

@@ -1,6 +1,8 @@
-"""Fits the weights of the hazard model: complementary log-log regression with a ridge, weights at zero or above.
+"""Fits the weights of the hazard model by complementary log-log regression with a ridge.
 
-numpy alone: a few hundred faults decide nine weights, for which a library of learning is too heavy."""
+Weights are zero or above. numpy suffices: a few hundred faults decide nine weights, for which a
+learning library is too heavy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ STEPS_MAX = 200
 STEP_MAX = 1.0
 TOLERANCE = 1e-7
 LOG_MEAN_MIN, LOG_MEAN_MAX = -30.0, 3.0
-#: Of the feature that a ranking is by: small enough to tell nothing, large enough that no two hosts become alike.
+#: Minimum weight of the ordering feature: too small to matter, large enough to keep hosts distinct.
 ORDER_WEIGHT_MIN = 1e-3
 
 
@@ -29,37 +31,38 @@ def fit(
     names: Sequence[str] = BASIC_AND_CLASS_NAMES,
     ordered_by: str = "",
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the base (a log) and the weights by FEATURES that make *outcome* (0 or 1) most likely.
+    """Return the base (a log) and the weights by FEATURES of the maximum likelihood.
 
-    *features*: units x features. *ridge*: penalty on half the squares of the weights; the base bears none.
-    *names*: those that may have a weight; the others have zero. Weights are zero or above: a fault of the past
-    never makes a host better; that of *ordered_by* is above zero.
+    *features*: units x features. *outcome*: 0 or 1. *ridge*: penalty on half the squares of the
+    weights, not on the base. *names*: features that may have a weight; others have zero. Weights
+    are zero or above, because a past fault never makes a host better; the weight of *ordered_by* is
+    above zero.
     """
     columns = [FEATURE_NAMES.index(name) for name in names]
-    least = np.array([0.0, *(ORDER_WEIGHT_MIN * (name == ordered_by) for name in names)])
+    minimum = np.array([0.0, *(ORDER_WEIGHT_MIN * (name == ordered_by) for name in names)])
     rows, weight, positive = _grouped(features[:, columns], outcome)
     design = np.hstack((np.ones((len(rows), 1)), rows))
     penalty = np.full(design.shape[1], ridge)
     penalty[0] = 0.0
-    at = np.zeros(design.shape[1])
-    at[0] = np.log(max(positive.sum(), 0.5) / weight.sum())
+    estimate = np.zeros(design.shape[1])
+    estimate[0] = np.log(max(positive.sum(), 0.5) / weight.sum())
     for _ in range(STEPS_MAX):
-        step = _step(design, weight, positive, penalty, at, at > least)
-        after = at + np.clip(step, -STEP_MAX, STEP_MAX)
-        after[1:] = np.maximum(after[1:], least[1:])
-        moved = np.abs(after - at).max()
-        at = after
+        step = _step(design, weight, positive, penalty, estimate, estimate > minimum)
+        after = estimate + np.clip(step, -STEP_MAX, STEP_MAX)
+        after[1:] = np.maximum(after[1:], minimum[1:])
+        moved = np.abs(after - estimate).max()
+        estimate = after
         if moved < TOLERANCE:
             break
     weights = np.zeros(len(FEATURE_NAMES))
-    weights[columns] = at[1:]
-    return float(at[0]), tuple(weights.tolist())
+    weights[columns] = estimate[1:]
+    return float(estimate[0]), tuple(weights.tolist())
 
 
 def _grouped(features: Floats, outcome: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return rows, how many units each stands for, and how many of them were positive.
+    """Return distinct rows, the number of units in each, and how many of them are positive.
 
-    Nearly all units are of nodes that never failed, which are one row.
+    Nearly all units are of nodes that never failed, which share a row.
     """
     zero: Flags = ~np.any(features, axis=1)
     rows = np.vstack((np.zeros((1, features.shape[1])), features[~zero]))
@@ -70,7 +73,7 @@ def _grouped(features: Floats, outcome: Floats) -> tuple[Floats, Floats, Floats]
 def _step(
     design: Floats, weight: Floats, positive: Floats, penalty: Floats, at: Floats, inside: Flags
 ) -> Floats:
-    """Return a step of Fisher scoring among the weights that are free to move: *inside* their bounds, or about to be."""
+    """Return a Fisher scoring step for the free weights: *inside* their bounds, or about to be."""
     mean = np.exp(np.clip(design @ at, LOG_MEAN_MIN, LOG_MEAN_MAX))
     chance = -np.expm1(-mean)
     slope = design.T @ ((positive - weight * chance) * mean / chance) - penalty * at

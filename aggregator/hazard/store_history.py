@@ -1,6 +1,8 @@
-"""Faults and measurements that a store has on record to learn from.
+"""Faults and measurements in a store, for training.
 
-Faults are findings that cost a host its state, merged into incidents. Measurements are those at the beginning of each day."""
+Faults are findings that cost a host its state, merged into incidents. Measurements are those at the
+start of each day.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ from .fault_classes import class_flags
 from .measured import HostDays, read_host_days
 
 DAY_US = 86_400_000_000
-#: So far back it is looked, and findings are kept; less far where that would be more hosts x days than this.
+#: Days of findings that are kept and read, fewer if hosts x days would exceed the second limit.
 DAYS_BACK_MAX, HOST_DAYS_MAX = 400, 1_500_000
-#: Findings of a host that begin within this time of each other, or while another is active, are one incident.
+#: A host's findings that begin within this time of each other, or during another, are an incident.
 INCIDENT_US = 600_000_000
-#: Of a host; the oldest beyond are let go.
+#: Maximum incidents of a host; the oldest are dropped.
 INCIDENTS_MAX = 1_000
-#: More findings than this are not read.
+#: Maximum findings that are read.
 ROWS_MAX = 1_000_000
 _FIRST = (
     "SELECT epoch_us(min(time)) FROM (SELECT host, time FROM scores UNION ALL SELECT host, time FROM host_days) "
@@ -43,15 +45,15 @@ _OR_OPEN = "OR cleared IS NULL OR cleared > make_timestamp($back)"
 
 
 class FaultIncident(NamedTuple):
-    """One fault of a host, in microseconds since 1970."""
+    """A fault of a host, in microseconds since 1970."""
 
     start_us: float
-    end_us: float  # +inf: it is active
-    classes: frozenset[str] = frozenset()  # of its findings
+    end_us: float  # +inf: still active
+    classes: frozenset[str] = frozenset()  # classes of its findings
 
 
 class Recording(NamedTuple):
-    """Faults with the 00:00 (UTC) from which their days count, and what was measured on these days."""
+    """Faults since the 00:00 (UTC) at `first_us`, and the measurements of these days."""
 
     faults: FaultTable
     first_us: int
@@ -62,7 +64,10 @@ class Recording(NamedTuple):
 def add_finding(
     incidents: list[FaultIncident], since_us: float, end_us: float, class_name: str
 ) -> None:
-    """Add one finding to *incidents* of its host, all that began before it: part of the last, or a new one. *class_name*: its class."""
+    """Add a finding of *class_name* to its host's *incidents*: to the last, or as a new one.
+
+    All of *incidents* began earlier.
+    """
     last = incidents[-1] if incidents else None
     if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
         incidents[-1] = FaultIncident(
@@ -80,10 +85,10 @@ def read_incidents(
     *,
     with_older: bool = False,
 ) -> dict[str, list[FaultIncident]]:
-    """Return the incidents of each host that had one, as they were known at *now_us*, in order.
+    """Return the incidents of each affected host, in order, with the knowledge at *now_us*.
 
-    *back_us*: those that began since then, *with_older*: or stood then. Raises
-    EventsError if there are too many.
+    *back_us*: only those that began later, or *with_older* were active then. Raises EventsError if
+    there are too many.
     """
     if back_us is None:
         back_us = now_us - DAYS_BACK_MAX * DAY_US
@@ -92,47 +97,52 @@ def read_incidents(
     rows: list[tuple[str, str, int, int | None]] = connection.execute(query, parameters).fetchall()
     if len(rows) > ROWS_MAX:
         raise EventsError(f"more than {ROWS_MAX} findings are on record")
-    found: dict[str, list[FaultIncident]] = {}
+    incidents: dict[str, list[FaultIncident]] = {}
     for host, name, since, cleared in rows:
         is_open = cleared is None or cleared > now_us
         end = inf if is_open else max(since, cleared or 0)
-        add_finding(found.setdefault(host, []), since, end, FAULTS[name])
-    return found
+        add_finding(incidents.setdefault(host, []), since, end, FAULTS[name])
+    return incidents
 
 
 def days_back(hosts: int) -> int:
-    """Return how many days are examined for this many hosts."""
+    """Return how many days are read for this many hosts."""
     return min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, hosts))
 
 
 def read_recording(connection: Any, now_us: int, *, simulated: bool) -> Recording:
-    """Return the faults of the real, or of the simulated, hosts up to *now_us*. Raises EventsError if there are too many.
+    """Return the faults of real or *simulated* hosts up to *now_us*.
 
-    The recording begins with the day of the first score or finding that is kept.
+    Raises EventsError if too many. The recording begins with the day of the first kept score or
+    finding.
     """
     hosts = [host for (host,) in connection.execute(_HOSTS, [simulated]).fetchall()]
     if len(hosts) > NODES_MAX:
         raise EventsError(f"more than {NODES_MAX} hosts are on record")
     back_us = now_us - days_back(len(hosts)) * DAY_US
     by_host = read_incidents(connection, now_us, back_us, with_older=True)
-    found = [(at, one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
-    found.sort(key=lambda fault: fault[1].start_us)
+    incidents = [
+        (node, incident) for node, host in enumerate(hosts) for incident in by_host.get(host, ())
+    ]
+    incidents.sort(key=lambda fault: fault[1].start_us)
     ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()
-    start, end = np.array([one[:2] for _, one in found], dtype=np.float64).reshape(-1, 2).T
-    # Its host was down from the first day on; when that began is of days that are not looked at.
+    start, end = (
+        np.array([incident[:2] for _, incident in incidents], dtype=np.float64).reshape(-1, 2).T
+    )
+    # The host was down from the first day; the fault began before the days that are read.
     start[start < back_us] = -inf
     first_us = int(np.min(start[np.isfinite(start)], initial=now_us))
     if scored is not None:
         first_us = min(first_us, scored)
-    first_us -= first_us % DAY_US  # a unit is a host at 00:00: what was measured is of then
+    first_us -= first_us % DAY_US  # measurements are of 00:00, like units
     faults = FaultTable(
         tuple(hosts),
-        np.array([node for node, _ in found], dtype=np.intp),
+        np.array([node for node, _ in incidents], dtype=np.intp),
         (start - first_us) / DAY_US,
         (end - first_us) / DAY_US,
-        np.ones(len(found), dtype=bool),
+        np.ones(len(incidents), dtype=bool),
         min(DAYS_MAX, (now_us - first_us) / DAY_US),
-        classes=class_flags([one.classes for _, one in found]),
+        classes=class_flags([incident.classes for _, incident in incidents]),
     )
     days_measured = read_host_days(connection, faults, first_us, now_us)
     return Recording(faults, first_us, now_us, days_measured)

@@ -1,4 +1,4 @@
-"""Trains a hazard model on a recording: cross-validation chooses the form, all data fit the weights."""
+"""Trains a hazard model: cross-validation chooses the features, all data determine the weights."""
 
 from __future__ import annotations
 
@@ -33,29 +33,32 @@ from .model import HazardModel
 from .regression import fit
 from .spread import spread_of
 
-#: Folds begin at these shares of the recording, and each is judged over FOLD_SHARE of it.
+#: Start of each fold, and length of its evaluation, as shares of the recording.
 FOLD_SHARES, FOLD_SHARE = (0.46, 0.55, 0.64, 0.73, 0.82), 0.125
-#: Of a large fleet every other day of a fold is judged, or fewer.
+#: Maximum units of a fold; in large fleets only every n-th day is evaluated.
 FOLD_UNITS_MAX = 20_000
-#: Fleets drawn node by node, for the interval of a difference.
+#: Number of fleets drawn node by node for the interval of a difference, and the seed.
 DRAWS, SEED = 100, 1
 
-#: Of AUC and of recall. Less is what the draw of nodes makes of two rankings that are as good.
+#: Minimum gains of AUC and of recall: smaller differences arise between equal rankings by the draw
+#: of nodes.
 GAINS_MIN = (0.005, 0.01)
-#: Of the units before a fold's cut: with fewer known, the weights of what is measured are of the last weeks alone, and a
-#: unit without data counts as one where all is normal.
+#: Minimum share of measured units before a fold's cut: otherwise the weights of measurements come
+#: from the last weeks alone, because units without data count as normal.
 KNOWN_SHARE_MIN = 0.2
-#: Figures that differ by less are the same, summed in another order.
+#: Smaller differences are rounding errors of another order of summation.
 ROUNDING = 1e-12
 
 
 class TimeFold(NamedTuple):
-    """Units that are judged, by what was learned before the first of their days."""
+    """Units to evaluate, with predictions learned before the first of their days."""
 
     node: Indexes
     day: Indexes
     positive: Floats
-    chances: tuple[Floats, ...]  # P(a fault within the window), by form; then each of BASELINES
+    chances: tuple[
+        Floats, ...
+    ]  # P(a fault within the window) by each form, then the rank by each of BASELINES
 
 
 def folds_of(
@@ -66,10 +69,10 @@ def folds_of(
     forms: Sequence[ModelForm],
     known_share_min: float = 0.0,
 ) -> list[TimeFold]:
-    """Return the folds that have positives on both sides of their cut, in the order of time.
+    """Return the folds with positives before and after their cut, in order of time.
 
-    *daily*, *weekly*: all units, with windows of a day, which is learned from, and of a week, which is judged.
-    *known_share_min*: the least share of units before the cut with a measurement on their day.
+    *daily*, *weekly*: all units, with windows of a day (to train) and of a week (to evaluate).
+    *known_share_min*: minimum share of units before the cut with a measurement on their day.
     """
     features, daily_positive, weekly_positive = (
         features_of(daily.state),
@@ -80,7 +83,7 @@ def folds_of(
     folds: list[TimeFold] = []
     for share in FOLD_SHARES:
         cut = int(share * end_days)
-        before = daily.day < cut  # their day is over
+        before = daily.day < cut  # the day's outcome is known
         after = (weekly.day >= cut) & (weekly.day < cut + max(1, int(FOLD_SHARE * end_days)))
         after &= (weekly.day - cut) % (1 + int(after.sum()) // FOLD_UNITS_MAX) == 0
         if not daily_positive[before].any() or known[before].mean() < known_share_min:
@@ -107,7 +110,7 @@ def folds_of(
 
 
 class _FutureUnits:
-    """Units with their features of the days ahead, which most have not: nothing of them is wrong, or ever was."""
+    """Units with their features on the days ahead; most units have no anomaly, and no features."""
 
     def __init__(self, units: Units) -> None:
         self._has_features = np.isfinite(units.state.since_return_days)
@@ -117,36 +120,39 @@ class _FutureUnits:
         self._ahead = [features_of(with_features, day) for day in range(WINDOW_DAYS)]
 
     def chance(self, base: float, weights: tuple[float, ...]) -> Floats:
-        """Return what a model tells of them."""
-        # Summed day by day as those below are: where no feature weighs anything, none ranks above another by a last bit.
+        """Return the probability that a model predicts for each unit."""
+        # Summed day by day like those below, so that units with zero weights rank exactly equal.
         of_none = sum(np.exp(base + np.zeros(1)) for _ in self._ahead)
         expected = np.full(len(self._has_features), of_none)
         expected[self._has_features] = sum(
-            np.exp(base + weighted_sum(one, weights)) for one in self._ahead
+            np.exp(base + weighted_sum(features, weights)) for features in self._ahead
         )
         return np.asarray(-np.expm1(-expected))
 
 
 class FormEvaluation:
-    """One form on the days of all folds."""
+    """A form's figures over all folds."""
 
     def __init__(self, folds: Sequence[TimeFold], form_index: int, nodes: int) -> None:
-        """*form_index*: which of the forms; *nodes*: of the fleet."""
+        """*form_index*: index of the form; *nodes*: size of the fleet."""
         self._folds, self._form_index, self._nodes = folds, form_index, nodes
-        self._pooled = [Ranking(one.chances[form_index], one.positive) for one in folds]
-        self._daily = [Ranking(one.chances[form_index], one.positive, one.day) for one in folds]
+        self._pooled = [Ranking(fold.chances[form_index], fold.positive) for fold in folds]
+        self._daily = [Ranking(fold.chances[form_index], fold.positive, fold.day) for fold in folds]
 
     @cached_property
     def figures(self) -> tuple[float, float]:
-        """AUC and recall: means of the folds' by their positives."""
+        """AUC and recall: means over the folds, weighted by positives."""
         even = np.ones(self._nodes)
         return self._auc(even), self._recall(even)
 
     @cached_property
     def bootstraps(self) -> tuple[BootstrapFigure, BootstrapFigure]:
-        """The same two of fleets drawn node by node, of the same fleets for every form; none where few nodes failed."""
+        """Both figures over drawn fleets, the same for every form.
+
+        Without draws if few nodes failed.
+        """
         nodes = np.arange(self._nodes)
-        positive = np.concatenate([one.node[one.positive > 0] for one in self._folds])
+        positive = np.concatenate([fold.node[fold.positive > 0] for fold in self._folds])
         draws = draws_of_ranking(positive, DRAWS)
         auc, recall = (
             bootstrap(figure, nodes, self._nodes, draws, SEED)
@@ -163,11 +169,11 @@ class FormEvaluation:
     def _mean(
         self, ranked: Sequence[Ranking], figure: Callable[[Ranking, Floats], float], weight: Floats
     ) -> float:
-        """Return the mean over the folds, by their positives; NaN without any. *weight*: of each node."""
+        """Return the mean over folds, weighted by positives; NaN without any. *weight*: by node."""
         figures, masses = [], []
-        for fold, one in zip(self._folds, ranked, strict=True):
+        for fold, ranking in zip(self._folds, ranked, strict=True):
             units = weight[fold.node]
-            figures.append(figure(one, units))
+            figures.append(figure(ranking, units))
             masses.append(float(units @ fold.positive))
         known = np.isfinite(figures)
         mass = np.array(masses)[known]
@@ -176,9 +182,9 @@ class FormEvaluation:
         )
 
     def calibration(self) -> tuple[float, tuple[tuple[float, float], ...]]:
-        """Return the ECE, and told and observed by bins: means over the folds."""
+        """Return the ECE, and (predicted, observed) by bins: means over the folds."""
         errors, bins = zip(*self._fold_calibrations(), strict=True)
-        # Of a bin in which all came it may be more than one by its last bits, and no text of a model has such a chance.
+        # A bin with only positives may exceed 1 by rounding, which a model's text does not allow.
         predicted, observed = np.clip(np.mean(bins, axis=0), 0.0, 1.0)
         return float(np.mean(errors)), tuple(
             zip(predicted.tolist(), observed.tolist(), strict=True)
@@ -186,17 +192,17 @@ class FormEvaluation:
 
     def _fold_calibrations(self) -> Iterator[tuple[float, tuple[Floats, Floats]]]:
         for fold in self._folds:
-            one, even = (
+            calibration_bins, even = (
                 CalibrationBins(fold.chances[self._form_index], fold.positive),
                 np.ones(len(fold.positive)),
             )
-            predicted, observed, mass = one.bins(even)
-            yield one.error(even), (predicted * BINS / mass, observed * BINS / mass)
+            predicted, observed, mass = calibration_bins.bins(even)
+            yield calibration_bins.error(even), (predicted * BINS / mass, observed * BINS / mass)
 
 
 @dataclass(frozen=True, slots=True)
 class FormResult:
-    """How one form did out of fold."""
+    """The out-of-fold figures of a form."""
 
     form: ModelForm
     auc: float
@@ -208,11 +214,12 @@ class FormResult:
 def choose_form(
     daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int
 ) -> FormResult:
-    """Return the average rank, or the learned model if that plainly ranks hosts better on days ahead.
+    """Return the average rank, or the learned model if that clearly ranks later days better.
 
-    The learned model has measurements if with them it beats every ranking by history alone, in folds that have enough
-    measurements: a gain of its history would not be theirs. *daily*, *weekly*: all units, with windows of a day and of
-    a week. *nodes*: size of the fleet. Raises EventsError if no fold has positives on both sides.
+    The learned model uses measurements if it then beats every ranking by history alone, in folds
+    with enough measurements: otherwise the gain could come from its history. *daily*, *weekly*: all
+    units, with windows of a day and of a week. *nodes*: size of the fleet. Raises EventsError if no
+    fold has positives on both sides of its cut.
     """
     forms = (AVERAGE_RANK, HISTORY_FORM, MEASURED_FORM)
     if daily.state.measured is not None:
@@ -241,34 +248,38 @@ def _form_result(form: ModelForm, evaluation: FormEvaluation) -> FormResult:
 
 
 def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
-    """Return whether *one* plainly ranks better than *other*.
+    """Return whether *one* clearly ranks better than *other*.
 
-    In AUC or in recall it gains at least GAINS_MIN and the whole 90 % interval of the difference lies above zero; in the
-    other of the two it is not below. Of so few nodes that failed that there is no interval, nothing is plainly better.
+    In AUC or in recall it gains at least GAINS_MIN, with the 90 % interval of the difference above
+    zero; in the other figure it is not worse. With too few failed nodes for an interval, nothing is
+    clearly better.
     """
     gains = [
         value - other_value for value, other_value in zip(one.figures, other.figures, strict=True)
     ]
     if min(gains) < -ROUNDING or all(
-        gain < least for gain, least in zip(gains, GAINS_MIN, strict=True)
+        gain < minimum for gain, minimum in zip(gains, GAINS_MIN, strict=True)
     ):
-        return False  # before anything is drawn
+        return False  # before any resampling
     return any(
-        gain >= least and value.minus(other_value).estimate().lower > ROUNDING
-        for gain, least, value, other_value in zip(
+        gain >= minimum and value.minus(other_value).estimate().lower > ROUNDING
+        for gain, minimum, value, other_value in zip(
             gains, GAINS_MIN, one.bootstraps, other.bootstraps, strict=True
         )
     )
 
 
-#: Fewer fault starts teach nothing: the prior stays.
+#: Minimum fault starts for training; below it the prior stays.
 STARTS_MIN = 20
 
 
 def train(
     faults: FaultTable, outcome: str, source: str, days_measured: HostDays | None = None
 ) -> HazardModel:
-    """Return the model of *faults*, and of what was measured beside them. Raises EventsError if they are too few."""
+    """Return the model of *faults* and their measurements.
+
+    Raises EventsError if they are too few.
+    """
     which = np.isfinite(faults.start)
     if outcome == HARDWARE:
         which = which & faults.hardware

@@ -1,1 +1,1 @@
-"""gRPC services, one file each, and the table of errors."""
+"""gRPC services, a file each, and the table of errors."""

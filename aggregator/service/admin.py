@@ -1,4 +1,4 @@
-"""AdminService: maintenance of the store of a running aggregator, for `gangline admin`."""
+"""AdminService (maintenance of a running aggregator's store) and PermitService."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from ..store.maintenance.compact import CompactionResult, compact
 from ..store.store import Store
 from .idempotency import IdempotencyCache
 
-#: A piece of the journal in one message.
+#: Size of the journal's pieces, one per message.
 PIECE_BYTES = 1 << 20
-#: How often it is looked at how much came since a backup began, and how far a compaction is.
+#: Interval of checks for incoming bytes during a backup, and for a compaction's progress.
 POLL_SECONDS = 0.5
 
 
 class AdminService(AdminServiceServicer):
-    """Methods of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(self, store: Store, hold_bytes_max: int, models: ModelRegistry) -> None:
-        """*hold_bytes_max*: a backup is ended once so much came in while it copied."""
+        """*hold_bytes_max*: a backup fails when this many bytes arrive while it copies."""
         self._store, self._hold_bytes_max, self._models = store, hold_bytes_max, models
         self._compacting: asyncio.Future[CompactionResult] | None = None
         self._training: asyncio.Future[TrainingResult] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
-        """Hold the store until the caller closes the connection. Raises ServiceUnavailable, ResourceExhausted."""
+        """Hold the store until the caller disconnects.
+
+        Raises ServiceUnavailable, ResourceExhausted.
+        """
         hold = hold_checkpoints(self._store)
         entering = asyncio.get_running_loop().run_in_executor(None, hold.__enter__)
         try:
@@ -57,7 +60,7 @@ class AdminService(AdminServiceServicer):
         )
 
     async def CompactStore(self, request: admin_pb2.CompactStoreRequest, context: Any) -> None:
-        """Write the store again. Raises ServiceUnavailable, ResourceExhausted."""
+        """Compact the store. Raises ServiceUnavailable, ResourceExhausted."""
         if self._compacting is not None and not self._compacting.done():
             message = "the store is being compacted already; wait until that has ended"
             raise ResourceExhausted(message, CAPACITY_RETRY_SECONDS)
@@ -70,12 +73,13 @@ class AdminService(AdminServiceServicer):
     async def TrainHazard(
         self, request: admin_pb2.TrainHazardRequest, context: Any
     ) -> admin_pb2.TrainedHazard:
-        """Train on what is on record. Raises InsufficientData, ResourceExhausted, ServiceUnavailable."""
+        """Train a model. Raises InsufficientData, ResourceExhausted, ServiceUnavailable."""
         if self._training is not None and not self._training.done():
             raise ResourceExhausted(
                 "a model is already being trained. Wait until that ends", CAPACITY_RETRY_SECONDS
             )
-        # Who closes the connection does not end it: those who ask again would fill the threads that advice is written by, too.
+        # Disconnecting does not end it: repeated requests would fill the thread pool that also
+        # writes advice.
         self._training = asyncio.get_running_loop().run_in_executor(
             None, lambda: self._models.train(simulated=request.simulated)
         )
@@ -99,7 +103,7 @@ class AdminService(AdminServiceServicer):
         running = asyncio.get_running_loop().run_in_executor(
             None, compact, self._store, on_progress, stop.is_set
         )
-        # It may outlast who asked for it: he can be cancelled once more while it stops.
+        # It may outlast its caller, who can be cancelled again while it stops.
         self._compacting = running
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
@@ -108,9 +112,7 @@ class AdminService(AdminServiceServicer):
             done = await running
         except (CopyError, StoreError) as error:
             raise ServiceUnavailable(str(error)) from error
-        except (
-            BaseException
-        ):  # who asked closed the connection, or his connection broke: no other begins beside it
+        except BaseException:  # the caller disconnected: wait, so that no second compaction runs
             stop.set()
             await asyncio.wait([running])
             raise
@@ -120,7 +122,7 @@ class AdminService(AdminServiceServicer):
 async def _end(
     entering: asyncio.Future[CheckpointHold], hold: AbstractContextManager[CheckpointHold]
 ) -> None:
-    """End a hold, also one that the caller did not wait for."""
+    """End a hold, even if the caller did not wait for its start."""
     await asyncio.wait([entering])
     if entering.exception() is None:
         loop = asyncio.get_running_loop()
@@ -128,10 +130,10 @@ async def _end(
 
 
 async def _send_hold(held: CheckpointHold, context: Any) -> None:
-    for at in range(0, len(held.journal), PIECE_BYTES):
-        await context.write(admin_pb2.HeldStore(journal=held.journal[at : at + PIECE_BYTES]))
-    for at in range(0, len(held.answers), PIECE_BYTES):
-        await context.write(admin_pb2.HeldStore(answers=held.answers[at : at + PIECE_BYTES]))
+    for begin in range(0, len(held.journal), PIECE_BYTES):
+        await context.write(admin_pb2.HeldStore(journal=held.journal[begin : begin + PIECE_BYTES]))
+    for begin in range(0, len(held.answers), PIECE_BYTES):
+        await context.write(admin_pb2.HeldStore(answers=held.answers[begin : begin + PIECE_BYTES]))
     file = admin_pb2.HeldFile(
         path=str(held.path.absolute()),
         inode=held.inode,
@@ -154,12 +156,8 @@ def _done(so_far: admin_pb2.CompactedStore, done: CompactionResult) -> admin_pb2
     )
 
 
-# ----------------------------------------------------------------------
-# PermitService: an operator grants, shows and revokes the fleet's permit to enforce.
-
-
 class PermitService(PermitServiceServicer):
-    """Three calls of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(self, permits: Permits) -> None:
         self._permits, self._idempotency_cache = permits, IdempotencyCache()
@@ -167,11 +165,14 @@ class PermitService(PermitServiceServicer):
     async def GetPermit(
         self, request: permit_pb2.GetPermitRequest, context: Any
     ) -> permit_pb2.FleetPermit:
-        """Say what is granted, and whether hosts are given it."""
+        """Return the permit, and whether it is withheld from hosts."""
         return self._permit_message()
 
     async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
-        """Grant a permit. Raises InvalidArgument, ServiceUnavailable. `principal.py` decides which callers may."""
+        """Grant a permit; `principal.py` has the allowed roles.
+
+        Raises InvalidArgument, ServiceUnavailable.
+        """
         seconds, reason = (
             request.seconds,
             reason_with_login(current_principal(context), request.reason),
@@ -196,7 +197,7 @@ class PermitService(PermitServiceServicer):
     async def RevokePermit(
         self, request: permit_pb2.RevokePermitRequest, context: Any
     ) -> permit_pb2.FleetPermit:
-        """Take it back, at once. Raises ServiceUnavailable when a restart would bring it back."""
+        """Revoke the permit at once. Raises ServiceUnavailable if a restart would restore it."""
         try:
             self._permits.revoke(reason_with_login(current_principal(context), request.reason))
         except OSError as error:
@@ -217,9 +218,9 @@ class PermitService(PermitServiceServicer):
 
 
 async def _already_durable() -> None:
-    """A grant is on disk before it is granted."""
+    """Return at once: a grant is on disk before it takes effect."""
 
 
 def reason_with_login(who: Principal, reason: str) -> str:
-    """Return *reason* with the login that it came by, where there is one: the name in it anybody can write."""
+    """Return *reason* with the caller's login, if verified: a name in the text proves nothing."""
     return f"{who.role} {who.name}: {reason}" if who.is_authenticated and reason else reason

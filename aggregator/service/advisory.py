@@ -1,4 +1,4 @@
-"""AdvisoryService: streams advisories as they change, and takes answers. Errors name the field and its limit."""
+"""AdvisoryService: streams advisories, accepts answers, and takes schedulers' reports."""
 
 from __future__ import annotations
 
@@ -45,18 +45,15 @@ from .validation import (
     timestamp,
 )
 
-# ----------------------------------------------------------------------
-# Advice as the wire has it: of one advisory, of what is held back, of what a rule would have done.
-
 PREFIX = "advisories/"
 #: Roles that may end a gang that another login reported.
 ENDS_ANY_GANG = frozenset({Role.OPERATOR, Role.ADMIN})
-#: Episodes of a rule that are listed one by one.
+#: Maximum episodes of a rule that are listed.
 EPISODES_MAX = 1000
 
 
 def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Advisory:
-    """Return *one*, which expires then, as the wire has it."""
+    """Return *one* as a message; it expires at *expires_ns*."""
     reply = wire.Advisory(
         name=f"{PREFIX}{one.name}", subject=one.subject,
         nodes=[f"nodes/{host}" for host in one.hosts], devices=one.devices,
@@ -84,7 +81,7 @@ def advisory_message(one: Advisory, expires_ns: int, store: str = "") -> wire.Ad
 
 
 def held_back_message(case: Case, reason: str) -> wire.HeldBack:
-    """Return what is called for and not proposed, for the wire."""
+    """Return a case that is needed but not proposed as a message."""
     return wire.HeldBack(
         node=f"nodes/{case.host}", action=_enum(case.action),
         reason_text=case.words, held_back_text=reason, devices=case.devices,
@@ -93,50 +90,46 @@ def held_back_message(case: Case, reason: str) -> wire.HeldBack:
 
 
 def evaluation_message(report: ReplayReport) -> wire.EvaluateRuleResponse:
-    """Return what a rule would have done, for the wire."""
+    """Return the replay of a rule as a message."""
     shown = report.episodes[-EPISODES_MAX:]
-    costs = [one.case.price for one in report.episodes]
+    costs = [episode.case.price for episode in report.episodes]
     return wire.EvaluateRuleResponse(
         episodes=[
             wire.RuleEpisode(
-                node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
-                end_time=timestamp(one.last_ns), action=_enum(one.case.action),
-                advised=advised, words=one.case.words,
-                followed_by_fault=one.faulty_ns > 0, held_back_text="" if advised else reason,
+                node=f"nodes/{episode.case.host}", start_time=timestamp(episode.first_ns),
+                end_time=timestamp(episode.last_ns), action=_enum(episode.case.action),
+                advised=advised, words=episode.case.words,
+                followed_by_fault=episode.faulty_ns > 0, held_back_text="" if advised else reason,
             )
-            for one, advised, reason in zip(shown, report.are_advised(shown), report.withheld_reasons(shown), strict=True)
+            for episode, advised, reason in zip(shown, report.are_advised(shown), report.withheld_reasons(shown), strict=True)
         ],
         episodes_count=len(report.episodes), advised_count=len(report.advisories),
         held_back_count=report.withheld_count, nodes_at_once_max=report.at_once_max,
         from_time=timestamp(report.from_ns),
-        followed_count=sum(one.faulty_ns > 0 for one in report.episodes),
-        acting_gpu_hours=sum(one.acting_gpu_hours for one in costs),
-        waiting_gpu_hours=sum(one.waiting_gpu_hours for one in costs),
+        followed_count=sum(episode.faulty_ns > 0 for episode in report.episodes),
+        acting_gpu_hours=sum(price.acting_gpu_hours for price in costs),
+        waiting_gpu_hours=sum(price.waiting_gpu_hours for price in costs),
     )  # fmt: skip
 
 
 def _enum(value: int) -> Any:
-    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    """Return *value* as the type that protobuf's stubs accept; they do not know IntEnum."""
     return int(value)
 
-
-# ----------------------------------------------------------------------
-# What schedulers tell AdvisoryService: what runs where, and which nodes they took out themselves.
-# Checked as text.
 
 GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
 WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
 GPUS_MAX = 1_000_000
-#: Of a checkpoint's interval, and for which anything is reported.
+#: Maximum of a checkpoint interval, and of a report's validity.
 SECONDS_MAX = 7 * 86_400
-#: Names that are reported, of those that no agent has.
+#: Maximum unknown nodes named in a response.
 UNKNOWN_MAX = 100
-#: Host -> what budgets count it by; None: no agent has registered under this name.
+#: Host -> the groups that limits count; None: no agent has registered under this name.
 Members = Callable[[str], Member | None]
 
 
 class UnavailabilityReport(NamedTuple):
-    """A request about nodes that are out, as events: one for each reason and end."""
+    """Events of a request about nodes that are out: an event per reason and end."""
 
     taken: tuple[TakenOut, ...]
     back: PutBack
@@ -144,7 +137,7 @@ class UnavailabilityReport(NamedTuple):
 
 
 def actor_of(actor: str) -> str:
-    """Return who tells. Raises InvalidArgument."""
+    """Return the reporting actor. Raises InvalidArgument."""
     check_text("actor", actor, ACTOR_CHARACTERS_MAX)
     if not actor.strip():
         raise InvalidArgument("actor", f"the caller's name, 1 to {ACTOR_CHARACTERS_MAX} characters")
@@ -154,23 +147,23 @@ def actor_of(actor: str) -> str:
 def gangs_of(
     request: wire.ReportGangsRequest, by: str, members: Members, now_ns: int
 ) -> tuple[list[Gang], list[str]]:
-    """Return the gangs of *request*, and the nodes in them that nobody knows. Raises InvalidArgument."""
+    """Return the gangs of *request*, and its unknown nodes. Raises InvalidArgument."""
     _check_count("gangs", len(request.gangs), GANGS_MAX)
     _check_count("ended_workloads", len(request.ended_workloads), ENDED_MAX)
-    for at, name in enumerate(request.ended_workloads):
-        check_text(f"ended_workloads[{at}]", name, WORKLOAD_CHARACTERS_MAX)
-    if sum(len(one.nodes) for one in request.gangs) > NODES_OF_ALL_MAX:
+    for index, name in enumerate(request.ended_workloads):
+        check_text(f"ended_workloads[{index}]", name, WORKLOAD_CHARACTERS_MAX)
+    if sum(len(gang.nodes) for gang in request.gangs) > NODES_OF_ALL_MAX:
         raise InvalidArgument(
             "gangs", f"more than {NODES_OF_ALL_MAX} nodes in all. Report them in parts"
         )
-    found = [_gang(f"gangs[{at}]", one, by, now_ns) for at, one in enumerate(request.gangs)]
+    gangs = [_gang(f"gangs[{index}]", gang, by, now_ns) for index, gang in enumerate(request.gangs)]
     check_unique("gangs", request.gangs, "workload")
-    if both := {one.workload for one in found} & set(request.ended_workloads):
+    if both := {gang.workload for gang in gangs} & set(request.ended_workloads):
         raise InvalidArgument(
             "ended_workloads", f"{min(both)!r} is reported both as running and as ended"
         )
-    unknown = _unknown((host for gang in found for host in gang.hosts), members)
-    return found, unknown
+    unknown = _unknown((host for gang in gangs for host in gang.hosts), members)
+    return gangs, unknown
 
 
 def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
@@ -197,19 +190,19 @@ def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
 def unavailability_of(
     request: wire.ReportUnavailableNodesRequest, by: str, members: Members, now_ns: int
 ) -> UnavailabilityReport:
-    """Return who is out, and who is back, by *request*. Raises InvalidArgument."""
+    """Return the hosts of *request* that are out and back. Raises InvalidArgument."""
     _check_count("nodes", len(request.nodes), NODES_MAX)
     _check_count("returned_nodes", len(request.returned_nodes), NODES_MAX)
     check_unique("nodes", request.nodes, "node")
     reported: dict[str, tuple[str, int, bool]] = {}
-    for at, one in enumerate(request.nodes):
-        field = f"nodes[{at}]"
-        check_text(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
-        if not one.reason.strip():
+    for index, node in enumerate(request.nodes):
+        field = f"nodes[{index}]"
+        check_text(f"{field}.reason", node.reason, REASON_CHARACTERS_MAX)
+        if not node.reason.strip():
             raise InvalidArgument(f"{field}.reason", "why it is out of service")
-        until_ns = _until(f"{field}.ttl", one, now_ns)
-        reported[node_of(one.node, f"{field}.node")] = (
-            one.reason, until_ns, one.new_work_only,
+        until_ns = _until(f"{field}.ttl", node, now_ns)
+        reported[node_of(node.node, f"{field}.node")] = (
+            node.reason, until_ns, node.new_work_only,
         )  # fmt: skip
     back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(reported.keys() & set(back)):
@@ -219,8 +212,8 @@ def unavailability_of(
         if (member := members(host)) is not None:
             groups.setdefault(why, []).append(member)
     taken = tuple(
-        TakenOut(now_ns, by, reason, until_ns, tuple(each), new_work_only)
-        for (reason, until_ns, new_work_only), each in groups.items()
+        TakenOut(now_ns, by, reason, until_ns, tuple(group), new_work_only)
+        for (reason, until_ns, new_work_only), group in groups.items()
     )
     return UnavailabilityReport(
         taken, PutBack(now_ns, by, back), _unknown([*reported, *back], members)
@@ -228,24 +221,24 @@ def unavailability_of(
 
 
 def unavailable(entries: Iterable[tuple[str, str, DeclaredOut]]) -> list[wire.UnavailableNode]:
-    """Return (host, by, why) as the wire has it."""
+    """Return entries of (host, actor, report) as messages."""
     return [
         wire.UnavailableNode(
-            node=f"nodes/{host}", reason=one.words, expire_time=timestamp(one.until_ns), actor=by,
-            since_time=timestamp(one.since_ns), new_work_only=one.new_work_only,
+            node=f"nodes/{host}", reason=report.words, expire_time=timestamp(report.until_ns), actor=by,
+            since_time=timestamp(report.since_ns), new_work_only=report.new_work_only,
         )
-        for host, by, one in entries
+        for host, by, report in entries
     ]  # fmt: skip
 
 
 def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
-    """Return the nodes that no agent has registered as, at most as many as are listed."""
+    """Return the hosts without a registered agent, at most UNKNOWN_MAX."""
     unknown = sorted({host for host in hosts if members(host) is None})
     return [f"nodes/{host}" for host in unknown[:UNKNOWN_MAX]]
 
 
 def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
-    """Return when it ends unless it is reported again. By a span: callers' clocks may be off."""
+    """Return the end of the report's validity, from its `ttl`: callers' clocks may be wrong."""
     if not one.HasField("ttl"):
         return now_ns + HOUR_NS
     return now_ns + int(_span(field, one.ttl, "none for an hour") * SECOND_NS)
@@ -267,16 +260,16 @@ NAME_CHARACTERS_MAX = 32
 TOKEN_CHARACTERS_MAX = 64
 ETAG_CHARACTERS_MAX = 64
 NOTE_CHARACTERS_MAX = 500
-#: At most this many nodes that others took out, and this much ended advice, are listed one by one.
+#: Maximum listed nodes that others took out, and listed advisories that ended.
 UNAVAILABLE_MAX = 1000
-#: By so much our clock may be behind what was: more is reported.
+#: The advice clock may be this far ahead of the wall clock before it is reported.
 AHEAD_SECONDS_MAX = 60
-#: At most this many actions that are due but not proposed are listed one by one.
+#: Maximum listed actions that are needed but not proposed.
 HELD_BACK_MAX = 1000
 
 
 class AdvisoryService(AdvisoryServiceServicer):
-    """Seven calls of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(
         self, engine: AdvisoryEngine, wall_ns: Callable[[], int], members: Members
@@ -288,7 +281,10 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def WatchAdvisories(
         self, request: wire.WatchAdvisoriesRequest, context: Any
     ) -> AsyncIterator[wire.AdvisoryEvent]:
-        """Yield what is open, or what came after the token, then each change. Raises InvalidArgument, ResourceExhausted."""
+        """Yield the open advisories, or the changes since the token, then each change.
+
+        Raises InvalidArgument, ResourceExhausted.
+        """
         feed = self._engine.feed
         number = _number(request.resume_token, feed.started_ms)
         reason = "too many watch advice already; one of them has to end"
@@ -308,7 +304,10 @@ class AdvisoryService(AdvisoryServiceServicer):
         return wire.AdvisoryEvent(resume_token=token, advisory=self._message(change.advisory))
 
     def _message(self, one: Advisory, expires_ns: int | None = None) -> wire.Advisory:
-        """Return *one* with the workload's name as the caller's login reported it. *expires_ns*: None for the engine's."""
+        """Return the message with the workload's name as the caller reported it, without a login.
+
+        *expires_ns*: None: the engine's.
+        """
         until_ns = self._engine.expires_ns(one) if expires_ns is None else expires_ns
         message = advisory_message(one, until_ns, self._engine.store_identity)
         message.workload = name_for(one.job, current_login())
@@ -317,20 +316,19 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ListAdvisories(
         self, request: wire.ListAdvisoriesRequest, context: Any
     ) -> wire.ListAdvisoriesResponse:
-        """Return a page, newest first. Raises InvalidArgument, NotFound."""
         size = page_size_of(request.page_size)
         node = node_of(request.node, "node") if request.node else ""
         before = _page(request.page_token)
         held_back = [] if request.page_token or self._engine.shadow else self._held_back(node)
-        found = [
-            one for one in self._engine.known_advisories()
-            if (one.is_open or request.show_ended) and (not node or node in one.hosts)
-            and number_of(one.name) < before
+        advisories = [
+            advisory for advisory in self._engine.known_advisories()
+            if (advisory.is_open or request.show_ended) and (not node or node in advisory.hosts)
+            and number_of(advisory.name) < before
         ]  # fmt: skip
-        if node and not found and self._members(node) is None:
+        if node and not advisories and self._members(node) is None:
             raise NotFound(f"no agent has registered as {node}")
-        found.sort(key=lambda one: -number_of(one.name))
-        page, more = found[:size], len(found) > size
+        advisories.sort(key=lambda advisory: -number_of(advisory.name))
+        page, more = advisories[:size], len(advisories) > size
         unavailable_hosts = self._engine.machine.state.absent
         out = [] if request.page_token else self._out_by_advice(node)
         return wire.ListAdvisoriesResponse(
@@ -341,33 +339,37 @@ class AdvisoryService(AdvisoryServiceServicer):
             unavailable_nodes_count=int(node in unavailable_hosts)
             if node
             else len(unavailable_hosts),
-            held_back=[held_back_message(*one) for one in held_back[:HELD_BACK_MAX]],
+            held_back=[held_back_message(*case) for case in held_back[:HELD_BACK_MAX]],
             held_back_count=len(held_back),
             out_by_advice=map(self._message, out[:UNAVAILABLE_MAX]),
             out_by_advice_count=len(out),
         )
 
     def _out_by_advice(self, node: str) -> list[Advisory]:
-        """Return what has ended and holds a host out, by host; of *node* where it is named."""
-        found = [one for one in self._engine.ended_with_holds() if node in ("", one.host)]
-        return sorted(found, key=lambda one: one.host)
+        """Return ended advisories that hold a host out, by host; of all hosts if *node* is ""."""
+        advisories = [
+            advisory for advisory in self._engine.ended_with_holds() if node in ("", advisory.host)
+        ]
+        return sorted(advisories, key=lambda advisory: advisory.host)
 
     def _held_back(self, node: str) -> list[tuple[Case, str]]:
-        """Return what is called for and not proposed, with why, the gravest first; on *node* where it is named."""
+        """Return withheld cases with reasons, gravest first; of all hosts if *node* is ""."""
         state = self._engine.machine.state
         cases = [
             (state.cases[key].case, reported.words)
             for key, reported in state.held_back.items()
             if key in state.cases and node in ("", state.cases[key].case.host)
         ]
-        return sorted(cases, key=lambda one: (-gravity(one[0].action), one[0].host, one[0].key))
+        return sorted(
+            cases, key=lambda entry: (-gravity(entry[0].action), entry[0].host, entry[0].key)
+        )
 
     def _unavailable(self, node: str) -> list[wire.UnavailableNode]:
-        """Return who is out by others' word; of one host where *node* names it."""
+        """Return the hosts that others took out; only *node* if it is set."""
         unavailable_hosts = self._engine.machine.state.absent
         hosts = [node] if node else sorted(unavailable_hosts)[:UNAVAILABLE_MAX]
         reported = [
-            (host, *one) for host in hosts for one in unavailable_hosts.get(host, {}).items()
+            (host, *report) for host in hosts for report in unavailable_hosts.get(host, {}).items()
         ]
         return unavailable(reported[:UNAVAILABLE_MAX])
 
@@ -382,11 +384,15 @@ class AdvisoryService(AdvisoryServiceServicer):
         return _breaker_reason(state.fuse)
 
     async def GetAdvisory(self, request: wire.GetAdvisoryRequest, context: Any) -> wire.Advisory:
-        """Return one. Raises InvalidArgument, NotFound."""
+        """Return an advisory. Raises InvalidArgument, NotFound."""
         return self._message(self._known(request.name))
 
     async def AckAdvisory(self, request: wire.AckAdvisoryRequest, context: Any) -> bytes:
-        """Take an answer. Raises InvalidArgument, NotFound, EtagMismatch, FailedPrecondition, PermissionDenied, ServiceUnavailable."""
+        """Apply an answer.
+
+        Raises InvalidArgument, NotFound, EtagMismatch, FailedPrecondition, PermissionDenied,
+        ServiceUnavailable.
+        """
         actor, engine = actor_with_login(current_principal(context), request.actor), self._engine
         answer = ack_of(request, actor, self._wall_ns())
         return await self._idempotency_cache.once(
@@ -396,17 +402,17 @@ class AdvisoryService(AdvisoryServiceServicer):
         )  # fmt: skip
 
     async def ReportGangs(self, request: wire.ReportGangsRequest, context: Any) -> bytes:
-        """Keep what runs where. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
+        """Store running gangs. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
         by, engine = (
             actor_with_login(current_principal(context), actor_of(request.actor)),
             self._engine,
         )
         reported, unknown = gangs_of(request, by, self._members, self._wall_ns())
-        gangs = [engine.gangs.named(one) for one in reported]
+        gangs = [engine.gangs.named(gang) for gang in reported]
         ends_any = current_principal(context).role in ENDS_ANY_GANG
         names = (
-            engine.gangs.endable(one, login_of_actor(by), ends_any)
-            for one in request.ended_workloads
+            engine.gangs.endable(workload, login_of_actor(by), ends_any)
+            for workload in request.ended_workloads
         )
         ended = [name for name in names if name]
 
@@ -423,20 +429,23 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ReportUnavailableNodes(
         self, request: wire.ReportUnavailableNodesRequest, context: Any
     ) -> bytes:
-        """Count nodes as out, or in service again. Raises InvalidArgument, ResourceExhausted, ServiceUnavailable."""
+        """Count nodes as out, or as back in service.
+
+        Raises InvalidArgument, ResourceExhausted, ServiceUnavailable.
+        """
         by, engine = (
             actor_with_login(current_principal(context), actor_of(request.actor)),
             self._engine,
         )
         state = engine.machine.state
-        # By a clock that was set back it would have ended at once.
+        # With a clock that was set back the report would end at once.
         now_ns = max(self._wall_ns(), state.now_ns)
         out = unavailability_of(request, by, self._members, now_ns)
 
         def response(check: Callable[[], None]) -> wire.ReportUnavailableNodesResponse:
             before = {host for host, reported in state.absent.items() if by in reported}
             check()
-            new = {member.host for one in out.taken for member in one.members}
+            new = {member.host for event in out.taken for member in event.members}
             return wire.ReportUnavailableNodesResponse(
                 nodes_count=len((before | new) - set(out.back.hosts)), unknown_nodes=out.unknown
             )
@@ -449,7 +458,7 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def EvaluateRule(
         self, request: wire.EvaluateRuleRequest, context: Any
     ) -> wire.EvaluateRuleResponse:
-        """Return what a rule would have advised. Raises InvalidArgument, ResourceExhausted."""
+        """Replay a rule on past evidence. Raises InvalidArgument, ResourceExhausted."""
         if self._evaluating is not None and not self._evaluating.done():
             raise ResourceExhausted(
                 "another rule is being evaluated. Try again when it is done", 5.0
@@ -459,14 +468,15 @@ class AdvisoryService(AdvisoryServiceServicer):
         def work() -> wire.EvaluateRuleResponse:
             return evaluation_message(self._engine.what_if(request.rule, request.days, now_ns))
 
-        # Who closes the connection does not end it: a thread cannot be ended, and the next has to wait for it all the same.
+        # Disconnecting does not end it: a thread cannot be ended, and the next caller must wait for
+        # it.
         self._evaluating = asyncio.create_task(asyncio.to_thread(work))
         self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._evaluating)
 
     def _known(self, name: str) -> Advisory:
-        found = self._engine.find(name_of(name))
-        if found is None:
+        advisory = self._engine.find(name_of(name))
+        if advisory is None:
             shadow = (
                 "; advice_shadow is on: FROM ops.advice has all of it"
                 if self._engine.shadow
@@ -474,11 +484,11 @@ class AdvisoryService(AdvisoryServiceServicer):
             )
             reason = f"no advisory {name!r} is known, or it ended more than a day ago"
             raise NotFound(reason + shadow)
-        return found
+        return advisory
 
 
 def _breaker_reason(breaker: CircuitBreaker) -> str:
-    """Return what the breaker keeps from being advised; "" for nothing. What takes no host out is advised all the same."""
+    """Return a message on the breaker, "" if closed; actions that take no host out continue."""
     cause = "because too much was advised or failed recently"
     if breaker.position == "open":
         until = f"{datetime.fromtimestamp(breaker.until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
@@ -492,7 +502,7 @@ def _breaker_reason(breaker: CircuitBreaker) -> str:
 
 
 def ack_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
-    """Return an answer as the machine takes it. *actor*: with its login. Raises InvalidArgument."""
+    """Return the answer as an event. *actor*: with its login. Raises InvalidArgument."""
     check_text("etag", request.etag, ETAG_CHARACTERS_MAX)
     check_text("actor", request.actor, ACTOR_CHARACTERS_MAX)
     check_text("note", request.note, NOTE_CHARACTERS_MAX)
@@ -511,7 +521,7 @@ def ack_of(request: wire.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
 
 
 def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:
-    """Return the lease that *request* names, 0 for none. Raises InvalidArgument for one that is no time; the machine bounds it."""
+    """Return the requested lease, 0 for none; the machine limits it. Raises InvalidArgument."""
     if not request.HasField("lease"):
         return 0.0
     seconds = span_seconds("lease", request.lease)
@@ -521,12 +531,12 @@ def _lease_seconds(request: wire.AckAdvisoryRequest) -> float:
 
 
 def number_of(name: str) -> int:
-    """Return the number of an advisory: higher is later."""
+    """Return the number of an advisory; later advisories have higher numbers."""
     return int(name[1:])
 
 
 def name_of(resource: str, field: str = "name") -> str:
-    """Return `a12` of `advisories/a12`, the value of *field*. Raises InvalidArgument."""
+    """Return `a12` from `advisories/a12`, the value of *field*. Raises InvalidArgument."""
     name = resource.removeprefix(PREFIX)
     digits = name[1:]
     if (
@@ -547,7 +557,10 @@ def _page(token: str) -> int:
 
 
 def _number(token: str, started_ms: int) -> int | None:
-    """Return where to continue; None: with all that is open. Raises InvalidArgument."""
+    """Return the number to continue after; None: begin with all open advisories.
+
+    Raises InvalidArgument.
+    """
     if not token:
         return None
     started, dash, number = token.partition("-")
@@ -555,5 +568,5 @@ def _number(token: str, started_ms: int) -> int | None:
     if not dash or not digits or len(token) > TOKEN_CHARACTERS_MAX:
         raise InvalidArgument("resume_token", "expected the token of an earlier event, or none")
     if int(started) != started_ms:
-        return None  # of a start before: what is open tells more than what is gone
+        return None  # token of an earlier start: the open advisories matter more than old changes
     return int(number)

@@ -1,4 +1,4 @@
-"""Slots of one kind of call, shared by login: no login can take those of the others."""
+"""Slots of a kind of call, shared by login: no login can take those of the others."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from contextlib import contextmanager
 from ..errors import ResourceExhausted
 from ..principal import current_login
 
-#: A login holds at most this share of the slots. Callers without a login are one caller, and have all.
+#: Maximum share of the slots per login. Callers without a login count as a single caller with all
+#: slots.
 LOGIN_SHARE_MAX = 0.5
-#: A login without a slot gets one up to this many times the slots.
+#: A login that holds no slot gets one until this many times the slots are held.
 OVERCOMMIT = 2
 
 
 class CallerSlots:
-    """Belongs to one loop."""
+    """Belongs to an event loop."""
 
     def __init__(self) -> None:
         self._held = Counter[str]()
 
     @property
     def count(self) -> int:
-        """How many slots are held."""
+        """Number of held slots."""
         return self._held.total()
 
     @contextmanager
     def slot(self, slots_max: int, reason: str, retry_seconds: float) -> Iterator[None]:
-        """Hold one of *slots_max* slots for the caller. Raises ResourceExhausted with *reason*."""
+        """Hold a slot of *slots_max* for the caller. Raises ResourceExhausted with *reason*."""
         login = current_login()
         own_max = max(1, int(slots_max * LOGIN_SHARE_MAX)) if login else slots_max
         total_max = slots_max * OVERCOMMIT if login and not self._held[login] else slots_max
@@ -44,4 +45,4 @@ class CallerSlots:
             yield
         finally:
             self._held[login] -= 1
-            self._held += Counter()  # without logins that hold none
+            self._held += Counter()  # drop logins that hold none

@@ -1,4 +1,4 @@
-"""The aggregator's decision log: passes batches of all processes to the store; responses never wait for it."""
+"""The aggregator's decision log: passes batches of all processes to the store."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from .decision_recorder import DecisionRecorder, decoded_batch
 
 log = logging.getLogger(__name__)
 
-#: Batches that wait to be handed to the store, and their bytes; further ones are dropped.
+#: Maximum batches waiting for the store, and their bytes; further batches are dropped.
 BATCHES_WAITING_MAX, BATCHES_BYTES_MAX = 64, 128 << 20
-#: Digests of inputs that are in the store, or on their way to it.
+#: Maximum remembered digests of inputs that are stored or on their way.
 DIGESTS_KNOWN_MAX = 10_000
 
 
 class DecisionLog:
-    """The aggregator's: hands batches of all processes to the store. Belongs to the loop."""
+    """Passes batches of decisions to the store; responses never wait. Belongs to the event loop."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store, self._wall_ns = store, wall_ns
         self.recorder = DecisionRecorder(self.add, wall_ns)
         self._batches: deque[tuple[bytes | mmap, int]] = deque()
         self._bytes = 0
-        #: The score process announced a batch that has not arrived.
+        #: The score process announced a batch that has not arrived yet.
         self.expects_batch = False
         self._known: OrderedDict[str, None] = OrderedDict()
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
 
     def add(self, encoded: bytes | mmap, count: int) -> bool:
-        """Take a batch of *count* decisions. Never raises. False: there is no room, and they are counted as dropped."""
+        """Queue a batch of *count* decisions.
+
+        Never raises. False: the queue is full, and the batch counts as dropped.
+        """
         size = memoryview(encoded).nbytes
         if len(self._batches) >= BATCHES_WAITING_MAX or self._bytes + size > BATCHES_BYTES_MAX:
             self.count_dropped(count)
@@ -48,16 +51,16 @@ class DecisionLog:
         return True
 
     def count_dropped(self, count: int) -> None:
-        """Count decisions that were dropped elsewhere."""
+        """Count decisions that another process dropped."""
         if count:
             self._store.count_dropped_decisions(count)
 
     def choose(self, one: ChoiceRecord) -> None:
-        """Note that a reservation took an option of a decision. Never raises, never waits."""
+        """Store that a reservation chose an option of a decision. Never raises or waits."""
         self._store.submit_decisions(DecisionCommit(choices=[one]))
 
     async def run(self) -> None:
-        """Hand over what comes, until this is cancelled."""
+        """Pass batches to the store until cancelled."""
         recording = asyncio.create_task(self.recorder.run())
         try:
             while True:
@@ -74,7 +77,7 @@ class DecisionLog:
         return self.expects_batch or bool(self._batches) or not self.recorder.is_empty
 
     async def settle(self) -> None:
-        """Return once what was decided here, or came from the score process, is with the store."""
+        """Return once all recorded and received decisions are with the store."""
         await self.recorder.flush()
         await self._hand_over()
 
@@ -92,7 +95,7 @@ class DecisionLog:
                     self.count_dropped(count)
 
     def _store_batch(self, encoded: bytes | mmap) -> None:
-        """Compress what the store lacks, and queue all for it."""
+        """Compress new inputs, and submit the batch to the store."""
         while self._store.missing_inputs:
             self._known.pop(self._store.missing_inputs.popleft(), None)
         decisions, parts = decoded_batch(encoded)
@@ -100,8 +103,10 @@ class DecisionLog:
             digest: compressed(part) for digest, part in parts.items() if digest not in self._known
         }
         records = [
-            one._replace(request=compressed(one.request), answer=compressed(one.answer))
-            for one in decisions
+            decision._replace(
+                request=compressed(decision.request), answer=compressed(decision.answer)
+            )
+            for decision in decisions
         ]
         if self._store.submit_decisions(DecisionCommit(records, new)):
             self._known.update(dict.fromkeys(new))

@@ -1,8 +1,9 @@
-"""Buffers decisions in the process that answers, and encodes them between calls. No response waits for it.
+"""Buffers decisions in the answering process, and encodes them between calls.
 
-It is not a thread, because one that computes in Python can delay the event loop by up to 5 ms for the GIL.
-The score process sends what it encoded to the aggregator (`service/score_process.py`), whose `DecisionLog` passes all to the
-store. Decisions beyond the buffer are dropped and counted.
+No response waits for it. It is not a thread, because a computing Python thread can delay the event
+loop by up to 5 ms for the GIL. The score process sends its batches to the aggregator
+(`service/score_process.py`), whose `DecisionLog` passes all to the store. Decisions beyond the
+buffer are dropped and counted.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from .decision_summary import HOSTS_MAX, kind_name, summary_of
 
 log = logging.getLogger(__name__)
 
-#: Decisions that wait to be encoded, and snapshots that these are about; further ones are dropped.
+#: Maximum decisions waiting to be encoded, and their snapshots; further decisions are dropped.
 DECISIONS_WAITING_MAX, SNAPSHOTS_WAITING_MAX = 1000, 8
-#: They are encoded together after this time.
+#: Waiting decisions are encoded together after this time.
 BATCH_SECONDS = 0.2
-#: Bytes of one batch; what has no room in it is dropped.
+#: Maximum bytes of a batch; decisions beyond it are dropped.
 BATCH_BYTES_MAX = 32 << 20
 CALLER_CHARACTERS_MAX = 300
 _SIZE = struct.Struct("<Q")
@@ -44,14 +45,14 @@ _PREFIXES: dict[int, str] = {
 
 
 def decision_id(kind: int, request: Any, snapshot: Judgement) -> str:
-    """Return the name of a decision: of the same request about the same snapshot it is the same."""
+    """Return a decision's id, the same for equal requests about the same snapshot."""
     digest = blake2b(request.SerializeToString(deterministic=True), digest_size=10)
     digest.update(f"{snapshot.dictionary_version}-{snapshot.version}".encode())
     return f"{_PREFIXES[kind]}{digest.hexdigest()}"
 
 
 def answer_bytes(reply: Any) -> bytes:
-    """Return an answer as it is stored: without what differs when it is computed again."""
+    """Return the answer as stored: without the fields that differ in a replay."""
     if "solve_time" not in reply.DESCRIPTOR.fields_by_name:
         return bytes(reply.SerializeToString(deterministic=True))
     answer = type(reply)()
@@ -62,7 +63,7 @@ def answer_bytes(reply: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class DecisionAnswered:
-    """A decision as it was made: messages that nobody changes any more, and the snapshot."""
+    """An answered decision: messages that no longer change, and the snapshot."""
 
     kind: int
     time_ns: int
@@ -74,7 +75,10 @@ class DecisionAnswered:
 
 
 class DecisionRecorder:
-    """Of one event loop. `record` costs a call next to nothing; `run` until it is cancelled, then `flush`."""
+    """Records the decisions of an event loop.
+
+    `record` is almost free for a call. Await `run` until cancelled, then `flush`.
+    """
 
     def __init__(
         self,
@@ -82,9 +86,11 @@ class DecisionRecorder:
         wall_ns: Callable[[], int],
         announce: Callable[[], None] = lambda: None,
     ) -> None:
-        """*deliver*: takes an encoded batch, and how many decisions it has; on the loop. It returns whether it was taken.
+        """*deliver*: receives an encoded batch and its count, on the loop.
 
-        *announce* is called when a batch begins, before the answer to its first decision.
+        It returns False if it refuses the batch.
+
+        *announce*: called when a batch begins, before its first decision is answered.
         """
         self._deliver, self._wall_ns, self._announce = deliver, wall_ns, announce
         self._waiting: list[DecisionAnswered] = []
@@ -92,13 +98,13 @@ class DecisionRecorder:
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
         self._parts = _SnapshotParts()
-        #: Decisions that were dropped because too many waited.
+        #: Decisions dropped because the buffer or a batch was full, or encoding failed.
         self.dropped = 0
 
     def record(
         self, kind: int, request: Any, reply: Any, snapshot: Judgement, excluded: Flags
     ) -> None:
-        """Take a decision, which must have its `decision_id`. Never raises, never waits."""
+        """Queue a decision, which must have its `decision_id`. Never raises or waits."""
         key = snapshot.dictionary_version, snapshot.version
         is_new = key not in self._snapshots
         if len(self._waiting) >= DECISIONS_WAITING_MAX or (
@@ -117,14 +123,14 @@ class DecisionRecorder:
         self._changed.set()
 
     async def run(self) -> None:
-        """Deliver what was decided, soon after."""
+        """Deliver decisions in batches until cancelled."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(BATCH_SECONDS)
             await self.flush()
 
     async def flush(self) -> None:
-        """Deliver what waits. Never raises: what cannot be encoded is dropped, counted and logged."""
+        """Deliver the waiting decisions. Never raises: failures are dropped, counted and logged."""
         async with self._lock:
             self._changed.clear()
             taken, self._waiting, self._snapshots = self._waiting, [], set()
@@ -143,21 +149,17 @@ class DecisionRecorder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no decision waits."""
+        """Whether no decision is waiting."""
         return not self._waiting
 
     def take_dropped(self) -> int:
-        """Return how many were dropped since the last call."""
+        """Return the number dropped since the last call."""
         dropped, self.dropped = self.dropped, 0
         return dropped
 
 
-# ----------------------------------------------------------------------
-# A batch: how many parts of inputs, each after its digest, then of each decision its columns as JSON, request and answer.
-
-
 class _SnapshotParts:
-    """The parts of the snapshot that was encoded last: they are sent with its first batch, and named in further ones."""
+    """The input parts of the last snapshot: sent with its first batch, later named by digest."""
 
     def __init__(self) -> None:
         self._key: tuple[int, int, int] = (0, 0, 0)
@@ -166,34 +168,34 @@ class _SnapshotParts:
     async def of(
         self, snapshot: Judgement, excluded: Flags
     ) -> tuple[tuple[str, ...], dict[str, bytes]]:
-        """Return the digests, and the parts if they were not sent yet."""
+        """Return the digests, and the parts that are not sent yet."""
         key = snapshot.dictionary_version, snapshot.version, id(excluded)
         parts: dict[str, bytes] = {}
         if key != self._key:
             for digest, part in input_parts(snapshot, excluded):
                 parts[digest] = part
-                await asyncio.sleep(0)  # calls that came meanwhile
+                await asyncio.sleep(0)  # let waiting calls run
             self._key, self._digests = key, tuple(parts)
         return self._digests, parts
 
     def forget(self) -> None:
-        """Send them again: they may not have come."""
+        """Send the parts again: the receiver may not have them."""
         self._key = (0, 0, 0)
 
 
 async def _encoded_batch(
     answered: Sequence[DecisionAnswered], snapshot_parts: _SnapshotParts
 ) -> tuple[bytes, int]:
-    """Return a batch, and how many decisions it has: those that have room."""
+    """Return a batch with the decisions that fit, and their count."""
     decisions: list[bytes] = []
     parts: dict[str, bytes] = {}
     left, count = BATCH_BYTES_MAX, 0
-    for one in answered:
-        digests, new = await snapshot_parts.of(one.snapshot, one.excluded)
-        if job := one.request.gang.workload.job:
-            digest, part = workload_part(one.snapshot, job)
+    for decision in answered:
+        digests, new = await snapshot_parts.of(decision.snapshot, decision.excluded)
+        if job := decision.request.gang.workload.job:
+            digest, part = workload_part(decision.snapshot, job)
             digests, new = (*digests, digest), {**new, digest: part}
-        encoded = _encoded_decision(_record_of(one, digests))
+        encoded = _encoded_decision(_record_of(decision, digests))
         await asyncio.sleep(0)
         size = sum(map(len, encoded)) + sum(map(len, new.values()))
         if size > left:
@@ -213,14 +215,18 @@ def _record_of(one: DecisionAnswered, inputs: tuple[str, ...]) -> DecisionRecord
         reply.decision_id, one.time_ns, kind_name(one.kind), one.caller, one.request.gang.workload.job,
         snapshot.version, snapshot.dictionary_version, gangline_version(),
         reply.solve_time.ToNanoseconds() / 1e9 if has_time else float("nan"), bool(snapshot.degraded_reason),
-        summary.options, tuple(snapshot.names[at] for at in summary.nodes[:HOSTS_MAX]), summary.blockers,
+        summary.options, tuple(snapshot.names[node] for node in summary.nodes[:HOSTS_MAX]), summary.blockers,
         one.request.SerializeToString(deterministic=True), answer_bytes(reply), inputs,
     )  # fmt: skip
 
 
 def encoded_batch(records: Sequence[DecisionRecord], parts: Mapping[str, bytes]) -> bytes:
-    """Return decisions and inputs as bytes."""
-    return _joined(parts, [piece for one in records for piece in _encoded_decision(one)])
+    """Return decisions and inputs as bytes.
+
+    Format: the count of input parts, each part after its digest, then per decision its columns as
+    JSON, request and answer. A size precedes each piece.
+    """
+    return _joined(parts, [piece for record in records for piece in _encoded_decision(record)])
 
 
 def _joined(parts: Mapping[str, bytes], decisions: Sequence[bytes]) -> bytes:
@@ -241,11 +247,14 @@ def _sized(piece: bytes) -> tuple[bytes, bytes]:
 
 
 def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str, bytes]]:
-    """Return what `encoded_batch` was given. Raises ValueError, KeyError, TypeError, struct.error."""
+    """Return the arguments of `encoded_batch`.
+
+    Raises ValueError, KeyError, TypeError, struct.error.
+    """
     view = memoryview(encoded)
     (count,) = _SIZE.unpack_from(view)
     pieces = list(_pieces(view, _SIZE.size))
-    parts = {pieces[2 * at].decode(): pieces[2 * at + 1] for at in range(count)}
+    parts = {pieces[2 * index].decode(): pieces[2 * index + 1] for index in range(count)}
     records = [
         DecisionRecord(
             **{
@@ -254,18 +263,18 @@ def decoded_batch(encoded: bytes | mmap) -> tuple[list[DecisionRecord], dict[str
                 "hosts": tuple(columns["hosts"]),
                 "blockers": tuple(columns["blockers"]),
                 "inputs": tuple(columns["inputs"]),
-                "request": pieces[at + 1],
-                "answer": pieces[at + 2],
+                "request": pieces[first + 1],
+                "answer": pieces[first + 2],
             }
         )
-        for at in range(2 * count, len(pieces), 3)
-        if (columns := json.loads(pieces[at]))
+        for first in range(2 * count, len(pieces), 3)
+        if (columns := json.loads(pieces[first]))
     ]
     return records, parts
 
 
 def _pieces(view: memoryview, at: int) -> Iterator[bytes]:
-    """Yield the pieces of *view* from *at*, each after its size. Raises ValueError."""
+    """Yield the pieces of *view* from *at*, each preceded by its size. Raises ValueError."""
     while at < view.nbytes:
         (size,) = _SIZE.unpack_from(view, at)
         at += _SIZE.size
@@ -278,5 +287,5 @@ def _pieces(view: memoryview, at: int) -> Iterator[bytes]:
 def _caller() -> str:
     try:
         return str(current_principal(None))[:CALLER_CHARACTERS_MAX]
-    except PermissionDenied:  # nobody was let in: a call within the process
+    except PermissionDenied:  # a call within the process, without a login
         return ""

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from ...contract.wire import decision_pb2, placement_pb2, recovery_pb2
 from ..store.decision_records import OptionSummary
 
-#: At most this many obstacles are stored for SQL; the answer has all.
+#: Maximum blockers stored for SQL, and their length; the answer has all.
 BLOCKERS_MAX, BLOCKER_CHARACTERS_MAX = 16, 300
-#: Hosts of the first option that are stored for SQL.
+#: Maximum hosts of the first option stored for SQL.
 HOSTS_MAX = 64
 
-#: The messages of each kind of decision.
+#: Kind of decision -> request and response types.
 MESSAGES: dict[int, tuple[Any, Any]] = {
     decision_pb2.DECISION_PLACEMENT: (
         placement_pb2.PlanPlacementRequest,
@@ -35,7 +35,7 @@ MESSAGES: dict[int, tuple[Any, Any]] = {
 
 
 class DecisionSummary(NamedTuple):
-    """The options, the nodes of the first by index, and the obstacles."""
+    """The options, the first option's node indexes, and the blockers."""
 
     options: tuple[OptionSummary, ...]
     nodes: Sequence[int]
@@ -43,37 +43,37 @@ class DecisionSummary(NamedTuple):
 
 
 def kind_name(kind: int) -> str:
-    """Return a kind as it is stored: placement, evaluation, resize or recovery."""
+    """Return the stored name of a kind: placement, evaluation, resize or recovery."""
     return decision_pb2.DecisionKind.Name(kind).removeprefix("DECISION_").lower()
 
 
 def kind_of(name: str) -> int:
-    """Return the kind of a stored name. Raises ValueError."""
+    """Return the kind with a stored name. Raises ValueError."""
     return int(decision_pb2.DecisionKind.Value(f"DECISION_{name.upper()}"))
 
 
 def summary_of(kind: int, reply: Any) -> DecisionSummary:
-    """Return the answer *reply* of *kind* in short."""
+    """Return the summary of *reply*, an answer of *kind*."""
     if kind == decision_pb2.DECISION_RECOVERY:
-        recoveries = tuple(_recovery(one) for one in reply.options)
+        recoveries = tuple(_recovery(option) for option in reply.options)
         nodes = reply.options[0].node_index if reply.options else ()
         futile = (reply.futile_reason[:BLOCKER_CHARACTERS_MAX],) if reply.futile_reason else ()
         return DecisionSummary(recoveries, nodes, futile)
     if kind == decision_pb2.DECISION_RESIZE:
         named = [
-            (placement_pb2.ResizeKind.Name(one.kind).removeprefix("RESIZE_"), one.placement)
-            for one in reply.options
+            (placement_pb2.ResizeKind.Name(option.kind).removeprefix("RESIZE_"), option.placement)
+            for option in reply.options
         ]
         blockers: tuple[str, ...] = ()
     elif kind == decision_pb2.DECISION_EVALUATION:
         named, blockers = [("", reply.option)], tuple(reply.option.violations)
     else:
-        named = [("", one) for one in reply.options]
-        blockers = tuple(f"{one.constraint}: {one.message}" for one in reply.blockers)
+        named = [("", option) for option in reply.options]
+        blockers = tuple(f"{blocker.constraint}: {blocker.message}" for blocker in reply.blockers)
     return DecisionSummary(
-        tuple(_placement(what.lower(), one) for what, one in named),
+        tuple(_placement(what.lower(), option) for what, option in named),
         named[0][1].node_index if named else (),
-        tuple(one[:BLOCKER_CHARACTERS_MAX] for one in blockers[:BLOCKERS_MAX]),
+        tuple(blocker[:BLOCKER_CHARACTERS_MAX] for blocker in blockers[:BLOCKERS_MAX]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Exchange rates of a request: its own, else its tenant's declared ones; and which of them have no effect."""
+"""Exchange rates of a request: its own, else its tenant's; with notes on rates without effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..declared.model import ExchangeRates
 from ..scoring.evaluate import Judgement
 from .validation import check_real, check_text
 
-#: Exchange rates and preferences above this are a mistake, in GPU-hours.
+#: Larger exchange rates and preferences, in GPU-hours, are rejected as mistakes.
 RATE_MAX = 1e9
 TENANT_CHARACTERS_MAX = 128
 #: Field of the request and of a declared tenant -> field of the requirements.
@@ -27,23 +27,23 @@ RATE_FIELDS: Mapping[str, str] = {
 def rates_of(
     gang: placement_pb2.GangRequirements, tenants: Mapping[str, ExchangeRates]
 ) -> dict[str, Any]:
-    """Return the fields of the requirements that are exchange rates. Raises InvalidArgument."""
+    """Return the exchange rates as fields of the requirements. Raises InvalidArgument."""
     check_text("gang.tenant", gang.tenant, TENANT_CHARACTERS_MAX)
     declared = tenants.get(gang.tenant, ExchangeRates())
-    found: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, field in RATE_FIELDS.items():
         known: Any = name
         if gang.HasField(known):
             check_real(f"gang.{name}", getattr(gang, name), RATE_MAX)
-            found[field] = getattr(gang, name)
+            rates[field] = getattr(gang, name)
         elif not isnan(rate := getattr(declared, name)):
-            found[field], origins[field] = rate, f"declared for tenant {gang.tenant}"
-    return {**found, "rate_origins": origins}
+            rates[field], origins[field] = rate, f"declared for tenant {gang.tenant}"
+    return {**rates, "rate_origins": origins}
 
 
 def notes_of(gang: placement_pb2.GangRequirements, snapshot: Judgement) -> list[str]:
-    """Return the parts of the request that have no effect, and why."""
+    """Return notes on the parts of the request without effect, with reasons."""
     notes: list[str] = []
     declared = snapshot.tenants.get(gang.tenant)
     if gang.tenant and declared is None:

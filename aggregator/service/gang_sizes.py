@@ -1,4 +1,4 @@
-"""Sizes of a gang on the wire: validates the conditions, lists the sizes, and encodes the cost of each."""
+"""Sizes of a gang in messages: validates the conditions, lists the sizes, and encodes costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..scoring.reported_factors import ReportedThroughputs
 from .validation import check_range, check_real, check_text
 
 WORKLOAD_NAME_CHARACTERS_MAX = 256
-#: Throughputs above this are a mistake.
+#: Larger throughputs are rejected as mistakes.
 THROUGHPUT_MAX = 1e15
 FIELD = "gang.sizes"
 
@@ -28,7 +28,10 @@ FIELD = "gang.sizes"
 def sizes_of(
     gang: placement_pb2.GangRequirements, reported: ReportedThroughputs
 ) -> ElasticSizes | None:
-    """Return the sizes that a gang may have, None where it has one. *reported*: for a request without throughputs. Raises InvalidArgument."""
+    """Return the sizes that a gang may have, None for a fixed size. Raises InvalidArgument.
+
+    *reported*: used if the request has no throughputs.
+    """
     curve = curve_of(gang, reported)
     if not gang.HasField("sizes"):
         return None
@@ -101,7 +104,7 @@ def _ranged(requested: placement_pb2.GangSizes, segment: int) -> list[int]:
 
 
 def curve_of(gang: placement_pb2.GangRequirements, reported: ReportedThroughputs) -> ScalingCurve:
-    """Return the throughput by size: of the request, else as outcomes of its workload reported it. Raises InvalidArgument."""
+    """Return throughput by size: the request's, else the outcomes'. Raises InvalidArgument."""
     points = gang.throughputs
     check_text("gang.workload_name", gang.workload_name, WORKLOAD_NAME_CHARACTERS_MAX)
     name = gang.workload_name or gang.workload.job
@@ -111,14 +114,14 @@ def curve_of(gang: placement_pb2.GangRequirements, reported: ReportedThroughputs
         raise InvalidArgument(
             "gang.throughputs", f"{len(points)} points, expected at most {POINTS_MAX}"
         )
-    for at, one in enumerate(points):
-        check_range(f"gang.throughputs[{at}].nodes", one.nodes, 1, NODES_MAX)
-        if not 0.0 < one.throughput <= THROUGHPUT_MAX:
+    for index, point in enumerate(points):
+        check_range(f"gang.throughputs[{index}].nodes", point.nodes, 1, NODES_MAX)
+        if not 0.0 < point.throughput <= THROUGHPUT_MAX:
             raise InvalidArgument(
-                f"gang.throughputs[{at}].throughput",
-                f"{one.throughput:g}, expected above 0, to {THROUGHPUT_MAX:g}",
+                f"gang.throughputs[{index}].throughput",
+                f"{point.throughput:g}, expected above 0, to {THROUGHPUT_MAX:g}",
             )
-    return scaling_curve([(one.nodes, one.throughput) for one in points])
+    return scaling_curve([(point.nodes, point.throughput) for point in points])
 
 
 def add_sizes(
@@ -128,16 +131,16 @@ def add_sizes(
     *,
     explain: bool,
 ) -> None:
-    """Put what each size costs into *reply*."""
-    for one in sizes:
-        efficiency = elastic.efficiency(one.nodes)
+    """Add the cost of each size to *reply*."""
+    for size in sizes:
+        efficiency = elastic.efficiency(size.nodes)
         message = reply.sizes.add(
-            nodes=one.nodes,
-            gpu_hours_min=one.gpu_hours_min if isfinite(one.gpu_hours_min) else 0.0,
-            does_not_fit=one.gpu_hours == float("inf"),
+            nodes=size.nodes,
+            gpu_hours_min=size.gpu_hours_min if isfinite(size.gpu_hours_min) else 0.0,
+            does_not_fit=size.gpu_hours == float("inf"),
         )
-        if isfinite(one.gpu_hours):
-            message.gpu_hours = one.gpu_hours
+        if isfinite(size.gpu_hours):
+            message.gpu_hours = size.gpu_hours
         message.scaling_efficiency.value = efficiency.value
         message.scaling_efficiency.lower = efficiency.lower
         message.scaling_efficiency.upper = efficiency.upper

@@ -1,4 +1,4 @@
-"""Creates every gRPC server of Gangline: errors as statuses, a guard, and limits."""
+"""Creates every gRPC server of Gangline: error statuses, login checks, limits and services."""
 
 from __future__ import annotations
 
@@ -51,32 +51,31 @@ def make_server(
     by_token: bool = False,
     denied: Mapping[str, DeniedCallback] | None = None,
 ) -> grpc.aio.Server:
-    """Return one without services. *calls*: where they are counted; the rest is the guard's."""
+    """Return a server without services.
+
+    *calls*: counters; other arguments are for the login check.
+    """
     return grpc.aio.server(
         interceptors=[
             ErrorInterceptor(calls),
             AuthInterceptor(access_control, by_token=by_token, on_denied=denied),
         ],
         options=[
-            ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
+            ("grpc.so_reuseport", 0),  # otherwise two aggregators could share a port, unnoticed
             ("grpc.max_receive_message_length", config.message_bytes_max),
             ("grpc.max_concurrent_streams", config.streams_per_connection_max),
             ("grpc.max_allowed_incoming_connections", config.connections_max),
             ("grpc.server_handshake_timeout_ms", int(1000 * config.login_seconds_max)),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
-            # Its pings would wake each of ten thousand agents about once a second.
+            # Its pings would wake each of ten thousand agents about once per second.
             ("grpc.http2.bdp_probe", 0),
         ],
     )
 
 
-# ----------------------------------------------------------------------
-# Which services a port of the aggregator answers. To add one: a file in `service/`, and a row here.
-
-
 def _name(file: Any) -> str:
-    """Return the full name of the one service of a .proto."""
+    """Return the full name of the only service in a .proto."""
     (service,) = file.DESCRIPTOR.services_by_name.values()
     return str(service.full_name)
 
@@ -88,7 +87,7 @@ RECORDING, PLACEMENT = _name(recording_pb2), _name(placement_pb2)
 RECOVERY, RESERVATION = _name(recovery_pb2), _name(reservation_pb2)
 DECISION, JOB = _name(decision_pb2), _name(job_pb2)
 
-#: Service -> what puts one on a server.
+#: Service -> function that adds it to a server. A new service needs a file here and a row.
 _ADD: Mapping[str, Callable[[Any, Any], None]] = {
     TELEMETRY: add_TelemetryServiceServicer_to_server,
     SCORE: add_ScoreServiceServicer_to_server,
@@ -107,7 +106,7 @@ _ADD: Mapping[str, Callable[[Any, Any], None]] = {
 
 
 def serve_on(server: Any, services: Mapping[str, Any], state: Any) -> None:
-    """Put *services*, by name, on *server*; and gRPC's own: *state*, a health servicer, and reflection."""
+    """Add *services* by name to *server*, and health (*state*) and reflection."""
     for name, service in services.items():
         _ADD[name](service, server)
     health_pb2_grpc.add_HealthServicer_to_server(state, server)

@@ -1,4 +1,4 @@
-"""Repeated requests with one request id (AIP-155) get an answer and change nothing twice."""
+"""Idempotent requests (AIP-155): a repeated request id gets an answer and changes nothing twice."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..errors import InvalidArgument
 from ..principal import current_principal
 from .validation import check_text
 
-#: What was answered is remembered for this long, and so much of it, the newest: until a restart, at most.
+#: Limits of remembered answers: age, count and bytes; the oldest go first. A restart forgets them.
 ANSWERS_SECONDS_MAX, ANSWERS_MAX, ANSWERS_BYTES_MAX = 600.0, 10_000, 16 << 20
 ID_CHARACTERS_MAX = 64
 
 
 class CachedReply(NamedTuple):
-    """A request that had an id, by its digest, and its answer, serialised."""
+    """A request's digest and its serialized answer."""
 
     digest: bytes
     reply: bytes
@@ -28,10 +28,10 @@ class CachedReply(NamedTuple):
 
 
 class IdempotencyCache:
-    """Of one service. Belongs to the loop."""
+    """Remembers the answers of a service. Belongs to the event loop."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic) -> None:
-        """*seconds*: a steady clock."""
+        """*seconds*: a monotonic clock."""
         self._seconds = seconds
         self._known: OrderedDict[tuple[str, str, str], CachedReply] = OrderedDict()
         self._bytes = 0
@@ -45,11 +45,12 @@ class IdempotencyCache:
         preview: Callable[[], Message],
         current: Callable[[], Message] | None = None,
     ) -> bytes:
-        """Return the answer of *apply*, whose effect is at once; of *preview*, which has none, if only that is asked for.
+        """Return the answer of *apply*, or of *preview*, which has no effect, for `validate_only`.
 
-        A request that came before has its answer of then; that of *current*, where others may have changed since what its
-        sender would act on. *persisted* returns once the effect is on disk, and raises where it is not: who asks again then
-        waits for that only. Raises InvalidArgument for the id of another request.
+        A repeated request gets its earlier answer, or *current*'s if given, because others may have
+        changed the state since. *persisted* returns once the effect is on disk, and raises
+        otherwise; a repeated request then waits only for that. Raises InvalidArgument if the id
+        belongs to another request.
         """
         check_text("request_id", request.request_id, ID_CHARACTERS_MAX)
         if request.validate_only:
@@ -65,7 +66,10 @@ class IdempotencyCache:
         return reply if before is None or current is None else current().SerializeToString()
 
     def has(self, request: Any, context: Any) -> bool:
-        """Return whether *request* was taken before, so that nothing must be made ready for it. Raises InvalidArgument."""
+        """Return whether *request* was applied before, so that it needs no preparation.
+
+        Raises InvalidArgument.
+        """
         return self._cached_reply(_key(request, context), request) is not None
 
     def _cached_reply(self, key: tuple[str, str, str], request: Any) -> bytes | None:
@@ -87,7 +91,7 @@ class IdempotencyCache:
         self._evict()
 
     def _evict(self) -> None:
-        """Forget what is too old, or too much, the oldest first."""
+        """Remove old answers and those beyond the limits, the oldest first."""
         until = self._seconds() - ANSWERS_SECONDS_MAX
         while self._known and (
             next(iter(self._known.values())).at_seconds < until
@@ -99,7 +103,7 @@ class IdempotencyCache:
 
 
 def _key(request: Any, context: Any) -> tuple[str, str, str]:
-    """Return by what a request is known: another caller's id is another."""
+    """Return the key of a request; different callers may use the same id."""
     who = current_principal(context)
     return (
         str(who) if who.is_authenticated else "",

@@ -1,4 +1,4 @@
-"""JobService: the jobs that run, their last minutes and their verdicts, from memory."""
+"""JobService: running jobs, their last minutes and their verdicts, from memory."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .advisory import PREFIX
 from .validation import PAGE_SIZE_MAX, check_text, page_size_of, timestamp
 
 JOB_CHARACTERS_MAX = 512
-#: Verdicts, ranks and advisories of one answer; the worst are sent.
+#: Maximum verdicts, ranks and advisories in an answer; the worst are sent.
 VERDICTS_MAX, RANKS_MAX, ADVICE_MAX = 64, 100_000, 5
-#: Ranks with an older report are left out.
+#: Ranks with an older report are omitted.
 RANK_AGE_SECONDS_MAX = 300.0
-#: Steps of a share in JobWindow.shares.
+#: A share in JobWindow.shares counts steps of 1/250.
 SHARE_STEPS = 250
 STEP_PARTS = ("data_loading", "forward", "backward", "forward_backward", "optimizer")
 
 
 class JobService(JobServiceServicer):
-    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(
         self,
@@ -47,29 +47,29 @@ class JobService(JobServiceServicer):
         self._open_advisories, self._wall_ns = open_advisories, wall_ns
 
     async def ListJobs(self, request: wire.ListJobsRequest, context: Any) -> wire.ListJobsResponse:
-        """Return all jobs."""
+        """Return all jobs, running ones first, then by loss."""
         size = page_size_of(request.page_size) if request.page_size else PAGE_SIZE_MAX
         records = sorted(self._records(), key=self._order)
         advisories = self._advisories_by_host()
-        jobs = [self._job(one, advisories) for one in records[:size]]
+        jobs = [self._job(record, advisories) for record in records[:size]]
         return wire.ListJobsResponse(jobs=jobs, left_out_count=max(len(records) - size, 0))
 
     async def GetJob(self, request: wire.GetJobRequest, context: Any) -> wire.JobStory:
         """Return the largest job of the requested name; the caller's own job comes first."""
         check_text("job", request.job, JOB_CHARACTERS_MAX)
         own = qualified_name(request.job, current_login())
-        found = self._runs.windows.find(own) or self._runs.windows.find(request.job)
-        if not found:
+        records = self._runs.windows.find(own) or self._runs.windows.find(request.job)
+        if not records:
             raise NotFound(self._unknown(request.job))
-        record = max(found, key=lambda one: one.run.gpus_max)
+        record = max(records, key=lambda record: record.run.gpus_max)
         advisories = self._advisories_by_host()
         story = wire.JobStory(
             job=self._job(record, advisories),
             nodes=[f"nodes/{host}" for host in _hosts(record)],
             windows=_windows(record),
             verdicts=[
-                _verdict(one, advisories)
-                for one in self._runs.verdicts.of_run(record.run.run_id)[:VERDICTS_MAX]
+                _verdict(verdict, advisories)
+                for verdict in self._runs.verdicts.of_run(record.run.run_id)[:VERDICTS_MAX]
             ],
             advice=self._advice(record),
             ranks=self._ranks(record),
@@ -90,7 +90,7 @@ class JobService(JobServiceServicer):
         return record.ended_ns != 0, -lost, record.run.job
 
     def _unknown(self, job: str) -> str:
-        names = sorted({one.run.job for one in self._records() if one.run.job})
+        names = sorted({record.run.job for record in self._records() if record.run.job})
         near = difflib.get_close_matches(job, names, 3, 0.5)
         if near:
             return f"no job {job!r}; did you mean {', '.join(near)}?"
@@ -101,7 +101,7 @@ class JobService(JobServiceServicer):
         )
 
     def _advisories_by_host(self) -> dict[str, Advisory]:
-        return {one.host: one for one in self._open_advisories() if one.host}
+        return {advisory.host: advisory for advisory in self._open_advisories() if advisory.host}
 
     def _job(self, record: JobRecord, advisories: Mapping[str, Advisory]) -> wire.Job:
         run, pace = record.run, record.pace
@@ -124,21 +124,22 @@ class JobService(JobServiceServicer):
     def _advice(self, record: JobRecord) -> list[wire.JobAdvice]:
         """Return the open advisories about the hosts and causes of the verdicts."""
         verdicts = self._runs.verdicts.of_run(record.run.run_id)
-        hosts = {host for one in verdicts for host in one.fault.hosts}
-        causes = {one.fault.advisory for one in verdicts}
+        hosts = {host for verdict in verdicts for host in verdict.fault.hosts}
+        causes = {verdict.fault.advisory for verdict in verdicts}
         return [
             wire.JobAdvice(
-                advisory=f"{PREFIX}{one.name}", subject=one.subject, state=one.state.name,
-                action=one.action.name, words=one.words,
+                advisory=f"{PREFIX}{advisory.name}", subject=advisory.subject, state=advisory.state.name,
+                action=advisory.action.name, words=advisory.words,
             )
-            for one in self._open_advisories()
-            if one.name in causes or one.host in hosts
+            for advisory in self._open_advisories()
+            if advisory.name in causes or advisory.host in hosts
         ][:ADVICE_MAX]  # fmt: skip
 
     def _ranks(self, record: JobRecord) -> list[wire.JobRank]:
-        """Return the latest report of each rank of the job, without the hosts of another login's job of the same name.
+        """Return the latest report of each rank of the job.
 
-        A rank reports the name of its job without the login.
+        Ranks report the job's name without the login: hosts of another login's job of that name are
+        omitted.
         """
         job = reported_name(record.run.job)
         others = {
@@ -155,12 +156,12 @@ class JobService(JobServiceServicer):
             for row in np.flatnonzero(age_seconds <= RANK_AGE_SECONDS_MAX).tolist()
             if names[row].rpartition("/")[0] == job and int(table.devices.host[row]) not in others
         ][:RANKS_MAX]
-        at = np.array(rows, dtype=np.intp)
+        row_indexes = np.array(rows, dtype=np.intp)
         columns = {
-            name: table.gauge_at(name, at)
+            name: table.gauge_at(name, row_indexes)
             for name in ("step_seconds", "spread_seconds", "since_seconds")
         }
-        counts = table.values_at("steps_count", at)
+        counts = table.values_at("steps_count", row_indexes)
         return [
             wire.JobRank(
                 rank=_rank(names[row]), node=f"nodes/{self._fleet.names[int(table.devices.host[row])]}",
@@ -184,27 +185,27 @@ class JobService(JobServiceServicer):
         )  # fmt: skip
 
     def _put_steps(self, story: wire.JobStory, record: JobRecord) -> None:
-        """Set step time, parts of the step and checkpoint interval of *story*: medians over the GPUs of the job."""
+        """Set step time, parts of the step and checkpoint interval: medians over the job's GPUs."""
         table = self._fleet.tables["gpu_fast_10s"]
         gpus = self._fleet.devices["gpu"]
         rows = [
             table.devices.find(int(gpus.host[row]), gpus.names[row])
             for row in record.run.rows.tolist()
         ]
-        at = np.array([row for row in rows if row >= 0], dtype=np.intp)
-        reported = [one.step_seconds for one in story.ranks if isfinite(one.step_seconds)]
+        row_indexes = np.array([row for row in rows if row >= 0], dtype=np.intp)
+        reported = [rank.step_seconds for rank in story.ranks if isfinite(rank.step_seconds)]
         story.steps_reported = bool(reported)
-        steps = np.array(reported) if reported else table.gauge_at("step_seconds", at)
+        steps = np.array(reported) if reported else table.gauge_at("step_seconds", row_indexes)
         story.step_seconds = _median(steps)
         story.checkpoint_interval_seconds = _median(
-            table.gauge_at("checkpoint_interval_seconds", at)
+            table.gauge_at("checkpoint_interval_seconds", row_indexes)
         )
         story.step_parts_confidence_ratio = _median(
-            table.gauge_at("step_parts_confidence_ratio", at)
+            table.gauge_at("step_parts_confidence_ratio", row_indexes)
         )
         for part in STEP_PARTS:
-            shares = table.gauge_at(f"step_{part}_ratio", at)
-            # A part is shown if most GPUs with a step have the part.
+            shares = table.gauge_at(f"step_{part}_ratio", row_indexes)
+            # Set a part only if at least half of the GPUs with a step report it.
             if np.isfinite(shares).sum() * 2 >= max(int(np.isfinite(steps).sum()), 1):
                 story.step_part_ratios[part] = _median(shares)
 
@@ -215,12 +216,12 @@ def _hosts(record: JobRecord) -> list[str]:
 
 
 def _windows(record: JobRecord) -> list[wire.JobWindow]:
-    index = {host: at for at, host in enumerate(_hosts(record))}
+    index = {host: index for index, host in enumerate(_hosts(record))}
     pace = record.pace
-    changes = {one.window: one.ratio for one in pace.changes()}
+    changes = {change.window: change.ratio for change in pace.changes()}
     by_time = {
-        window.time_ns: (value, window.step_seconds, changes.get(at, 0.0))
-        for at, (window, value) in enumerate(zip(pace.windows, pace.paces(), strict=True))
+        window.time_ns: (value, window.step_seconds, changes.get(position, 0.0))
+        for position, (window, value) in enumerate(zip(pace.windows, pace.paces(), strict=True))
     }
     messages: list[wire.JobWindow] = []
     for window in record.windows:
@@ -270,7 +271,7 @@ def _forecast(rows: Sequence[Mapping[str, Any]]) -> list[wire.JobForecast]:
             power_watts_lower=row["power_watts_lower"], power_watts_upper=row["power_watts_upper"],
             checkpoint=_event(row, "checkpoint"), host_stall=_event(row, "host_stall"),
         )
-        for row in sorted(rows, key=lambda one: float(one["horizon_seconds"]))
+        for row in sorted(rows, key=lambda row: float(row["horizon_seconds"]))
     ]  # fmt: skip
 
 
@@ -284,8 +285,10 @@ def _event(row: Mapping[str, Any], name: str) -> wire.JobForecastEvent:
         row[f"next_{name}_upper_90"],
     )
     if all(map(isfinite, seconds)):
-        at, begin, until = (timestamp(row["time"] + round(one * 1e9)) for one in seconds)
-        event.at.CopyFrom(at)
+        expected, begin, until = (
+            timestamp(row["time"] + round(offset * 1e9)) for offset in seconds
+        )
+        event.at.CopyFrom(expected)
         getattr(event, "from").CopyFrom(begin)
         event.until.CopyFrom(until)
     return event

@@ -1,4 +1,4 @@
-"""OutcomeService: outcomes that schedulers report, stored with what the scores had expected."""
+"""OutcomeService: stores the outcomes that schedulers report, with the expectation from scores."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from .validation import (
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
-#: Of all outcomes of a call together.
+#: Maximum nodes of all outcomes in a call.
 NODES_OF_ALL_MAX = 100_000
 ID_CHARACTERS_MAX = 128
 WORKLOAD_CHARACTERS_MAX, DECISION_CHARACTERS_MAX = 256, 128
 END_REASON_CHARACTERS_MAX = 200
 LOST_GPU_HOURS_MAX = 1e9
 SECONDS_MAX = 366 * 86_400
-#: By so much a caller's clock may be ahead of ours.
+#: A caller's clock may be ahead by this.
 AHEAD_SECONDS_MAX = 600
 
 
 class OutcomePlacement(NamedTuple):
-    """Where a job ran: how many domains of each tier (none where that of a node is not known); and its share of communication."""
+    """Communication share of a job, and domains per tier, except tiers unknown for a node."""
 
     domains: Mapping[str, float] = MappingProxyType({})
     communication_share: float = nan
 
 
 class OutcomeService(OutcomeServiceServicer):
-    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutine of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(
         self,
@@ -68,30 +68,32 @@ class OutcomeService(OutcomeServiceServicer):
         calibration: CalibrationLog | None = None,
         source: SnapshotSource | None = None,
     ) -> None:
-        """*calibration*: which throughputs are compared in. *source*: of the snapshot that says in which domains nodes are."""
+        """*calibration*: compares throughputs. *source*: its snapshot has the domains of nodes."""
         self._engine, self._wall_ns = engine, wall_ns
         self._calibration, self._source = calibration, source
         self._idempotency_cache = IdempotencyCache()
-        #: A call may ask for a hundred thousand hosts' scores of a year: one after the other.
+        #: Serializes calls: each may read the scores of 100,000 hosts over a year.
         self._lock = asyncio.Lock()
 
     async def ReportOutcomes(
         self, request: outcome_pb2.ReportOutcomesRequest, context: Any
     ) -> bytes:
-        """Keep them, all or none. Raises InvalidArgument, ServiceUnavailable."""
+        """Store all outcomes or none. Raises InvalidArgument, ServiceUnavailable."""
         outcomes = request.outcomes
         if not 1 <= len(outcomes) <= OUTCOMES_MAX:
             raise InvalidArgument("outcomes", f"{len(outcomes)}, expected 1 to {OUTCOMES_MAX}")
-        if sum(len(one.nodes) for one in outcomes) > NODES_OF_ALL_MAX:
+        if sum(len(outcome.nodes) for outcome in outcomes) > NODES_OF_ALL_MAX:
             raise InvalidArgument(
                 "outcomes", f"more than {NODES_OF_ALL_MAX} nodes in all. Report them in parts"
             )
-        for at, one in enumerate(outcomes):
-            check_outcome(at, one, self._wall_ns())
+        for index, outcome in enumerate(outcomes):
+            check_outcome(index, outcome, self._wall_ns())
         spans = [
-            OutcomeHost(at, host, *_span(one), one.interrupted, _is_suspect(one, host))
-            for at, one in enumerate(outcomes)
-            for host in _hosts(one)
+            OutcomeHost(
+                index, host, *_span(outcome), outcome.interrupted, _is_suspect(outcome, host)
+            )
+            for index, outcome in enumerate(outcomes)
+            for host in _hosts(outcome)
         ]
         skips_expected = request.validate_only or self._idempotency_cache.has(request, context)
         async with self._lock:
@@ -99,16 +101,16 @@ class OutcomeService(OutcomeServiceServicer):
         reporter = actor_with_login(current_principal(context), "scheduler")
         placed = self._placed(outcomes)
         rows = [
-            self._row(one, expected.get(at), reporter, placed[at])
-            for at, one in enumerate(outcomes)
+            self._row(outcome, expected.get(index), reporter, placed[index])
+            for index, outcome in enumerate(outcomes)
         ]
         throughputs = [
             ThroughputReport(
-                one.outcome_id, reporter, self._wall_ns(), one.workload, len(_hosts(one)), one.throughput,
-                domains_of(placed[at].domains), placed[at].communication_share,
+                outcome.outcome_id, reporter, self._wall_ns(), outcome.workload, len(_hosts(outcome)), outcome.throughput,
+                domains_of(placed[index].domains), placed[index].communication_share,
             )
-            for at, one in enumerate(outcomes)
-            if one.throughput > 0.0
+            for index, outcome in enumerate(outcomes)
+            if outcome.throughput > 0.0
         ]  # fmt: skip
 
         def response(new: int) -> outcome_pb2.ReportOutcomesResponse:
@@ -116,7 +118,7 @@ class OutcomeService(OutcomeServiceServicer):
                 accepted_count=new, known_count=len(rows) - new
             )
 
-        names = [(reporter, one.outcome_id) for one in outcomes]
+        names = [(reporter, outcome.outcome_id) for outcome in outcomes]
         return await self._idempotency_cache.once(
             request, context, lambda: response(self._add(rows, throughputs)),
             self._engine.persisted,
@@ -124,11 +126,14 @@ class OutcomeService(OutcomeServiceServicer):
         )  # fmt: skip
 
     def _add(self, rows: Sequence[OutcomeRecord], throughputs: Sequence[ThroughputReport]) -> int:
-        """Take outcomes, to be on disk with `persisted`, and return how many were new. Raises ServiceUnavailable."""
+        """Add outcomes, on disk after `persisted`; return the count of new ones.
+
+        Raises ServiceUnavailable.
+        """
         new = [
-            one
-            for one in throughputs
-            if self._engine.count_new_outcomes([(one.reporter, one.outcome)])
+            report
+            for report in throughputs
+            if self._engine.count_new_outcomes([(report.reporter, report.outcome)])
         ]
         count = self._engine.add_outcomes(rows, self._wall_ns())
         if self._calibration is not None:
@@ -136,14 +141,18 @@ class OutcomeService(OutcomeServiceServicer):
         return count
 
     def _placed(self, outcomes: Sequence[outcome_pb2.Outcome]) -> list[OutcomePlacement]:
-        """Return what the snapshot of now says of where each ran."""
+        """Return the placement of each outcome, from the current snapshot."""
         snapshot = self._source.snapshot if self._source is not None else None
-        if not isinstance(snapshot, Judgement) or not any(one.throughput for one in outcomes):
+        if not isinstance(snapshot, Judgement) or not any(
+            outcome.throughput for outcome in outcomes
+        ):
             return [OutcomePlacement()] * len(outcomes)
-        index = {name: at for at, name in enumerate(snapshot.names)}
+        index = {name: position for position, name in enumerate(snapshot.names)}
         return [
-            placement_of(snapshot, [index.get(host, -1) for host in _hosts(one)], one.workload)
-            for one in outcomes
+            placement_of(
+                snapshot, [index.get(host, -1) for host in _hosts(outcome)], outcome.workload
+            )
+            for outcome in outcomes
         ]
 
     def _row(
@@ -175,7 +184,7 @@ class OutcomeService(OutcomeServiceServicer):
 
 
 def check_outcome(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
-    """Raise Invalid with the field's place among all."""
+    """Raise InvalidArgument with the field and the outcome's position *at*."""
     try:
         _check_one(one, now_ns)
     except InvalidArgument as error:
@@ -218,25 +227,25 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
 
 
 def placement_of(snapshot: Judgement, nodes: list[int], workload: str) -> OutcomePlacement:
-    """Return where *nodes* are; -1: a node that the snapshot does not have."""
-    domains, at = snapshot.facts.domains, np.array(nodes, dtype=np.intp)
-    found: dict[str, float] = {}
+    """Return the placement of *nodes*; -1: a node that the snapshot lacks."""
+    domains, indexes = snapshot.facts.domains, np.array(nodes, dtype=np.intp)
+    domain_counts: dict[str, float] = {}
     for tier in PRICED_TIERS:
         ids = domains.ids[tier.row]
-        if at.min() >= 0 and at.max() < ids.size and (those := ids[at]).min() >= 0:
-            found[tier.name.lower()] = float(np.unique(those).size)
+        if indexes.min() >= 0 and indexes.max() < ids.size and (those := ids[indexes]).min() >= 0:
+            domain_counts[tier.name.lower()] = float(np.unique(those).size)
     known = snapshot.workloads.find(workload)
     share = known[0].bound[NETWORK] + known[0].bound[NVLINK] if known else nan
-    return OutcomePlacement(found, share)
+    return OutcomePlacement(domain_counts, share)
 
 
 def _hosts(one: outcome_pb2.Outcome) -> list[str]:
-    """Return its hosts, each once."""
+    """Return its hosts without duplicates."""
     return list(dict.fromkeys(map(node_of, one.nodes)))
 
 
 def _is_suspect(one: outcome_pb2.Outcome, host: str) -> bool:
-    """Return whether an interruption may have come of *host*: it is blamed, or nobody is."""
+    """Return whether *host* may have caused an interruption: it is blamed, or no host is."""
     return not one.blamed_node or node_of(one.blamed_node) == host
 
 

@@ -1,4 +1,4 @@
-"""PlacementService: the best nodes for a gang. Every response comes from the last snapshot and changes nothing."""
+"""PlacementService: the best nodes for a gang, from the last snapshot; calls change nothing."""
 
 from __future__ import annotations
 
@@ -33,25 +33,27 @@ from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
 from .score import SnapshotSource, requested_workload
 from .validation import check_real, check_text, hours_of
 
-#: Workloads whose view of the nodes is remembered, for as long as the snapshot is the last.
+#: Maximum workloads whose node tables are cached, until the next snapshot.
 TABLES_MAX = 16
-#: Plans that run or wait at one time; a scheduler that sends more is to wait.
+#: Maximum plans that run or wait; further callers must retry after RETRY_SECONDS.
 PLANS_MAX, RETRY_SECONDS = 16, 1.0
-#: Of a workload's share of communication, up and down: fingerprints count bytes, not what they overlap with (assumed).
+#: Bounds of a workload's communication share, as factors: fingerprints count bytes, not overlap
+#: (assumed).
 SHARE_INTERVAL = (0.5, 1.5)
 
-#: The nodes of a snapshot are made ready ahead where a plan was asked for within this many versions.
+#: A new snapshot's nodes are prepared if a plan was requested within this many versions.
 PREPARED_VERSIONS = 60
 
 T = TypeVar("T")
 
 
 class PlacementService(PlacementServiceServicer):
-    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge.
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor.
 
-    Plans run in a thread, one at a time: the search holds no GIL, so that scores are answered meanwhile. In a process that
-    only answers (*is_dedicated*) a plan of one option without groups is no slower than the way to a thread and back, and runs
-    at once. Prices of groups take tens of milliseconds at thousands of nodes: always in the thread.
+    Plans run in a thread, one at a time: the search releases the GIL, so that scores are answered
+    meanwhile. In a dedicated process (*is_dedicated*) a plan of a single option without groups runs
+    at once: a thread would take as long as the plan. Prices of groups take tens of milliseconds at
+    thousands of nodes, so they always run in the thread.
     """
 
     def __init__(
@@ -61,24 +63,26 @@ class PlacementService(PlacementServiceServicer):
         is_dedicated: bool = False,
         recorder: DecisionRecorder | None = None,
     ) -> None:
-        """*recorder*: takes what was decided; None: nobody does."""
+        """*recorder*: receives the decisions; None: they are not recorded."""
         self._source, self._is_dedicated, self._recorder = source, is_dedicated, recorder
         self._tables_of: Judgement | None = None
         self._tables: OrderedDict[bytes, tuple[NodeTable, Quantity | None]] = OrderedDict()
-        #: Who was out of the question when the snapshot was last not degraded: (dictionary version, flags).
+        #: Excluded nodes at the last snapshot that was not degraded: (dictionary version, flags).
         self._excluded: tuple[int, Flags] | None = None
         self._watches = PlanWatches()
         self._index: tuple[tuple[str, ...], dict[str, int]] = ((), {})
         self._lock = asyncio.Lock()
         self._plans = CallerSlots()
-        #: The version of the snapshot for which a plan was asked last.
+        #: The snapshot version of the last requested plan.
         self._last_version = -PREPARED_VERSIONS
 
     async def PlanPlacement(
         self, request: placement_pb2.PlanPlacementRequest, context: Any
     ) -> placement_pb2.PlanPlacementResponse:
-        """Return options, or what prevents them. Raises InvalidArgument, NotFound, FailedPrecondition,
-        ServiceUnavailable, ResourceExhausted."""
+        """Return options, or the constraints that prevent them.
+
+        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable, ResourceExhausted.
+        """
         began = time.perf_counter()
         messages.claim_reservations(request.candidates, current_login())
         question = self._question(request)
@@ -98,7 +102,10 @@ class PlacementService(PlacementServiceServicer):
     async def WatchPlan(
         self, request_iterator: AsyncIterator[placement_pb2.WatchPlanRequest], context: Any
     ) -> None:
-        """Write a plan, and another one each time it no longer holds or a better one is found. Raises as PlanPlacement does."""
+        """Write a plan, then another whenever it no longer holds or a better one is found.
+
+        Raises like PlanPlacement.
+        """
 
         async def turn(watched: WatchedPlan) -> placement_pb2.WatchPlanResponse | None:
             question = self._question(watched.request)
@@ -111,7 +118,7 @@ class PlacementService(PlacementServiceServicer):
     async def PlanResize(
         self, request: placement_pb2.PlanResizeRequest, context: Any
     ) -> placement_pb2.PlanResizeResponse:
-        """Return whether a gang that runs is to change its size. Raises as PlanPlacement does."""
+        """Return whether a running gang should change its size. Raises like PlanPlacement."""
         snapshot = self.snapshot()
         messages.claim_reservations(request.candidates, current_login())
         question = resize_question(request, snapshot)
@@ -138,7 +145,7 @@ class PlacementService(PlacementServiceServicer):
     async def EvaluatePlacement(
         self, request: placement_pb2.EvaluatePlacementRequest, context: Any
     ) -> placement_pb2.EvaluatePlacementResponse:
-        """Return the price of nodes that the caller chose. Raises as PlanPlacement does."""
+        """Return the price of nodes that the caller chose. Raises like PlanPlacement."""
         snapshot = self.snapshot()
         nodes = messages.nodes_of(request, snapshot)
         gang = placement_pb2.GangRequirements()
@@ -170,7 +177,7 @@ class PlacementService(PlacementServiceServicer):
         return reply
 
     def record(self, kind: int, request: Any, reply: Any, table: NodeTable) -> None:
-        """Let a decision be stored; *table*: the nodes that it is about."""
+        """Record a decision; *table*: its nodes."""
         if self._recorder is not None:
             self._recorder.record(kind, request, reply, table.snapshot, table.excluded)
 
@@ -186,11 +193,11 @@ class PlacementService(PlacementServiceServicer):
     def node_index(self, snapshot: Judgement) -> dict[str, int]:
         """Return each node's index by its name."""
         if self._index[0] is not snapshot.names:
-            self._index = snapshot.names, {name: at for at, name in enumerate(snapshot.names)}
+            self._index = snapshot.names, {name: index for index, name in enumerate(snapshot.names)}
         return self._index[1]
 
     def _question(self, request: placement_pb2.PlanPlacementRequest) -> PlanQuestion:
-        """Return *request*, checked, as the snapshot of now answers it."""
+        """Return *request*, checked, with its terms from the current snapshot."""
         snapshot = self.snapshot()
         check_text("request_id", request.request_id, messages.REQUEST_ID_CHARACTERS_MAX)
         needs = messages.requirements_of(request.gang, snapshot.reported_factors, snapshot.tenants)
@@ -203,7 +210,7 @@ class PlacementService(PlacementServiceServicer):
     def table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
     ) -> tuple[NodeTable, Quantity | None]:
-        """Return the nodes as this workload meets them, and its share of communication."""
+        """Return the nodes with this workload's speeds, and its communication share."""
         self._last_version = snapshot.version
         if self._tables_of is not snapshot:
             excluded = excluded_since(snapshot, self._excluded)
@@ -212,8 +219,8 @@ class PlacementService(PlacementServiceServicer):
         if not gang.HasField("workload"):
             return plain, None
         key = gang.workload.SerializeToString(deterministic=True)
-        made = self._tables.get(key)
-        if made is None:
+        entry = self._tables.get(key)
+        if entry is None:
             workload: Any = gang.workload
             needs, source = requested_workload(snapshot, workload)
             share = needs.bound[NETWORK] + needs.bound[NVLINK]
@@ -223,18 +230,21 @@ class PlacementService(PlacementServiceServicer):
                 QuantitySource.MEASURED if by_job else QuantitySource.DECLARED,
                 f"share of a step bound by network and NVLink: {source}",
             )  # fmt: skip
-            made = (
+            entry = (
                 node_table(snapshot, needs, source, plain.excluded), communication
             )  # fmt: skip
-            self._tables[key] = made
+            self._tables[key] = entry
             while len(self._tables) > TABLES_MAX:
-                self._tables.pop(next(each for each in self._tables if each))
-        return made
+                self._tables.pop(next(cached_key for cached_key in self._tables if cached_key))
+        return entry
 
     def running_table(
         self, snapshot: Judgement, gang: placement_pb2.GangRequirements
     ) -> tuple[NodeTable, Quantity | None]:
-        """Return the same for a gang that runs; without its workload where its job has run too short a time for a fingerprint."""
+        """Return the table for a running gang.
+
+        The table omits the workload if the job has no fingerprint yet.
+        """
         try:
             return self.table(snapshot, gang)
         except NotFound:
@@ -244,7 +254,7 @@ class PlacementService(PlacementServiceServicer):
             return self.table(snapshot, plain)
 
     def begin_with(self, snapshot: Judgement, excluded: Flags) -> None:
-        """Answer about *snapshot* as one did by whom *excluded* were out of the question."""
+        """Answer from *snapshot* with the excluded nodes *excluded*, for a replay."""
         self._begin(snapshot, node_table(snapshot, excluded=excluded))
 
     def _begin(self, snapshot: Judgement, table: NodeTable) -> None:
@@ -253,7 +263,7 @@ class PlacementService(PlacementServiceServicer):
         self._tables_of, self._tables = snapshot, OrderedDict({b"": (table, None)})
 
     async def prepare(self) -> None:
-        """Have the nodes of a new snapshot ready, in order, before the next plan asks for them; for who plans now and then."""
+        """Prepare and sort a new snapshot's nodes before the next plan, if plans are requested."""
         snapshot = self._source.snapshot
         if (
             not isinstance(snapshot, Judgement)
@@ -274,7 +284,7 @@ class PlacementService(PlacementServiceServicer):
             self._begin(snapshot, table)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run *work* in a thread, after those who wait already. Raises ResourceExhausted."""
+        """Run *work* in a thread, after the waiting plans. Raises ResourceExhausted."""
         reason = f"{self._plans.count} plans run or wait already; send one after another"
         with self._plans.slot(PLANS_MAX, reason, RETRY_SECONDS):
             async with self._lock:
@@ -284,7 +294,6 @@ class PlacementService(PlacementServiceServicer):
 def _reply_to(
     request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
 ) -> placement_pb2.PlanPlacementResponse:
-    """Return the answer without its options."""
     snapshot = question.snapshot
     return placement_pb2.PlanPlacementResponse(
         decision_id=decision_id(decision_pb2.DECISION_PLACEMENT, request, snapshot),
@@ -301,7 +310,7 @@ def _reply_to(
 def _whole_reply(
     request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
 ) -> placement_pb2.PlanPlacementResponse:
-    """Return the answer with one option, or with what prevents it."""
+    """Return the answer with an option, or with the constraints that prevent it."""
     began = time.perf_counter()
     reply = _reply_to(request, question)
     _add_options(reply, request, question, 1)
@@ -317,7 +326,7 @@ def _add_options(
     question: PlanQuestion,
     options_max: int,
 ) -> None:
-    """Put up to *options_max* options into *reply*."""
+    """Add up to *options_max* options to *reply*."""
     table, needs = question.table, question.needs
     terms = (table, question.candidates, needs, question.communication)
     if needs.elastic is None:
@@ -337,26 +346,28 @@ def _add_blockers(
     request: placement_pb2.PlanPlacementRequest,
     question: PlanQuestion,
 ) -> None:
-    """Put into *reply* why nothing fits."""
-    found = blockers.find_blockers(
+    """Add the constraints that prevent a plan to *reply*."""
+    result = blockers.find_blockers(
         question.table, question.candidates, question.needs, question.communication
     )
-    reply.proven = found.is_proven
-    for one in found.blockers:
+    reply.proven = result.is_proven
+    for blocked_by in result.blockers:
         blocker = reply.blockers.add(
-            constraint=one.constraint, message=one.message, nodes_excluded=one.nodes_excluded
+            constraint=blocked_by.constraint,
+            message=blocked_by.message,
+            nodes_excluded=blocked_by.nodes_excluded,
         )
-        for each in one.relaxations:
-            relaxation = blocker.relaxations.add(change=each.change)
+        for change in blocked_by.relaxations:
+            relaxation = blocker.relaxations.add(change=change.change)
             relaxation.gang.CopyFrom(request.gang)
-            messages.apply_change(relaxation.gang, each.needs)
-            relaxation.added_node_index.extend(sorted(each.added_nodes.tolist()))
-            relaxation.price.CopyFrom(messages.price_message(each.price, explain=request.explain))
+            messages.apply_change(relaxation.gang, change.needs)
+            relaxation.added_node_index.extend(sorted(change.added_nodes.tolist()))
+            relaxation.price.CopyFrom(messages.price_message(change.price, explain=request.explain))
             relaxation.survival.CopyFrom(
-                messages.estimate_message(each.price.survival, explain=request.explain)
+                messages.estimate_message(change.price.survival, explain=request.explain)
             )
-            if each.start_hours is not None:
-                median, late = each.start_hours
+            if change.start_hours is not None:
+                median, late = change.start_hours
                 relaxation.start_p50.FromNanoseconds(round(median * 3600e9))
                 relaxation.start_p90.FromNanoseconds(round(late * 3600e9))
 
@@ -366,7 +377,7 @@ GAIN_GPU_HOURS_MAX = 1e9
 
 @dataclass(frozen=True, slots=True)
 class ResizeQuestion:
-    """A request, checked, as one snapshot answers it."""
+    """A checked resize request with its terms from a snapshot."""
 
     request: placement_pb2.PlanResizeRequest
     gang: placement_pb2.GangRequirements
@@ -377,23 +388,23 @@ class ResizeQuestion:
     times: ResizeTimes
 
     def in_groups(self, table: NodeTable) -> Self:
-        """Return it with those sizes that the groups make up. Raises InvalidArgument."""
+        """Return a copy with only the sizes that the groups can form. Raises InvalidArgument."""
         gpus = gpus_of(table, self.needs)
         messages.check_groups(self.needs, self.current.size, gpus)
         return replace(self, needs=messages.grouped_sizes(self.needs, gpus))
 
     def plan(self, table: NodeTable, communication: Quantity | None) -> ResizePlan:
-        """Return the ways."""
+        """Return the possible changes, with their prices."""
         return plan_resize(
             table, self.candidates, self.needs, self.current, self.times, communication,
             self.request.gain_gpu_hours_min,
         )  # fmt: skip
 
     def reply(self, plan: ResizePlan, table: NodeTable) -> placement_pb2.PlanResizeResponse:
-        """Return *plan* for the wire."""
+        """Return *plan* as a message."""
         snapshot = self.snapshot
         return placement_pb2.PlanResizeResponse(
-            options=[self._option(one, plan, table) for one in plan.choices],
+            options=[self._option(choice, plan, table) for choice in plan.choices],
             gain_gpu_hours_min=plan.margin_gpu_hours,
             score_version=snapshot.version,
             dictionary_version=snapshot.dictionary_version,

@@ -37,20 +37,17 @@ from .score import BITMAP_BYTES_MAX, WORKLOAD_CHARACTERS_MAX
 from .score_messages import packed
 from .validation import check_range, check_real, check_text, span_seconds
 
-#: Reservations that a request names as the caller's own.
+#: Maximum reservations that a request may name as the caller's own.
 OWN_RESERVATIONS_MAX = 16
 REQUEST_ID_CHARACTERS_MAX = 128
 WEEK_SECONDS, YEAR_SECONDS = 7 * 86400.0, HOURS_MAX * 3600.0
-#: Jobs whose priority a request gives.
+#: Maximum jobs with a priority in a request.
 PRIORITIES_MAX = 10_000
-#: Relative traffic of a kind of groups.
+#: Maximum relative traffic of a kind of groups.
 TRAFFIC_MAX = 1e6
 NO_TENANTS: Mapping[str, ExchangeRates] = {}
-#: For a node with only some GPUs free: a mask is a byte.
+#: GPUs of a node that may be partly free: the mask is a byte.
 SHARED_GPUS_MAX = 8
-
-# ----------------------------------------------------------------------
-# Requests. Each error names the field, what it is, and what would be right.
 
 
 def requirements_of(
@@ -58,8 +55,11 @@ def requirements_of(
     reports: ReportedFactors = NOTHING_REPORTED,
     tenants: Mapping[str, ExchangeRates] = NO_TENANTS,
 ) -> GangRequirements:
-    """Return what a gang asks for, without its workload. *reports*: what replaces assumed constants. *tenants*: exchange rates that
-    count where the request has none. Raises InvalidArgument."""
+    """Return a gang's requirements, without its workload. Raises InvalidArgument.
+
+    *reports*: reported values that replace assumed constants. *tenants*: exchange rates for
+    requests that have none.
+    """
     elastic = sizes_of(gang, reports.throughputs)
     nodes = elastic.allowed[-1] if elastic else gang.nodes
     check_range("gang.nodes", nodes, 1, NODES_MAX)
@@ -105,7 +105,7 @@ def requirements_of(
 
 
 def check_groups(needs: GangRequirements, nodes: int, gpus_per_node: int) -> None:
-    """Raise InvalidArgument if the groups do not add up to a gang of this many nodes."""
+    """Raise InvalidArgument if the groups do not form a gang of *nodes* nodes."""
     if not needs.groups_make_up(nodes * gpus_per_node):
         raise InvalidArgument(
             "gang.groups",
@@ -115,7 +115,10 @@ def check_groups(needs: GangRequirements, nodes: int, gpus_per_node: int) -> Non
 
 
 def grouped_sizes(needs: GangRequirements, gpus_per_node: int) -> GangRequirements:
-    """Return *needs* with those of its sizes that the groups make up. Raises InvalidArgument where none is."""
+    """Return *needs* with the sizes that the groups can form.
+
+    Raises InvalidArgument if none is left.
+    """
     elastic = needs.elastic
     if elastic is None or not needs.has_groups:
         return needs
@@ -135,20 +138,21 @@ def grouped_sizes(needs: GangRequirements, gpus_per_node: int) -> GangRequiremen
 
 
 def size_notes(needs: GangRequirements) -> list[str]:
-    """Return which of the sizes that were asked for are left out, and why; and whether throughput jumps between sizes."""
+    """Return notes on omitted sizes with the reason, and on a jump of throughput between sizes."""
     if needs.elastic is None:
         return []
     left_out, warning = needs.elastic.left_out, needs.elastic.curve.warning
     notes = [f"throughput by nodes is {warning}"] if warning else []
     if not left_out:
         return notes
-    some = ", ".join(map(str, left_out[:8])) + (", ..." if left_out[8:] else "")
-    return [*notes, f"sizes left out, which the groups do not make up: {some}"]
+    examples = ", ".join(map(str, left_out[:8])) + (", ..." if left_out[8:] else "")
+    return [*notes, f"sizes left out, which the groups do not make up: {examples}"]
 
 
 def _groups_text(needs: GangRequirements) -> str:
     sizes = [
-        max(one, 1) for one in (needs.tensor_parallel, needs.pipeline_parallel, needs.data_parallel)
+        max(size, 1)
+        for size in (needs.tensor_parallel, needs.pipeline_parallel, needs.data_parallel)
     ]
     return f"{' x '.join(map(str, sizes))} (tensor x pipeline x data) = {prod(sizes)} GPUs"
 
@@ -190,21 +194,21 @@ def _invariants(requested: placement_pb2.PlacementInvariants, nodes: int) -> dic
 
 
 def _preferences(requested: Sequence[placement_pb2.TierPreference]) -> dict[Tier, float]:
-    found: dict[Tier, float] = {}
-    for at, one in enumerate(requested):
-        field = f"gang.preferences[{at}]"
-        tier = _tier(f"{field}.tier", one.tier, priced=True)
+    preferences: dict[Tier, float] = {}
+    for index, preference in enumerate(requested):
+        field = f"gang.preferences[{index}]"
+        tier = _tier(f"{field}.tier", preference.tier, priced=True)
         if tier is None:
             raise InvalidArgument(
                 f"{field}.tier", "unspecified, expected TIER_NVLINK_DOMAIN to TIER_CORE"
             )
-        if tier in found:
+        if tier in preferences:
             raise InvalidArgument(
                 f"{field}.tier", f"TIER_{tier.name} is listed twice; expected one preference a tier"
             )
-        check_real(f"{field}.gpu_hours_per_domain", one.gpu_hours_per_domain, RATE_MAX)
-        found[tier] = one.gpu_hours_per_domain
-    return found
+        check_real(f"{field}.gpu_hours_per_domain", preference.gpu_hours_per_domain, RATE_MAX)
+        preferences[tier] = preference.gpu_hours_per_domain
+    return preferences
 
 
 def _tier(field: str, value: int, *, priced: bool = False) -> Tier | None:
@@ -222,7 +226,7 @@ def _tier(field: str, value: int, *, priced: bool = False) -> Tier | None:
 
 
 def _hours(gang: placement_pb2.GangRequirements, name: Any, low: float, high: float) -> float:
-    """Return a duration of *gang* in hours, NaN where it is not set."""
+    """Return a duration of *gang* in hours; NaN if unset."""
     if not gang.HasField(name):
         return nan
     seconds = span_seconds(f"gang.{name}", getattr(gang, name))
@@ -232,13 +236,13 @@ def _hours(gang: placement_pb2.GangRequirements, name: Any, low: float, high: fl
 
 
 def options_max_of(value: int) -> int:
-    """Return how many options are asked for; 1 for 0. Raises InvalidArgument."""
+    """Return the requested number of options; 1 for 0. Raises InvalidArgument."""
     check_range("options_max", value, 0, OPTIONS_MAX)
     return value or 1
 
 
 def check_epoch(field: str, version: int, snapshot: Judgement) -> None:
-    """Raise FailedPrecondition for node indexes of another epoch."""
+    """Raise FailedPrecondition if the node indexes are from another epoch."""
     if version not in (0, snapshot.dictionary_version):
         raise FailedPrecondition(
             f"{field} {version}: node indexes were renumbered, the version is now "
@@ -247,7 +251,7 @@ def check_epoch(field: str, version: int, snapshot: Judgement) -> None:
 
 
 def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgement) -> Candidates:
-    """Return who may be chosen. Raises InvalidArgument, FailedPrecondition."""
+    """Return the eligible nodes. Raises InvalidArgument, FailedPrecondition."""
     check_epoch("candidates.dictionary_version", message.dictionary_version, snapshot)
     count = len(snapshot.names)
     if message.node_bitmap:
@@ -290,25 +294,25 @@ def candidates_of(message: placement_pb2.PlacementCandidates, snapshot: Judgemen
 
 
 def priorities_of(message: placement_pb2.PlacementCandidates) -> dict[str, int]:
-    """Return the priorities of jobs that run. Raises InvalidArgument."""
+    """Return the priorities of running jobs. Raises InvalidArgument."""
     field = "candidates.job_priorities"
     if len(message.job_priorities) > PRIORITIES_MAX:
         reason = f"{len(message.job_priorities)} jobs, expected at most {PRIORITIES_MAX}"
         raise InvalidArgument(field, reason)
-    found: dict[str, int] = {}
-    for at, one in enumerate(message.job_priorities):
-        check_text(f"{field}[{at}].job", one.job, WORKLOAD_CHARACTERS_MAX)
-        if not one.job:
-            raise InvalidArgument(f"{field}[{at}].job", "empty, expected the name of a job")
-        if one.job in found:
-            reason = f"{one.job[:100]!r} is listed twice, expected each once"
-            raise InvalidArgument(f"{field}[{at}].job", reason)
-        found[one.job] = one.priority
-    return found
+    priorities: dict[str, int] = {}
+    for index, job_priority in enumerate(message.job_priorities):
+        check_text(f"{field}[{index}].job", job_priority.job, WORKLOAD_CHARACTERS_MAX)
+        if not job_priority.job:
+            raise InvalidArgument(f"{field}[{index}].job", "empty, expected the name of a job")
+        if job_priority.job in priorities:
+            reason = f"{job_priority.job[:100]!r} is listed twice, expected each once"
+            raise InvalidArgument(f"{field}[{index}].job", reason)
+        priorities[job_priority.job] = job_priority.priority
+    return priorities
 
 
 def claim_reservations(message: placement_pb2.PlacementCandidates, login: str) -> None:
-    """Replace the names in *message* by keys of *login*: a name of another login's reservation then frees no node.
+    """Replace the names in *message* by keys of *login*: another login's reservation frees no node.
 
     Call this before the request is answered or recorded. Raises InvalidArgument.
     """
@@ -331,23 +335,26 @@ def reserved_nodes(message: placement_pb2.PlacementCandidates, snapshot: Judgeme
 
 
 def members_of(requested: Sequence[int], job: str, snapshot: Judgement) -> Indexes:
-    """Return the nodes of a gang that runs: those of `current_node_index`, without any those on which *job* is seen. Raises InvalidArgument."""
+    """Return a running gang's nodes: `current_node_index`, else the nodes where *job* is seen.
+
+    Raises InvalidArgument.
+    """
     if requested:
         return node_list_of("current_node_index", requested, snapshot)
     if not job:
         reason = "empty, expected the gang's nodes in rank order, or gang.workload.job"
         raise InvalidArgument("current_node_index", reason)
-    found = sorted(node for node, name in snapshot.jobs.items() if name == job)
-    if not found:
+    nodes = sorted(node for node, name in snapshot.jobs.items() if name == job)
+    if not nodes:
         reason = (
             f"empty, and job {job[:100]!r} is seen on no node; expected its nodes in rank order"
         )
         raise InvalidArgument("current_node_index", reason)
-    return np.array(found, dtype=np.intp)
+    return np.array(nodes, dtype=np.intp)
 
 
 def node_list_of(field: str, requested: Sequence[int], snapshot: Judgement) -> Indexes:
-    """Return the nodes of a field, each once; none are none. Raises InvalidArgument."""
+    """Return the nodes of a field, which may be empty. Raises InvalidArgument for duplicates."""
     nodes = np.array(requested, dtype=np.intp)
     count = len(snapshot.names)
     if nodes.size > NODES_MAX:
@@ -397,12 +404,8 @@ def nodes_of(message: placement_pb2.EvaluatePlacementRequest, snapshot: Judgemen
     return nodes
 
 
-# ----------------------------------------------------------------------
-# Answers.
-
-
 def estimate_message(one: Quantity, *, explain: bool) -> placement_pb2.Estimate:
-    """Return a number for the wire."""
+    """Return a quantity as a message."""
     source: Any = int(one.source)
     return placement_pb2.Estimate(
         value=one.value, lower=one.lower, upper=one.upper, source=source,
@@ -411,14 +414,14 @@ def estimate_message(one: Quantity, *, explain: bool) -> placement_pb2.Estimate:
 
 
 def price_message(price: GangPrice, *, explain: bool) -> placement_pb2.PlacementPrice:
-    """Return a price for the wire."""
+    """Return a price as a message."""
     return parts_message(price.total, price.parts, explain=explain)
 
 
 def parts_message(
     total: Quantity, parts: Sequence[PricePart], *, explain: bool
 ) -> placement_pb2.PlacementPrice:
-    """Return a total and what it is made of for the wire."""
+    """Return a total and its parts as a message."""
     return placement_pb2.PlacementPrice(
         total_gpu_hours=estimate_message(total, explain=explain),
         parts=[
@@ -438,7 +441,10 @@ def option_message(
     violations: Sequence[str] = (),
     needs: GangRequirements | None = None,
 ) -> placement_pb2.PlacementOption:
-    """Return an option for the wire. *needs*: of a gang of several sizes, so that it also says what its size does."""
+    """Return an option as a message.
+
+    *needs*: set for a gang of several sizes, to add its scaling.
+    """
     reply = placement_pb2.PlacementOption(
         gpu_mask=option.gpu_masks.tobytes(),
         spares_wanted=option.backups_wanted,
@@ -458,8 +464,8 @@ def option_message(
     for tier, domains, unknown in zip(PRICED_TIERS, option.domains, option.unknown, strict=True):
         if names[tier.row]:
             reply.spanned.add(tier=_number(tier), domains=domains, unknown_nodes=unknown)
-    for each, before, after in option.strands:
-        reply.strands.add(tier=_number(each), nodes_before=before, nodes_after=after)
+    for stranded_tier, before, after in option.strands:
+        reply.strands.add(tier=_number(stranded_tier), nodes_before=before, nodes_after=after)
     if needs is not None and needs.elastic is not None:
         size = int(option.nodes.size)
         efficiency = needs.elastic.efficiency(size)
@@ -472,24 +478,24 @@ def option_message(
 def _add_groups(
     reply: placement_pb2.PlacementOption, spans: GroupSpans, table: NodeTable, *, explain: bool
 ) -> None:
-    """Put into *reply* what the groups of a gang span."""
+    """Add the domains that each group spans to *reply*."""
     names = table.facts.domains.names
     reply.pipeline_stages_together = spans.stages_together
-    for one in spans.kinds:
-        group = reply.groups.add(kind=one.kind, size=one.size, groups=one.count)
-        group.traffic_share.CopyFrom(estimate_message(one.traffic, explain=explain))
-        for tier, crossing, unknown in zip(PRICED_TIERS, one.crossing, one.unknown, strict=True):
+    for kind in spans.kinds:
+        group = reply.groups.add(kind=kind.kind, size=kind.size, groups=kind.count)
+        group.traffic_share.CopyFrom(estimate_message(kind.traffic, explain=explain))
+        for tier, crossing, unknown in zip(PRICED_TIERS, kind.crossing, kind.unknown, strict=True):
             if names[tier.row]:
                 group.crossing.add(tier=_number(tier), groups=crossing, unknown_groups=unknown)
 
 
 def _number(tier: Tier | None) -> Any:
-    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    """Return *tier* as the type that protobuf's stubs accept; they do not know IntEnum."""
     return 0 if tier is None else int(tier)
 
 
 def listed_tier(value: int) -> Tier:
-    """Return a tier whose domains must be listed. Raises InvalidArgument."""
+    """Return a tier of the request. Raises InvalidArgument."""
     tier = _tier("tier", value)
     if tier is None:
         names = "TIER_NVLINK_DOMAIN to TIER_COOLING_DOMAIN"
@@ -514,19 +520,19 @@ def domains_message(
     )
     nodes = np.argsort(ids, kind="stable")
     starts = np.searchsorted(ids[nodes], np.arange(len(names) + 1))
-    for at in sorted(range(len(names)), key=lambda one: names[one]):
-        members = nodes[starts[at] : starts[at + 1]]
-        if members.size:  # of a domain that all nodes have left nothing is known
+    for index in sorted(range(len(names)), key=lambda domain: names[domain]):
+        members = nodes[starts[index] : starts[index + 1]]
+        if members.size:  # a domain without remaining nodes is omitted
             reply.domains.add(
-                name=names[at], node_index=members.tolist(),
+                name=names[index], node_index=members.tolist(),
                 free_nodes=int(free[members].sum()), usable_nodes=int(usable[members].sum()),
             )  # fmt: skip
     return reply
 
 
 def apply_change(gang: placement_pb2.GangRequirements, needs: GangRequirements) -> None:
-    """Put changed requirements into the message that they came in."""
-    if needs.elastic is None:  # else `nodes` says at which size the length is
+    """Write changed requirements into the request's message."""
+    if needs.elastic is None:  # otherwise `nodes` is the size for which the length is given
         gang.nodes = needs.nodes
         gang.ClearField("sizes")
     gang.gpus_per_node = needs.gpus_per_node

@@ -1,7 +1,7 @@
-"""Watches a plan: checks it against each snapshot, and sends a new one when it is invalid or another is better.
+"""Watches a plan: checks it against each snapshot, and sends a new plan when it is needed.
 
-A scheduler that polls gets another set of nodes whenever two cost nearly the same. A watched plan stays the same while it holds
-and no other is cheaper by a margin.
+A scheduler that polls gets another set of nodes whenever two cost nearly the same. A watched plan
+stays the same while it holds and no other is cheaper by a margin.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from . import placement_messages as messages
 from .caller_slots import CallerSlots
 from .exchange_rates import RATE_MAX
 
-#: How often a new snapshot is looked for, and calls that are open at one time.
+#: Interval of checks for a new snapshot, and the maximum of open calls.
 POLL_SECONDS, WATCHES_MAX = 0.1, 64
-#: A better plan is looked for with every few versions; without anything new a response says so after this many.
+#: Versions between searches for a better plan, and the maximum between responses.
 SEARCH_VERSIONS, QUIET_VERSIONS = 5, 10
-#: A plan that holds gives way to one that costs less by more than this share of GPUs x hours, unless the request says otherwise.
+#: Default margin as a share of GPUs x hours: only a plan that is cheaper by more replaces a valid
+#: plan.
 CHANGE_SHARE_MIN = 0.005
-#: Names in one reason.
+#: Maximum node names in a reason.
 REASON_NODES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
-    """A request as one snapshot answers it."""
+    """A request with its terms from a snapshot."""
 
     table: NodeTable
     candidates: Candidates
@@ -49,15 +50,18 @@ class PlanQuestion:
 
     @property
     def snapshot(self) -> Judgement:
-        """The snapshot that answers."""
+        """The snapshot that answers the request."""
         return self.table.snapshot
 
 
 class WatchedPlan:
-    """One request, and the nodes that its caller got last."""
+    """A request, and the nodes that its caller got last."""
 
     def __init__(self, request: wire.WatchPlanRequest, before: WatchedPlan | None = None) -> None:
-        """*before*: of the request that this one replaces; its nodes stay unless the request names others. Raises InvalidArgument."""
+        """*before*: the watch that this request replaces.
+
+        Its nodes stay unless the request has others. Raises InvalidArgument.
+        """
         if request.plan.options_max > 1:
             reason = f"{request.plan.options_max}, expected 0 or 1: one plan is watched"
             raise InvalidArgument("plan.options_max", reason)
@@ -76,9 +80,9 @@ class WatchedPlan:
     def turn(
         self, question: PlanQuestion, answer: Callable[[], wire.PlanPlacementResponse]
     ) -> wire.WatchPlanResponse | None:
-        """Return what there is to tell about a snapshot, None where there is nothing. *answer*: a whole answer to the request.
+        """Return the response to a snapshot, None for no response. *answer*: computes a full plan.
 
-        Raises InvalidArgument for current nodes that cannot be.
+        Raises InvalidArgument for impossible current nodes.
         """
         version = question.snapshot.version
         if self._is_first:
@@ -117,13 +121,13 @@ class WatchedPlan:
         return self._margin or CHANGE_SHARE_MIN * gross
 
     def _evaluate(self, question: PlanQuestion) -> tuple[PlacementChoice | None, list[str]]:
-        """Return what the plan of before costs now, None where it does not hold, and why not."""
+        """Return the current price of the last plan; None with reasons if it no longer holds."""
         nodes, table = self._current, question.table
         if not question.needs.allows(nodes.size):
             return None, [f"{nodes.size} nodes for {question.needs.nodes}"] if nodes.size else []
         reasons = elastic.violations(table, question.needs, nodes)
         if (out := nodes[table.excluded[nodes]]).size:
-            reasons = [one for one in reasons if "UNHEALTHY" not in one]
+            reasons = [reason for reason in reasons if "UNHEALTHY" not in reason]
             reasons.insert(0, f"{_names(question, out)}: UNHEALTHY, in maintenance, or gone")
         taken = nodes[
             ~planner.roomy(table, question.candidates, question.needs)[nodes]
@@ -145,14 +149,15 @@ class WatchedPlan:
         current: PlacementChoice | None,
         reasons: list[str],
     ) -> wire.WatchPlanResponse | None:
-        """Look for a plan; return it if its caller must get it."""
+        """Search for a plan; return it if the caller should get it."""
         had_plan = self._current.size > 0
         if current is None and not had_plan and not self._is_first:
-            # Nothing did fit: whether something does now is a matter of a search, and why not has been said.
-            found = elastic.plan(
+            # Nothing fit before, and the reasons were sent: search first, and explain only if the
+            # result changed.
+            options = elastic.plan(
                 question.table, question.candidates, question.needs, question.communication
             )
-            if not found:
+            if not options:
                 return None
         plan = answer()
         if current is not None:
@@ -165,7 +170,7 @@ class WatchedPlan:
         return self._announced(plan, change, reasons)
 
     def _repriced(self, question: PlanQuestion, current: PlacementChoice) -> wire.WatchPlanResponse:
-        """Return the same nodes with their price of now."""
+        """Return the same nodes with their current price."""
         snapshot = question.snapshot
         plan = wire.PlanPlacementResponse(
             score_version=snapshot.version,
@@ -199,13 +204,13 @@ class WatchedPlan:
 
 
 def _names(question: PlanQuestion, nodes: Indexes) -> str:
-    names = [question.snapshot.names[at] for at in nodes[:REASON_NODES_MAX].tolist()]
+    names = [question.snapshot.names[node] for node in nodes[:REASON_NODES_MAX].tolist()]
     more = nodes.size - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 class PlanWatches:
-    """All open watches of one service. They take turns: of all of them at most one plan runs or waits."""
+    """The open watches of a service. They take turns: at most one of their plans runs or waits."""
 
     def __init__(self) -> None:
         self._slots = CallerSlots()
@@ -218,7 +223,10 @@ class PlanWatches:
         turn: Callable[[WatchedPlan], Awaitable[wire.WatchPlanResponse | None]],
         write: Callable[[wire.WatchPlanResponse], Awaitable[object]],
     ) -> None:
-        """Write responses until the caller is gone. Raises InvalidArgument, ResourceExhausted, and what *turn* raises."""
+        """Write responses until the caller disconnects.
+
+        Raises InvalidArgument, ResourceExhausted, and the errors of *turn*.
+        """
         reason = "no further plan can be watched; end some, or ask PlanPlacement"
         with self._slots.slot(WATCHES_MAX, reason, CAPACITY_RETRY_SECONDS):
             await self._watch(requests, snapshot, turn, write)
@@ -246,7 +254,7 @@ class PlanWatches:
                     async with self._turn:
                         response = await turn(watched)
                 except ResourceExhausted:
-                    continue  # others' plans run and wait: at the next look
+                    continue  # other plans run and wait: retry at the next poll
                 version = now
                 if response is not None:
                     await write(response)
@@ -265,7 +273,10 @@ def _raised(
 
 
 async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.Queue[Any]) -> None:
-    """Leave the last request for the watch. A caller that sends no more still listens."""
+    """Queue the last request for the watch.
+
+    A caller that sends no more still receives responses.
+    """
     has_request, login = False, current_login()
     try:
         async for request in requests:
@@ -274,7 +285,7 @@ async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.
             while not latest.empty():
                 latest.get_nowait()
             latest.put_nowait(request)
-    except InvalidArgument as error:  # a malformed message, too
+    except InvalidArgument as error:  # also for a malformed message
         latest.put_nowait(error)
         return
     if not has_request:
@@ -282,7 +293,7 @@ async def _read(requests: AsyncIterator[wire.WatchPlanRequest], latest: asyncio.
 
 
 async def _within_a_poll(latest: asyncio.Queue[Any]) -> Any:
-    """Return a new request, None where none comes until it is time to look for a snapshot."""
+    """Return a new request; None if none arrives within POLL_SECONDS."""
     try:
         return await asyncio.wait_for(latest.get(), POLL_SECONDS)
     except TimeoutError:

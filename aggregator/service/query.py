@@ -39,16 +39,17 @@ from ..query.sandbox import without_folder
 from ..store.snapshot_refresh import WAIT_SECONDS_MAX, Refresh
 from .validation import span_seconds
 
-#: After this time a place among the queries that run may be free.
+#: Suggested wait until a slot for a query may be free.
 RETRY_SECONDS = 1.0
-#: Of a statement that is not even looked at, for its caller may not query, so much is logged.
+#: Length of the logged statement of a caller who may not query.
 DENIED_CHARACTERS_MAX = 200
-#: One line per such caller and this many seconds: one agent's token would else push all others' lines out in a night.
+#: Interval between such lines per caller: an agent's token could otherwise flush the log in a
+#: night.
 DENIED_SECONDS = BURST_SECONDS
 
 
 class QueryUser(NamedTuple):
-    """Who asks, as what, from where. *known*: it has proved that."""
+    """The caller's name, role and address. *known*: the login is verified."""
 
     name: str
     role: str
@@ -57,7 +58,7 @@ class QueryUser(NamedTuple):
 
 
 def query_user(context: Any) -> QueryUser:
-    """Return who calls, which the guard has let in."""
+    """Return the authorized caller."""
     return _query_user(current_principal(context), str(context.peer()))
 
 
@@ -66,7 +67,7 @@ def _query_user(principal: Principal, peer: str) -> QueryUser:
 
 
 class QueryService(QueryServiceServicer):
-    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutine of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class QueryService(QueryServiceServicer):
         who: Callable[[Any], QueryUser] = query_user,
         refresh: Refresh | None = None,
     ) -> None:
-        """*refresh*: writes the operators' file again; None: questions take the one that is there."""
+        """*refresh*: rewrites the operators' file; None: queries use the existing file."""
         settings = QuerySettings(config.data, config.query_memory_bytes_max, config.query_threads)
         self.pool = QueryPool(settings, config.query_running_max)
         self.log = QueryLog(config.data, config.query_log_bytes_max)
@@ -88,12 +89,15 @@ class QueryService(QueryServiceServicer):
         self._unlogged: Counter[tuple[str, str]] = Counter()  # since the last line
 
     async def close(self) -> None:
-        """End every question that runs."""
+        """End every running query."""
         await self.pool.close()
         self.log.close()
 
     async def Query(self, request: query_pb2.QueryRequest, context: Any) -> None:
-        """Stream the answer. Raises InvalidArgument, ResourceExhausted, DeadlineExceeded, ServiceUnavailable."""
+        """Stream the answer.
+
+        Raises InvalidArgument, ResourceExhausted, DeadlineExceeded, ServiceUnavailable.
+        """
         record = _QueryRecord(self._who(context), request.sql, self._wall_ns(), time.monotonic())
         try:
             await self._answer(request, context, record)
@@ -112,7 +116,7 @@ class QueryService(QueryServiceServicer):
             await asyncio.shield(asyncio.to_thread(self.log.append, line))
 
     async def log_denied(self, principal: Principal, peer: str, request: Any) -> None:
-        """Log a query of who may not query, which the guard has refused; of many in a row how many."""
+        """Log a query that the login check refused; repetitions are counted in the next line."""
         key = principal.role, principal.name
         if self._denials.try_take(key):
             self._unlogged[key] += 1
@@ -145,10 +149,12 @@ class QueryService(QueryServiceServicer):
             raise service_error from error
 
     async def _refresh_snapshot(self, question: Question) -> int:
-        """Have a file that covers what *question* asks of, where that takes a few seconds; return the newest moment
-        that it names, microseconds since 1970."""
-        with contextlib.suppress(OSError):  # `ask` says it, as text
-            self.pool.start()  # it loads DuckDB while the file is written
+        """Request an operators' file that covers *question*, and wait if that takes a few seconds.
+
+        Return the newest time in the query, in microseconds since 1970.
+        """
+        with contextlib.suppress(OSError):  # the query itself reports the error
+            self.pool.start()  # load DuckDB while the file is written
         now_ns = self._wall_ns()
         moment_us = newest_moment_us(question.sql, now_ns // 1000)
         if self._refresh is None:
@@ -163,7 +169,7 @@ class QueryService(QueryServiceServicer):
         return moment_us
 
     def _with_age(self, summary: AnswerSummary, moment_us: int) -> AnswerSummary:
-        """Say so when the file is older than what was asked of."""
+        """Add a note to *summary* if the file is older than the query needs."""
         again = self._refresh.expected_seconds(time.monotonic()) if self._refresh else 0.0
         staleness = staleness_message(moment_us, summary.taken_us, again)
         missing = "; ".join(filter(None, (staleness, summary.history_missing_reason)))
@@ -171,11 +177,14 @@ class QueryService(QueryServiceServicer):
 
     @contextlib.contextmanager
     def _slot(self, who: QueryUser) -> Iterator[None]:
-        """Count a query of *who* until its process is gone. Raises TooManyQueries when it has its share of them."""
-        key, most = (who.role, who.name), self._config.query_running_per_caller_max
-        if who.known and self._running[key] >= most:
+        """Count a query of *who* until its process has ended.
+
+        Raises TooManyQueries at the limit.
+        """
+        key, limit = (who.role, who.name), self._config.query_running_per_caller_max
+        if who.known and self._running[key] >= limit:
             raise messages.TooManyQueries(
-                f"{most} queries of {who.role} {who.name!r} run, the limit for one caller "
+                f"{limit} queries of {who.role} {who.name!r} run, the limit for one caller "
                 "(query_running_per_caller_max), so that others can ask: wait for one of them, or end it"
             )
         self._running[key] += 1
@@ -201,12 +210,12 @@ class QueryService(QueryServiceServicer):
         )
 
     def _seconds(self, request: query_pb2.QueryRequest, context: Any) -> float:
-        seconds = most = self._config.query_seconds
+        seconds = maximum = self._config.query_seconds
         if request.HasField("timeout"):
             seconds = span_seconds("timeout", request.timeout)
-        if not 0 < seconds <= most:
+        if not 0 < seconds <= maximum:
             raise InvalidArgument(
-                "timeout", f"{seconds:g} s; up to {most:g} s are allowed (setting query_seconds)"
+                "timeout", f"{seconds:g} s; up to {maximum:g} s are allowed (setting query_seconds)"
             )
         left = context.time_remaining()
         return seconds if left is None else max(0.01, min(seconds, left))
@@ -214,8 +223,6 @@ class QueryService(QueryServiceServicer):
 
 @dataclass(slots=True)
 class _QueryRecord:
-    """What becomes a line of the log."""
-
     who: QueryUser
     sql: str
     wall_ns: int
@@ -227,11 +234,14 @@ class _QueryRecord:
     cost: QueryCost = field(default_factory=QueryCost)
 
     def response_of(self, piece: bytes | AnswerSummary) -> query_pb2.QueryResponse:
-        """Return *piece* as it continues the wire."""
+        """Return *piece* as a response, and count it."""
         if isinstance(piece, bytes):
             self.size_bytes += len(piece)
             return query_pb2.QueryResponse(arrow_stream=piece)
-        self.rows, self.outcome = piece.rows, "ok"  # whole: anyone who leaves now has it
+        self.rows, self.outcome = (
+            piece.rows,
+            "ok",
+        )  # the answer is complete, even if the caller disconnects now
         return query_pb2.QueryResponse(summary=_summary(piece))
 
     def entry(self) -> QueryLogEntry:
@@ -265,7 +275,7 @@ def _summary(answer: AnswerSummary) -> query_pb2.QuerySummary:
 
 
 def _service_error(error: messages.QueryError, folder: Path) -> tuple[str, ServiceError]:
-    """Return the outcome for the log, and what to answer with: where on this machine *folder* is stays here."""
+    """Return the log's outcome, and the error to send, without the path of *folder*."""
     message = without_folder(str(error), folder)
     if isinstance(error, messages.QueryRefused):
         return "refused", InvalidArgument("sql", message)

@@ -13,12 +13,12 @@ from ..errors import DeadlineExceeded, FailedPrecondition, NotFound, ServiceUnav
 from ..ingest.sessions import SILENT_SECONDS, Sessions
 from ..recordings import PIECE_BYTES_MAX, PendingRecording, RecordingExchange
 
-#: A host that answers does so within a few seconds; its agent reads what we say once in ten at the latest.
+#: Hosts answer within a few seconds; an agent reads our messages at least once in ten seconds.
 ANSWER_SECONDS_MAX = 30.0
 
 
 class RecordingService(RecordingServiceServicer):
-    """One call of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutine of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class RecordingService(RecordingServiceServicer):
         wall_ns: Callable[[], int],
         answer_seconds_max: float = ANSWER_SECONDS_MAX,
     ) -> None:
-        """*send_request*: has a host's stream take what waits for it; False: it has none."""
+        """*send_request*: sends pending requests on a host's stream; False: no stream."""
         self._exchange, self._sessions = exchange, sessions
         self._send_request, self._wall_ns = send_request, wall_ns
         self._answer_seconds_max = answer_seconds_max
 
     async def RecordHost(self, request: recording_pb2.RecordHostRequest, context: Any) -> None:
-        """Stream the answer of the host."""
+        """Stream the host's answer."""
         host = request.host.removeprefix("nodes/")
         self._check_host(host)
         with self._exchange.request(
@@ -52,7 +52,7 @@ class RecordingService(RecordingServiceServicer):
             await self._stream(host, pending, context)
 
     def _check_host(self, host: str) -> None:
-        """Raise NotFound, ServiceUnavailable or FailedPrecondition for one that cannot answer."""
+        """Raise NotFound, ServiceUnavailable or FailedPrecondition if the host cannot answer."""
         session = self._sessions.of_host(host)
         if session is None:
             near = difflib.get_close_matches(host[:253], self._sessions.names(), 3, 0.5)
@@ -78,6 +78,6 @@ class RecordingService(RecordingServiceServicer):
             stored: Any = pending.stored
             await context.write(response(stored=stored))
             return
-        for at in range(0, len(pending.data), PIECE_BYTES_MAX):
-            piece = bytes(pending.data[at : at + PIECE_BYTES_MAX])
+        for begin in range(0, len(pending.data), PIECE_BYTES_MAX):
+            piece = bytes(pending.data[begin : begin + PIECE_BYTES_MAX])
             await context.write(response(data=piece, total_bytes=pending.total_bytes))

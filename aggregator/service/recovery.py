@@ -1,4 +1,4 @@
-"""RecoveryService: how a gang continues when members fail. Every response comes from the last snapshot and changes nothing."""
+"""RecoveryService: how a gang continues after failures, from the last snapshot; changes nothing."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ INCIDENT_CHARACTERS_MAX, ERROR_CHARACTERS_MAX = 128, 200
 
 
 class RecoveryService(RecoveryServiceServicer):
-    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(self, placement: PlacementService) -> None:
-        """*placement*: whose nodes it shares, and among whose plans it takes its turn."""
+        """*placement*: shares its node table and its queue of plans."""
         self._placement = placement
 
     async def PlanRecovery(
         self, request: recovery_pb2.PlanRecoveryRequest, context: Any
     ) -> recovery_pb2.PlanRecoveryResponse:
-        """Return the ways to continue. Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable,
-        ResourceExhausted."""
+        """Return the ways to continue.
+
+        Raises InvalidArgument, NotFound, FailedPrecondition, ServiceUnavailable, ResourceExhausted.
+        """
         snapshot = self._placement.snapshot()
         messages.check_epoch("dictionary_version", request.dictionary_version, snapshot)
         current = messages.members_of(
@@ -84,14 +86,10 @@ class RecoveryService(RecoveryServiceServicer):
     async def ReportRecovery(
         self, request: recovery_pb2.ReportRecoveryRequest, context: Any
     ) -> recovery_pb2.ReportRecoveryResponse:
-        """Store nothing: `RecoveryReportService` does. Raises FailedPrecondition."""
+        """Raise FailedPrecondition: only `RecoveryReportService` stores reports."""
         raise FailedPrecondition(
             "this port only answers from snapshots and stores nothing: call ReportRecovery on the aggregator's `listen` address"
         )
-
-
-# ----------------------------------------------------------------------
-# Requests. Each error names the field, what it is, and what would be right.
 
 
 def incident_of(
@@ -101,7 +99,7 @@ def incident_of(
     current: Indexes,
     priorities: Mapping[str, int],
 ) -> Incident:
-    """Return what happened. Raises InvalidArgument."""
+    """Return the incident that the request describes. Raises InvalidArgument."""
     check_text("incident", request.incident, INCIDENT_CHARACTERS_MAX)
     check_text("application_error", request.application_error, ERROR_CHARACTERS_MAX)
     check_range("nodes_min", request.nodes_min, 0, current.size)
@@ -148,34 +146,34 @@ def _lenders(
 ) -> tuple[Lender, ...]:
     if len(requested) > LENDERS_MAX:
         raise InvalidArgument("lenders", f"{len(requested)} jobs, expected at most {LENDERS_MAX}")
-    found: list[Lender] = []
-    for at, one in enumerate(requested):
-        field = f"lenders[{at}]"
-        check_text(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
-        if not one.workload:
+    lenders: list[Lender] = []
+    for index, lender in enumerate(requested):
+        field = f"lenders[{index}]"
+        check_text(f"{field}.workload", lender.workload, WORKLOAD_CHARACTERS_MAX)
+        if not lender.workload:
             raise InvalidArgument(f"{field}.workload", "empty, expected the name of a job")
-        hours = hours_of(f"{field}.length_left", one, "length_left", messages.YEAR_SECONDS)
-        found.append(
+        hours = hours_of(f"{field}.length_left", lender, "length_left", messages.YEAR_SECONDS)
+        lenders.append(
             Lender(
-                one.workload,
-                messages.node_list_of(f"{field}.node_index", one.node_index, snapshot),
+                lender.workload,
+                messages.node_list_of(f"{field}.node_index", lender.node_index, snapshot),
                 hours,
-                one.priority if one.HasField("priority") else priorities.get(one.workload),
+                lender.priority if lender.HasField("priority") else priorities.get(lender.workload),
             )
         )
-    return tuple(found)
+    return tuple(lenders)
 
 
 def lender_notes(lenders: Sequence[Lender], priority: int | None) -> list[str]:
-    """Return which jobs are asked for no nodes, and where priorities are not known."""
+    """Return notes on jobs that lend no nodes, and on unknown priorities."""
     notes = [
-        f"{one.name} lends nothing: its priority {one.priority} is not below the gang's {priority}"
-        for one in lenders
-        if not one.may_lend(priority)
+        f"{lender.name} lends nothing: its priority {lender.priority} is not below the gang's {priority}"
+        for lender in lenders
+        if not lender.may_lend(priority)
     ]
     if lenders and priority is None:
         notes.append("gang.priority is not set: it is unknown whether lenders have a lower one")
-    elif unknown := [one.name for one in lenders if one.priority is None]:
+    elif unknown := [lender.name for lender in lenders if lender.priority is None]:
         names = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if unknown[4:] else "")
         notes.append(f"the priority of {names} is unknown: they may lend")
     return notes
@@ -200,14 +198,10 @@ def _checkpoint(
     )
 
 
-# ----------------------------------------------------------------------
-# Answers.
-
-
 def response_of(
     plan: RecoveryPlan, table: NodeTable, *, explain: bool
 ) -> recovery_pb2.PlanRecoveryResponse:
-    """Return a plan for the wire."""
+    """Return a plan as a message."""
     snapshot = table.snapshot
     reply = recovery_pb2.PlanRecoveryResponse(
         failed_node_index=np.sort(plan.failed).tolist(),
@@ -220,11 +214,11 @@ def response_of(
         degraded=bool(snapshot.degraded_reason),
         degraded_reason=snapshot.degraded_reason,
     )
-    for one in plan.domains:
-        tier: Any = int(one.tier)
+    for domain in plan.domains:
+        tier: Any = int(domain.tier)
         reply.domains.add(
-            tier=tier, name=one.name, failed_nodes=one.failed, member_nodes=one.members,
-            chance=one.chance,
+            tier=tier, name=domain.name, failed_nodes=domain.failed, member_nodes=domain.members,
+            chance=domain.chance,
         )  # fmt: skip
     before, undisturbed = plan.undisturbed, reply.undisturbed
     undisturbed.p50_gpu_hours, undisturbed.p90_gpu_hours = (
@@ -238,7 +232,7 @@ def response_of(
     }
     for name, message in messages_of.items():
         getattr(undisturbed, name).CopyFrom(message)
-    reply.options.extend(_option_message(one, explain=explain) for one in plan.options)
+    reply.options.extend(_option_message(option, explain=explain) for option in plan.options)
     return reply
 
 
@@ -261,14 +255,16 @@ def _option_message(option: RecoveryOption, *, explain: bool) -> recovery_pb2.Re
         DETECT: "detect_hours", DECIDE: "decide_hours", ACT: "act_hours", RESUME: "resume_hours",
         LOST_WORK: "lost_work_hours",
     }  # fmt: skip
-    for at, name in names.items():
-        getattr(reply, name).CopyFrom(messages.estimate_message(option.hours[at], explain=explain))
+    for index, name in names.items():
+        getattr(reply, name).CopyFrom(
+            messages.estimate_message(option.hours[index], explain=explain)
+        )
     columns = {"node_index": option.nodes, "stopped_node_index": option.stopped}
     reply.MergeFromString(packed(recovery_pb2.RecoveryOption, columns))
-    for at, failed in enumerate(option.replaced.tolist()):
-        rank = int(option.places[at])
+    for index, failed in enumerate(option.replaced.tolist()):
+        rank = int(option.places[index])
         reply.replacements.add(
             rank=rank, failed_node_index=failed, by_node_index=int(option.nodes[rank]),
-            keeps_segment=option.keeps_segment[at], keeps_rails=option.keeps_rails[at],
+            keeps_segment=option.keeps_segment[index], keeps_rails=option.keeps_rails[index],
         )  # fmt: skip
     return reply

@@ -1,4 +1,7 @@
-"""ReportRecovery: stores how a recovery went, once; later plans use it. Separate, because the score process has no store."""
+"""ReportRecovery: stores each recovery's result once, for later plans.
+
+It is separate because the score process has no store.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from .validation import actor_with_login, check_real, check_text, time_ns_of
 DECISION_CHARACTERS_MAX, WORKLOAD_CHARACTERS_MAX, NOTE_CHARACTERS_MAX = 128, 256, 200
 LOST_GPU_HOURS_MAX = 1e9
 SECONDS_MAX = 366 * 86_400
-#: By so much a caller's clock may be ahead of ours.
+#: A caller's clock may be ahead by this.
 AHEAD_SECONDS_MAX = 600
-#: In the order in which they come.
+#: Fields with times, in their order.
 TIMES = ("fault_time", "detect_time", "decide_time", "act_time", "resume_time")
 
 
 class RecoveryReportService(RecoveryService):
-    """A RecoveryService that also takes reports."""
+    """A RecoveryService that also stores reports."""
 
     def __init__(
         self, placement: PlacementService, calibration: CalibrationLog, wall_ns: Callable[[], int]
@@ -37,7 +40,7 @@ class RecoveryReportService(RecoveryService):
     async def ReportRecovery(
         self, request: recovery_pb2.ReportRecoveryRequest, context: Any
     ) -> recovery_pb2.ReportRecoveryResponse:
-        """Store how a recovery went, once. Raises InvalidArgument, ServiceUnavailable."""
+        """Store a recovery's result, once. Raises InvalidArgument, ServiceUnavailable."""
         reporter = actor_with_login(current_principal(context), "scheduler")
         record = record_of(request, reporter, self._wall_ns())
         if request.validate_only:
@@ -51,7 +54,7 @@ class RecoveryReportService(RecoveryService):
 def record_of(
     request: recovery_pb2.ReportRecoveryRequest, reporter: str, now_ns: int
 ) -> RecoveryRecord:
-    """Return a report, checked. Raises InvalidArgument."""
+    """Return a checked report. Raises InvalidArgument."""
     if not request.incident:
         reason = f"empty, expected your name for it, of 1 to {INCIDENT_CHARACTERS_MAX} characters"
         raise InvalidArgument("incident", reason)
@@ -77,12 +80,12 @@ def record_of(
 
 
 def _times(request: recovery_pb2.ReportRecoveryRequest, now_ns: int) -> list[int]:
-    """Return the times in ns since 1970, 0 for those that are not set. Raises InvalidArgument."""
-    found: list[int] = []
+    """Return the times in ns since 1970, 0 for unset ones. Raises InvalidArgument."""
+    times: list[int] = []
     first, last = ("", 0), ("", 0)
     for name in TIMES:
         time_ns = time_ns_of(name, getattr(request, name))
-        found.append(time_ns)
+        times.append(time_ns)
         if not time_ns:
             continue
         if time_ns < last[1]:
@@ -101,4 +104,4 @@ def _times(request: recovery_pb2.ReportRecoveryRequest, now_ns: int) -> list[int
             raise InvalidArgument(
                 name, f"{days:,.0f} days after {first[0]}, expected at most {SECONDS_MAX // 86_400}"
             )
-    return found
+    return times

@@ -1,4 +1,4 @@
-"""ReservationService: checks a plan's nodes against the present state, and reserves them for a limited time."""
+"""ReservationService: checks a plan's nodes against the present state, and reserves them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .validation import actor_with_login, check_range, check_text
 
 OWNER_CHARACTERS_MAX, WORKLOAD_CHARACTERS_MAX = 128, 256
 TTL_SECONDS_DEFAULT, TTL_SECONDS_MIN = 300, 1
-#: Nodes that an answer names; a count says how many there are.
+#: Maximum nodes named in an answer; `changed_count` has the total.
 CHANGES_MAX = 100
-#: No decision has more options.
+#: Upper bound of a decision's options.
 OPTION_MAX = 100
 
 
 class ReservationService(ReservationServiceServicer):
-    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge."""
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor."""
 
     def __init__(
         self,
@@ -48,12 +48,18 @@ class ReservationService(ReservationServiceServicer):
         wall_ns: Callable[[], int],
         choose: Callable[[ChoiceRecord], None] = lambda _: None,
     ) -> None:
-        """*placement*: knows the last snapshot, and which of its nodes no plan may use. *choose*: takes which option was taken."""
+        """*placement*: has the last snapshot and its excluded nodes.
+
+        *choose*: records a chosen option.
+        """
         self._reservations, self._placement, self._wall_ns = reservations, placement, wall_ns
         self._choose = choose
 
     async def Reserve(self, request: wire.ReserveRequest, context: Any) -> wire.ReserveResponse:
-        """Reserve all nodes or none. Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable."""
+        """Reserve all nodes or none.
+
+        Raises InvalidArgument, FailedPrecondition, ResourceExhausted, ServiceUnavailable.
+        """
         who, owner = current_principal(context), _owner_of(request, context)
         ttl_ns = _ttl_ns(request.ttl)
         check_text("workload", request.workload, WORKLOAD_CHARACTERS_MAX)
@@ -87,19 +93,25 @@ class ReservationService(ReservationServiceServicer):
         return reply
 
     async def Renew(self, request: wire.RenewReservationRequest, context: Any) -> wire.Reservation:
-        """Let it last longer, or end sooner. Raises InvalidArgument, NotFound, PermissionDenied, EtagMismatch, ServiceUnavailable."""
+        """Change the expiry of a reservation.
+
+        Raises InvalidArgument, NotFound, PermissionDenied, EtagMismatch, ServiceUnavailable.
+        """
         owner, snapshot = _owner_of(request, context), self._placement.snapshot()
-        one = self._reservations.renew(
+        reservation = self._reservations.renew(
             request.name, owner, request.fencing_token, _ttl_ns(request.ttl),
             _nodes_max(current_principal(context), len(snapshot.names)),
         )  # fmt: skip
         await self._reservations.persisted()
-        return self._message(one, snapshot)
+        return self._message(reservation, snapshot)
 
     async def Release(
         self, request: wire.ReleaseReservationRequest, context: Any
     ) -> wire.ReleaseReservationResponse:
-        """End it; an operator's or admin's login may end all. Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable."""
+        """End a reservation; operators and admins may end any.
+
+        Raises InvalidArgument, PermissionDenied, EtagMismatch, ServiceUnavailable.
+        """
         who, owner = current_principal(context), _owner_of(request, context)
         known = self._reservations.release(
             request.name, owner, request.fencing_token, by_operator=_is_operator(who)
@@ -110,18 +122,18 @@ class ReservationService(ReservationServiceServicer):
     async def ListReservations(
         self, request: wire.ListReservationsRequest, context: Any
     ) -> wire.ListReservationsResponse:
-        """Return those that stand. Raises InvalidArgument, ServiceUnavailable."""
+        """Return the active reservations. Raises InvalidArgument, ServiceUnavailable."""
         check_text("owner", request.owner, 2 * OWNER_CHARACTERS_MAX)
         snapshot = self._placement.snapshot()
-        found = self._reservations.active(request.owner)
+        active = self._reservations.active(request.owner)
         return wire.ListReservationsResponse(
-            reservations=[self._message(one, snapshot) for one in found]
+            reservations=[self._message(reservation, snapshot) for reservation in active]
         )
 
     def record_choices(self) -> None:
-        """Note again which options the reservations took that stand: a crash may have come before it was stored."""
-        for one in self._reservations.active():
-            self._record_choice(one)
+        """Record the options of active reservations again: a crash may have prevented it."""
+        for reservation in self._reservations.active():
+            self._record_choice(reservation)
 
     def _record_choice(self, one: HostReservation) -> None:
         if one.decision:
@@ -135,7 +147,7 @@ class ReservationService(ReservationServiceServicer):
     def _add_changes(
         self, reply: wire.ReserveResponse, snapshot: Judgement, nodes: Indexes
     ) -> None:
-        """Put into *reply* what prevents *nodes*."""
+        """Add the changes that prevent reserving *nodes* to *reply*."""
         table, _ = self._placement.table(snapshot, placement_pb2.GangRequirements())
         for node in nodes.tolist():
             holder = self._reservations.of_host(snapshot.names[node])
@@ -170,7 +182,7 @@ def _is_operator(who: Principal) -> bool:
 
 
 def _nodes_max(who: Principal, count: int) -> int:
-    """Return how many of *count* nodes the login may reserve."""
+    """Return the number of nodes that the login may reserve, of *count*."""
     return HOSTS_MAX if _is_operator(who) else max(1, int(LOGIN_NODES_SHARE_MAX * count))
 
 
@@ -178,7 +190,7 @@ def _owner_of(
     request: wire.ReserveRequest | wire.RenewReservationRequest | wire.ReleaseReservationRequest,
     context: Any,
 ) -> str:
-    """Return who reserves, with the login. Raises InvalidArgument."""
+    """Return the owner, with the login. Raises InvalidArgument."""
     if not request.owner:
         raise InvalidArgument("owner", "empty, expected the name of the owner, such as slurm-main")
     check_text("owner", request.owner, OWNER_CHARACTERS_MAX)
@@ -186,7 +198,7 @@ def _owner_of(
 
 
 def _check_option(request: wire.ReserveRequest) -> None:
-    """Raise InvalidArgument for an option that no decision has."""
+    """Raise InvalidArgument for an option number without decision or out of range."""
     check_range("option", request.option, 0, OPTION_MAX)
     if request.option and not request.decision_id:
         reason = f"{request.option} without decision_id, expected the decision whose option it is"

@@ -1,4 +1,4 @@
-"""ScoreService: scores for any scheduler. Every response comes from the last snapshot."""
+"""ScoreService: scores for any scheduler, from the last snapshot, and watches of their changes."""
 
 from __future__ import annotations
 
@@ -33,43 +33,40 @@ from .caller_slots import CallerSlots
 from .score_messages import RequestedWorkload, packed
 from .validation import node_of, page_size_of, span_seconds
 
-# ----------------------------------------------------------------------
-# Who watches scores: what changed from one snapshot to the next, serialised once for all of them.
-
 log = logging.getLogger(__name__)
 
-#: How often the snapshot is looked at while somebody watches.
+#: Interval of checks for a new snapshot while watches are open.
 POLL_SECONDS = 0.1
-#: Without any change, a bookmark is sent after this many versions: a watch that hears nothing is broken.
+#: Maximum versions between updates: a watch without any update is broken.
 QUIET_VERSIONS = 10
 WATCHERS_MAX = 1000
 BOOKMARK_CHARACTERS_MAX = 64
-#: Watches continue from different versions, as fast as each reads: this many updates are kept for others at the same one.
+#: Maximum cached updates. Each belongs to a version from which watchers continue.
 UPDATES_MAX = 16
 
 
 class ScoreChanges:
-    """What changed since any version. `take` is called with each snapshot; watchers wait for the next.
+    """The changes since any version. `take` is called with each snapshot.
 
-    For each node the version of its last change is kept. That is enough for any watcher, however far behind, and
-    takes eight bytes per node.
+    Watchers wait for the next snapshot. The version of each node's last change is stored: eight
+    bytes per node, enough for any watcher.
     """
 
     def __init__(self) -> None:
         self.latest: Judgement | None = None
-        #: What watchers receive: anything without a change stays as it was.
+        #: The last published columns; nodes without a relevant change keep their values.
         self._published = Columns.none()
         self._changed_in: Times = np.zeros(0, dtype=np.int64)
         self._first_version = 0
-        self._last_announced: Judgement | None = (
-            None  # the last snapshot that there was anything to tell of
-        )
-        self._updates: dict[int, bytes] = {}  # until it, by the version after which they continue
+        #: The last snapshot with an update for watchers.
+        self._last_announced: Judgement | None = None
+        #: Version to continue from -> serialized update.
+        self._updates: dict[int, bytes] = {}
         self._whole: tuple[Judgement, bytes] | None = None
         self._announced = asyncio.Event()
 
     def take(self, snapshot: Judgement) -> None:
-        """Note what differs from what watchers received; wake them if there is anything to send."""
+        """Record the differences from the published columns; wake watchers if there are any."""
         if self.latest is snapshot:
             return
         before, self.latest = self.latest, snapshot
@@ -89,7 +86,7 @@ class ScoreChanges:
             self._announce(snapshot)
 
     def _begin(self, snapshot: Judgement) -> None:
-        """Begin an epoch: what was before is not known."""
+        """Begin an epoch, without earlier changes."""
         self._published, self._first_version = snapshot.columns, snapshot.version
         self._changed_in = np.full(self._published.score.size, snapshot.version, dtype=np.int64)
         self._announce(snapshot)
@@ -101,11 +98,11 @@ class ScoreChanges:
         announced.set()
 
     async def wait(self) -> None:
-        """Return when there is news."""
+        """Return when there is an update."""
         await self._announced.wait()
 
     def whole(self) -> tuple[int, bytes]:
-        """Return (version, update) with all nodes, made once a version."""
+        """Return (version, update) with all nodes; serialized once per version."""
         assert self.latest is not None
         if self._whole is None or self._whole[0] is not self.latest:
             everyone = np.arange(self._published.score.size, dtype=np.intp)
@@ -114,9 +111,9 @@ class ScoreChanges:
         return self.latest.version, self._whole[1]
 
     def since(self, version: int) -> tuple[int, bytes] | None:
-        """Return (version now, update since *version*, empty without news); None where that is not known.
+        """Return (current version, update since *version*), or None if *version* is unknown.
 
-        An update is made once for all who continue from one version.
+        The update is empty without changes. It is serialized once for all watchers at *version*.
         """
         now = self._last_announced
         if (
@@ -137,22 +134,25 @@ class ScoreChanges:
 
 
 class ScoreWatchers:
-    """All watchers of one service, and the one task that looks for them."""
+    """The watchers of a service, and the task that polls for them."""
 
     def __init__(self, snapshot: Callable[[], Judgement]) -> None:
-        """*snapshot*: returns the last one, or raises ServiceUnavailable."""
+        """*snapshot*: returns the last snapshot, or raises ServiceUnavailable."""
         self._snapshot, self._changes = snapshot, ScoreChanges()
         self._task: asyncio.Task[None] | None = None
         self._slots = CallerSlots()
 
     async def watch(self, bookmark: str, write: Callable[[bytes], Awaitable[object]]) -> None:
-        """Write updates until the caller is gone. Raises InvalidArgument, ServiceUnavailable, ResourceExhausted."""
-        at = parse_bookmark(bookmark)
+        """Write updates until the caller disconnects.
+
+        Raises InvalidArgument, ServiceUnavailable, ResourceExhausted.
+        """
+        position = parse_bookmark(bookmark)
         snapshot = self._snapshot()
         reason = "too many watch already; end some, or ask ScoreNodes"
         with self._slots.slot(WATCHERS_MAX, reason, CAPACITY_RETRY_SECONDS):
             self._start_polling(snapshot)
-            known = at[1] if at and at[0] == snapshot.dictionary_version else -1
+            known = position[1] if position and position[0] == snapshot.dictionary_version else -1
             while True:
                 changes = self._changes.since(known) if known >= 0 else None
                 if changes is None:
@@ -180,7 +180,7 @@ class ScoreWatchers:
 
 
 def parse_bookmark(bookmark: str) -> tuple[int, int] | None:
-    """Return (epoch, version) of a bookmark, None for the empty one. Raises InvalidArgument."""
+    """Return (epoch, version) of a bookmark, None if it is empty. Raises InvalidArgument."""
     if not bookmark:
         return None
     epoch, dash, version = bookmark.partition("-")
@@ -194,11 +194,11 @@ def parse_bookmark(bookmark: str) -> tuple[int, int] | None:
 
 
 def _changed(published: Columns, now: Columns) -> Flags:
-    """Return which nodes differ from what was sent; new ones do."""
+    """Return which nodes differ from the published columns; new nodes do."""
     changed = np.ones(now.score.size, dtype=bool)
     known = published.score.size
     head = now.head(known)
-    # What is beneath a state has a say in the bucket, and comes and goes without it.
+    # A node's end and its bucket can change while its state stays the same.
     other = (published.ended != head.ended) | (published.bucket != head.bucket)
     changed[:known] = differs(published, head) | other
     return changed
@@ -207,7 +207,7 @@ def _changed(published: Columns, now: Columns) -> Flags:
 def update_message(
     snapshot: Judgement, published: Columns, nodes: Indexes, *, whole: bool
 ) -> bytes:
-    """Return the update of *nodes*, serialised."""
+    """Return the serialized update of *nodes*."""
     update = score_pb2.NodeScoresUpdate(
         snapshot=whole,
         bookmark=f"{snapshot.dictionary_version}-{snapshot.version}",
@@ -230,15 +230,15 @@ def update_message(
     return update.SerializeToString() + packed(score_pb2.NodeScoresUpdate, repeated)
 
 
-#: Snapshots that someone is paging through; a token of an older one has expired.
+#: Maximum snapshots kept for paging; page tokens of older ones have expired.
 LISTINGS_MAX = 8
-#: Answers about all nodes for other horizons than the default: for this many, each is made once per snapshot.
+#: Maximum horizons besides the default whose answers about all nodes are cached per snapshot.
 HORIZONS_MAX = 8
-#: A bitmap of more nodes than this is a mistake.
+#: Larger bitmaps are rejected as mistakes.
 BITMAP_BYTES_MAX = 1 << 20
-#: Of a workload's name. Shares are sent as floats, so that their sum may be a little above 1.
+#: Length of a workload's name. Shares are floats, so that their sum may be slightly above 1.
 WORKLOAD_CHARACTERS_MAX, SHARES_MAX = 512, 1.001
-#: State -> its place, worst first; of no state it is the last.
+#: State -> its rank, worst first; state 0 (unspecified) is last.
 _SEVERITY = np.array(
     [
         SEVERITY.index(HealthState(code)) if code else len(SEVERITY)
@@ -248,26 +248,26 @@ _SEVERITY = np.array(
 
 
 class SnapshotSource(Protocol):
-    """The last snapshot; swapped whole. None while loading."""
+    """Source of the last snapshot, which is replaced as a whole; None while loading."""
 
     @property
     def snapshot(self) -> Snapshot | None: ...
 
 
 class ScoreService(ScoreServiceServicer):
-    """Its calls, as coroutines of grpc.aio. A `ServiceError` becomes its status at the edge.
+    """Coroutines of grpc.aio. A `ServiceError` becomes its status in the interceptor.
 
-    A reply made of bytes is one that was serialised before; `errors.Errors` lets it pass as it is.
+    Replies of type bytes were serialized before; `status.serialised` passes them unchanged.
     """
 
     def __init__(self, source: SnapshotSource, scores_port: Callable[[], int] = lambda: 0) -> None:
-        """*scores_port*: returns where callers that ask in a loop should ask; 0: here."""
+        """*scores_port*: returns the port for callers that poll; 0: this port."""
         self._source, self._scores_port = source, scores_port
         self._listings: OrderedDict[int, tuple[Judgement, list[int]]] = OrderedDict()
-        #: Of the last snapshot that was asked for: answers about all nodes, by horizon and whether with GPUs.
+        #: Serialized answers about all nodes of this snapshot, by horizon and whether with GPUs.
         self._replies_of: Judgement | None = None
         self._replies: dict[tuple[float, bool], bytes] = {}
-        #: Names, whether with those of GPUs: of which epoch, how many nodes and GPUs, with which port; and as bytes.
+        #: With GPU names or not -> (key, serialized dictionary); key: epoch, hosts, GPUs, port.
         self._dictionaries: dict[bool, tuple[tuple[int, int, int, int], bytes]] = {}
         self._watchers = ScoreWatchers(self._snapshot)
 
@@ -291,20 +291,20 @@ class ScoreService(ScoreServiceServicer):
     async def ListNodeScores(
         self, request: score_pb2.ListNodeScoresRequest, context: Any
     ) -> score_pb2.ListNodeScoresResponse:
-        """Return a page of all nodes, worst first, but for simulated ones that have ended.
+        """Return a page of all nodes, worst first, without ended simulated nodes.
 
         Raises InvalidArgument, ServiceUnavailable.
         """
         size = page_size_of(request.page_size)
         full, hours = _is_full(request.view), _hours(request)
-        snapshot, order, at = self._listing(request.page_token)
+        snapshot, order, begin = self._listing(request.page_token)
         reply = score_pb2.ListNodeScoresResponse(
             version=snapshot.version,
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
             alarms=snapshot.alarms,
         )
-        for index in order[at : at + size]:
+        for index in order[begin : begin + size]:
             host, sources = (
                 score.over_horizon(snapshot.hosts[index], hours),
                 snapshot.collector_statuses[index],
@@ -312,16 +312,16 @@ class ScoreService(ScoreServiceServicer):
             reply.node_scores.append(
                 score_messages.score_message(snapshot, host, hours, full=full, sources=sources)
             )
-        if at + size < len(order):
+        if begin + size < len(order):
             self._listings[snapshot.version] = snapshot, order
             self._listings.move_to_end(snapshot.version)
-            reply.next_page_token = f"{snapshot.version}-{at + size}"
+            reply.next_page_token = f"{snapshot.version}-{begin + size}"
         while len(self._listings) > LISTINGS_MAX:
             self._listings.popitem(last=False)
         return reply
 
     async def ScoreNodes(self, request: score_pb2.ScoreNodesRequest, context: Any) -> bytes:
-        """Return packed columns; without a filter, bytes made once per snapshot.
+        """Return packed columns; without a filter, bytes serialized once per snapshot.
 
         Raises FailedPrecondition for a dictionary of another epoch, InvalidArgument, ServiceUnavailable.
         """
@@ -333,7 +333,7 @@ class ScoreService(ScoreServiceServicer):
                 f"{snapshot.dictionary_version}; call GetNodeDictionary again"
             )
         floor = request.score_floor
-        if not 0.0 <= floor <= 1.0:  # also refuses NaN
+        if not 0.0 <= floor <= 1.0:  # also rejects NaN
             raise InvalidArgument("score_floor", f"{floor}, expected 0 to 1")
         hours = _hours(request)
         workload = (
@@ -361,26 +361,32 @@ class ScoreService(ScoreServiceServicer):
     async def WatchNodeScores(
         self, request: score_pb2.WatchNodeScoresRequest, context: Any
     ) -> None:
-        """Stream all nodes, then what changes, within a second. Raises InvalidArgument, ServiceUnavailable, ResourceExhausted."""
+        """Stream all nodes, then their changes within a second.
+
+        Raises InvalidArgument, ServiceUnavailable, ResourceExhausted.
+        """
         await self._watchers.watch(request.bookmark, context.write)
 
     async def GetNodeDictionary(
         self, request: score_pb2.GetNodeDictionaryRequest, context: Any
     ) -> bytes:
-        """Return all names; the position is the node index. Made once until there is another. Raises ServiceUnavailable."""
+        """Return all names, by node index; serialized once until they change.
+
+        Raises ServiceUnavailable.
+        """
         snapshot = self._snapshot()
         key = (
             snapshot.dictionary_version, len(snapshot.names), len(snapshot.gpus), self._scores_port()
         )  # fmt: skip
-        made = self._dictionaries.get(request.gpus)
-        if made is None or made[0] != key:
+        cached = self._dictionaries.get(request.gpus)
+        if cached is None or cached[0] != key:
             reply = score_pb2.NodeDictionary(
                 version=key[0], names=snapshot.names, scores_port=key[3]
             )
             if request.gpus:
-                reply.gpus.extend(snapshot.gpus.names[at] for at in range(key[2]))
-            made = self._dictionaries[request.gpus] = key, reply.SerializeToString()
-        return made[1]
+                reply.gpus.extend(snapshot.gpus.names[index] for index in range(key[2]))
+            cached = self._dictionaries[request.gpus] = key, reply.SerializeToString()
+        return cached[1]
 
     def _snapshot(self) -> Judgement:
         snapshot = self._source.snapshot
@@ -391,31 +397,34 @@ class ScoreService(ScoreServiceServicer):
         return snapshot
 
     def _listing(self, token: str) -> tuple[Judgement, list[int], int]:
-        """Return (snapshot, node indexes worst first, where the page begins)."""
+        """Return (snapshot, node indexes worst first, start of the page).
+
+        Raises InvalidArgument.
+        """
         if not token:
             snapshot = self._snapshot()
             known = self._listings.get(snapshot.version)
             if known and known[0] is snapshot:
                 return *known, 0
             return snapshot, worst_first(snapshot.columns), 0
-        version, dash, at = token.partition("-")
-        if not (dash and version.isdecimal() and at.isdecimal() and len(token) <= 40):
+        version, dash, begin = token.partition("-")
+        if not (dash and version.isdecimal() and begin.isdecimal() and len(token) <= 40):
             raise InvalidArgument(
                 "page_token", f"{token[:40]!r}, expected next_page_token of a reply"
             )
         listing = self._listings.get(int(version))
         if listing is None:
             raise InvalidArgument("page_token", f"{token!r} has expired. Start again without one")
-        return *listing, int(at)
+        return *listing, int(begin)
 
 
 def worst_first(columns: Columns) -> list[int]:
-    """Return the node indexes of all that must be listed."""
+    """Return the indexes of the nodes to list, worst first, without ended ones."""
     listed = np.flatnonzero(~columns.ended)
     severity = _SEVERITY[columns.state[listed]]
     order = np.lexsort((-listed, columns.score[listed], severity))
-    found: list[int] = listed[order].tolist()
-    return found
+    indexes: list[int] = listed[order].tolist()
+    return indexes
 
 
 def _is_full(view: int) -> bool:
@@ -425,7 +434,7 @@ def _is_full(view: int) -> bool:
 
 
 def requested_workload(snapshot: Judgement, workload: score_pb2.Workload) -> RequestedWorkload:
-    """Return what is known of a workload. Raises InvalidArgument, NotFound."""
+    """Return the needs of a workload and their source. Raises InvalidArgument, NotFound."""
     by_shares = workload.HasField("shares")
     if bool(workload.job) == by_shares:
         raise InvalidArgument("workload", "expected either job or shares")
@@ -437,8 +446,8 @@ def requested_workload(snapshot: Judgement, workload: score_pb2.Workload) -> Req
             f"{len(workload.job)} characters, expected at most {WORKLOAD_CHARACTERS_MAX}",
         )
     known = snapshot.workloads
-    if found := known.find(workload.job):
-        return RequestedWorkload(*found)
+    if needs := known.find(workload.job):
+        return RequestedWorkload(*needs)
     near = difflib.get_close_matches(workload.job, known.names, 3, 0.6)
     hint = f"; did you mean {', '.join(near)}?" if near else "; ops.runs has those that are known"
     raise NotFound(f"no run of job {workload.job!r} is long enough to know what it needs{hint}")
@@ -447,13 +456,13 @@ def requested_workload(snapshot: Judgement, workload: score_pb2.Workload) -> Req
 def _needs_of_shares(shares: score_pb2.ComponentShares) -> WorkloadNeeds:
     values = tuple(float(getattr(shares, name)) for name in COMPONENTS)
     for name, value in zip(COMPONENTS, values, strict=True):
-        if not 0.0 <= value <= 1.0:  # also refuses NaN
+        if not 0.0 <= value <= 1.0:  # also rejects NaN
             raise InvalidArgument(f"workload.shares.{name}", f"{value:g}, expected 0 to 1")
     if not 0.0 < sum(values) <= SHARES_MAX:
         raise InvalidArgument(
             "workload.shares", f"together {sum(values):g}, expected more than 0, and at most 1"
         )
-    # What a component is in use beside what is bound by it, the request does not say.
+    # The request does not contain the use of components beyond the bound shares.
     return WorkloadNeeds(values, (0.0,) * len(COMPONENTS))
 
 
@@ -462,7 +471,7 @@ def _hours(
     | score_pb2.ListNodeScoresRequest
     | score_pb2.ScoreNodesRequest,
 ) -> float:
-    """Return the horizon that is asked for; the default for none. Raises InvalidArgument."""
+    """Return the requested horizon, or the default. Raises InvalidArgument."""
     if not request.HasField("horizon"):
         return HORIZON_HOURS
     seconds = span_seconds("horizon", request.horizon)
@@ -476,7 +485,7 @@ def _hours(
 
 
 def _selected(snapshot: Judgement, bitmap: bytes) -> np.typing.NDArray[np.intp]:
-    """Return the node indexes that *bitmap* names; all for an empty one."""
+    """Return the node indexes in *bitmap*; all nodes if it is empty. Raises InvalidArgument."""
     count = len(snapshot.hosts)
     if not bitmap:
         return np.arange(count, dtype=np.intp)

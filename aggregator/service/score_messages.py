@@ -1,4 +1,4 @@
-"""Scores on the wire: one node as a message, many nodes as packed columns."""
+"""Scores as messages: a node, packed columns of many nodes, and a host's verdict for its agent."""
 
 from __future__ import annotations
 
@@ -21,20 +21,17 @@ from ..scoring.results import Gpus, Hosts
 from ..scoring.score import HORIZON_HOURS, scores_of
 from .validation import timestamp
 
-# ----------------------------------------------------------------------
-# Columns as protobuf has them on the wire, straight from arrays: by its own objects 80,000 GPUs
-# hold a process up for 50 ms.
-#
-# What is added to a message behind its other fields is part of it: their order is free, and
-# repeated ones continue.
-
 _LENGTH_DELIMITED = 2
-#: A varint has seven bits a byte, the lowest first; all but its last byte have the eighth set.
+#: A varint has seven bits per byte, lowest first; all but the last byte have the eighth bit set.
 _SHIFTS = np.arange(0, 35, 7, dtype=np.uint64)
 
 
 def packed(kind: type[Message], columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return fields of *kind*, by name: repeated and packed, of type float or uint32; one value an element."""
+    """Return the serialized fields of *kind* from arrays: repeated packed floats or uint32.
+
+    Appended to a serialized message they are part of it: the order of fields is free, and repeated
+    fields continue. Python's protobuf objects take 50 ms for 80,000 GPUs.
+    """
     parts = list[bytes]()
     for name, column in columns.items():
         field = kind.DESCRIPTOR.fields_by_name[name]
@@ -50,7 +47,7 @@ def _floats(column: NDArray[Any]) -> bytes:
 
 
 def varints(values: NDArray[Any]) -> bytes:
-    """Return *values*, each from 0 to 2**32 - 1, one after another."""
+    """Return *values*, each from 0 to 2**32 - 1, as consecutive varints."""
     wide = values.astype(np.uint64)
     longest = max(1, -(-int(wide.max(initial=0)).bit_length() // 7))
     shifted = wide[:, None] >> _SHIFTS[:longest]
@@ -62,7 +59,7 @@ def varints(values: NDArray[Any]) -> bytes:
     return octets[is_present].tobytes()
 
 
-#: A scheduler may use an answer for this long.
+#: Validity of an answer for schedulers, in seconds.
 VALID_SECONDS = 15
 
 
@@ -74,7 +71,7 @@ def score_message(
     full: bool,
     sources: tuple[CollectorStatus, ...],
 ) -> score_pb2.NodeScore:
-    """Return *host*, as it is over *hours*, for the wire; contributions and sources in the full view."""
+    """Return *host* over *hours* as a message; *full* adds contributions, GPUs and sources."""
     reply = score_pb2.NodeScore(
         node=f"nodes/{host.host}",
         score=host.score,
@@ -152,12 +149,12 @@ def _contribution(evidence: Evidence) -> score_pb2.Contribution:
 
 
 def _number(value: int) -> Any:
-    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    """Return *value* as the type that protobuf's stubs accept; they do not know IntEnum."""
     return value
 
 
 class RequestedWorkload(NamedTuple):
-    """A workload that somebody asks about: what it needs, and how that is known, as text."""
+    """A requested workload: its needs, and a description of their source."""
 
     needs: WorkloadNeeds
     source: str
@@ -172,7 +169,10 @@ def columns_message(
     gpus: bool,
     workload: RequestedWorkload | None = None,
 ) -> bytes:
-    """Return a ScoreNodesResponse of the nodes *chosen*, over *hours*, serialised; with *workload*, what it would meet there."""
+    """Return a serialized ScoreNodesResponse of the nodes *chosen*, over *hours*.
+
+    *workload*: adds its expected slowdown per node.
+    """
     score_columns = snapshot.columns
     if hours != HORIZON_HOURS:
         hazards = score_columns.hazard_per_hour.astype(np.float64)
@@ -212,7 +212,7 @@ def columns_message(
 def _gpu_columns(
     reply: score_pb2.ScoreNodesResponse, gpus: Gpus, rows: np.typing.NDArray[np.intp]
 ) -> dict[str, np.typing.NDArray[Any]]:
-    """Put what is a byte a GPU into *reply*; return the other columns."""
+    """Add the byte columns of GPUs to *reply*; return the other columns."""
     reply.gpu_state, reply.gpu_reason = gpus.state[rows].tobytes(), gpus.reason[rows].tobytes()
     return {
         "gpu_index": rows,
@@ -225,9 +225,7 @@ def _gpu_columns(
     }
 
 
-# ----------------------------------------------------------------------
-# How judging finds a host, for the host's own agent, which shows it to people who ask there.
-
+#: Length of the reason that a host's agent receives.
 REASON_CHARACTERS_MAX = 300
 HEALTHY = wire.HostVerdict(state=HealthState.HEALTHY.name)
 
@@ -235,14 +233,17 @@ HEALTHY = wire.HostVerdict(state=HealthState.HEALTHY.name)
 def verdict_of(
     snapshot: Snapshot | None, index: Mapping[str, int], host: str
 ) -> wire.HostVerdict | None:
-    """Return the state of *host* in *snapshot*; None if it has not been judged. *index*: host -> node index."""
-    at = index.get(host)
-    if snapshot is None or at is None or at >= len(snapshot.hosts):
+    """Return the verdict on *host* for its agent; None if not judged.
+
+    *index*: host -> node index.
+    """
+    node = index.get(host)
+    if snapshot is None or node is None or node >= len(snapshot.hosts):
         return None
     hosts = snapshot.hosts
-    host_score = hosts.computed_scores.get(at) if isinstance(hosts, Hosts) else hosts[at]
+    host_score = hosts.computed_scores.get(node) if isinstance(hosts, Hosts) else hosts[node]
     if host_score is None or host_score.state is HealthState.HEALTHY:
-        return HEALTHY  # the score of a host that is well is not made for this
+        return HEALTHY  # avoids computing the score of a healthy host
     return wire.HostVerdict(
         state=host_score.state.name, reason=host_score.reason_message[:REASON_CHARACTERS_MAX]
     )

@@ -1,4 +1,4 @@
-"""The aggregator's end of the score process: starts it, passes it each snapshot, and restarts it when it ends."""
+"""The aggregator's side of the score process: starts it, sends snapshots, and restarts it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,27 @@ from .decision_recorder import BATCH_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
-#: One that does not listen, or says nothing to a snapshot, for this long is killed: another may do better. The
-#: aggregator does not start without one that listens. Its start takes a second of CPU time, which a busy machine may give in a minute.
+#: A process that does not listen or answer within these times is killed and replaced. The
+#: aggregator does not start without one. A start takes a second of CPU time, a minute on a busy
+#: machine.
 START_SECONDS_MAX, ANSWER_SECONDS_MAX = 300.0, 10.0
-#: At its end the process has this long for its last messages.
+#: Time for the last messages of a process that ends.
 LAST_SECONDS = 1.0
-#: The next process starts this long after one has ended; if they end early, the delay doubles each time.
+#: Delay before a restart; it doubles up to the maximum while processes end within SOON_SECONDS.
 REST_SECONDS, REST_SECONDS_MAX, SOON_SECONDS = 0.2, 30.0, 60.0
 
 ENDED = "the score process has ended"
 
 
 class ScoreProcessError(Exception):
-    """The score process ended, or does not respond; the words say which."""
+    """The score process ended or does not respond; the message says which."""
 
 
 class ScoreProcess:
-    """Of one event loop. `start`, then `publish` of each snapshot, then `close`."""
+    """The score process of an event loop.
+
+    Call `start`, `publish` for each snapshot, then `close`.
+    """
 
     def __init__(
         self,
@@ -48,12 +52,12 @@ class ScoreProcess:
         access_control: AccessControl,
         calls: CallCounters,
     ) -> None:
-        """*access_control*, *calls*: what the process counts is added to theirs."""
+        """*access_control*, *calls*: the process's counts are added to these."""
         self._config, (self.address, self.port) = config, endpoint
         self._access_control, self._calls = access_control, calls
-        #: How often one was started.
+        #: Number of started processes.
         self.started_count = 0
-        #: The version of the snapshot that it answers from; 0: none yet.
+        #: Version of the process's snapshot; 0: none yet.
         self.version = 0
         self._latest: Judgement | None = None
         self._updated = asyncio.Event()
@@ -61,18 +65,21 @@ class ScoreProcess:
         self._worker: WorkerProcess | None = None
         self._listening: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        #: Takes the decisions that it made; None: nobody does.
+        #: Receives the process's decisions; None: they are not stored.
         self.decisions: DecisionLog | None = None
-        self._dictionary: tuple[tuple[int, ...], int] | None = None  # of what it is, descriptor
+        self._dictionary: tuple[tuple[int, ...], int] | None = None  # key, descriptor
         self._number = 0
 
     @property
     def pid(self) -> int:
-        """The process, 0 without one."""
+        """The process id; 0 without a process."""
         return self._worker.pid if self._worker else 0
 
     async def start(self) -> None:
-        """Have one that listens, and keep one from now on. Raises ScoreProcessError, OSError."""
+        """Start a process that listens, and restart it whenever it ends.
+
+        Raises ScoreProcessError, OSError.
+        """
         try:
             await self._begin()
         except BaseException:
@@ -81,12 +88,12 @@ class ScoreProcess:
         self._supervisor = asyncio.create_task(self._supervise())
 
     def publish(self, snapshot: Judgement) -> None:
-        """Let it answer from *snapshot*; of several that come while it takes one over, the last."""
+        """Send *snapshot* to the process; if it is busy, only the last snapshot is sent."""
         self._latest = snapshot
         self._updated.set()
 
     async def close(self) -> None:
-        """End it."""
+        """End the process."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
@@ -122,10 +129,11 @@ class ScoreProcess:
         if "port" not in reply:
             raise ScoreProcessError(f"the score process cannot serve: {reply['error']}")
         self.port = reply["port"]
-        self._updated.set()  # it has no snapshot yet
+        self._updated.set()  # send the new process a snapshot
 
     def _spawn(self) -> socket.socket:
-        # Ctrl-C is for the aggregator; and it has a share of the processors of its own beside all threads of ours.
+        # In its own session: Ctrl-C is for the aggregator, and the scheduler gives it a separate
+        # CPU share.
         self._worker = WorkerProcess(score_process_main.__name__, own_session=True)
         self.started_count += 1
         settings = score_process_main.ScoreProcessSettings(
@@ -183,16 +191,18 @@ class ScoreProcess:
         return reply
 
     async def _hand_over(self) -> None:
-        """Hand snapshots over until the process is no more. Raises ScoreProcessError, OSError."""
+        """Send snapshots until the process ends. Raises ScoreProcessError, OSError."""
         assert self._worker is not None
         while True:
             await self._updated.wait()
             self._updated.clear()
             if not self._replies.empty():
-                await self._next_reply(0.0)  # nothing was asked: it has ended
+                await self._next_reply(
+                    0.0
+                )  # a reply without a request means that the process ended
             if (snapshot := self._latest) is None:
                 continue
-            # Nobody changes it, and what is written is no state of ours but the names' file.
+            # A thread may do this: a snapshot never changes, and only the names' file is kept.
             names, descriptor = await asyncio.to_thread(self._files, snapshot)
             try:
                 self._worker.send({"dictionary": self._number}, names, descriptor)
@@ -203,13 +213,13 @@ class ScoreProcess:
             self._add_counts(await self._next_reply(ANSWER_SECONDS_MAX))
 
     def _files(self, snapshot: Judgement) -> tuple[int, int]:
-        """Return descriptors of the names, which is kept, and of the rest."""
+        """Return descriptors of the names' file, which stays open, and of the snapshot's file."""
         key = snapshot.dictionary_version, len(snapshot.names), len(snapshot.gpus)
         if self._dictionary is None or self._dictionary[0] != key:
-            made = shared_snapshot.dictionary_file(snapshot)
+            descriptor = shared_snapshot.dictionary_file(snapshot)
             if self._dictionary is not None:
                 os.close(self._dictionary[1])
-            self._dictionary, self._number = (key, made), self._number + 1
+            self._dictionary, self._number = (key, descriptor), self._number + 1
         return self._dictionary[1], shared_snapshot.snapshot_file(snapshot)
 
     def _add_counts(self, reply: dict[str, Any]) -> None:
@@ -220,11 +230,13 @@ class ScoreProcess:
         self._access_control.refused_count += reply["refused"]
 
     async def _end(self) -> int | None:
-        """End it, and return with what status it did; None where none was started."""
+        """End the process; return its exit status, None if there is no process."""
         worker, self._worker = self._worker, None
         if worker is not None:
             with suppress(OSError):
-                worker.control.shutdown(socket.SHUT_WR)  # it sends its last decisions, and ends
+                worker.control.shutdown(
+                    socket.SHUT_WR
+                )  # the process then sends its last decisions and exits
         if self._listening is not None:
             await asyncio.wait([self._listening], timeout=LAST_SECONDS)
             self._listening.cancel()

@@ -1,13 +1,15 @@
-"""`python -m gangline.aggregator.service.score_process_main`: the score process, which answers ScoreService, PlacementService and RecoveryService from snapshots.
+"""`python -m gangline.aggregator.service.score_process_main`: answers from snapshots.
 
-It is a separate process because in the aggregator responses would wait: for a judgement of all hosts, for incoming frames, for
-the GIL. The service, its authentication and its errors are the same code. It does not open the store.
+The score process serves ScoreService, PlacementService and RecoveryService. It is separate because
+in the aggregator responses would wait: for a judgement of all hosts, for incoming frames, for the
+GIL. The services, authentication and errors are the same code. It does not open the store.
 
-Its standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}` for each snapshot, with two
-descriptors (see `shared_snapshot.py`). It answers `{"port": 7601}` once it listens, then for each snapshot its counts since the
-last: `{"version": 9, "begun": {...}, "failed": [...], "refused": 0}`. Decisions are sent separately:
-`{"recording": true}` when a batch begins, then `{"decisions": 3, "dropped": 0}` with a descriptor (see
-`decision_recorder.py`). It exits when that socket closes or its parent exits, after sending the last decisions.
+Standard input is a socket of packets. The first is `ScoreProcessSettings`; then `{"dictionary": 3}`
+for each snapshot, with two descriptors (see `shared_snapshot.py`). The process answers `{"port":
+7601}` once it listens, then for each snapshot its counts since the last: `{"version": 9, "begun":
+{...}, "failed": [...], "refused": 0}`. Decisions are sent separately: `{"recording": true}` when a
+batch begins, then `{"decisions": 3, "dropped": 0}` with a descriptor (see `decision_recorder.py`).
+The process exits when the socket closes or its parent exits, after sending the last decisions.
 """
 
 from __future__ import annotations
@@ -45,15 +47,15 @@ from .score import ScoreService
 from .shared_snapshot import NameDictionary, sealed_file, snapshot_of
 
 PACKET_BYTES_MAX = 1 << 16
-#: Calls still running this long after the end are ended.
+#: Calls that still run this long after the end are cancelled.
 GRACE_SECONDS = 0.2
-#: Batches of decisions that may lie in the socket; the answer to a snapshot must have room beside them.
+#: Maximum unread batches of decisions in the socket; the reply to a snapshot needs space, too.
 UNREAD_BATCHES_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreProcessSettings:
-    """What the process must be."""
+    """Configuration, address and parent of the score process."""
 
     config: AggregatorConfig
     address: str
@@ -62,7 +64,7 @@ class ScoreProcessSettings:
 
 
 class ScoreServer:
-    """The loop's side: snapshots in, answers out."""
+    """The event loop's side: receives snapshots, answers calls."""
 
     def __init__(self, control: socket.socket, settings: ScoreProcessSettings) -> None:
         """Raises SettingsError for certificates or tokens."""
@@ -71,7 +73,8 @@ class ScoreServer:
         self._calls, self._reported = CallCounters(), _ReportedCounts()
         self._access_control = AccessControl(settings.config)
         self._dictionary: tuple[int, NameDictionary] | None = None
-        #: Batches of decisions sent since the aggregator last sent a snapshot: one that does not read gets no more.
+        #: Batches sent since the last received snapshot: an aggregator that does not read gets no
+        #: further batches.
         self._unread_batches = 0
         self._decisions = DecisionRecorder(
             self._send_decisions, time.time_ns, self._announce_decisions
@@ -83,8 +86,8 @@ class ScoreServer:
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def run(self) -> None:
-        """Serve until the control socket ends. Raises RuntimeError when it cannot listen."""
-        config, at = self._settings.config, self._settings
+        """Serve until the control socket closes. Raises RuntimeError if it cannot listen."""
+        config, settings = self._settings.config, self._settings
         server = make_server(config, self._access_control, self._calls)
         port = 0
         serve_on(
@@ -96,7 +99,7 @@ class ScoreServer:
             },
             self._health,
         )
-        port = self._access_control.bind(server, f"{at.address}:{at.port}")
+        port = self._access_control.bind(server, f"{settings.address}:{settings.port}")
         self._access_control.watch_ports([port])
         await self._set_serving(health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()
@@ -116,7 +119,7 @@ class ScoreServer:
             await self._health.set(name, status)
 
     async def _load_snapshot(self, packet: bytes, descriptors: list[int]) -> None:
-        """Answer from the snapshot in the second of *descriptors* from now on; the first has its names."""
+        """Answer from the snapshot in the second of *descriptors*; the first has its names."""
         number, (names, descriptor) = json.loads(packet)["dictionary"], descriptors
         self._unread_batches = 0
         if self._dictionary is None or self._dictionary[0] != number:
@@ -134,7 +137,10 @@ class ScoreServer:
         )
 
     def _send_decisions(self, encoded: bytes, count: int) -> bool:
-        """Hand a batch over. Never raises. False: the aggregator does not read; it is dropped and counted."""
+        """Send a batch.
+
+        Never raises. False: the aggregator does not read; the batch counts as dropped.
+        """
         if self._unread_batches < UNREAD_BATCHES_MAX:
             self._unread_batches += 1
             with suppress(OSError):
@@ -158,7 +164,7 @@ class ScoreServer:
 
 
 class _ReportedCounts:
-    """The part of the counters that was reported already."""
+    """The counts that were already reported."""
 
     def __init__(self) -> None:
         self._calls, self._refused = CallCounters(), 0
@@ -177,11 +183,12 @@ class _ReportedCounts:
 
 
 def main() -> int:
-    """Be the score process of anyone who holds the other end of standard input."""
+    """Run the score process on the socket in standard input; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # Of a terminal, or of systemd for all at once: the aggregator ends us.
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    # Signals from a terminal or from systemd to the group are ignored: the aggregator ends this
+    # process.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))
     control.setblocking(True)
     settings: ScoreProcessSettings = pickle.loads(control.recv(PACKET_BYTES_MAX))

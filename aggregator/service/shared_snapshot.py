@@ -1,8 +1,9 @@
 """A snapshot as sealed files in memory, written by the aggregator and mapped by the score process.
 
-There are two files: the arrays of each judgement, and the *dictionary* of host and GPU names, rewritten only when a name is new.
-Details of single hosts (evidence, texts) are decoded on demand. The data is pickled, which is safe here: it goes from a
-Gangline process to its own child, over a private socket.
+There are two files: the arrays of each judgement, and the *dictionary* of host and GPU names,
+rewritten only when a name is new. Details of hosts (evidence, texts) are decoded on demand. The
+data is pickled, which is safe here: it goes from a Gangline process to its own child, over a
+private socket.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ One = TypeVar("One")
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _SIZE = struct.Struct("<Q")
-#: Where parts of a file begin, so that numpy reads arrays where they lie.
+#: Alignment of parts in a file, so that numpy can use arrays in place.
 _ALIGNED_BYTES = 64
 _PROTOCOL = 5
-#: The placeholder for the names in a judgement that is handed on.
+#: Placeholders for the names in a pickled judgement.
 _HOSTS, _GPUS = "hosts", "gpus"
 
 
 class LazySequence(Sequence[One], Generic[One]):
-    """A sequence of known length that is loaded when a member is asked for."""
+    """A sequence of known length that is loaded at the first access."""
 
     def __init__(self, length: int, load: Callable[[], Sequence[One]]) -> None:
         self._length, self._load = length, load
@@ -56,10 +57,10 @@ class LazySequence(Sequence[One], Generic[One]):
 
 
 class NameDictionary:
-    """All names, by node index and by GPU index; those of GPUs are loaded when one is asked for."""
+    """All names, by node index and by GPU index; GPU names are loaded at the first access."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map *descriptor*, which stays the caller's."""
+        """Map *descriptor*, which the caller still owns."""
         (first,), (second,) = _mapped(descriptor)
         self.names: tuple[str, ...]
         self.names, gpus = pickle.loads(first)
@@ -67,13 +68,13 @@ class NameDictionary:
 
 
 def dictionary_file(snapshot: Judgement) -> int:
-    """Return a descriptor of the names in *snapshot*. Raises OSError."""
-    gpus = tuple(snapshot.gpus.names[at] for at in range(len(snapshot.gpus)))
+    """Return a descriptor of a file with the names in *snapshot*. Raises OSError."""
+    gpus = tuple(snapshot.gpus.names[index] for index in range(len(snapshot.gpus)))
     return _file([_pickled((snapshot.names, len(gpus))), _pickled(gpus)])
 
 
 def snapshot_file(snapshot: Judgement) -> int:
-    """Return a descriptor of *snapshot*, without its names and what only judging needs. Raises OSError."""
+    """Return a descriptor of *snapshot* without names and judging state. Raises OSError."""
     reduced = replace(
         snapshot,
         hosts=(),
@@ -84,7 +85,7 @@ def snapshot_file(snapshot: Judgement) -> int:
         faults=FaultHistory(),
     )
     names = {id(snapshot.names): _HOSTS, id(snapshot.gpus.names): _GPUS}
-    names.pop(id(()), None)  # Python has but one empty tuple, for all that is none
+    names.pop(id(()), None)  # Python has a single empty tuple, shared by all empty ones
     return _file(
         [
             _pickled(reduced, names),
@@ -94,7 +95,7 @@ def snapshot_file(snapshot: Judgement) -> int:
 
 
 def snapshot_of(descriptor: int, dictionary: NameDictionary) -> Judgement:
-    """Return the snapshot in *descriptor*, which stays the caller's."""
+    """Return the snapshot in *descriptor*, which the caller still owns."""
     first, second = _mapped(descriptor)
     loaded: Judgement = _loaded(first, dictionary)
     load: Callable[[], tuple[Sequence[HostScore], Sequence[tuple[CollectorStatus, ...]]]]
@@ -123,7 +124,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _pickled(value: object, names: Mapping[int, str] | None = None) -> list[memoryview]:
-    """Return *value* and after it the arrays in it, as they lie. *names*: by id, what is left out, and its stand-in."""
+    """Return the pickled *value*, then its arrays uncopied. *names*: object id -> placeholder."""
     file, arrays = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, names or {}, arrays).dump(value)
     return [file.getbuffer(), *(array.raw() for array in arrays)]
@@ -134,7 +135,7 @@ def _loaded(parts: Sequence[memoryview], dictionary: NameDictionary) -> Any:
 
 
 def _file(sections: Sequence[Sequence[memoryview]]) -> int:
-    """Return the descriptor of a sealed file in memory of these parts. Raises OSError."""
+    """Return the descriptor of a sealed memory file with these parts. Raises OSError."""
     head = pickle.dumps([[part.nbytes for part in parts] for parts in sections])
     descriptor = os.memfd_create("gangline-scores", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -151,7 +152,7 @@ def _file(sections: Sequence[Sequence[memoryview]]) -> int:
 
 
 def sealed_file(content: bytes) -> int:
-    """Return the descriptor of a sealed file in memory with *content*. Raises OSError."""
+    """Return the descriptor of a sealed memory file with *content*. Raises OSError."""
     descriptor = os.memfd_create("gangline-decisions", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -164,7 +165,10 @@ def sealed_file(content: bytes) -> int:
 
 
 def mapped_file(descriptor: int, bytes_max: int) -> mmap.mmap:
-    """Return the content of what `sealed_file` made; the descriptor stays the caller's. Raises OSError, ValueError."""
+    """Map a file of `sealed_file`; the caller still owns the descriptor.
+
+    Raises OSError, ValueError.
+    """
     size = os.fstat(descriptor).st_size
     if not 0 < size <= bytes_max or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) != _SEALS:
         raise ValueError(f"a file of {size} bytes, expected a sealed one of 1 to {bytes_max}")
@@ -172,16 +176,16 @@ def mapped_file(descriptor: int, bytes_max: int) -> mmap.mmap:
 
 
 def _mapped(descriptor: int) -> list[list[memoryview]]:
-    """Return the parts of such a file, by section; they hold its memory."""
+    """Return the parts of a snapshot file, by section; they reference its memory."""
     whole = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
-    at = _SIZE.size + _SIZE.unpack_from(whole)[0]
+    offset = _SIZE.size + _SIZE.unpack_from(whole)[0]
     sections = list[list[memoryview]]()
-    for sizes in pickle.loads(whole[_SIZE.size : at]):
+    for sizes in pickle.loads(whole[_SIZE.size : offset]):
         sections.append([])
         for size in sizes:
-            at = _aligned(at)
-            sections[-1].append(whole[at : at + size])
-            at += size
+            offset = _aligned(offset)
+            sections[-1].append(whole[offset : offset + size])
+            offset += size
     return sections
 
 

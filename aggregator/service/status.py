@@ -1,4 +1,4 @@
-"""The table from exceptions to gRPC status, and the one place that applies it."""
+"""The table from exceptions to gRPC status, and the interceptor that applies it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ..metrics import CallCounters
 
 log = logging.getLogger(__name__)
 
-#: Exception -> status. Nothing else in the house speaks of status codes.
+#: Exception -> status. No other module uses status codes for errors.
 STATUS: dict[type[ServiceError], grpc.StatusCode] = {
     InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
@@ -52,11 +52,11 @@ STATUS: dict[type[ServiceError], grpc.StatusCode] = {
     StreamDesync: grpc.StatusCode.DATA_LOSS,
 }
 
-#: Where gRPC carries a status with details (google.rpc.Status), and the kinds of them: which field, and when again.
+#: Trailer for a google.rpc.Status, and its details: invalid field, and retry delay.
 DETAILS_KEY = "grpc-status-details-bin"
 BAD_REQUEST = "type.googleapis.com/google.rpc.BadRequest"
 RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
-#: Of an answer's words, and of those in its details, in UTF-8: clients refuse trailers of more than 8 KiB in all.
+#: Maximum UTF-8 bytes of a message and of its details: clients refuse trailers above 8 KiB in all.
 MESSAGE_BYTES_MAX, DETAIL_BYTES_MAX = 1800, 900
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -67,13 +67,13 @@ Detail = tuple[str, Message]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a ServiceError into its status and words, anything else into INTERNAL and a log entry.
+    """Turns a ServiceError into its status, other exceptions into INTERNAL and a log entry.
 
-    It is the first of the interceptors, so that it answers for the guard too.
+    It is the first interceptor, so that it also answers for the login check.
     """
 
     def __init__(self, calls: CallCounters | None = None) -> None:
-        """*calls*: where they are counted."""
+        """*calls*: counters of calls and failures."""
         self._calls = calls or CallCounters()
 
     async def intercept_service(
@@ -81,7 +81,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[Any], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the handler, wrapped."""
+        """Return the wrapped handler."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -97,12 +97,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def pushback(seconds: float) -> Trailers:
-    """Return the trailing metadata that tells when to try again (gRFC A6)."""
+    """Return the trailing metadata with the retry delay (gRFC A6)."""
     return (("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000))),)
 
 
 class Malformed(NamedTuple):
-    """A request that could not be read, and why; gRPC itself would log a traceback for each."""
+    """A request that could not be parsed; gRPC itself would log a traceback for each."""
 
     reason: str
 
@@ -110,7 +110,7 @@ class Malformed(NamedTuple):
 def deserialised(
     deserializer: Callable[[bytes], Any] | None,
 ) -> Callable[[bytes], Any] | None:
-    """Return *deserializer*, which returns `Malformed` instead of raising DecodeError."""
+    """Wrap *deserializer* to return `Malformed` instead of raising DecodeError."""
     if deserializer is None:
         return None
 
@@ -124,7 +124,10 @@ def deserialised(
 
 
 def _readable(request: Any, name: str, context: Any) -> Any:
-    """Return *request*, or its stream. Raises InvalidArgument for a malformed message, which the log has in a line."""
+    """Return *request*, or its checked stream.
+
+    Raises InvalidArgument, and logs, if it is malformed.
+    """
     if isinstance(request, Malformed):
         log.warning("%s of %s: a malformed request: %s", name, context.peer(), request.reason)
         message = f"a malformed protobuf message ({request.reason}); expected the request of {name}"
@@ -138,24 +141,24 @@ async def _readable_stream(requests: Any, name: str, context: Any) -> AsyncItera
 
 
 def serialised(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
-    """Return *serializer*, but a reply that is bytes already (made once per snapshot) as it is."""
+    """Wrap *serializer* to pass replies that are already bytes (serialized once per snapshot)."""
     if serializer is None:
         return None
     return lambda reply: reply if isinstance(reply, bytes) else serializer(reply)
 
 
 def cut_utf8(message: str, bytes_max: int) -> str:
-    """Return so much of *message* as fits into *bytes_max* of UTF-8."""
+    """Return the start of *message* that fits into *bytes_max* bytes of UTF-8."""
     return message.encode(errors="replace")[:bytes_max].decode(errors="ignore")
 
 
 def short_name(method: str) -> str:
-    """Return `ScoreService/ScoreNodes` of `/gangline.v1.ScoreService/ScoreNodes`."""
+    """Return `ScoreService/ScoreNodes` from `/gangline.v1.ScoreService/ScoreNodes`."""
     return method.rpartition(".")[2]
 
 
 def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handler:
-    """Return *handler* with its exceptions answered by the table, and counted as those of *name*."""
+    """Wrap *handler*: its exceptions become statuses, and its calls are counted as *name*."""
 
     async def answered(request: Any, context: Any) -> Any:
         calls.started[name] += 1
@@ -163,8 +166,8 @@ def with_error_status(handler: Handler, calls: CallCounters, name: str) -> Handl
             work = handler(_readable(request, name, context), context)
         except InvalidArgument as malformed:
             work = _raising(malformed)
-        # gRPC keeps the exception of an abort, and with it this frame and its context, until the garbage collector
-        # comes by: what a caller sent must not wait for that.
+        # gRPC keeps an abort's exception, and with it this frame, until the garbage collector runs:
+        # release the request now.
         del request
         try:
             return await work
@@ -187,7 +190,7 @@ async def _raising(error: ServiceError) -> None:
 
 
 def details_of(service_error: ServiceError) -> Trailers:
-    """Return the trailing metadata of a refusal: which field is wrong, and, in both customary forms, when to come again."""
+    """Return the trailers of an error: the invalid field, and the retry delay in both forms."""
     details, seconds = list(_packed(service_error)), service_error.retry_seconds
     if not details:
         return ()
@@ -208,7 +211,7 @@ def _packed(service_error: ServiceError) -> Iterator[Detail]:
 
 
 def status_with(code: int, message: str, details: Iterable[Detail]) -> bytes:
-    """Return a google.rpc.Status with *details*, as gRPC carries it."""
+    """Return a serialized google.rpc.Status with *details*."""
     status = status_pb2.ErrorStatus(code=code, message=cut_utf8(message, DETAIL_BYTES_MAX))
     for kind, detail in details:
         status.details.add(type_url=kind, value=detail.SerializeToString())

@@ -1,4 +1,4 @@
-"""TelemetryService on grpc.aio: sessions, one stream per host, acknowledgements once frames are durable."""
+"""TelemetryService on grpc.aio: sessions, admission, streams, and receipts of durable frames."""
 
 from __future__ import annotations
 
@@ -38,24 +38,19 @@ from ..store.store import Store
 from ..store.writer import range_set
 from .status import pushback
 
-# ----------------------------------------------------------------------
-# Whose turn it is: late frames, streams that wait for room in the store, agents that register.
-#
-# One task for all streams looks a few times a second; what it decides by is `ingest/backlog.py`.
-
 log = logging.getLogger(__name__)
 
-#: How often the task looks.
+#: Interval of the admission task.
 TICK_SECONDS = 0.1
-#: The streams whose frames a commit made durable are acknowledged together, this long after the first of them.
+#: Delay after a commit, so that the streams with durable frames are acknowledged together.
 RECEIPTS_SECONDS = 0.005
-#: An agent that waits for receipts hears from us at least this often: after 30 s without a word it would
-#: take us for dead, come again, and send all again.
+#: Maximum interval between messages to an agent that waits for receipts: after 30 s of silence the
+#: agent would reconnect and send everything again.
 QUIET_SECONDS_MAX = 10.0
 
 
 class AdmittedStream(BacklogStream, Protocol):
-    """What is asked of `telemetry.AdmittedStream`."""
+    """The methods of a stream that AdmissionControl uses."""
 
     def send_credit(self) -> None: ...
     def wake(self) -> None: ...
@@ -63,7 +58,11 @@ class AdmittedStream(BacklogStream, Protocol):
 
 
 class AdmissionControl:
-    """Made in the loop whose thread owns it; `stop` ends its task."""
+    """Schedules late frames, streams that wait for space in the store, and registrations.
+
+    A single task serves all streams a few times per second; `ingest/backlog.py` has the rules.
+    Create it in the event loop that owns it; `stop` ends its task.
+    """
 
     def __init__(
         self, ingest: Ingest, store: Store, fleet: Fleet, config: AggregatorConfig
@@ -74,50 +73,47 @@ class AdmissionControl:
         self.backlog = BacklogQueue(config.queue_bytes_max // WAITING_BYTES_SHARE, now)
         self.registrations = RegistrationQueue(config.reconnects_per_second, now)
         self.streams: set[AdmittedStream] = set()
-        #: No more frames are read.
+        #: Set at shutdown: no more frames are read.
         self.stopping = False
         self._backlog_hertz = float(config.backlog_frames_per_second)
         self._spread = ReconnectSpread(config.reconnects_per_second)
         self._sent_away_max = max(1, int(config.reconnects_per_second * TICK_SECONDS))
         self._room: asyncio.Future[None] = self._loop.create_future()
-        self._receipted: deque[AdmittedStream] = (
-            deque()
-        )  # filled by the writer thread, emptied by the loop
+        # Filled by the writer thread, emptied by the loop.
+        self._receipted: deque[AdmittedStream] = deque()
         self._is_waking = False
         self._sent_credit = self.credit_frames
         self._checked = now
         self._task = asyncio.create_task(self._poll_always())
 
-    # What agents are sent -------------------------------------------------------------------
-
     @property
     def credit_frames(self) -> int:
-        """Frames a host may have on their way."""
+        """Number of frames that a host may have in flight."""
         credit = self._ingest.credit_frames
         return min(credit, CREDIT_FRAMES_PRESSED) if self.backlog.is_pressed else credit
 
     @property
     def backlog_frames(self) -> int:
-        """How many of them may be late ones."""
+        """Number of late frames that a host may have in flight."""
         return BACKLOG_FRAMES_PRESSED if self.backlog.is_pressed else BACKLOG_FRAMES
 
     @property
     def reconnect_seconds(self) -> int:
-        """Within how long all hosts are to come back, should their connections be lost."""
+        """Period over which all hosts should reconnect after losing their connections."""
         return self._spread.seconds(len(self._fleet))
 
     def retry_seconds(self, host: str) -> float:
-        """Return when *host* is to come back if all are sent away now."""
+        """Return the delay after which *host* should reconnect if all are sent away now."""
         return self._spread.retry_seconds(host, len(self._fleet))
 
     def new_quota(self, now: float) -> HostQuota:
-        """Return the pace of a host whose first stream begins."""
+        """Return the quota of a host with its first stream."""
         return HostQuota(self._backlog_hertz, now)
 
     def admit(self, request: wire.RegisterNodeRequest, address: str) -> None:
-        """Let an agent register, unless too many come at once. Raises ResourceExhausted."""
+        """Admit a registration. Raises ResourceExhausted if too many arrive at once."""
         if not is_name(request.node):
-            return  # refused at once: a name of megabytes is not remembered for its turn
+            return  # rejected later; do not store a name of megabytes in the queue
         identity = request.node, request.run_id, request.boot_id, address
         if self._ingest.sessions.is_registered(*identity):
             return
@@ -128,21 +124,19 @@ class AdmissionControl:
             )
 
     def leave(self, stream: AdmittedStream) -> None:
-        """Forget a stream that has ended, and what waits of it."""
+        """Remove a stream that has ended, and its waiting frames."""
         self.streams.discard(stream)
         self.backlog.drop(stream)
-
-    # Receipts -------------------------------------------------------------------------------
 
     def receipted(self, stream: AdmittedStream) -> None:
         """Called by the writer thread when a stream has receipts to send.
 
-        The loop is woken once a commit: for each stream it would be as often, and send what is there by then.
+        The loop is woken once per commit, not per stream.
         """
         self._receipted.append(stream)
         if not self._is_waking:
             self._is_waking = True
-            with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+            with suppress(RuntimeError):  # the loop has ended, no receipt can be sent
                 self._loop.call_soon_threadsafe(
                     self._loop.call_later, RECEIPTS_SECONDS, self._wake_receipted
                 )
@@ -152,10 +146,8 @@ class AdmissionControl:
         while self._receipted:
             self._receipted.popleft().wake()
 
-    # The task -------------------------------------------------------------------------------
-
     async def room(self) -> None:
-        """Return when the store may have room again, or cannot store now."""
+        """Return when the store may have space again, or cannot store now."""
         await asyncio.shield(self._room)
 
     async def _poll_always(self) -> None:
@@ -170,7 +162,7 @@ class AdmissionControl:
                 log.exception("handling late frames and waiting agents failed")
 
     def poll(self, now: float, lag_seconds: float) -> None:
-        """Do what is due. *lag_seconds*: how late the loop is with it."""
+        """Run the due work. *lag_seconds*: delay of the event loop."""
         room = self._store.room
         if room or not self._ingest.storing:
             before, self._room = self._room, self._loop.create_future()
@@ -184,7 +176,7 @@ class AdmissionControl:
             self._send_keepalives(now)
 
     def _send_credit(self) -> None:
-        """Tell all at once when credit has shrunk by half: no receipt may come for long to tell it with."""
+        """Send credit to all streams once it has halved: the next receipt could be late."""
         credit = self.credit_frames
         if 2 * credit <= self._sent_credit:
             for stream in self.streams:
@@ -193,33 +185,29 @@ class AdmissionControl:
         self._sent_credit = max(self._sent_credit, credit)
 
     def _send_keepalives(self, now: float) -> None:
-        """A slow disk is no dead aggregator: say a word where receipts are waited for."""
+        """Send credit if receipts are overdue: a slow disk must not look like a dead aggregator."""
         for stream in self.streams:
             if stream.quiet_since(now - QUIET_SECONDS_MAX):
                 stream.send_credit()
 
     def stop(self) -> None:
-        """End the task; streams that end from now on get the time to come back."""
+        """End the task; streams that end afterwards get a reconnect delay."""
         self.stopping = True
         self._task.cancel()
 
 
-# ----------------------------------------------------------------------
-# One stream of an agent: frames in, each judged and queued for the store; receipts out once they
-# are durable.
-
-#: After this many rejected frames in a row the stream is closed with an error message.
+#: After this many rejected frames in a row the stream is closed with an error.
 REFUSED_IN_ROW_MAX = 32
-#: While receipts are not read, a stream looks this often whether they are, and reads nothing.
+#: While receipts are unread, a stream reads nothing and checks again after this time.
 UNREAD_SECONDS = 0.05
-#: Receipts and refusals that a stream's agent has not read; at this many we stop reading from it.
+#: A stream is not read while its agent has this many unread receipts and refusals.
 UNREAD_MAX = 8192
-#: A closed stream's last receipts are waited for at most this long.
+#: Maximum wait for the last receipts of a closed stream.
 LAST_RECEIPTS_SECONDS = 10.0
 
 
 class TelemetryStream:
-    """One stream: a task that reads, and a loop that writes what the reader and the store tell."""
+    """An agent's stream: a task that reads frames, and a loop that writes receipts and refusals."""
 
     def __init__(
         self,
@@ -239,26 +227,26 @@ class TelemetryStream:
         now = self._loop.time()
         if session.quota is None:
             session.quota = admission_control.new_quota(now)
-        #: How fast the host's late frames are taken.
+        #: Rate limit of the host's late frames.
         self.quota = session.quota
         self._last_sent = now
-        self._failure: Exception | None = None  # for which the stream ends
-        # Ten thousand streams have these: an Event or a deque that is empty takes 0.7 kB.
+        self._failure: Exception | None = None  # ends the stream
+        # No Event or deque here: there are 10,000 streams, and an empty one takes 0.7 kB each.
         self._woken = False
-        self._sleeper: asyncio.Future[None] | None = None  # waited for until woken
+        self._sleeper: asyncio.Future[None] | None = None  # pending until `wake`
         self._waking = False
         self._durable: list[int] = []  # filled by the writer thread, emptied by the loop
         self._refused: list[wire.RefusedFrame] = []
         self._refused_in_row = 0
         self._incoming = FrameStreamReader()
-        self._ready: AcceptedFrame | None = None  # a late frame for which the store had no room
+        self._ready: AcceptedFrame | None = None  # a late frame for which the store had no space
         self._unreceipted = 0
-        self._passed_over = 0  # judged and not stored, for the disk is full
+        self._passed_over = 0  # judged but not stored, because the disk is full
         self._is_credit_due = False
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self, requests: AsyncIterator[wire.TelemetryBatch], context: Any) -> None:
-        """Serve the stream to its end. Raises what ends it early, after the receipts due by then."""
+        """Serve the stream to its end; send due receipts, then raise the error that ended it."""
         self._reader = asyncio.create_task(self._read(requests))
         self._reader.add_done_callback(lambda _: self.wake())
         try:
@@ -273,24 +261,24 @@ class TelemetryStream:
                     if self._unreceipted:
                         await self._wait_woken()
         except TimeoutError:
-            pass  # without receipt: the agent sends them again
+            pass  # the agent resends frames without receipt
         finally:
             self._reader.cancel()
         if not self._reader.cancelled() and self._reader.done():
             self._reader.result()
 
     def stop_reading(self) -> None:
-        """Take no further frames."""
+        """Stop reading frames."""
         if self._reader is not None:
             self._reader.cancel()
 
     def send_credit(self) -> None:
-        """Send credit without a receipt soon."""
+        """Send credit soon, even without a receipt."""
         self._is_credit_due = True
         self.wake()
 
     def quiet_since(self, since: float) -> bool:
-        """Return whether the agent waits for receipts and had no word since then."""
+        """Return whether the agent waits for receipts and was sent nothing since *since*."""
         waits = self._unreceipted > 0 or self._admission_control.backlog.is_waiting(self)
         return waits and self._last_sent <= since
 
@@ -309,7 +297,7 @@ class TelemetryStream:
                 self._unreceipted += 1
 
     def _accept(self, message: wire.TelemetryBatch) -> AcceptedFrame | None:
-        """Return what is good of a message; None: it was refused."""
+        """Return the accepted frame of a message; None if it was rejected."""
         try:
             good = self._ingest.accept(self._session, message, self._incoming)
         except FrameError as error:
@@ -319,7 +307,7 @@ class TelemetryStream:
         return good
 
     def _enqueue_backlog(self, message: wire.TelemetryBatch) -> None:
-        """Let late frames wait for their turn, so that the live ones behind them do not. Raises StreamRefused."""
+        """Queue late frames, so that live frames behind them do not wait. Raises StreamRefused."""
         if message.late:
             check_backlog(message)
         if message.differences:
@@ -328,7 +316,7 @@ class TelemetryStream:
             self._admission_control.backlog.enqueue(self, message)
 
     def request_resend(self, frames: int) -> None:
-        """End the stream: its agent waits for receipts of *frames* late frames, and may send no others before."""
+        """End the stream: its agent waits for receipts of *frames* late frames, and must resend."""
         reason = f"{frames} late frames arrived when the queue was full: send them again"
         self._fail(self._resend_error(reason))
 
@@ -337,12 +325,15 @@ class TelemetryStream:
         self.wake()
 
     def take_backlog(self, message: wire.TelemetryBatch, frames_max: int) -> int:
-        """Take the next late frames of a message, whose turn it is; return how many, fewer if the store has no room."""
+        """Accept late frames of a message.
+
+        Return the count, below *frames_max* if the store is full.
+        """
         for taken in range(frames_max):
             good, self._ready = self._ready, None
             try:
                 good = good or self._accept(message)
-            except Exception as error:  # noqa: BLE001 - told to the agent; other streams' turn comes
+            except Exception as error:  # noqa: BLE001 - sent to the agent; other streams must continue
                 self._fail(error)
                 return frames_max
             if good is not None and not self._submit_backlog(good):
@@ -353,18 +344,18 @@ class TelemetryStream:
     def _submit_backlog(self, good: AcceptedFrame) -> bool:
         stored = self._ingest.submit(self._session, good, self.durable)
         if stored and self._rate_limit is not None:
-            self._rate_limit.take(0, 0, good.cost_rows)  # what is read next waits the longer for it
+            self._rate_limit.take(0, 0, good.cost_rows)  # throttles the next reads
         self._unreceipted += stored
         return stored
 
     def _resend_error(self, reason: str) -> ServiceUnavailable:
-        """Return what ends the stream, so that its agent sends again what has no receipt."""
+        """Return the error that ends the stream: the agent then resends frames without receipt."""
         refusal = ServiceUnavailable(reason)
         refusal.retry_seconds = self._admission_control.retry_seconds(self._session.host)
         return refusal
 
     async def _hold_back(self, message: wire.TelemetryBatch, rows: int) -> None:
-        """Read no further for as long as the agent has sent more than it may."""
+        """Pause reading while the agent exceeds its rate limit."""
         if self._rate_limit is None:
             return
         size_bytes = len(message.frame) + len(message.differences) + sum(map(len, message.late))
@@ -373,10 +364,10 @@ class TelemetryStream:
             await asyncio.sleep(wait)
 
     async def _submit(self, good: AcceptedFrame) -> bool:
-        """Queue a frame, once there is room. False: there will be none while the disk is full.
+        """Queue a frame once there is space; False while the disk is full.
 
-        The frame has been judged, and the agent keeps it; it sends it again on its next stream,
-        which it is made to open once frames are stored again.
+        The frame is judged, and the agent keeps it. Once frames are stored again, the agent is made
+        to reconnect and sends it again.
         """
         if self._passed_over and self._ingest.storing:
             raise self._resend_error(
@@ -407,20 +398,20 @@ class TelemetryStream:
             self._admission_control.receipted(self)
 
     def wake(self) -> None:
-        """Send the receipts there are."""
+        """Make the loop send the pending receipts."""
         self._woken = True
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
     async def _wait_woken(self) -> None:
-        """Return once `wake` was called since `_answer`."""
+        """Return once `wake` was called since the last `_answer`."""
         if not self._woken:
             self._sleeper = self._loop.create_future()
             await self._sleeper
             self._sleeper = None
 
     async def _answer(self, context: Any) -> None:
-        """Send the receipts and refusals there are."""
+        """Send the pending receipts and refusals."""
         self._woken = False
         self._waking = False
         refused, self._refused = self._refused, []
@@ -444,7 +435,7 @@ class TelemetryStream:
 
     @property
     def host(self) -> str:
-        """Whose it is."""
+        """The stream's host."""
         return self._session.host
 
     def _recording_requests(self) -> list[wire.RecordingRequest]:
@@ -453,8 +444,10 @@ class TelemetryStream:
         return self._recordings.requests(self._session.host, self._session.token)
 
     def _credit_frames(self) -> int:
-        """While late frames press, those of this stream do not count: live ones do not wait for them. While nothing
-        is stored, nothing that has no receipt counts: judging needs live frames.
+        """Return the frames that the agent may have in flight.
+
+        This stream's queued late frames do not count, because live frames do not wait for them.
+        While nothing is stored, frames without receipt do not count: judging needs live frames.
         """
         if self._ingest.storing:
             late_frames = self._admission_control.backlog.frames_of(self)
@@ -465,14 +458,14 @@ class TelemetryStream:
 
     def _receipts(self) -> list[wire.SequenceRange]:
         sequences = self._durable[:]
-        del self._durable[: len(sequences)]  # not those that came meanwhile
+        del self._durable[: len(sequences)]  # keep those added meanwhile
         self._unreceipted -= len(sequences)
         self._ingest.receipts += len(sequences)
         return [wire.SequenceRange(first=first, last=last) for first, last in range_set(sequences)]
 
 
 class TelemetryService(TelemetryServiceServicer):
-    """How agents speak to the ingest."""
+    """The agents' interface to the ingest."""
 
     def __init__(
         self,
@@ -483,9 +476,11 @@ class TelemetryService(TelemetryServiceServicer):
         verdict: Callable[[str], wire.HostVerdict | None] = lambda _: None,
         recordings: RecordingExchange | None = None,
     ) -> None:
-        """*permit*: what each answer gives the host leave to; None takes it back.
-        *rate_limit*: how fast who has logged in may send; None: as fast as it can.
-        *verdict*: how judging finds a host; None: not yet. *recordings*: what hosts are requested to record."""
+        """*permit*: sent with each answer; None withdraws it.
+
+        *rate_limit*: limit of a logged-in caller; None: unlimited. *verdict*: a host's verdict;
+        None: not judged yet. *recordings*: requested recordings.
+        """
         self._recordings = recordings
         self._ingest, self._admission_control, self._permit = ingest, admission_control, permit
         self._rate_limit, self._verdict = rate_limit, verdict
@@ -494,7 +489,7 @@ class TelemetryService(TelemetryServiceServicer):
     async def RegisterNode(
         self, request: wire.RegisterNodeRequest, context: Any
     ) -> wire.RegisterNodeResponse:
-        """Who speaks, and what its signal ids mean."""
+        """Register an agent and its signal ids."""
         address = _address(context.peer())
         self._admission_control.admit(request, address)
         response = self._ingest.register(request, address, current_principal(context))
@@ -508,13 +503,13 @@ class TelemetryService(TelemetryServiceServicer):
     async def ReportEvents(
         self, request: wire.ReportEventsRequest, context: Any
     ) -> wire.ReportEventsResponse:
-        """The fast lane."""
+        """Receive events, ahead of frames."""
         return await self._ingest.events(self._session(context), request)
 
     async def UploadRecording(
         self, request: wire.UploadRecordingRequest, context: Any
     ) -> wire.UploadRecordingResponse:
-        """A piece of a recording that was requested of the host."""
+        """Receive a piece of a recording that was requested from the host."""
         session = self._session(context)
         if self._recordings is None:
             raise NotFound("no recording was requested")
@@ -522,8 +517,8 @@ class TelemetryService(TelemetryServiceServicer):
         return wire.UploadRecordingResponse()
 
     def request_recordings(self, host: str) -> bool:
-        """Send *host* what is requested of it, at once; False: it has no stream."""
-        streams = [each for each in self._streams if each.host == host]
+        """Send *host* its pending requests at once; False: it has no stream."""
+        streams = [stream for stream in self._streams if stream.host == host]
         for stream in streams:
             stream.send_credit()
         return bool(streams)
@@ -531,7 +526,7 @@ class TelemetryService(TelemetryServiceServicer):
     async def StreamTelemetry(
         self, request_iterator: AsyncIterator[wire.TelemetryBatch], context: Any
     ) -> None:
-        """Frames in, receipts out."""
+        """Receive frames, send receipts."""
         session = self._session(context)
         rate_limit = (
             self._rate_limit(session.principal)
@@ -558,17 +553,17 @@ class TelemetryService(TelemetryServiceServicer):
 
     @property
     def streams(self) -> int:
-        """Open streams of agents."""
+        """Number of open streams."""
         return len(self._streams)
 
     def stop_reading(self) -> None:
-        """Read no further frames; each stream ends once its last receipt is sent, with the time to come back."""
+        """Stop reading frames; each stream ends after its last receipt, with a reconnect delay."""
         self._admission_control.stop()
         for stream in self._streams:
             stream.stop_reading()
 
     def report_not_storing(self) -> None:
-        """Tell every agent that it is heard though nothing can be stored: it continues, and keeps all."""
+        """Send credit to every agent, so that it continues and keeps its frames."""
         for stream in self._streams:
             stream.send_credit()
 
@@ -580,5 +575,5 @@ class TelemetryService(TelemetryServiceServicer):
 
 
 def _address(peer: str) -> str:
-    """Return `127.0.0.1:4711` of gRPC's `ipv4:127.0.0.1:4711`."""
+    """Return `127.0.0.1:4711` from gRPC's `ipv4:127.0.0.1:4711`."""
     return urllib.parse.unquote(peer.partition(":")[2])

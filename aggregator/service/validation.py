@@ -19,7 +19,7 @@ PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 
 
 def check_text(field: str, text: str, characters_max: int) -> None:
-    """Raise Invalid for a text that is too long, or is not one line."""
+    """Raise InvalidArgument unless *text* is a single printable line within the limit."""
     if len(text) > characters_max:
         raise InvalidArgument(field, f"{len(text)} characters, at most {characters_max}")
     if not (text or "-").isprintable():
@@ -27,19 +27,22 @@ def check_text(field: str, text: str, characters_max: int) -> None:
 
 
 def check_range(field: str, value: int, low: int, high: int) -> None:
-    """Raise InvalidArgument for a whole number outside of its limits."""
+    """Raise InvalidArgument for an integer outside its limits."""
     if not low <= value <= high:
         raise InvalidArgument(field, f"{value}, expected {low} to {high}")
 
 
 def check_real(field: str, value: float, high: float) -> None:
-    """Raise InvalidArgument for a number below 0 or above *high*, or none."""
-    if not 0.0 <= value <= high:  # also refuses NaN
+    """Raise InvalidArgument unless *value* is a number from 0 to *high*."""
+    if not 0.0 <= value <= high:  # also rejects NaN
         raise InvalidArgument(field, f"{value:g}, expected 0 to {high:g}")
 
 
 def span_seconds(field: str, span: Duration) -> float:
-    """Return *span* in seconds. Raises InvalidArgument for nanos that protobuf does not allow beside these seconds."""
+    """Return *span* in seconds.
+
+    Raises InvalidArgument for nanos out of range or of the other sign.
+    """
     if abs(span.nanos) >= SECOND_NS or span.seconds * span.nanos < 0:
         message = f"{span.seconds} s and {span.nanos} ns, expected nanos from 0 to 999,999,999"
         raise InvalidArgument(field, message)
@@ -47,7 +50,7 @@ def span_seconds(field: str, span: Duration) -> float:
 
 
 def hours_of(field: str, message: Any, name: str, seconds_max: float) -> float:
-    """Return a duration in hours, NaN where it is not set. Raises InvalidArgument."""
+    """Return a duration in hours; NaN if unset. Raises InvalidArgument."""
     if not message.HasField(name):
         return nan
     seconds = span_seconds(field, getattr(message, name))
@@ -64,35 +67,37 @@ def time_ns_of(field: str, time: Timestamp) -> int:
 
 
 def actor_with_login(who: Principal, actor: str) -> str:
-    """Return *actor* with the login that it came by: another login does not end what it began."""
+    """Return *actor* with its login: another login must not end its reports."""
     return (
         f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.is_authenticated else actor
     )
 
 
 def check_unique(field: str, ones: Iterable[Message], key: str) -> None:
-    """Raise Invalid where two of *ones*, which stand in *field*, have one *key* and are not the same."""
+    """Raise InvalidArgument if two of *ones*, in *field*, have the same *key* but differ."""
     first: dict[str, tuple[int, Message]] = {}
-    for at, one in enumerate(ones):
-        name: str = getattr(one, key)
-        before, known = first.setdefault(name, (at, one))
-        if known != one:
+    for index, item in enumerate(ones):
+        name: str = getattr(item, key)
+        before, known = first.setdefault(name, (index, item))
+        if known != item:
             message = f"{name[:100]!r} is in {field}[{before}] too, with other values; send it once"
-            raise InvalidArgument(f"{field}[{at}].{key}", message)
+            raise InvalidArgument(f"{field}[{index}].{key}", message)
 
 
 def node_of(name: str, field: str = "name") -> str:
-    """Return `a` of `nodes/a`, the value of *field*. Raises InvalidArgument for anything else."""
+    """Return `a` from `nodes/a`, the value of *field*. Raises InvalidArgument."""
     collection, slash, node = name.partition("/")
     good = 0 < len(node) <= NAME_CHARACTERS_MAX and node.isprintable()
     if collection != "nodes" or not slash or not good:
-        most = f", NODE of at most {NAME_CHARACTERS_MAX} characters" if len(name) > 100 else ""
-        raise InvalidArgument(field, f"{name[:100]!r}, expected nodes/NODE{most}")
+        length_hint = (
+            f", NODE of at most {NAME_CHARACTERS_MAX} characters" if len(name) > 100 else ""
+        )
+        raise InvalidArgument(field, f"{name[:100]!r}, expected nodes/NODE{length_hint}")
     return node
 
 
 def page_size_of(size: int) -> int:
-    """Return how many a page is to have; the default for 0. Raises InvalidArgument."""
+    """Return the page size; the default for 0. Raises InvalidArgument."""
     if not 0 <= size <= PAGE_SIZE_MAX:
         raise InvalidArgument(
             "page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default"
