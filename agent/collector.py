@@ -21,6 +21,12 @@ NO_DEVICES = frozenset[str]()
 #: A collector that skips turns still takes every n-th turn, to report its outcome.
 NO_DATA_TURNS = 10
 
+#: Bytes of a device's name that a call slot holds.
+NAME_BYTES_MAX = 63
+#: Stack of the thread; drivers' libraries use more than a few pages.
+STACK_BYTES = 1 << 20
+_STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size applies to the whole process
+
 
 class NoData(Exception):
     """This host has nothing of this kind. Not a failure."""
@@ -178,10 +184,6 @@ def run_collector(collector: Collector, clock: Clock) -> CollectResult:
     return CollectResult(collector.name, blocks, seconds, outcome, message[:MESSAGE_CHARACTERS_MAX])
 
 
-#: Bytes of a device's name that a call slot holds.
-NAME_BYTES_MAX = 63
-
-
 def call_slot_name(name: str) -> str:
     """Return the device's name in a call slot, which is also its name for `exclude`."""
     return device_key(name, NAME_BYTES_MAX)
@@ -220,16 +222,6 @@ class ExcludingCollector(Collector):
     def is_excluded(self, device: str) -> bool:
         """Return whether calls on *device* are excluded."""
         return bool(self._excluded) and call_slot_name(device) in self._excluded
-
-
-# Only the inventory runs in such a thread. It waits for a child process that it ends in time. If
-# the thread hangs nevertheless, the daemon continues without it, reports this at each tick, and
-# starts no second thread. Other collectors that call a driver run in processes (`agent/sampler/`).
-
-#: Stack of the thread; drivers' libraries use more than a few pages.
-STACK_BYTES = 1 << 20
-
-_STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size applies to the whole process
 
 
 class DeadlineThread:

@@ -20,21 +20,6 @@ DEFAULT_RUN_FOLDER = Path("var/agent/run")
 SOCKET_NAME = "agent.sock"
 STATUS_NAME = "status.json"
 
-
-def choose_run_folder(
-    configured: str, default: Path = DEFAULT_RUN_FOLDER, service: Path = SERVICE_RUN_FOLDER
-) -> Path:
-    """Return *configured*, else the service's run folder if writable, else *default*."""
-    if configured:
-        return Path(configured)
-    return service if os.access(service, os.W_OK | os.X_OK) else default
-
-
-def run_folder_candidates(setting: str = "") -> tuple[Path, ...]:
-    """Return the folders where an agent may listen, the likeliest first. For clients."""
-    return (Path(setting),) if setting else (SERVICE_RUN_FOLDER, DEFAULT_RUN_FOLDER)
-
-
 HOST_CHARACTERS_MAX = 253
 #: RFC 1123, section 2.1, and underscores, which existing machines use.
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
@@ -48,6 +33,23 @@ _RAILS = f"{topology.LABEL_PREFIX}rails"
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 #: Size of sun_path (unix(7)) without the zero at its end.
 UNIX_PATH_BYTES_MAX = 107
+#: Values of the setting `dcgm`.
+DCGM_MODES = ("off", "listen", "watch")
+METRICS_NAMES = ("gangline", "dcgm", "dcgm-4.8", "dcgm-4.9")
+
+
+def choose_run_folder(
+    configured: str, default: Path = DEFAULT_RUN_FOLDER, service: Path = SERVICE_RUN_FOLDER
+) -> Path:
+    """Return *configured*, else the service's run folder if writable, else *default*."""
+    if configured:
+        return Path(configured)
+    return service if os.access(service, os.W_OK | os.X_OK) else default
+
+
+def run_folder_candidates(setting: str = "") -> tuple[Path, ...]:
+    """Return the folders where an agent may listen, the likeliest first. For clients."""
+    return (Path(setting),) if setting else (SERVICE_RUN_FOLDER, DEFAULT_RUN_FOLDER)
 
 
 def check_host(name: str) -> None:
@@ -81,11 +83,6 @@ def check_listen(where: str) -> None:
             check_address(where)
         except ValueError as error:
             raise ValueError(f"nothing, unix:PATH, or {error}") from error
-
-
-#: Values of the setting `dcgm`.
-DCGM_MODES = ("off", "listen", "watch")
-METRICS_NAMES = ("gangline", "dcgm", "dcgm-4.8", "dcgm-4.9")
 
 
 def check_dcgm(mode: str) -> None:

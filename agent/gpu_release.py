@@ -13,96 +13,57 @@ Also excludes GPUs after XIDs whose later calls would hang.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from ..contract.wire.telemetry_pb2 import HealthEvent
 from ..ext.hostfiles import Glance
 from . import inventory
 from .clock import Clock
+from .driver_unbind import DriverUnbindTracker, is_bind, is_unbind
 from .events import EventPublisher
 from .hardware.files import Roots, names_in
 from .hardware.nvidia import driver_gpus
 from .hardware.open_handles import agent_processes, blocking, open_handles
+from .release_state import ReleasedGpu, ReleaseStateFile
 from .sampler.pool import SamplerPool
 from .sampler.quarantine import DeviceState
-
-# A GPU that fell off the bus (XID 79), or whose firmware does not respond (119, 120), blocks each
-# call for seconds or forever. This part starts the exclusion; the samplers' supervisor decides on
-# retries.
-SECOND_NS = 1_000_000_000
-#: XIDs after which every call may hang -> reason.
-HANGING_XIDS = {
-    79: "XID 79: it fell off the bus",
-    119: "XID 119: its firmware (GSP) does not respond",
-    120: "XID 120: its firmware (GSP) failed",
-}
-LOST = "gpu.lost"
-#: Older events are ignored, for example of an old log read at the start: the samplers know better.
-FRESH_NS_MAX = 60 * SECOND_NS
-#: Further events of a GPU within this time count as the same cause.
-REPEAT_NS_MIN = 10 * SECOND_NS
-GPUS_MAX = 256
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-
-
-def is_address(name: str) -> bool:
-    """Return whether *name* is a PCI address as sysfs writes it."""
-    return _ADDRESS.fullmatch(name) is not None
-
-
-def address_of(event: HealthEvent) -> str:
-    """Return the PCI address of the event's GPU, or ""."""
-    for name in (event.attributes.get("pci_address", ""), event.device):
-        if is_address(name):
-            return name
-    return ""
-
-
-def quarantine_reason(event: HealthEvent) -> str:
-    """Return why the event's GPU must be excluded, or ""."""
-    if event.attributes.get("previous_boot") == "yes":
-        return ""
-    if event.name == "gpu.xid":
-        return HANGING_XIDS.get(event.code, "")
-    # An event with `state` comes from the collector, which also reports "back" itself.
-    lost = event.name == LOST and "state" not in event.attributes
-    return HANGING_XIDS[79].replace("XID 79", "the driver") if lost else ""
-
-
-class XidQuarantine:
-    """Recent events of each GPU, so that a storm of events starts one exclusion."""
-
-    def __init__(self) -> None:
-        self._began_ns: dict[str, int] = {}
-
-    def check(self, event: HealthEvent, now_ns: int) -> tuple[str, str] | None:
-        """Return (PCI address, reason) if a GPU must be excluded now; else None."""
-        reason, address = quarantine_reason(event), address_of(event)
-        reported_ns = max(event.boottime_ns, event.last_boottime_ns)
-        if not reason or not address or now_ns - reported_ns > FRESH_NS_MAX:
-            return None
-        began_ns = self._began_ns.get(address)
-        if began_ns is not None and now_ns - began_ns < REPEAT_NS_MIN:
-            return None
-        self._began_ns.pop(address, None)
-        self._began_ns[address] = now_ns
-        if len(self._began_ns) > GPUS_MAX:
-            del self._began_ns[next(iter(self._began_ns))]
-        return address, reason
-
+from .xid_quarantine import (
+    XidQuarantine,
+    address_of,
+    is_address,
+    quarantine_reason,
+)
 
 #: QuarantineStates of a device in which an agent process is in a call (`agent.sampler.quarantine`).
 STUCK_STATES = frozenset(("HUNG", "ABANDONED"))
+
+SECOND_NS = 1_000_000_000
+#: Limit of waiting callbacks; further ones are refused.
+CALLBACKS_MAX = 1024
+log = logging.getLogger(__name__)
+#: Duration of a release that names none: a quarter of an hour.
+RELEASE_SECONDS_DEFAULT = 900.0
+#: A sampler that still holds a handle after this time is stuck: the caller gets an error.
+RELEASE_NS_MAX = 5 * SECOND_NS
+#: Period of checking handles while a caller waits.
+HANDLE_POLL_NS = 20_000_000
+#: Period of checking the driver's links to its devices.
+BINDING_CHECK_NS = SECOND_NS
+#: A release that must last longer is extended this long before its end.
+EXTEND_NS = 10 * SECOND_NS
+#: States of a device that only the samplers' retries may call
+#: (`agent.sampler.quarantine.QuarantineState`). Not HUNG: such a device may only be slow to open.
+EXCLUDED_STATES = frozenset(("ABANDONED", "LEFT_ALONE", "SLOW", "TRIED"))
+GPU = "gpu"  # the GPUs' group of collectors
+NO_GPUS: frozenset[str] = frozenset()
+UNBIND_REASON = "the driver is being unbound from it"
 
 
 class UnreleasedHandle(NamedTuple):
@@ -138,162 +99,6 @@ def _stuck_calls(samplers: SamplerPool) -> str:
         for state in samplers.states()
         if state.state.name in STUCK_STATES
     )
-
-
-SECOND_NS = 1_000_000_000
-#: If the driver is still bound this long after a sign of an unbind, it stays bound.
-UNBIND_NS_MAX = 10 * SECOND_NS
-#: Part of the line that nv-pci.c writes before it waits for open handles.
-UNBIND_WAIT_MESSAGE = "non-zero usage count"
-
-
-def is_unbind(event: HealthEvent) -> bool:
-    """Return whether the event shows a starting unbind, which may wait for our handle."""
-    if event.name == "gpu.driver_binding":
-        return event.attributes.get("state") == "unbind"
-    return event.name == "gpu.driver_message" and UNBIND_WAIT_MESSAGE in event.message
-
-
-def is_bind(event: HealthEvent) -> bool:
-    """Return whether the event shows that a driver was bound to its GPU."""
-    return event.name == "gpu.driver_binding" and event.attributes.get("state") == "bind"
-
-
-class DriverUnbindTracker:
-    """GPUs being unbound. Pure. By PCI address; times are boot time from the caller."""
-
-    def __init__(self, bound: frozenset[str]) -> None:
-        """*bound*: the GPUs to which the driver is bound now, by sysfs."""
-        self._bound = self._ever_bound = bound
-        self._since_ns: dict[str, int] = {}  # GPU -> start of its unbind
-
-    def unbind_started(self, addresses: Iterable[str], now_ns: int) -> frozenset[str]:
-        """Return the *addresses* to release: each unbind once."""
-        new = frozenset(addresses) - self._since_ns.keys()
-        for address in sorted(new)[: GPUS_MAX - len(self._since_ns)]:
-            self._since_ns[address] = now_ns
-        return new
-
-    def bound_again(self, addresses: Iterable[str]) -> frozenset[str]:
-        """Return the *addresses* to resume, if sysfs confirms that they are bound."""
-        bound = [address for address in addresses if not self.is_unbound(address)]
-        return frozenset(
-            address for address in bound if self._since_ns.pop(address, None) is not None
-        )
-
-    @property
-    def has_unbound(self) -> bool:
-        """Whether an unbind was started: then `update` is needed also if sysfs has not changed."""
-        return bool(self._since_ns)
-
-    def update(self, bound: frozenset[str], now_ns: int) -> tuple[frozenset[str], frozenset[str]]:
-        """Use the *bound* GPUs of sysfs; return the GPUs to release, and the GPUs to resume."""
-        unbound, rebound = self._bound - bound, bound - self._bound
-        never_unbound = {
-            address
-            for address, since_ns in self._since_ns.items()
-            if address in bound and now_ns - since_ns >= UNBIND_NS_MAX
-        }
-        self._bound, self._ever_bound = (
-            bound,
-            frozenset(sorted(self._ever_bound | bound)[:GPUS_MAX]),
-        )
-        return self.unbind_started(unbound, now_ns), self.bound_again(rebound | never_unbound)
-
-    def is_unbound(self, address: str) -> bool:
-        """Return whether sysfs shows that a GPU has lost the driver."""
-        return address in self._ever_bound and address not in self._bound
-
-
-# An agent that starts, also in place of a killed agent, reads the releases of this boot from a
-# file, so that it does not resume a GPU during its repair.
-FILE_NAME = "released.json"
-#: A larger file was not written by Gangline: a GPU takes 200 bytes.
-FILE_BYTES_MAX = 1 << 16
-RELEASED_GPUS_MAX = 65
-REASON_CHARACTERS_MAX = 120
-#: Upper limit of a release: a day.
-RELEASE_SECONDS_MAX = 86_400.0
-
-log = logging.getLogger(__name__)
-
-
-class ReleasedGpu(NamedTuple):
-    """A released GPU. `address` None: all GPUs together."""
-
-    address: str | None
-    until_ns: int
-    reason: str
-
-
-def format_released(boot_id: bytes, released: Iterable[ReleasedGpu]) -> bytes:
-    """Return the file's content."""
-    gpus = [{"gpu": gpu.address, "until_ns": gpu.until_ns, "why": gpu.reason} for gpu in released]
-    return json.dumps({"boot_id": boot_id.hex(), "released": gpus}).encode()
-
-
-def parse_released(content: bytes, boot_id: bytes, now_ns: int) -> list[ReleasedGpu]:
-    """Return the releases of this boot in force at *now_ns*. Raises ValueError."""
-    try:
-        document = json.loads(content)
-        if document["boot_id"] != boot_id.hex():
-            return []
-        gpus = [_parse_entry(entry) for entry in document["released"][:RELEASED_GPUS_MAX]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"is not a list of released GPUs: {str(error)[:200]}") from error
-    latest_ns = now_ns + int(RELEASE_SECONDS_MAX * 1e9)
-    return [entry for entry in gpus if now_ns < entry.until_ns <= latest_ns]
-
-
-def _parse_entry(entry: dict[str, object]) -> ReleasedGpu:
-    address, until_ns, reason = entry["gpu"], entry["until_ns"], entry["why"]
-    if address is not None and not (isinstance(address, str) and _ADDRESS.fullmatch(address)):
-        raise ValueError(f"{str(address)[:40]!r}  is not a PCI address")
-    if not isinstance(until_ns, int) or not isinstance(reason, str):
-        raise TypeError("a time or a reason is invalid")
-    return ReleasedGpu(
-        address, until_ns, "".join(filter(str.isprintable, reason))[:REASON_CHARACTERS_MAX]
-    )
-
-
-class ReleaseStateFile:
-    """The file in *folder*. Never raises: without a file a release ends with the agent."""
-
-    def __init__(self, folder: Path, boot_id: bytes) -> None:
-        self._path, self._boot_id = folder / FILE_NAME, boot_id
-
-    def read(self, now_ns: int) -> list[ReleasedGpu]:
-        """Return the releases in the file that are in force at this boot time."""
-        try:
-            with open(self._path, "rb") as file:
-                return parse_released(file.read(FILE_BYTES_MAX), self._boot_id, now_ns)
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError) as error:
-            log.warning("%s: %s", self._path, error, extra={"cause": "released.file"})
-            return []
-
-    def until_ns(self, now_ns: int) -> dict[str | None, int]:
-        """Return address -> end of the release."""
-        return {gpu.address: gpu.until_ns for gpu in self.read(now_ns)}
-
-    def write(self, released: Iterable[ReleasedGpu]) -> None:
-        """Replace the file. It is not synced: no other boot uses it."""
-        new = self._path.with_name(f".{FILE_NAME}")
-        try:
-            new.write_bytes(format_released(self._boot_id, released))
-            new.replace(self._path)
-        except OSError as error:
-            message = (
-                f"{self._path}: {error.strerror}; after a restart the agent would reopen the GPUs"
-            )
-            log.warning("%s", message, extra={"cause": "released.file"})
-
-
-#: Limit of waiting callbacks; further ones are refused.
-CALLBACKS_MAX = 1024
-
-log = logging.getLogger(__name__)
 
 
 class CallbackQueue:
@@ -333,24 +138,6 @@ class CallbackQueue:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-
-#: Duration of a release that names none: a quarter of an hour.
-RELEASE_SECONDS_DEFAULT = 900.0
-#: A sampler that still holds a handle after this time is stuck: the caller gets an error.
-RELEASE_NS_MAX = 5 * SECOND_NS
-#: Period of checking handles while a caller waits.
-HANDLE_POLL_NS = 20_000_000
-#: Period of checking the driver's links to its devices.
-BINDING_CHECK_NS = SECOND_NS
-#: A release that must last longer is extended this long before its end.
-EXTEND_NS = 10 * SECOND_NS
-#: States of a device that only the samplers' retries may call
-#: (`agent.sampler.quarantine.QuarantineState`). Not HUNG: such a device may only be slow to open.
-EXCLUDED_STATES = frozenset(("ABANDONED", "LEFT_ALONE", "SLOW", "TRIED"))
-GPU = "gpu"  # the GPUs' group of collectors
-NO_GPUS: frozenset[str] = frozenset()
-UNBIND_REASON = "the driver is being unbound from it"
 
 
 @dataclass(frozen=True, slots=True)

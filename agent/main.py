@@ -24,16 +24,18 @@ from .config import AgentConfig, label_error
 from .daemon import SECOND_NS, Daemon, LoopTimeouts
 from .events import EventPublisher
 from .frame_builder import FrameBuilder
-from .gpu_release import CallbackQueue, GpuReleaser, ReleaseStateFile
+from .gpu_release import CallbackQueue, GpuReleaser
 from .hardware.nvidia import driver_gpus, pci_gpus
 from .hardware.proc_files import boot_id as read_boot_id
 from .latest import LatestReadings
 from .local.attach import attach
-from .local.host_status import HostStatus, SelfStatus, judged_tables
+from .local.host_status import HostStatus, judged_tables
+from .local.self_status import SelfStatus
 from .prefork import Prefork, disabled_collectors, prefork
 from .recorder.recorder import FlightRecorder
 from .recorder.storage import RecordingStorage
 from .registration import InventoryCollector, Registration
+from .release_state import ReleaseStateFile
 from .sampler.abandoned import AbandonedProcessFile
 from .sampler.pool import SamplerPool
 from .self_metrics import ConnectionLog

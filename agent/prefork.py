@@ -20,8 +20,8 @@ from .collectors import COLLECTORS
 from .collectors.counter_files import DESCRIPTORS_MAX
 from .config import AgentConfig
 from .hardware.files import Roots
+from .sampler.collector_groups import PROCESSES_MAX, CollectorGroups, group_collectors
 from .sampler.forkserver import ForkServer
-from .sampler.messages import PROCESSES_MAX, CollectorGroups, group_collectors
 
 #: The daemon's additional collector, created after the client.
 INVENTORY = "inventory"

@@ -26,6 +26,17 @@ FIRST_INVENTORY_SECONDS_MAX = 5.0
 #: Delay before another inventory if a GPU has no description; doubled up to the inventory's period.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 10.0, 600.0
 
+#: UUIDs of boards whose maker set none: different machines would seem the same.
+_PLACEHOLDERS = frozenset(
+    (
+        "00000000-0000-0000-0000-000000000000",
+        "ffffffff-ffff-ffff-ffff-ffffffffffff",
+        "03000200-0400-0500-0006-000700080009",
+    )
+)
+#: /sys/class/net/*/addr_assign_type: 0 is the card's permanent address (if_link.h).
+_NET_ADDR_PERM = "0"
+
 
 class DeviceRecord(Protocol):
     """A device of the host."""
@@ -334,18 +345,6 @@ class InventoryCollector(Collector):
         return [
             f"no description (model, serial) of GPU {key}{more}, although it has readings: {reason}"
         ]
-
-
-#: UUIDs of boards whose maker set none: different machines would seem the same.
-_PLACEHOLDERS = frozenset(
-    (
-        "00000000-0000-0000-0000-000000000000",
-        "ffffffff-ffff-ffff-ffff-ffffffffffff",
-        "03000200-0400-0500-0006-000700080009",
-    )
-)
-#: /sys/class/net/*/addr_assign_type: 0 is the card's permanent address (if_link.h).
-_NET_ADDR_PERM = "0"
 
 
 def machine_owner(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> str:

@@ -22,6 +22,11 @@ SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 #: Time after which children that hang in a driver despite SIGKILL are abandoned.
 CHILDREN_SECONDS_MAX = 0.5
 
+# On SIGHUP the agent validates the settings and, if they are valid, starts over as the same process
+# with the same spool. So no data is lost, and each setting has a single way to take effect. A wrong
+# setting is logged, and the agent continues.
+log = logging.getLogger(__name__)
+
 
 class Notifier:
     """Reports the daemon's state to the service manager; in a terminal it does nothing.
@@ -140,12 +145,6 @@ def block_signals(*numbers: int) -> None:
 def unblock_signals() -> None:
     """Unblock the signals of a service; pending ones are delivered."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-# On SIGHUP the agent validates the settings and, if they are valid, starts over as the same process
-# with the same spool. So no data is lost, and each setting has a single way to take effect. A wrong
-# setting is logged, and the agent continues.
-log = logging.getLogger(__name__)
 
 
 class Reload:

@@ -30,6 +30,19 @@ from .tasks import BlockedTasks
 
 __all__ = ["COLLECTORS", "FURTHER_TABLES", "SAME_TABLES", "Roots"]
 
+#: Collectors that fill another collector's tables: name -> the collector with the names of the
+#: tables.
+SAME_TABLES = {
+    "amdgpu_1s": "gpu_1s",
+    "amdgpu_10s": "gpu_10s",
+    "amdgpu_60s": "gpu_60s",
+    "xgmi_10s": "nvlink_10s",
+    "amdgpu_partition_10s": "mig_10s",
+    "kfd_process_1s": "gpu_process_1s",
+}
+#: Further tables of a collector -> the collector that fills them.
+FURTHER_TABLES = {"nvswitch_10s": "dcgm_1s", "nvswitch_link_10s": "dcgm_1s", "vgpu_10s": "dcgm_1s"}
+
 
 def _gpu_1s(roots: Roots) -> Collector:
     from .gpu import GpuSecond
@@ -156,20 +169,6 @@ def _dcgm_1s(roots: Roots) -> Collector:
 
     return DcgmListener(roots)
 
-
-#: Collectors that fill another collector's tables: name -> the collector with the names of the
-#: tables.
-SAME_TABLES = {
-    "amdgpu_1s": "gpu_1s",
-    "amdgpu_10s": "gpu_10s",
-    "amdgpu_60s": "gpu_60s",
-    "xgmi_10s": "nvlink_10s",
-    "amdgpu_partition_10s": "mig_10s",
-    "kfd_process_1s": "gpu_process_1s",
-}
-
-#: Further tables of a collector -> the collector that fills them.
-FURTHER_TABLES = {"nvswitch_10s": "dcgm_1s", "nvswitch_link_10s": "dcgm_1s", "vgpu_10s": "dcgm_1s"}
 
 #: Every collector by name: device kind and pace, like its tables (exceptions: SAME_TABLES).
 COLLECTORS: dict[str, Callable[[Roots], Collector]] = {

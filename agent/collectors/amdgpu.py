@@ -38,6 +38,17 @@ from .gpu_lifecycle import GpuLifecycle
 
 log = logging.getLogger(__name__)
 
+#: A fall of the energy (a gauge of doubles) means that the GPU's counters restarted.
+NEVER_FALL = {"gpu.energy_joules": 0}
+#: hwmon of amdgpu: temp1 is the edge, temp2 the junction, temp3 the memory.
+_SETTINGS: Mapping[str, tuple[str, float]] = {
+    "power1_cap_default": ("gpu.power_limit_default_watts", 1e-6),
+    "power1_cap_min": ("gpu.power_limit_min_watts", 1e-6),
+    "power1_cap_max": ("gpu.power_limit_max_watts", 1e-6),
+    "temp2_emergency": ("gpu.temperature_shutdown_celsius", 1e-3),
+    "temp3_crit": ("gpu.memory_temperature_max_celsius", 1e-3),
+}
+
 
 class MetricsTables:
     """`gpu_metrics` of every GPU.
@@ -246,10 +257,6 @@ class AmdTables(AmdCollector):
         self.access_error = next(iter(errors.values())) if errors else ""
 
 
-#: A fall of the energy (a gauge of doubles) means that the GPU's counters restarted.
-NEVER_FALL = {"gpu.energy_joules": 0}
-
-
 class AmdGpuSecond(AmdTables):
     """Signals that change within a second: clocks, throttling, power, heat, use, memory, RAS sums.
 
@@ -440,16 +447,6 @@ class AmdGpuTenSeconds(AmdTables):
         for kind in ("corrected", "uncorrected"):
             count = self._session.ras.count(gpu, MEMORY_BLOCK, f"ras.{kind}_errors")
             self._cells.put(f"gpu.ecc_{kind}_volatile_device_errors", row, count)
-
-
-#: hwmon of amdgpu: temp1 is the edge, temp2 the junction, temp3 the memory.
-_SETTINGS: Mapping[str, tuple[str, float]] = {
-    "power1_cap_default": ("gpu.power_limit_default_watts", 1e-6),
-    "power1_cap_min": ("gpu.power_limit_min_watts", 1e-6),
-    "power1_cap_max": ("gpu.power_limit_max_watts", 1e-6),
-    "temp2_emergency": ("gpu.temperature_shutdown_celsius", 1e-3),
-    "temp3_crit": ("gpu.memory_temperature_max_celsius", 1e-3),
-}
 
 
 class AmdGpuMinute(AmdCollector):

@@ -23,6 +23,24 @@ STATUS_BITS = (
     (0x3 << 46, POWER_BRAKE),  # PROCHOT
 )
 
+MEGAHERTZ = 1e6
+_SOCKET, _REGULATOR, _MEMORY = (
+    "socket_thm_residency_acc",
+    "vr_thm_residency_acc",
+    "hbm_thm_residency_acc",
+)
+#: Throttled time in firmware cycles: signal, its counters, and the reason's flag.
+HELD = (
+    ("gpu.violation_power_nanoseconds", ("ppt_residency_acc",), POWER_CAP),
+    ("gpu.violation_hw_power_brake_nanoseconds", ("prochot_residency_acc",), POWER_BRAKE),
+    ("gpu.violation_socket_thermal_nanoseconds", (_SOCKET,), SOFTWARE_THERMAL),
+    ("gpu.violation_memory_thermal_nanoseconds", (_MEMORY,), SOFTWARE_THERMAL),
+    ("gpu.violation_regulator_thermal_nanoseconds", (_REGULATOR,), HARDWARE_THERMAL),
+    ("gpu.violation_thermal_nanoseconds", (_SOCKET, _MEMORY, _REGULATOR), 0),
+)
+#: Field with the table's time -> nanoseconds per unit.
+TIMES = (("firmware_timestamp", 10), ("system_clock_counter", 1))
+
 
 class MetricSource(NamedTuple):
     """A signal and its fields of the table: the first field present is used.
@@ -39,7 +57,6 @@ class MetricSource(NamedTuple):
     bits: int = 64
 
 
-MEGAHERTZ = 1e6
 SOURCES = (
     # Each compute die (XCD) has its own clock; a die that the part lacks reads as all ones.
     MetricSource("gpu.sm_clock_hertz", ("current_gfxclk",), MEGAHERTZ, MEAN, 1, 10_000),
@@ -60,22 +77,6 @@ SOURCES = (
     MetricSource("gpu.pcie_naks_sent_count", ("pcie_nak_sent_count_acc",), bits=32),
     MetricSource("gpu.pcie_naks_received_count", ("pcie_nak_rcvd_count_acc",), bits=32),
 )  # fmt: skip
-_SOCKET, _REGULATOR, _MEMORY = (
-    "socket_thm_residency_acc",
-    "vr_thm_residency_acc",
-    "hbm_thm_residency_acc",
-)
-#: Throttled time in firmware cycles: signal, its counters, and the reason's flag.
-HELD = (
-    ("gpu.violation_power_nanoseconds", ("ppt_residency_acc",), POWER_CAP),
-    ("gpu.violation_hw_power_brake_nanoseconds", ("prochot_residency_acc",), POWER_BRAKE),
-    ("gpu.violation_socket_thermal_nanoseconds", (_SOCKET,), SOFTWARE_THERMAL),
-    ("gpu.violation_memory_thermal_nanoseconds", (_MEMORY,), SOFTWARE_THERMAL),
-    ("gpu.violation_regulator_thermal_nanoseconds", (_REGULATOR,), HARDWARE_THERMAL),
-    ("gpu.violation_thermal_nanoseconds", (_SOCKET, _MEMORY, _REGULATOR), 0),
-)
-#: Field with the table's time -> nanoseconds per unit.
-TIMES = (("firmware_timestamp", 10), ("system_clock_counter", 1))
 
 
 class Targets:

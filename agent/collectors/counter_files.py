@@ -19,6 +19,12 @@ from .block_writer import put
 
 T = TypeVar("T")
 
+#: Maximum of devices per kind, in the order of their names; the others are left out.
+DEVICES_MAX = 1024
+#: Each RDMA port has 20 files to read per second; reopening a file costs ten times a read.
+DESCRIPTORS_MAX = 12288
+U64_MAX = (1 << 64) - 1
+
 
 class PeriodicListing(Generic[T]):
     """A list that is read again periodically, because devices come and go.
@@ -73,13 +79,6 @@ class PeriodicListing(Generic[T]):
         self._turns_left = self._turns
         listed, self._current = self._current, [self._read()]
         return listed != self._current
-
-
-#: Maximum of devices per kind, in the order of their names; the others are left out.
-DEVICES_MAX = 1024
-#: Each RDMA port has 20 files to read per second; reopening a file costs ten times a read.
-DESCRIPTORS_MAX = 12288
-U64_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from ...ext import dcgm as library
 from ...ext.dcgm import Dcgm, DcgmAbsent, DcgmError, Incident, Violation
 from ..clock import Clock, SystemClock
 from ..collector import NO_DATA_TURNS, AccessDenied, Collector, NoData
-from ..events import DUPLICATE_NS_MAX, NVML_XIDS, SECOND_NS, XID_DEDUPLICATOR, EventPublisher
+from ..events import EventPublisher
 from ..hardware.files import Roots
+from ..xid_reports import DUPLICATE_NS_MAX, NVML_XIDS, SECOND_NS, XID_DEDUPLICATOR
 from . import dcgm_fields as fields
 from .dcgm_fields import DcgmGpu, ProfilingReader
 from .dcgm_parts import LINK_SXIDS, SWITCH_SXIDS, VIRTUALIZATION_MODE, EngineParts, link_parts

@@ -51,6 +51,13 @@ NOTHING_THERE = (
     library.FUNCTION_NOT_FOUND,
 )
 
+MEBIBYTE = 1 << 20
+_TABLES = {
+    ENTITY_SWITCH: "nvswitch_10s_changes",
+    ENTITY_LINK: "nvswitch_link_10s_changes",
+    ENTITY_VGPU: "vgpu_10s_changes",
+}
+
 
 class PartField(NamedTuple):
     """The signal that a field fills.
@@ -64,7 +71,6 @@ class PartField(NamedTuple):
     most: float = 2.0**63
 
 
-MEBIBYTE = 1 << 20
 SWITCH_FIELDS: Mapping[int, PartField] = {
     701: PartField("nvswitch.voltage_volts", 1e-3, 1, 100_000),
     858: PartField("nvswitch.temperature_celsius", 1.0, 1, 200),
@@ -255,11 +261,6 @@ _FIELDS: Mapping[int, Mapping[int, PartField]] = {
     ENTITY_SWITCH: SWITCH_FIELDS,
     ENTITY_LINK: LINK_FIELDS,
     ENTITY_VGPU: VGPU_FIELDS,
-}
-_TABLES = {
-    ENTITY_SWITCH: "nvswitch_10s_changes",
-    ENTITY_LINK: "nvswitch_link_10s_changes",
-    ENTITY_VGPU: "vgpu_10s_changes",
 }
 
 

@@ -113,6 +113,12 @@ log = logging.getLogger(__name__)
 #: such a bit.
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
+_SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
+_JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
+#: Shares of the parts of a step, and their confidence.
+_PARTS_INDEXES = [index_of(f"gpu_fast.step_{name}_ratio") for name in (*PARTS, "parts_confidence")]
+_STEP_INDEXES = [index_of(f"gpu_fast.step_{name}") for name in ("seconds", "confidence_ratio")]
+
 
 def _summary() -> list[tuple[int, int, int, float, int]]:
     """Return each column's plan: form, column of the ring, bits, maximum (0: any), column."""
@@ -240,11 +246,6 @@ class Samples:
 
 #: Current samples by session, for the other collectors of the same process.
 _SAMPLES: weakref.WeakKeyDictionary[NvmlSession, Samples] = weakref.WeakKeyDictionary()
-_SECOND_INDEXES = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
-_JOB_INDEXES = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
-#: Shares of the parts of a step, and their confidence.
-_PARTS_INDEXES = [index_of(f"gpu_fast.step_{name}_ratio") for name in (*PARTS, "parts_confidence")]
-_STEP_INDEXES = [index_of(f"gpu_fast.step_{name}") for name in ("seconds", "confidence_ratio")]
 
 
 def _handle(nvml: Nvml, address: str) -> int:

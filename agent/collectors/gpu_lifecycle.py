@@ -7,6 +7,15 @@ from dataclasses import dataclass
 
 from ...ext import nvml as library
 
+#: Seconds between identity checks; a GPU that comes back is checked at once.
+IDENTITY_SECONDS = 60
+#: Counters that never fall while a GPU and its driver continue. The energy is a gauge of doubles.
+NEVER_FALL = {
+    "gpu.energy_joules": 0,
+    "gpu.violation_power_nanoseconds": library.ALL_BITS,
+    "gpu.violation_thermal_nanoseconds": library.ALL_BITS,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class GpuStateChange:
@@ -108,13 +117,3 @@ class GpuLifecycle:
     def any_lost(self) -> bool:
         """Whether a GPU of the last list is lost."""
         return not self._lost.isdisjoint(self._addresses)
-
-
-#: Seconds between identity checks; a GPU that comes back is checked at once.
-IDENTITY_SECONDS = 60
-#: Counters that never fall while a GPU and its driver continue. The energy is a gauge of doubles.
-NEVER_FALL = {
-    "gpu.energy_joules": 0,
-    "gpu.violation_power_nanoseconds": library.ALL_BITS,
-    "gpu.violation_thermal_nanoseconds": library.ALL_BITS,
-}

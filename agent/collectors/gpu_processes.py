@@ -46,6 +46,21 @@ UNCHANGED_TURNS_MAX = 9
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
+#: Minimum time between lookups of pods while a name is missing.
+PODS_NS_MIN = 10_000_000_000
+EVENT = "gpu.process"
+#: Names of processes have at most 15 bytes, of kernel threads 63.
+NAME_CHARACTERS_MAX = 63
+_NAMESPACE_REMEDY = (
+    "the driver reports PIDs of the host, but this agent runs in another PID namespace. Run it in "
+    "the host's "
+    "(hostPID: true, --pid=host)"
+)
+_RELATIVE_REMEDY = (
+    "cgroups are shown relative to the agent's own. Run it in the host's cgroup namespace "
+    "(--cgroupns=host)"
+)
+
 
 class GpuProcesses(GpuPartsCollector):
     """Processes on GPUs, each identified by PID and start.
@@ -145,22 +160,6 @@ def process_key(gpu: str, process: Process) -> str:
         return f"{gpu}/{process.pid}"
     compute = "" if process.compute_instance is None else f"/ci{process.compute_instance}"
     return f"{gpu}/gi{process.gpu_instance}{compute}/{process.pid}"
-
-
-#: Minimum time between lookups of pods while a name is missing.
-PODS_NS_MIN = 10_000_000_000
-EVENT = "gpu.process"
-#: Names of processes have at most 15 bytes, of kernel threads 63.
-NAME_CHARACTERS_MAX = 63
-_NAMESPACE_REMEDY = (
-    "the driver reports PIDs of the host, but this agent runs in another PID namespace. Run it in "
-    "the host's "
-    "(hostPID: true, --pid=host)"
-)
-_RELATIVE_REMEDY = (
-    "cgroups are shown relative to the agent's own. Run it in the host's cgroup namespace "
-    "(--cgroupns=host)"
-)
 
 
 class GpuJobs(Collector):

@@ -15,12 +15,13 @@ from ...contract.block import Block
 from ...contract.signal import Pace
 from ..clock import Clock, SystemClock
 from ..collector import AccessDenied, Collector, NoData
-from ..events import XID_DEDUPLICATOR, EventPublisher
+from ..events import EventPublisher
 from ..hardware.amdgpu import amd_gpus
 from ..hardware.files import Roots, read_text
 from ..hardware.kmsg import KmsgSource, PlainFile, is_overrun, is_too_long, open_log, suspended_ns
 from ..hardware.nvidia import driver_gpus, pci_gpus
 from ..hardware.proc_files import boot_id
+from ..xid_reports import XID_DEDUPLICATOR
 from .block_writer import put
 
 if TYPE_CHECKING:

@@ -28,6 +28,8 @@ _REMEDY = "open it with AmbientCapabilities=CAP_DAC_OVERRIDE in the agent's unit
 #: Longest wait between requests to a kubelet that does not respond, in turns of 10 s.
 WAIT_TURNS_MAX = 60
 
+_STATE_PHRASES = {"held": "was given", "released": "has given back"}
+
 
 class KubeletAllocations(Collector):
     """The GPU allocations of containers.
@@ -137,6 +139,3 @@ class KubeletAllocations(Collector):
             revision=revision_at(now_ns),
             attributes={name: text for name, text in attributes.items() if text},
         )
-
-
-_STATE_PHRASES = {"held": "was given", "released": "has given back"}

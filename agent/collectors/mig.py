@@ -30,6 +30,21 @@ LACKING = (3, 13)
 #: (key of a MIG device, address of its GPU, number of its GPU instance).
 InstanceKey = tuple[str, str, int]
 
+#: Column of `mig_10s` or `mig_10s_changes` -> attribute of MigDevice; the other columns are shares.
+DEVICE_FIELDS = {
+    "gpu_instance_number": "gpu_instance",
+    "compute_instance_number": "compute_instance",
+    "profile_number": "profile",
+    "placement_start_number": "placement_start",
+    "placement_slices_count": "placement_slices",
+    "gpu_slices_count": "gpu_slices",
+    "compute_slices_count": "compute_slices",
+    "multiprocessors_count": "multiprocessors",
+    "ecc_sram_uncorrected_errors": "sram_uncorrected_errors",
+    "memory_total_bytes": "memory_total_bytes",
+    "memory_used_bytes": "memory_used_bytes",
+}
+
 
 class Occupancy:
     """GPM shares of MIG devices (Hopper and later), from samples kept between turns.
@@ -96,22 +111,6 @@ class GpmInstance:
     def close(self) -> None:
         """Free the samples."""
         self._gpm.close()
-
-
-#: Column of `mig_10s` or `mig_10s_changes` -> attribute of MigDevice; the other columns are shares.
-DEVICE_FIELDS = {
-    "gpu_instance_number": "gpu_instance",
-    "compute_instance_number": "compute_instance",
-    "profile_number": "profile",
-    "placement_start_number": "placement_start",
-    "placement_slices_count": "placement_slices",
-    "gpu_slices_count": "gpu_slices",
-    "compute_slices_count": "compute_slices",
-    "multiprocessors_count": "multiprocessors",
-    "ecc_sram_uncorrected_errors": "sram_uncorrected_errors",
-    "memory_total_bytes": "memory_total_bytes",
-    "memory_used_bytes": "memory_used_bytes",
-}
 
 
 class MigDevices(GpuPartsCollector):

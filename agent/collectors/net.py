@@ -51,6 +51,15 @@ FIELDS: Mapping[str, FileField] = {
     "net.mtu_bytes": FileField("mtu"),
 }
 
+#: In the order of `Bonds._values`.
+_BOND = (
+    "bond.link_state",
+    "bond.active_slave_number",
+    "bond.slave_failures_events",
+    "bond.slaves_count",
+    "bond.slaves_up_count",
+)
+
 
 def net_1s(
     roots: Roots, list_interfaces: InterfaceLister = interfaces_with_device
@@ -103,16 +112,6 @@ def _devices(roots: Roots, list_interfaces: InterfaceLister) -> list[CounterDevi
         CounterDevice(name, f"{folder}/", FIELDS)
         for name, folder in list_interfaces(roots.sys).items()
     ]
-
-
-#: In the order of `Bonds._values`.
-_BOND = (
-    "bond.link_state",
-    "bond.active_slave_number",
-    "bond.slave_failures_events",
-    "bond.slaves_count",
-    "bond.slaves_up_count",
-)
 
 
 class Bonds(ExcludingCollector):

@@ -16,19 +16,19 @@ from ...ext import nvml as library
 from ...ext.nvml import NvmlError
 from ...ext.nvml_parts import BIND, UNBIND, Event, EventSet, Parts, SystemEvent, SystemEventSet
 from ..collector import AccessDenied, Collector, NoData
-from ..events import (
+from ..events import EventPublisher
+from ..hardware.files import Roots
+from ..hardware.mig_capabilities import mig_monitor_line, sees_all_mig_instances
+from ..xid_reports import (
     DUPLICATE_NS_MAX,
     NVML_XIDS,
     REPEAT_NS_MIN,
     SECOND_NS,
     XID_DEDUPLICATOR,
-    EventPublisher,
     PendingReport,
     PendingReports,
     XidDeduplicator,
 )
-from ..hardware.files import Roots
-from ..hardware.mig_capabilities import mig_monitor_line, sees_all_mig_instances
 from .nvml_open import RETRY_SECONDS
 from .nvml_session import session_of
 

@@ -70,6 +70,13 @@ UNCORRECTABLE: Mapping[bytes, str] = {
     b"TLPXlatBlocked": "translation_blocked",
 }
 
+#: Further fields of a root port: the messages that reached it from below.
+AER_ROOT_PORT_FIELDS: Mapping[str, FileField] = {
+    "pcie.aer_root_port_correctable_errors": FileField("aer_rootport_total_err_cor"),
+    "pcie.aer_root_port_nonfatal_errors": FileField("aer_rootport_total_err_nonfatal"),
+    "pcie.aer_root_port_fatal_errors": FileField("aer_rootport_total_err_fatal"),
+}
+
 
 def _aer() -> dict[str, FileField]:
     """Return every AER signal of a function with its file and key."""
@@ -87,12 +94,6 @@ def _aer() -> dict[str, FileField]:
 
 
 AER_FIELDS: Mapping[str, FileField] = _aer()
-#: Further fields of a root port: the messages that reached it from below.
-AER_ROOT_PORT_FIELDS: Mapping[str, FileField] = {
-    "pcie.aer_root_port_correctable_errors": FileField("aer_rootport_total_err_cor"),
-    "pcie.aer_root_port_nonfatal_errors": FileField("aer_rootport_total_err_nonfatal"),
-    "pcie.aer_root_port_fatal_errors": FileField("aer_rootport_total_err_fatal"),
-}
 
 
 class PcieTenSeconds(CounterFileCollector):

@@ -20,6 +20,18 @@ _RAPL_REMEDY = (
     "or: chmod a+r /sys/class/powercap/intel-rapl*/energy_uj"
 )
 
+#: Fields of each kind of sensor at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV,
+#: uW).
+_SENSORS: Mapping[str, Mapping[str, FileField]] = {
+    "temp": {
+        "hwmon.temperature_celsius": FileField("_input", SIGNED, scale=1e-3),
+        "hwmon.temperature_critical_celsius": FileField("_crit", SIGNED, scale=1e-3),
+    },
+    "fan": {"hwmon.fan_speed_hertz": FileField("_input", scale=1 / 60)},
+    "in": {"hwmon.voltage_volts": FileField("_input", SIGNED, scale=1e-3)},
+    "power": {"hwmon.power_cap_watts": FileField("_cap", scale=1e-6)},
+}
+
 
 def rapl_1s(roots: Roots) -> CounterFileCollector:
     """Return the collector of energy per RAPL zone since the agent started.
@@ -134,16 +146,3 @@ def _hwmon(
 def _chip(sensor: str) -> str:
     """Return the chip of a sensor: a chip that hangs affects all its sensors."""
     return sensor.rpartition("/")[0]
-
-
-#: Fields of each kind of sensor at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV,
-#: uW).
-_SENSORS: Mapping[str, Mapping[str, FileField]] = {
-    "temp": {
-        "hwmon.temperature_celsius": FileField("_input", SIGNED, scale=1e-3),
-        "hwmon.temperature_critical_celsius": FileField("_crit", SIGNED, scale=1e-3),
-    },
-    "fan": {"hwmon.fan_speed_hertz": FileField("_input", scale=1 / 60)},
-    "in": {"hwmon.voltage_volts": FileField("_input", SIGNED, scale=1e-3)},
-    "power": {"hwmon.power_cap_watts": FileField("_cap", scale=1e-6)},
-}

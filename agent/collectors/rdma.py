@@ -232,33 +232,10 @@ _OF_DEVICE: Mapping[str, str] = {
     "rdma.link_receive_replays_count": "DcRxReplay",
 }
 
-
-def _alternative_files() -> dict[str, tuple[str, ...]]:
-    """Return each signal's files. mlx5 in switchdev mode has the prefix `vport_` (virtual port)."""
-    files: dict[str, list[str]] = {}
-    for signal, names in _ALTERNATIVE_NAMES.items():
-        files.setdefault(signal, []).extend(f"hw_counters/{name}" for name in names)
-    for name, signal in QUEUE_COUNTERS.items():
-        files.setdefault(signal, []).append(f"hw_counters/vport_{name}")
-    for signal, name in _OF_DEVICE.items():
-        files.setdefault(signal, []).extend((f"../../hw_counters/{name}", f"hw_counters/{name}"))
-    return {signal: tuple(names) for signal, names in files.items()}
-
-
-#: Signal -> files below a port's folder; the first that exists is read.
-ALTERNATIVE_FILES: Mapping[str, tuple[str, ...]] = _alternative_files()
-
 #: Files in these folders that are not counters: how long the kernel keeps a reading, and current
 #: amounts.
 _SETTINGS = ("lifespan",)
 _POPULATIONS = ("active_", "watermark_", "current_")
-
-
-def is_counter(name: str) -> bool:
-    """Return whether a file of counters/ or hw_counters/ is a counter."""
-    return name not in _SETTINGS and not name.startswith(_POPULATIONS)
-
-
 _WORD_BYTES = 4  # port_rcv_data and port_xmit_data count 32-bit words
 _GIGABIT_BYTES = 125_000_000
 #: Longest wait for a port that answers with errors (a restricted function): each read logs to the
@@ -267,7 +244,6 @@ _WAIT_SECONDS_MAX = 300
 #: Listing the counters of twelve ports costs as much as five turns; the files only change with
 #: their device.
 _LIST_SECONDS = 300
-
 _PORT: Mapping[str, FileField] = {
     "rdma.port_state": FileField("state", CODE),
     "rdma.physical_state": FileField("phys_state", CODE),
@@ -300,6 +276,31 @@ _COUNTERS: Mapping[str, FileField] = {
 _QUEUES = {name: FileField(f"hw_counters/{file}") for file, name in QUEUE_COUNTERS.items()}
 #: Files of mlx5 and the InfiniBand core.
 FIELDS: Mapping[str, FileField] = {**_PORT, **_COUNTERS, **_QUEUES}
+#: Folders of counters, below a port's folder; the last is the device's own (EFA).
+FOLDERS = ("counters", "hw_counters", "../../hw_counters")
+
+
+def _alternative_files() -> dict[str, tuple[str, ...]]:
+    """Return each signal's files. mlx5 in switchdev mode has the prefix `vport_` (virtual port)."""
+    files: dict[str, list[str]] = {}
+    for signal, names in _ALTERNATIVE_NAMES.items():
+        files.setdefault(signal, []).extend(f"hw_counters/{name}" for name in names)
+    for name, signal in QUEUE_COUNTERS.items():
+        files.setdefault(signal, []).append(f"hw_counters/vport_{name}")
+    for signal, name in _OF_DEVICE.items():
+        files.setdefault(signal, []).extend((f"../../hw_counters/{name}", f"hw_counters/{name}"))
+    return {signal: tuple(names) for signal, names in files.items()}
+
+
+#: Signal -> files below a port's folder; the first that exists is read.
+ALTERNATIVE_FILES: Mapping[str, tuple[str, ...]] = _alternative_files()
+
+
+def is_counter(name: str) -> bool:
+    """Return whether a file of counters/ or hw_counters/ is a counter."""
+    return name not in _SETTINGS and not name.startswith(_POPULATIONS)
+
+
 #: Other drivers' files of the same quantities, if the first file does not exist.
 ALTERNATIVE_FIELDS: Mapping[str, tuple[FileField, ...]] = {
     name: tuple(FileField(file) for file in files) for name, files in ALTERNATIVE_FILES.items()
@@ -307,8 +308,6 @@ ALTERNATIVE_FIELDS: Mapping[str, tuple[FileField, ...]] = {
 _KNOWN_FILES = {s.file for s in FIELDS.values()} | {
     s.file for alternatives in ALTERNATIVE_FIELDS.values() for s in alternatives
 }
-#: Folders of counters, below a port's folder; the last is the device's own (EFA).
-FOLDERS = ("counters", "hw_counters", "../../hw_counters")
 
 
 def rdma_1s(roots: Roots) -> CounterFileCollector:

@@ -19,6 +19,14 @@ from .block_writer import block_of, put, row_writer
 from .file_cache import FileCache
 from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
 
+RUNNING, NOT_RUNNING = 1, 2
+#: Known other processes read per collection: a name changes only by exec.
+READS_MAX = 2048
+#: The mount point of the root filesystem, which has the unit files.
+_ROOT = "/"
+_COLUMNS = ("service.running_state", "service.enabled_state", "service.running_seconds")
+_NAMES = frozenset(service.process for service in SERVICES)
+
 
 class SettingsMinute(ExcludingCollector):
     """Kernel and driver settings: some 70 files, and two per frequency domain.
@@ -127,15 +135,6 @@ def of_kernel(folder: Path, files: FileReader) -> dict[str, float | None]:
         "socket_receive_buffer_max_bytes": files.unsigned(folder / "net/core/rmem_max"),
         "socket_send_buffer_max_bytes": files.unsigned(folder / "net/core/wmem_max"),
     }
-
-
-RUNNING, NOT_RUNNING = 1, 2
-#: Known other processes read per collection: a name changes only by exec.
-READS_MAX = 2048
-#: The mount point of the root filesystem, which has the unit files.
-_ROOT = "/"
-_COLUMNS = ("service.running_state", "service.enabled_state", "service.running_seconds")
-_NAMES = frozenset(service.process for service in SERVICES)
 
 
 class Services(ExcludingCollector):

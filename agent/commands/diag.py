@@ -11,15 +11,9 @@ from pathlib import Path
 from ...cli import FAILED, OK, USAGE
 from ...contract.wire import agent_pb2 as pb
 from ..diagnostic import REPORT_BYTES_MAX, DiagnosticReport, GpuDiagnostic, NotAReport, parse_report
-from ..local.agent_service import (
-    DIAGNOSTIC,
-    NotAGpu,
-    add_socket_options,
-    call_agent,
-    canonical_name,
-    sockets,
-)
-from ..transport.grpc_http2 import CallFailed, NoListener
+from ..local.agent_call import add_socket_options, call_agent, sockets
+from ..local.agent_service import DIAGNOSTIC, NotAGpu, canonical_name
+from ..transport.unary_call import CallFailed, NoListener
 from .release import ANSWER_SECONDS_MAX
 
 OUTCOMES = ("passed", "warned", "failed")

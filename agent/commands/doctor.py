@@ -19,7 +19,7 @@ from ..config import AgentConfig
 from ..hardware.files import read_bytes
 from ..local import diagnosis
 from ..local.diagnosis import DiagnosedHost, DiagnosisResult
-from ..local.host_status import UnreadSources, group_unread
+from ..local.self_status import UnreadSources, group_unread
 from ..local.source_reading import read_sources
 from .check import FOLDERS, read_status
 

@@ -13,21 +13,12 @@ from pathlib import Path
 from ...cli import FAILED, OK, USAGE
 from ...contract.wire import agent_pb2 as pb
 from ..clock import SystemClock
-from ..gpu_release import RELEASE_SECONDS_DEFAULT, RELEASE_SECONDS_MAX, ReleasedGpu
+from ..gpu_release import RELEASE_SECONDS_DEFAULT
 from ..hardware.open_handles import OpenHandle, blocking, every_process, nodes_of, open_handles
-from ..local.agent_service import (
-    RELEASE,
-    STATUS,
-    NotAGpu,
-    add_socket_options,
-    addresses_of,
-    call_agent,
-    canonical_name,
-    known_gpus,
-    release_file,
-    sockets,
-)
-from ..transport.grpc_http2 import CallFailed, NoListener
+from ..local.agent_call import add_socket_options, call_agent, release_file, sockets
+from ..local.agent_service import RELEASE, STATUS, NotAGpu, addresses_of, canonical_name, known_gpus
+from ..release_state import RELEASE_SECONDS_MAX, ReleasedGpu
+from ..transport.unary_call import CallFailed, NoListener
 
 ANSWER_SECONDS_MAX = 10.0
 #: DCGM's host engine holds every GPU open. The kernel cuts a process's name to 15 characters.

@@ -7,15 +7,9 @@ import sys
 
 from ...cli import FAILED, OK, USAGE
 from ...contract.wire import agent_pb2 as pb
-from ..local.agent_service import (
-    RESUME,
-    NotAGpu,
-    add_socket_options,
-    call_agent,
-    canonical_name,
-    sockets,
-)
-from ..transport.grpc_http2 import CallFailed, NoListener
+from ..local.agent_call import add_socket_options, call_agent, sockets
+from ..local.agent_service import RESUME, NotAGpu, canonical_name
+from ..transport.unary_call import CallFailed, NoListener
 from .release import ANSWER_SECONDS_MAX, remove_from_release_file
 
 

@@ -69,6 +69,11 @@ NVIDIA = {
     "sxid": "Catalogue: NVIDIA Fabric Manager User Guide, appendix D",
 }
 
+#: Spellings of a code: `94`, `xid:94`, `XID 79`, `Xid #79`, `sxid20034`.
+_SPELLED_CODE = re.compile(
+    r"\s*(?:(s?xid)[\s:#_=-]{0,4})?([0-9]{1,9})\s*", re.ASCII | re.IGNORECASE
+)
+
 
 @dataclass(frozen=True)
 class CodeQuery:
@@ -331,12 +336,6 @@ def _print_all(*, as_json: bool) -> int:
         line = f"{query.table.upper():<4} {query.code:>5}  {row.severity.value:<11}  {meaning}"
         print(line if len(line) <= width else f"{line[: width - 1].rstrip()}…")
     return OK
-
-
-#: Spellings of a code: `94`, `xid:94`, `XID 79`, `Xid #79`, `sxid20034`.
-_SPELLED_CODE = re.compile(
-    r"\s*(?:(s?xid)[\s:#_=-]{0,4})?([0-9]{1,9})\s*", re.ASCII | re.IGNORECASE
-)
 
 
 def _parse_query(text: str) -> CodeQuery | LineQuery:

@@ -28,6 +28,10 @@ _CARD = re.compile(r"card\d{1,6}$")
 _UNIQUE_ID = re.compile(r"[0-9a-f]{16}$")
 _LEVEL = re.compile(r"\s*\w{1,4}:\s*(\d{1,6})\s*[Mm][Hh]z")
 
+_COUNT = "_err_count"
+#: Tenths of GT/s -> PCIe generation.
+GENERATIONS: Mapping[int, int] = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}
+
 
 @dataclass(frozen=True, slots=True)
 class Partition:
@@ -104,9 +108,6 @@ def _gpu(folder: Path, nodes: Iterable[KfdNode]) -> AmdGpu | None:
     )
 
 
-_COUNT = "_err_count"
-
-
 def unique_key(folder: Path) -> str:
     """Return `GPU-` and the unique id (16 hexadecimal digits) as in ROCR_VISIBLE_DEVICES.
 
@@ -166,10 +167,6 @@ def parse_levels_max(text: str | None) -> float | None:
     matches = [_LEVEL.match(line) for line in (text or "").splitlines()[:64]]
     highest = max((int(match[1]) for match in matches if match is not None), default=0)
     return highest * 1e6 if highest else None
-
-
-#: Tenths of GT/s -> PCIe generation.
-GENERATIONS: Mapping[int, int] = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}
 
 
 def link_max(sys: Path, gpu: AmdGpu) -> tuple[float | None, int | None]:

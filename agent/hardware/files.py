@@ -23,6 +23,9 @@ KEY_BYTES_MAX = 96
 #: Flags for the host's files: opening a FIFO in the place of a file must not block.
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
+#: Descriptors kept; further files are reopened at each read. A large host has hundreds of cores.
+OPEN_FILES_MAX = 128
+
 
 def read_text(path: Path | str) -> str | None:
     """Return the file's text without surrounding white space; None if it cannot be read."""
@@ -103,10 +106,6 @@ def device_key(name: str, bytes_max: int = KEY_BYTES_MAX) -> str:
     digest = f"{zlib.crc32(raw):08x}"  # hashlib would load OpenSSL: 3 MB of every host
     cut = key.encode()[: bytes_max - len(digest) - 1].decode(errors="ignore")
     return f"{cut}~{digest}"
-
-
-#: Descriptors kept; further files are reopened at each read. A large host has hundreds of cores.
-OPEN_FILES_MAX = 128
 
 
 class NumberFiles:

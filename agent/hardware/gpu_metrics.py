@@ -22,43 +22,6 @@ PARTITIONS_MAX, COMPUTE_DIES_MAX = 8, 8
 XGMI_LINKS_MAX = 8
 FIRST_SELF_DESCRIBING = (1, 9)
 
-
-class MetricsError(ValueError):
-    """A table that cannot be read, with the reason."""
-
-
-class FieldPlace(NamedTuple):
-    """The place of a value in the table: *numbers* consecutive values of a `struct` type."""
-
-    offset: int
-    type: str
-    numbers: int = 1
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of a number."""
-        return struct.calcsize(f"<{self.type}")
-
-    @property
-    def end(self) -> int:
-        """Offset after the last number."""
-        return self.offset + self.numbers * self.element_bytes
-
-
-class MetricsLayout(NamedTuple):
-    """The fields of a table.
-
-    A table has the same layout if it has all *marks* (offset, bytes) and the same size.
-    """
-
-    revision: str
-    size: int
-    fields: Mapping[str, FieldPlace]
-    marks: tuple[tuple[int, bytes], ...]
-
-
-# Fixed layouts: name, type of `struct`, offset, and the number of values if there are several.
-
 _REVISION_1_3 = """
 temperature_hotspot H 6; temperature_mem H 8; average_gfx_activity H 16; average_umc_activity H 18
 average_socket_power H 22; energy_accumulator Q 24; system_clock_counter Q 32
@@ -116,6 +79,59 @@ pcie_nak_sent_count_acc I 128; pcie_nak_rcvd_count_acc I 132
 xgmi_read_data_acc Q 136 8; xgmi_write_data_acc Q 200 8; xgmi_link_status H 264 8; firmware_timestamp Q 288
 current_gfxclk H 296 8; current_vclk0 H 320 4; current_uclk H 336; num_partition H 338
 """
+#: enum amdgpu_metrics_attr_id: number -> name of the attributes that are read; others are skipped.
+ATTRIBUTE_NAMES = {
+    0: "temperature_hotspot", 1: "temperature_mem", 3: "curr_socket_power", 4: "average_gfx_activity",
+    5: "average_umc_activity", 7: "energy_accumulator", 8: "system_clock_counter", 9: "accumulation_counter",
+    10: "prochot_residency_acc", 11: "ppt_residency_acc", 12: "socket_thm_residency_acc", 13: "vr_thm_residency_acc",
+    14: "hbm_thm_residency_acc", 16: "pcie_link_width", 17: "pcie_link_speed", 18: "xgmi_link_width",
+    19: "xgmi_link_speed", 24: "pcie_l0_to_recov_count_acc", 25: "pcie_replay_count_acc",
+    26: "pcie_replay_rover_count_acc", 27: "pcie_nak_sent_count_acc", 28: "pcie_nak_rcvd_count_acc",
+    29: "xgmi_read_data_acc", 30: "xgmi_write_data_acc", 31: "xgmi_link_status", 32: "firmware_timestamp",
+    33: "current_gfxclk", 35: "current_vclk0", 37: "current_uclk", 38: "num_partition", 40: "gfx_busy_inst",
+    41: "jpeg_busy",
+}  # fmt: skip
+#: enum amdgpu_metrics_attr_type as types of `struct`.
+ATTRIBUTE_TYPES = "BbHhIiQq"
+_COUNT = struct.Struct("<i")
+_ENCODING = struct.Struct("<Q")
+
+
+class MetricsError(ValueError):
+    """A table that cannot be read, with the reason."""
+
+
+class FieldPlace(NamedTuple):
+    """The place of a value in the table: *numbers* consecutive values of a `struct` type."""
+
+    offset: int
+    type: str
+    numbers: int = 1
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number."""
+        return struct.calcsize(f"<{self.type}")
+
+    @property
+    def end(self) -> int:
+        """Offset after the last number."""
+        return self.offset + self.numbers * self.element_bytes
+
+
+class MetricsLayout(NamedTuple):
+    """The fields of a table.
+
+    A table has the same layout if it has all *marks* (offset, bytes) and the same size.
+    """
+
+    revision: str
+    size: int
+    fields: Mapping[str, FieldPlace]
+    marks: tuple[tuple[int, bytes], ...]
+
+
+# Fixed layouts: name, type of `struct`, offset, and the number of values if there are several.
 
 
 def _fixed(text: str) -> dict[str, FieldPlace]:
@@ -153,23 +169,6 @@ LAYOUTS: Mapping[tuple[int, int, int], Mapping[str, FieldPlace]] = {
     (1, 7, 2208): _with_partitions(_REVISION_1_7, 344, 232, 32),
     (1, 8, 3872): _with_partitions(_REVISION_1_7, 344, 440, 40),
 }
-
-#: enum amdgpu_metrics_attr_id: number -> name of the attributes that are read; others are skipped.
-ATTRIBUTE_NAMES = {
-    0: "temperature_hotspot", 1: "temperature_mem", 3: "curr_socket_power", 4: "average_gfx_activity",
-    5: "average_umc_activity", 7: "energy_accumulator", 8: "system_clock_counter", 9: "accumulation_counter",
-    10: "prochot_residency_acc", 11: "ppt_residency_acc", 12: "socket_thm_residency_acc", 13: "vr_thm_residency_acc",
-    14: "hbm_thm_residency_acc", 16: "pcie_link_width", 17: "pcie_link_speed", 18: "xgmi_link_width",
-    19: "xgmi_link_speed", 24: "pcie_l0_to_recov_count_acc", 25: "pcie_replay_count_acc",
-    26: "pcie_replay_rover_count_acc", 27: "pcie_nak_sent_count_acc", 28: "pcie_nak_rcvd_count_acc",
-    29: "xgmi_read_data_acc", 30: "xgmi_write_data_acc", 31: "xgmi_link_status", 32: "firmware_timestamp",
-    33: "current_gfxclk", 35: "current_vclk0", 37: "current_uclk", 38: "num_partition", 40: "gfx_busy_inst",
-    41: "jpeg_busy",
-}  # fmt: skip
-#: enum amdgpu_metrics_attr_type as types of `struct`.
-ATTRIBUTE_TYPES = "BbHhIiQq"
-_COUNT = struct.Struct("<i")
-_ENCODING = struct.Struct("<Q")
 
 
 def layout_of(data: bytes) -> MetricsLayout:

@@ -20,6 +20,19 @@ _POD_LOG_FOLDER = re.compile(
     r"(?P<namespace>[a-z0-9-]{1,63})_(?P<name>[a-z0-9.-]{1,253})_(?P<uid>[0-9a-f-]{32,36})"
 )
 
+#: PodResources of kubelet, a Unix socket below the host's root. An allocation does not show a
+#: process: a pod may leave its GPU idle, and a process may use a GPU without kubelet.
+KUBELET_SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
+LIST_METHOD = "/v1.PodResourcesLister/List"
+#: Timeout of kubelet's whole answer, shorter than a sampler's time limit.
+ANSWER_SECONDS_MAX = 0.5
+#: Allocations beyond this number are dropped.
+ALLOCATIONS_MAX = 4096
+#: Prefix of resources that are GPUs or parts of GPUs; driver of claimed GPUs.
+_RESOURCES, _DRIVER = "nvidia.com/", "gpu.nvidia.com"
+_NAME_CHARACTERS_MAX = 253
+_DEVICE_CHARACTERS_MAX = 90
+
 
 class Pod(NamedTuple):
     """A pod's name."""
@@ -42,20 +55,6 @@ def pods_by_uid(root: Path) -> dict[str, Pod]:
     finally:
         place.leave()
     return dict(pod for folder in folders if (pod := parse_pod_log_folder(folder)))
-
-
-#: PodResources of kubelet, a Unix socket below the host's root. An allocation does not show a
-#: process: a pod may leave its GPU idle, and a process may use a GPU without kubelet.
-KUBELET_SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
-LIST_METHOD = "/v1.PodResourcesLister/List"
-#: Timeout of kubelet's whole answer, shorter than a sampler's time limit.
-ANSWER_SECONDS_MAX = 0.5
-#: Allocations beyond this number are dropped.
-ALLOCATIONS_MAX = 4096
-#: Prefix of resources that are GPUs or parts of GPUs; driver of claimed GPUs.
-_RESOURCES, _DRIVER = "nvidia.com/", "gpu.nvidia.com"
-_NAME_CHARACTERS_MAX = 253
-_DEVICE_CHARACTERS_MAX = 90
 
 
 class KubeletError(Exception):
@@ -123,7 +122,7 @@ def list_allocations(path: Path, seconds_max: float = ANSWER_SECONDS_MAX) -> lis
     """
     os.stat(path)
     # Imported late: it loads h2, which samplers without kubelet should not load.
-    from ..transport.grpc_http2 import CallFailed, call
+    from ..transport.unary_call import CallFailed, call
 
     try:
         return parse_allocations(call(path, LIST_METHOD, b"", seconds_max))

@@ -43,6 +43,10 @@ _UP, _RUNNING = 0x1, 0x40  # IFF_UP, IFF_RUNNING
 _NAME, _OPERATIONAL, _INFO, _KIND, _CARRIER = 3, 16, 18, 1, 33
 _CHANGES, _UPS, _DOWNS = 35, 47, 48
 
+#: The kernel's queue, some 1,300 messages of about 1.5 KiB; then ENOBUFS.
+RECEIVE_BUFFER_BYTES = 2 << 20
+_SO_RCVBUFFORCE = 33
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -231,12 +235,6 @@ def all_links(sequence: int) -> bytes:
     return make_message(
         GET_LINK, REQUEST | DUMP, sequence, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     )
-
-
-#: The kernel's queue, some 1,300 messages of about 1.5 KiB; then ENOBUFS.
-RECEIVE_BUFFER_BYTES = 2 << 20
-
-_SO_RCVBUFFORCE = 33
 
 
 class Overrun(Exception):

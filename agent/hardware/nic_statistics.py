@@ -13,6 +13,14 @@ from collections.abc import Mapping, Sequence
 
 _PRIORITIES = range(8)
 
+_ENA: dict[bytes, str] = {
+    b"bw_in_allowance_exceeded": "nic.bandwidth_in_exceeded_packets",
+    b"bw_out_allowance_exceeded": "nic.bandwidth_out_exceeded_packets",
+    b"pps_allowance_exceeded": "nic.packet_rate_exceeded_packets",
+    b"conntrack_allowance_exceeded": "nic.connections_exceeded_packets",
+    b"tx_timeout": "nic.transmit_timeouts_events",
+}
+
 
 def _by_priority(forms: Mapping[str, str]) -> dict[bytes, str]:
     """Return name -> signal per priority, from forms with `{}` in both."""
@@ -91,13 +99,6 @@ _ICE: dict[bytes, str] = {
             "tx_priority_{}_xoff.nic": "{}_transmitted_pause_frames",
         }
     ),
-}
-_ENA: dict[bytes, str] = {
-    b"bw_in_allowance_exceeded": "nic.bandwidth_in_exceeded_packets",
-    b"bw_out_allowance_exceeded": "nic.bandwidth_out_exceeded_packets",
-    b"pps_allowance_exceeded": "nic.packet_rate_exceeded_packets",
-    b"conntrack_allowance_exceeded": "nic.connections_exceeded_packets",
-    b"tx_timeout": "nic.transmit_timeouts_events",
 }
 #: Driver's name of ETHTOOL_GDRVINFO -> name of a statistic -> signal.
 SIGNALS_OF: Mapping[bytes, Mapping[bytes, str]] = {

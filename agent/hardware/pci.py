@@ -24,6 +24,9 @@ POWER_STATES = ("D0", "D1", "D2", "D3hot", "D3cold")
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 
+#: Distances of two functions, the nearest first.
+NEARNESS = ("same switch", "same root complex", "same socket", "far")
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -185,10 +188,6 @@ def chain_to_root(path: str) -> tuple[tuple[str, ...], str]:
     parents = tuple(name for name in reversed(above) if _ADDRESS.match(name))
     roots = [name for name in above if name.startswith("pci") and ":" in name]
     return parents, roots[0] if roots else ""
-
-
-#: Distances of two functions, the nearest first.
-NEARNESS = ("same switch", "same root complex", "same socket", "far")
 
 
 def nearest(function: Function, others: Iterable[Function]) -> tuple[str, list[Function]]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from ...contract.counters import BLANK_32
 from .files import parse_unsigned, read_text
 
+BOOT_ID_BYTES = 16
+
 
 def parse_vmstat(data: bytes, name: bytes) -> int | None:
     """Return the number of a line of /proc/vmstat."""
@@ -39,9 +41,6 @@ def parse_decimal(text: bytes) -> float | None:
     except ValueError:
         return None
     return value if 0 <= value < BLANK_32 else None  # false for NaN
-
-
-BOOT_ID_BYTES = 16
 
 
 def boot_id(proc_root: Path = Path("/proc")) -> bytes:

@@ -22,50 +22,9 @@ SLURM, KUBERNETES, CONTAINER, SYSTEMD = "slurm", "kubernetes", "container", "sys
 #: Order of preference: a job's process is also in a unit of systemd.
 _ORDER = (SLURM, KUBERNETES, CONTAINER, SYSTEMD, "")
 
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The owner of a process; empty values are unknown."""
-
-    source: str = ""  # slurm, kubernetes, container, systemd
-    #: Slurm's number of the job; a task of an array, or a part of a het job, has its own number.
-    job_id: str = ""
-    step: str = ""  # 0, 0+1 (het), batch, extern, interactive
-    task: str = ""  # on this host, not the rank; special: of the batch script
-    node: str = ""  # if a host has several slurmd
-    job_user_id: str = ""  # owner of the job; cgroup v1 only
-    pod_uid: str = ""
-    qos: str = ""  # guaranteed, burstable, besteffort
-    container_id: str = ""
-    runtime: str = ""  # name in the group: cri-containerd, crio, docker, libpod
-    unit: str = ""
-    user_unit: str = ""  # unit of a user's own systemd
-    session: str = ""
-    slice_user_id: str = ""  # 1000 for user-1000.slice
-    #: The path was seen from another control group (`/../..`), without its beginning.
-    is_relative: bool = False
-
-    def attributes(self) -> dict[str, str]:
-        """Return the known values by name."""
-        values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in values if isinstance(value, str) and value}
-
-
 _HEX = "[0-9a-f]{64}"
 _UID = "[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _QOS = "burstable|besteffort"
-_TASKS = (
-    r"(?:/step_(?P<step>[0-9]{1,10}(?:\+[0-9]{1,10})?|batch|extern|interactive)(?:/(?:user|slurm))?"
-)
-_TASKS += r"(?:/task_(?P<task>[0-9]{1,10}|special))?)?(?:/(?P<rest>.*))?"
-_SLURM_1 = re.compile(
-    r"slurm(?:_(?P<node>[A-Za-z0-9._-]{1,253}))?/uid_(?P<user>[0-9]{1,10})/job_(?P<job>[0-9]{1,10})"
-    + _TASKS
-)
-_SLURM_2 = re.compile(
-    r"system\.slice/(?:(?P<node>[A-Za-z0-9._-]{1,253})_)?slurmstepd\.scope/job_(?P<job>[0-9]{1,10})"
-    + _TASKS
-)
 _POD = re.compile(
     rf"pod(?P<folder>{_UID})|(?:kubelet-)?kubepods(?:-(?P<qos>{_QOS}))?-pod(?P<uid>{_UID})\.slice"
     rf"(?::cri-containerd:(?P<id>{_HEX}))?"
@@ -96,6 +55,48 @@ _SLICE = re.compile(r"[A-Za-z0-9:_.\\@-]{1,249}\.slice")
 _USER_SLICE = re.compile(r"user-([0-9]{1,10})\.slice")
 _SESSION = re.compile(r"session-([A-Za-z0-9]{1,32})\.scope")
 _LXC = re.compile(r"lxc\.payload\.(?P<name>[A-Za-z0-9_.-]{1,64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a process; empty values are unknown."""
+
+    source: str = ""  # slurm, kubernetes, container, systemd
+    #: Slurm's number of the job; a task of an array, or a part of a het job, has its own number.
+    job_id: str = ""
+    step: str = ""  # 0, 0+1 (het), batch, extern, interactive
+    task: str = ""  # on this host, not the rank; special: of the batch script
+    node: str = ""  # if a host has several slurmd
+    job_user_id: str = ""  # owner of the job; cgroup v1 only
+    pod_uid: str = ""
+    qos: str = ""  # guaranteed, burstable, besteffort
+    container_id: str = ""
+    runtime: str = ""  # name in the group: cri-containerd, crio, docker, libpod
+    unit: str = ""
+    user_unit: str = ""  # unit of a user's own systemd
+    session: str = ""
+    slice_user_id: str = ""  # 1000 for user-1000.slice
+    #: The path was seen from another control group (`/../..`), without its beginning.
+    is_relative: bool = False
+
+    def attributes(self) -> dict[str, str]:
+        """Return the known values by name."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if isinstance(value, str) and value}
+
+
+_TASKS = (
+    r"(?:/step_(?P<step>[0-9]{1,10}(?:\+[0-9]{1,10})?|batch|extern|interactive)(?:/(?:user|slurm))?"
+)
+_TASKS += r"(?:/task_(?P<task>[0-9]{1,10}|special))?)?(?:/(?P<rest>.*))?"
+_SLURM_1 = re.compile(
+    r"slurm(?:_(?P<node>[A-Za-z0-9._-]{1,253}))?/uid_(?P<user>[0-9]{1,10})/job_(?P<job>[0-9]{1,10})"
+    + _TASKS
+)
+_SLURM_2 = re.compile(
+    r"system\.slice/(?:(?P<node>[A-Za-z0-9._-]{1,253})_)?slurmstepd\.scope/job_(?P<job>[0-9]{1,10})"
+    + _TASKS
+)
 
 
 def parse_cgroup(data: bytes) -> Owner:

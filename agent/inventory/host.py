@@ -18,6 +18,19 @@ _SECTOR_BYTES = 512  # unit of `size`, whatever the disk's sector size
 #: Network filesystem -> device kind of its readings.
 _NETWORK_KINDS = {"nfs": "nfs", "nfs4": "nfs", "lustre": "lustre"}
 
+#: Attribute -> its file in a function's folder. `label` is the board vendor's name of the slot.
+_FUNCTION_FILES = {
+    "vendor": "vendor",
+    "device": "device",
+    "subsystem_vendor": "subsystem_vendor",
+    "subsystem_device": "subsystem_device",
+    "numa_node": "numa_node",
+    "cpus": "local_cpulist",
+    "label": "label",
+}
+#: Files that are read from the device itself, which wakes it.
+_LINK_FILES = {"link_speed_max": "max_link_speed", "link_width_max": "max_link_width"}
+
 
 def numa_nodes(roots: Roots) -> list[HostDevice]:
     """Return the NUMA nodes with their cores and distances."""
@@ -60,20 +73,6 @@ def pcie_functions(roots: Roots) -> list[HostDevice]:
             attributes |= _nearest(function, nics, rdma)
         devices.append(HostDevice("pcie", function.address, attributes))
     return devices
-
-
-#: Attribute -> its file in a function's folder. `label` is the board vendor's name of the slot.
-_FUNCTION_FILES = {
-    "vendor": "vendor",
-    "device": "device",
-    "subsystem_vendor": "subsystem_vendor",
-    "subsystem_device": "subsystem_device",
-    "numa_node": "numa_node",
-    "cpus": "local_cpulist",
-    "label": "label",
-}
-#: Files that are read from the device itself, which wakes it.
-_LINK_FILES = {"link_speed_max": "max_link_speed", "link_width_max": "max_link_width"}
 
 
 def _nearest(

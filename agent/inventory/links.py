@@ -25,6 +25,23 @@ from .host import link_name, pci_address
 #: Items of a long list in an attribute.
 LISTED_MAX = 64
 
+_DEVICE_FILES = {
+    "firmware": "fw_ver",
+    "hca": "hca_type",
+    "board": "board_id",
+    "guid": "node_guid",
+    "image_guid": "sys_image_guid",
+    "description": "node_desc",
+    "numa_node": "device/numa_node",
+}
+_PORT_FILES = {
+    "link_layer": "link_layer",
+    "lid": "lid",
+    "sm_lid": "sm_lid",
+    "lid_mask_count": "lid_mask_count",
+    "capabilities": "cap_mask",
+}
+
 
 def interfaces(roots: Roots) -> list[HostDevice]:
     """Return the interfaces with a device of their own, and bonds and VLANs."""
@@ -194,24 +211,6 @@ def _port(roots: Roots, name: str, folder: Path) -> dict[str, str]:
         "gids_count": str(len(table)) if table else "",
         "unnamed_counters": " ".join(device_key(counter) for counter in hidden[:LISTED_MAX]),
     }
-
-
-_DEVICE_FILES = {
-    "firmware": "fw_ver",
-    "hca": "hca_type",
-    "board": "board_id",
-    "guid": "node_guid",
-    "image_guid": "sys_image_guid",
-    "description": "node_desc",
-    "numa_node": "device/numa_node",
-}
-_PORT_FILES = {
-    "link_layer": "link_layer",
-    "lid": "lid",
-    "sm_lid": "sm_lid",
-    "lid_mask_count": "lid_mask_count",
-    "capabilities": "cap_mask",
-}
 
 
 def _kinds_by_netlink() -> dict[str, dict[str, str]]:

@@ -27,6 +27,26 @@ NEEDS_RESET, NEEDS_REBOOT = "gpu.needs_reset", "gpu.needs_reboot"
 #: Codes of MESSAGE: firmware or engines do not respond; the driver cannot start a GPU.
 NO_RESPONSE, NOT_STARTED = 1, 2
 
+#: A status in a comparison ("status == NV_ERR_GPU_IS_LOST") does not mean that it occurred.
+_NOT_COMPARED = r"(?<![=] )"
+#: Module -> prefix of its lines. Drivers before 530 print no colon.
+_MODULES = {
+    "NVRM": r"NVRM:?(?= )",
+    "nvidia-uvm": r"nvidia-uvm:",
+    "nvidia-modeset": r"nvidia-modeset:",
+}
+#: The GPU named in a line, by address or by the driver's number.
+_NAMED_GPU = (
+    rf"(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?)"
+    r"(?=(?:.{0,160}?\bGPU:?(?P<gpu_number>\d{1,3})\b)?)"
+)
+#: Attributes, besides the severity, that separate incidents of a code in `VARYING`. Every line of
+#: such an incident is decoded.
+_SCOPE_ATTRIBUTES = ("recovery", "unit", "link")
+#: XIDs of the GSP contain address and number: `Xid (PCI:0000:9b:00): 119, ... response from GPU4
+#: GSP`.
+_NUMBERED = re.compile(r"\bfrom GPU(\d{1,3}) GSP\b")
+
 
 def _status(hex_digits: str) -> str:
     """Return the pattern of an NV_STATUS (nvstatuscodes.h): after its key, or of a failed start."""
@@ -36,8 +56,6 @@ def _status(hex_digits: str) -> str:
     )
 
 
-#: A status in a comparison ("status == NV_ERR_GPU_IS_LOST") does not mean that it occurred.
-_NOT_COMPARED = r"(?<![=] )"
 #: Meanings of lines of NVIDIA's modules, most serious first, by their words alone: any function may
 #: print them.
 _MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
@@ -108,17 +126,6 @@ _MEANINGS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
         ),
     ),
 )
-#: Module -> prefix of its lines. Drivers before 530 print no colon.
-_MODULES = {
-    "NVRM": r"NVRM:?(?= )",
-    "nvidia-uvm": r"nvidia-uvm:",
-    "nvidia-modeset": r"nvidia-modeset:",
-}
-#: The GPU named in a line, by address or by the driver's number.
-_NAMED_GPU = (
-    rf"(?=(?:.{{0,160}}?\b(?P<pci>{PCI_WITH_DOMAIN}))?)"
-    r"(?=(?:.{0,160}?\bGPU:?(?P<gpu_number>\d{1,3})\b)?)"
-)
 
 NVIDIA_RULES = (
     rule(
@@ -157,11 +164,6 @@ NVIDIA_RULES = (
 )
 
 
-#: Attributes, besides the severity, that separate incidents of a code in `VARYING`. Every line of
-#: such an incident is decoded.
-_SCOPE_ATTRIBUTES = ("recovery", "unit", "link")
-
-
 class XidDecoder:
     """Adds the meaning of an XID or SXID under the loaded driver."""
 
@@ -191,11 +193,6 @@ class XidDecoder:
             scope = " ".join((decoded.severity.value, *scope_parts))[:VALUE_CHARACTERS_MAX]
         limited = dict(list(attributes.items())[:ATTRIBUTES_MAX])
         return parsed._replace(attributes=limited, scope=scope)
-
-
-#: XIDs of the GSP contain address and number: `Xid (PCI:0000:9b:00): 119, ... response from GPU4
-#: GSP`.
-_NUMBERED = re.compile(r"\bfrom GPU(\d{1,3}) GSP\b")
 
 
 class GpuFinder:

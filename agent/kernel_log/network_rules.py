@@ -71,6 +71,10 @@ _QUEUE_DEAD = (
     r"cmdq? (?:time ?out|timed out)",
 )
 
+#: Adapters remembered as failed, and as linked; beyond this number "back" is reported without a
+#: check.
+FAILED_MAX = 256
+
 
 def _recovered(parsed: ParsedLine) -> ParsedLine:
     """Make it an incident of its own, apart from failures before and after it."""
@@ -259,11 +263,6 @@ NETWORK_RULES = (
         codes=_UP_DOWN,
     ),
 )
-
-
-#: Adapters remembered as failed, and as linked; beyond this number "back" is reported without a
-#: check.
-FAILED_MAX = 256
 
 
 def reported_when(parsed: ParsedLine, text: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..clock import Clock
-from ..events import XID_DEDUPLICATOR
 from ..hardware.kmsg import KERNEL_FACILITY, KmsgRecord, parse_record
+from ..xid_reports import XID_DEDUPLICATOR
 from .checkpoint_file import CheckpointFile, LogPosition
 from .incidents import IncidentTracker, LogLine
 from .record import ParsedLine

@@ -23,6 +23,18 @@ PCI_WITH_DOMAIN = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
 #: A complete address, as in the kernel's own lines.
 BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
+#: Groups of a pattern with a meaning; all others become attributes.
+_SPECIAL_GROUPS = frozenset(("pci", "device", "code", "count", "pid", "comm"))
+#: Templates kept as text, the limit of HealthEvent.forms.
+TEMPLATES_MAX = 32
+#: Distinct templates are counted up to this; this count means "or more".
+TEMPLATES_COUNTED_MAX = 256
+TEMPLATE_CHARACTERS_MAX = 120
+#: Numbers, hexadecimal or not, alone or at the end of a word (`GPC2`).
+_NUMBERS = re.compile(
+    r"0x[0-9a-fA-F]+|(?<![0-9A-Za-z])[0-9a-fA-F]*[0-9][0-9a-fA-F]*(?![0-9A-Za-z])|[0-9]+"
+)
+
 
 class LinePart(Enum):
     """The role of a line among the lines about one occurrence."""
@@ -48,10 +60,6 @@ class ParsedLine(NamedTuple):
     process_id: int = 0
     process_name: str = ""
     attributes: Mapping[str, str] = {}
-
-
-#: Groups of a pattern with a meaning; all others become attributes.
-_SPECIAL_GROUPS = frozenset(("pci", "device", "code", "count", "pid", "comm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +152,6 @@ def printable(text: str, characters_max: int) -> str:
     if text.isprintable():
         return text.strip()
     return "".join(letter if letter.isprintable() else " " for letter in text).strip()
-
-
-#: Templates kept as text, the limit of HealthEvent.forms.
-TEMPLATES_MAX = 32
-#: Distinct templates are counted up to this; this count means "or more".
-TEMPLATES_COUNTED_MAX = 256
-TEMPLATE_CHARACTERS_MAX = 120
-
-#: Numbers, hexadecimal or not, alone or at the end of a word (`GPC2`).
-_NUMBERS = re.compile(
-    r"0x[0-9a-fA-F]+|(?<![0-9A-Za-z])[0-9a-fA-F]*[0-9][0-9a-fA-F]*(?![0-9A-Za-z])|[0-9]+"
-)
 
 
 def template_of(text: str) -> str:

@@ -6,7 +6,6 @@ response later.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -22,20 +21,10 @@ from ...contract.wire import agent_pb2 as pb
 from ...contract.wire.nvhcd_pb2 import HealthCheckRequest, HealthCheckResponse
 from ...contract.wire.telemetry_pb2 import HealthEvent
 from ..clock import Clock
-from ..config import SOCKET_NAME, run_folder_candidates
 from ..events import EventPublisher
-from ..gpu_release import (
-    REASON_CHARACTERS_MAX,
-    RELEASE_SECONDS_DEFAULT,
-    RELEASE_SECONDS_MAX,
-    CallbackQueue,
-    GpuReleaser,
-    ReleaseStateFile,
-    UnreleasedHandle,
-)
+from ..gpu_release import RELEASE_SECONDS_DEFAULT, CallbackQueue, GpuReleaser, UnreleasedHandle
 from ..hardware.nvidia import driver_gpu_uuid, driver_gpus
-from ..hardware.proc_files import boot_id
-from ..transport.grpc_http2 import CallFailed, NoListener, call
+from ..release_state import REASON_CHARACTERS_MAX, RELEASE_SECONDS_MAX
 from .grpc_session import CallRefused, DeferredResponse, Handler, Method, Peer
 
 #: Limits of a request: characters in a GPU's name, and names in the request.
@@ -47,6 +36,19 @@ _ADDRESS = re.compile(
     r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])(?:\.([0-7]))?", re.IGNORECASE
 )
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+SERVICE = "/gangline.v1.AgentService/"
+RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}GetStatus"
+DIAGNOSTIC = f"{SERVICE}ReportDiagnostic"
+#: Limits of a ReportDiagnostic request: outcome, attributes, characters per text.
+DIAGNOSTIC_OUTCOME_MAX, DIAGNOSTIC_ATTRIBUTES_MAX, DIAGNOSTIC_CHARACTERS_MAX = 2, 16, 1024
+#: Replaces the PCI address of a release of all GPUs together.
+ALL_GPUS = "all"
+#: The node health check of NVIDIA's resiliency extension (NVRx): its launcher calls it before each
+#: rendezvous.
+HEALTH_CHECK_PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
+ARGUMENTS_MAX = 64
+log = logging.getLogger(__name__)
 
 
 class NotAGpu(ValueError):
@@ -99,14 +101,6 @@ def _address(name: str, known: Mapping[str, str]) -> str:
 def _format_gpus(gpus: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{address} {uuid}".strip() for address, uuid in gpus) or "none"
 
-
-SERVICE = "/gangline.v1.AgentService/"
-RELEASE, RESUME, STATUS = f"{SERVICE}Release", f"{SERVICE}Resume", f"{SERVICE}GetStatus"
-DIAGNOSTIC = f"{SERVICE}ReportDiagnostic"
-#: Limits of a ReportDiagnostic request: outcome, attributes, characters per text.
-DIAGNOSTIC_OUTCOME_MAX, DIAGNOSTIC_ATTRIBUTES_MAX, DIAGNOSTIC_CHARACTERS_MAX = 2, 16, 1024
-#: Replaces the PCI address of a release of all GPUs together.
-ALL_GPUS = "all"
 
 Request = TypeVar("Request", bound=Message)
 
@@ -325,14 +319,6 @@ def _run_work(work: Callable[[DeferredResponse], None], deferred: DeferredRespon
         raise
 
 
-#: The node health check of NVIDIA's resiliency extension (NVRx): its launcher calls it before each
-#: rendezvous.
-HEALTH_CHECK_PATH = "/nvhcd.HealthCheckService/RunHealthCheck"
-ARGUMENTS_MAX = 64
-
-log = logging.getLogger(__name__)
-
-
 class HealthCheckResult(Protocol):
     """Fields of the response.
 
@@ -399,67 +385,3 @@ def _encode(result: HealthCheckResult) -> bytes:
     response = HealthCheckResponse(success=result.success, exit_code=result.exit_code)
     response.output, response.error = result.output, result.error
     return response.SerializeToString()
-
-
-AgentAnswer = TypeVar("AgentAnswer", bound=Message)
-
-
-def add_socket_options(parser: argparse.ArgumentParser) -> None:
-    """Add options that select an agent by its run folder, or by the socket in this folder."""
-    default_folders = " or ".join(map(str, run_folder_candidates()))
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--run-folder",
-        dest="socket",
-        type=_socket_path,
-        metavar="FOLDER",
-        help=f"where the agent answers (default {default_folders})",
-    )
-    group.add_argument(
-        "--socket", type=Path, metavar="PATH", help=f"the same, by its socket: FOLDER/{SOCKET_NAME}"
-    )
-
-
-def _socket_path(folder: str) -> Path:
-    if not folder:
-        raise argparse.ArgumentTypeError("expected a folder, as the agent's setting run_folder")
-    return Path(folder) / SOCKET_NAME
-
-
-def sockets(option: Path | None) -> tuple[Path, ...]:
-    """Return the socket paths to try, in order."""
-    return (
-        (option,) if option else tuple(folder / SOCKET_NAME for folder in run_folder_candidates())
-    )
-
-
-def release_file(option: Path | None) -> ReleaseStateFile | None:
-    """Return the release file that a starting agent reads; None without a writable run folder.
-
-    For an agent that does not respond now: it is starting, or was killed.
-    """
-    for path in sockets(option):
-        if os.access(path.parent, os.W_OK | os.X_OK):
-            return ReleaseStateFile(path.parent, boot_id(Path("/proc")))
-    return None
-
-
-def call_agent(
-    paths: Iterable[Path],
-    method: str,
-    request: Message,
-    kind: type[AgentAnswer],
-    seconds_max: float,
-) -> AgentAnswer:
-    """Return the response of the first agent that listens. Raises NoListener, CallFailed."""
-    failures: list[str] = []
-    for path in paths:
-        try:
-            return kind.FromString(call(path, method, request.SerializeToString(), seconds_max))
-        except NoListener as error:
-            failures.append(str(error))
-        except PermissionError:
-            raise CallFailed("PERMISSION_DENIED", f"{path}: permission denied") from None
-        except DecodeError as error:
-            raise CallFailed("UNKNOWN", f"{path}: the answer cannot be read: {error}") from error
-    raise NoListener(", ".join(failures))

@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from ..clock import Clock
 from ..config import SOCKET_NAME, AgentConfig
 from ..events import EventPublisher
-from ..gpu_release import CallbackQueue, GpuReleaser, ReleaseStateFile
+from ..gpu_release import CallbackQueue, GpuReleaser
 from ..hardware.nvidia import driver_gpus, pci_gpus
 from ..latest import LatestReadings
 from ..registration import Registration, version
+from ..release_state import ReleaseStateFile
 from ..sampler.pool import SamplerPool
-from . import agent_service, host_status
+from . import agent_service, self_status
 from .agent_service import AgentService
 from .grpc_session import Method
 from .server import LocalServer
@@ -50,7 +51,7 @@ def attach(
         callbacks,
         clock,
         lambda: _known_gpus(config, registration),
-        lambda: host_status.driver_mismatch(latest, config.proc_root, clock.boottime_ns()),
+        lambda: self_status.driver_mismatch(latest, config.proc_root, clock.boottime_ns()),
         version(),
         publisher,
         registration.gpu_serials,

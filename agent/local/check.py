@@ -29,6 +29,14 @@ PERMIT_SECONDS_MAX = 60
 #: Seconds for which a scheduler may rely on a drain reason without a renewal.
 TTL_SECONDS = 3600
 
+AGENT_COUNTS = (
+    "pid", "since_ns", "waiting_frames", "waiting_bytes", "waiting_events", "lost_frames", "refused_frames",
+    "lost_events", "write_errors", "sources_well",
+)  # fmt: skip
+FINDING_TEXTS = (
+    "name", "device", "address", "severity", "problem", "words", "action", "scope", "clears_when",
+)  # fmt: skip
+
 
 class StatusError(ValueError):
     """A document that Gangline did not write; the message says what is wrong."""
@@ -145,12 +153,6 @@ def _unread(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-AGENT_COUNTS = (
-    "pid", "since_ns", "waiting_frames", "waiting_bytes", "waiting_events", "lost_frames", "refused_frames",
-    "lost_events", "write_errors", "sources_well",
-)  # fmt: skip
-
-
 def _finding(one: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {key: printable(one[key]) for key in FINDING_TEXTS}
     for key in ("since_ns", "confirmed_ns", "count"):
@@ -159,11 +161,6 @@ def _finding(one: dict[str, Any]) -> dict[str, Any]:
         raise TypeError
     fields["enforceable"] = one["enforceable"]
     return fields
-
-
-FINDING_TEXTS = (
-    "name", "device", "address", "severity", "problem", "words", "action", "scope", "clears_when",
-)  # fmt: skip
 
 
 def printable(value: object) -> str:

@@ -22,52 +22,10 @@ GPUS_MAX = 32
 STALE_PERIODS, STALE_SLACK_SECONDS = 3, 2
 SECOND_NS = 1_000_000_000
 
-
-class DcgmRow(NamedTuple):
-    """A row of the list. The value of *signal* times *factor* is exposed."""
-
-    name: str
-    kind: str
-    unit: str
-    signal: str
-    factor: float
-    help: str
-
-
 #: XIDs come as events: `_XIDS` is the name of an event, not of a signal.
 _XIDS = "gpu.xid"
-ROWS = (
-    DcgmRow("DCGM_FI_DEV_SM_CLOCK", "gauge", "MHz", "gpu.sm_clock_hertz", 1e-6, "SM clock, MHz"),
-    DcgmRow("DCGM_FI_DEV_MEM_CLOCK", "gauge", "MHz", "gpu.memory_clock_hertz", 1e-6, "memory clock, MHz"),
-    DcgmRow("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "C", "gpu.memory_temperature_celsius", 1, "memory temperature, C"),
-    DcgmRow("DCGM_FI_DEV_GPU_TEMP", "gauge", "C", "gpu.temperature_celsius", 1, "GPU temperature, C"),
-    DcgmRow("DCGM_FI_DEV_POWER_USAGE", "gauge", "W", "gpu.power_watts", 1, "power, W"),
-    DcgmRow("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "mJ", "gpu.energy_joules", 1e3, "energy since the driver was loaded, mJ"),
-    DcgmRow("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_transmitted_bytes_per_second", 1e-3, "PCIe traffic from the GPU, KB/s"),
-    DcgmRow("DCGM_FI_DEV_PCIE_RX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_received_bytes_per_second", 1e-3, "PCIe traffic to the GPU, KB/s"),
-    DcgmRow("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "", "gpu.pcie_replays_count", 1, "PCIe packets resent"),
-    DcgmRow("DCGM_FI_DEV_GPU_UTIL", "gauge", "%", "gpu.utilization_ratio", 100, "GPU utilization, %"),
-    DcgmRow("DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "%", "gpu.memory_utilization_ratio", 100, "memory utilization, %"),
-    DcgmRow("DCGM_FI_DEV_ENC_UTIL", "gauge", "%", "gpu.encoder_utilization_ratio", 100, "encoder utilization, %"),
-    DcgmRow("DCGM_FI_DEV_DEC_UTIL", "gauge", "%", "gpu.decoder_utilization_ratio", 100, "decoder utilization, %"),
-    DcgmRow("DCGM_FI_DEV_XID_ERRORS", "gauge", "", _XIDS, 1, "last XID that the agent has seen; 0: none"),
-    DcgmRow("DCGM_FI_DEV_FB_FREE", "gauge", "MiB", "gpu.memory_free_bytes", 2**-20, "memory free, MiB"),
-    DcgmRow("DCGM_FI_DEV_FB_USED", "gauge", "MiB", "gpu.memory_used_bytes", 2**-20, "memory used without what the driver reserves, MiB"),
-    DcgmRow("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "counter", "", "gpu.remapped_uncorrectable_rows", 1, "rows remapped for uncorrectable errors"),
-    DcgmRow("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "", "gpu.remapped_correctable_rows", 1, "rows remapped for correctable errors"),
-    DcgmRow("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "", "gpu.remap_failed_state", 1, "whether a row could not be remapped"),
-)  # fmt: skip
 #: Rows of the list for which the agent has no reading.
 WITHOUT_READING = ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
-
-#: Rows since 4.8.3. They replace NVML's PCIe throughputs.
-_ROWS_SINCE_4_8 = (
-    DcgmRow("DCGM_FI_DEV_FB_RESERVED", "gauge", "MiB", "gpu.memory_reserved_bytes", 2**-20, "memory that the driver reserves, MiB"),
-    DcgmRow("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "gauge", "", "gpu_fast.tensor_active_ratio", 1, "share of cycles in which a tensor pipe was active"),
-    DcgmRow("DCGM_FI_PROF_DRAM_ACTIVE", "gauge", "", "gpu_fast.memory_bandwidth_ratio", 1, "share of cycles in which the memory interface was active"),
-    DcgmRow("DCGM_FI_PROF_PCIE_TX_BYTES", "gauge", "B/s", "gpu_fast.pcie_transmitted_bytes_per_second", 1, "PCIe traffic from the GPU, bytes per second"),
-    DcgmRow("DCGM_FI_PROF_PCIE_RX_BYTES", "gauge", "B/s", "gpu_fast.pcie_received_bytes_per_second", 1, "PCIe traffic to the GPU, bytes per second"),
-)  # fmt: skip
 #: Name up to 4.8 -> name since 4.9; if the unit changed: the new unit and help text too.
 _RENAMED = {
     "DCGM_FI_DEV_SM_CLOCK": ("DCGM_FI_DEV_SM_CLOCK_HERTZ", "Hz", "SM clock, Hz"),
@@ -91,6 +49,50 @@ _RENAMED = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("DCGM_FI_PROF_TENSOR_UTIL_RATIO",),
     "DCGM_FI_PROF_DRAM_ACTIVE": ("DCGM_FI_PROF_DRAM_UTIL_RATIO",),
 }  # fmt: skip
+_USED, _RESERVED = "gpu.memory_used_bytes", "gpu.memory_reserved_bytes"
+
+
+class DcgmRow(NamedTuple):
+    """A row of the list. The value of *signal* times *factor* is exposed."""
+
+    name: str
+    kind: str
+    unit: str
+    signal: str
+    factor: float
+    help: str
+
+
+ROWS = (
+    DcgmRow("DCGM_FI_DEV_SM_CLOCK", "gauge", "MHz", "gpu.sm_clock_hertz", 1e-6, "SM clock, MHz"),
+    DcgmRow("DCGM_FI_DEV_MEM_CLOCK", "gauge", "MHz", "gpu.memory_clock_hertz", 1e-6, "memory clock, MHz"),
+    DcgmRow("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "C", "gpu.memory_temperature_celsius", 1, "memory temperature, C"),
+    DcgmRow("DCGM_FI_DEV_GPU_TEMP", "gauge", "C", "gpu.temperature_celsius", 1, "GPU temperature, C"),
+    DcgmRow("DCGM_FI_DEV_POWER_USAGE", "gauge", "W", "gpu.power_watts", 1, "power, W"),
+    DcgmRow("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "mJ", "gpu.energy_joules", 1e3, "energy since the driver was loaded, mJ"),
+    DcgmRow("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_transmitted_bytes_per_second", 1e-3, "PCIe traffic from the GPU, KB/s"),
+    DcgmRow("DCGM_FI_DEV_PCIE_RX_THROUGHPUT", "counter", "KB", "gpu_fast.pcie_received_bytes_per_second", 1e-3, "PCIe traffic to the GPU, KB/s"),
+    DcgmRow("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "", "gpu.pcie_replays_count", 1, "PCIe packets resent"),
+    DcgmRow("DCGM_FI_DEV_GPU_UTIL", "gauge", "%", "gpu.utilization_ratio", 100, "GPU utilization, %"),
+    DcgmRow("DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "%", "gpu.memory_utilization_ratio", 100, "memory utilization, %"),
+    DcgmRow("DCGM_FI_DEV_ENC_UTIL", "gauge", "%", "gpu.encoder_utilization_ratio", 100, "encoder utilization, %"),
+    DcgmRow("DCGM_FI_DEV_DEC_UTIL", "gauge", "%", "gpu.decoder_utilization_ratio", 100, "decoder utilization, %"),
+    DcgmRow("DCGM_FI_DEV_XID_ERRORS", "gauge", "", _XIDS, 1, "last XID that the agent has seen; 0: none"),
+    DcgmRow("DCGM_FI_DEV_FB_FREE", "gauge", "MiB", "gpu.memory_free_bytes", 2**-20, "memory free, MiB"),
+    DcgmRow("DCGM_FI_DEV_FB_USED", "gauge", "MiB", "gpu.memory_used_bytes", 2**-20, "memory used without what the driver reserves, MiB"),
+    DcgmRow("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "counter", "", "gpu.remapped_uncorrectable_rows", 1, "rows remapped for uncorrectable errors"),
+    DcgmRow("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "", "gpu.remapped_correctable_rows", 1, "rows remapped for correctable errors"),
+    DcgmRow("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "", "gpu.remap_failed_state", 1, "whether a row could not be remapped"),
+)  # fmt: skip
+
+#: Rows since 4.8.3. They replace NVML's PCIe throughputs.
+_ROWS_SINCE_4_8 = (
+    DcgmRow("DCGM_FI_DEV_FB_RESERVED", "gauge", "MiB", "gpu.memory_reserved_bytes", 2**-20, "memory that the driver reserves, MiB"),
+    DcgmRow("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "gauge", "", "gpu_fast.tensor_active_ratio", 1, "share of cycles in which a tensor pipe was active"),
+    DcgmRow("DCGM_FI_PROF_DRAM_ACTIVE", "gauge", "", "gpu_fast.memory_bandwidth_ratio", 1, "share of cycles in which the memory interface was active"),
+    DcgmRow("DCGM_FI_PROF_PCIE_TX_BYTES", "gauge", "B/s", "gpu_fast.pcie_transmitted_bytes_per_second", 1, "PCIe traffic from the GPU, bytes per second"),
+    DcgmRow("DCGM_FI_PROF_PCIE_RX_BYTES", "gauge", "B/s", "gpu_fast.pcie_received_bytes_per_second", 1, "PCIe traffic to the GPU, bytes per second"),
+)  # fmt: skip
 
 
 def _renamed(row: DcgmRow) -> DcgmRow:
@@ -125,7 +127,6 @@ NAMES = {
         (*map(_renamed, _ROWS_4_8), _CAPACITY), "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION"
     ),
 }
-_USED, _RESERVED = "gpu.memory_used_bytes", "gpu.memory_reserved_bytes"
 
 Attributes = Mapping[tuple[str, str], Mapping[str, str]]
 

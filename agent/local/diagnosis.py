@@ -24,7 +24,7 @@ from ..hardware.nvidia import driver_gpus, kernel_driver_version
 from ..registration import version
 from ..transport.credentials import Credentials
 from .check import SECOND_NS, format_duration
-from .host_status import UnreadSources
+from .self_status import UnreadSources
 
 OK, NOTE, BLIND, PROBLEM = "ok", "note", "blind", "problem"
 

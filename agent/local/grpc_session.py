@@ -194,9 +194,6 @@ class ServerSession(GrpcConnection[ServerCall]):
                 self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
 
 
-# Interface of the server's methods.
-
-
 class Peer(NamedTuple):
     """The client process, as the kernel reports it (SO_PEERCRED)."""
 

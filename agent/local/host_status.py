@@ -1,4 +1,4 @@
-"""Status of this host without an aggregator: findings each second and at each event, status file, health check.
+"""Status of this host without an aggregator: findings each second and at each event, and the health check.
 
 Call `update` only in the daemon's thread. `health_check` and `document` are safe in any thread:
 their data is replaced atomically.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,282 +18,28 @@ from ...contract.settings import SettingsError
 from ...contract.signals import BY_NAME
 from ...contract.wire.telemetry_pb2 import HealthEvent, IngestAck, RegisterNodeResponse
 from ..clock import Clock
-from ..collector import CollectOutcome, CollectResult
 from ..config import STATUS_NAME, AgentConfig
 from ..gpu_list import EVENT_NAME as MISSING
 from ..gpu_list import GpuInventory, GpuList
 from ..hardware.files import read_text
-from ..hardware.nvidia import kernel_driver_version
 from ..latest import LatestReadings
 from ..registration import version
 from ..sampler.quarantine import DeviceState
-from ..spool.event_queue import EventQueue
-from ..spool.spool import Spool
-from ..transport.client import Client
 from . import check
-from .check import FORMAT, NAMES_MAX, STATUS_BYTES_MAX, printable
 from .findings import HostFindings
 from .findings_state import FindingsState, FindingsStateFile
 from .policy_file import CHECK_SECONDS, ActivePermit, Permit, PolicyFile
-from .policy_rules import ClearedFinding, GpuResetDetector, HostFinding
-
-#: Period in which the file is renewed. Readers take the agent of an older file for dead.
-RENEW_SECONDS = 10.0
-_MODE = 0o644
-
-
-def finding_fields(finding: HostFinding, address: str) -> dict[str, Any]:
-    """Return a finding's fields in the document. *address*: a GPU's PCI address."""
-    return {
-        "name": finding.name,
-        "device": printable(finding.device),
-        "address": address,
-        "severity": str(finding.severity),
-        "problem": "user" if finding.severity == "application" else "node",
-        "words": printable(finding.message),
-        "action": finding.action,
-        "scope": finding.scope,
-        "clears_when": finding.clears_when,
-        "since_ns": finding.since_ns,
-        "confirmed_ns": finding.confirmed_ns,
-        "count": finding.count,
-        "enforceable": finding.enforceable,
-    }
-
-
-def cleared_fields(cleared: ClearedFinding) -> dict[str, Any]:
-    """Return a cleared finding's fields in the document."""
-    finding = cleared.finding
-    return {
-        "name": finding.name,
-        "device": printable(finding.device),
-        "words": printable(finding.message),
-        "since_ns": finding.since_ns,
-        "cleared_ns": cleared.cleared_ns,
-        "why": cleared.reason,
-    }
-
-
-def device_fields(device: DeviceState) -> dict[str, Any]:
-    """Return the document's fields of a device that is hung, or was up to a minute ago."""
-    return {
-        "lane": device.group,
-        "device": printable(device.device),
-        "state": device.state.name.lower(),
-        "call": printable(device.call),
-        "hung_seconds": round(device.hung_seconds, 1),
-        "words": printable(device.message),
-    }
-
-
-def document(
-    constant_fields: Mapping[str, Any],
-    now_ns: int,
-    *,
-    findings: Sequence[dict[str, Any]],
-    left_out: int,
-    notes: Iterable[str],
-    **fields: Any,
-) -> dict[str, Any]:
-    """Return the document. *constant_fields* never change; *fields*: enforcing, permit, devices."""
-    return {
-        "format": FORMAT,
-        **constant_fields,
-        "boottime_ns": now_ns,
-        "findings": list(findings),
-        "left_out": left_out,
-        "notes": [printable(note) for note in notes][:NAMES_MAX],
-        **fields,
-    }
-
-
-def encode(fields: dict[str, Any]) -> bytes:
-    """Return the file's content, at most STATUS_BYTES_MAX; the mildest findings are left out."""
-    content = json.dumps(fields).encode()
-    while len(content) > STATUS_BYTES_MAX:
-        half = len(fields["findings"]) // 2
-        dropped = len(fields["findings"]) - half
-        fields = {**fields, "findings": fields["findings"][:half], "cleared": [], "devices": []}
-        fields["left_out"] += dropped
-        content = json.dumps(fields).encode()
-        if not half and len(content) > STATUS_BYTES_MAX:
-            fields["notes"] = []
-            content = json.dumps(fields).encode()
-            break
-    return content
-
-
-class StatusFile:
-    """The file at *path*. Never raises; `last_error` has the last failure."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.last_error = ""
-        self.writes = 0
-        self._new = path.with_name(f".{path.name}.new")
-
-    def write(self, content: bytes) -> bool:
-        """Replace the file; return success. Never synced: a later boot does not read it."""
-        try:
-            self._replace(content)
-        except OSError as error:
-            self.last_error = f"{self.path}: {error.strerror}"
-            with suppress(OSError):
-                self._new.unlink()
-            return False
-        self.last_error = ""
-        self.writes += 1
-        return True
-
-    def _replace(self, content: bytes) -> None:
-        file = self._open()
-        try:
-            os.fchmod(file, _MODE)  # despite the umask: every user may read the host's status
-            written = 0
-            while written < len(content):
-                written += os.write(file, content[written:])
-        finally:
-            os.close(file)
-        os.replace(self._new, self.path)
-
-    def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            return os.open(self._new, flags, _MODE)
-        except FileNotFoundError:  # the folder does not exist yet, or was removed
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            return os.open(self._new, flags, _MODE)
-
-    def remove(self) -> None:
-        """Remove the file at an orderly end: readers then see that no agent runs."""
-        with suppress(OSError):
-            self.path.unlink()
-
-
-STATE = BY_NAME["gpu.driver_updating_state"]
-#: Age at which a reading no longer counts: the GPUs may have been released.
-FRESH_NS = 10_000_000_000
-
-
-def driver_mismatch(latest: LatestReadings, proc: Path, now_ns: int) -> str:
-    """Return a text if the versions of NVML and driver differ (an update), else "". Any thread."""
-    readings = latest.tables.get(STATE.table)
-    if readings is None or now_ns - readings.boottime_ns > FRESH_NS:
-        return ""
-    if not any(value for _, value in readings.values(STATE.signal_id)):
-        return ""
-    version = kernel_driver_version(proc)
-    loaded = f"; the kernel has {version} loaded" if version else ""
-    return f"being updated: NVML and the driver are of different versions{loaded}"
-
-
-#: Groups of unread sources in the document.
-GROUPS_MAX = 32
-
-
-class Verdict(NamedTuple):
-    """The aggregator's state of this host. *at_ns*: boot time of the last message that had it."""
-
-    state: str
-    reason: str
-    at_ns: int
-
-
-class UnreadSources(NamedTuple):
-    """Sources that are not read for the same reason."""
-
-    outcome: str
-    words: str
-    names: list[str]
-
-
-class SelfStatus:
-    """State of the agent itself: connection, spool, unread sources. For the daemon's thread."""
-
-    def __init__(
-        self,
-        connection: Client,
-        frames: Spool,
-        events: EventQueue,
-        results: Callable[[], Sequence[CollectResult]],
-        clock: Clock,
-    ) -> None:
-        """*results* returns each source's last result; the same object until a result differs."""
-        self._connection, self._frames, self._events = connection, frames, events
-        self._results, self._clock = results, clock
-        self._connected = False
-        self._since_ns = clock.boottime_ns()
-        self._acked_frames = frames.acknowledged_frames
-        self._last_ack_ns: int | None = None
-        self._last_results: Sequence[CollectResult] = ()
-        self._unread: list[UnreadSources] = []
-        self._unread_names: list[tuple[str, list[str]]] = []
-        self._ok_count = 0
-        self._verdict: Verdict | None = None  # set by the client's thread
-
-    def update_verdict(self, message: IngestAck) -> None:
-        """Store the aggregator's state of this host. For a single thread."""
-        verdict = message.verdict
-        self._verdict = (
-            Verdict(printable(verdict.state), printable(verdict.reason), self._clock.boottime_ns())
-            if message.HasField("verdict")
-            else None
-        )
-
-    def update(self) -> None:
-        """Store the changes since the last update."""
-        now_ns = self._clock.boottime_ns()
-        if self._connection.connected is not self._connected:
-            self._connected, self._since_ns = self._connection.connected, now_ns
-        if self._frames.acknowledged_frames != self._acked_frames:
-            self._acked_frames, self._last_ack_ns = self._frames.acknowledged_frames, now_ns
-        results = self._results()
-        if results is not self._last_results:
-            self._last_results, self._unread = results, group_unread(results)
-            self._unread_names = [(group.outcome, group.names) for group in self._unread]
-            self._ok_count = sum(result.outcome is CollectOutcome.OK for result in results)
-
-    @property
-    def change_key(self) -> object:
-        """Return the fields whose change is published at once."""
-        return self._connected, self._verdict and self._verdict.state, self._unread_names
-
-    def fields(self) -> dict[str, Any]:
-        """Return the section `agent` of the document."""
-        frames, connection = self._frames, self._connection
-        return {
-            "pid": os.getpid(),
-            "aggregator": printable(connection.target),
-            "connected": self._connected,
-            "since_ns": self._since_ns,
-            "last_error": printable(connection.last_error),
-            "last_receipt_ns": self._last_ack_ns,
-            "waiting_frames": frames.unacknowledged_frames,
-            "waiting_bytes": frames.bytes,
-            "waiting_events": len(self._events),
-            "lost_frames": frames.dropped_frames,
-            "refused_frames": frames.refused_frames,
-            "lost_events": self._events.dropped_events,
-            "write_errors": frames.write_errors,
-            "sources_well": self._ok_count,
-            "verdict": self._verdict and self._verdict._asdict(),
-            "sources_unread": [group._asdict() for group in self._unread],
-        }
-
-
-def group_unread(results: Sequence[CollectResult]) -> list[UnreadSources]:
-    """Return the unread sources grouped by reason, the gravest outcome first."""
-    groups: dict[tuple[CollectOutcome, str], list[str]] = {}
-    for result in results:
-        if result.outcome is not CollectOutcome.OK:
-            names = groups.setdefault((result.outcome, printable(result.message)), [])
-            if len(names) < NAMES_MAX:
-                names.append(printable(result.collector))
-    ordered = sorted(groups.items(), key=lambda group: (-group[0][0], group[1]))
-    return [
-        UnreadSources(key[0].name.lower(), key[1], names) for key, names in ordered[:GROUPS_MAX]
-    ]
-
+from .policy_rules import GpuResetDetector
+from .self_status import STATE, SelfStatus
+from .status_file import (
+    RENEW_SECONDS,
+    StatusFile,
+    cleared_fields,
+    device_fields,
+    document,
+    encode,
+    finding_fields,
+)
 
 SECOND_NS = 1_000_000_000
 #: Period of saving the state while a reset would end a finding: it records that the agent watches.
@@ -304,6 +49,9 @@ SAVE_SECONDS = 60.0
 EARLY_UPDATES_MAX = 10
 
 log = logging.getLogger(__name__)
+
+#: Expiry of a result that only a new document can change.
+_NO_EXPIRY_NS = 1 << 62
 
 
 def judged_tables(config: AgentConfig) -> frozenset[str] | None:
@@ -566,10 +314,6 @@ class HostStatus:
         result, until_ns = _health_check(status, now_ns)
         self._cached_check = (status, until_ns, result)
         return result
-
-
-#: Expiry of a result that only a new document can change.
-_NO_EXPIRY_NS = 1 << 62
 
 
 def _health_check(status: dict[str, Any] | None, now_ns: int) -> tuple[HostHealthResult, int]:

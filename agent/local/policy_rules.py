@@ -20,6 +20,20 @@ from ..latest import TableSnapshot
 # and nothing is unpacked.
 Parts = tuple[bytes, ...]
 
+_GRAVEST_FIRST = {severity: number for number, severity in enumerate(FindingSeverity)}
+SECOND_NS = 1_000_000_000
+#: A reading older than this number of its periods is not current.
+PERIODS_MAX = 3
+#: A finding ends if its device was not read for this time: it can no longer be confirmed.
+UNREAD_SECONDS_MAX = 600.0
+#: Devices per row, separately for once-well and for matched devices.
+DEVICES_MAX = 4096
+_EPOCH = BY_NAME["gpu.counter_epoch_count"]
+_ENERGY = BY_NAME["gpu.energy_joules"]
+_RECOVERY = BY_NAME["gpu.recovery_action_state"]
+#: GPUs remembered. A host has at most 16.
+GPUS_MAX = 256
+
 
 class RuleTrigger(Protocol):
     """An evaluator of the readings of one `table`."""
@@ -89,9 +103,6 @@ def _parts(slices: Iterable[slice]) -> Callable[[bytes], Parts]:
     return itemgetter(*slices, slice(0), slice(0))
 
 
-_GRAVEST_FIRST = {severity: number for number, severity in enumerate(FindingSeverity)}
-
-
 @dataclass(frozen=True, slots=True)
 class HostFinding:
     """A fault of a device. Times are boot time.
@@ -130,15 +141,6 @@ class ClearedFinding:
     finding: HostFinding
     cleared_ns: int
     reason: str
-
-
-SECOND_NS = 1_000_000_000
-#: A reading older than this number of its periods is not current.
-PERIODS_MAX = 3
-#: A finding ends if its device was not read for this time: it can no longer be confirmed.
-UNREAD_SECONDS_MAX = 600.0
-#: Devices per row, separately for once-well and for matched devices.
-DEVICES_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -360,13 +362,6 @@ def _clears_when(row: PolicyRow) -> str:
         if row.leave_seconds
         else "it reads as healthy"
     )
-
-
-_EPOCH = BY_NAME["gpu.counter_epoch_count"]
-_ENERGY = BY_NAME["gpu.energy_joules"]
-_RECOVERY = BY_NAME["gpu.recovery_action_state"]
-#: GPUs remembered. A host has at most 16.
-GPUS_MAX = 256
 
 
 class GpuResetDetector:

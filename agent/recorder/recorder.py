@@ -55,6 +55,18 @@ RECORDED_EVENTS = {
     "probe.driver_hung": False,
 }
 
+#: Time for the sampler to record; beyond, it hangs in a driver.
+ORDER_NS_MAX = 5 * SECOND_NS
+#: Time for the disk; beyond, a request for stored recordings gets an error.
+DISK_NS_MAX = 10 * SECOND_NS
+#: Requests and reasons that wait for the daemon's thread; further ones are dropped.
+REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64
+#: Remembered request ids: an aggregator may repeat a request on another connection.
+SEEN_MAX = 64
+#: Prefixes of findings that follow an event, which is recorded itself.
+_OF_EVENTS = ("xid", "sxid")
+log = logging.getLogger(__name__)
+
 
 def event_reason(event: HealthEvent) -> str:
     """Return why an event is recorded, or ""."""
@@ -97,20 +109,8 @@ class RecordingTriggers:
         return text, self._began_ns
 
 
-#: Time for the sampler to record; beyond, it hangs in a driver.
-ORDER_NS_MAX = 5 * SECOND_NS
-#: Time for the disk; beyond, a request for stored recordings gets an error.
-DISK_NS_MAX = 10 * SECOND_NS
-#: Requests and reasons that wait for the daemon's thread; further ones are dropped.
-REQUESTS_MAX, REASONS_WAITING_MAX = 8, 64
-#: Remembered request ids: an aggregator may repeat a request on another connection.
-SEEN_MAX = 64
 #: Findings this soon after the start existed before; findings this old are not new.
 SETTLE_NS = FINDING_AGE_NS_MAX = 60 * SECOND_NS
-#: Prefixes of findings that follow an event, which is recorded itself.
-_OF_EVENTS = ("xid", "sxid")
-
-log = logging.getLogger(__name__)
 
 
 class ActiveFinding(Protocol):

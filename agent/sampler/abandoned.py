@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...ext.place import Seen
+from .collector_groups import PROCESSES_MAX
 from .forkserver import live_task
-from .messages import PROCESSES_MAX
 from .quarantine import Unit
 
 FILE_NAME = "left_behind.json"

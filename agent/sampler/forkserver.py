@@ -33,7 +33,7 @@ from ...ext import place, process
 from ..clock import Clock
 from ..hardware.files import parse_unsigned
 from ..hardware.processes import TaskStat, parse_task
-from .messages import CollectorGroups
+from .collector_groups import CollectorGroups
 from .worker import RESTART_EXIT_CODE, serve
 
 # Reasons why a sampler stalls, from /proc/PID/stat: reading it takes no lock that a hung process

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ...contract.block import Block
-from ...contract.signal import Pace
 from ...contract.wire import telemetry_pb2
 from ...ext import rounds
-from ..collector import Collector, CollectOutcome, CollectResult
+from ..collector import CollectOutcome, CollectResult
 
 CodecError = rounds.CodecError
 #: The usual value of SampleBatch.slow_devices.
@@ -39,6 +38,9 @@ _LENGTH = struct.Struct("<H")
 _EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(2, 7)
 _RECORD_KIND, _RECORDED_KIND = 7, 8
 _RECORD = struct.Struct("<QI")
+
+#: Five minutes of 38 GPUs at 10 Hz. More GPUs have less time.
+AREA_BYTES = 4 << 20
 
 
 class TimedResult(NamedTuple):
@@ -375,64 +377,10 @@ class ReportEvent:
 Action = Fork | WarmSampler | AssignTask | EndSampler | Kill | ReportEvent
 
 
-GPU, HOST, DCGM = "gpu", "host", "dcgm"
-#: Samplers of all kinds: three groups, a standby, probes of single devices, abandoned processes.
-#: With the daemon, the fork server and the inventory's short-lived child these are all processes
-#: of the agent.
-PROCESSES_MAX = 16
-#: Kinds of collectors that call NVML, read AMD's GPUs, or use results of such a collector.
-GPU_KINDS = frozenset(
-    {
-        "gpu",
-        "gpu_process",
-        "gpu_job",
-        "gpu_fabric",
-        "gpu_fast",
-        "nvlink",
-        "c2c",
-        "mig",
-        "nvml_events",
-        "amdgpu",
-        "amdgpu_partition",
-        "xgmi",
-        "ras",
-        "kfd_process",
-    }
-)
-
-#: A group of its own: if the host engine hangs, neither NVML nor other drivers wait for it.
-DCGM_COLLECTOR = "dcgm_1s"
-
-CollectorGroups = Mapping[str, Sequence[Collector]]
-
-
-def group_of(collector: Collector) -> str:
-    """Return `gpu`, `dcgm`, `host`, or "" if the daemon runs the collector (the inventory)."""
-    if collector.pace is Pace.BOOT:
-        return ""
-    if collector.name == DCGM_COLLECTOR:
-        return DCGM if collector.enters_driver else ""
-    if collector.name.rpartition("_")[0] in GPU_KINDS:
-        return GPU
-    return HOST if collector.enters_driver else ""
-
-
-def group_collectors(collectors: Sequence[Collector]) -> dict[str, list[Collector]]:
-    """Return the groups that have a collector, in starting order."""
-    groups: dict[str, list[Collector]] = {GPU: [], HOST: [], DCGM: []}
-    for collector in collectors:
-        if group := group_of(collector):
-            groups[group].append(collector)
-    return {name: members for name, members in groups.items() if members}
-
-
 # The recording area carries a recording (1 MB) from sampler to daemon and keeps the socket free for
 # readings. The daemon and all processes forked from it share the memory. It has no pages before it
 # is written, and none after it is cleared. An abandoned sampler may write into it late, so
 # `contract.recording` has a checksum.
-
-#: Five minutes of 38 GPUs at 10 Hz. More GPUs have less time.
-AREA_BYTES = 4 << 20
 
 
 class RecordingArea:

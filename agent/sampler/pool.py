@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ...contract.block import Block
-from ...contract.signals import index_of
 from ...contract.wire import telemetry_pb2
 from ...ext import place
 from ..clock import Clock
@@ -15,24 +14,26 @@ from ..collector import CollectOutcome, CollectResult
 from ..events import EventPublisher
 from . import messages
 from .abandoned import AbandonedProcess, AbandonedProcessFile
+from .collector_groups import DCGM, GPU, PROCESSES_MAX, CollectorGroups
 from .forkserver import ProcessReport, StallReason
-from .messages import (
-    DCGM,
-    GPU,
-    PROCESSES_MAX,
-    RECORDING_AREA,
-    Action,
-    CollectorGroups,
-    RecordingArea,
-    ReportEvent,
-    TimedResult,
-)
+from .messages import RECORDING_AREA, Action, RecordingArea, ReportEvent
+from .probe_tables import ProbeTables, SlowDeviceCache, event_of
 from .process_table import ProcessRole
 from .quarantine import DeviceState, QuarantineState, Unit
 from .supervisor import Supervisor
 
 #: Maximum reads from one sampler before the other samplers have their turn.
 READS_MAX = 64
+
+SECOND_NS = 1_000_000_000
+#: Time from a closed socket to the kill of a sampler whose exit was not reported.
+CLOSED_NS_MAX = SECOND_NS
+#: The fork server and all its samplers are replaced if a fork takes longer than this. A fork takes long on a host that
+#: is short of memory or CPUs.
+FORK_NS_MAX = 15 * SECOND_NS
+#: Minimum time between two starts of the fork server.
+FORK_SERVER_NS_MIN = SECOND_NS
+log = logging.getLogger(__name__)
 
 
 class SamplerSocket(Protocol):
@@ -93,173 +94,6 @@ class WorkerHandle:
             return
         except OSError:  # the sampler ended; the fork server reports how
             self.outbox = b""
-
-
-#: Readings of a slow device that are older than this are dropped when its lane's next block arrives.
-AGE_NS_MAX = 2_000_000_000
-TABLES_MAX = 256
-#: Tables of the GPUs' lane in which DCGM fills cells.
-BORROWED_TABLES = frozenset({"gpu_fast_1s"})
-
-
-class SlowDeviceCache:
-    """Keeps tables of solo samplers until the lane's turn of the same table comes."""
-
-    def __init__(self) -> None:
-        self._stored: dict[str, list[tuple[int, Block]]] = {}
-
-    def store(self, results: Sequence[TimedResult], now_ns: int) -> None:
-        """Store the blocks of a solo round. The decoder refills a block in the sampler's next round at the earliest."""
-        for block in (block for timed in results for block in timed.result.blocks):
-            if len(self._stored) < TABLES_MAX:
-                self._stored.setdefault(block.table, []).append((now_ns, block))
-
-    def divert(self, results: Sequence[TimedResult], now_ns: int) -> list[TimedResult]:
-        """Take the blocks of tables that another lane fills; return the turns without them."""
-        remaining = list[TimedResult]()
-        for timed in results:
-            borrowed = [block for block in timed.result.blocks if block.table in BORROWED_TABLES]
-            for block in borrowed:
-                self._stored[block.table] = [(now_ns, block)]
-            own = [block for block in timed.result.blocks if block.table not in BORROWED_TABLES]
-            remaining.append(
-                timed._replace(result=timed.result._replace(blocks=own)) if borrowed else timed
-            )
-        return remaining
-
-    def apply(self, results: Sequence[TimedResult], now_ns: int) -> None:
-        """Fill the missing cells of the lane's blocks, and drop the stored blocks that were used.
-
-        A stored block without a common device waits for the next block of its table: the GPUs of another vendor have a
-        block of their own.
-        """
-        for block in (
-            (block for timed in results for block in timed.result.blocks) if self._stored else ()
-        ):
-            for at_ns, slow_block in self._stored.pop(block.table, ()):
-                if now_ns - at_ns > AGE_NS_MAX:
-                    continue
-                if not _fill_missing(slow_block, block):
-                    self._stored.setdefault(block.table, []).append((at_ns, slow_block))
-
-
-def _fill_missing(slow_block: Block, block: Block) -> bool:
-    """Fill the missing cells of *block*; return False if no device of *slow_block* has a row."""
-    if slow_block.signal_ids != block.signal_ids:
-        return True
-    rows = {name: row for row, name in enumerate(block.devices)}
-    pairs = [(row, rows[name]) for row, name in enumerate(slow_block.devices) if name in rows]
-    for column in range(len(block.signal_ids)):
-        for source_row, target_row in pairs:
-            source = column * slow_block.rows + source_row
-            target = column * block.rows + target_row
-            if slow_block.valid[source] and not block.valid[target]:
-                block.ints[target] = slow_block.ints[source]
-                block.valid[target] = 1
-    return bool(pairs)
-
-
-_HUNG = index_of("probe.hung_seconds")
-_STATE = index_of("probe.state")
-_ABANDONED = index_of("probe.abandoned_count")
-_EVENTS = {
-    "hung": "probe.hung",
-    "slow": "probe.hung",
-    "answers": "probe.answered",
-    "driver_hung": "probe.driver_hung",
-    "driver_answers": "probe.driver_answered",
-}
-
-
-def event_of(
-    report: ReportEvent, boottime_ns: int, key_of: Callable[[str], str]
-) -> telemetry_pb2.HealthEvent:
-    """Return the event for a report. *key_of*: the UUID of a GPU's PCI address, or that address if unknown."""
-    device_kind, device = report.collector.rpartition("_")[0], report.device
-    if report.group == GPU:
-        device_kind = "gpu" if device else "host"
-        device = key_of(device) if device else "host"
-    return telemetry_pb2.HealthEvent(
-        device_kind=device_kind,
-        device=device or report.collector,
-        name=_EVENTS[report.kind],
-        code=int(report.seconds),
-        message=report.message,
-        boottime_ns=boottime_ns,
-        attributes={
-            "what": report.kind,
-            "lane": report.group,
-            "device": report.device,
-            "collector": report.collector,
-            "call": report.call,
-            "seconds": f"{report.seconds:.1f}",
-        },
-    )
-
-
-def row_of(state: DeviceState) -> str:
-    """Return the row's name in `probe_1s`: `gpu 0000:9b:00.0`; for a driver as a whole, group and collector."""
-    return f"{state.group} {state.device or state.collector}".strip()
-
-
-class ProbeTables:
-    """Fills `probe_1s` and `gpu_1s_probe`. No rows, no block."""
-
-    def __init__(self) -> None:
-        self._probe = Block("probe_1s", ())
-        self._gpu = Block("gpu_1s_probe", ())
-
-    def blocks(
-        self,
-        states: Sequence[DeviceState],
-        released: Iterable[str | None],
-        key_of: Callable[[str], str],
-    ) -> list[Block]:
-        """Return the nonempty tables. If two states have the same row name, the longer hang is shown.
-
-        *released*: addresses of released GPUs; None: all GPUs.
-        """
-        all_states = [*map(_released_state, released), *states]
-        if not all_states:
-            return []
-        rows = {
-            row_of(state): state
-            for state in sorted(all_states, key=lambda state: state.hung_seconds)
-        }
-        gpus = {
-            key_of(state.device): state
-            for state in rows.values()
-            if state.group == GPU and state.device
-        }
-        self._probe = _with_rows(self._probe, list(rows))
-        self._gpu = _with_rows(self._gpu, list(gpus))
-        for row, state in enumerate(rows.values()):
-            self._probe.put_float(_HUNG, row, state.hung_seconds)
-            self._probe.put_int(_STATE, row, int(state.state))
-            self._probe.put_int(_ABANDONED, row, state.abandoned_count)
-        for row, state in enumerate(gpus.values()):
-            self._gpu.put_float(0, row, state.hung_seconds)
-        return [block for block in (self._probe, self._gpu) if block.rows]
-
-
-def _released_state(device: str | None) -> DeviceState:
-    return DeviceState(GPU, device or "", "", QuarantineState.RELEASED, "", 0.0, 0, 0, "")
-
-
-def _with_rows(block: Block, names: Sequence[str]) -> Block:
-    return block if block.devices == tuple(names) else Block(block.table, names)
-
-
-SECOND_NS = 1_000_000_000
-#: Time from a closed socket to the kill of a sampler whose exit was not reported.
-CLOSED_NS_MAX = SECOND_NS
-#: The fork server and all its samplers are replaced if a fork takes longer than this. A fork takes long on a host that
-#: is short of memory or CPUs.
-FORK_NS_MAX = 15 * SECOND_NS
-#: Minimum time between two starts of the fork server.
-FORK_SERVER_NS_MIN = SECOND_NS
-
-log = logging.getLogger(__name__)
 
 
 class SamplerForker(Protocol):

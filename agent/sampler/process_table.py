@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .messages import GPU, PROCESSES_MAX, Action, AssignTask, EndSampler, Fork, SamplerTask
+from .collector_groups import GPU, PROCESSES_MAX
+from .messages import Action, AssignTask, EndSampler, Fork, SamplerTask
 from .quarantine import Unit
 
 SECOND_NS = 1_000_000_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ...ext.place import Seen
-from .messages import GPU
+from .collector_groups import GPU
 
 SECOND_NS = 1_000_000_000
 #: Units in quarantine at once. Beyond, the group's whole driver is excluded.

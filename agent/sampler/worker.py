@@ -24,11 +24,11 @@ from ..collector import (
 )
 from ..events import EventPublisher
 from ..self_metrics import pss_bytes
+from .collector_groups import CollectorGroups
 from .messages import (
     NO_DEVICES,
     RECORDING_AREA,
     CodecError,
-    CollectorGroups,
     Command,
     End,
     MessageBuffer,
@@ -52,6 +52,12 @@ BATCH_TICK = ""
 MEMORY_BATCHES = 300
 
 log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 1 << 16
+#: Exit code that requests another process (`agent.collector.RestartRequired`).
+RESTART_EXIT_CODE = 75
+#: Wait for a daemon that does not read. The unsent rest then waits, and further messages are lost.
+SEND_MILLISECONDS_MAX = 200
 
 
 class AllExcept(frozenset[str]):
@@ -277,13 +283,6 @@ def _periods(collectors: Iterable[Collector], period_ns: int) -> dict[str, int]:
     return dict(sorted(periods.items(), key=lambda item: item[1])) | {
         BATCH_TICK: period_ns or SECOND_NS
     }
-
-
-RECEIVE_BYTES = 1 << 16
-#: Exit code that requests another process (`agent.collector.RestartRequired`).
-RESTART_EXIT_CODE = 75
-#: Wait for a daemon that does not read. The unsent rest then waits, and further messages are lost.
-SEND_MILLISECONDS_MAX = 200
 
 
 class MessageSender:

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from ...contract.frame import FRAME_BYTES_MAX
 from .lockdir import FolderError, lock_folder, replace
-from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, Segments, SpoolSegment
+from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, SpoolSegment
+from .segments import Segments
 from .tiers import TieredStore
 
 META_NAME = "meta.json"
@@ -34,6 +35,12 @@ META_BYTES_MAX = 4096
 FORMAT = 1
 RUN_ID_BYTES = 16
 _FIELDS = ("run_id", "boot_id", "owner")
+
+FIRST_SEQUENCE = 1
+#: More frames than a host appends between two flushes of the page cache.
+JUMP_SEQUENCES = 1 << 20
+SEGMENT_BYTES_MIN = 4096
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,6 @@ def parse_run(content: bytes) -> RunRecord:
     return run
 
 
-FIRST_SEQUENCE = 1
-#: More frames than a host appends between two flushes of the page cache.
-JUMP_SEQUENCES = 1 << 20
-SEGMENT_BYTES_MIN = 4096
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _Bytes = bytes  # `Spool.bytes` hides the type within the class
 
 

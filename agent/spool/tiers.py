@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ...contract.frame import deflate_frame
 from .lockdir import sync_folder
-from .segment import RECORD_OVERHEAD_BYTES, Segments, SpoolSegment
+from .segment import RECORD_OVERHEAD_BYTES, SpoolSegment
+from .segments import Segments
 
 # Normally a frame is acknowledged within a second or two. A file on disk that lives no longer still
 # costs a journal commit every few seconds. So frames wait in memory first, and only unacknowledged
@@ -29,6 +30,12 @@ SEGMENT_BYTES = 1 << 16
 #: Includes the newest segment, which remains after its frames continued, and one further frame.
 _FOLDER_BYTES_MAX = 4 * MEMORY_TIER_BYTES_MAX
 _RUN_NAME = "run"
+
+#: Marker: every used sequence is stored. It is in the memory tier if there is one, else on disk. An
+#: older agent, which has no memory tier, so takes the disk's numbers for incomplete.
+UNBROKEN_NAME = "unbroken"
+#: A removed memory tier is noticed within this time; frames that wait in it until then are lost.
+CHECK_SECONDS = 5.0
 
 
 class MemoryTier:
@@ -113,13 +120,6 @@ class MemoryTier:
         self.clear()
         with suppress(OSError):
             self.folder.rmdir()
-
-
-#: Marker: every used sequence is stored. It is in the memory tier if there is one, else on disk. An
-#: older agent, which has no memory tier, so takes the disk's numbers for incomplete.
-UNBROKEN_NAME = "unbroken"
-#: A removed memory tier is noticed within this time; frames that wait in it until then are lost.
-CHECK_SECONDS = 5.0
 
 
 class TieredStore:

@@ -82,6 +82,8 @@ class OutcomeTable:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
+    """The result of judging a model and the baselines on a recording."""
+
     terms: EvaluationTerms
     nodes: int
     nodes_named: int

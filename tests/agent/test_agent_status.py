@@ -18,7 +18,7 @@ from gangline import cli
 from gangline.agent.collector import CollectOutcome, CollectResult
 from gangline.agent.commands import check
 from gangline.agent.local import check as verdict
-from gangline.agent.local.host_status import GROUPS_MAX, SelfStatus, group_unread
+from gangline.agent.local.self_status import GROUPS_MAX, SelfStatus, group_unread
 from gangline.contract.wire.telemetry_pb2 import HostVerdict, IngestAck, RegisterNodeResponse
 from tests.agent.local_world import SECOND, Host
 from tests.agent.test_check import status

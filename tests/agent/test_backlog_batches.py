@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.transport.protocol import BACKLOG_BATCH_BYTES, FrameBatchEncoder
+from gangline.agent.transport.frame_batches import BACKLOG_BATCH_BYTES, FrameBatchEncoder
 from gangline.agent.transport.send_window import OutgoingFrame
 from gangline.contract import frame as frames
 from gangline.contract.block import Block

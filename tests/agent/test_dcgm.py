@@ -11,8 +11,9 @@ import pytest
 from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
 from gangline.agent.collectors import dcgm as module
 from gangline.agent.collectors.dcgm import DcgmListener
-from gangline.agent.events import NVML_XIDS, XID_DEDUPLICATOR, EventPublisher
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
+from gangline.agent.xid_reports import NVML_XIDS, XID_DEDUPLICATOR
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.contract.wire.telemetry_pb2 import HealthEvent

@@ -9,8 +9,8 @@ import pytest
 from gangline.agent.config import AgentConfig
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local.dcgm_metrics import NAMES, ROWS, WITHOUT_READING, DcgmExposition
+from gangline.agent.local.exposition import Exposition
 from gangline.agent.local.host_status import judged_tables
-from gangline.agent.local.metrics import Exposition
 from gangline.contract.metrics_http import ExpositionFormat, render_exposition
 from gangline.contract.settings import load
 from gangline.contract.signals import BY_NAME

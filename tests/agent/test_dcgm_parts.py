@@ -14,7 +14,7 @@ from gangline.agent.collectors.dcgm_parts import (
     link_parts,
     vgpu_ids,
 )
-from gangline.agent.events import XID_DEDUPLICATOR
+from gangline.agent.xid_reports import XID_DEDUPLICATOR
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.contract.xid.policy import lookup_sxid

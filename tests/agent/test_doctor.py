@@ -19,7 +19,7 @@ from gangline.agent.config import AgentConfig
 from gangline.agent.hardware import pci
 from gangline.agent.local import check, diagnosis, source_reading
 from gangline.agent.local.diagnosis import BLIND, NOTE, OK, PROBLEM, DiagnosedHost, DiagnosisResult
-from gangline.agent.local.host_status import UnreadSources, group_unread
+from gangline.agent.local.self_status import UnreadSources, group_unread
 from gangline.agent.registration import version
 from gangline.aggregator.auth.ca import make_authority
 from tests.agent.test_agent_status import section

@@ -17,8 +17,8 @@ from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from gangline.agent.latest import LatestReadings
-from gangline.agent.local import metrics
-from gangline.agent.local.metrics import META_SERIES, Exposition, labels_for, name_of, unit_of
+from gangline.agent.local import metric_priority
+from gangline.agent.local.exposition import META_SERIES, Exposition, labels_for, name_of, unit_of
 from gangline.contract import metrics_http
 from gangline.contract.block import Block, is_float
 from gangline.contract.metrics_http import (
@@ -114,7 +114,7 @@ def test_every_host_is_parsed_by_promtool(name: str) -> None:
 
 
 def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
-    names = Counter(name_of(signal) for signal in metrics.SIGNALS_BY_PRIORITY)
+    names = Counter(name_of(signal) for signal in metric_priority.SIGNALS_BY_PRIORITY)
     assert names.most_common(1)[0][1] == 1
     assert len(names) == sum(
         signal.kind is not Kind.EVENT and signal.column != "counter_epoch_count"
@@ -129,15 +129,15 @@ def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
     }
     for name, expected in named.items():
         assert (name_of(BY_NAME[name]), unit_of(BY_NAME[name])) == expected
-    for signal in metrics.SIGNALS_BY_PRIORITY:
+    for signal in metric_priority.SIGNALS_BY_PRIORITY:
         assert name_of(signal).endswith(unit_of(signal))
 
 
 def test_what_is_named_as_important_is_in_the_catalogue_once() -> None:
     """A signal was renamed, and the alarm that stood on it lost its series to a fan's speed."""
-    assert len(set(metrics.METRIC_PRIORITY)) == len(metrics.METRIC_PRIORITY)
-    shown = [signal.name for signal in metrics.SIGNALS_BY_PRIORITY]
-    assert shown[: len(metrics.METRIC_PRIORITY)] == list(metrics.METRIC_PRIORITY)
+    assert len(set(metric_priority.METRIC_PRIORITY)) == len(metric_priority.METRIC_PRIORITY)
+    shown = [signal.name for signal in metric_priority.SIGNALS_BY_PRIORITY]
+    assert shown[: len(metric_priority.METRIC_PRIORITY)] == list(metric_priority.METRIC_PRIORITY)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_no_more_series_than_asked_for(name: str, series_max: int) -> None:
     left_out = {name: value for name, _, value in read}["gangline_metrics_left_out_series"]
     assert len(read) + left_out == everything
     if series_max == 400:
-        assert len(read) > 390 - sum(metrics.RESERVED_SERIES.values())
+        assert len(read) > 390 - sum(metric_priority.RESERVED_SERIES.values())
 
 
 def test_what_fails_and_what_is_slow_comes_before_what_is_there() -> None:
@@ -255,7 +255,7 @@ def test_a_silent_device_makes_no_room_for_others() -> None:
     latest = LatestReadings()
     hot = [reading("gpu_1s", gpus, temperature_celsius=[50.0] * 4, memory_free_bytes=[1.0] * 4)]
     latest.update(0, hot)
-    made = exposition(latest, META_SERIES + sum(metrics.RESERVED_SERIES.values()) + 4)
+    made = exposition(latest, META_SERIES + sum(metric_priority.RESERVED_SERIES.values()) + 4)
     before = {name for name, _, _ in samples(made.families())}
     assert "gangline_gpu_temperature_celsius" in before
     assert "gangline_gpu_memory_free_bytes" not in before

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.local.findings import CLEARED_MAX, EVENTS_WAITING_MAX, FINDINGS_MAX, RECORDS_MAX
+from gangline.agent.local.event_findings import RECORDS_MAX
+from gangline.agent.local.findings import CLEARED_MAX, EVENTS_WAITING_MAX, FINDINGS_MAX
 from gangline.agent.local.findings_state import FindingsState
 from gangline.agent.local.policy_rules import UNREAD_SECONDS_MAX
-from gangline.agent.sampler.pool import ProbeTables
+from gangline.agent.sampler.probe_tables import ProbeTables
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.rule_catalogue.events import EVENT_KINDS, EVENT_POLICY
 from gangline.aggregator.rule_catalogue.gpu import MISSING

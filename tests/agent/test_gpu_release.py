@@ -14,28 +14,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.agent.driver_unbind import UNBIND_NS_MAX, DriverUnbindTracker, is_unbind
 from gangline.agent.gpu_release import (
     CALLBACKS_MAX,
-    FRESH_NS_MAX,
     HANDLE_POLL_NS,
-    HANGING_XIDS,
     RELEASE_NS_MAX,
     RELEASE_SECONDS_DEFAULT,
-    REPEAT_NS_MIN,
-    UNBIND_NS_MAX,
     UNBIND_REASON,
     CallbackQueue,
-    DriverUnbindTracker,
     GpuReleaser,
-    ReleasedGpu,
-    ReleaseStateFile,
     UnreleasedHandle,
-    XidQuarantine,
-    address_of,
-    is_unbind,
 )
 from gangline.agent.hardware.files import Roots
 from gangline.agent.kernel_log.rules import classify
+from gangline.agent.release_state import ReleasedGpu, ReleaseStateFile
+from gangline.agent.xid_quarantine import (
+    FRESH_NS_MAX,
+    HANGING_XIDS,
+    REPEAT_NS_MIN,
+    XidQuarantine,
+    address_of,
+)
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
 SECOND_NS = 1_000_000_000

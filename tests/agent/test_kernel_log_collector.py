@@ -15,12 +15,13 @@ import pytest
 from gangline.agent.collector import AccessDenied, NoData
 from gangline.agent.collectors import kernel_log as collector_module
 from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.events import XID_DEDUPLICATOR, EventPublisher
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.kmsg import Kmsg
 from gangline.agent.kernel_log.checkpoint_file import FILE_NAME, CheckpointFile
 from gangline.agent.kernel_log.reader import LogReader
 from gangline.agent.kernel_log.timestamps import TimestampConverter
+from gangline.agent.xid_reports import XID_DEDUPLICATOR
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.tests.processes import until
 from tests.agent.test_kernel_log import BOOT, SECOND, XID, HandedClock

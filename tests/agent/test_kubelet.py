@@ -30,7 +30,7 @@ from gangline.agent.hardware.kubelet import (
     KubeletError,
     parse_allocations,
 )
-from gangline.agent.transport.grpc_http2 import CallFailed, UnaryCall
+from gangline.agent.transport.unary_call import CallFailed, UnaryCall
 from gangline.contract.wire.podresources_pb2 import (
     ContainerDevices,
     ContainerResources,

@@ -33,10 +33,9 @@ from gangline.agent.local.server import (
     CpuBudget,
     LocalServer,
     LocalServerLimits,
-    SocketInUse,
-    UnixListener,
 )
-from gangline.agent.transport.grpc_http2 import CallFailed, NoListener, call
+from gangline.agent.local.unix_listener import SocketInUse, UnixListener
+from gangline.agent.transport.unary_call import CallFailed, NoListener, call
 from tests.processes import GUARD_SECONDS, until
 
 ECHO, SLOW, ASK = "/test.Test/Echo", "/test.Test/Slow", "/test.Test/Ask"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from gangline.agent.config import AgentConfig, check_listen
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local import metrics
+from gangline.agent.local.exposition import Exposition
 from gangline.agent.local.metrics import (
     CONNECTION_SECONDS_MAX,
     CONNECTIONS_MAX,
-    Exposition,
     ExpositionCache,
     LocalMetricsServer,
 )

@@ -12,8 +12,9 @@ import pytest
 from gangline.agent.collector import CollectOutcome, CollectResult, run_collector
 from gangline.agent.collectors.nvml_events import REGISTERED_TYPES, NvmlEvents
 from gangline.agent.collectors.nvml_session import UNBINDING_SECONDS, session_of
-from gangline.agent.events import EventPublisher, XidDeduplicator
+from gangline.agent.events import EventPublisher
 from gangline.agent.hardware.files import Roots
+from gangline.agent.xid_reports import XidDeduplicator
 from gangline.contract.signals import BY_ID, BY_NAME
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.gpu_host import SECOND, HandedClock

@@ -21,7 +21,6 @@ from gangline.agent.clock import SystemClock
 from gangline.agent.commands import release
 from gangline.agent.config import AgentConfig
 from gangline.agent.events import EventPublisher
-from gangline.agent.gpu_release import ReleaseStateFile
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.proc_files import boot_id
 from gangline.agent.inventory import HostDevice, Inventory
@@ -29,9 +28,10 @@ from gangline.agent.latest import LatestReadings
 from gangline.agent.local import agent_service
 from gangline.agent.local.agent_service import RELEASE, STATUS
 from gangline.agent.local.attach import attach
-from gangline.agent.local.host_status import FRESH_NS, STATE
+from gangline.agent.local.self_status import FRESH_NS, STATE
 from gangline.agent.registration import Registration
-from gangline.agent.transport.grpc_http2 import CallFailed, call
+from gangline.agent.release_state import ReleaseStateFile
+from gangline.agent.transport.unary_call import CallFailed, call
 from gangline.contract.block import Block
 from gangline.contract.settings import load
 from gangline.contract.wire import agent_pb2 as pb

@@ -19,7 +19,7 @@ import pytest
 
 from gangline.agent.hardware.open_handles import children, open_nodes
 from gangline.agent.local.agent_service import STATUS
-from gangline.agent.transport.grpc_http2 import CallFailed, NoListener, call
+from gangline.agent.transport.unary_call import CallFailed, NoListener, call
 from gangline.contract.wire import agent_pb2 as pb
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, Scenario

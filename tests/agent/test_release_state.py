@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.gpu_release import (
+from gangline.agent.release_state import (
     FILE_NAME,
     RELEASE_SECONDS_MAX,
     ReleasedGpu,

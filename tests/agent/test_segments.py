@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.spool.segment import (
+from gangline.agent.spool.segment import FileSegment
+from gangline.agent.spool.segments import (
     FIND_BYTES_MAX,
     MEMORY_BYTES_MAX,
     MEMORY_SEGMENT_BYTES,
-    FileSegment,
     Segments,
 )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.events import (
+from gangline.agent.xid_reports import (
     DUPLICATE_NS_MAX,
     ENTRIES_MAX,
     REPEAT_NS_MIN,

@@ -6,16 +6,16 @@ import json
 import random
 
 from gangline.agent.gpu_list import parse_gpus
-from gangline.agent.gpu_release import (
+from gangline.agent.local import check
+from gangline.agent.local.check import StatusError
+from gangline.agent.local.findings_state import FindingsState, format_state, parse_state
+from gangline.agent.release_state import (
     REASON_CHARACTERS_MAX,
     RELEASE_SECONDS_MAX,
     ReleasedGpu,
     format_released,
     parse_released,
 )
-from gangline.agent.local import check
-from gangline.agent.local.check import StatusError
-from gangline.agent.local.findings_state import FindingsState, format_state, parse_state
 from gangline.contract import host_policy
 from gangline.contract.gpu_set import GPUS_MAX
 from gangline.contract.host_policy import PolicyError, builtin, overlay

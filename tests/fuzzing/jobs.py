@@ -15,7 +15,7 @@ from gangline.agent.hardware import (
     process_owner,
     process_state,
 )
-from gangline.agent.transport.grpc_http2 import CallFailed, UnaryCall
+from gangline.agent.transport.unary_call import CallFailed, UnaryCall
 from gangline.contract.wire.podresources_pb2 import ListPodResourcesResponse
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome, text
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from gangline.agent.clock import SystemClock
 from gangline.agent.collector import Collector, CollectOutcome
 from gangline.agent.main import ProcessSignals
+from gangline.agent.sampler.collector_groups import PROCESSES_MAX
 from gangline.agent.sampler.forkserver import ForkServer
-from gangline.agent.sampler.messages import PROCESSES_MAX
 from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace

@@ -14,7 +14,7 @@ from gangline.agent.hardware.open_handles import children
 from gangline.agent.local.agent_service import STATUS
 from gangline.agent.spool.event_queue import FILE_NAME, parse_line
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.grpc_http2 import call
+from gangline.agent.transport.unary_call import call
 from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_NAME

@@ -16,10 +16,11 @@ from gangline.agent.collectors import COLLECTORS
 from gangline.agent.hardware.files import Roots
 from gangline.agent.hardware.nvidia import driver_gpus
 from gangline.agent.main import ProcessSignals
-from gangline.agent.sampler import supervisor
+from gangline.agent.sampler import reconciler
 from gangline.agent.sampler.abandoned import AbandonedProcessFile
+from gangline.agent.sampler.collector_groups import PROCESSES_MAX
 from gangline.agent.sampler.forkserver import ForkServer
-from gangline.agent.sampler.messages import PROCESSES_MAX, TimedResult
+from gangline.agent.sampler.messages import TimedResult
 from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.signals import BY_ID
 
@@ -28,7 +29,7 @@ NAMES = ("gpu_1s", "gpu_10s", "gpu_process_1s", "gpu_fast_1s")
 
 
 def main(library: str, proc: Path, slow_seconds: int) -> None:
-    supervisor.SLOW_PERIOD_NS = slow_seconds * SECOND
+    reconciler.SLOW_PERIOD_NS = slow_seconds * SECOND
     clock = SystemClock()
     roots = Roots(proc=proc, sys=proc.parent / "sys", nvml_library=library)
     lanes = {"gpu": [COLLECTORS[name](roots) for name in NAMES]}

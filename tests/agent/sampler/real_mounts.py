@@ -16,8 +16,8 @@ from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.disk import Filesystems
 from gangline.agent.hardware.files import Roots
 from gangline.agent.main import ProcessSignals
+from gangline.agent.sampler.collector_groups import PROCESSES_MAX
 from gangline.agent.sampler.forkserver import ForkServer
-from gangline.agent.sampler.messages import PROCESSES_MAX
 from gangline.agent.sampler.pool import SamplerPool
 from gangline.contract.signal import Pace
 

@@ -10,8 +10,9 @@ from gangline.agent.collector import Collector, CollectOutcome, CollectResult
 from gangline.agent.collectors.dcgm import DcgmListener
 from gangline.agent.collectors.dcgm_fields import PROFILING_COLUMNS
 from gangline.agent.hardware.files import Roots
-from gangline.agent.sampler.messages import DCGM, DCGM_COLLECTOR, GPU, TimedResult, group_collectors
-from gangline.agent.sampler.pool import SlowDeviceCache
+from gangline.agent.sampler.collector_groups import DCGM, DCGM_COLLECTOR, GPU, group_collectors
+from gangline.agent.sampler.messages import TimedResult
+from gangline.agent.sampler.probe_tables import SlowDeviceCache
 from gangline.contract.block import Block
 from tests.agent.sampler.watched import GPUS, Watched, hosts_lanes
 from tests.agent.sampler.world import SECOND, Device, Sweeping, World

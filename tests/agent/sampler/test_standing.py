@@ -18,13 +18,13 @@ from gangline.agent.sampler.abandoned import (
     format_abandoned,
     parse_abandoned,
 )
+from gangline.agent.sampler.collector_groups import PROCESSES_MAX
 from gangline.agent.sampler.forkserver import (
     StallReason,
     live_task,
     parse_stall_reason,
     stall_reason,
 )
-from gangline.agent.sampler.messages import PROCESSES_MAX
 from tests.processes import until
 
 #: As fs/proc/array.c writes it: state, parent, group, ..., utime and stime (42 and 7 ticks of 10 ms), ..., start.

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.agent.sampler.collector_groups import PROCESSES_MAX
 from gangline.agent.sampler.forkserver import StallReason
 from gangline.agent.sampler.messages import (
-    PROCESSES_MAX,
     Action,
     AssignTask,
     EndSampler,
@@ -25,7 +25,8 @@ from gangline.agent.sampler.messages import (
 )
 from gangline.agent.sampler.process_table import ProcessRole
 from gangline.agent.sampler.quarantine import TRY_NS, TRY_NS_MAX, QuarantineState
-from gangline.agent.sampler.supervisor import PROBES_MAX, Supervisor
+from gangline.agent.sampler.reconciler import PROBES_MAX
+from gangline.agent.sampler.supervisor import Supervisor
 from gangline.ext.place import Seen
 
 SECOND = 1_000_000_000

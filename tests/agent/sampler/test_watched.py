@@ -10,12 +10,8 @@ import pytest
 
 from gangline.agent.collector import Collector, CollectOutcome
 from gangline.agent.sampler.abandoned import AbandonedProcessFile, parse_abandoned
-from gangline.agent.sampler.messages import (
-    NO_DEVICES,
-    PROCESSES_MAX,
-    SampleBatchEncoder,
-    encode_event,
-)
+from gangline.agent.sampler.collector_groups import PROCESSES_MAX
+from gangline.agent.sampler.messages import NO_DEVICES, SampleBatchEncoder, encode_event
 from gangline.agent.sampler.process_table import ProcessRole
 from gangline.agent.sampler.quarantine import QuarantineState
 from gangline.contract.wire import telemetry_pb2
