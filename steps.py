@@ -42,6 +42,8 @@ _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLE
 _WORLD = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _JOB = ("GANGLINE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 
+_OPTIMIZER = "torch.optim.optimizer"
+
 
 def _number(names: tuple, missing: int) -> int:  # type: ignore[type-arg]
     for name in names:
@@ -226,9 +228,6 @@ def _at_exit() -> None:
     with contextlib.suppress(Exception):
         if _slot is not None:
             _slot.remove()
-
-
-_OPTIMIZER = "torch.optim.optimizer"
 
 
 def _register() -> None:

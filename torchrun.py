@@ -22,6 +22,12 @@ ASK_SECONDS_MAX = 1.0
 #: Longer answers are rejected.
 ANSWER_BYTES_MAX = 1 << 20
 
+#: HTTP/2 frame types, flags and preface (RFC 9113), for a unary gRPC call with the standard library
+#: alone.
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
+_END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
 
 class HealthAnswer(NamedTuple):
     """The agent's verdict on its host (contract/wire/nvhcd.proto)."""
@@ -32,13 +38,6 @@ class HealthAnswer(NamedTuple):
 
 class BarredHostError(RuntimeError):
     """This host's agent bars it from jobs."""
-
-
-#: HTTP/2 frame types, flags and preface (RFC 9113), for a unary gRPC call with the standard library
-#: alone.
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
-_END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ..contract.host_policy import builtin
+from ..contract.host_policy_file import builtin
 from ..contract.settings import SettingsError
 from ..contract.signals import BY_NAME
 from ..contract.wire.telemetry_pb2 import IngestAck, RegisterNodeResponse

@@ -1,13 +1,11 @@
-"""Parser of one HTTP/1.1 request and its response: bytes in, bytes out. No request body, no keep-alive."""
+"""Parser of one HTTP/1.1 request for metrics, and its response: bytes in, bytes out. No request body, no keep-alive."""
 
 from __future__ import annotations
 
 import logging
-import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 #: Limit of a request line with its headers; a scraper's request has 300 bytes.
 REQUEST_BYTES_MAX = 8192
@@ -26,6 +24,9 @@ _STATUS = {
 _PLAIN = "text/plain; charset=utf-8"
 
 log = logging.getLogger(__name__)
+
+#: zlib's request for a gzip header: 16, plus the largest window.
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 class RequestError(ValueError):
@@ -92,10 +93,6 @@ def respond(head: bytes, render: Render) -> bytes:
     return _response(200, body, media_type, gzipped=gzipped, head_only=request.method == "HEAD")
 
 
-#: zlib's request for a gzip header: 16, plus the largest window.
-_GZIP = 16 + zlib.MAX_WBITS
-
-
 def _check(request: Request) -> None:
     if request.path != _PATH:
         raise RequestError(404, f"not found: only {_PATH} is served")
@@ -132,103 +129,3 @@ def _response(
     ]
     head = "".join(f"{line}\r\n" for line in lines).encode() + b"\r\n"
     return head if head_only else head + body
-
-
-# ----------------------------------------------------------------------
-# The exposition format of Prometheus: from families of samples to text.
-#
-# OpenMetrics 1.0, and the older Prometheus text format 0.0.4 for clients that ask for it by name.
-
-
-class ExpositionFormat(Enum):
-    """The two formats, by media type."""
-
-    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    TEXT = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def negotiate_format(accept: str) -> ExpositionFormat:
-    """Return the format for an `Accept` header: the older format only if it is listed and OpenMetrics is not."""
-    wants_text = "text/plain" in accept and "application/openmetrics-text" not in accept
-    return ExpositionFormat.TEXT if wants_text else ExpositionFormat.OPENMETRICS
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Samples of one name: (labels as text, value as text)."""
-
-    name: str  # without `_total`
-    #: `counter`, `gauge`, `info`, or `bare_counter`: a counter without the suffix `_total`, because its name is not
-    #: ours; OpenMetrics has no type for it.
-    kind: str
-    unit: str  # suffix of the name, or empty
-    help: str
-    samples: Sequence[tuple[str, str]]
-
-
-def format_number(value: float) -> str:
-    """Return a number in the syntax of the format."""
-    if math.isfinite(value):
-        return repr(value)
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def escape_label(text: str) -> str:
-    """Return *text* escaped for the quotes of a label's value.
-
-    Bytes that are not UTF-8 (of a mount point) become escapes: two equal labels would make the whole exposition
-    invalid.
-    """
-    encoded = text.encode(errors="backslashreplace").decode()
-    return encoded.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def format_labels(labels: Mapping[str, str]) -> str:
-    """Return `{uuid="...",port="1"}`; empty for no labels. The names are Gangline's and need no escape."""
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items()) + "}"
-
-
-def render_exposition(families: Iterable[Family], exposition: ExpositionFormat) -> bytes:
-    """Return the whole exposition."""
-    lines: list[str] = []
-    for family in families:
-        lines += (
-            _openmetrics(family)
-            if exposition is ExpositionFormat.OPENMETRICS
-            else _text_format(family)
-        )
-    lines += ["# EOF"] if exposition is ExpositionFormat.OPENMETRICS else []
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-_SUFFIXES = {
-    "counter": "_total",
-    "info": "_info",
-    "gauge": "",
-    "bare_counter": "",
-}
-#: Names of our kinds in the two formats, if they differ.
-_OPENMETRICS_KINDS = {"bare_counter": "unknown"}
-_TEXT_KINDS = {"info": "gauge", "bare_counter": "counter"}
-
-
-def _openmetrics(family: Family) -> Iterable[str]:
-    yield f"# TYPE {family.name} {_OPENMETRICS_KINDS.get(family.kind, family.kind)}"
-    if family.unit:
-        yield f"# UNIT {family.name} {family.unit}"
-    yield f"# HELP {family.name} {escape_label(family.help)}"
-    sample = family.name + _SUFFIXES[family.kind]
-    for labels, value in family.samples:
-        yield f"{sample}{labels} {value}"
-
-
-def _text_format(family: Family) -> Iterable[str]:
-    """Yield the older format: it has type and help for the sample's own name, and no `info`."""
-    sample = family.name + _SUFFIXES[family.kind]
-    help_text = family.help.replace("\\", r"\\").replace("\n", r"\n")
-    yield f"# HELP {sample} {help_text}"
-    yield f"# TYPE {sample} {_TEXT_KINDS.get(family.kind, family.kind)}"
-    for labels, value in family.samples:
-        yield f"{sample}{labels} {value}"

@@ -31,6 +31,9 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 #: nvmlClocksEventReason* of nvml.h.
 SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x20, 0x40, 0x80
 
+#: Assumed version of a driver whose version cannot be read: the newest. Moved fields are checked before use anyway.
+NEWEST: Version = (9999,)
+
 
 @dataclass(frozen=True, slots=True)
 class NvmlField:
@@ -142,9 +145,6 @@ FIELDS = (
 NEEDS_VALIDATION: dict[str, int] = {
     f.reading: f.validation_flag for f in FIELDS if f.validation_flag
 }
-
-#: Assumed version of a driver whose version cannot be read: the newest. Moved fields are checked before use anyway.
-NEWEST: Version = (9999,)
 
 
 def parse_driver_version(version: str) -> Version | None:

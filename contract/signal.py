@@ -5,29 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-
-class Kind(StrEnum):
-    """Behavior of a value over time."""
-
-    GAUGE = "gauge"  # travels as a double
-    COUNTER = "counter"  # unsigned 64 bits; read only through `contract.counters`
-    STATE = "state"  # a code or a set of flags; unsigned 64 bits
-    EVENT = "event"  # no column: sent at once, as a HealthEvent
-
-
-class Pace(StrEnum):
-    """Sampling interval of a signal."""
-
-    SECOND = "1s"
-    TEN_SECONDS = "10s"
-    MINUTE = "60s"
-    BOOT = "boot"
-    EVENT = "event"
-
-
-#: Seconds between samples; boot-pace signals are read again this often, in case they changed.
-PERIOD_SECONDS = {Pace.SECOND: 1, Pace.TEN_SECONDS: 10, Pace.MINUTE: 60, Pace.BOOT: 600}
-
 #: A name ends in its unit. The longest match wins.
 UNITS = (
     "bytes_per_second",
@@ -57,6 +34,29 @@ UNITS = (
     "code",
     "number",
 )
+
+
+class Kind(StrEnum):
+    """Behavior of a value over time."""
+
+    GAUGE = "gauge"  # travels as a double
+    COUNTER = "counter"  # unsigned 64 bits; read only through `contract.counters`
+    STATE = "state"  # a code or a set of flags; unsigned 64 bits
+    EVENT = "event"  # no column: sent at once, as a HealthEvent
+
+
+class Pace(StrEnum):
+    """Sampling interval of a signal."""
+
+    SECOND = "1s"
+    TEN_SECONDS = "10s"
+    MINUTE = "60s"
+    BOOT = "boot"
+    EVENT = "event"
+
+
+#: Seconds between samples; boot-pace signals are read again this often, in case they changed.
+PERIOD_SECONDS = {Pace.SECOND: 1, Pace.TEN_SECONDS: 10, Pace.MINUTE: 60, Pace.BOOT: 600}
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,8 +216,6 @@ class JobForecaster:
         self._cadences: dict[int, Cadence] = {}
         self._open_kind = _NO_STATE
 
-    # Observation ---------------------------------------------------------------------------------
-
     def observe(self, second: int, summary: JobSecond) -> None:
         """Take in a second. *second*: its begin, by any clock. Late and repeated seconds are left out."""
         last = self._last
@@ -320,8 +318,6 @@ class JobForecaster:
                 self._pair_count[horizon] /= 2
                 for row in pairs:
                     row[:] = [count / 2 for count in row]
-
-    # Forecast ------------------------------------------------------------------------------------
 
     def forecast(
         self, now: int, horizons_seconds: Sequence[float] = HORIZONS_SECONDS

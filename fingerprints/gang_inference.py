@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .stragglers import Flags, Floats, Indexes
+from .group_statistics import Flags, Floats, Indexes
 
 #: A greater relative gap between neighbors in a counter's sorted rates separates two gangs (assumed; the agents' rates
 #: have about 1 % of noise).

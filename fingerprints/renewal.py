@@ -41,6 +41,14 @@ COMPARED_MIN = 4
 #: With this many degrees of freedom or more, a t distribution counts as normal.
 DEGREES_MAX = 40
 
+_MIDDLES = (np.arange(PATHS) + 0.5) / PATHS
+#: Quantiles of an exponential distribution of mean 1.
+_EXPONENTIAL = -np.log1p(-_MIDDLES)
+#: Orders of the quantiles, so that an onset of a path is independent of the next onset.
+_ORDERS = np.random.default_rng(20).permuted(np.tile(np.arange(PATHS), (2 * ONSETS_MAX, 1)), axis=1)
+#: Two of three paths repeat a past interval.
+_IS_SEEN = np.arange(PATHS) % 3 > 0
+
 
 class Span(NamedTuple):
     """A past event, in seconds; `end` is NaN while it lasts. Within a `watch` no event is missing."""
@@ -199,16 +207,7 @@ def _t_quantiles(degrees: int) -> Floats:
     return np.asarray(np.interp(_MIDDLES, mass / mass[-1], grid))
 
 
-_MIDDLES = (np.arange(PATHS) + 0.5) / PATHS
-#: Quantiles of an exponential distribution of mean 1.
-_EXPONENTIAL = -np.log1p(-_MIDDLES)
-#: Orders of the quantiles, so that an onset of a path is independent of the next onset.
-_ORDERS = np.random.default_rng(20).permuted(np.tile(np.arange(PATHS), (2 * ONSETS_MAX, 1)), axis=1)
-
-
 _NORMAL = _t_quantiles(DEGREES_MAX)
-#: Two of three paths repeat a past interval.
-_IS_SEEN = np.arange(PATHS) % 3 > 0
 
 
 def _intervals(cadence: Cadence, elapsed: float) -> Floats:

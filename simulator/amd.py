@@ -67,6 +67,22 @@ _BESIDE = frozenset(
 }  # fmt: skip
 AMD_SIGNALS = _BESIDE | {source.signal for source in SOURCES} | {signal for signal, _, _ in HELD}
 
+#: Class of a fault -> lines of its kernel log.
+KERNEL_LINES = {
+    "nvlink": (
+        "amdgpu {gpu}.0: amdgpu: 1 uncorrectable hardware errors detected in xgmi_wafl block",
+    ),
+    "gsp_hang": ("amdgpu {gpu}.0: amdgpu: HWS hang",),
+    "gpu_lost": ("amdgpu {gpu}.0: amdgpu: device lost from bus!",),
+    "gpu_fault": (
+        "amdgpu {gpu}.0: amdgpu: ring comp_1.0.1 timeout, signaled seq=1042, emitted seq=1044",
+    ),
+    "hbm": (
+        "amdgpu {gpu}.0: amdgpu: 1 uncorrectable hardware errors detected in umc block",
+        "amdgpu {gpu}.0: amdgpu: GPU reset begin!",
+    ),
+}
+
 
 def as_amd(block: Block) -> None:
     """Convert a block of the model into a block of an MI300X host, in place. A second call would scale twice."""
@@ -103,20 +119,3 @@ def _outcome(block: Block, row: int) -> None:
 def _link_number(name: str) -> int:
     digits = name.rpartition("/link")[2]
     return int(digits) if digits.isdecimal() else 0
-
-
-#: Class of a fault -> lines of its kernel log.
-KERNEL_LINES = {
-    "nvlink": (
-        "amdgpu {gpu}.0: amdgpu: 1 uncorrectable hardware errors detected in xgmi_wafl block",
-    ),
-    "gsp_hang": ("amdgpu {gpu}.0: amdgpu: HWS hang",),
-    "gpu_lost": ("amdgpu {gpu}.0: amdgpu: device lost from bus!",),
-    "gpu_fault": (
-        "amdgpu {gpu}.0: amdgpu: ring comp_1.0.1 timeout, signaled seq=1042, emitted seq=1044",
-    ),
-    "hbm": (
-        "amdgpu {gpu}.0: amdgpu: 1 uncorrectable hardware errors detected in umc block",
-        "amdgpu {gpu}.0: amdgpu: GPU reset begin!",
-    ),
-}

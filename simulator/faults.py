@@ -16,12 +16,43 @@ from .machine import GPUS
 from .noise import Floats
 from .scenario import FaultClass, Pair
 
-# ----------------------------------------------------------------------
-# Changes that incidents make to hosts, and the rows that make them: the table between `effects` and
-# `physics`.
-
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+
+#: Assumed: a host with contention has this share of its time in pressure, and of its cores stolen.
+CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
+#: Temperature leads the clock by this share of the onset.
+HEAT_LEAD_SHARE = 0.5
+HALF_LANES, QUARTER_LANES = 8, 4
+#: Assumed: a GPU with a link that repeats and retrains moves this share of its normal traffic, at worst.
+REPEATING_SHARE = 0.5
+#: Assumed: duration of the stall of one host before the next host stalls.
+STALL_TURN_SECONDS = 10.0
+RETRANSMISSIONS_PER_SECOND = 900.0
+SYMBOL_ERRORS_PER_SECOND = 6.0
+#: Corrected errors come in bursts: this share of the ten-second spans has them.
+BURST_SHARE = 0.3
+#: The recovery action of NVML that the driver asks for: a reset of the GPU.
+RECOVERY_RESET = 1
+#: Range of an amount that is a share; some must be left, else a gang would wait forever.
+DEFAULT_AMOUNT_RANGE = 0.0, 0.95
+#: Ranges of amounts that are not a share, or may be the whole.
+AMOUNT_RANGES: dict[str, Pair] = {
+    "nvlink": (0.0, 1e6),
+    "nvlink_switch": (0.0, 1e6),
+    "hbm": (0.0, 1e6),
+    "flap": (0.0, 255.0),
+    "gsp_hang": (0.0, 3600.0),
+    "skewed_clock": (-1e7, 1e7),
+    "saturated_counter": (0.0, 15.0),
+    "sequence_imbalance": (0.0, 10.0),
+    "stage_imbalance": (0.0, 10.0),
+    **dict.fromkeys(
+        ("pcie_width", "nic", "leaf_down", "rack_dark", "gpu_lost", "gpu_fault", "silent_corruption",
+         "gap", "hung_collector", "agent_restart", "planned_reboot"),
+        (0.0, 1.0),
+    ),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -84,23 +115,6 @@ class HostEffects:
             hosts
         )  # extra work of the slowest rank of a step, as a ratio
         self.stage_imbalance: Floats = np.zeros(hosts)  # extra work of the last stage, as a ratio
-
-
-#: Assumed: a host with contention has this share of its time in pressure, and of its cores stolen.
-CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
-#: Temperature leads the clock by this share of the onset.
-HEAT_LEAD_SHARE = 0.5
-HALF_LANES, QUARTER_LANES = 8, 4
-#: Assumed: a GPU with a link that repeats and retrains moves this share of its normal traffic, at worst.
-REPEATING_SHARE = 0.5
-#: Assumed: duration of the stall of one host before the next host stalls.
-STALL_TURN_SECONDS = 10.0
-RETRANSMISSIONS_PER_SECOND = 900.0
-SYMBOL_ERRORS_PER_SECOND = 6.0
-#: Corrected errors come in bursts: this share of the ten-second spans has them.
-BURST_SHARE = 0.3
-#: The recovery action of NVML that the driver asks for: a reset of the GPU.
-RECOVERY_RESET = 1
 
 
 def _combine(
@@ -349,23 +363,3 @@ EFFECTS: dict[str, Callable[[HostEffects, ActiveFaults], None]] = {
     "nvlink_switch": nvlink,
     "rotating_stall": rotating_stall,
 }
-
-#: Range of an amount that is a share; some must be left, else a gang would wait forever.
-DEFAULT_AMOUNT_RANGE = 0.0, 0.95
-#: Ranges of amounts that are not a share, or may be the whole.
-AMOUNT_RANGES: dict[str, Pair] = {
-    "nvlink": (0.0, 1e6),
-    "nvlink_switch": (0.0, 1e6),
-    "hbm": (0.0, 1e6),
-    "flap": (0.0, 255.0),
-    "gsp_hang": (0.0, 3600.0),
-    "skewed_clock": (-1e7, 1e7),
-    "saturated_counter": (0.0, 15.0),
-    "sequence_imbalance": (0.0, 10.0),
-    "stage_imbalance": (0.0, 10.0),
-    **dict.fromkeys(
-        ("pcie_width", "nic", "leaf_down", "rack_dark", "gpu_lost", "gpu_fault", "silent_corruption",
-         "gap", "hung_collector", "agent_restart", "planned_reboot"),
-        (0.0, 1.0),
-    ),
-}  # fmt: skip

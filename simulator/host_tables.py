@@ -10,10 +10,6 @@ import numpy as np
 from .machine import GPUS, NVLINKS_PER_GPU
 from .tables import Floats, Tables
 
-# ----------------------------------------------------------------------
-# A system and a scratch NVMe in every host: checkpoints show as writes on the host that writes
-# them, the data set as reads.
-
 CHECKPOINT_BYTES_PER_SECOND = 3.2e9
 DATASET_BYTES_PER_SECOND = 180e6
 LOG_BYTES_PER_SECOND = 0.4e6
@@ -26,35 +22,6 @@ READ_MILLISECONDS, WRITE_MILLISECONDS = 0.12, 0.9
 _SMART_BYTES = 512_000.0
 #: Rows of the tables.
 SYSTEM, SCRATCH = 0, 1
-
-
-def publish_drives(tables: Tables, read_bytes: Floats, written_bytes: Floats) -> None:
-    """Put the I/O of both drives; (hosts, 2): since the boot, in whole sectors."""
-    reads, writes = (
-        np.ceil(read_bytes / BYTES_PER_OPERATION),
-        np.ceil(written_bytes / BYTES_PER_OPERATION),
-    )
-    read_ms, write_ms = np.floor(reads * READ_MILLISECONDS), np.floor(writes * WRITE_MILLISECONDS)
-    tables.put("disk.read_bytes", read_bytes)
-    tables.put("disk.written_bytes", written_bytes)
-    tables.put("disk.reads_operations", reads)
-    tables.put("disk.writes_operations", writes)
-    tables.put("disk.read_milliseconds", read_ms)
-    tables.put("disk.write_milliseconds", write_ms)
-    tables.put("disk.queue_milliseconds", read_ms + write_ms)
-    busy = read_bytes / READ_BYTES_PER_SECOND_MAX + written_bytes / WRITTEN_BYTES_PER_SECOND_MAX
-    tables.put("disk.busy_milliseconds", np.floor(busy * 1e3))
-    flushes = np.floor(writes / WRITES_PER_FLUSH)
-    tables.put("disk.flushes_operations", flushes)
-    tables.put("disk.flush_milliseconds", flushes)  # about one each, with a capacitor behind it
-    tables.put("nvme.read_bytes", np.floor(read_bytes / _SMART_BYTES) * _SMART_BYTES)
-    tables.put("nvme.written_bytes", np.floor(written_bytes / _SMART_BYTES) * _SMART_BYTES)
-
-
-def sectors(count: Floats) -> Floats:
-    """Return bytes as the kernel counts them."""
-    return np.asarray(np.floor(count / 512) * 512)
-
 
 #: Signal -> its value on the system drive and on the scratch drive.
 FILESYSTEMS: dict[str, tuple[float, float]] = {
@@ -89,7 +56,6 @@ DRIVE_CONSTANTS: dict[str, float] = {
     "nvme.light_throttles_count": 0,
     "nvme.heavy_throttles_count": 0,
 }
-
 CORES = 224
 MEMORY_BYTES = 2 * 2**40
 DIRTY_SECONDS = 12.0  # until the kernel has written what is dirty
@@ -101,6 +67,131 @@ CLASS_GPU, CLASS_NIC = 0x030200, 0x020700
 _PRESSURES = ("pressure_cpu_some", "pressure_io_some", "pressure_io_full")
 #: Additional pressure while a checkpoint is written.
 _WRITING_PRESSURE = {"pressure_io_some": 0.12, "pressure_io_full": 0.07}
+#: Signal -> its value on every device of every host.
+MACHINE_CONSTANTS: dict[str, float] = {
+    "collector.outcome_state": 0,
+    "collector.skipped_events": 0,
+    "host.cpu_steal_ratio": 0.0,
+    "host.cores_count": CORES,
+    "host.pressure_memory_some_ratio": 0.0,
+    "host.pressure_memory_full_ratio": 0.0,
+    "host.memory_total_bytes": MEMORY_BYTES,
+    "host.swap_used_bytes": 0,
+    "host.hugepages_free_pages": 0,
+    "host.memory_corrupted_bytes": 0,
+    "host.pressure_memory_some_microseconds": 0,
+    "host.pressure_memory_full_microseconds": 0,
+    "numa.memory_total_bytes": MEMORY_BYTES / 2,
+    "numa.cores_count": CORES / 2,
+    "numa.interleave_hit_pages": 61_000,
+    "pcie.link_speed_transfers_per_second": 32e9,
+    "pcie.link_speed_max_transfers_per_second": 32e9,
+    "pcie.link_width_lanes": 16,
+    "pcie.link_width_max_lanes": 16,
+    "pcie.max_payload_bytes": 256,
+    "pcie.max_payload_supported_bytes": 512,
+    "pcie.max_read_request_bytes": 4096,
+    "pcie.relaxed_ordering_state": 1,
+    "pcie.aspm_flags": 0,
+    "pcie.acs_flags": 0,
+    "pcie.iommu_state": 1,
+    "pcie.power_state": 0,
+    "rapl.power_limit_watts": 350.0,
+}
+PACKET_BYTES = 1400.0
+#: ETHTOOL_LINK_MODE_FEC_RS_BIT (ethtool.h).
+_FEC_RS_BIT = 50
+#: The interface's index; a different index would mean a different interface.
+_INTERFACE_INDEX = 2
+#: Signal -> its value on every host.
+INTERFACE_CONSTANTS: dict[str, float] = {
+    "net.carrier_state": 1,
+    "net.operational_state": 6,
+    "net.counter_epoch_count": _INTERFACE_INDEX,
+    "net.carrier_changes_count": 2,
+    "net.carrier_up_events": 1,
+    "net.carrier_down_events": 1,
+    "net.speed_bytes_per_second": 12.5e9,
+    "net.mtu_bytes": 9000,
+    "link.detected_state": 1,
+    "link.speed_bytes_per_second": 12.5e9,
+    "link.width_lanes": 4,
+    "link.duplex_state": 1,
+    "link.autonegotiation_state": 1,
+    "link.fec_active_code": _FEC_RS_BIT,
+    "link.fec_automatic_state": 1,
+    "link.pause_autonegotiation_state": 0,
+    "link.pause_receive_state": 0,
+    "link.pause_transmit_state": 0,
+    "link.counter_epoch_count": _INTERFACE_INDEX,
+    "nic.statistics_count": 1100,
+    "nic.counter_epoch_count": _INTERFACE_INDEX,
+}
+#: Lines that a kernel writes while it boots, and further lines per hour.
+BOOT_RECORDS = 4200
+RECORDS_PER_HOUR = 40.0
+#: An incident of the kernel log may continue for this time after its last line.
+INCIDENT_SECONDS = 60.0
+#: Interval of the daemon's adjustments; between them the maximum error grows (kernel/time/ntp.c).
+POLL_SECONDS = 64.0
+ERROR_GROWTH = 500e-6
+_STA_PLL_NANO = 0x2001
+#: Signal -> its value on every host.
+KERNEL_CONSTANTS: dict[str, float] = {
+    "kernel_log.lost_count": 0,
+    "kernel_log.not_understood_count": 0,
+    "clock.error_estimated_seconds": 2e-4,
+    "clock.synchronised_state": 1,
+    "clock.leap_state": 0,
+    "clock.status_flags": _STA_PLL_NANO,
+    "clock.tai_offset_seconds": 37,
+    "rtnetlink.messages_count": 3,
+    "rtnetlink.overruns_events": 0,
+    "rtnetlink.transitions_events": 0,
+    "rtnetlink.withheld_events": 0,
+    "rtnetlink.interfaces_count": 1,
+    "rtnetlink.malformed_count": 0,
+}
+#: Bytes that an exchange moves over NVLink for each byte that it moves over the GPU's port (assumed: a
+#: collective in two levels does seven eighths of its steps within the host, some of them twice).
+BYTES_PER_PORT_BYTE = 4.0
+SPEED_BYTES_PER_SECOND = 26.562e9  # as NVML says it of a link of the fourth generation
+_VERSION_4 = 6  # nvmlNvlinkVersion_t
+_KIB = 1024
+#: Signal -> its value on every link.
+NVLINK_CONSTANTS: dict[str, float] = {
+    "nvlink.link_state": 1,
+    "nvlink.version_code": _VERSION_4,
+    "nvlink.speed_bytes_per_second": SPEED_BYTES_PER_SECOND,
+}
+
+
+def publish_drives(tables: Tables, read_bytes: Floats, written_bytes: Floats) -> None:
+    """Put the I/O of both drives; (hosts, 2): since the boot, in whole sectors."""
+    reads, writes = (
+        np.ceil(read_bytes / BYTES_PER_OPERATION),
+        np.ceil(written_bytes / BYTES_PER_OPERATION),
+    )
+    read_ms, write_ms = np.floor(reads * READ_MILLISECONDS), np.floor(writes * WRITE_MILLISECONDS)
+    tables.put("disk.read_bytes", read_bytes)
+    tables.put("disk.written_bytes", written_bytes)
+    tables.put("disk.reads_operations", reads)
+    tables.put("disk.writes_operations", writes)
+    tables.put("disk.read_milliseconds", read_ms)
+    tables.put("disk.write_milliseconds", write_ms)
+    tables.put("disk.queue_milliseconds", read_ms + write_ms)
+    busy = read_bytes / READ_BYTES_PER_SECOND_MAX + written_bytes / WRITTEN_BYTES_PER_SECOND_MAX
+    tables.put("disk.busy_milliseconds", np.floor(busy * 1e3))
+    flushes = np.floor(writes / WRITES_PER_FLUSH)
+    tables.put("disk.flushes_operations", flushes)
+    tables.put("disk.flush_milliseconds", flushes)  # about one each, with a capacitor behind it
+    tables.put("nvme.read_bytes", np.floor(read_bytes / _SMART_BYTES) * _SMART_BYTES)
+    tables.put("nvme.written_bytes", np.floor(written_bytes / _SMART_BYTES) * _SMART_BYTES)
+
+
+def sectors(count: Floats) -> Floats:
+    """Return bytes as the kernel counts them."""
+    return np.asarray(np.floor(count / 512) * 512)
 
 
 class MachineTables:
@@ -219,49 +310,6 @@ class MachineTables:
         tables.put("hwmon.power_watts", np.round(chassis), slice(2, 3))
 
 
-#: Signal -> its value on every device of every host.
-MACHINE_CONSTANTS: dict[str, float] = {
-    "collector.outcome_state": 0,
-    "collector.skipped_events": 0,
-    "host.cpu_steal_ratio": 0.0,
-    "host.cores_count": CORES,
-    "host.pressure_memory_some_ratio": 0.0,
-    "host.pressure_memory_full_ratio": 0.0,
-    "host.memory_total_bytes": MEMORY_BYTES,
-    "host.swap_used_bytes": 0,
-    "host.hugepages_free_pages": 0,
-    "host.memory_corrupted_bytes": 0,
-    "host.pressure_memory_some_microseconds": 0,
-    "host.pressure_memory_full_microseconds": 0,
-    "numa.memory_total_bytes": MEMORY_BYTES / 2,
-    "numa.cores_count": CORES / 2,
-    "numa.interleave_hit_pages": 61_000,
-    "pcie.link_speed_transfers_per_second": 32e9,
-    "pcie.link_speed_max_transfers_per_second": 32e9,
-    "pcie.link_width_lanes": 16,
-    "pcie.link_width_max_lanes": 16,
-    "pcie.max_payload_bytes": 256,
-    "pcie.max_payload_supported_bytes": 512,
-    "pcie.max_read_request_bytes": 4096,
-    "pcie.relaxed_ordering_state": 1,
-    "pcie.aspm_flags": 0,
-    "pcie.acs_flags": 0,
-    "pcie.iommu_state": 1,
-    "pcie.power_state": 0,
-    "rapl.power_limit_watts": 350.0,
-}
-
-
-# ----------------------------------------------------------------------
-# The management interface of every host: a 100 Gbit/s adapter with little to do and a good wire.
-
-PACKET_BYTES = 1400.0
-#: ETHTOOL_LINK_MODE_FEC_RS_BIT (ethtool.h).
-_FEC_RS_BIT = 50
-#: The interface's index; a different index would mean a different interface.
-_INTERFACE_INDEX = 2
-
-
 class InterfaceTables:
     """One interface a host; arrays are (hosts,)."""
 
@@ -279,47 +327,6 @@ class InterfaceTables:
             tables.put(f"net.{direction}_packets", np.floor(self._bytes[row] / PACKET_BYTES))
         self._dropped += self._random.poisson(0.004 * seconds, self._hosts)
         tables.put("net.receive_dropped_packets", self._dropped)
-
-
-#: Signal -> its value on every host.
-INTERFACE_CONSTANTS: dict[str, float] = {
-    "net.carrier_state": 1,
-    "net.operational_state": 6,
-    "net.counter_epoch_count": _INTERFACE_INDEX,
-    "net.carrier_changes_count": 2,
-    "net.carrier_up_events": 1,
-    "net.carrier_down_events": 1,
-    "net.speed_bytes_per_second": 12.5e9,
-    "net.mtu_bytes": 9000,
-    "link.detected_state": 1,
-    "link.speed_bytes_per_second": 12.5e9,
-    "link.width_lanes": 4,
-    "link.duplex_state": 1,
-    "link.autonegotiation_state": 1,
-    "link.fec_active_code": _FEC_RS_BIT,
-    "link.fec_automatic_state": 1,
-    "link.pause_autonegotiation_state": 0,
-    "link.pause_receive_state": 0,
-    "link.pause_transmit_state": 0,
-    "link.counter_epoch_count": _INTERFACE_INDEX,
-    "nic.statistics_count": 1100,
-    "nic.counter_epoch_count": _INTERFACE_INDEX,
-}
-
-
-# ----------------------------------------------------------------------
-# The kernel's own readings: its clock, which a daemon adjusts, its log, and the network that it
-# watches.
-
-#: Lines that a kernel writes while it boots, and further lines per hour.
-BOOT_RECORDS = 4200
-RECORDS_PER_HOUR = 40.0
-#: An incident of the kernel log may continue for this time after its last line.
-INCIDENT_SECONDS = 60.0
-#: Interval of the daemon's adjustments; between them the maximum error grows (kernel/time/ntp.c).
-POLL_SECONDS = 64.0
-ERROR_GROWTH = 500e-6
-_STA_PLL_NANO = 0x2001
 
 
 class KernelTables:
@@ -355,35 +362,6 @@ class KernelTables:
         tables.put("clock.frequency_offset_ratio", self._frequency)
 
 
-#: Signal -> its value on every host.
-KERNEL_CONSTANTS: dict[str, float] = {
-    "kernel_log.lost_count": 0,
-    "kernel_log.not_understood_count": 0,
-    "clock.error_estimated_seconds": 2e-4,
-    "clock.synchronised_state": 1,
-    "clock.leap_state": 0,
-    "clock.status_flags": _STA_PLL_NANO,
-    "clock.tai_offset_seconds": 37,
-    "rtnetlink.messages_count": 3,
-    "rtnetlink.overruns_events": 0,
-    "rtnetlink.transitions_events": 0,
-    "rtnetlink.withheld_events": 0,
-    "rtnetlink.interfaces_count": 1,
-    "rtnetlink.malformed_count": 0,
-}
-
-
-# ----------------------------------------------------------------------
-# NVLinks of every GPU: the host's own part of each exchange, spread over its links.
-
-#: Bytes that an exchange moves over NVLink for each byte that it moves over the GPU's port (assumed: a
-#: collective in two levels does seven eighths of its steps within the host, some of them twice).
-BYTES_PER_PORT_BYTE = 4.0
-SPEED_BYTES_PER_SECOND = 26.562e9  # as NVML says it of a link of the fourth generation
-_VERSION_4 = 6  # nvmlNvlinkVersion_t
-_KIB = 1024
-
-
 class NvLinkTables:
     """All NVLinks; arrays are (hosts, 8 * 18), a GPU's links beside each other."""
 
@@ -402,11 +380,3 @@ class NvLinkTables:
                 f"nvlink.{direction}_data_bytes",
                 (initial_kib + np.repeat(kib, NVLINKS_PER_GPU, axis=1)) * _KIB,
             )
-
-
-#: Signal -> its value on every link.
-NVLINK_CONSTANTS: dict[str, float] = {
-    "nvlink.link_state": 1,
-    "nvlink.version_code": _VERSION_4,
-    "nvlink.speed_bytes_per_second": SPEED_BYTES_PER_SECOND,
-}

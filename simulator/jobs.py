@@ -10,8 +10,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from .incidents import BOOT_SECONDS, HOUR, Downtime, DrawContext, HostTimelines
+from .incidents import HOUR, DrawContext
 from .scenario import JobShapes, ScenarioError
+from .timelines import BOOT_SECONDS, Downtime, HostTimelines
 
 #: Assumed: share of the hosts, in whole hosts, that is left idle: a cluster is never quite full.
 IDLE_SHARE = 0.03

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
@@ -110,6 +109,70 @@ _AMD_COLLECTORS = {theirs: name for name, theirs in SAME_TABLES.items()}
 _GPU_KINDS = ("gpu", "gpu_fast", "gpu_fabric")
 KINDS = (*_DEVICES, *_GPU_KINDS, "nvlink")
 
+#: State of a verified field in `gpu.violation_*_field_state`.
+_VERIFIED = 2
+_MIB = 1 << 20
+#: Memory banks of an H100 with 80 GB: the sum of nvidia-smi's histogram.
+BANKS = 2560
+GPU_CONSTANTS: dict[str, float] = {
+    "gpu.counter_epoch_count": 0,
+    "gpu.memory_clock_hertz": MEMORY_CLOCK_HERTZ,
+    "gpu.sm_clock_max_hertz": SM_CLOCK_MAX_HERTZ,
+    "gpu.graphics_clock_max_hertz": SM_CLOCK_MAX_HERTZ,
+    "gpu.memory_clock_max_hertz": MEMORY_CLOCK_HERTZ,
+    "gpu.video_clock_max_hertz": 1545e6,
+    "gpu.violation_sync_boost_nanoseconds": 0,
+    "gpu.violation_sw_thermal_field_state": _VERIFIED,
+    "gpu.violation_hw_thermal_field_state": _VERIFIED,
+    "gpu.violation_hw_power_brake_field_state": _VERIFIED,
+    "gpu.power_limit_watts": POWER_LIMIT_WATTS,
+    "gpu.power_limit_requested_watts": POWER_LIMIT_WATTS,
+    "gpu.power_limit_default_watts": POWER_LIMIT_WATTS,
+    "gpu.power_limit_min_watts": 200.0,
+    "gpu.power_limit_max_watts": POWER_LIMIT_WATTS,
+    "gpu.temperature_slowdown_celsius": TEMPERATURE_SLOWDOWN_CELSIUS,
+    "gpu.temperature_max_celsius": TEMPERATURE_MAX_CELSIUS,
+    "gpu.temperature_shutdown_celsius": TEMPERATURE_MAX_CELSIUS + 8,
+    "gpu.margin_at_shutdown_celsius": -8.0,
+    "gpu.margin_at_slowdown_celsius": (TEMPERATURE_MAX_CELSIUS - TEMPERATURE_SLOWDOWN_CELSIUS),
+    "gpu.margin_at_max_celsius": 0.0,
+    "gpu.margin_at_memory_max_celsius": 0.0,
+    "gpu.memory_total_bytes": GPU_MEMORY_BYTES,
+    "gpu.memory_reserved_bytes": 551 * _MIB,
+    "gpu.bar1_total_bytes": 131072 * _MIB,
+    "gpu.bar1_used_bytes": 4 * _MIB,
+    "gpu.encoder_utilization_ratio": 0.0,
+    "gpu.decoder_utilization_ratio": 0.0,
+    "gpu.jpeg_utilization_ratio": 0.0,
+    "gpu.optical_flow_utilization_ratio": 0.0,
+    "gpu.pcie_generation_number": 5,
+    "gpu.pcie_generation_max_number": 5,
+    "gpu.pcie_width_lanes": 16,
+    "gpu.pcie_width_max_lanes": 16,
+    "gpu.performance_state": 0,
+    "gpu.lost_state": 0,
+    "gpu.error_code_state": 0,
+    "gpu.mig_mode_state": 0,
+    "gpu.mig_mode_pending_state": 0,
+    "gpu.ecc_mode_state": 1,
+    "gpu.ecc_mode_pending_state": 1,
+    "gpu.persistence_mode_state": 1,
+    "gpu.compute_mode_state": 0,
+    "gpu.remap_failed_state": 0,
+    "gpu.remap_banks_partial_count": 0,
+    "gpu.remap_banks_low_count": 0,
+    "gpu.remap_banks_none_count": 0,
+    "gpu.sram_threshold_exceeded_state": 0,
+    "gpu.repair_channel_pending_state": 0,
+    "gpu.repair_tpc_pending_state": 0,
+    "gpu.unrepairable_memory_state": 0,
+    "gpu_fast.power_brake_ratio": 0.0,
+    # Eight GPUs behind NVSwitches are registered; Hopper does not report the health of the fabric.
+    "gpu_fabric.registration_state": 3,
+    "gpu_fabric.registration_status_code": 0,
+    "gpu_fabric.clique_number": 0,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
@@ -170,118 +233,3 @@ def build_machines(
 
 def _uuid(random: np.random.Generator) -> uuid.UUID:
     return uuid.UUID(bytes=random.bytes(16), version=4)
-
-
-# ----------------------------------------------------------------------
-# Readings of GPUs in training, phase by phase: power, clocks, activity. Levels are those of an H100.
-#
-# power = idle + dynamic * activity * (clock / unbraked clock) ** 2.2
-#
-# 75 W idle, 150 W waiting, 550 W computing. Activity levels are assumed: a rank that waits in a
-# collective keeps the few SMs of its communication kernel busy, and no tensor core.
-
-
-class Phase(IntEnum):
-    """Activity of a rank that does not wait for others."""
-
-    COMPUTE = 0
-    COMMUNICATE = 1
-    GAP = 2  # the host prepares the next batch, or a checkpoint is written: no kernel runs
-
-
-# Clock event reasons (nvml.h, nvmlClocksEventReason*).
-REASON_GPU_IDLE = 0x1
-REASON_SW_POWER_CAP = 0x4
-REASON_HW_SLOWDOWN = 0x8
-REASON_SW_THERMAL = 0x20
-REASON_POWER_BRAKE = 0x80
-
-#: Dynamic power falls with the clock and with the voltage, which follows the clock.
-POWER_EXPONENT = 2.2
-POWER_NOISE = 0.01
-CLOCK_HERTZ = 1755e6
-CLOCK_STEP_HERTZ = 15e6
-CLOCK_IDLE_HERTZ = 345e6
-#: Temperature at which the brake holds the die of a failed cooler.
-BRAKED_CELSIUS = 88.3
-#: Readings per second of the agent's fast lane.
-SAMPLES_PER_SECOND = 10
-
-#: Activity as a share of the dynamic power: in each phase, and while waiting.
-PHASE_ACTIVITY = {Phase.COMPUTE: 1.0, Phase.COMMUNICATE: 0.26, Phase.GAP: 0.10}
-WAIT_ACTIVITY = 0.16
-#: Share of the SMs, and of the warps, that the communication kernel uses while waiting.
-WAIT_SM_ACTIVE, WAIT_OCCUPANCY = 0.18, 0.04
-PHASE_SM_ACTIVE = {Phase.COMPUTE: 0.88, Phase.COMMUNICATE: WAIT_SM_ACTIVE, Phase.GAP: 0.0}
-PHASE_OCCUPANCY = {Phase.COMPUTE: 0.24, Phase.COMMUNICATE: WAIT_OCCUPANCY, Phase.GAP: 0.0}
-PHASE_TENSOR_ACTIVE = {Phase.COMPUTE: 0.47, Phase.COMMUNICATE: 0.0, Phase.GAP: 0.0}
-PHASE_BANDWIDTH = {Phase.COMPUTE: 0.42, Phase.COMMUNICATE: 0.10, Phase.GAP: 0.0}
-
-
-# ----------------------------------------------------------------------
-# Readings of a simulated GPU that do not change while the model runs, as nvidia-smi -q shows them for an H100.
-
-#: State of a verified field in `gpu.violation_*_field_state`.
-_VERIFIED = 2
-_MIB = 1 << 20
-#: Memory banks of an H100 with 80 GB: the sum of nvidia-smi's histogram.
-BANKS = 2560
-
-GPU_CONSTANTS: dict[str, float] = {
-    "gpu.counter_epoch_count": 0,
-    "gpu.memory_clock_hertz": MEMORY_CLOCK_HERTZ,
-    "gpu.sm_clock_max_hertz": SM_CLOCK_MAX_HERTZ,
-    "gpu.graphics_clock_max_hertz": SM_CLOCK_MAX_HERTZ,
-    "gpu.memory_clock_max_hertz": MEMORY_CLOCK_HERTZ,
-    "gpu.video_clock_max_hertz": 1545e6,
-    "gpu.violation_sync_boost_nanoseconds": 0,
-    "gpu.violation_sw_thermal_field_state": _VERIFIED,
-    "gpu.violation_hw_thermal_field_state": _VERIFIED,
-    "gpu.violation_hw_power_brake_field_state": _VERIFIED,
-    "gpu.power_limit_watts": POWER_LIMIT_WATTS,
-    "gpu.power_limit_requested_watts": POWER_LIMIT_WATTS,
-    "gpu.power_limit_default_watts": POWER_LIMIT_WATTS,
-    "gpu.power_limit_min_watts": 200.0,
-    "gpu.power_limit_max_watts": POWER_LIMIT_WATTS,
-    "gpu.temperature_slowdown_celsius": TEMPERATURE_SLOWDOWN_CELSIUS,
-    "gpu.temperature_max_celsius": TEMPERATURE_MAX_CELSIUS,
-    "gpu.temperature_shutdown_celsius": TEMPERATURE_MAX_CELSIUS + 8,
-    "gpu.margin_at_shutdown_celsius": -8.0,
-    "gpu.margin_at_slowdown_celsius": (TEMPERATURE_MAX_CELSIUS - TEMPERATURE_SLOWDOWN_CELSIUS),
-    "gpu.margin_at_max_celsius": 0.0,
-    "gpu.margin_at_memory_max_celsius": 0.0,
-    "gpu.memory_total_bytes": GPU_MEMORY_BYTES,
-    "gpu.memory_reserved_bytes": 551 * _MIB,
-    "gpu.bar1_total_bytes": 131072 * _MIB,
-    "gpu.bar1_used_bytes": 4 * _MIB,
-    "gpu.encoder_utilization_ratio": 0.0,
-    "gpu.decoder_utilization_ratio": 0.0,
-    "gpu.jpeg_utilization_ratio": 0.0,
-    "gpu.optical_flow_utilization_ratio": 0.0,
-    "gpu.pcie_generation_number": 5,
-    "gpu.pcie_generation_max_number": 5,
-    "gpu.pcie_width_lanes": 16,
-    "gpu.pcie_width_max_lanes": 16,
-    "gpu.performance_state": 0,
-    "gpu.lost_state": 0,
-    "gpu.error_code_state": 0,
-    "gpu.mig_mode_state": 0,
-    "gpu.mig_mode_pending_state": 0,
-    "gpu.ecc_mode_state": 1,
-    "gpu.ecc_mode_pending_state": 1,
-    "gpu.persistence_mode_state": 1,
-    "gpu.compute_mode_state": 0,
-    "gpu.remap_failed_state": 0,
-    "gpu.remap_banks_partial_count": 0,
-    "gpu.remap_banks_low_count": 0,
-    "gpu.remap_banks_none_count": 0,
-    "gpu.sram_threshold_exceeded_state": 0,
-    "gpu.repair_channel_pending_state": 0,
-    "gpu.repair_tpc_pending_state": 0,
-    "gpu.unrepairable_memory_state": 0,
-    "gpu_fast.power_brake_ratio": 0.0,
-    # Eight GPUs behind NVSwitches are registered; Hopper does not report the health of the fabric.
-    "gpu_fabric.registration_state": 3,
-    "gpu_fabric.registration_status_code": 0,
-    "gpu_fabric.clique_number": 0,
-}

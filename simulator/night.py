@@ -13,8 +13,8 @@ from ..contract.block import Block
 from ..contract.signals import TABLES
 from ..contract.wire import telemetry_pb2
 from . import machine as parts
-from .readings import PROCESS_EVENT as PROCESS
-from .readings import REPEAT_SECONDS
+from .event_readings import PROCESS_EVENT as PROCESS
+from .event_readings import REPEAT_SECONDS
 from .runner import HostOutput, LiveWorld
 from .world import World
 

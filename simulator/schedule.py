@@ -11,10 +11,8 @@ import numpy.typing as npt
 from . import incidents
 from .incidents import (
     HOUR,
-    Downtime,
     DrawContext,
     Rows,
-    build_timelines,
     draw_details,
     empty_rows,
     joined_rows,
@@ -23,6 +21,7 @@ from .incidents import (
 from .jobs import Cluster, SimulatedJob
 from .machine import GPUS
 from .scenario import FaultClass, Scenario, WorldSettings
+from .timelines import Downtime, build_timelines
 from .topology import FleetTopology
 
 #: Smaller jobs have too few peers in their gang: incidents of a parade affect larger jobs.

@@ -15,9 +15,6 @@ from ..contract.signals import TABLES
 from .amd import as_amd
 from .machine import KINDS, SimulatedMachine
 
-# ----------------------------------------------------------------------
-# Fault counters on healthy hardware: 0 if the part has them, else missing.
-
 #: Marks in a signal's source for another maker's driver, or another generation of links.
 _OTHER_HARDWARE = re.compile(r"^[^,]*\((?:bnxt_re|bnxt_en|efa|ena|ice|irdma|NVLink 5|links 0-11)\)")
 #: Further counters that an eight-GPU H100 machine with InfiniBand does not have.
@@ -37,6 +34,31 @@ _UNAVAILABLE = (
     "gpu.ecc_*_cbu_errors",
 )
 
+_ALL = slice(None)
+PORT_BYTES_PER_SECOND = 50e9
+#: Share of its rate that a port reaches in an exchange.
+EXCHANGE_SHARE = 0.4
+#: Share of a step's bytes that travel while computing (parameters fetched ahead, as in FSDP).
+OVERLAPPED_SHARE = 0.35
+PACKET_BYTES = 4096
+MULTICAST_PACKETS = 900
+#: Retransmission counter -> its share of the retransmissions.
+RETRANSMISSIONS = {
+    "rdma.ack_timeout_errors": 0.5,
+    "rdma.packet_sequence_errors": 1.0,
+    "rdma.out_of_sequence_packets": 0.8,
+    "rdma.adaptive_retransmissions_packets": 1.1,
+    "rdma.implied_nak_errors": 0.1,
+    "rdma.slow_restarts_events": 0.05,
+}
+#: Counter of a consequence -> its share of the retransmissions (assumed).
+RETRANSMISSION_EFFECTS = {
+    "rdma.duplicate_requests_packets": 0.5,
+    "rdma.adaptive_retransmission_timeouts_events": 0.125,
+    "rdma.slow_restart_notifications_packets": 0.05,
+    "rdma.slow_restart_transitions_events": 0.025,
+}
+
 
 def is_zero_when_healthy(signal: Signal) -> bool:
     """Return whether *signal* is a fault counter that a simulated host has."""
@@ -47,7 +69,6 @@ def is_zero_when_healthy(signal: Signal) -> bool:
 
 
 Floats = npt.NDArray[np.float64]
-_ALL = slice(None)
 
 
 class _HostTable:
@@ -159,34 +180,6 @@ def _is_due(period_seconds: int, host: int, before_seconds: float, now_seconds: 
     if before_seconds < 0 or period_seconds == 1:
         return True
     return (now_seconds + host) // period_seconds > (before_seconds + host) // period_seconds
-
-
-# ----------------------------------------------------------------------
-# RDMA ports, one next to each GPU: InfiniBand NDR at 400 Gbit/s, without RoCE congestion counters.
-
-PORT_BYTES_PER_SECOND = 50e9
-#: Share of its rate that a port reaches in an exchange.
-EXCHANGE_SHARE = 0.4
-#: Share of a step's bytes that travel while computing (parameters fetched ahead, as in FSDP).
-OVERLAPPED_SHARE = 0.35
-PACKET_BYTES = 4096
-MULTICAST_PACKETS = 900
-#: Retransmission counter -> its share of the retransmissions.
-RETRANSMISSIONS = {
-    "rdma.ack_timeout_errors": 0.5,
-    "rdma.packet_sequence_errors": 1.0,
-    "rdma.out_of_sequence_packets": 0.8,
-    "rdma.adaptive_retransmissions_packets": 1.1,
-    "rdma.implied_nak_errors": 0.1,
-    "rdma.slow_restarts_events": 0.05,
-}
-#: Counter of a consequence -> its share of the retransmissions (assumed).
-RETRANSMISSION_EFFECTS = {
-    "rdma.duplicate_requests_packets": 0.5,
-    "rdma.adaptive_retransmission_timeouts_events": 0.125,
-    "rdma.slow_restart_notifications_packets": 0.05,
-    "rdma.slow_restart_transitions_events": 0.025,
-}
 
 
 def publish_ports(tables: Tables, moved_bytes: Floats, resent: Floats) -> None:

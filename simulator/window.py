@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .faults import EFFECTS, ActiveFaults, Flags, HostEffects, Ints
+from .gang_model import GangModel
 from .incidents import Rows
 from .jobs import SimulatedJob
 from .noise import Floats, Noise
-from .physics import FleetHardware, GangModel, GaugeState, Physics
+from .physics import FleetHardware, GaugeState, Physics
 from .schedule import WorldSchedule
 
 #: Ticks of the noise: the noise of a reading depends on the second of the reading.

@@ -13,12 +13,13 @@ import numpy as np
 from ..agent.frame_builder import FrameBuilder
 from ..contract.signals import TABLES as ALL
 from ..contract.wire import telemetry_pb2
+from .event_readings import RankEvents, incident_events
 from .faults import Ints
 from .incidents import Rows
 from .machine import SimulatedMachine
 from .physics import FleetHardware
 from .readings import SCORED_TABLES as JUDGED
-from .readings import FullHostTables, RankEvents, WindowReadings, incident_events
+from .readings import FullHostTables, WindowReadings
 from .scenario import HOSTS_MAX, Scenario, ScenarioError, WorldSettings
 from .scenario_file import load
 from .schedule import WorldSchedule, build_schedule

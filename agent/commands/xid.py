@@ -23,19 +23,18 @@ from ...contract.xid.decode import (
     decode,
     parse_line,
 )
+from ...contract.xid.line_reading import driver_major, printable
 from ...contract.xid.policy import (
     Clears,
     Xid,
     XidSeverity,
-    driver_major,
     lookup,
     lookup_sxid,
     policy,
-    printable,
     refine,
     sxid_policy,
-    tool_actions,
 )
+from ...contract.xid.tools import tool_actions
 
 if TYPE_CHECKING:
     from .kernel_line import LineQuery

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ...contract.metrics_http import Family, format_labels, format_number
+from ...contract.exposition import Family, format_labels, format_number
 from ...contract.signal import PERIOD_SECONDS
 from ...contract.signals import BY_NAME
 from ...contract.wire.telemetry_pb2 import HealthEvent

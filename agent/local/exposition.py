@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...contract.metrics_http import (
-    Family,
-    format_labels,
-    format_number,
-)
+from ...contract.exposition import Family, format_labels, format_number
 from ...contract.signal import PERIOD_SECONDS, Kind, Signal
 from ...contract.signals import TABLES
 from ..latest import LatestReadings, TableSnapshot

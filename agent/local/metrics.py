@@ -16,11 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...contract import metrics_http
-from ...contract.metrics_http import (
-    ExpositionFormat,
-    negotiate_format,
-    render_exposition,
-)
+from ...contract.exposition import ExpositionFormat, negotiate_format, render_exposition
 from ..clock import Clock
 from ..config import AgentConfig
 from ..events import EventPublisher

@@ -176,7 +176,7 @@ class ClientCall:
         return CallEnd(self.number, self.method, status, self.message, self.retry_seconds)
 
 
-class _Client(GrpcConnection[CallResponse | CallEnd]):
+class GrpcClient(GrpcConnection[CallResponse | CallEnd]):
     """A client's connection to any gRPC server."""
 
     def __init__(self, authority: str, *, tls: bool, server: str) -> None:
@@ -249,7 +249,7 @@ class _Client(GrpcConnection[CallResponse | CallEnd]):
             yield self._calls.pop(call.number).end()
 
 
-class ClientSession(_Client):
+class ClientSession(GrpcClient):
     """A connection to the aggregator's TelemetryService."""
 
     def __init__(self, authority: str, token: str = "", *, tls: bool = False) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .grpc_http2 import CallEnd, CallResponse, _Client
+from .grpc_http2 import CallEnd, CallResponse, GrpcClient
 from .http2 import (
     SessionError,
 )
@@ -30,7 +30,7 @@ class CallFailed(Exception):
         self.status = status
 
 
-class UnaryCall(_Client):
+class UnaryCall(GrpcClient):
     """A single call on a connection, without a socket: bytes out, bytes in."""
 
     def __init__(self, path: str, request: bytes, seconds_max: float) -> None:

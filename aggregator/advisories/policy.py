@@ -15,7 +15,8 @@ from functools import cache
 from math import isfinite, sqrt
 from typing import NamedTuple
 
-from ...contract.host_policy import PolicyRow, builtin
+from ...contract.host_policy import PolicyRow
+from ...contract.host_policy_file import builtin
 from ...contract.signals import BY_NAME
 from ...contract.xid.policy import Xid
 from ...contract.xid.policy import policy as xid_rows

@@ -51,6 +51,8 @@ LATER = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 
+_LASTING = (wire.PROPOSED, wire.ACCEPTED, wire.DEFERRED, wire.DONE)
+
 
 class ClientError(Exception):
     """The aggregator does not respond, or refused a call. `is_temporary`: the call may succeed later."""
@@ -133,8 +135,6 @@ class AggregatorClient:
         if self._call is not None:
             self._call.cancel()
         self._thread.join(CALL_SECONDS)
-
-    # ---- what is advised
 
     def advice(self) -> dict[str, Advice]:
         """Return the advisories of single nodes, by name."""
@@ -251,8 +251,6 @@ class AggregatorClient:
             ):
                 del self._known[name]
 
-    # ---- what is answered and reported
-
     def answer(
         self, advice: Advice, state: str, note: str = "", lease_seconds: float = 0.0
     ) -> Advice:
@@ -304,8 +302,6 @@ class AggregatorClient:
             self._outcomes.ReportOutcomes, outcome_pb2.ReportOutcomesRequest(outcomes=outcomes)
         )
 
-    # ---- scores and plans
-
     def node_dictionary(self) -> NodeDictionary:
         """Return the names of hosts by node index. Raises ClientError."""
         reply = self._ask(
@@ -352,9 +348,6 @@ class AggregatorClient:
             raise ClientError(
                 f"{call.code().name}: {call.details()}", call.code() in LATER
             ) from error
-
-
-_LASTING = (wire.PROPOSED, wire.ACCEPTED, wire.DEFERRED, wire.DONE)
 
 
 def _name(kind: Any, number: int) -> str:

@@ -191,9 +191,6 @@ def _is_anothers(advice: Advice, entry: Entry) -> bool:
     )
 
 
-# ---------------------------------------------------------------- begin
-
-
 def _take(situation: Situation, ledger: ExecutorLedger, advice: Advice, marks: int) -> list[Step]:
     """Return the step that accepts *advice*, if this executor may carry it out."""
     if not situation.is_live or not _is_to_take(situation, advice):
@@ -316,9 +313,6 @@ def drain_reason(advice: Advice, seconds: float) -> str:
     )
 
 
-# ---------------------------------------------------------------- continue
-
-
 def _carry_out(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     """Return the next steps for an advisory that this executor accepted."""
     steps: list[Step] = []
@@ -396,9 +390,6 @@ def _yield_to(advice: Advice, entry: Entry, node: Node) -> list[Step]:
     return [Answer(advice.name, note, "DONE")]
 
 
-# ---------------------------------------------------------------- jobs
-
-
 def _move_jobs(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     """Return the steps that move jobs off the node; the answer DONE if none is left to move."""
     scheduler = situation.scheduler
@@ -459,9 +450,6 @@ def _finish(advice: Advice, entry: Entry, scheduler: SchedulerState) -> list[Ste
     return [Answer(advice.name, "; ".join(parts)[:NOTE_CHARACTERS_MAX], "DONE")]
 
 
-# ---------------------------------------------------------------- repairs
-
-
 def _repair(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
     """Return the reboot or the reset, and the answer DONE once it was sent."""
     if entry.answered:
@@ -473,9 +461,6 @@ def _repair(situation: Situation, advice: Advice, entry: Entry) -> list[Step]:
         return [ResetGpus(advice.name, advice.reason, entry.node)]
     word = "reboots once it is free" if advice.action == REBOOT else "its GPUs were reset"
     return [Answer(advice.name, f"{entry.node} {word}", "DONE")]
-
-
-# ---------------------------------------------------------------- take back
 
 
 def _return(
@@ -523,9 +508,6 @@ def _take_back(situation: Situation, ledger: ExecutorLedger, entry: Entry, why: 
 
 def _wants_drain(entry: Entry) -> bool:
     return entry.is_marked and entry.mark in (DRAIN, DOWN)
-
-
-# ---------------------------------------------------------------- what is written after each step
 
 
 def record_intent(step: Step, ledger: ExecutorLedger, situation: Situation) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 
 from ...contract.otlp_logs import ERROR, INFO, OtlpLogExporter, OtlpRecord
 from ..host_sets import fold_hosts
-from . import core, reports, scores
+from . import core, reports, weights
 from .client import AggregatorClient, ClientError
 from .launchers import Launchers
 from .ledger import ExecutorLedger, LedgerError
@@ -167,8 +167,6 @@ class Executor:
             pause = min(pause, RECOVERY_POLL_SECONDS)
         return core.next_poll_seconds(self._ledger, self._capabilities, self._wall(), pause)
 
-    # ---- read
-
     def _situation(self) -> Situation:
         return Situation(
             self._client.advice(), self._state, self._wall(), self._client.is_live(),
@@ -202,8 +200,6 @@ class Executor:
         if before is None:
             return frozenset()
         return before.nodes if before.is_running else before.previous_nodes
-
-    # ---- act
 
     def _act(self) -> None:
         """Decide and act until no step is due.
@@ -260,8 +256,8 @@ class Executor:
             return
         self._weighed = known
         nodes = self._state.nodes
-        steps = scores.weight_steps(nodes, self._buckets, preferred, self._ledger)
-        changed = scores.forget_restored(nodes, self._ledger)
+        steps = weights.weight_steps(nodes, self._buckets, preferred, self._ledger)
+        changed = weights.forget_restored(nodes, self._ledger)
         steps = [step for step in steps if self._is_due(step)]
         if steps:
             self._carry_out(self._situation(), list(steps))
@@ -279,7 +275,7 @@ class Executor:
         for command in commands:
             core.record_intent(command, self._ledger, situation)
             if isinstance(command, SetWeight):
-                scores.record_weight_intent(command, self._state.nodes, self._ledger)
+                weights.record_weight_intent(command, self._state.nodes, self._ledger)
             if isinstance(command, Requeue):
                 advice = situation.advice.get(command.advisory)
                 self._recoveries.begin(command, advice, situation.scheduler)
@@ -455,8 +451,6 @@ class Executor:
                     "%s%s would be accepted; then: %s", mode, what, "; ".join(would) or "nothing"
                 )
 
-    # ---- report
-
     def _report(self) -> None:
         if self._shadow or not self._client.is_live():
             return
@@ -557,12 +551,12 @@ def _restore_weights(
     scheduler: Scheduler, state: SchedulerState, ledger: ExecutorLedger
 ) -> list[str]:
     """Restore the original weights of nodes; return the steps as text. Raises LedgerError, SchedulerError."""
-    steps = scores.restore_steps(state.nodes, ledger)
+    steps = weights.restore_steps(state.nodes, ledger)
     for step in steps:
-        scores.record_weight_intent(step, state.nodes, ledger)
+        weights.record_weight_intent(step, state.nodes, ledger)
     ledger.save()
     if errors := scheduler.apply(steps):
         raise SchedulerError("; ".join(errors.values()))
-    scores.forget_restored(scheduler.read_nodes(set(ledger.weights)), ledger)
+    weights.forget_restored(scheduler.read_nodes(set(ledger.weights)), ledger)
     ledger.save()
     return [describe(step) for step in steps]

@@ -29,6 +29,13 @@ OUT_SHARE_MAX = 0.5
 #: Volcano's code of a node that a task does not fit on.
 VOLCANO_UNSCHEDULABLE = 2
 
+#: A scheduler with nodeCacheCapable ends its request with this key and list. Quotes inside JSON strings are escaped, so
+#: these bytes cannot be part of a string.
+_NAMES_KEY, _NAMES_END = b'"NodeNames":["', b'"]}'
+_SEPARATOR = b'","'
+#: The characters of node names; JSON escapes none of them.
+PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+
 
 class RequestBodyError(ValueError):
     """The request body violates the API; the message names the expected form."""
@@ -83,16 +90,6 @@ def _refusal(node: MirrorNode) -> str:
 def _priority(name: bytes, score: int) -> bytes:
     """Return an entry of a list of priorities. *name* must contain only PLAIN characters."""
     return b'{"Host":"%s","Score":%d}' % (name, score)
-
-
-# ---------------------------------------------------------------- kube-scheduler
-
-#: A scheduler with nodeCacheCapable ends its request with this key and list. Quotes inside JSON strings are escaped, so
-#: these bytes cannot be part of a string.
-_NAMES_KEY, _NAMES_END = b'"NodeNames":["', b'"]}'
-_SEPARATOR = b'","'
-#: The characters of node names; JSON escapes none of them.
-PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 
 def plain_names(body: bytes) -> tuple[bytes, list[bytes]] | None:
@@ -174,9 +171,6 @@ def _node_items(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return list(zip(names, items, strict=True))
 
 
-# ---------------------------------------------------------------- Volcano
-
-
 def predicate_answer(body: bytes, table: HealthTable) -> bytes:
     """Return the PredicateResponse of Volcano's PredicateRequest in *body*. Raises RequestBodyError."""
     (name,) = _volcano_names([_parse(body).get("node")])
@@ -208,9 +202,6 @@ def _volcano_names(nodes: Sequence[Any]) -> list[str]:
         raise RequestBodyError("expected a node with its Name") from error
     _check_names(names)
     return names
-
-
-# ---------------------------------------------------------------- both
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from .model import (
     Step,
     apply_each,
 )
-from .slurm import Run, host_names, host_names_or_problem, run_command
+from .slurm import Run, run_command
+from .slurm_output import host_names, host_names_or_problem
 
 #: Fields documented in flux-resource(1) and flux-jobs(1); the reason comes last because it may contain the separator.
 NODE_FORMAT = "{statex}|{status}|{nodelist}|{reason}"

@@ -113,8 +113,6 @@ class Kubernetes(Scheduler):
         self._pods.close()
         self._api.close()
 
-    # ---- read
-
     def capabilities(self) -> Capabilities:
         """Return the capabilities of this version."""
         if self._capabilities is None:
@@ -154,8 +152,6 @@ class Kubernetes(Scheduler):
         if self._devices is not None:
             holds = device_holds(self._devices.read()) | holds
         return holds
-
-    # ---- change
 
     def apply(self, steps: Iterable[Step]) -> dict[Step, str]:
         """Carry out *steps* in sequence."""
@@ -315,8 +311,6 @@ class Kubernetes(Scheduler):
         node = self.current_nodes()[name]
         patch = holds_patch(node, {**node.holds, f"{HOLD_PREFIX}a0": self._wall() + 60}, False)
         self._api.call("PATCH", f"/api/v1/nodes/{name}?dryRun=All", patch, JSON_PATCH)
-
-    # ---- eviction
 
     def _evict_gang(self, job: str) -> None:
         """Evict all pods of a gang, or none: a part of a gang computes nothing, and keeps its GPUs."""

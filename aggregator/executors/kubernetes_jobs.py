@@ -196,9 +196,6 @@ def parse_time(text: Any) -> float:
         return 0.0
 
 
-# ---------------------------------------------------------------- gangs
-
-
 @dataclass(slots=True)
 class GangRun:
     """The observed state of a gang.
@@ -291,9 +288,6 @@ def _job(name: str, group: list[GangPod], live: list[GangPod], restarts: int) ->
         max(pod.checkpoint_seconds for pod in known), all(pod.is_elastic for pod in known),
         addresses=frozenset().union(*(pod.addresses for pod in bound)),
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- disruption budgets
 
 
 def budget_refusal(pods: Sequence[GangPod], budgets: Iterable[Any]) -> str:

@@ -225,9 +225,6 @@ def has_expired(node: KubernetesNode, now: float) -> bool:
     return node.holds_annotation is not None and all(ends <= now for ends in left.values())
 
 
-# ---------------------------------------------------------------- what others did
-
-
 def usual_keys(nodes: Iterable[KubernetesNode]) -> frozenset[str]:
     """Return the keys of foreign taints on more than USUAL_SHARE_MAX of all nodes."""
     counts: dict[str, int] = {}

@@ -112,8 +112,6 @@ class Launchers:
         if is_new:
             self._wake.set()
 
-    # ---- the thread
-
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:

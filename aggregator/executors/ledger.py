@@ -38,6 +38,9 @@ PHASES = (ACCEPTED, SETTING, SET, GIVEN_BACK, REMOVED)
 #: `state` of an evicted job.
 REQUEUE, START, MOVED, LEFT = "requeue", "start", "moved", "left"
 
+_MOVE = "stop the executor, run `gangline executor SCHEDULER undo --all`, and move the file away"
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+
 
 class LedgerError(Exception):
     """The ledger cannot be read, written or locked; the message names the remedy."""
@@ -226,10 +229,6 @@ class UnsavedLedger(ExecutorLedger):
 
     def write_text(self, text: str) -> None:
         """Store nothing."""
-
-
-_MOVE = "stop the executor, run `gangline executor SCHEDULER undo --all`, and move the file away"
-_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
 
 
 def _entry(document: Any) -> Entry:

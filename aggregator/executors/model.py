@@ -45,12 +45,12 @@ REASON_PREFIX = "gangline:v1;"
 ADVISORY_NAME = re.compile(r"a[0-9]{1,18}", re.ASCII)
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 
+#: Limit of commands and calls that run in parallel.
+TOGETHER_MAX = 8
+
 
 class SchedulerError(Exception):
     """The scheduler does not respond, or it refused a command; the message is the scheduler's."""
-
-
-# ---------------------------------------------------------------- what the scheduler says
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,6 @@ class Capabilities:
     has_hold: bool = True
 
 
-# ---------------------------------------------------------------- what the aggregator says
-
-
 @dataclass(frozen=True, slots=True)
 class Advice:
     """An advisory as an executor needs it; `node` is the scheduler's name of the host."""
@@ -236,9 +233,6 @@ class Situation:
     is_live: bool
     capabilities: Capabilities = field(default_factory=Capabilities)
     policy: ExecutorPolicy = field(default_factory=ExecutorPolicy)
-
-
-# ---------------------------------------------------------------- what is done, each step with its reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,10 +418,6 @@ SCHEDULER_STEPS = (
     SetWeight,
     KillReplicas,
 )
-
-
-#: Limit of commands and calls that run in parallel.
-TOGETHER_MAX = 8
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:

@@ -41,6 +41,9 @@ USUAL_TAINTS = (
     "kubernetes.azure.com/*", "sku", "dedicated",
 )  # fmt: skip
 
+#: Limit of folders in `cycle_info_dirs`.
+FOLDERS_MAX = 16
+
 
 def _check_actions(actions: tuple[str, ...]) -> None:
     for action in actions:
@@ -108,10 +111,6 @@ def _check_kubernetes_actions(actions: tuple[str, ...]) -> None:
     _check_actions(actions)
     if REBOOT in actions:
         raise ValueError("actions without REBOOT: Kubernetes reboots no node")
-
-
-#: Limit of folders in `cycle_info_dirs`.
-FOLDERS_MAX = 16
 
 
 def _check_absolute(folder: str) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...fingerprints.group_statistics import group_extremes, medians, per_member
 from ...fingerprints.stragglers import (
     BIRTH_FACTOR,
     BIRTH_STREAK_MIN,
@@ -22,9 +23,6 @@ from ...fingerprints.stragglers import (
     Change,
     ChangeMonitor,
     either,
-    group_extremes,
-    medians,
-    per_member,
 )
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from .reported_steps import is_long

@@ -18,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...fingerprints.gang_inference import GangInference
-from ...fingerprints.stragglers import (
-    Change,
-    ChangeMonitor,
+from ...fingerprints.group_statistics import (
     group_extremes,
     max_below_top,
     median_without,
@@ -28,6 +26,7 @@ from ...fingerprints.stragglers import (
     outliers_max,
     per_member,
 )
+from ...fingerprints.stragglers import Change, ChangeMonitor
 from ..counter_deltas import Codes, Flags, Floats, Indexes, Times, capacity_for, grown, smoothing
 from .activity import loaded_watts_min
 from .devices import Devices

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fingerprints.stragglers import medians, per_member
+from ...fingerprints.group_statistics import medians, per_member
 from ..counter_deltas import Codes, Flags, Floats, Indexes
 from .activity import AT_LIMIT_SHARE
 from .devices import TopologySource

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...fingerprints.stragglers import medians, per_member
+from ...fingerprints.group_statistics import medians, per_member
 from ..counter_deltas import Flags, Floats, Indexes
 from .jobs import SCHEDULER, Job
 

@@ -19,6 +19,26 @@ from .fault_classes import CLASSES
 from .history import BY_CLASS_DAYS, UnitState
 from .measured import MEASURED, Feature, model_inputs
 
+#: `returned` is ln(1 + RETURNED_DAYS / (days since the return + RETURNED_LEAST_DAYS)): with a
+#: weight of 1 the hazard after a return falls as 1 / days to its previous level within a month,
+#: like that of earthquakes after a shock (Omori).
+RETURNED_DAYS, RETURNED_LEAST_DAYS = 30.0, 0.25
+_RETURNED = "it returned from a fault {shown:,.1f} days ago"
+#: Features of the fault history by class.
+CLASS_FEATURES: tuple[Feature, ...] = tuple(
+    Feature(f"faults_{fault_class.name}_30d", "log count", "0", f"ln(1 + {fault_class.description}, fading over 30 days)",
+            f"{fault_class.description}, each fading over 30 days: {{shown:.2f}}", expm1)
+    for fault_class in CLASSES
+)  # fmt: skip
+#: Rank by fault history among the nodes that are up.
+RANK_FEATURE = Feature(
+    "fault_rank", "log ratio", "0",
+    "rank among the fleet's hosts, the average of those by time since return, by faults fading over 30 days and by faults on record",
+    "its faults rank it {shown:.0%} of the way from a host that never failed to the worst of the fleet", lambda value: -expm1(-value),
+)  # fmt: skip
+#: Measured values in their own units (see `measured.py`), and the number of GPUs.
+OBSERVED_NAMES = (*(feature.name for feature in MEASURED), "gpus")
+
 
 def _fade_to_days(fade_days: float) -> Callable[[float], float]:
     return lambda value: -fade_days * log(value) if value > 0.0 else inf
@@ -27,12 +47,6 @@ def _fade_to_days(fade_days: float) -> Callable[[float], float]:
 def _returned_to_days(value: float) -> float:
     return RETURNED_DAYS / expm1(value) - RETURNED_LEAST_DAYS if value > 0.0 else inf
 
-
-#: `returned` is ln(1 + RETURNED_DAYS / (days since the return + RETURNED_LEAST_DAYS)): with a
-#: weight of 1 the hazard after a return falls as 1 / days to its previous level within a month,
-#: like that of earthquakes after a shock (Omori).
-RETURNED_DAYS, RETURNED_LEAST_DAYS = 30.0, 0.25
-_RETURNED = "it returned from a fault {shown:,.1f} days ago"
 
 #: Features of the fault history, regardless of class.
 BASIC_FEATURES: tuple[Feature, ...] = (
@@ -50,18 +64,6 @@ BASIC_FEATURES: tuple[Feature, ...] = (
     Feature("faults_last_7d", "log count", "0", "ln(1 + faults that began within the last 7 days)",
             "faults that began within the last 7 days: {shown:.0f}", expm1),
 )  # fmt: skip
-#: Features of the fault history by class.
-CLASS_FEATURES: tuple[Feature, ...] = tuple(
-    Feature(f"faults_{fault_class.name}_30d", "log count", "0", f"ln(1 + {fault_class.description}, fading over 30 days)",
-            f"{fault_class.description}, each fading over 30 days: {{shown:.2f}}", expm1)
-    for fault_class in CLASSES
-)  # fmt: skip
-#: Rank by fault history among the nodes that are up.
-RANK_FEATURE = Feature(
-    "fault_rank", "log ratio", "0",
-    "rank among the fleet's hosts, the average of those by time since return, by faults fading over 30 days and by faults on record",
-    "its faults rank it {shown:.0%} of the way from a host that never failed to the worst of the fleet", lambda value: -expm1(-value),
-)  # fmt: skip
 HISTORY_FEATURES = (*BASIC_FEATURES, *CLASS_FEATURES, RANK_FEATURE)
 #: The columns in order. A higher value never means a lower hazard: the fit keeps weights at zero or
 #: above.
@@ -70,8 +72,6 @@ FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
 BASIC_FEATURE_NAMES = FEATURE_NAMES[: len(BASIC_FEATURES)]
 BASIC_AND_CLASS_NAMES = FEATURE_NAMES[: len(BASIC_FEATURES) + len(CLASS_FEATURES)]
 HISTORY_FEATURE_NAMES = FEATURE_NAMES[: len(HISTORY_FEATURES)]
-#: Measured values in their own units (see `measured.py`), and the number of GPUs.
-OBSERVED_NAMES = (*(feature.name for feature in MEASURED), "gpus")
 #: Values stored with each score: fault history and measurements.
 SCORE_FEATURE_NAMES = (*HISTORY_FEATURE_NAMES, *OBSERVED_NAMES)
 SCORE_FEATURE_COLUMN = {name: index for index, name in enumerate(SCORE_FEATURE_NAMES)}

@@ -13,6 +13,22 @@ import numpy as np
 
 from .events import FaultTable, Floats, Indexes
 
+#: Normal relative speed: peers differ by 2 to 3 %, and the slowest of eight GPUs counts.
+SPEED_NORMAL, SPEED_STEP = 0.95, 0.1
+#: Normal distance to a GPU's temperature limit (assumed: a warm afternoon may use it up).
+HEADROOM_NORMAL_CELSIUS = 10.0
+#: Longer silence makes a host STALE.
+SILENT_NORMAL_SECONDS = 15.0
+#: Upper bound of each model input, whatever a broken sensor reports: ln of a billion events.
+MODEL_INPUT_MAX = 21.0
+#: Rows per batch: other threads can run between batches.
+BATCH_ROWS = 50_000
+#: Host names contain no space; DuckDB would take half a minute to convert a list of 100,000 names.
+_NODES = (
+    "SELECT unnest(string_split($hosts, ' ')) AS host, "
+    "generate_subscripts(string_split($hosts, ' '), 1) - 1 AS node"
+)
+
 
 class Feature(NamedTuple):
     """A column of features."""
@@ -28,15 +44,6 @@ class Feature(NamedTuple):
         """Return the text about a host with *value*."""
         return self.host_text.format(shown=self.to_shown(value))
 
-
-#: Normal relative speed: peers differ by 2 to 3 %, and the slowest of eight GPUs counts.
-SPEED_NORMAL, SPEED_STEP = 0.95, 0.1
-#: Normal distance to a GPU's temperature limit (assumed: a warm afternoon may use it up).
-HEADROOM_NORMAL_CELSIUS = 10.0
-#: Longer silence makes a host STALE.
-SILENT_NORMAL_SECONDS = 15.0
-#: Upper bound of each model input, whatever a broken sensor reports: ln of a billion events.
-MODEL_INPUT_MAX = 21.0
 
 #: In the order of the columns of `read_host_days`.
 MEASURED: tuple[Feature, ...] = (
@@ -87,13 +94,6 @@ def model_inputs(values: Floats) -> Floats:
     return np.clip(known, 0.0, MODEL_INPUT_MAX)
 
 
-#: Rows per batch: other threads can run between batches.
-BATCH_ROWS = 50_000
-#: Host names contain no space; DuckDB would take half a minute to convert a list of 100,000 names.
-_NODES = (
-    "SELECT unnest(string_split($hosts, ' ')) AS host, "
-    "generate_subscripts(string_split($hosts, ' '), 1) - 1 AS node"
-)
 _ROWS = (
     f"SELECT node::BIGINT AS node, (epoch_us(time) - $first) / 86400e6 AS at_days, {', '.join(feature.name for feature in MEASURED)} "
     f"FROM host_days JOIN ({_NODES}) USING (host) "

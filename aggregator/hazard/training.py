@@ -49,6 +49,9 @@ KNOWN_SHARE_MIN = 0.2
 #: Smaller differences are rounding errors of another order of summation.
 ROUNDING = 1e-12
 
+#: Minimum fault starts for training; below it the prior stays.
+STARTS_MIN = 20
+
 
 class TimeFold(NamedTuple):
     """Units to evaluate, with predictions learned before the first of their days."""
@@ -267,10 +270,6 @@ def ranks_better(one: FormEvaluation, other: FormEvaluation) -> bool:
             gains, GAINS_MIN, one.bootstraps, other.bootstraps, strict=True
         )
     )
-
-
-#: Minimum fault starts for training; below it the prior stays.
-STARTS_MIN = 20
 
 
 def train(

@@ -22,7 +22,7 @@ from ...fingerprints.forecast import (
     JobForecaster,
     JobSecond,
 )
-from ...fingerprints.stragglers import medians
+from ...fingerprints.group_statistics import medians
 from ..counter_deltas import Flags, Floats, Indexes, Times
 from ..fleet.fleet import Fleet
 from ..fleet.tables import DeviceTable

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...fingerprints.stragglers import medians
+from ...fingerprints.group_statistics import medians
 from ..counter_deltas import Flags, Floats, Indexes, Times, grown
 from ..fleet.fleet import Fleet
 from .accumulator import ActiveRun, RunAccumulator

@@ -13,18 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...fingerprints.drift import HostDrift, RunPace, RunVerdict, drifting_hosts, verdict_of
 from ...fingerprints.fingerprint import Fingerprint, FingerprintVersionError, decode
-from ...fingerprints.history import (
-    HostDrift,
-    PaceComparison,
-    RunPace,
-    RunVerdict,
-    compare_pace,
-    drifting_hosts,
-    is_comparable,
-    pace_of,
-    verdict_of,
-)
+from ...fingerprints.history import PaceComparison, compare_pace, is_comparable, pace_of
 from ...fingerprints.sensitivity import COMPONENTS, KnownWorkloads, needs_of
 from ...fingerprints.similarity import RUNS_MAX, RunIndex
 from ...fingerprints.workload_class import ClassEstimate, classify

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import duckdb
 
-from ...contract.host_policy import PolicyRow, builtin
+from ...contract.host_policy import PolicyRow
+from ...contract.host_policy_file import builtin
 from ...contract.signals import FORMER_TABLES
 from ...contract.xid.policy import policy, sxid_policy
 from ..sql import quoted

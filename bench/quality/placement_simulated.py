@@ -31,11 +31,11 @@ from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.training import train
 from gangline.aggregator.scoring.rules.gang import HOSTS_MIN
 from gangline.aggregator.scoring.score import base_hazard_per_hour
+from gangline.fingerprints.group_statistics import outliers_max
 from gangline.fingerprints.sensitivity import WorkloadNeeds
-from gangline.fingerprints.stragglers import outliers_max
+from gangline.simulator.gang_model import GAP_RATIO
 from gangline.simulator.incidents import DAY, HOUR, SHARED_PLACES, named_random
 from gangline.simulator.machine import GPUS
-from gangline.simulator.physics import GAP_RATIO
 from gangline.simulator.scenario import FaultClass
 from gangline.simulator.window import SimulationWindow
 from gangline.simulator.world import World

@@ -23,7 +23,12 @@ from bench.quality.simulated_page import page
 from bench.quality.simulated_run import SimulatedRun
 from bench.quality.simulated_score import score
 from bench.quality.simulated_truth import GroundTruth, node_days
-from gangline.simulator.truth import BEFORE_SECONDS, SampledEpisode, fault_episodes, random_spans
+from gangline.simulator.sampled_episodes import (
+    BEFORE_SECONDS,
+    SampledEpisode,
+    fault_episodes,
+    random_spans,
+)
 from gangline.simulator.world import World
 
 #: Beside an episode's own hosts others, as peers: so many at least, and so many that for each host that one cause strikes

@@ -14,7 +14,7 @@ from bench.quality.simulated_kinds import BLAMED, PASSED_SECONDS, Score, Wrong
 from bench.quality.simulated_moments import KINDS
 from bench.quality.simulated_run import SimulatedRun
 from bench.quality.simulated_truth import BACK_SECONDS
-from gangline.simulator.truth import AFTER_SECONDS, BEFORE_SECONDS, LENGTH_SECONDS_MAX
+from gangline.simulator.sampled_episodes import AFTER_SECONDS, BEFORE_SECONDS, LENGTH_SECONDS_MAX
 from gangline.simulator.world import STEP_SECONDS
 
 #: Drains for hosts on which no fault stands, a thousand node-days: fixed before anything was tuned.

@@ -19,7 +19,7 @@ from bench.quality.simulated_false import (
 from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, DOMAIN, NEAR_MAX, RIGHT
 from bench.quality.simulated_run import SimulatedRun, is_missed
 from bench.quality.simulated_tables import baselines, detection, not_detected, shared_causes
-from gangline.simulator.truth import BEFORE_SECONDS, LENGTH_SECONDS_MAX
+from gangline.simulator.sampled_episodes import BEFORE_SECONDS, LENGTH_SECONDS_MAX
 from gangline.simulator.world import STEP_SECONDS
 
 EVALUATIONS = Path(__file__).with_name("looks.md")

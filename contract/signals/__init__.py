@@ -23,6 +23,9 @@ __all__ = [
     "index_of",
 ]
 
+#: Name of a table in older agents -> its name here: older agents sampled it at another pace.
+FORMER_TABLES = {"agent_1s": "agent_10s", "collector_1s": "collector_10s"}
+
 
 class SignalGroup(NamedTuple):
     """One kind of source: a section of docs/signals.md."""
@@ -86,8 +89,6 @@ BY_NAME: dict[str, Signal] = {s.name: s for s in SIGNALS}
 #: Table name -> its signals, in catalogue order: the columns of a block, a frame and a DuckDB table.
 TABLES: dict[str, tuple[Signal, ...]] = _tables(SIGNALS)
 
-#: Name of a table in older agents -> its name here: older agents sampled it at another pace.
-FORMER_TABLES = {"agent_1s": "agent_10s", "collector_1s": "collector_10s"}
 
 _COLUMNS = {signal.name: i for signals in TABLES.values() for i, signal in enumerate(signals)}
 

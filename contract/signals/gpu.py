@@ -339,6 +339,45 @@ XGMI links of AMD GPUs have rows here too. Bytes (`xgmi_read_data_acc`, `xgmi_wr
 come from `gpu_metrics`. Errors count for all links of a GPU together: `crc_errors` of `GPU-id/xgmi` is the RAS block
 `xgmi_wafl`."""
 
+NVML_EVENTS_TEXT = """The host's only listener on NVML's event set. Device: `host`. The events themselves belong to their GPUs."""
+NVML_EVENTS_SIGNALS = (
+    Signal(1490, "nvml_events.received_events", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlEventSetWait_v2", "events that NVML delivered", on_change=True),
+    Signal(1491, "nvml_events.told_by_kernel_log_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "XIDs among them that the kernel log also showed, and that were reported once, from there", on_change=True),
+    Signal(1492, "nvml_events.failed_waits_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "waits that ended in an error; the event set is then recreated", on_change=True),
+    Signal(2323, "nvml_events.driver_calls_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls into the driver that this agent has made, on all GPUs and on none", on_change=True),
+    Signal(1495, "gpu.driver_event", Kind.EVENT, Pace.EVENT, "NVML events: ECC, MIG configuration, page retirement, poison, GPU unavailable, recovery action", "the driver reported it without an XID; NVML's event type in `code`"),
+)
+RAS_TEXT = """Errors that the RAS blocks of AMD GPUs have counted since the driver loaded. Device: `GPU-id/umc`; `umc` is the memory,
+`gfx` the compute units, `sdma` the copy engines, `xgmi_wafl` the links. They are read every 10 s, because each read
+queries the firmware."""
+RAS_SIGNALS = (
+    Signal(2710, "ras.corrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ce", "errors that the block repaired", on_change=True),
+    Signal(2711, "ras.uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ue", "errors that it could not repair", on_change=True),
+    Signal(2712, "ras.deferred_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, de, from Linux 6.9", "lost data that has not been read yet", on_change=True),
+)
+DCGM_TEXT = """Data from DCGM's host engine (setting `dcgm`, docs/hardware.md). Device: `host`. Profiling metrics of GPUs before Hopper
+are in `gpu_fast_1s`, under the signals that GPM fills on later ones. Silence of DCGM does not mean health."""
+_DCGM_POLICY = "dcgmPolicyRegister; the agent sets no policy and no action"
+DCGM_SIGNALS = (
+    Signal(2800, "dcgm.connected_state", Kind.STATE, Pace.SECOND, "dcgmConnect_v2", "1: connected to a host engine; missing where none answers: the outcome of the collector dcgm_1s says why", on_change=True),
+    Signal(2801, "dcgm.health_systems_flags", Kind.STATE, Pace.SECOND, "dcgmHealthGet, over all groups", "systems with a health watch: 0x1 PCIe, 0x2 NVLink, 0x4 PMU, 0x8 MCU, 0x10 memory, 0x20 SM, 0x40 InfoROM, 0x80 thermal, 0x100 power, 0x200 driver, 0x400 and 0x800 NVSwitch non-fatal and fatal, 0x1000 ConnectX", on_change=True),
+    Signal(2802, "dcgm.incidents_state", Kind.STATE, Pace.SECOND, "dcgmHealthCheck", "incidents that DCGM's health watches report now", on_change=True),
+    Signal(2803, "dcgm.reconnects_count", Kind.COUNTER, Pace.SECOND, "agent", "connections made to a host engine", on_change=True),
+    Signal(2804, "dcgm.told_by_others_events", Kind.COUNTER, Pace.SECOND, "agent", "XIDs from DCGM that the kernel log or NVML also showed, and that were reported once, from there", on_change=True),
+    Signal(2805, "dcgm.multiplexed_zeros_count", Kind.COUNTER, Pace.SECOND, "agent", "zeros of profiling fields that were left out, because another field used the counters at that moment", on_change=True),
+    Signal(2806, "dcgm.lost_violations_events", Kind.COUNTER, Pace.SECOND, "agent", "policy violations lost because the queue was full", on_change=True),
+    Signal(2810, "gpu.dcgm_failure", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "a health watch of DCGM reports a failure; DCGM's error code is in `code`, its message and the system are in the attributes"),
+    Signal(2811, "gpu.dcgm_warning", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "the same, a warning"),
+    Signal(2812, "gpu.dcgm_policy", Kind.EVENT, Pace.EVENT, _DCGM_POLICY, "a policy set in DCGM was violated; the condition is in `code`: 0x1 double bit ECC, 0x2 PCIe, 0x4 retired pages, 0x8 thermal, 0x10 power, 0x20 NVLink, 0x40 XID"),
+    Signal(2813, "gpu.diagnostic", Kind.EVENT, Pace.EVENT, "gangline diag import", "result of a diagnostic of the GPU; code 0: all tests passed, 1: a test warned, 2: a test failed; the tests are in the attributes"),
+)
+NVSWITCH_TEXT = """NVSwitches of the host and their links, from DCGM's host engine. They need another client that watches these fields, or
+`dcgm = "watch"`. Devices: the switch's PCI address, or `nvswitch0` with DCGM's number if the engine does not report the
+address. A link is `0000:05:00.0/link12`. An SXID is the event `nvswitch.sxid`. Switches outside the host (NVL72) are
+not seen from the host."""
+VGPU_TEXT = """vGPUs of a hypervisor, from DCGM's host engine. Device: the vGPU's UUID, or `vgpu7` with DCGM's number."""
+
+
 def _fec(symbols: int) -> Signal:
     return Signal(1356 + symbols, f"nvlink.fec_history_{symbols}_count", Kind.COUNTER, Pace.TEN_SECONDS, f"field {235 + symbols} NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_{symbols}", f"blocks in which error correction repaired {symbols} symbols; if counts move to higher bins, the link degrades")
 
@@ -382,49 +421,13 @@ NVLINK_SIGNALS = (
     Signal(1435, "c2c.power_state", Kind.STATE, Pace.TEN_SECONDS, "field 234 NVML_FI_DEV_C2C_LINK_POWER_STATE", "0 full power, 1 low power", on_change=True),
 )
 
-NVML_EVENTS_TEXT = """The host's only listener on NVML's event set. Device: `host`. The events themselves belong to their GPUs."""
 
-NVML_EVENTS_SIGNALS = (
-    Signal(1490, "nvml_events.received_events", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlEventSetWait_v2", "events that NVML delivered", on_change=True),
-    Signal(1491, "nvml_events.told_by_kernel_log_events", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "XIDs among them that the kernel log also showed, and that were reported once, from there", on_change=True),
-    Signal(1492, "nvml_events.failed_waits_errors", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "waits that ended in an error; the event set is then recreated", on_change=True),
-    Signal(2323, "nvml_events.driver_calls_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls into the driver that this agent has made, on all GPUs and on none", on_change=True),
-    Signal(1495, "gpu.driver_event", Kind.EVENT, Pace.EVENT, "NVML events: ECC, MIG configuration, page retirement, poison, GPU unavailable, recovery action", "the driver reported it without an XID; NVML's event type in `code`"),
-)
 
-RAS_TEXT = """Errors that the RAS blocks of AMD GPUs have counted since the driver loaded. Device: `GPU-id/umc`; `umc` is the memory,
-`gfx` the compute units, `sdma` the copy engines, `xgmi_wafl` the links. They are read every 10 s, because each read
-queries the firmware."""
 
-RAS_SIGNALS = (
-    Signal(2710, "ras.corrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ce", "errors that the block repaired", on_change=True),
-    Signal(2711, "ras.uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, ue", "errors that it could not repair", on_change=True),
-    Signal(2712, "ras.deferred_errors", Kind.COUNTER, Pace.TEN_SECONDS, "ras/*_err_count, de, from Linux 6.9", "lost data that has not been read yet", on_change=True),
-)
 
-DCGM_TEXT = """Data from DCGM's host engine (setting `dcgm`, docs/hardware.md). Device: `host`. Profiling metrics of GPUs before Hopper
-are in `gpu_fast_1s`, under the signals that GPM fills on later ones. Silence of DCGM does not mean health."""
 
-_DCGM_POLICY = "dcgmPolicyRegister; the agent sets no policy and no action"
 
-DCGM_SIGNALS = (
-    Signal(2800, "dcgm.connected_state", Kind.STATE, Pace.SECOND, "dcgmConnect_v2", "1: connected to a host engine; missing where none answers: the outcome of the collector dcgm_1s says why", on_change=True),
-    Signal(2801, "dcgm.health_systems_flags", Kind.STATE, Pace.SECOND, "dcgmHealthGet, over all groups", "systems with a health watch: 0x1 PCIe, 0x2 NVLink, 0x4 PMU, 0x8 MCU, 0x10 memory, 0x20 SM, 0x40 InfoROM, 0x80 thermal, 0x100 power, 0x200 driver, 0x400 and 0x800 NVSwitch non-fatal and fatal, 0x1000 ConnectX", on_change=True),
-    Signal(2802, "dcgm.incidents_state", Kind.STATE, Pace.SECOND, "dcgmHealthCheck", "incidents that DCGM's health watches report now", on_change=True),
-    Signal(2803, "dcgm.reconnects_count", Kind.COUNTER, Pace.SECOND, "agent", "connections made to a host engine", on_change=True),
-    Signal(2804, "dcgm.told_by_others_events", Kind.COUNTER, Pace.SECOND, "agent", "XIDs from DCGM that the kernel log or NVML also showed, and that were reported once, from there", on_change=True),
-    Signal(2805, "dcgm.multiplexed_zeros_count", Kind.COUNTER, Pace.SECOND, "agent", "zeros of profiling fields that were left out, because another field used the counters at that moment", on_change=True),
-    Signal(2806, "dcgm.lost_violations_events", Kind.COUNTER, Pace.SECOND, "agent", "policy violations lost because the queue was full", on_change=True),
-    Signal(2810, "gpu.dcgm_failure", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "a health watch of DCGM reports a failure; DCGM's error code is in `code`, its message and the system are in the attributes"),
-    Signal(2811, "gpu.dcgm_warning", Kind.EVENT, Pace.EVENT, "dcgmHealthCheck", "the same, a warning"),
-    Signal(2812, "gpu.dcgm_policy", Kind.EVENT, Pace.EVENT, _DCGM_POLICY, "a policy set in DCGM was violated; the condition is in `code`: 0x1 double bit ECC, 0x2 PCIe, 0x4 retired pages, 0x8 thermal, 0x10 power, 0x20 NVLink, 0x40 XID"),
-    Signal(2813, "gpu.diagnostic", Kind.EVENT, Pace.EVENT, "gangline diag import", "result of a diagnostic of the GPU; code 0: all tests passed, 1: a test warned, 2: a test failed; the tests are in the attributes"),
-)
 
-NVSWITCH_TEXT = """NVSwitches of the host and their links, from DCGM's host engine. They need another client that watches these fields, or
-`dcgm = "watch"`. Devices: the switch's PCI address, or `nvswitch0` with DCGM's number if the engine does not report the
-address. A link is `0000:05:00.0/link12`. An SXID is the event `nvswitch.sxid`. Switches outside the host (NVL72) are
-not seen from the host."""
 
 def _switch(signal_id: int, name: str, kind: Kind, source: str, tells: str) -> Signal:
     return Signal(signal_id, name, kind, Pace.TEN_SECONDS, source, tells, on_change=True)
@@ -445,7 +448,6 @@ NVSWITCH_SIGNALS = (
     _switch(2835, "nvswitch_link.ecc_errors", Kind.COUNTER, "DCGM field 788", "bit errors that were repaired, all lanes"),
 )
 
-VGPU_TEXT = """vGPUs of a hypervisor, from DCGM's host engine. Device: the vGPU's UUID, or `vgpu7` with DCGM's number."""
 
 VGPU_SIGNALS = (
     _switch(2840, "vgpu.memory_used_bytes", Kind.GAUGE, "DCGM field 525, MiB", "memory of the GPU in use by the virtual machine"),

@@ -15,6 +15,17 @@ NET_TEXT = """Network interfaces with their own device, and bonds. Device: the i
 FEC and BER of InfiniBand are missing, because neither sysfs nor ethtool shows them.
 """
 
+RDMA_TEXT = """RDMA ports. Device: `mlx5_0/1`. Each read of counters/ enters firmware, hence two paces.
+
+Widths of counters/: Linux drivers/infiniband/core/sysfs.c; those counters stick at their ceiling. In
+hw_counters/, mlx5 queue counters have 32 bits and are assumed to wrap (drivers/infiniband/hw/mlx5/counters.c); its
+congestion counters have 64. `agent/collectors/rdma.py` has the names in other drivers.
+
+Two things are missing. mlx5's optional counters (cc_rx_ce_pkts, rdma_rx_bytes ...) are only in RDMA netlink, and are
+off by default. FEC and BER of InfiniBand are not in sysfs: `no-data` until imported from the subnet manager.
+"""
+
+
 def _net_error(signal_id: int, name: str, source: str, tells: str, width_bits: int = 64) -> Signal:
     return Signal(signal_id, name, Kind.COUNTER, Pace.TEN_SECONDS, source, tells, width_bits, on_change=True)
 
@@ -127,15 +138,6 @@ NET_SIGNALS = (
     *(signal for priority in range(8) for signal in _pause(priority)),
 )
 
-RDMA_TEXT = """RDMA ports. Device: `mlx5_0/1`. Each read of counters/ enters firmware, hence two paces.
-
-Widths of counters/: Linux drivers/infiniband/core/sysfs.c; those counters stick at their ceiling. In
-hw_counters/, mlx5 queue counters have 32 bits and are assumed to wrap (drivers/infiniband/hw/mlx5/counters.c); its
-congestion counters have 64. `agent/collectors/rdma.py` has the names in other drivers.
-
-Two things are missing. mlx5's optional counters (cc_rx_ce_pkts, rdma_rx_bytes ...) are only in RDMA netlink, and are
-off by default. FEC and BER of InfiniBand are not in sysfs: `no-data` until imported from the subnet manager.
-"""
 
 def _error(signal_id: int, name: str, source: str, tells: str, width_bits: int = 64, *, slow: bool = False, sticks: bool = True) -> Signal:
     return Signal(signal_id, name, Kind.COUNTER, Pace.TEN_SECONDS if slow else Pace.SECOND, source, tells, width_bits, sticks=sticks and width_bits < 64, on_change=True)

@@ -6,14 +6,22 @@ of a log line, and `refine` applies them to the row.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+#: Extent of an action, from small to large.
+SCOPES = ("process", "gpu", "baseboard", "nvlink-domain", "host", "driver", "unknown")
+#: An unknown code is shown for an hour.
+UNKNOWN_SECONDS = 3600.0
+#: SXIDs begin here; XIDs are far below.
+SXID_CODE_MIN = 10000
+#: Hazard factor of a line that is graver than its row, if the row has none.
+REFINED_HAZARD_FACTOR = 50.0
 
 
 class XidSeverity(StrEnum):
@@ -80,15 +88,6 @@ class XidAssessment:
     waiting: bool = False
     details: tuple[str, ...] = ()
 
-
-#: Extent of an action, from small to large.
-SCOPES = ("process", "gpu", "baseboard", "nvlink-domain", "host", "driver", "unknown")
-#: An unknown code is shown for an hour.
-UNKNOWN_SECONDS = 3600.0
-#: SXIDs begin here; XIDs are far below.
-SXID_CODE_MIN = 10000
-#: Hazard factor of a line that is graver than its row, if the row has none.
-REFINED_HAZARD_FACTOR = 50.0
 
 _KEYS = frozenset(Xid.__dataclass_fields__)
 #: Defaults of a row with `used = false`: its code has no known meaning.
@@ -247,76 +246,3 @@ def _contradiction(row: Xid) -> str:
     if row.scope not in SCOPES:
         return f"scope {row.scope!r}: expected one of {', '.join(SCOPES)}"
     return ""
-
-
-# ----------------------------------------------------------------------
-# How other tools act on an XID, with the source of that knowledge. The table is `xid_tools.toml`.
-
-
-@dataclass(frozen=True, slots=True)
-class ToolAction:
-    """Reaction of a tool to a code."""
-
-    tool: str
-    words: str
-    source: str
-
-
-@cache
-def _tools() -> list[dict[str, Any]]:
-    text = Path(__file__).with_name("xid_tools.toml").read_text(encoding="utf-8")
-    tools: list[dict[str, Any]] = tomllib.loads(text)["tool"]
-    return tools
-
-
-def tool_actions(code: int) -> list[ToolAction]:
-    """Return the reactions of other tools to XID *code*; tools without a known policy are left out."""
-    found = []
-    for tool in _tools():
-        texts = [says["words"] for says in tool["says"] if code in says["codes"]]
-        if text := (texts[0] if texts else tool.get("default", "")):
-            found.append(ToolAction(tool["name"], text, tool["source"]))
-    return found
-
-
-def tool_codes() -> set[int]:
-    """Return every code with a listed reaction of a tool."""
-    return {code for tool in _tools() for says in tool["says"] for code in says["codes"]}
-
-
-# ----------------------------------------------------------------------
-# Facts that a decoder has read out of a driver's line so far, and helpers that the decoders share.
-
-#: The rest of a longer line is ignored. The kernel's own limit is about 1,000 (LOG_LINE_MAX).
-MESSAGE_CHARACTERS_MAX = 2048
-
-_HEX = re.compile(r"0x([0-9a-f]{1,16})", re.ASCII | re.IGNORECASE)
-_MAJOR = re.compile(r"\s*([0-9]{3,4})(?:\.|\s*$)", re.ASCII)
-
-
-@dataclass(slots=True)
-class LineReading:
-    """Result of one decoder. `severity` and `action` stay None if the line does not change them."""
-
-    attributes: dict[str, str] = field(default_factory=dict)
-    details: list[str] = field(default_factory=list)
-    severity: XidSeverity | None = None
-    action: str | None = None
-    cancels: tuple[int, ...] = ()
-    verified: bool = True
-
-
-def registers(text: str) -> list[int]:
-    """Return the hexadecimal numbers of *text* in order."""
-    return [int(match, 16) for match in _HEX.findall(text)]
-
-
-def driver_major(version: str) -> int | None:
-    """Return 575 of "575.57.08"; None if *version* is not a driver version."""
-    match = _MAJOR.match(version)
-    return int(match[1]) if match else None
-
-
-def printable(text: str) -> str:
-    """Return *text* with "?" in place of characters that a terminal or a protobuf string cannot show."""
-    return "".join(c if c.isprintable() else "?" for c in text)

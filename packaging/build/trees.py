@@ -79,6 +79,16 @@ from gangline.cli import main
 sys.exit(main())
 """
 
+#: Script with the arguments: folder, its installed path, a pattern of excluded paths, and "legacy" to write x.pyc next
+#: to x.py ("": into __pycache__).
+COMPILE = """
+import compileall, py_compile, re, sys
+folder, installed, without, legacy = sys.argv[1:]
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+sys.exit(not compileall.compile_dir(folder, stripdir=folder, prependdir=installed, rx=re.compile(without), legacy=bool(legacy),
+    invalidation_mode=mode, quiet=1, force=True, workers=1, maxlevels=40))
+"""
+
 
 def version() -> str:
     """Return Gangline's version from pyproject.toml."""
@@ -174,17 +184,6 @@ def split_gangline(site: Path, stage: Path) -> None:
         to.mkdir(parents=True, exist_ok=True)
         for folder in folders:
             shutil.move(site / "gangline" / folder, to / folder)
-
-
-#: Script with the arguments: folder, its installed path, a pattern of excluded paths, and "legacy" to write x.pyc next
-#: to x.py ("": into __pycache__).
-COMPILE = """
-import compileall, py_compile, re, sys
-folder, installed, without, legacy = sys.argv[1:]
-mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-sys.exit(not compileall.compile_dir(folder, stripdir=folder, prependdir=installed, rx=re.compile(without), legacy=bool(legacy),
-    invalidation_mode=mode, quiet=1, force=True, workers=1, maxlevels=40))
-"""
 
 
 def compile_bytecode(python: Path, tree: Path, epoch: int) -> None:

@@ -11,7 +11,7 @@ from gangline.agent.latest import LatestReadings
 from gangline.agent.local.dcgm_metrics import NAMES, ROWS, WITHOUT_READING, DcgmExposition
 from gangline.agent.local.exposition import Exposition
 from gangline.agent.local.host_status import judged_tables
-from gangline.contract.metrics_http import ExpositionFormat, render_exposition
+from gangline.contract.exposition import ExpositionFormat, render_exposition
 from gangline.contract.settings import load
 from gangline.contract.signals import BY_NAME
 from gangline.contract.wire.telemetry_pb2 import HealthEvent

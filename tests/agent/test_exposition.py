@@ -19,11 +19,11 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from gangline.agent.latest import LatestReadings
 from gangline.agent.local import metric_priority
 from gangline.agent.local.exposition import META_SERIES, Exposition, labels_for, name_of, unit_of
-from gangline.contract import metrics_http
 from gangline.contract.block import Block, is_float
-from gangline.contract.metrics_http import (
+from gangline.contract.exposition import (
     ExpositionFormat,
     Family,
+    format_labels,
     format_number,
     render_exposition,
 )
@@ -302,7 +302,7 @@ def test_any_words_come_back_as_they_were(
         "gauge",
         "",
         words,
-        [(metrics_http.format_labels({"a": label}), format_number(value))],
+        [(format_labels({"a": label}), format_number(value))],
     )
     ((name, labels, read),) = samples([family], form)
     assert (name, labels) == ("gangline_x", {"a": label})

@@ -14,8 +14,9 @@ from gangline.agent.sampler.probe_tables import ProbeTables
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.rule_catalogue.events import EVENT_KINDS, EVENT_POLICY
 from gangline.aggregator.rule_catalogue.gpu import MISSING
-from gangline.contract import host_policy
-from gangline.contract.host_policy import LOCAL_EVENTS, FindingSeverity, Policy, builtin
+from gangline.contract import host_policy_file
+from gangline.contract.host_policy import LOCAL_EVENTS, FindingSeverity, Policy
+from gangline.contract.host_policy_file import builtin
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.agent.local_world import ADDRESS, BOOT, GPU, SECOND, START, Host
 from tests.agent.sampler.watched import GPUS, Watched
@@ -510,8 +511,8 @@ def test_another_policy_keeps_what_its_same_rows_know() -> None:
     host.read(PORT, ONCE["rdma_port_down"][1])
     host.event("gpu.xid", 79)
     host.after(3)
-    without = host_policy.overlay(
-        host_policy.parse('version = "2"\nrollout_share = 1.0\noff = ["xid"]'), builtin()
+    without = host_policy_file.overlay(
+        host_policy_file.parse('version = "2"\nrollout_share = 1.0\noff = ["xid"]'), builtin()
     )
     host.findings.set_policy(without)
     host.read(PORT, ONCE["rdma_port_down"][2])
@@ -629,4 +630,4 @@ def _with_row(lines: str) -> Policy:
         clears = "reading"
         source = "assumed"
     """
-    return host_policy.overlay(host_policy.parse(text), builtin())
+    return host_policy_file.overlay(host_policy_file.parse(text), builtin())

@@ -270,7 +270,7 @@ def test_only_root_and_our_own_user_may_take_a_gpu_from_us() -> None:
         tmp_path.chmod(0o755)
         code = (
             "import os, sys; from pathlib import Path;"
-            "from gangline.agent.transport.grpc_http2 import CallFailed, call;"
+            "from gangline.agent.transport.unary_call import CallFailed, call;"
             f"os.setuid({NOBODY}); path = Path({str(tmp_path / 'agent.sock')!r});"
             f"assert call(path, {ECHO!r}, b'x', 30) == b'x'\n"
             f"try: call(path, {ASK!r}, b'x', 30)\n"

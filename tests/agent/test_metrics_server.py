@@ -27,13 +27,8 @@ from gangline.agent.local.metrics import (
 from gangline.agent.local.server import BURST_SECONDS
 from gangline.agent.registration import Registration
 from gangline.contract import metrics_http as local_http
-from gangline.contract.metrics_http import (
-    REQUEST_BYTES_MAX,
-    ExpositionFormat,
-    Request,
-    RequestError,
-    parse_request,
-)
+from gangline.contract.exposition import ExpositionFormat
+from gangline.contract.metrics_http import REQUEST_BYTES_MAX, Request, RequestError, parse_request
 from gangline.contract.settings import SettingsError, load
 from tests.agent.test_exposition import reading
 from tests.processes import GUARD_SECONDS, until

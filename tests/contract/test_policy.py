@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.contract import host_policy
-from gangline.contract.host_policy import FindingSeverity, PolicyError, builtin, overlay, parse
+from gangline.contract import host_policy_file
+from gangline.contract.host_policy import FindingSeverity, PolicyError
+from gangline.contract.host_policy_file import builtin, overlay, parse
 from gangline.contract.signals import BY_NAME
 
 ROW = """version = "2026-11-20"
@@ -129,7 +130,7 @@ def test_the_table_of_codes_says_it_all() -> None:
 def test_limits_of_the_file() -> None:
     """A file that is none: megabytes, thousands of rows, nested without end, a row twice."""
     with pytest.raises(PolicyError, match="longer than 262144 bytes"):
-        parse("#" * (host_policy.POLICY_BYTES_MAX + 1))
+        parse("#" * (host_policy_file.POLICY_BYTES_MAX + 1))
     with pytest.raises(PolicyError, match="at most 256 tables"):
         parse('version = "1"\nrollout_share = 1\n' + "[[row]]\n" * 300)
     with pytest.raises(PolicyError, match="not TOML"):

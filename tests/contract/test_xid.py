@@ -28,9 +28,8 @@ from gangline.contract.xid.policy import (
     policy,
     refine,
     sxid_policy,
-    tool_actions,
-    tool_codes,
 )
+from gangline.contract.xid.tools import tool_actions, tool_codes
 
 CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "xid" / "catalogue.csv"
 CODES = 172
@@ -324,9 +323,9 @@ def test_an_unused_row_needs_no_more_than_its_name() -> None:
 def test_importing_reads_no_table() -> None:
     """The daemon imports the decoder on ten thousand hosts; most never see an XID."""
     code = (
-        "import sys; from gangline.contract.xid import decode, policy; "
+        "import sys; from gangline.contract.xid import decode, nvlink, policy; "
         "print(policy.policy.cache_info().currsize, policy.sxid_policy.cache_info().currsize, "
-        "decode.nvlink_facts.cache_info().currsize)"
+        "nvlink.nvlink_facts.cache_info().currsize)"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert out.stdout.split() == ["0", "0", "0"]

@@ -8,18 +8,16 @@ from hypothesis import strategies as st
 
 from gangline.contract.xid.decode import (
     NAME_CHARACTERS_MAX,
-    NEWER_BITS,
-    OLDER_BITS,
     PROCESS_ID_MAX,
     VALUE_CHARACTERS_MAX,
     DecodedLine,
-    NvLinkUnit,
     XidLine,
     decode,
-    nvlink_facts,
     parse_line,
 )
-from gangline.contract.xid.policy import XidSeverity, driver_major, lookup
+from gangline.contract.xid.line_reading import driver_major
+from gangline.contract.xid.nvlink import NEWER_BITS, OLDER_BITS, NvLinkUnit, nvlink_facts
+from gangline.contract.xid.policy import XidSeverity, lookup
 
 OLD, NEW = "570.86.15", "575.57.08"
 

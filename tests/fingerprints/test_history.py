@@ -8,16 +8,15 @@ from math import isnan, nan
 import numpy as np
 import pytest
 
-from gangline.fingerprints.fingerprint import NUMBERS, Fingerprint
-from gangline.fingerprints.history import (
+from gangline.fingerprints.drift import (
     RunPace,
     RunVerdict,
-    compare_pace,
     drifting_hosts,
-    student_quantile,
     verdict_of,
     waiting_explains,
 )
+from gangline.fingerprints.fingerprint import NUMBERS, Fingerprint
+from gangline.fingerprints.history import compare_pace, student_quantile
 
 
 @pytest.mark.parametrize("earlier", [1, 3, 8, 32])

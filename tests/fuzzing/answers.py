@@ -16,9 +16,10 @@ from gangline.agent.release_state import (
     format_released,
     parse_released,
 )
-from gangline.contract import host_policy
+from gangline.contract import host_policy_file
 from gangline.contract.gpu_set import GPUS_MAX
-from gangline.contract.host_policy import PolicyError, builtin, overlay
+from gangline.contract.host_policy import PolicyError
+from gangline.contract.host_policy_file import builtin, overlay
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
@@ -78,7 +79,7 @@ def fuzz_policy(source: random.Random) -> str:
     """A policy file: a policy whose rows can be asked, or PolicyError in a line of words."""
     try:
         made = overlay(
-            host_policy.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
+            host_policy_file.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
         )
     except PolicyError as error:
         assert str(error).isprintable() and len(str(error)) < 700, error
@@ -86,7 +87,7 @@ def fuzz_policy(source: random.Random) -> str:
     for row in made.rows:
         for condition in row.when:
             condition.holds(float(source.choice((0, 1, 2**53))), None)
-    assert len(made.rows) <= 2 * host_policy.ROWS_MAX
+    assert len(made.rows) <= 2 * host_policy_file.ROWS_MAX
     return ACCEPTED
 
 

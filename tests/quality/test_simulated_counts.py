@@ -23,7 +23,7 @@ from bench.quality.simulated_truth import GroundTruth
 from gangline.aggregator.declared.model import THRESHOLDS
 from gangline.aggregator.fleet.gangs import WINDOW_NS
 from gangline.aggregator.model import HealthState, Reason
-from gangline.simulator.truth import BEFORE_SECONDS
+from gangline.simulator.sampled_episodes import BEFORE_SECONDS
 from gangline.simulator.world import World
 
 CALM = World("healthy", 5, hosts=64)

@@ -16,8 +16,8 @@ from gangline.contract import frame
 from gangline.contract.block import Block
 from gangline.contract.signals import BY_ID
 from gangline.simulator.amd import ABSENT_KINDS, AMD_SIGNALS, CLOCK_MAX_HERTZ, KERNEL_LINES, LINKS
+from gangline.simulator.event_readings import incident_events
 from gangline.simulator.machine import AMD_GPU_NAME, GPU_NAME
-from gangline.simulator.readings import incident_events
 from gangline.simulator.scenario_file import load
 from gangline.simulator.world import World
 

@@ -17,7 +17,8 @@ from gangline.contract import frame as frames
 from gangline.contract.block import Block
 from gangline.contract.wire import telemetry_pb2
 from gangline.simulator import truth
-from gangline.simulator.runner import LiveWorld, SimulatedHost, SimulationRunner, raise_file_limit
+from gangline.simulator.runner import LiveWorld, SimulationRunner, raise_file_limit
+from gangline.simulator.simulated_host import SimulatedHost
 from gangline.simulator.world import World
 from tests.processes import Process, free_port, until
 from tests.simulation.readings import Reading, calm

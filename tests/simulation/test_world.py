@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from gangline.simulator import truth
-from gangline.simulator.incidents import days_until_next
 from gangline.simulator.jobs import SimulatedJob
-from gangline.simulator.scenario import WorldSettings
-from gangline.simulator.scenario_file import load
-from gangline.simulator.truth import (
+from gangline.simulator.sampled_episodes import (
     AFTER_SECONDS,
     BEFORE_SECONDS,
     LENGTH_SECONDS_MAX,
     fault_episodes,
     random_spans,
 )
+from gangline.simulator.scenario import WorldSettings
+from gangline.simulator.scenario_file import load
+from gangline.simulator.timelines import days_until_next
 from gangline.simulator.world import STEP_SECONDS, World
 
 SETTINGS = load()

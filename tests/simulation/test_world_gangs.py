@@ -11,9 +11,9 @@ import pytest
 
 from gangline.simulator import truth
 from gangline.simulator.faults import HostEffects
+from gangline.simulator.gang_model import GangModel, TimeShares
 from gangline.simulator.incidents import Rows
 from gangline.simulator.noise import Noise
-from gangline.simulator.physics import GangModel, TimeShares
 from gangline.simulator.scenario_file import load
 from gangline.simulator.world import World
 from tests.simulation.readings import Reading

@@ -13,7 +13,7 @@ from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
-from gangline.simulator.truth import fault_episodes
+from gangline.simulator.sampled_episodes import fault_episodes
 from gangline.simulator.world import World
 
 PARADE = World("parade", 1)

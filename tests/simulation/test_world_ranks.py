@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gangline.simulator.event_readings import RankEvents
 from gangline.simulator.machine import GPUS, build_machines
-from gangline.simulator.readings import RankEvents
 
 MACHINES = build_machines(4, np.random.default_rng(1))
 JOBS: Any = [SimpleNamespace(hosts=np.array([0, 2])), SimpleNamespace(hosts=np.array([1, 2, 3]))]

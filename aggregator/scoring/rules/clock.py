@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....fingerprints.stragglers import medians
+from ....fingerprints.group_statistics import medians
 from ...counter_deltas import Flags, Floats, Uint64s
 from ...fleet.activity import (
     AT_LIMIT_SHARE,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....fingerprints.stragglers import outliers_max
+from ....fingerprints.group_statistics import outliers_max
 from ...counter_deltas import Flags, Floats, Indexes
 from ...fleet import gangs as network
 from ...fleet.devices import DeviceNames

@@ -41,7 +41,7 @@ from gangline.aggregator.executors.cycle_info import (
 from gangline.aggregator.executors.kubernetes_jobs import GangHistory, parse_pod
 from gangline.aggregator.executors.ledger import SET, Entry, ExecutorLedger
 from gangline.aggregator.executors.model import Advice, Node, ScheduledJob, SchedulerState
-from gangline.aggregator.executors.slurm import parse_nodes
+from gangline.aggregator.executors.slurm_output import parse_nodes
 from tests.aggregator.executors.advice_server import serving_advice
 from tests.aggregator.executors.contract import Rig
 from tests.aggregator.executors.model_scheduler import ModelScheduler

@@ -22,20 +22,19 @@ from gangline.aggregator.executors.model import (
     StartNow,
 )
 from gangline.aggregator.executors.recovery import free_nodes
-from gangline.aggregator.executors.slurm import (
-    Slurm,
-    apply_comment,
-    host_names,
-    parse_jobs,
-    parse_nodes,
-    parse_reservations,
-    site_command,
-)
+from gangline.aggregator.executors.slurm import Slurm, site_command
 from gangline.aggregator.executors.slurm_doctor import (
     config_findings,
     findings,
     missing_config,
     parse_config,
+)
+from gangline.aggregator.executors.slurm_output import (
+    apply_comment,
+    host_names,
+    parse_jobs,
+    parse_nodes,
+    parse_reservations,
 )
 from gangline.aggregator.slurm_text import parse_reason
 

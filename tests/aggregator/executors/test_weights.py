@@ -8,7 +8,7 @@ import pytest
 
 from gangline.aggregator.executors.ledger import ExecutorLedger, WeightChange
 from gangline.aggregator.executors.model import Node
-from gangline.aggregator.executors.scores import (
+from gangline.aggregator.executors.weights import (
     forget_restored,
     record_weight_intent,
     restore_steps,

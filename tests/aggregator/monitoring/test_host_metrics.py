@@ -28,7 +28,7 @@ from gangline.aggregator.monitoring.host_metrics import (
     host_families,
 )
 from gangline.aggregator.server import StartError, metrics_socket
-from gangline.contract.metrics_http import ExpositionFormat
+from gangline.contract.exposition import ExpositionFormat
 from tests.aggregator.monitoring.test_metrics import scraped
 from tests.worlds import World, gpu_of
 

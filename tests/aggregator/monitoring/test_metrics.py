@@ -27,7 +27,7 @@ from gangline.aggregator.monitoring.probes import SPAN_SECONDS, LoopLag
 from gangline.aggregator.server import Aggregator, StartError
 from gangline.aggregator.store.duckdb_file import StoreError
 from gangline.aggregator.store.store import Store
-from gangline.contract.metrics_http import ExpositionFormat
+from gangline.contract.exposition import ExpositionFormat
 from tests.aggregator.conftest import Agent, Lab, with_operators_file
 from tests.processes import GUARD_SECONDS
 

@@ -19,8 +19,8 @@ from gangline.aggregator.query import sandbox
 from gangline.aggregator.rule_catalogue import gang as declared
 from gangline.aggregator.rule_declaration import Rule
 from gangline.aggregator.scoring.rules import gang
-from gangline.contract.host_policy import builtin
-from gangline.fingerprints import stragglers
+from gangline.contract.host_policy_file import builtin
+from gangline.fingerprints import group_statistics
 from tests.aggregator.query.asking import rows_of
 from tests.processes import GUARD_SECONDS
 from tests.worlds import (
@@ -475,9 +475,12 @@ def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, floa
     """All at once as one by one, whatever is missing, and whoever is in no group."""
     group = np.array([at for at, _ in members], dtype=np.intp)
     values = np.array([np.nan if value is None else value for _, value in members], dtype=float)
-    found, first = stragglers.medians(values, group, 5), stragglers.group_extremes(values, group, 5)
+    found, first = (
+        group_statistics.medians(values, group, 5),
+        group_statistics.group_extremes(values, group, 5),
+    )
     few = np.array([1, 2, 1, 3, 1])
-    beyond = stragglers.max_below_top(values, few, group)
+    beyond = group_statistics.max_below_top(values, few, group)
     for number in range(5):
         own = values[(group == number) & np.isfinite(values)]
         after_few = np.sort(own)[::-1][few[number] :]
