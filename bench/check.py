@@ -17,11 +17,11 @@ from gangline.agent.commands import check
 from gangline.agent.local import check as verdict
 
 RUNS = 80
-#: What everybody's prolog pays for a script of one line.
+#: Baseline: the cost of a one-line script in a prolog.
 BARE = ("/usr/bin/python3", "-c", "pass")
 
 
-#: What pip writes for the command.
+#: The script that pip writes for the command.
 SCRIPT = """#!{python}
 import sys
 from gangline.cli import main
@@ -31,7 +31,9 @@ if __name__ == "__main__":
 
 
 def run(seed: int) -> list[Result]:
-    """Start each in turn, RUNS times; return the medians: installed as from a wheel, and from this tree."""
+    """Start each in turn, RUNS times; return the medians: installed as from a wheel, and from this
+    tree.
+    """
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         _show(where)
@@ -56,7 +58,7 @@ def run(seed: int) -> list[Result]:
 
 
 def _installed(folder: Path) -> Path:
-    """Make an environment that holds this package as a wheel would leave it; return its command."""
+    """Create an environment with this package as installed from a wheel; return its command."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     (site,) = folder.glob("lib/python*/site-packages")
@@ -68,7 +70,7 @@ def _installed(folder: Path) -> Path:
 
 
 def _show(folder: Path) -> None:
-    """Write the status of a host on which something stands."""
+    """Write the status of a host with active findings."""
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     found = {
         **dict.fromkeys(verdict.FINDING_TEXTS, "a text of some length"),
@@ -91,7 +93,7 @@ def _show(folder: Path) -> None:
 
 
 def _in_turn(commands: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return the median seconds of each; in turn, so that what else runs here meets all alike."""
+    """Return the median seconds of each; alternating, so that other load affects all equally."""
     durations: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(RUNS):
         for name, command in commands.items():

@@ -1,4 +1,6 @@
-"""Latency of the scheduler extender against an echo of as many bytes, and of the real kube-scheduler with and without it."""
+"""Latency of the scheduler extender against an echo of equal size, and of kube-scheduler with and
+without it.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ from tests.kubernetes_cluster import (
 from tests.processes import GUARD_SECONDS, free_port
 
 NODES = 5000
-#: Of one request: a scheduler of 5,000 nodes shows a tenth of them.
+#: Nodes in one request: a scheduler of 5,000 nodes considers a tenth of them.
 SHOWN = 500
 ROUNDS, REQUESTS, PODS = 5, 1000, 200
 CREATORS = 4
 
 
 def run(seed: int, nodes: int = NODES) -> list[Result]:
-    """Measure the answer, and the scheduler where Kubernetes is. Nothing here depends on *seed*."""
+    """Measure the answer, and the scheduler if Kubernetes is installed. *seed* is ignored."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         mirror = Path(folder, "mirror", "nodes")
         mirror.parent.mkdir()
@@ -60,7 +62,9 @@ def run(seed: int, nodes: int = NODES) -> list[Result]:
 
 @contextmanager
 def fresh_mirror(path: Path, nodes: int) -> Iterator[None]:
-    """Have a mirror that is written every 3 s, as `gangline mirror` does: its reading is part of what is measured."""
+    """Run a mirror that is written every 3 s, as by `gangline mirror`: reading it is part of the
+    measurement.
+    """
     found = [mirror_node(f"n{at}", at % 4, ready=at % 100 != 7) for at in range(1, nodes + 1)]
     ended = threading.Event()
 
@@ -81,7 +85,7 @@ def fresh_mirror(path: Path, nodes: int) -> Iterator[None]:
 
 @contextmanager
 def extender_process(mirror: Path) -> Iterator[int]:
-    """Have the extender as it is run; yield its port."""
+    """Run the extender as in production; yield its port."""
     port = free_port()
     command = [str(Path(sys.executable).with_name("gangline")), "executor", "kubernetes", "extender",
                "--set", f"extender_listen=127.0.0.1:{port}", "--set", f"extender_mirror={mirror}"]  # fmt: skip
@@ -130,7 +134,7 @@ def _echo(taken: int, given: int, port: int, ready: ProcessEvent) -> None:
 
 
 def answers(port: int, verb: str) -> Result:
-    """Compare the p99 of an answer with the echo's, by turns."""
+    """Compare the p99 of an answer with the p99 of the echo, alternating."""
     names = [f"n{10 * at + 1}" for at in range(SHOWN)]
     pod = {"metadata": {"name": "train-0", "namespace": NAMESPACE}, "spec": {"containers": [{"name": "main", "image": "none"}]}}  # fmt: skip
     body = json.dumps(
@@ -177,7 +181,7 @@ def _first_size(plain: socket.socket, request: bytes) -> int:
 
 
 def _round(ours: socket.socket, echo: socket.socket, request: bytes, size: int) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Return the seconds of REQUESTS answers of both, one by one in turn: what else runs here meets both alike."""
+    """Return the seconds of REQUESTS answers of both, alternating: other load affects both equally."""
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(REQUESTS):
         for plain, found in zip((ours, echo), seconds, strict=True):

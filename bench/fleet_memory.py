@@ -1,10 +1,11 @@
 """Memory of the fleet state with 80,000 GPUs, their ports and links, against the raw cells.
 
-A process of its own reads made frames of 10,000 hosts through the same code as the service: 8 GPUs, 9 ports and
-144 links each, in every table of theirs, twice, so that counters have a step: every cell has a value, and of one
-host in a hundred every count of errors; the other hosts have had none. The floor is 9 bytes (a cell and whether it
-is there) for each cell that judgement reads. Not in it: what gRPC has of a connection, what a stream
-remembers of differences (at most 32 KiB), DuckDB's own (at most its memory_limit), and frames that wait.
+A process of its own reads generated frames of 10,000 hosts through the code of the service: 8 GPUs,
+9 ports and 144 links each, in every table, twice, so that counters have an increase. Every cell has
+a value; one host in a hundred has every error count, the others have none. The floor is 9 bytes (a
+cell and its validity) for each cell that judgement reads. Not included: gRPC connections, the
+memory of streams for differences (at most 32 KiB), DuckDB (at most its memory_limit), and pending
+frames.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gangline.contract.signal import Kind
 from gangline.contract.signals import TABLES
 
 HOSTS, GPUS, PORTS, LINKS = 10_000, 8, 9, 144
-#: What all of an aggregator with so large a fleet may take at any moment.
+#: Limit of all memory of an aggregator with a fleet of this size, at any moment.
 LIMIT_BYTES = 1.5e9
 #: Devices of a host, by kind.
 DEVICES = {
@@ -32,9 +33,9 @@ DEVICES = {
     "probe": GPUS, "collector": 24, "clock": 1, "numa": 2, "edac": 2,
 }  # fmt: skip
 SECOND_NS = 1_000_000_000
-#: Of gauges, those that nobody should find to be more than zero.
+#: Suffixes of gauges that are zero on a healthy host.
 COUNTED = ("_bytes", "_count", "_ratio", "_seconds")
-#: One host of so many has counted errors, on each of its devices.
+#: One host in this number has counted errors, on each of its devices.
 ERRORS_EVERY_HOSTS = 100
 
 
@@ -61,8 +62,9 @@ def _names(host: int) -> dict[str, list[str]]:
 
 
 def _block(table: str, rows: int, second: int, *, errors: bool) -> Block:
-    """Return readings that nobody finds anything in: states and what is counted now are zero, and
-    without *errors* also what counts them."""
+    """Return readings of a healthy device: states and current counts are zero, and without *errors*
+    also error counters.
+    """
     block = Block(table, [""] * rows)
     block.valid[:] = b"\1" * len(block.valid)
     for column, signal in enumerate(TABLES[table]):
@@ -81,7 +83,7 @@ def _resident_bytes() -> int:
 
 
 def _child(hosts: int) -> dict[str, float]:
-    """Return what the state takes in this process, in bytes, and how long a judgement takes."""
+    """Return the bytes of the state in this process, and the seconds of a judgement."""
     from gangline.aggregator.fleet.fleet import Fleet
     from gangline.aggregator.fleet.tables import TRACKED_SIGNALS
     from gangline.aggregator.ingest.frame_reader import CATALOGUE

@@ -1,7 +1,8 @@
-"""Generated fingerprints for training and evaluation of similarity: simulated; every assumption is in this file.
+"""Generated fingerprints for training and evaluation of similarity: simulated; every assumption is
+in this file.
 
-A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so two runs differ by a
-few percent; some are slow, on other GPUs, or without GPM.
+A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so
+two runs differ by a few percent; some runs are slow, on other GPUs, or without GPM.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import numpy as np
 
 from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
-#: Each workload is drawn from the ranges of its class.
 CLASSES = ("training", "fine-tuning", "inference", "data preparation", "interactive", "reserved")
 
-#: Number -> range from which each class draws a workload's value; shares are normalized after. These are assumptions
-#: from publications about clusters (steady periodic training; bursty inference bound by HBM; data preparation bound by
-#: CPU and disk), not measurements. Ranges overlap on purpose.
+#: Number -> range from which each class draws a workload's value; shares are normalized after.
+#: These are assumptions from publications about clusters (steady periodic training; bursty
+#: inference bound by HBM; data preparation bound by CPU and disk), not measurements. Ranges overlap
+#: on purpose.
 _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "training": {
         "step_seconds": (0.3, 40.0), "compute_ratio": (0.55, 0.95), "wait_ratio": (0.03, 0.35),
@@ -68,7 +69,7 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "host_cpu_ratio": (0.001, 0.1), "disk_pressure_ratio": (0.0, 0.02), "checkpoint_interval_seconds": (0.0, 0.0),
     },
 }  # fmt: skip
-#: Share of runs on GPUs without GPM, by agents without phases, and that are slow because they wait for one host.
+#: Shares of runs on GPUs without GPM, by agents without phases, and slowed by one host.
 WITHOUT_GPM, WITHOUT_PHASES, SLOW = 0.15, 0.1, 0.15
 SLOWDOWNS = (0.05, 0.3)
 _GPM = ("sm_ratio", "tensor_ratio", "memory_bandwidth_ratio", "pcie_bytes_per_second", "nvlink_bytes_per_second")  # fmt: skip
@@ -89,7 +90,7 @@ class GeneratedRuns:
 
 
 def generate(seed: int, workloads: int, runs_of_each: int) -> GeneratedRuns:
-    """Return runs of *workloads* workloads of all classes in equal parts."""
+    """Return runs of *workloads* workloads, in equal parts per class."""
     random = np.random.default_rng(seed)
     found, names, labels, slow = [], [], [], []
     for workload in range(workloads):
@@ -129,7 +130,7 @@ def _run(random: np.random.Generator, base: Floats, loss: float) -> Floats:
             values[at] *= np.exp(random.normal(0, 0.02))
         else:
             values[at] = max(0.0, values[at] + random.normal(0, 0.03) * min(1.0, 5 * values[at]))
-    if loss:  # all wait for one host
+    if loss:  # all ranks wait for one host
         pace = 1 - loss
         values[_AT["step_seconds"]] /= pace
         states = values[_STATE_AT] * pace
@@ -143,7 +144,7 @@ def _run(random: np.random.Generator, base: Floats, loss: float) -> Floats:
     share = values[_AT["compute_ratio"]]
     values[_AT["power_ratio"]] = share * compute + (1 - share) * wait + random.normal(0, 0.01)
     if np.isfinite(values[_AT["step_seconds"]]) and random.random() < 0.1:
-        values[_AT["step_seconds"]] = np.nan  # it abstains
+        values[_AT["step_seconds"]] = np.nan  # unknown
     if random.random() < WITHOUT_GPM:
         values[[_AT[name] for name in _GPM]] = np.nan
     if random.random() < WITHOUT_PHASES:

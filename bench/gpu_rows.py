@@ -20,18 +20,18 @@ from dataclasses import dataclass
 
 from .ingest_cost import GPUS, FrameShape, IngestHost, connections, hosts_of
 
-#: With a credit of 64 frames each: 1,000 frames/s, and receipts after some seconds.
+#: With a credit of 64 frames each: 1,000 frames/s, and receipts within seconds.
 STREAMS = 128
 #: Readings of each GPU in a frame.
 MOMENTS = 10
 ROWS = MOMENTS * GPUS
-#: What making the frames and connecting takes at most: their stamps begin then.
+#: Maximum seconds to create the frames and connect: the stamps begin then.
 MAKING_SECONDS = 20.0
 
 
 @dataclass
 class Paced(IngestHost):
-    """A host whose frames come when their stamps say, as far as its credit goes."""
+    """A host that sends frames at the time of their stamps, within its credit."""
 
     begin: float = 0.0  # time.time()
     period_seconds: float = 1.0
@@ -46,7 +46,7 @@ class Paced(IngestHost):
 
 
 def made(seed: int, rows_per_second: int, seconds: int) -> list[Paced]:
-    """Return the hosts, each with its messages; they begin within one period of one another."""
+    """Return the hosts with their messages; all begin within one period."""
     period_seconds, begin = STREAMS * ROWS / rows_per_second, time.time() + MAKING_SECONDS
     frames = round(seconds / period_seconds)
     shape = FrameShape("", MOMENTS, frames, streams=STREAMS, step_ns=round(period_seconds * 1e9))
@@ -81,7 +81,6 @@ async def _run(address: str, hosts: list[Paced], seconds: int) -> None:
 
 
 def main() -> None:
-    """Make the frames, send them, say how far it is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
     parser.add_argument("--rows-per-second", type=int, default=80_000)

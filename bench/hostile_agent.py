@@ -43,18 +43,19 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.aggregator.auth.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
 
-#: Honest agents, each of which sends a frame every so often, whether it has its receipts or not: 80 frames a second in all.
+#: Honest agents, and the period at which each sends a frame, with or without receipts: 80 frames a
+#: second in all.
 HOSTS, PERIOD_SECONDS = 20, 0.25
 COMMIT_SECONDS = 0.1
-#: Who comes again and again waits in line, as he does by default.
+#: The default limit of reconnects, after which clients wait.
 RECONNECTS = f"reconnects_per_second={AggregatorConfig.reconnects_per_second}"
-#: Beside nothing hostile at all, a process that burns a processor.
+#: A process that only uses CPU and sends nothing.
 CONTROL = "control"
 
 
 @dataclass(frozen=True)
 class HostileWorld:
-    """An aggregator in a folder of its own, and everybody's tokens."""
+    """An aggregator in a folder of its own, and the tokens of all agents."""
 
     running: Running
     folder: Path
@@ -62,16 +63,14 @@ class HostileWorld:
 
     @property
     def ca(self) -> Path:
-        """The certificate of its CA."""
         return certificate_paths(self.folder, "ca").certificate
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self.running.address.rpartition(":")[2])
 
     def attacked(self, attacks: Sequence[str], seconds: float) -> subprocess.Popen[str]:
-        """Start the hostile agents; return once it begins."""
+        """Start the hostile agents; return when the attack has begun."""
         hostile = [
             "-m", "bench.load.lowest", "tests.aggregator.auth.hostile", ",".join(attacks), str(self.port),
             str(self.ca), str(self.folder), str(seconds),
@@ -88,7 +87,7 @@ class HostileWorld:
 
 @contextmanager
 def world(attacks: Sequence[str]) -> Iterator[HostileWorld]:
-    """Run one until the end of the block."""
+    """Run an aggregator until the end of the block."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_authority(folder, "bench", datetime.now(UTC))
@@ -108,13 +107,15 @@ def world(attacks: Sequence[str]) -> Iterator[HostileWorld]:
 
 
 def _tokens(names: Sequence[str]) -> tuple[dict[str, str], list[tokens.Token]]:
-    """Return the secrets of agents by name, and what an aggregator keeps of them."""
+    """Return the secrets of agents by name, and the aggregator's token records."""
     made = {name: tokens.make_token(Role.AGENT, name, 1, int(time.time())) for name in names}
     return {name: secret for name, (secret, _) in made.items()}, [row for _, row in made.values()]
 
 
 class Honest:
-    """Honest agents in a thread: they send by the clock, so that a slow time has as many frames as a quick one."""
+    """Honest agents in a thread: they send by the clock, so that slow periods have as many frames
+    as fast ones.
+    """
 
     def __init__(self, world: HostileWorld) -> None:
         self.samples: list[Sample] = []
@@ -182,7 +183,7 @@ def run(seed: int) -> list[Result]:
 
 
 def measured(name: str, attacks: Sequence[str]) -> list[Result]:
-    """Measure without and under *attacks* in turns, in an aggregator of its own."""
+    """Measure without and under *attacks*, alternating, in an aggregator of its own."""
     tally: dict[str, Counter[str]] = {}
     spent: list[float] = []
     memory: list[int] = []
@@ -218,7 +219,7 @@ def measured(name: str, attacks: Sequence[str]) -> list[Result]:
 
 
 def main() -> int:
-    """Measure each way named, or each there is, alone."""
+    """Measure each named attack alone, or all attacks one by one."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,14 +1,15 @@
 """CPU per row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
 
-Ours: a real aggregator process; messages made beforehand, sent on as many gRPC streams as fill a commit
-within their credit, by this process, until the last receipt. Its judging and history are put off: they are
-not on a row's way; so are the limits on who comes back and what comes late. Peers: the same rows into the same table of a DuckDB file from Arrow,
-8,000 or a row group (122,880) a commit, with as many threads.
+Ours: a real aggregator process. This process sends prepared messages on enough gRPC streams to fill
+a commit within their credit, until the last receipt. Judging and history are postponed, because
+they are not part of ingest; limits on reconnects and late frames are off. Peers: the same rows into
+the same table of a DuckDB file from Arrow, 8,000 or a row group (122,880) a commit, with the same
+number of threads.
 
-Shapes: a live second of eight GPUs as differences, as an agent sends it; ten such seconds in one frame (a
-host's frame of all its tables has as many rows); and backlog, frames of one second each, which the agent's own
-spool and conversation have made messages of: as it sends them now, and one a message, whole and deflated, as agents
-of before.
+Shapes: a live second of eight GPUs as differences, as an agent sends it; ten seconds in one frame
+(a host's frame of all its tables has as many rows); and backlog: frames of one second each, packed
+into messages by the agent's own spool and protocol, and one frame a message, complete and deflated,
+as older agents send.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ from gangline.contract.stream import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
 from gangline.contract.wire import telemetry_pb2 as wire
 
 GPUS = 8
-#: With a credit of 64 frames of eight rows each, so many streams have a row group on their way.
+#: With a credit of 64 frames of eight rows each, these streams have a row group in flight.
 STREAMS = 256
-#: Hosts of different readings; the streams are theirs in turn.
+#: Hosts with different readings; streams use them in rotation.
 TEMPLATES = 8
 BATCHES_ROWS = (8_000, 122_880)
 THREADS = 1
-#: Frames come faster than they say that they were made: a clock so far off would be a finding with each.
+#: Frames come faster than their stamps say: with a larger step each frame would cause a clock
+#: finding.
 STEP_NS = 5_000_000
 BOOTED_NS = 1_700_000_000 * 10**9
 CREDIT_FRAMES = 64
@@ -67,14 +69,14 @@ SETTINGS = (
 
 
 class FrameShape(NamedTuple):
-    """How rows come."""
+    """The shape of frames and messages."""
 
     name: str
-    moments: int  # seconds a frame
-    frames: int  # of a stream
-    late_frames: int | None = None  # that the agent may send in one message; None: they are live
+    moments: int  # seconds in a frame
+    frames: int  # per stream
+    late_frames: int | None = None  # frames per message of an agent; None: live frames
     streams: int = STREAMS
-    step_ns: int = STEP_NS  # between two frames, by their stamps
+    step_ns: int = STEP_NS  # between the stamps of two frames
 
 
 LIVE_SECOND = FrameShape("1 s of 8 GPUs a frame", 1, 240)
@@ -89,7 +91,7 @@ SHAPES = (
 def readings(source: random.Random, name: str, count: int) -> list[Block]:
     """Return *count* seconds of a training host's GPUs: gauges jitter, counters grow, states stay.
 
-    A gauge is a decimal of few places, as drivers give them; one in four counters stands still.
+    A gauge is a decimal with few places, as from drivers; one in four counters does not change.
     """
     generator = np.random.default_rng(source.getrandbits(64))
     devices = [f"GPU-{name}-{source.getrandbits(64):016x}-{at}" for at in range(GPUS)]
@@ -118,16 +120,16 @@ class IngestHost:
     name: str
     run_id: bytes
     boot_id: bytes
-    messages: list[tuple[int, bytes]]  # frames in it, the message
+    messages: list[tuple[int, bytes]]  # (frame count, message)
     durable: int = 0
 
     @property
     def frames(self) -> int:
-        """How many it has to send."""
+        """Return the number of frames to send."""
         return sum(count for count, _ in self.messages)
 
     async def run(self, channel: grpc.aio.Channel) -> None:
-        """Register, send everything, return when everything is durable."""
+        """Register and send everything; return when everything is durable."""
         register = channel.unary_unary(
             SERVICE + "RegisterNode",
             request_serializer=wire.RegisterNodeRequest.SerializeToString,
@@ -169,7 +171,7 @@ class IngestHost:
 
 
 def hosts_of(seed: int, shape: FrameShape, begin_ns: int | None = None) -> list[IngestHost]:
-    """Return the hosts with their messages, made by the wall clock from *begin_ns* on (None: now)."""
+    """Return the hosts with their messages, stamped from *begin_ns* of the wall clock (None: now)."""
     source = random.Random(seed)
     wall = begin_ns or time.time_ns()
     templates = [readings(source, f"{at}", shape.moments * shape.frames) for at in range(TEMPLATES)]
@@ -208,7 +210,7 @@ def _live(made: Iterator[bytes]) -> list[tuple[int, bytes]]:
 
 
 class Agent:
-    """The agent's spool and conversation, on a connection that keeps what it says."""
+    """The agent's spool and protocol, on a connection that records the messages."""
 
     unsent_bytes = 0
     waiting = False  # events
@@ -221,7 +223,7 @@ class Agent:
         self._received: list[CallResponse | CallEnd] = []
 
     def backlog(self, made: Iterator[bytes]) -> list[tuple[int, bytes]]:
-        """Return what an agent says that finds these frames in its spool when it connects."""
+        """Return the messages of an agent that finds these frames in its spool when it connects."""
         for frame in made:
             self.spool.append(self.spool.next_sequence(), frame)
         conversation = TelemetryProtocol(
@@ -245,30 +247,24 @@ class Agent:
         return [(len(batch.late) or 1, batch.SerializeToString()) for batch in self._sent]
 
     def close(self) -> None:
-        """Leave nothing to the next."""
         self.spool.close()
         shutil.rmtree(self._folder)
 
     # As a Session ----------------------------------------------------------------------------
 
     def call(self, *_: Any) -> int:
-        """Begin a call of which nothing is kept."""
         return 1
 
     def open_stream(self, _: str) -> int:
-        """Begin the stream."""
         return 3
 
     def send(self, _: int, message: wire.TelemetryBatch) -> None:
-        """Keep a message."""
         self._sent.append(message)
 
     def data_to_send(self) -> bytes:
-        """Return nothing."""
         return b""
 
     def receive(self, _: bytes) -> list[CallResponse | CallEnd]:
-        """Return what the aggregator would have said."""
         received, self._received = self._received, []
         return received
 
@@ -283,7 +279,7 @@ def _ingest_seconds(hosts: list[IngestHost]) -> tuple[float, float]:
 
 
 def _rest(running: Running) -> None:
-    """Return when it does next to nothing, after ten seconds at most."""
+    """Wait until the aggregator is idle, at most ten seconds."""
     before = -1.0
     for _ in range(20):
         time.sleep(0.5)
@@ -295,7 +291,7 @@ def _rest(running: Running) -> None:
 
 @asynccontextmanager
 async def connections(address: str, count: int) -> AsyncIterator[list[grpc.aio.Channel]]:
-    """Yield channels as from so many machines: use a new id for each request connection."""
+    """Yield separate channels, as from *count* machines: use a new id for each request connection."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
     yield channels
@@ -312,7 +308,7 @@ async def _send(address: str, hosts: list[IngestHost]) -> None:
 
 
 def _table(seed: int, rows: int) -> Any:
-    """Return the rows of as many hosts and seconds as the store holds them, second after second."""
+    """Return the rows of the hosts and seconds in the order of the store: second by second."""
     source = random.Random(seed)
     seconds = -(-rows // (STREAMS * GPUS))
     templates = [readings(source, f"{at}", seconds) for at in range(TEMPLATES)]
@@ -356,7 +352,7 @@ def raw_costs(seed: int) -> dict[int, float]:
 
 
 def cost(seed: int, shape: FrameShape) -> tuple[float, str]:
-    """Return the aggregator's CPU us a row from the wire to durable, and words on what came."""
+    """Return the aggregator's CPU us a row from the wire to durable, and notes on the input."""
     hosts = hosts_of(seed, shape)
     rows = STREAMS * shape.frames * shape.moments * GPUS
     sent_bytes = sum(len(message) for host in hosts for _, message in host.messages)
@@ -368,7 +364,7 @@ def cost(seed: int, shape: FrameShape) -> tuple[float, str]:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure each shape, and the raw inserts of the same rows beside."""
+    """Measure each shape, and raw inserts of the same rows."""
     raw = raw_costs(seed)
     results = []
     for shape in SHAPES:

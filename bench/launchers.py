@@ -1,7 +1,9 @@
-"""NVIDIA's launcher: its client at an agent's health check against a grpcio echo, and at the attribution service against the limit.
+"""NVIDIA's launcher: its client at an agent's health check against a grpcio echo, and at the
+attribution service against the limit.
 
-Each version asks as its launcher does, by a new connection each time. The fleet of the attribution service has 10,000 hosts in 200 jobs, 50 of
-them with a fault. Without `GANGLINE_NVRX` (tests/rigs/nvrx.sh) there is nothing to measure.
+Each version asks as its launcher does, by a new connection each time. The fleet of the attribution
+service has 10,000 hosts in 200 jobs, 50 of them with a fault. Without `GANGLINE_NVRX`
+(tests/rigs/nvrx.sh) the result is empty.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def _attribution(version: str) -> list[Result]:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure. *seed* changes nothing here."""
+    """Measure. *seed* is ignored."""
     if not has_nvrx():
         print(MISSING, file=sys.stderr)
         return []

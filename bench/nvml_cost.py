@@ -17,7 +17,7 @@ SECONDS = 300
 
 
 def run(seed: int) -> list[Result]:
-    """*seed*: not used, the costs are recorded."""
+    """Return the results. *seed* is ignored: the costs are recorded."""
     paced, spacing = _measure()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "SLOW_SECONDS", dict.fromkeys(gpu.SLOW_SECONDS, 0.0))

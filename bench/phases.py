@@ -1,7 +1,8 @@
-"""CPU of job phases on a host: tracker, history and period of eight GPUs, against a C loop that only copies the ring.
+"""CPU of job phases on a host: tracker, history and period of eight GPUs, against a C loop that
+only copies the ring.
 
-The same ring takes the same samples with and without them, one after another as fast as it can, in simulated time; CPU
-time is the thread's own. The sweep asks no driver, so that what NVML costs is in neither.
+The same ring takes the same samples with and without phases, back to back, in simulated time; CPU
+time is the thread's own. The sweep makes no driver calls, so that neither figure includes NVML.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from .measure import Result, pss_bytes
 GPUS = 8
 SAMPLES_PER_SECOND = 10
 SECONDS = 1200
-#: What the issue allows: CPU over what the ring costs, and memory.
+#: Limits of the issue: CPU in addition to the ring, and memory.
 MICROSECONDS_MAX, PSS_BYTES_MAX = 150.0, 2_000_000
 REPEATS = 3
-#: The same of the parts of a step.
+#: Limit and repeats for the parts of a step.
 PARTS_MICROSECONDS_MAX, PARTS_REPEATS = 20.0, 100
 
 
@@ -85,7 +86,9 @@ class PhaseLoad:
         return struct.pack(f"<{len(cells)}d", *cells)
 
     def run(self, seconds: int) -> tuple[float, float]:
-        """Take the samples of so many seconds; return the CPU seconds of the samples, and of what is done each second."""
+        """Take the samples of *seconds* seconds; return the CPU seconds of the samples and of the
+        work per second.
+        """
         block, jobs = Block("gpu_fast_1s", ["g"] * GPUS), Block("gpu_fast_10s", ["g"] * GPUS)
         second_columns = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
         job_columns = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
@@ -108,7 +111,7 @@ class PhaseLoad:
 
 
 def _period_seconds(load: PhaseLoad) -> float:
-    """Return the CPU seconds of one estimate of a period, of the last minutes of one GPU."""
+    """Return the CPU seconds to estimate the period of one GPU from its last minutes."""
     assert load.history is not None
     assert load.tracker is not None
     steps = StepPeriods(load.history, load.tracker)
@@ -119,7 +122,9 @@ def _period_seconds(load: PhaseLoad) -> float:
 
 
 def _parts_seconds(seed: int) -> float:
-    """Return the CPU seconds of one look for the parts of a step, of the last two minutes of one GPU; the longest of three lengths."""
+    """Return the CPU seconds to find the parts of a step of one GPU in its last two minutes; the
+    maximum of three step lengths.
+    """
     found: list[float] = []
     for period in (5.0, 8.0, 20.0):
         draw = np.random.default_rng(seed)
@@ -133,7 +138,7 @@ def _parts_seconds(seed: int) -> float:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure both, the best of three: what another process on the machine takes is not of either."""
+    """Measure both, the best of three: this excludes most of the load of other processes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["GANGLINE_FAKE_NVML"] = str(folder / "scenario")

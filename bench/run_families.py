@@ -1,9 +1,10 @@
 """Generated runs of a second kind, for evaluation only; nothing is fitted to them (*simulated*).
 
-They share no assumption with `bench/generated_fingerprints.py`. A family is a model that is trained: arithmetic, bytes and a
-reading time for each sample give the time of a step, and from it every share, rate and power follows. A variant of a
-family has another batch or another number of GPUs. Runs of one variant differ by the clocks and the power meters of the
-hosts they got, by the file system of the day, and some are slow: for one host, or on all of them.
+They share no assumption with `bench/generated_fingerprints.py`. A family is a model in training:
+arithmetic, bytes and a reading time per sample give the step time, and every share, rate and power
+follows from that. A variant of a family has another batch or another number of GPUs. Runs of one
+variant differ by the clocks and power meters of their hosts and by the file system of the day; some
+are slow, because of one host or on all.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ FAMILIES_OF_USER = 15
 
 @dataclass(frozen=True, slots=True)
 class FamilyRuns:
-    """`values`: (runs, NUMBERS); `family`, `variant`: (runs), numbers; `slowdown`: (runs), share of pace lost.
+    """`values`: (runs, NUMBERS); `family`, `variant`: (runs), numbers; `slowdown`: (runs), share of
+    pace lost.
 
-    `users`, `gpu_models`: (runs). Each family is of one user, who has several.
+    `users`, `gpu_models`: (runs). Each family belongs to one user; a user has several families.
     """
 
     values: Floats
@@ -116,7 +118,7 @@ def _run(random: np.random.Generator, of: _Variant, loss: float, *, for_one: boo
     interval = of.steps_between_checkpoints * step + checkpoint
     working = 1.0 - checkpoint / interval
     tensor = of.arithmetic / (peak * step) * working
-    meter = random.normal(1.0, 0.02)  # of the GPUs of these hosts, all together
+    meter = random.normal(1.0, 0.02)  # common to the GPUs of these hosts
     active_power = meter * min(1.0, hot * (0.5 + 0.5 * min(1.0, compute * peak * of.efficiency / max(of.arithmetic, 1.0))) * clock)  # fmt: skip
     wait_power = meter * 0.3
     shares = np.array([compute / step * working, wait / step * working, stall / step * working, checkpoint / interval, 0.0])  # fmt: skip

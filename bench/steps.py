@@ -1,7 +1,8 @@
-"""A training step with reporting against one without: 1 ms of work, in alternating rounds in one process.
+"""A training step with reporting against one without: 1 ms of work, in alternating rounds in one
+process.
 
-The step is a stand-in optimizer with the hook's call as torch makes it. Beside it the hook's own cost, against a call of a function
-that does nothing; both without the loop around them.
+The step is a stand-in optimizer that calls the hook like torch. A second row is the hook's own
+cost, against a call of an empty function; both without the loop around them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def run(seed: int) -> list[Result]:
 
 
 def _nothing(optimizer: object, arguments: object, options: object) -> None:
-    """The least that a hook can be."""
+    """The cheapest possible hook."""
 
 
 def _calibrated() -> int:
@@ -72,7 +73,7 @@ def _work(loops: int) -> None:
 
 
 def _step(optimizer: object, hooks: list[Callable[..., None]], loops: int) -> float:
-    """Return the CPU seconds of a step: what other processes do beside us is not in it."""
+    """Return the CPU seconds of a step, without the CPU of other processes."""
     began = time.thread_time()
     _work(loops)
     for hook in hooks:

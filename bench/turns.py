@@ -12,13 +12,13 @@ from .measure import Result, percentile
 
 PAIRS = 3
 TURN_SECONDS = 6.0
-#: After each change so long is of neither: what began before it ends, and what comes has begun.
+#: Seconds after each change that belong to no turn: old work ends, new work begins.
 SETTLE_SECONDS = 1.5
 SHARES = (0.5, 0.99)
 
-#: Starts what is beside; what it returns ends that.
+#: Starts the background load; returns the function that ends it.
 Start = Callable[[], Callable[[], None]]
-#: (when it was, by the monotonic clock; how many seconds it took)
+#: (time of the sample by the monotonic clock; seconds)
 Sample = tuple[float, float]
 
 
@@ -32,13 +32,16 @@ class MeasuredTurn:
     idle_share: float
 
     def of(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the seconds of those within it."""
+        """Return the seconds of the samples within the turn."""
         return [seconds for at, seconds in samples if self.begin <= at < self.end]
 
 
 @dataclass
 class MeasuredTurns:
-    """Runs them: without, with, without, with. *each* is called at the begin and at the end of every turn."""
+    """Alternates turns without and with the load.
+
+    *each* is called at the begin and at the end of every turn.
+    """
 
     start: Start
     each: Callable[[], None] = lambda: None
@@ -49,11 +52,10 @@ class MeasuredTurns:
 
     @property
     def whole_seconds(self) -> float:
-        """How long all take, but for what starting and ending takes."""
+        """Return the seconds of all turns, without starting and ending the load."""
         return 2 * self.pairs * (self.seconds + self.settle_seconds)
 
     def run(self) -> None:
-        """Do them all."""
         for _ in range(self.pairs):
             self._turn(is_loaded=False)
             end = self.start()
@@ -71,7 +73,7 @@ class MeasuredTurns:
         self.done.append(MeasuredTurn(begin, end, is_loaded, idle / whole))
 
     def idle_share(self, *, is_loaded: bool) -> float:
-        """Return what of all processors nobody used."""
+        """Return the idle share of all processors."""
         found = [turn.idle_share for turn in self.done if turn.is_loaded == is_loaded]
         return sum(found) / len(found)
 
@@ -89,9 +91,10 @@ def results(
     notes: str = "",
     shares: Sequence[float] = SHARES,
 ) -> list[Result]:
-    """Return a result for each of *shares*, of all turns together; *by_turn*: the seconds found in each.
+    """Return a result for each of *shares*, of all turns together; *by_turn*: the seconds in each
+    turn.
 
-    The notes say from where to where the ratio went by pair, and how idle the machine was.
+    The notes show the range of the ratio by pair, and how idle the machine was.
     """
     without, loaded = [list(by_turn[at::2]) for at in (0, 1)]
     summary = (
