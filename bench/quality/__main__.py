@@ -30,15 +30,17 @@ from gangline.simulator.scenario import ScenarioError
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
 CACHE_FOLDER = ROOT / "build" / "quality"
-#: Of what is published; each check at it is reported in looks.md, and nothing is tuned on it.
+#: Seed of the published page; each check at it is reported in looks.md, and nothing is tuned on it.
 PUBLISHED_SEED = 24
-#: Causes of each class, or hours of the fleet: more would take days.
+#: Limit of causes of each class, and of hours of the fleet: more would take days.
 COUNT_MAX = 10_000
 STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"
 
 
 def sections() -> tuple[Section, ...]:
-    """Return the parts of the page, in its order: each a module with `section(seed, progress) -> str`."""
+    """Return the parts of the page, in its order: each a module with `section(seed, progress) ->
+    str`.
+    """
     recorded = tuple((captures.DATA / one.path, one.what) for one in captures.CAPTURES)
     return (
         Section("hazard", "Real: hazard", ((hazard.RECORDING, STEPFUN),)),
@@ -100,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = RunPlan(options.scenario, options.per_class, options.hours)
     made = ReportHead.now(
         options.seed, _command(options.seed, plan), ROOT
-    )  # before the page is another
+    )  # the page is still unchanged
     wanted = [one for one in parts if options.only in (None, one.name)]
     tree = Tree(ROOT, made.commit)
     cache, texts = ScoreCache(CACHE_FOLDER, made, plan.scenario, tree.is_same), list[str]()
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if pieces and not options.resume:
                     pieces.forget()
                 text = _made(one, options.seed, plan, pieces)
-                if not one.missing:  # they may be there next time
+                if not one.missing:  # the recordings may exist next time
                     cache.write(one.name, text)
             texts.append(text)
     except ScenarioError as error:
@@ -130,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(seed: int, plan: RunPlan) -> str:
-    """Return what makes the same page again."""
+    """Return the command that makes the same page again."""
     default = RunPlan()
     settings = [
         ("SEED", seed, PUBLISHED_SEED),
@@ -146,6 +148,6 @@ def _command(seed: int, plan: RunPlan) -> str:
 
 
 if __name__ == "__main__":
-    # Else its aggregators and agents stay behind, and take half the machine.
+    # Without this its aggregators and agents keep running and take half of the machine.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

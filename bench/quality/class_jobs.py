@@ -1,7 +1,9 @@
-"""Generated jobs for judging classes (*simulated*): each job is a sequence of activities, from which its fingerprint follows.
+"""Generated jobs for judging classes (*simulated*): each job is a sequence of activities, from
+which its fingerprint follows.
 
-Nothing is shared with `bench/workload_kinds.py`, and nothing is fitted to these jobs. An activity has a share of
-the time, and the work that a program of that kind does in it: arithmetic against the peak, bytes against the bandwidth.
+They share nothing with `bench/workload_kinds.py`, and nothing is fitted to these jobs. An activity
+has a share of the time, and the work of such a program: arithmetic relative to the peak, bytes
+relative to the bandwidth.
 """
 
 from __future__ import annotations

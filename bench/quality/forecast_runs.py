@@ -38,21 +38,22 @@ from gangline.fingerprints.forecast import (
 
 Floats = NDArray[np.float64]
 BEGIN_NS = 1_000_000_000_000
-#: Seconds of each run, and kinds of gangs: none has a host to blame, most pause.
+#: Seconds of each run, and kinds of gangs: no gang has a faulty host, most pause.
 GANG_SECONDS, WORKLOAD_SECONDS = 1800, 2400
 GANG_KINDS = (
     "healthy", "checkpoints_often", "checkpoints_rare", "evaluates", "stall_all", "sequence",
 )  # fmt: skip
-#: The shortest pause that counts as one.
+#: The shortest counted pause.
 PAUSE_SECONDS_MIN = 2
-#: Checkpoints of the generated workloads that are left out, and the most that their interval varies.
+#: Share of checkpoints that the generated workloads skip, and the largest change of their interval.
 LEFT_OUT, JITTER_MAX = 0.05, 0.1
 _SIGNAL = {name: at for at, name in enumerate(SIGNALS)}
 
 
 @dataclass(frozen=True)
 class KnownRun:
-    """`seconds[t]` is what is seen of second t; `state`, `demands` (seconds, DEMANDS) are what is true; NaN: not known.
+    """`seconds[t]` is the aggregator's view of second t; `state`, `demands` (seconds, DEMANDS) are
+    the truth; NaN: unknown.
 
     `onsets`: kind of pause -> when each one begins, seconds.
     """
@@ -65,7 +66,6 @@ class KnownRun:
 
 
 def gang(kind: str, seed: int) -> KnownRun:
-    """Return a gang of two hosts of eight GPUs."""
     plan = bsp.Plan(
         kind, 0.15, hosts=2, seed=seed, seconds=GANG_SECONDS, onset=600.0, culprits=(0,)
     )
@@ -93,7 +93,7 @@ def gang(kind: str, seed: int) -> KnownRun:
 
 
 def _samples(episode: bsp.Episode, random: np.random.Generator) -> NDArray[np.float32]:
-    """Return what a driver says of each GPU at 10 Hz: (GPUs, samples, SIGNALS)."""
+    """Return the driver's readings of each GPU at 10 Hz: (GPUs, samples, SIGNALS)."""
     slots = episode.watts.shape[0]
     shares = episode.shares.reshape(slots, -1, bsp.STATES)
     gpus = shares.shape[1]
@@ -106,7 +106,7 @@ def _samples(episode: bsp.Episode, random: np.random.Generator) -> NDArray[np.fl
     found[:, :, _SIGNAL["sm_clock_hertz"]] = episode.clock_hertz * episode.clock.reshape(slots, gpus).T  # fmt: skip
     resident = 1.0 - shares[..., bsp.STALL]
     resident[:, 0] -= 0.97 * shares[:, 0, bsp.CHECKPOINT]  # the writer's GPU is empty
-    # Utilization and GPM come in turns, each of the last two tenths.
+    # Utilization and GPM alternate, each over the last two tenths.
     used = (resident[0::2] + resident[1::2]) / 2
     active = (shares * [0.0, episode.sm_levels[0], *[episode.sm_levels[1]] * 3]).sum(axis=2)
     active = (active[0::2] + active[1::2]) / 2 * (1 + 0.01 * random.standard_normal(used.shape))
@@ -118,7 +118,9 @@ def _samples(episode: bsp.Episode, random: np.random.Generator) -> NDArray[np.fl
 
 
 def _tracked(samples: NDArray[np.float32], seconds_per_sample: float) -> list[JobSecond]:
-    """Return what hosts send of *samples* (GPUs, samples, SIGNALS) each second, as the mean of the gang."""
+    """Return the hosts' reports of *samples* (GPUs, samples, SIGNALS) per second, as the mean of
+    the gang.
+    """
     gpus, count, _ = samples.shape
     per_second = round(1 / seconds_per_sample)
     tracker = PhaseTracker(gpus)
@@ -154,7 +156,7 @@ def _period(samples: NDArray[np.float32], seconds_per_sample: float) -> float:
 
 
 def workloads(seed: int, count: int) -> list[KnownRun]:
-    """Return *count* runs of drawn workloads, of those that pause at times that can be predicted."""
+    """Return *count* runs of drawn workloads that pause at predictable times."""
     random = np.random.default_rng([seed, 7])
     drawn = generate(seed, 40 * count, 1)
     found: list[KnownRun] = []
@@ -199,7 +201,10 @@ def _workload(random: np.random.Generator, at: Mapping[str, float], name: str) -
 
 
 def recording(path: Path) -> KnownRun:
-    """Return a recorded run. Its truth is what the tracker said of each second, but for the pauses."""
+    """Return a recorded run.
+
+    Its truth is the tracker's state of each second, except for the pauses.
+    """
     with path.open(newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file)][1:]
     gpus = 8
@@ -223,14 +228,14 @@ def recording(path: Path) -> KnownRun:
 
 
 def _resampled(samples: NDArray[np.float32], seconds_per_sample: float) -> NDArray[np.float32]:
-    """Return *samples* at 10 Hz: the one before each tenth."""
+    """Return *samples* at 10 Hz: the latest sample at each tenth."""
     count = int(samples.shape[1] * seconds_per_sample * 10) // 10 * 10
     at = np.minimum((np.arange(count) * 0.1 / seconds_per_sample).astype(int), samples.shape[1] - 1)
     return np.ascontiguousarray(samples[:, at])
 
 
 def _onsets(is_on: NDArray[np.bool_]) -> list[float]:
-    """Return where stretches of PAUSE_SECONDS_MIN seconds or longer begin."""
+    """Return the starts of stretches of PAUSE_SECONDS_MIN seconds or longer."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], is_on.astype(int), [0]])))
     return [
         float(begin)

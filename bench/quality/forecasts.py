@@ -1,4 +1,4 @@
-"""Forecasts of a job against what happened: state, next checkpoint and host stall, power and traffic."""
+"""Forecasts of a job against the outcome: state, next checkpoint and host stall, power and traffic."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ RECORDINGS = (
 EVERY_SECONDS, FIRST_SECONDS = 10, 60
 #: Drawn workloads, and gangs of each kind.
 WORKLOADS, GANGS = 16, 3
-#: A window that is right to the second: readings are of seconds.
+#: Resolution of a correct window: readings are of seconds.
 RESOLUTION_SECONDS = 1.0
-#: Bounds of stated probabilities that are told apart.
+#: Bounds of the bands of stated probabilities.
 STATED = (0.0, 0.5, 0.7, 0.85, 0.95, 1.01)
 _POWER, _NIC = DEMANDS.index("power_watts"), DEMANDS.index("nic_bytes_per_second")
 KINDS = {CHECKPOINT: "checkpoint", HOST_STALL: "host stall"}
@@ -47,7 +47,10 @@ KINDS = {CHECKPOINT: "checkpoint", HOST_STALL: "host stall"}
 
 @dataclass
 class Scores:
-    """What forecasts of several runs are worth. By horizon: sums of Brier scores of each predictor, and of errors."""
+    """Scores of the forecasts of several runs.
+
+    By horizon: sums of Brier scores of each predictor, and of errors.
+    """
 
     count: dict[int, int] = field(default_factory=lambda: dict.fromkeys(HORIZONS_SECONDS, 0))
     abstained: int = 0
@@ -55,21 +58,23 @@ class Scores:
     brier: dict[str, dict[int, float]] = field(default_factory=dict)
     #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins within".
     within: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
-    #: Kind of pause -> of each onset (true in 50 %, true in 90 %, width of 90 %, error, error of the last interval again), and
-    #: how many came without a window.
+    #: Kind of pause -> per onset (true in 50 %, true in 90 %, width of 90 %, error, error of the
+    #: last interval again), and the count without a window.
     windows: dict[int, list[tuple[bool, bool, float, float, float]]] = field(default_factory=dict)
     unpredicted: dict[int, int] = field(default_factory=dict)
-    #: Kind -> seconds before each onset from which on every window of 90 % held it; 0: the last one did not.
+    #: Kind -> seconds before each onset since which every window of 90 % contained it; 0: the last
+    #: window did not.
     lead: dict[int, list[float]] = field(default_factory=dict)
     #: (stated probability, whether it came within a tenth of the interval).
     stated: list[tuple[float, bool]] = field(default_factory=list)
-    #: (demand, horizon) -> of each forecast (error, error of persistence, error of the mean of 10 s, held, width), as shares of the mean.
+    #: (demand, horizon) -> per forecast (error, error of persistence, error of the mean of 10 s,
+    #: held, width), as shares of the mean.
     demands: dict[tuple[int, int], list[tuple[float, float, float, bool, float]]] = field(
         default_factory=dict
     )
 
     def add_brier(self, name: str, horizon: int, probabilities: Floats, state: int) -> None:
-        """Add the squared distance of *probabilities* to what came, over all states."""
+        """Add the squared distance of *probabilities* from the outcome, over all states."""
         outcome = np.eye(len(STATES))[state]
         by_horizon = self.brier.setdefault(name, dict.fromkeys(HORIZONS_SECONDS, 0.0))
         by_horizon[horizon] += float(((probabilities - outcome) ** 2).sum())
@@ -129,14 +134,16 @@ def _score_run(run: KnownRun, scores: Scores) -> None:
 
 
 def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
-    """Return how long a checkpoint took so far, in the mean."""
+    """Return the mean duration of checkpoints so far."""
     is_on = np.array([int(np.argmax(one.shares)) == CHECKPOINT for one in seconds])
     begins = int((np.diff(np.concatenate([[0], is_on.astype(int)])) == 1).sum())
     return float(is_on.sum() / begins) if begins else 0.0
 
 
 def _by_period(at: float, hint: tuple[float, float], duration: float, seen: Floats) -> Floats:
-    """Return what the interval of checkpoints alone says: certain of it, and else of the usual state."""
+    """Return the forecast from the interval of checkpoints alone: checkpoint with certainty when
+    due, else the usual state.
+    """
     due, interval = hint
     usual = seen.copy()
     usual[CHECKPOINT] = 0.0
@@ -182,7 +189,9 @@ def _score_demands(
 def _score_onsets(
     run: KnownRun, scores: Scores, kind: int, told: list[tuple[int, EventForecast]], end: float
 ) -> None:
-    """Score each onset by the forecast made in the middle of the interval before it, and by those up to it."""
+    """Score each onset by the forecast made in the middle of the interval before it, and by later
+    forecasts up to it.
+    """
     windows, leads = scores.windows.setdefault(kind, []), scores.lead.setdefault(kind, [])
     scores.unpredicted.setdefault(kind, 0)
     before, again = 0.0, np.nan
@@ -291,7 +300,7 @@ def _percent(share: float) -> str:
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the part of the page about what comes next."""
+    """Return the part of the page about forecasts."""
     kinds = [(kind, at) for kind in forecast_runs.GANG_KINDS for at in range(GANGS)]
     gangs = []
     for number_, (kind, at) in enumerate(kinds):

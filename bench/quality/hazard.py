@@ -15,13 +15,16 @@ from gangline.aggregator.hazard.events import FaultTable, nodes_in_file_name, re
 
 RECORDING = DATA / "faults/stepfun_400_nodes_days_0_208.json"
 TRAIN_UNTIL = 120
-#: What one interruption costs each node of a job that has the whole fleet (assumed).
+#: Cost of an interruption per node of a job on the whole fleet (assumed).
 LOST_HOURS = 1.0
 CONTROLS, DRAWS = 20, 200
 
 
 def section(seed: int, progress: Callable[[str, float], None], recording: Path = RECORDING) -> str:
-    """Return the tables as Markdown. *seed*: of the fleets drawn for the intervals, and of the controls."""
+    """Return the tables as Markdown.
+
+    *seed*: for the fleets drawn for intervals, and for the controls.
+    """
     if not recording.exists():
         return "\n".join((*_head(), "The recording is not here.", ""))
     faults = read_events(recording)
@@ -45,7 +48,7 @@ def _head() -> list[str]:
 
 
 def shuffled(faults: FaultTable, seed: int) -> FaultTable:
-    """Return the same faults, each given to a node drawn at random: nothing is left of who failed before."""
+    """Return the same faults on random nodes, so that no node's history predicts anything."""
     indexes = np.random.default_rng(seed).integers(0, len(faults.nodes), len(faults.node))
     return replace(faults, node=indexes.astype(np.intp))
 
@@ -53,7 +56,7 @@ def shuffled(faults: FaultTable, seed: int) -> FaultTable:
 def _controls(
     faults: FaultTable, terms: EvaluationTerms, progress: Callable[[str, float], None]
 ) -> list[str]:
-    """Return what the model makes of fleets in which no history tells anything."""
+    """Return the model's results on fleets without predictive history."""
     rows = []
     for at in range(CONTROLS):
         progress("negative controls", at / CONTROLS)

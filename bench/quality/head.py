@@ -1,4 +1,6 @@
-"""Head of the page: how it was made, from which data, what is left out, and what replaces that."""
+"""Head of the page: how it was made, from which data, the sections left out, and their replacement
+text.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-#: What figures may depend on.
+#: Packages that figures may depend on.
 PACKAGES = ("numpy", "duckdb", "protobuf", "grpcio", "pyarrow")
-#: Where recordings are looked for, beside the checkout.
+#: Folder of recordings, beside the checkout.
 DATA_TEXT = "../shared/data"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportHead:
-    """When, from what, and with what a page was made."""
+    """Date, source and command of a page."""
 
     date: str
     commit: str
@@ -29,26 +31,29 @@ class ReportHead:
 
     @classmethod
     def now(cls, seed: int, command: str, root: Path) -> ReportHead:
-        """Return this run's. Never raises: what cannot be known is said to be unknown."""
+        """Return the head of this run. Never raises: a missing fact is reported as unknown."""
         date = datetime.now(UTC).date().isoformat()
         return cls(date, commit_of(root), seed, command, versions())
 
     @property
     def is_committed(self) -> bool:
-        """Whether its commit says all of what it was made from."""
+        """Whether the commit describes all of the source."""
         return " " not in self.commit
 
 
 class Tree:
-    """The checkout that a run is made from. Agents and aggregators start from it as it is at their time, hours later."""
+    """The checkout of a run. Agents and aggregators start from its files hours later."""
 
     def __init__(self, root: Path, commit: str) -> None:
         self._root, self._commit = root, commit
-        #: What it was found to be later; "": still what it was.
+        #: A later commit or change found during the run; "": unchanged.
         self.later = ""
 
     def is_same(self) -> bool:
-        """Look, and say whether it is what it was at each check so far. Never raises."""
+        """Check the tree, and return whether it was unchanged at each check so far.
+
+        Never raises.
+        """
         if not self.later and (now := commit_of(self._root)) != self._commit:
             self.later = now
         return not self.later
@@ -56,25 +61,28 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the page, and the files that it cannot do without."""
+    """One part of the page, and its required files."""
 
     name: str
     title: str
-    needed: tuple[tuple[Path, str], ...] = ()  # (file, what it is and whose)
+    needed: tuple[tuple[Path, str], ...] = ()  # (file, content and source)
 
     @property
     def missing(self) -> tuple[tuple[Path, str], ...]:
-        """Those that are not here."""
+        """Return the required files that do not exist."""
         return tuple(one for one in self.needed if not one[0].exists())
 
     @property
     def is_left_out(self) -> bool:
-        """Whether none of them is here."""
+        """Whether no required file exists."""
         return bool(self.needed) and len(self.missing) == len(self.needed)
 
 
 def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
-    """Return what the page begins with. *later*: the commit that its tree was found to be at before it was done, if another."""
+    """Return the start of the page.
+
+    *later*: another commit of its tree, found before the page was complete.
+    """
     left_out = [f"**{one.title}**" for one in sections if one.is_left_out]
     partly = [f"**{one.title}**" for one in sections if one.missing and not one.is_left_out]
     facts = [
@@ -96,14 +104,14 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
 
 
 def changed(later: str) -> str:
-    """Return what to say where the tree became *later* during the run; "" for where it did not."""
+    """Return the notice that the tree became *later* during the run; "" if it did not."""
     if not later:
         return ""
     return f"**The tree changed while this was made**, to {later}. Later parts may be from either commit, and are not kept. Make the page again."
 
 
 def left_out(one: Section) -> str:
-    """Return what stands in place of a section whose recordings are not here: why, and what to do."""
+    """Return the text in place of a section without recordings: the reason, and how to get them."""
     files = [f"- `{_path_text(path)}`: {what}" for path, what in one.missing]
     return "\n".join(
         [
@@ -119,7 +127,7 @@ def left_out(one: Section) -> str:
 
 
 def not_here(one: Section) -> str:
-    """Return what to add to a section that some recordings are missing of; "" for none."""
+    """Return the notice for a section with some missing recordings; "" for none."""
     if not one.missing or one.is_left_out:
         return ""
     files = [f"- `{_path_text(path)}`: {what}" for path, what in one.missing]
@@ -127,13 +135,13 @@ def not_here(one: Section) -> str:
 
 
 def _path_text(path: Path) -> str:
-    """Return how a recording's path is shown: from the checkout, not from this machine's root."""
+    """Return the text of a recording's path: relative to the checkout."""
     parts = path.parts
     return "/".join(parts[parts.index("..") :]) if ".." in parts else path.name
 
 
 def versions() -> str:
-    """Return the versions of what figures may depend on, and the cores."""
+    """Return the versions of PACKAGES and the number of cores."""
     found = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
@@ -144,7 +152,7 @@ def versions() -> str:
 
 
 def commit_of(root: Path) -> str:
-    """Return the commit that is checked out at *root*, and whether files are not as in it."""
+    """Return the commit of the checkout at *root*, and whether files differ from it."""
     commit = _git(root, "rev-parse", "--short=12", "HEAD")
     if not commit:
         return "unknown (no git checkout)"

@@ -18,11 +18,13 @@ from .injected_stage import APART_SECONDS, LISTED_SECONDS, POLL_SECONDS, Injecte
 from .markdown import counted, table
 from .progress import Bar, Progress
 
-#: Fleets, and how many of them at the same time, each under an aggregator of its own: some 40 MB of memory a host.
+#: Number of fleets, and how many run concurrently, each under an aggregator of its own: about 40 MB
+#: of memory a host.
 ROUNDS, AT_ONCE = 5, 3
-#: A link that runs narrow is believed after 26 s under load, and is read every 10 s, as is the load: nothing takes longer.
+#: The slowest fault: a narrow link is named after 26 s under load, and link and load are read every
+#: 10 s.
 WATCH_SECONDS = 42.0 + APART_SECONDS
-#: After the aggregator was killed and answers again, so long each host must stand as it stood.
+#: After the aggregator was killed and answers again, each host must keep its state for this long.
 RESTART_SECONDS = 12.0
 
 METHOD = """\
@@ -45,12 +47,12 @@ ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the section in Markdown. Raises what goes wrong: no round is left out."""
+    """Return the section in Markdown. Raises every error: no round is left out."""
     return page(rounds(KINDS, seed, ROUNDS, progress), seed)
 
 
 class RoundResult(NamedTuple):
-    """What came of the hosts of a round; how often the API was asked, and how often it did not answer in time."""
+    """The hosts of a round; the number of API requests, and of those not answered in time."""
 
     subjects: Sequence[InjectedHost]
     requests: int
@@ -60,7 +62,7 @@ class RoundResult(NamedTuple):
 def rounds(
     kinds: Sequence[InjectedKind], seed: int, count: int, progress: Progress
 ) -> list[RoundResult]:
-    """Play so many rounds."""
+    """Play *count* rounds."""
     found: list[RoundResult] = []
     progress("injected faults", 0.0)
     prepare()
@@ -71,13 +73,15 @@ def rounds(
                 found.append(each.result())
                 progress(f"injected faults, {done} of {count} rounds", done / count)
         finally:
-            # No round is begun for a page that will not be.
+            # After an error start no further round: the page will not be written.
             pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 
 def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
-    """Play all *kinds* side by side, each on a host of its own; kill the aggregator at the end, and look again."""
+    """Play all *kinds* concurrently, each on a host of its own; kill the aggregator at the end, and
+    check the hosts again.
+    """
     with folder() as disk, folder(MEMORY) as memory, Stage(disk, memory, kinds, seed) as stage:
         stage.open()
         stage.settle()
@@ -91,7 +95,6 @@ def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
 
 
 def page(played: Sequence[RoundResult], seed: int) -> str:
-    """Return the section of what came of all rounds."""
     subjects = [subject for one in played for subject in one.subjects]
     by_kind: dict[str, list[InjectedHost]] = {}
     for each in subjects:
@@ -132,7 +135,7 @@ def _fault(group: Sequence[InjectedHost]) -> list[str]:
 
 
 def _over(group: Sequence[InjectedHost]) -> str:
-    """Say in which states hosts were in the end."""
+    """Return the final states of hosts."""
     ends = Counter(each.played.name for each in group)
     return ", ".join(f"{name} ({count} of {len(group)})" for name, count in ends.items())
 
@@ -143,7 +146,7 @@ def _control(group: Sequence[InjectedHost]) -> list[str]:
 
 
 def _others(group: Sequence[InjectedHost]) -> str:
-    """Say what else was held against hosts, and on how many."""
+    """Return the other findings on hosts, and the number of hosts with each."""
     counts = Counter(name for each in group for name in {one.name for one in each.others.values()})
     return (
         "; ".join(f"{name} ({count} of {len(group)})" for name, count in counts.items())
@@ -152,7 +155,7 @@ def _others(group: Sequence[InjectedHost]) -> str:
 
 
 def _advice(subjects: Sequence[InjectedHost]) -> str:
-    """Say what was advised about hosts with a fault, and about those without."""
+    """Return the advice about hosts with a fault, and about healthy hosts."""
     right = Counter(action for s in subjects if not s.kind.is_control for action in s.advised)
     wrong = counted(
         sum(bool(s.advised) for s in subjects if s.kind.is_control),
@@ -166,7 +169,7 @@ def _advice(subjects: Sequence[InjectedHost]) -> str:
 
 
 def _restarts(subjects: Sequence[InjectedHost]) -> str:
-    """Say what a restart of the aggregator changed: of faults that stood, and of hosts that were well."""
+    """Return the changes by a restart of the aggregator: of lasting faults, and of healthy hosts."""
     lasting = [s for s in subjects if s.named_seconds is not None and s.kind.is_lasting]
     healthy = [s for s in subjects if s.kind.is_control]
     changed = [s for s in subjects if s.changed and (s in lasting or s in healthy)]
@@ -182,7 +185,7 @@ def _restarts(subjects: Sequence[InjectedHost]) -> str:
 
 
 def _answers(played: Sequence[RoundResult]) -> str:
-    """Say how often the API left a question open: what it would have said then is not known."""
+    """Return how often the API did not answer: its answer at these times is unknown."""
     requests, unanswered = (
         sum(one.requests for one in played),
         sum(one.unanswered for one in played),

@@ -26,12 +26,15 @@ SECTIONS = (
 
 
 def marked(name: str, text: str) -> str:
-    """Return a section between the comments that its place on the page is known by."""
+    """Return a section between the comments that mark its place on the page."""
     return f"<!-- begin {name} -->\n{text}\n<!-- end {name} -->"
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """Return *page* with another text of the section *name*. Raises ValueError for a page without its place."""
+    """Return *page* with another text of the section *name*.
+
+    Raises ValueError if the page has no such section.
+    """
     before, begin, rest = page.partition(f"<!-- begin {name} -->\n")
     _, end, after = rest.partition(f"<!-- end {name} -->")
     if not begin or not end:
@@ -80,6 +83,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Else its aggregators and agents stay behind, and take half the machine.
+    # Without this its aggregators and agents keep running and take half of the machine.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

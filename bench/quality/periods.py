@@ -22,14 +22,16 @@ from gangline.ext.periods import estimate
 Floats = NDArray[np.float64]
 SECONDS, RATE = 120.0, 10.0
 FINE_SECONDS = 0.01
-#: Seconds of the bands that are told apart.
+#: Bands of step lengths, seconds.
 BANDS = ((0.1, 0.3), (0.3, 1.0), (1.0, 4.0), (4.0, 15.0), (15.0, 30.0))
 APERIODIC = ("inference", "constant", "idle", "interactive")
 PER_BAND = 60
 
 
 def timeline(random: np.random.Generator, period: float) -> tuple[Floats, Floats]:
-    """Return the power (watts) and the share of busy SMs each 10 ms of a job whose step is *period* seconds."""
+    """Return the power (watts) and the share of busy SMs each 10 ms of a job with a step of
+    *period* seconds.
+    """
     count = int(SECONDS / FINE_SECONDS)
     watts, busy = np.zeros(count), np.zeros(count)
     batches = int(random.integers(1, 9))
@@ -71,7 +73,7 @@ def _fill(
 
 
 def aperiodic(random: np.random.Generator, kind: str) -> tuple[Floats, Floats]:
-    """Return the same of work without a step."""
+    """Return power and busy SMs of work without a step."""
     count = int(SECONDS / FINE_SECONDS)
     watts, busy = np.full(count, 95.0), np.zeros(count)
     if kind == "constant":
@@ -88,7 +90,7 @@ def aperiodic(random: np.random.Generator, kind: str) -> tuple[Floats, Floats]:
 def sampled(
     random: np.random.Generator, watts: Floats, busy: Floats, *, has_gpm: bool
 ) -> NDArray[np.float32]:
-    """Return what a driver says of it at 10 Hz: power, utilization, and SM activity with *has_gpm*."""
+    """Return the driver's readings at 10 Hz: power, utilization, and SM activity with *has_gpm*."""
     times = np.arange(int(SECONDS * RATE)) / RATE + random.uniform(0, 0.01, int(SECONDS * RATE))
     delay = random.uniform(0.02, 0.15)
 
@@ -114,7 +116,7 @@ def sampled(
 def run(
     seed: int, *, has_gpm: bool, progress: Callable[[float], None] = lambda _: None
 ) -> tuple[list[list[str]], dict[str, float]]:
-    """Return rows by band, and the figures of all bands that a sampling of 10 Hz can show."""
+    """Return rows by band, and the figures of all bands that 10 Hz sampling can resolve."""
     random = np.random.default_rng([seed, has_gpm])
     rows: list[list[str]] = []
     every: list[float] = []

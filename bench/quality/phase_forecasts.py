@@ -40,21 +40,22 @@ from gangline.ext.phases import SIGNALS, STATES
 SECOND_NS = 1_000_000_000
 CHECKPOINT = STATES.index("checkpoint")
 SECONDS, HOSTS = 900, 4
-#: GPUs of each run that are followed: the writer of a checkpoint, if there is one, and others.
+#: GPUs followed in each run: the writer of a checkpoint, if there is one, and others.
 FOLLOWED = (0, 3, 17, 30)
-#: Forecasts are read as often as they are sent; windows and the horizon of a state, seconds.
+#: Forecasts are read at the interval at which they are sent; windows and the horizon of a state,
+#: seconds.
 FORECAST_SECONDS = 10
 WINDOWS = (30.0, 60.0)
 HORIZON = 30.0
-#: Segments are read so often: the tracker holds 128 of each GPU.
+#: Interval of reading segments: the tracker keeps 128 per GPU.
 SEGMENT_SECONDS = 10
-#: This many checkpoints must have been before one can be known.
+#: A cadence needs this many past checkpoints.
 KNOWN_AFTER = 3
 PER_WORLD = 8
 
 
 class TracedGpu(NamedTuple):
-    """What one GPU's driver says at 10 Hz, and the truth."""
+    """One GPU's readings at 10 Hz, and the truth."""
 
     samples: np.ndarray  # float32 (samples, SIGNALS)
     checkpoint: Floats  # share of each second
@@ -64,34 +65,31 @@ class TracedGpu(NamedTuple):
 
 @dataclass
 class ForecastScore:
-    """Sums over moments: squared errors by predictor, and what they are of."""
+    """Sums over moments: squared errors by predictor, and number of moments and events."""
 
     squares: dict[str, float] = field(default_factory=dict[str, float])
     moments: int = 0
     events: int = 0
 
     def add(self, came: bool, **probabilities: float) -> None:
-        """Add one moment."""
         self.moments += 1
         self.events += came
         for name, value in probabilities.items():
             self.squares[name] = self.squares.get(name, 0.0) + (value - came) ** 2
 
     def merge(self, other: ForecastScore) -> None:
-        """Add another's moments."""
         self.moments += other.moments
         self.events += other.events
         for name, value in other.squares.items():
             self.squares[name] = self.squares.get(name, 0.0) + value
 
     def brier(self, name: str) -> str:
-        """Return the Brier score of a predictor."""
         return f"{self.squares.get(name, 0.0) / self.moments:.3f}" if self.moments else "-"
 
 
 @dataclass
 class TrackedRun:
-    """What came of the followed GPUs of one run."""
+    """Counts over the followed GPUs of one run."""
 
     world: str
     has_gpm: bool
@@ -99,14 +97,14 @@ class TrackedRun:
     online: list[int] = field(default_factory=lambda: [0, 0, 0])  # true and false positives, misses
     later: list[int] = field(
         default_factory=lambda: [0, 0, 0]
-    )  # the same, from the fourth checkpoint on
+    )  # the same, counted after the fourth checkpoint
     in_the_end: list[int] = field(default_factory=lambda: [0, 0, 0])
-    right_seconds: int = 0  # of all states: the largest share is that of the truth
+    right_seconds: int = 0  # seconds in which the largest share is that of the true state
     seconds: int = 0
     windows: dict[float, ForecastScore] = field(default_factory=dict[float, ForecastScore])
     state: ForecastScore = field(default_factory=ForecastScore)
     leads: list[float] = field(default_factory=list[float])
-    checkpoints: int = 0  # that could be predicted: the fourth and later
+    checkpoints: int = 0  # predictable: the fourth and later
     unstated: int = 0  # moments without a forecast
     asked: int = 0
 
@@ -182,12 +180,12 @@ def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
 
 
 def follow(run: TrackedRun, gpu: TracedGpu) -> None:
-    """Let a tracker follow one GPU, and add what it says to *run*."""
+    """Run a tracker on one GPU, and add its results to *run*."""
     followed = FollowedGpu()
     tracker = followed.tracker
     times = ((np.arange(len(gpu.samples)) + 1) * (SECOND_NS // RATE)).astype(np.int64)
     reported = np.zeros((SECONDS, len(STATES)))
-    forecasts: list[tuple[float, float, float]] = []  # when, for when, probability
+    forecasts: list[tuple[float, float, float]] = []  # time, predicted time, probability
     segments: dict[int, tuple[str, int]] = {}  # by their begin: state and end, ns
     for second in range(SECONDS):
         at = slice(second * RATE, (second + 1) * RATE)
@@ -195,7 +193,7 @@ def follow(run: TrackedRun, gpu: TracedGpu) -> None:
         shares = tracker.take_second(0)
         reported[second] = shares[: len(STATES)] if shares is not None else math.nan
         if second % SEGMENT_SECONDS == 0 or second == SECONDS - 1:
-            # Only the last ones are there; what they were called last counts.
+            # The tracker keeps only recent segments; their last state counts.
             segments |= {begin: (state, end) for state, begin, end, _, _ in tracker.segments(0)}
         if second % FORECAST_SECONDS == 0:
             _score_moment(
@@ -234,7 +232,9 @@ def _count(counts: list[int], said: np.ndarray, truth: np.ndarray) -> None:
 def window_probability(
     seconds: float, tenth: float, probability: float, interval: float, begin: float, end: float
 ) -> float:
-    """Return the probability that the next checkpoint begins within *begin* to *end* seconds from now, by what is stated."""
+    """Return the stated probability that the next checkpoint begins within *begin* to *end* seconds
+    from now.
+    """
     low, high = max(seconds - tenth, 0.0), max(seconds + tenth, 0.1)
     inside = max(min(high, end) - max(low, begin), 0.0) / (high - low)
     return min(probability * inside + (1 - probability) * min((end - begin) / interval, 1.0), 1.0)
@@ -273,7 +273,9 @@ def _score_moment(
 def _add_leads(
     run: TrackedRun, begins: Floats, forecasts: Sequence[tuple[float, float, float]]
 ) -> None:
-    """Add how long before each checkpoint its forecast was right, and remained so: within a tenth of the interval."""
+    """Add how long before each checkpoint its forecast became right within a tenth of the interval,
+    and stayed right.
+    """
     for before, begin in itertools.pairwise(begins[2:]):
         run.checkpoints += 1
         lead = 0.0
@@ -297,7 +299,7 @@ def track(run: tuple[str, str, int, bool]) -> TrackedRun:
     return found
 
 
-#: World and kind: with checkpoints often, seldom, and by one writer.
+#: World and kind: with frequent checkpoints, with rare ones, and with a single writer.
 RUNS = (
     ("second", "checkpoints_often"), ("second", "checkpoints_rare"), ("third", "checkpoint_30s"),
     ("third", "checkpoint_120s"), ("third", "checkpoint_one_writer"), ("third", "evaluation"),
@@ -312,7 +314,7 @@ def _f1(counts: Sequence[int]) -> str:
 
 
 def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
-    """Return all counts of some runs together."""
+    """Return the sums of the counts of several runs."""
     found = TrackedRun("", True, "")
     for one in runs:
         for at in range(3):
@@ -355,7 +357,6 @@ NEXT_HEADINGS = (
 
 
 def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the rows of both tables."""
     states, forecasts = [], []
     for world, kind, has_gpm in dict.fromkeys((one.world, one.kind, one.has_gpm) for one in runs):
         one = _together([o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)])

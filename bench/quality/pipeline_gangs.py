@@ -21,7 +21,7 @@ from bench.quality.straggler_replay import JUDGE_SECONDS
 from gangline.aggregator.model import Reason
 
 SLOWDOWNS = (0.05, 0.10, 0.15, 0.30)
-#: Faults that no counter shows: only inference finds them.
+#: Faults without a counter: only inference finds them.
 INFERRED_KINDS = ("silent_host", "silent_gpu")
 #: Reasons that name the cause of each kind.
 CAUSES: dict[str, frozenset[Reason]] = {
@@ -37,25 +37,25 @@ CAUSES: dict[str, frozenset[Reason]] = {
 PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
 ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
-#: A fault that costs the gang less than this of its pace hides: in bubbles, behind slower parts, in the spread of the healthy.
+#: A fault that costs the gang less of its pace is hidden: in bubbles, behind slower parts, in the
+#: spread of healthy parts.
 COST_MIN = 0.02
-#: Seconds that a healed run continues for, and when its fault ends.
+#: Onset of healing, and seconds of a run that heals.
 HEALS, HEALED_SECONDS = 330.0, 660
 
 
 def scenario_of(kind: str, slowdown: float, seed: int) -> GangScenario:
-    """Return a run with one fault, at a host that the seed decides."""
+    """Return a run with one fault, at a host chosen by the seed."""
     return GangScenario(seed, (HostFault(kind, slowdown, seed * 7 % 16, gpu=seed * 3 % 8),))
 
 
 def control_of(control: str, seed: int, *, has_gpm: bool = True) -> GangScenario:
-    """Return a run without a fault."""
     silences = ((3, 100.0, 300.0), (9, 150.0, 1e9)) if control == "agents_silent" else ()
     return GangScenario(seed, control=control, has_gpm=has_gpm, silences=silences)
 
 
 def _varied(name: str, one: GangScenario) -> GangScenario:
-    """Return *one* as the variation *name* has it."""
+    """Return the variation *name* of a run."""
     fault = one.faults[0]
     match name:
         case "no GPM (A100 and older)":
@@ -98,12 +98,12 @@ VARIATIONS = (
     "hosts leave or join", "two jobs share hosts", "clocks disagree", "its agent is silent, 40 to 160 s after",
     "two other agents are silent", "nobody says which hosts are a gang", "a mixture of experts",
 )  # fmt: skip
-#: What never arrives, by name.
+#: Names of the evidence that an ablation removes.
 ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and ReportGangs")
 
 
 def _without(name: str, one: GangScenario) -> GangScenario:
-    """Return *one* without a kind of evidence."""
+    """Return a run without a kind of evidence."""
     if name in EVIDENCE:
         return replace(one, withheld=frozenset({name}))
     return replace(
@@ -113,7 +113,7 @@ def _without(name: str, one: GangScenario) -> GangScenario:
 
 @dataclass(frozen=True)
 class GangPlan:
-    """What a page plays, by part; seeds follow from one."""
+    """The runs of a page, by part; all seeds follow from one seed."""
 
     faults: tuple[GangScenario, ...]
     controls: tuple[GangScenario, ...]
@@ -122,7 +122,6 @@ class GangPlan:
 
     @classmethod
     def of_seed(cls, seed: int) -> GangPlan:
-        """Return the page's plan."""
         first = 1000 * seed
         faults = tuple(
             scenario_of(kind, slowdown, first + 50 * at + number)
@@ -151,27 +150,27 @@ class GangPlan:
 
 
 def _found(outcomes: Sequence[GangOutcome]) -> list[tuple[GangOutcome, HostFault, float]]:
-    """Return each fault, and when its host was first named while it was there; NaN: never."""
+    """Return each fault, and when its host was first named during the fault; NaN: never."""
     return [
         (one, fault, one.first_named(fault)) for one in outcomes for fault in one.scenario.faults
     ]
 
 
 def recall(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how many culprits were named, with the interval."""
+    """Return the share of named culprits, with the interval."""
     found = _found(outcomes)
     return counted(sum(not math.isnan(at) for _, _, at in found), len(found))
 
 
 def recall_by_cost(outcomes: Sequence[GangOutcome]) -> str:
-    """Return the recall of faults that cost the gang something, and of those that cost next to nothing."""
+    """Return the recall of faults with a cost of COST_MIN or more, and of cheaper faults."""
     costly = [one for one in outcomes if one.pace_lost >= COST_MIN]
     cheap = [one for one in outcomes if one.pace_lost < COST_MIN]
     return f"{recall(costly)} where the gang loses {100 * COST_MIN:.0f} % of its pace or more; {recall(cheap)} where it loses less"
 
 
 def precision(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how many of those named are to blame, with the interval."""
+    """Return the share of named hosts that are culprits, with the interval."""
     right = sum(not math.isnan(at) for _, _, at in _found(outcomes))
     return counted(right, right + sum(len(one.wrong) for one in outcomes))
 
@@ -189,7 +188,7 @@ def _cause_right(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
-    """Return where the one GPU that is slow was named, and no other of its host beside it."""
+    """Return how often only the slow GPU of its host was named."""
     named = [
         (one, fault) for one, fault, at in _found(outcomes)
         if not math.isnan(at) and fault.kind in ("silent_gpu", "pcie")
@@ -202,13 +201,17 @@ def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
-    """Return hosts blamed falsely a node-day, and the upper bound of 95 % (of none: three over the days)."""
+    """Return falsely blamed hosts per node-day, and the upper bound of 95 % (three over the days if
+    there are none).
+    """
     wrong, days = sum(len(one.wrong) for one in outcomes), sum(one.node_days for one in outcomes)
     return f"{wrong} in {days:.1f} node-days: {wrong / days:.2f} a day, below {weighted_rate([1.0] * wrong, 1.0)[1] / days:.2f} at 95 %"
 
 
 def causes_f1(outcomes: Sequence[GangOutcome]) -> float:
-    """Return the mean F1 over causes; a straggler's reason beside a named cause is no other cause."""
+    """Return the mean F1 over causes; a straggler's reason in addition to a named cause is not
+    another cause.
+    """
     causes = set(CAUSES.values())
     hits, named, of = (dict.fromkeys(causes, 0) for _ in range(3))
     for one, fault, at in _found(outcomes):
@@ -221,7 +224,7 @@ def causes_f1(outcomes: Sequence[GangOutcome]) -> float:
         for cause in claimed:
             named[cause] += 1
             hits[cause] += cause == wanted
-    # F1 is 2 TP / (TP + FP + TP + FN); of a cause that nobody named it is 0.
+    # F1 is 2 TP / (TP + FP + TP + FN); it is 0 for a cause that was never named.
     return statistics.mean(2 * hits[c] / max(named[c] + of[c], 1) for c in causes if of[c])
 
 
@@ -251,7 +254,6 @@ FAULT_HEADINGS = (
 
 
 def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
-    """Return a row for each kind and slowdown."""
     rows = []
     for kind in FAULT_KINDS:
         for slowdown in reversed(SLOWDOWNS):
@@ -280,7 +282,6 @@ VARIED_HEADINGS = (
 
 
 def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]:
-    """Return a row for each variation."""
     rows = []
     for name in dict.fromkeys(name for name, _ in varied):
         those = [one for other, one in varied if other == name]
@@ -306,7 +307,6 @@ CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "WATCH only", "blamed,
 
 
 def control_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
-    """Return a row for each control."""
     rows = []
     for kind in dict.fromkeys(one.scenario.control for one in outcomes):
         those = [one for one in outcomes if one.scenario.control == kind]
@@ -335,7 +335,9 @@ def ablation_rows(
     ablated: Sequence[tuple[str, GangOutcome]],
     controls: Sequence[GangOutcome],
 ) -> list[list[str]]:
-    """Return a row for all evidence, each kind of it left out, and the naive detectors, of the same runs."""
+    """Return rows for all evidence, for each ablation, and for the naive detectors, from the same
+    runs.
+    """
 
     def by_kind(hits: Callable[[GangOutcome], bool], those: Sequence[GangOutcome]) -> list[str]:
         return [
@@ -367,7 +369,7 @@ def ablation_rows(
 
 
 def healing_text(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how long after its end a fault's host was named still."""
+    """Return how long a host was named after the end of its fault."""
     times = []
     for one, fault, at in _found(outcomes):
         if not math.isnan(at):

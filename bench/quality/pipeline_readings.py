@@ -1,9 +1,11 @@
-"""Readings of the third world (`pipeline_world`) as drivers, kernels and agents give them: at 10 Hz, then frames by second.
+"""Readings of the third world (`pipeline_world`) as from drivers, kernels and agents: at 10 Hz,
+then frames by second.
 
-Power: the sensor sees 25 ms of each 100 ms, with a gain error of each part (Yang et al. 2024, Part-time power measurements),
-smoothed and late; without GPM the mean of a second, as an A100's driver reports. GPM gives cycles over cycles (nvml.h): a part
-at a lower clock does the same work in fewer. Utilization is the share of the last sixth of a second. Phases, job levels and the next checkpoint are
-what the agent's own tracker (`ext.phases`) makes of these samples; nothing of them is written by the world.
+Power: the sensor sees 25 ms of each 100 ms, with a gain error per part (Yang et al. 2024, Part-time
+power measurements), smoothed and late; without GPM the mean of a second, as an A100's driver
+reports. GPM gives cycles over cycles (nvml.h): a part at a lower clock does the same work in fewer.
+Utilization is the share of the last sixth of a second. Phases, job levels and the next checkpoint
+come from the agent's own tracker (`ext.phases`) on these samples; the world writes none of them.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from gangline.contract.wire import telemetry_pb2
 from gangline.ext.phases import JOB_COLUMNS, SECOND_COLUMNS, SIGNALS, PhaseTracker
 
 RATE = 10
-#: Of a port of 400 Gb/s.
+#: Bytes a second of a port of 400 Gb/s.
 RATE_BYTES = 50e9
 SLOTS_PER_SAMPLE = SLOTS_PER_SECOND // RATE
-#: Kinds of evidence, by the columns that carry it: those of an ablation never arrive.
+#: Kinds of evidence, by their columns: an ablation removes these.
 EVIDENCE: dict[str, tuple[str, ...]] = {
     "GPM": ("sm_active_ratio", "sm_active_min_ratio", "sm_active_max_ratio", "tensor_active_ratio"),
     "phases": (*SECOND_COLUMNS, *JOB_COLUMNS),
@@ -45,7 +47,7 @@ EVIDENCE: dict[str, tuple[str, ...]] = {
 
 
 class DriverReadings:
-    """Readings of all GPUs at 10 Hz, (samples, GPUs), and what the seconds make of them, (seconds, GPUs)."""
+    """Readings of all GPUs at 10 Hz, (samples, GPUs), and values per second, (seconds, GPUs)."""
 
     def __init__(self, record: GangRecord, random: np.random.Generator) -> None:
         self.record, scenario = record, record.scenario
@@ -96,7 +98,7 @@ class DriverReadings:
                 ("sm_clock_min_hertz", self.clock, np.min), ("sm_clock_max_hertz", self.clock, np.max),
             )
         }  # fmt: skip
-        # GPM is read at each second sample.
+        # GPM is read at every second sample.
         active, tensor = _by_second(self.active)[:, 1::2], _by_second(self.tensor)[:, 1::2]
         self.gpm_seconds = {
             "sm_active_ratio": active.mean(1), "sm_active_min_ratio": active.min(1), "sm_active_max_ratio": active.max(1),
@@ -114,11 +116,11 @@ class DriverReadings:
             self.flags[is_on, one.host * GPUS : (one.host + 1) * GPUS] |= np.uint64(bit)
 
     def of_second(self, values: Floats) -> Floats:
-        """Return (seconds, samples of it, GPUs)."""
+        """Return (seconds, samples per second, GPUs)."""
         return _by_second(values)
 
     def samples(self, gpu: int) -> np.ndarray:
-        """Return float32 (samples, SIGNALS) of one GPU, as the agent's ring has them."""
+        """Return float32 (samples, SIGNALS) of one GPU, as in the agent's ring."""
         found = np.full((len(self.power), len(SIGNALS)), np.nan, dtype=np.float32)
         columns = {
             "power_watts": self.power, "sm_clock_hertz": self.clock, "utilization_ratio": self.used,
@@ -127,7 +129,7 @@ class DriverReadings:
         for name, values in columns.items():
             found[:, SIGNALS.index(name)] = values[:, gpu]
         found[:, SIGNALS.index("clock_event_reasons_flags")] = np.repeat(self.flags[:, gpu], RATE)
-        # GPM at each second sample, utilization at the others.
+        # GPM at every second sample, utilization at the others.
         found[1::2, SIGNALS.index("sm_active_ratio")] = np.nan
         found[1::2, SIGNALS.index("tensor_active_ratio")] = np.nan
         found[::2, SIGNALS.index("utilization_ratio")] = np.nan
@@ -149,7 +151,7 @@ def _smoothed(values: Floats, weight: float) -> Floats:
 
 
 def _mean_of(values: Floats, samples: int) -> Floats:
-    """Return the mean of the last so many samples."""
+    """Return the moving mean over *samples* samples."""
     total = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
     at = np.arange(1, len(values) + 1)
     first = np.maximum(at - samples, 0)
@@ -185,13 +187,13 @@ class HostAgent:
         self._last: dict[str, tuple[bytes, bytes]] = {}
         self._violations = np.zeros((2, GPUS))
         self._port_errors = self._replays = 0.0
-        #: Its wall clock is off by so much; with `skewed` by seconds to minutes, and its frames are late.
+        #: Error of its wall clock; with `skewed` seconds to minutes, and its frames are late.
         is_skewed = record.scenario.control == "skewed"
         self._skew_ns = int(random.normal(0, 60 if is_skewed else 0.01) * SECOND_NS)
         self.late_seconds = int(random.integers(3)) if is_skewed else 0
         self.tracker = PhaseTracker(GPUS)
         self._samples = [readings.samples(host * GPUS + gpu) for gpu in range(GPUS)]
-        #: Anyone who lowers a limit lowers it to what the GPUs draw from then on.
+        #: A lowered limit equals the GPUs' power draw after the onset.
         at = slice(int(max((one.onset for one in self._faults), default=0)) * RATE, None)
         high = np.quantile(readings.power[at, self._rows], 0.98) if self._faults else 0.0
         self._capped_watts = float(np.round(high / 5) * 5)
@@ -201,7 +203,6 @@ class HostAgent:
         )
 
     def frame(self, second: int, now_ns: int) -> bytes:
-        """Return the frame of *second*."""
         self._track(second)
         self._fill_gpus(second)
         self._fill_host(second)
@@ -216,7 +217,7 @@ class HostAgent:
         return self._encoder.encode(stamp, blocks, deflate=False)
 
     def track(self, second: int) -> None:
-        """Let the tracker take the samples of a second that no frame is sent of."""
+        """Run the tracker on a second without a frame."""
         self._track(second)
 
     def _track(self, second: int) -> None:
@@ -234,7 +235,7 @@ class HostAgent:
         return 0.0, None
 
     def _fill_constants(self) -> None:
-        """Fill what stays as it is."""
+        """Fill the columns that never change."""
         limit = self._readings.record.limit_watts[self._rows]
         self._put("gpu_1s", lost_state=0, recovery_action_state=0)
         self._put(
