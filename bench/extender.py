@@ -103,9 +103,6 @@ def extender_process(mirror: Path) -> Iterator[int]:
         process.wait(GUARD_SECONDS)
 
 
-# ---------------------------------------------------------------- the answer
-
-
 class Echo(asyncio.Protocol):
     """Answers each *taken* bytes with *given* bytes."""
 
@@ -191,9 +188,6 @@ def _round(ours: socket.socket, echo: socket.socket, request: bytes, size: int) 
                 left -= len(plain.recv(1 << 17))
             found.append(time.perf_counter() - begin)
     return seconds
-
-
-# ---------------------------------------------------------------- the scheduler
 
 
 def scheduler(real: RealKubernetes, port: int, nodes: int) -> list[Result]:

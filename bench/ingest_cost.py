@@ -250,8 +250,6 @@ class Agent:
         self.spool.close()
         shutil.rmtree(self._folder)
 
-    # As a Session ----------------------------------------------------------------------------
-
     def call(self, *_: Any) -> int:
         return 1
 

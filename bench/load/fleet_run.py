@@ -1,4 +1,6 @@
-"""One run: an aggregator, a generator and a prober, one process each; their results by second and in total."""
+"""One run: an aggregator, a generator and a prober, one process each; their results by second and
+in total.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from gangline.aggregator.config import AggregatorConfig
 
 from .aggregator import Running, aggregator
 
-#: A frame waits for the commit that is being made, for the next to be due, and for that one: a commit that takes
-#: longer than they are apart is to fall behind.
+#: A frame waits for the commit in progress, for the next commit's time, and for that commit. A
+#: commit that takes longer than its period falls behind.
 RECEIPT_SECONDS_MAX = 3 * AggregatorConfig.commit_seconds
-#: Of the frames that are due: a generator that says less measures itself.
+#: Minimum share of the due frames: a generator that sends fewer measures itself.
 SENT_SHARE = 0.97
-#: Where `bench` is found.
+#: The folder that contains `bench`.
 ROOT = Path(__file__).parents[2]
 
 Progress = Callable[[int, int, dict[str, Any]], None]
@@ -32,7 +34,7 @@ Progress = Callable[[int, int, dict[str, Any]], None]
 
 @dataclass
 class LoadReport:
-    """What a run came to."""
+    """The results of a run."""
 
     plan: list[tuple[int, int]]
     period_seconds: int = 1
@@ -49,7 +51,7 @@ class LoadReport:
     stored_gpu_rows: int = -1
 
     def between(self, first: int, last: int) -> dict[str, float]:
-        """Return rates a second over the seconds first..last of the run, both ends counted."""
+        """Return rates a second over the seconds first..last of the run, inclusive."""
         one, two = self.seconds[first], self.seconds[last]
         span = two["at"] - one["at"]
         keys = (
@@ -59,7 +61,7 @@ class LoadReport:
         return {key: (two[key] - one[key]) / span for key in keys}
 
     def steps(self) -> list[dict[str, float]]:
-        """Return one row a step of the plan: rates of its second half, and its worst second."""
+        """Return one row per step of the plan: rates of its second half, and its worst second."""
         rows, at = list[dict[str, float]](), 0
         for hosts, length in self.plan:
             middle, end = at + length // 2, at + length - 1
@@ -78,7 +80,9 @@ class LoadReport:
 
 
 def is_sustained(row: dict[str, float], due: float) -> bool:
-    """Return whether receipts came in time, no host waited for credit, and all frames that were *due* a second were said."""
+    """Return whether receipts came in time, no host waited for credit, and all *due* frames a
+    second were sent.
+    """
     in_time = row["p99"] <= RECEIPT_SECONDS_MAX and row["flying"] <= RECEIPT_SECONDS_MAX * due
     return in_time and not row["stalls"] and row["frames"] >= SENT_SHARE * due
 
@@ -188,7 +192,7 @@ def _follow(
 
 
 def _stop_and_count(report: LoadReport, running: Running, store: Path) -> None:
-    """Ask the aggregator to end, and count what its store holds of GPU rows."""
+    """Stop the aggregator, and count the GPU rows in its store."""
     os.kill(running.pid, signal.SIGTERM)
     end = time.monotonic() + 60
     while Path(f"/proc/{running.pid}/cmdline").read_bytes() and time.monotonic() < end:

@@ -14,7 +14,7 @@ from ..prometheus import texts
 
 
 class _Target(asyncio.Protocol):
-    """Answers whatever comes with the next text, on a connection that stays."""
+    """Answers any request with the next text, on a persistent connection."""
 
     answers: list[bytes]
     turn = 0

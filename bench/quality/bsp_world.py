@@ -280,9 +280,12 @@ class _Step:
 def _work_rate(
     plan: Plan, levels: _Levels, clock: Floats, step_of: NDArray[np.int64], stretch: Floats
 ) -> Floats:
-    """Return tensor cycles of each moment of computing, over the usual: ranks with equal work have equal sums over a step.
+    """Return tensor cycles per moment of computing relative to usual: ranks with equal work have
+    equal sums per step.
 
-    Who is slow at a normal clock does less in each cycle; who has more to do (*stretch*, by step) does it for longer.
+    A rank that is slow at a normal clock does less per cycle; a rank with more work (*stretch*, by
+    step) works longer.
+
     """
     pace = np.ones_like(stretch[step_of]) if levels.is_memory_bound else clock.copy()
     is_slow = plan.kind in ("silent", "gpu") or (

@@ -226,9 +226,6 @@ def _holds(window: tuple[float, float], seconds: float) -> bool:
     return window[0] - RESOLUTION_SECONDS <= seconds <= window[1] + RESOLUTION_SECONDS
 
 
-# The page --------------------------------------------------------------------------------------
-
-
 def _tables(scores: Scores) -> list[str]:
     lines = [f"{scores.asked:,} forecasts, {scores.abstained:,} without an answer.", ""]
     for part in (_brier_table, _within_table, _onsets_table, _stated_table, _demands_table):

@@ -91,9 +91,6 @@ def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
         return RoundResult(stage.subjects, stage.requests, stage.unanswered)
 
 
-# The page ----------------------------------------------------------------------------------------
-
-
 def page(played: Sequence[RoundResult], seed: int) -> str:
     subjects = [subject for one in played for subject in one.subjects]
     by_kind: dict[str, list[InjectedHost]] = {}

@@ -59,9 +59,6 @@ def _port(host: InjectedHostFolder) -> tuple[str, ...]:
     return (f"{host.rdma}/1",)
 
 
-# What becomes of GPUs, as NVML tells it ----------------------------------------------------------
-
-
 def _shows(**values: Steps) -> Doing:
     """Make the GPU show these values after the injection."""
 
@@ -148,9 +145,6 @@ def _caps_power(host: InjectedHostFolder) -> Act:
     host.step()
 
 
-# What the kernel says ------------------------------------------------------------------------------
-
-
 def _log_xid(code: int, facility: int = 0) -> Doing:
     def act(host: InjectedHostFolder) -> Act:
         yield 0.0
@@ -158,9 +152,6 @@ def _log_xid(code: int, facility: int = 0) -> Doing:
         host.log.write(f"NVRM: Xid (PCI:{at}): {code}, {XIDS[code]}", facility)
 
     return act
-
-
-# Ports and interfaces ------------------------------------------------------------------------------
 
 
 def _counts(counter: str, each: int, seconds: float = 0.5, times: int = 40) -> Doing:
@@ -202,9 +193,6 @@ def _flaps(host: InjectedHostFolder) -> Act:
     for change in range(1, 9):
         _carrier(change % 2 == 0, change)(host)
         yield 1.5
-
-
-# The agent, its machine and the way ----------------------------------------------------------------
 
 
 def _stopped(host: InjectedHostFolder) -> Act:

@@ -145,10 +145,6 @@ class GangPlan:
         return cls(faults, controls, varied, ablated)
 
 
-# ----------------------------------------------------------------------
-# Figures.
-
-
 def _found(outcomes: Sequence[GangOutcome]) -> list[tuple[GangOutcome, HostFault, float]]:
     """Return each fault, and when its host was first named during the fault; NaN: never."""
     return [

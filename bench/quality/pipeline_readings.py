@@ -297,7 +297,9 @@ class HostAgent:
             self._fill_links(second)
 
     def _fill_links(self, second: int) -> None:
-        """Fill what faults of a limit, a PCIe link or a port show; the seed decides which sign there is."""
+        """Fill the readings that show faults of a limit, a PCIe link or a port; the seed decides
+        which sign is shown.
+        """
         r, rows, shows = self._readings, self._rows, self._readings.record.scenario.seed % 3
         strength, fault = self._strength("power_cap", second)
         if fault is not None:
@@ -306,7 +308,7 @@ class HostAgent:
                 power_limit_watts=self._capped_watts if strength else r.record.limit_watts[rows],
             )
         strength, fault = self._strength("pcie", second)
-        if fault is not None:  # fewer lanes, a lower speed, or only packets that are sent again
+        if fault is not None:  # fewer lanes, a lower speed, or only resent packets
             lanes, generation, replays = np.full(GPUS, 16.0), np.full(GPUS, 5.0), np.zeros(GPUS)
             lanes[fault.gpu] -= 8 * (shows == 0 and strength > 0)
             generation[fault.gpu] -= 2 * (shows == 1 and strength > 0)
@@ -315,7 +317,7 @@ class HostAgent:
             self._put("gpu_10s", pcie_width_lanes=lanes, pcie_generation_number=generation)
             self._put("gpu_10s_changes", pcie_replays_count=replays)
         strength, fault = self._strength("nic", second)
-        if fault is not None:  # errors, a lower rate, or only that others wait
+        if fault is not None:  # errors, a lower rate, or only waiting senders
             rate, errors = np.full(GPUS, RATE_BYTES), np.zeros(GPUS)
             rate[0] *= 0.5 if shows == 1 and strength else 1.0
             self._port_errors += 30 * strength * (shows == 0)
@@ -340,7 +342,6 @@ class HostAgent:
         )  # fmt: skip
 
     def register(self, fleet: Fleet) -> None:
-        """Register the host, with its GPUs."""
         model = (
             "A100" if self._readings.record.is_older[self._host] or not self._has_gpm else "H100"
         )
@@ -355,7 +356,10 @@ class HostAgent:
     def processes(
         self, run: GangRun, number: int, state: str, second: int
     ) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield what the agent reports of the ranks of a run on this host. *number*: of the run, each has its own processes."""
+        """Yield the agent's reports of the ranks of a run on this host.
+
+        *number* of the run: each has its own processes.
+        """
         there: Sequence[int] = run.gpus[run.gpus // GPUS == self._host].tolist()
         now_ns = UPTIME_NS + second * SECOND_NS
         for row in there:

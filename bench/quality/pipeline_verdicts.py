@@ -38,18 +38,18 @@ from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 
 @dataclass
 class HostVerdict:
-    """What was reported of one host: at which seconds it was named, and why."""
+    """Reports about one host: at which seconds it was named, and why."""
 
     named: list[float] = field(default_factory=list)
     watched: list[float] = field(default_factory=list)
-    #: Rule and reason, by the first second of each.
+    #: (rule, reason) -> first second.
     rules: dict[tuple[str, Reason], float] = field(default_factory=dict[tuple[str, Reason], float])
     devices: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass
 class GangOutcome:
-    """What came of one scenario."""
+    """Results of one scenario."""
 
     scenario: GangScenario
     verdicts: dict[int, HostVerdict] = field(default_factory=dict[int, HostVerdict])
@@ -57,25 +57,25 @@ class GangOutcome:
     pace_lost: float = 0.0
 
     def first_named(self, fault: HostFault) -> float:
-        """Return when the host of *fault* was first named while it had it; NaN: never."""
+        """Return when the host of *fault* was first named during the fault; NaN: never."""
         verdict = self.verdicts.get(fault.host)
         times = verdict.named if verdict is not None else []
         return next((t for t in times if fault.onset <= t <= fault.heals), math.nan)
 
     def reasons(self, host: int) -> set[Reason]:
-        """Return the reasons that *host* was named for."""
+        """Return the reasons for which *host* was named."""
         verdict = self.verdicts.get(host)
         return {reason for _, reason in verdict.rules} if verdict is not None else set()
 
     def gpus_named(self, host: int) -> set[int]:
-        """Return the GPUs of *host* that were named, beside or without the host."""
+        """Return the named GPUs of *host*, with or without the host."""
         verdict = self.verdicts.get(host)
         found = verdict.devices if verdict is not None else {}
         return {int(name[-12:]) for name in found if name.startswith("GPU-")}
 
     @property
     def wrong(self) -> list[int]:
-        """The hosts that were named and are not to blame, or not yet, or first named when their fault was over."""
+        """Return the wrongly named hosts: without a fault, before it, or first named after it."""
         faults = {one.host: one for one in self.scenario.faults}
         return [
             host for host, verdict in self.verdicts.items()
@@ -84,11 +84,13 @@ class GangOutcome:
 
     @property
     def node_days(self) -> float:
-        """The days of all hosts that are not to blame."""
+        """Return the days of all hosts without a fault."""
         return (self.scenario.hosts - len(self.scenario.culprits)) * self.scenario.seconds / 86400.0
 
     def healing_seconds(self, fault: HostFault) -> tuple[float, bool]:
-        """Return how long after its end the host of *fault* was named still, and whether that ended before the run did."""
+        """Return how long the host of *fault* was named after its end, and whether that stopped
+        before the run ended.
+        """
         verdict = self.verdicts.get(fault.host)
         last = (
             max((t for t in verdict.named if t > fault.heals), default=fault.heals)
@@ -99,7 +101,7 @@ class GangOutcome:
 
 
 def judge_scenario(scenario: GangScenario) -> GangOutcome:
-    """Play *scenario*, and let the judge see it, second by second, as its agents would send it."""
+    """Play *scenario*, and judge it second by second, with its agents' frames."""
     record = play(scenario)
     random = np.random.default_rng([scenario.seed, 9])
     readings = DriverReadings(record, random)
@@ -188,7 +190,9 @@ def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
 
 
 def pace_lost(scenario: GangScenario) -> float:
-    """Return the share of its steps that the gang loses while all faults are there, against the same run without them."""
+    """Return the share of steps that the gang loses while all faults are active, relative to the
+    same run without them.
+    """
     if not scenario.faults:
         return 0.0
     begin = max(one.onset for one in scenario.faults) + (
@@ -203,13 +207,13 @@ def pace_lost(scenario: GangScenario) -> float:
     return float(1 - counts[0] / counts[1]) if counts[1] else 0.0
 
 
-#: Seconds that a naive detector takes the mean of, and its limits.
+#: Seconds averaged by a naive detector, and its limits.
 NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
 NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 
 
 def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
-    """Return whom simpler detectors name, from the last two minutes in which the faults are there."""
+    """Return the hosts named by simpler detectors, from the last two minutes with active faults."""
     scenario = readings.record.scenario
     end = int(min([float(scenario.seconds), *(one.heals for one in scenario.faults)]))
     span = slice(max(end - NAIVE_SECONDS, 0), end)
@@ -223,7 +227,7 @@ def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
     found = {
         NAIVE[0]: used < np.median(used) - UTILIZATION_LESS,
         NAIVE[1]: np.abs(_z_scores(by_host(readings.power))) > Z_MAX,
-        NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # without GPM there is none
+        NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # NaN without GPM
     }
     return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in found.items()}
 
@@ -236,7 +240,7 @@ def _z_scores(values: Floats) -> Floats:
 def judge_all(
     scenarios: Sequence[GangScenario], progress: Callable[[float], None] = lambda _: None
 ) -> list[GangOutcome]:
-    """Judge each, in as many processes as there are processors."""
+    """Judge *scenarios*, one process per processor."""
     found: list[GangOutcome] = []
     with ProcessPoolExecutor() as pool:
         for outcome in pool.map(judge_scenario, scenarios):
@@ -246,7 +250,7 @@ def judge_all(
 
 
 def main() -> int:
-    """Judge one run, and print who was named: for a figure of the page that needs an explanation."""
+    """Judge one run, and print the named hosts: for a figure of the page that needs an explanation."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.pipeline_verdicts", description=__doc__
     )

@@ -50,16 +50,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_placement.md"
 KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
-#: Of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each check at this one is in looks.md.
+#: Seed of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each check
+#: at this seed is in looks.md.
 JUDGED_SEED = 30
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
 POOL_SHARE = 1.25
 DRAWS = 100
-#: Of a GPU, both sides of the split together.
+#: Minimum runs of a GPU, on both sides of the split together.
 RUNS_MIN = 3
 SERIES_GAP_SECONDS = 3600.0
-#: What is wanted of the oracle's gain; and of the gain that is claimed for work that memory bounds.
+#: Wanted share of the oracle's gain; and the largest claimed gain for memory-bound work.
 CONTROL = "control: sgemm, earlier runs of other GPUs"
 SHARE_WANTED, CLAIM_MAX = 0.90, 0.003
 SPEED_TEXT = """\
@@ -95,7 +96,7 @@ The same days were used before, for [hazard](hazard.md)."""
 
 @dataclass(frozen=True)
 class FaultRow:
-    """Fault starts on members, of all judged days; `expected`: on as many nodes at random."""
+    """Fault starts on members, over all judged days; `expected`: on equally many random nodes."""
 
     load: float
     expected: float
@@ -106,16 +107,17 @@ class FaultRow:
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Time of a run of each GPU, its earlier and its later ones (medians; shapes: GPUs)."""
+    """Run time of each GPU, its earlier and its later runs (medians; shapes: GPUs)."""
 
     earlier: Floats
     later: Floats
-    speed: Floats  #: of the earlier runs against the middle of all, moved toward the middle as far as differences do not last
+    #: of the earlier runs, relative to the median GPU, and shrunk by the unrepeatable share
+    speed: Floats
 
 
 @dataclass(frozen=True)
 class GainRow:
-    """Gains over random members, as shares of the time of a step; means over all draws."""
+    """Gains over random members, as shares of the step time; means over all draws."""
 
     workload: str
     gpus: int
@@ -127,7 +129,7 @@ class GainRow:
 
 
 def gpu_times(path: Path, *, warm: bool) -> GpuTimes:
-    """Return the GPUs that have runs enough. *warm*: without the first of each series."""
+    """Return the GPUs with enough runs. *warm*: without the first run of each series."""
     runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -151,17 +153,17 @@ def gpu_times(path: Path, *, warm: bool) -> GpuTimes:
     speeds = [center / runs for runs in firsts]
     spread = sum(float(np.square(runs - runs.mean()).sum()) for runs in speeds)
     variance = spread / max(sum(runs.size - 1 for runs in speeds), 1)
-    # A single run does not show how the runs of this GPU vary.
+    # A single run does not show the variance of this GPU.
     within = np.array([variance / runs.size if runs.size > 1 else np.nan for runs in speeds])
     return GpuTimes(pairs[:, 0], pairs[:, 1], lasting_speeds(center / pairs[:, 0], within))
 
 
 def chosen_of(speeds: Floats, gang: int) -> list[int]:
-    """Return the nodes that a plan takes of nodes that differ by *speeds* alone."""
+    """Return the nodes of a plan among nodes that differ only by *speeds*."""
     nodes = [Node(f"g{at}", speed=float(speed), gpus=1) for at, speed in enumerate(speeds)]
     nodes_table, candidates = table_of(nodes)
     found = planner.plan(nodes_table, candidates, GangRequirements(gang, gpus_per_node=1))
-    assert found  # every node is free and healthy
+    assert found  # all nodes are free and healthy
     return [int(at) for at in found[0].nodes]
 
 
@@ -174,18 +176,21 @@ def measure(
     *,
     is_control: bool = False,
 ) -> GainRow:
-    """Return what plans gain over random members of pools drawn with *seed*. *is_control*: by other GPUs' earlier runs."""
+    """Return the gain of plans over random members, in pools drawn with *seed*.
+
+    *is_control*: by other GPUs' earlier runs.
+    """
     source = np.random.default_rng(seed)
     pool_size = min(round(gang * POOL_SHARE), times.later.size)
     found = np.zeros((draws, 4))
     for draw in range(draws):
-        # Shuffled: the files list GPUs in an order of their own.
+        # Shuffled: the files list GPUs in a systematic order.
         pool = source.permutation(times.later.size)[:pool_size]
         speed, later = times.speed[pool], times.later[pool]
         if is_control:
             speed = source.permutation(speed)
         chosen = chosen_of(speed, gang)
-        # Members at random; the gang is a subset of the pool, and one draw of it is noisy.
+        # Random members; the gang is a subset of the pool, and a single draw is noisy.
         blind = [source.permutation(pool_size)[:gang] for _ in range(20)]
         slowest = float(np.mean([later[one].max() for one in blind]))
         expected = float(np.mean([1.0 / speed[one].min() for one in blind]))
@@ -208,7 +213,7 @@ def fault_rows(faults: FaultTable, seed: int, loads: Sequence[float] = LOADS) ->
     hazards = -np.log1p(-model.probability(judged.state, 1)) / 24.0
     totals = np.zeros((len(loads), 4))
     for day in np.unique(judged.day):
-        # Shuffled: the file names nodes in the order in which they fail.
+        # Shuffled: the file names nodes in the order of their failures.
         rows = source.permutation(np.flatnonzero(judged.day == day))
         starts, hours = judged.starts[rows], hazards[rows]
         returned = np.argsort(-judged.state.since_return_days[rows], kind="stable")
@@ -228,12 +233,11 @@ def fault_rows(faults: FaultTable, seed: int, loads: Sequence[float] = LOADS) ->
 
 
 def pooled(rows: Sequence[FaultRow], name: str) -> float:
-    """Return fault starts of a way to choose over those of random members, all loads together."""
+    """Return fault starts of a method relative to random members, all loads together."""
     return sum(float(getattr(one, name)) for one in rows) / sum(one.expected for one in rows)
 
 
 def fault_section(seed: int) -> str:
-    """Return the section of real faults, in Markdown."""
     faults = read_events(RECORDING)
     faults = faults.with_nodes(nodes_in_file_name(RECORDING) or len(faults.nodes))
     rows = fault_rows(faults, seed)
@@ -266,7 +270,7 @@ a difference of a tenth is chance. Seed {seed}."""
 def speed_rows(
     seed: int, folder: Path = DATA / "gpu_speed", draws: int = DRAWS, *, warm: bool = False
 ) -> list[GainRow]:
-    """Return a row for each workload and size of gang for which there are GPUs enough; the last is the control."""
+    """Return a row for each workload and size of gang with enough GPUs; the last is the control."""
     rows: list[GainRow] = []
     for workload in WORKLOADS:
         times = gpu_times(folder / f"{workload}-longhorn.csv", warm=warm)
@@ -278,7 +282,6 @@ def speed_rows(
 
 
 def text_of(rows: Sequence[GainRow], seed: int) -> str:
-    """Return the table, in Markdown."""
     cells = [
         (
             one.workload, str(one.gpus), str(one.gang), f"{one.claimed:+.1%}", f"{one.gained:+.1%}", f"{one.oracle:+.1%}",
@@ -308,7 +311,6 @@ together, share of the oracle's gain: {", ".join(found)}. Targets: {SHARE_WANTED
 
 
 def speed_section(seed: int) -> str:
-    """Return the section of real speeds, in Markdown."""
     texts = [
         f"{title}:\n\n{text_of(speed_rows(seed, warm=warm), seed)}"
         for title, warm in (("All runs", False), ("Without the first run of each series", True))
@@ -317,7 +319,7 @@ def speed_section(seed: int) -> str:
 
 
 def packing_or_words(seed: int) -> str:
-    """Return the section of packing; words where its recordings are missing."""
+    """Return the section of packing, or a note that its recordings are missing."""
     if is_here():
         return packing_section(seed)
     print(f"left out: packing: its recordings are not in {DATA_TEXT}", file=sys.stderr)
@@ -325,11 +327,11 @@ def packing_or_words(seed: int) -> str:
 
 
 def scaling_of(seed: int) -> str:
-    """Return the section of sizes: nothing in it is drawn."""
+    """Return the section of sizes, which needs no seed."""
     return scaling_section()
 
 
-#: In the page's order: what makes each section, and whether its seed is the one kept aside.
+#: The function of each section in the page's order, and whether its seed is JUDGED_SEED.
 SECTIONS: tuple[tuple[Callable[[int], str], bool], ...] = (
     (fault_section, False), (speed_section, False), (scaling_of, False),
     (packing_or_words, True), (simulated_section, True), (recovery_section, True),
@@ -337,7 +339,7 @@ SECTIONS: tuple[tuple[Callable[[int], str], bool], ...] = (
 
 
 def made_section(number: int, seed: int, commit: str, resume: bool) -> str:
-    """Return one section by its place in SECTIONS; it is kept for `--resume`."""
+    """Return one section by its index in SECTIONS; it is stored for `--resume`."""
     file = KEPT / f"{number}-{seed}-{'-'.join(commit.split())}.md"
     if resume and file.exists():
         return file.read_text()
@@ -348,7 +350,7 @@ def made_section(number: int, seed: int, commit: str, resume: bool) -> str:
 
 
 def made_sections(seed: int, judged_seed: int, *, resume: bool) -> list[str]:
-    """Return all sections, made by two processes, the longest first."""
+    """Return all sections, computed by two processes, the longest first."""
     commit = commit_of(ROOT)
     seeds = [judged_seed if is_judged else seed for _, is_judged in SECTIONS]
     with ProcessPoolExecutor(2) as pool:
@@ -372,7 +374,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
     options = parser.parse_args()
     if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists() or not RUNS.exists():
-        # A clean clone has no recordings: `make evaluate` continues, and the page stays as it is.
+        # A clean clone has no recordings: `make evaluate` continues, and the page stays unchanged.
         print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return 0
     text = "\n\n".join(made_sections(options.seed, options.judged_seed, resume=options.resume))

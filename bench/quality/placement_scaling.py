@@ -1,12 +1,15 @@
-"""Sizes of gangs on real data: predicted throughput of a held-out size, and regret of the size chosen by it.
+"""Sizes of gangs on real data: predicted throughput of a held-out size, and regret of the chosen
+size.
 
-    python -m bench.quality.placement_scaling
+python -m bench.quality.placement_scaling
 
-Public training runs of one LLM (MLPerf training v5.0, llama31_405b, one submitter and one kind of system) have throughput at five
-sizes. Each is left out in turn: the curve of the other four says its throughput, and with that the size is chosen which does the most
-work, where a free node is worth a share v of one that works. Regret: work lost against the size that is best by what was measured,
-free nodes counted with v. Other workloads with three sizes or more are printed beside it. The form of the curve and the assumed
-exponent were chosen by looking at this file, so that these are errors of a fit that knows it, not of data kept aside.
+Public training runs of one LLM (MLPerf training v5.0, llama31_405b, one submitter and one kind of
+system) have throughput at five sizes. Each is left out in turn: the curve of the other four
+predicts its throughput, and with that the size with the most work is chosen, where a free node
+counts as a share v of a working node. Regret: work lost relative to the best measured size, free
+nodes counted with v. Other workloads with three sizes or more are printed as well. The form of the
+curve and the assumed exponent were chosen with this file, so that these are in-sample errors, not
+errors on held-out data.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ of the curve were chosen by looking at this file."""
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One size, estimated without it. `regret`: of the size chosen by this estimate, the largest over values of a free node."""
+    """One size, estimated without it.
+
+    `regret`: of the size chosen by this estimate, the largest over values of a free node.
+    """
 
     workload: str
     nodes: int
@@ -49,7 +55,7 @@ class LeftOut:
 
 
 def throughputs(path: Path = RUNS) -> dict[tuple[str, str], dict[int, float]]:
-    """Return throughput by nodes, of each (round, benchmark) with sizes enough. Raises OSError."""
+    """Return throughput by nodes, of each (round, benchmark) with enough sizes. Raises OSError."""
     found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
@@ -63,7 +69,7 @@ def throughputs(path: Path = RUNS) -> dict[tuple[str, str], dict[int, float]]:
 def regret(
     measured: Mapping[int, float], estimated: Mapping[int, float], free_value: float
 ) -> float:
-    """Return the share of work lost by the size that *estimated* makes the best."""
+    """Return the share of work lost by the best size according to *estimated*."""
     most = max(measured)
 
     def work(nodes: int, throughput: Mapping[int, float]) -> float:
@@ -95,7 +101,6 @@ def left_out(workload: str, measured: Mapping[int, float]) -> list[LeftOut]:
 
 
 def section(rows: Sequence[LeftOut]) -> str:
-    """Return the section, in Markdown."""
     cells = [
         (
             one.workload, str(one.nodes), one.place, f"{one.error:+.1%}", "yes" if one.is_within else "no",
@@ -124,7 +129,7 @@ def section(rows: Sequence[LeftOut]) -> str:
 
 
 def scaling_section() -> str:
-    """Return the section of the published page. Raises OSError where the recordings are missing."""
+    """Return the section of the published page. Raises OSError if the recordings are missing."""
     found = throughputs()
     keys = [LLM, *(key for key in sorted(found) if key != LLM)]
     return section([row for key in keys for row in left_out(" ".join(key), found[key])])

@@ -41,27 +41,30 @@ from gangline.simulator.window import SimulationWindow
 from gangline.simulator.world import World
 from tests.aggregator.decisions.fleets import Node, table_of
 
-#: The aggregator hears the fleet for this long before gangs are placed, and for this long at some hours before as well.
+#: Seconds for which the aggregator receives the fleet before gangs are placed, and at some earlier
+#: hours.
 WATCHED_SECONDS, EARLIER_SECONDS = 300.0, 150.0
 GANG_HOURS = 24.0
-#: Hosts that are free, over those of the gang.
+#: Free hosts relative to the size of the gang.
 POOL_SHARE = 2.0
-#: (scenario, hosts of a gang, midnights, hours before each at which it is heard as well)
+#: (scenario, hosts of a gang, midnights, hours before each at which readings are also received)
 PLACED = (
     ("quarter", 64, (50, 75), (12.0, 5.0)),
     ("nvl72", 36, (14, 19, 24), (48.0, 36.0, 24.0, 18.0, 12.0, 8.0, 5.0, 2.0)),
 )
 DRAWS = 20
-#: Classes that make a host slow at a normal clock, and those by which one has more work; how long a job takes to tell of it.
+#: Classes that slow a host at a normal clock, and classes of more work; seconds until a job shows
+#: the slowness.
 SLOW_AT_CLOCK, MORE_WORK = ("slow_host",), ("stage_imbalance", "sequence_imbalance")
 TOLD_SECONDS = 120.0
 WANTED = 0.80
-#: From then on the effects that stand at the midnight are looked at, in hours; each stands for the time until the next.
+#: Hours after midnight at which the then active effects are evaluated; each represents the time
+#: until the next.
 LOOKS_HOURS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-#: Of one job in the world: a gang that is placed is another one.
+#: Classes of a job of the world: a placed gang is another job.
 PER_JOB = ("job_hour", "job_share")
 COMMUNICATE, TENSOR = 0.18, 0.10
-#: What the request says of its workload: the shares of a step, the middle of the world's jobs.
+#: The workload of the request: the shares of a step of a median job of the world.
 NEEDS = WorkloadNeeds(
     bound=(1.0 - COMMUNICATE - TENSOR - GAP_RATIO, 0.0, 0.0, TENSOR, COMMUNICATE, GAP_RATIO, 0.0),
     in_use=(1.0, 0.0, 0.0, TENSOR, COMMUNICATE, GAP_RATIO, 0.0),
@@ -103,7 +106,7 @@ this."""
 
 @dataclass(frozen=True, slots=True)
 class HostNumbers:
-    """Hazard per hour and speed of each host, and who is out of the question."""
+    """Hazard per hour and speed of each host, and the excluded hosts."""
 
     hazard: Floats
     speed: Floats
@@ -112,7 +115,7 @@ class HostNumbers:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGain:
-    """Mean GPU-hours lost of gangs placed in one scenario, by the truth."""
+    """Mean GPU-hours lost by gangs placed in one scenario, by the truth."""
 
     scenario: str
     gang: int
@@ -123,16 +126,17 @@ class SimulatedGain:
     oracle: float
     control: float
     speeds_known: float  # by the plan's hazards and the true speeds
-    seen_when_heard: float  # the same, of what a job could tell of while the hosts were heard
+    # the same, limited to slowness that a job could show during the watched times
+    seen_when_heard: float
     seen_ever: float
 
     def share(self, lost: float) -> float:
-        """Return what of the oracle's gain a way that loses *lost* has."""
+        """Return the share of the oracle's gain for a method that loses *lost*."""
         return (self.blind - lost) / (self.blind - self.oracle)
 
 
 def base_table(world: World) -> NodeTable:
-    """Return all hosts where they are, equally healthy and fast."""
+    """Return all hosts at their places, equally healthy and fast."""
     nodes = []
     for host, name in enumerate(world.names):
         at = world.location(host)
@@ -143,7 +147,9 @@ def base_table(world: World) -> NodeTable:
 
 
 def _in_rows(places: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) as DOMAIN_FIELDS has them."""
+    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) in the order of
+    DOMAIN_FIELDS.
+    """
     from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS
 
     names = ("core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain")
@@ -152,7 +158,6 @@ def _in_rows(places: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def with_numbers(base: NodeTable, numbers: HostNumbers) -> NodeTable:
-    """Return *base* with other hazards and speeds."""
     hazard, speed = np.maximum(numbers.hazard, 1e-9), numbers.speed
     return replace(
         base, hazard=hazard, hazard_lower=hazard, hazard_upper=hazard, speed=speed, speed_lower=speed,
@@ -160,19 +165,14 @@ def with_numbers(base: NodeTable, numbers: HostNumbers) -> NodeTable:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# What is so.
-
-
 def class_by_cause(world: World) -> dict[int, FaultClass]:
-    """Return the class of each cause."""
     rows, classes = world.schedule.rows, world.schedule.classes
     pairs = zip(rows["cause"].tolist(), rows["cls"].tolist(), strict=True)
     return {cause: classes[number] for cause, number in pairs}
 
 
 def true_rates(world: World, now: float, hours: float) -> Floats:
-    """Return interruptions per hour that each host's own faults are expected to cause over *hours* from *now*."""
+    """Return the expected interruptions per hour by each host's own faults over *hours* from *now*."""
     scenario, schedule = world.scenario, world.schedule
     count = schedule.hosts
     shape = world.settings.frailty.shape
@@ -213,13 +213,15 @@ def true_rates(world: World, now: float, hours: float) -> Floats:
 
 
 def of_class(world: World, names: Sequence[str]) -> Flags:
-    """Say which rows of the schedule are of the classes *names*."""
+    """Return which rows of the schedule belong to the classes *names*."""
     schedule = world.schedule
     return np.asarray(np.isin([one.name for one in schedule.classes], names)[schedule.rows["cls"]])
 
 
 def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
-    """Say of which hosts that are slow at a normal clock a job can tell within one of *spans* (begin, end)."""
+    """Return the hosts that are slow at a normal clock and whose job can show it within one of
+    *spans* (begin, end).
+    """
     schedule = world.schedule
     found = np.zeros(schedule.hosts, dtype=bool)
     rows = schedule.rows[of_class(world, SLOW_AT_CLOCK)]
@@ -240,10 +242,11 @@ def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
 
 
 def true_speeds(world: World, now: float, hours: float, hidden: Flags | None = None) -> Floats:
-    """Return the mean pace of a gang of which each host is the slowest, over *hours* from *now*: 1.0 is the middle one's.
+    """Return the mean pace of a gang with each host as its slowest, over *hours* from *now*,
+    relative to the median host.
 
-    What stands now is there for as long as it lasts; nothing begins later. *hidden*: hosts whose slowness at a normal clock does
-    not count.
+    Effects active at *now* last as scheduled; no later effect counts. *hidden*: hosts whose
+    slowness at a normal clock is ignored.
     """
     schedule = world.schedule
     rows = schedule.rows
@@ -270,12 +273,8 @@ def true_speeds(world: World, now: float, hours: float, hidden: Flags | None = N
     return np.asarray(mean / np.median(mean), dtype=np.float64)
 
 
-# ----------------------------------------------------------------------
-# What the service knows.
-
-
 def fault_table(world: World, until_seconds: float) -> FaultTable:
-    """Return the faults for which a host was away, as a record of them until then has it."""
+    """Return the faults that took a host away, as in a record until *until_seconds*."""
     schedule = world.schedule
     of_cause = class_by_cause(world)
     found = [
@@ -292,7 +291,9 @@ def fault_table(world: World, until_seconds: float) -> FaultTable:
 
 
 def model_hazards(world: World, now: float) -> Floats:
-    """Return the hazard per hour of each host by its history of faults until *now*, a midnight; where it is away, the base."""
+    """Return the hazard per hour of each host by its fault history until *now*, a midnight; the
+    base rate for absent hosts.
+    """
     prior = base_hazard_per_hour(GPUS)
     hazards = np.full(world.schedule.hosts, prior)
     faults = fault_table(world, now)
@@ -300,7 +301,7 @@ def model_hazards(world: World, now: float) -> Floats:
         model = train(faults, ALL, "the world until then")
     except EventsError:
         return hazards
-    # The state at *now* is that of the last midnight of a record that ends a little later.
+    # The state at *now* is the state at the last midnight of a record that ends slightly later.
     units = units_of(replace(faults, end_days=faults.end_days + 1.5), 1)
     last = units.between(round(now / DAY), round(now / DAY))
     hazards[last.node] = -np.log1p(-model.probability(last.state, 1)) / 24.0
@@ -310,7 +311,9 @@ def model_hazards(world: World, now: float) -> Floats:
 def judged_numbers(
     world: World, now: float, earlier_hours: Sequence[float], seconds: float = WATCHED_SECONDS
 ) -> HostNumbers:
-    """Return hazards, speeds and states that an aggregator has after it heard the hosts until *now* + *seconds*, and before."""
+    """Return hazards, speeds and states of an aggregator that received the hosts until *now* +
+    *seconds*, and earlier.
+    """
     schedule = world.schedule
     hosts = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     aggregator = SimulatedAggregator(world, hosts, UNLIMITED)
@@ -328,12 +331,8 @@ def judged_numbers(
     return HostNumbers(model_hazards(world, now) + symptoms, known.speed[at], known.excluded[at])
 
 
-# ----------------------------------------------------------------------
-# Gangs.
-
-
 def free_hosts(world: World, now: float, count: int, source: np.random.Generator) -> Indexes:
-    """Return *count* hosts that are up: idle ones, and those of jobs drawn one after another."""
+    """Return *count* hosts that are up: idle hosts, and the hosts of randomly drawn jobs."""
     schedule = world.schedule
     up = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     jobs: dict[int, list[int]] = {}
@@ -357,7 +356,7 @@ def gain(
     draws: int = DRAWS,
     watched: float = WATCHED_SECONDS,
 ) -> SimulatedGain:
-    """Return what gangs lose that are placed at the midnights of *days*, by way to choose."""
+    """Return the losses of gangs placed at the midnights of *days*, by method."""
     source = np.random.default_rng(seed)
     needs = GangRequirements(gang, gpus_per_node=GPUS, hours=GANG_HOURS)
     lost = lost_time(needs, gang * GPUS)
@@ -399,7 +398,6 @@ def gain(
 
 
 def simulated_section(seed: int) -> str:
-    """Return the section of the published page."""
     rows = [
         gain(World(name, seed), gang, days, earlier_hours, seed)
         for name, gang, days, earlier_hours in PLACED
@@ -424,7 +422,6 @@ def simulated_section(seed: int) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.placement_simulated", description=__doc__
     )

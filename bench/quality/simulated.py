@@ -1,8 +1,8 @@
 """Simulated: judging and advice over a world of 2,000 hosts and 90 days, in process.
 
-Drawing the world takes some 20 s; then hours of the whole fleet, and episodes around causes (their hosts and minutes
-alone), are each fed to an aggregator of its own and scored, in as many processes as there are cores. The tables are a
-function of scenario, seed and sizes alone, however many processes there are.
+Drawing the world takes about 20 s. Then hours of the whole fleet, and episodes around causes (only
+their hosts and minutes), are each fed to an aggregator of their own and scored, one process per
+core. The tables depend only on scenario, seed and sizes, not on the number of processes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from bench.quality.simulated_truth import GroundTruth, node_days
 from gangline.simulator.truth import BEFORE_SECONDS, SampledEpisode, fault_episodes, random_spans
 from gangline.simulator.world import World
 
-#: Beside an episode's own hosts others, as peers: so many at least, and so many that for each host that one cause strikes
-#: there are 1.25 that it does not, as there would be many more in a fleet.
+#: Additional hosts of an episode, as peers: at least FAR_MIN, and 1.25 for each host that one cause
+#: affects, because a fleet has many more unaffected hosts.
 FAR_MIN, UNSTRUCK_RATIO = 16, 1.25
-#: From where others stand beside one episode to where they do beside the next: all over the fleet in turn.
+#: Distance between the additional hosts of successive episodes, so that they cover the fleet.
 STRIDE_HOSTS = 389
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """How much of what is judged."""
+    """The amount of judged data."""
 
     scenario: str = "quarter"
     per_class: int = 20
@@ -46,7 +46,10 @@ class RunPlan:
 def section(
     seed: int, progress: Progress, plan: RunPlan = RunPlan(), pieces: Pieces | None = None
 ) -> str:
-    """Return the section of docs/quality.md. *pieces*: what was judged before is taken from there, and what is judged put there."""
+    """Return the section of docs/quality.md.
+
+    *pieces*: store of judged pieces, from which a run resumes.
+    """
     progress("drawing the world", 0.0)
     world = World(plan.scenario, seed, hosts=plan.hosts)
     scores = judged(world, list(planned(world, plan)), progress, pieces=pieces)
@@ -65,7 +68,7 @@ def section(
 
 
 def planned(world: World, plan: RunPlan) -> Iterator[SimulatedCase]:
-    """Yield what must be judged."""
+    """Yield the cases to judge."""
     sorts = {each.name: each.sort for each in world.schedule.classes}
     for episode in fault_episodes(world, plan.per_class):
         yield _around(world, episode, sorts[episode.class_name])
@@ -79,8 +82,8 @@ def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
     near = episode.hosts[:NEAR_MAX]
     struck_hosts = len({*cause_rows["host"].tolist()} & {*near})
     wanted = max(FAR_MIN, int(np.ceil(UNSTRUCK_RATIO * struck_hosts)) - (len(near) - struck_hosts))
-    # What is no fault is watched while it stands: advice waits for some of it. A fault that stands for ever
-    # has nothing before it, and is watched for as long as others.
+    # Benign causes are watched for their whole duration, because some advice comes late. A
+    # permanent fault has no time before it, and is watched as long as others.
     due = (
         float(cause_rows["begin"].min() + cause_rows["onset"].max())
         if sort == "faults"
@@ -106,7 +109,7 @@ def _others(world: World, hosts: tuple[int, ...], count: int, number: int) -> tu
     return tuple(host for host in everyone if host not in among)[: max(count, 0)]
 
 
-#: What the processes work on: taken over from their parent as it was forked.
+#: The work of the processes, inherited by fork.
 _work: tuple[World, Sequence[SimulatedCase]] | None = None
 
 
@@ -117,12 +120,12 @@ def judged(
     processes: int | None = None,
     pieces: Pieces | None = None,
 ) -> list[Score]:
-    """Return the scores of *cases*, in their order. *processes*: None for as many as there are cores."""
+    """Return the scores of *cases*, in their order. *processes*: None for one per core."""
     global _work
     _work = world, cases
     before = {at: pieces.read(at) for at in range(len(cases))} if pieces else {}
     done: dict[int, Score] = {at: one for at, one in before.items() if one is not None}
-    # The longest first, so that no process works alone at the end.
+    # The longest first, so that the last processes end together.
     order = sorted({*range(len(cases))} - done.keys(), key=lambda at: (-_size(cases[at]), at))
     whole, size = sum(map(_size, cases)), sum(_size(cases[at]) for at in done)
     with multiprocessing.get_context("fork").Pool(processes or os.cpu_count()) as pool:
@@ -146,7 +149,7 @@ def _judge(at: int) -> tuple[int, Score]:
 
 
 def judge_case(world: World, case: SimulatedCase) -> Score:
-    """Return how the aggregator did in one episode, or in one hour."""
+    """Return the score of one episode or one hour."""
     is_hour = not case.class_name
     observed = feed(world, case.hosts, case.begin, case.end, UNLIMITED if is_hour else LIMITS)
     truth = GroundTruth(world, case.hosts, case.begin, case.end)

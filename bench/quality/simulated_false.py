@@ -17,12 +17,13 @@ from bench.quality.simulated_truth import BACK_SECONDS
 from gangline.simulator.truth import AFTER_SECONDS, BEFORE_SECONDS, LENGTH_SECONDS_MAX
 from gangline.simulator.world import STEP_SECONDS
 
-#: Drains for hosts on which no fault stands, a thousand node-days: fixed before anything was tuned.
+#: Drains of hosts without a fault per thousand node-days: fixed before any tuning.
 BUDGET = 1.0
-#: This many false drains of one hour may have one cause, fixed before the published seed was looked at: two had, at the second look
-#: at seed 21 (looks.md), which is the most on record. Where more of one hour are seen, it is so many.
+#: Largest number of false drains of one hour with the same cause, fixed before the published seed
+#: was evaluated: two, at the second evaluation of seed 21 (looks.md), is the most on record. An
+#: hour with more raises this number.
 TOGETHER_MAX = 2
-#: Kinds of false drains that are listed.
+#: Maximum number of listed kinds of false drains.
 LISTED_MAX = 12
 TEXT_CHARACTERS_MAX = 160
 
@@ -34,7 +35,7 @@ for {LENGTH_SECONDS_MAX / 60:.0f} random minutes of it."""
 
 
 def advice(run: SimulatedRun) -> str:
-    """Return the table of false advice, and what was behind it."""
+    """Return the table of false advice, and its causes."""
     kinds: list[tuple[str, Wanted]] = [
         ("**drains, all**", is_drain),
         ("- the host had nothing", lambda one: is_drain(one) and not one.about),
@@ -80,22 +81,21 @@ def advice(run: SimulatedRun) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was counted in the hours, and what that comes to in a thousand node-days, at 90 %."""
+    """A count in the sampled hours, and its rate per thousand node-days, at 90 %."""
 
     count: int
     value: float
     low: float
     high: float
-    together: int = 1  # so many may come of one cause, by which the upper end is
+    together: int = 1  # the largest number from one cause, which determines the upper end
 
 
 def is_drain(one: Wrong) -> bool:
-    """Return whether advice takes a host from its work."""
     return one.what == "drain"
 
 
 def rate_of(run: SimulatedRun, wanted: Wanted) -> Rate:
-    """Return how often the judge gave advice that was *wanted* to hosts on which no fault stood."""
+    """Return the rate of *wanted* advice about hosts without a fault."""
     counts = [_count(one, wanted) for one in run.sampled()]
     days = sum(one.days for one in run.sampled())
     if not days:
@@ -107,7 +107,7 @@ def rate_of(run: SimulatedRun, wanted: Wanted) -> Rate:
 
 
 def _hours_text(run: SimulatedRun) -> str:
-    """Return how many hours had a false drain, and how often such an hour comes."""
+    """Return how many hours had a false drain, and the frequency of such hours."""
     hours = run.sampled()
     some = sum(_count(one, is_drain) > 0 for one in hours)
     days = sum(one.days for one in hours)
@@ -128,13 +128,13 @@ def _rate_text(rate: Rate) -> str:
 
 
 def drains_text(run: SimulatedRun) -> str:
-    """Return false drains of the hours, with what they come to."""
+    """Return false drains of the hours, and their rate."""
     rate = rate_of(run, is_drain)
     return f"{rate.count} seen in {number(sum(one.days for one in run.sampled()))} node-days, {_rate_text(rate)} a 1,000"
 
 
 def verdict(run: SimulatedRun) -> str:
-    """Return whether the budget is shown to be met, and what would show it."""
+    """Return whether the budget is shown to be met, and what data would show it."""
     rate = rate_of(run, is_drain)
     if rate.low > BUDGET:
         return "**Not met.**"
@@ -150,19 +150,19 @@ def verdict(run: SimulatedRun) -> str:
 
 
 def _around(run: SimulatedRun, wanted: Wanted) -> tuple[str, str]:
-    """Return what was seen around causes, and what it comes to by how many causes each episode stands for."""
+    """Return the count around causes, and its rate, weighted by the number of causes per episode."""
     counts = [(_count(one, wanted), one.weight) for one in run.fault_scores()]
     weighted_count = sum(count * weight for count, weight in counts)
     return str(sum(count for count, _ in counts)), number(weighted_count * 1000.0 / run.node_days)
 
 
 def _largest(run: SimulatedRun) -> float:
-    """Return for how many causes an episode of the commonest class stands."""
+    """Return the number of causes that an episode of the commonest class represents."""
     return max((one.weight for one in run.fault_scores()), default=0.0)
 
 
 def _causes_table(run: SimulatedRun) -> str:
-    """Say which reasons were behind false drains, around what, with the words of the first."""
+    """Return the table of reasons of false drains, with the cause nearby and the first message."""
     kinds: Counter[tuple[str, str, str]] = Counter()
     texts: dict[tuple[str, str, str], str] = {}
     for one in run.scores:
@@ -196,7 +196,7 @@ def look_alikes(run: SimulatedRun) -> str:
 
 
 def _passing(run: SimulatedRun) -> str:
-    """Return the table of what no class is: it passes on hosts everywhere."""
+    """Return the table of ordinary events, which occur on all hosts."""
     rows = []
     for kind in KINDS:
         counts: Counter[str] = Counter()
@@ -207,7 +207,7 @@ def _passing(run: SimulatedRun) -> str:
                     counts[f"{rule} {state.name}"] += count
                     grave += count * (state in BLAMED)
         times = sum(one.passed[kind] for one in run.sampled())
-        # Two things may have been said of one.
+        # An event may have two findings.
         rows.append([kind, f"{times:,}", _counted(counts), percent(min(grave, times), times)])
     text = (
         "The next table has ordinary events in the hours of the fleet, on hosts without a fault and with correct reporting. Findings count\n"
@@ -222,7 +222,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def reporting(run: SimulatedRun) -> str:
-    """Return the table of what goes wrong in the telling alone."""
+    """Return the table of faults of reporting alone."""
     text = (
         "These hosts are healthy, but little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers. A drain\n"
         f"is false, although a driver that hangs for half an hour may deserve one. {_WATCHED}"
@@ -251,7 +251,7 @@ def _host_counts(run: SimulatedRun, sort: str) -> str:
 
 
 def _of_class(scores: Sequence[Score], name: str, what: str) -> str:
-    """Return how often (of names: of how many hosts), and in how many of the episodes."""
+    """Return the count of *what* (for names: of hosts), and the number of episodes with it."""
     found = [
         [
             one.host

@@ -26,7 +26,6 @@ EVALUATIONS = Path(__file__).with_name("looks.md")
 
 
 def page(run: SimulatedRun) -> str:
-    """Return the section."""
     return "\n\n".join(
         [
             "## Simulated",
@@ -51,7 +50,7 @@ def page(run: SimulatedRun) -> str:
 
 
 def _in_short(run: SimulatedRun) -> str:
-    """Return what a reader in a hurry is to know."""
+    """Return the short summary."""
     found = [one.found for one in run.scores if one.found]
     shown = [one for one in found if RIGHT[one.class_name]]
     named = [one for one in shown if one.rule]
@@ -113,5 +112,5 @@ on seeds 1 to 9. [Below](#what-was-looked-at-before) is which other seeds were l
 
 
 def _evaluations() -> str:
-    """Return what is on record of looks at seeds that nothing was tuned on: written by hand, and nowhere else."""
+    """Return the record of evaluations at seeds without tuning: written by hand, and only there."""
     return f"### What was looked at before\n\n{EVALUATIONS.read_text().strip()}"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from bench.quality.simulated_kinds import CaseFinding, Score
 from gangline.simulator.scenario import FaultClass
 
-#: Below this share of its causes a class is not detected, as text.
+#: A class with a smaller share of named causes is not detected, as text.
 DETECTED_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What the page is made of."""
+    """The data of the page."""
 
     scenario: str
     seed: int
@@ -22,9 +22,9 @@ class SimulatedRun:
     hours: int
     hosts: int
     days: float
-    classes: tuple[FaultClass, ...]  # those that may befall
+    classes: tuple[FaultClass, ...]  # classes that may occur
     scores: tuple[Score, ...]
-    node_days: float  # of the world, of hosts that were there
+    node_days: float  # of the world, without absent hosts
 
     def sampled(self) -> list[Score]:
         """Return the hours of the whole fleet."""
@@ -41,7 +41,7 @@ class SimulatedRun:
                 yield each, [one for one in self.scores if one.class_name == each.name]
 
     def faults(self) -> Iterator[tuple[FaultClass, list[CaseFinding]]]:
-        """Yield each class of faults with what became of its causes."""
+        """Yield each class of faults with the results of its causes."""
         for each, scores in self.of_sort("faults"):
             yield each, [one.found for one in scores if one.found]
 

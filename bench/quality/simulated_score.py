@@ -1,4 +1,4 @@
-"""Scores an episode: what was reported against the truth."""
+"""Scores an episode: the reports against the truth."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def score(
     places: dict[str, HostLocation],
     passed: Sequence[PassingState] = (),
 ) -> Score:
-    """Return how *observed* stands against *truth*. *passed*: what passed on the hosts, fault or not."""
+    """Return the score of *observed* against *truth*.
+
+    *passed*: passing events on the hosts, with or without a fault.
+    """
     result = Score(case.class_name, case.weight, degraded=observed.degraded, steps=observed.steps)
     times = np.arange(case.begin, case.end, STEP_SECONDS)
     result.days = truth.healthy_seconds(times, STEP_SECONDS) / 86400.0
@@ -62,13 +65,13 @@ def score(
 
 
 def _named_of(hosts: frozenset[str], named: Sequence[NamedState]) -> Counter[str]:
-    """Count of how many of *hosts* each said what keeps work off them."""
+    """Return source -> number of *hosts* with a state that keeps work off them."""
     blamed = {(one.by, one.host) for one in named if one.host in hosts and one.state in BLAMED}
     return Counter(by for by, _ in blamed)
 
 
 def _pass(result: Score, passed: Sequence[PassingState], named: Sequence[NamedState]) -> None:
-    """Count what passed, and what was said while it did or soon after: once for each passing and rule."""
+    """Count passing events, and findings during or soon after them: once for each event and rule."""
     named_states = [
         one for one in named if one.by == JUDGE and one.state is not HealthState.UNKNOWN
     ]
@@ -83,7 +86,9 @@ def _pass(result: Score, passed: Sequence[PassingState], named: Sequence[NamedSt
 
 
 def _during(faults: Sequence[TrueFault], named: Iterable[NamedState], by: str) -> list[NamedState]:
-    """Return what *by* began to say of these hosts while the cause stood, or shortly after."""
+    """Return the findings of *by* about these hosts that began while the cause was active, or
+    shortly after.
+    """
     since = {one.host: one for one in faults}
     return [
         one
@@ -114,7 +119,7 @@ def _found(
     return CaseFinding(
         class_name=case.class_name,
         rule=first.rule if first else "",
-        # Nobody looked before the case began: what stood by then could not be named sooner.
+        # The case begins with the first judgement: an earlier fault could not be named sooner.
         delay_seconds=max(first.begin - max(begin, case.begin), 0.0) if first else float("inf"),
         has_part=bool(faults[0].parts),
         part_is_right=any(parts[one.host].is_about(one.device) for one in right),
@@ -160,7 +165,9 @@ def _shared(
 def _named_counts(
     hosts: set[str], faults: Sequence[TrueFault], named: Sequence[NamedState], truth: GroundTruth
 ) -> Counter[tuple[str, HealthState]]:
-    """Count of how many of *hosts*, struck by what is no fault, each rule spoke while that stood alone."""
+    """Return (rule, state) -> number of *hosts*, affected by benign causes alone, with this
+    finding.
+    """
     named_states = {
         (one.rule, one.state, one.host)
         for one in _during(faults, named, JUDGE)

@@ -1,4 +1,4 @@
-"""The simulated section: what was named, how soon, by which rule; what the baselines would have named; shared causes."""
+"""The simulated section: named faults with delay and rule; results of the baselines; shared causes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _detected(found: Sequence[CaseFinding], seed: int) -> list[str]:
 
 
 def not_detected(run: SimulatedRun) -> str:
-    """Name plainly what is not found."""
+    """Return the text about faults that are not detected."""
     missed = []
     for each, found in run.faults():
         if is_missed(found):

@@ -1,4 +1,7 @@
-"""The truth: which host had which fault when, and which hosts waited for it. Only scoring reads it."""
+"""The truth: which host had which fault when, and which hosts waited for it.
+
+Only scoring reads it.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from gangline.simulator.machine import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
 from gangline.simulator.scenario import FaultClass
 from gangline.simulator.world import STEP_SECONDS, World
 
-#: What the judge counts within ten minutes it may tell for as long: a fault that ended later than that still holds.
+#: The judge counts over ten minutes: a fault that ended within this time is still reported rightly.
 GRACE_SECONDS = 600.0
-#: A host that is back from a repair or a restart is well, and to drain it is wrong: but for two steps, in which what was
-#: said before may still be taken back.
+#: A host is healthy after a repair or a restart, and draining it is wrong, except for two steps, in
+#: which earlier advice may still be withdrawn.
 BACK_SECONDS = 2 * STEP_SECONDS
-#: By these a class has a part: a GPU, or a port.
+#: Units of classes that affect a part: a GPU, or a port.
 OF_GPU, OF_PORT = ("gpu_hour",), ("port_hour", "leaf_hour")
 
 Seconds = npt.NDArray[np.float64]
@@ -30,34 +33,36 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TrueFault:
-    """One host as one cause struck it. `parts`: names under which the part may be told; () for the host."""
+    """The effect of one cause on one host. `parts`: names of the affected part; () for the host."""
 
     host: str
     cause: int
     each: FaultClass
     begin: float
-    due: float  # the onset is over
+    due: float  # end of the onset
     end: float
     parts: tuple[str, ...]
-    is_shared: bool  # the cause struck other hosts as well
+    is_shared: bool  # the cause also affected other hosts
 
     def is_active(self, seconds: float) -> bool:
-        """Return whether it stood at *seconds*, or so lately that it may still be told."""
+        """Return whether the fault was active at *seconds*, or recently enough to be reported."""
         return self.begin <= seconds <= self.reportable_until
 
     @property
     def reportable_until(self) -> float:
-        """Until when it may be told (seconds of the world): a fault that a repair or a restart ends, until its host is back."""
+        """Return until when the fault may be reported (seconds of the world): repair or restart end
+        it when the host is back.
+        """
         is_mended = self.each.sort == "faults" and self.each.ends in ("repair", "restart")
         return self.end + (BACK_SECONDS if is_mended else GRACE_SECONDS)
 
     def is_about(self, device: str) -> bool:
-        """Return whether *device* is the part that was struck, or a part of it (`GPU-3f../link3`)."""
+        """Return whether *device* is the affected part, or a part of it (`GPU-3f../link3`)."""
         return device.partition("/link")[0] in self.parts
 
 
 class GroundTruth:
-    """All that stood on some hosts within a span."""
+    """All faults on some hosts within a span."""
 
     def __init__(self, world: World, hosts: Sequence[int], begin: float, end: float) -> None:
         self._world, self._hosts, self._names = world, tuple(hosts), world.names
@@ -74,30 +79,31 @@ class GroundTruth:
             self.by_host.setdefault(one.host, []).append(one)
 
     def has(self, host: str) -> bool:
-        """Return whether *host* is one of these hosts."""
         return host in self._observed_hosts
 
     def of_cause(self, cause: int) -> tuple[TrueFault, ...]:
-        """Return whom *cause* struck, of these hosts."""
+        """Return the faults of *cause* on these hosts."""
         return tuple(one for one in self.faults if one.cause == cause)
 
     def active_faults(self, host: str, seconds: float, sort: str) -> list[TrueFault]:
-        """Return what of *sort* stood on *host*, or did lately."""
+        """Return the faults of *sort* that were active on *host*, or recently."""
         found = self.by_host.get(host, ())
         return [one for one in found if one.each.sort == sort and one.is_active(seconds)]
 
     def is_ill(self, host: str, seconds: float) -> bool:
-        """Return whether a fault stood on *host*, or did lately."""
+        """Return whether *host* had an active or recent fault."""
         return bool(self.active_faults(host, seconds, "faults"))
 
     def share_a_cause(self, hosts: Sequence[str], seconds: float) -> bool:
-        """Return whether one fault struck two of *hosts*, and stood then or did lately."""
+        """Return whether one active or recent fault affected two of *hosts*."""
         causes = [{it.cause for it in self.active_faults(one, seconds, "faults")} for one in hosts]
         return any(one & other for one, other in combinations(causes, 2))
 
     def victims(self, faults: Sequence[TrueFault]) -> set[str]:
-        """Return the hosts that had to wait for *faults* within this span, in jobs that none of these had killed before,
-        and that no fault struck in it."""
+        """Return the hosts that waited for *faults* within this span and had no fault themselves.
+
+        Jobs that an earlier fault had killed do not count.
+        """
         if EFFECTS[faults[0].each.name] is no_effect:
             return set()
         begin = max(faults[0].begin, self._begin)
@@ -121,20 +127,20 @@ class GroundTruth:
         return [schedule.jobs[number] for number in sorted(numbers)]
 
     def healthy_seconds(self, times: Seconds, step: float) -> float:
-        """Return the host-seconds at *times* on which no fault stood on a host, and it was not away."""
+        """Return the host-seconds at *times* of present hosts without a fault."""
         return sum(
             float(self._is_healthy(host, times).sum()) * step
             for host in sorted(self._observed_hosts)
         )
 
     def undisturbed(self, times: Seconds, *but: str) -> frozenset[str]:
-        """Return the hosts on which no fault stood, nor anything of the sorts *but*, at all *times*."""
+        """Return the hosts without a fault or a cause of the sorts *but* at all *times*."""
         return frozenset(
             one for one in self._observed_hosts if self._is_healthy(one, times, *but).all()
         )
 
     def _is_healthy(self, host: str, times: Seconds, *but: str) -> Flags:
-        """Say when *host* was there and no fault stood on it, nor anything of the sorts *but*."""
+        """Return when *host* was present without a fault or a cause of the sorts *but*."""
         is_healthy = np.ones(times.shape, bool)
         for one in self.by_host.get(host, ()):
             if one.each.sort in ("faults", *but):
@@ -178,6 +184,6 @@ def _parts(gpus: Sequence[str], each: FaultClass, part: int) -> tuple[str, ...]:
 
 
 def node_days(world: World) -> float:
-    """Return for how long the hosts of *world* were there."""
+    """Return the days for which the hosts of *world* were present."""
     away = sum(min(one.end, world.seconds) - one.begin for one in world.schedule.downtimes)
     return (world.scenario.hosts * world.seconds - away) / 86400.0

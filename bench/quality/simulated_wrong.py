@@ -1,4 +1,4 @@
-"""False reports: what was reported about hosts without a fault."""
+"""False reports: reports about hosts without a fault."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from bench.quality.simulated_kinds import BLAMED, DRAINS, RIGHT, Wrong
 from bench.quality.simulated_truth import GroundTruth, TrueFault
 from gangline.aggregator.advisories.advisory import Action, Basis
 
-#: What advice about one host may be, the gravest last; "": right.
+#: Kinds of wrong advice about one host, by rising severity; "": right.
 GRAVITY = ("", "look", "avoid", "alone", "astray", "drain")
 
 
 def wrong_names(named: Sequence[NamedState], truth: GroundTruth) -> list[Wrong]:
-    """Return each host that a state keeps work off without a fault: of each that says so, once an episode for all that
-    stood on it at one time; who was named before something began may be named for it as well."""
+    """Return each host without a fault in a state that keeps work off it.
+
+    Each source counts once per episode for all causes active at the same time; a host named before
+    a cause began may be named again for it.
+    """
     found: dict[tuple[str, str, tuple[str, ...]], Wrong] = {}
     for one in named:
         if one.state in BLAMED and truth.has(one.host) and not truth.is_ill(one.host, one.begin):
@@ -25,11 +28,11 @@ def wrong_names(named: Sequence[NamedState], truth: GroundTruth) -> list[Wrong]:
 
 
 def wrong_advice(advised: Sequence[SimulatedAdvice], truth: GroundTruth) -> list[Wrong]:
-    """Return advice about one host on which no fault stood; each advisory once, as the gravest that it was.
+    """Return advice about one host without a fault; each advisory once, with its greatest severity.
 
-    And, as "astray", drains of a host on which a fault stood, for a reason that is none of that fault's; as "alone",
-    those for what its host shares with others; as "cause", advice for what several hosts share where no fault struck
-    two of them at once.
+    Also: "astray", drains of a host with a fault, for a reason of another fault; "alone", drains
+    for a fault shared with other hosts; "cause", advice for a shared cause if no fault affected two
+    of the hosts at once.
     """
     gravest: dict[str, Wrong] = {}
     for one in advised:
@@ -56,7 +59,7 @@ def wrong_advice(advised: Sequence[SimulatedAdvice], truth: GroundTruth) -> list
 
 
 def _of_ill(faults: Sequence[TrueFault], reason: str) -> str:
-    """Return what a drain for *reason* is of a host on which *faults* stood; "" for right."""
+    """Return the kind of a drain for *reason* of a host with *faults*; "" if it is right."""
     intended = [one for one in faults if reason in {each.name for each in RIGHT[one.each.name]}]
     if not intended:
         return "astray"

@@ -27,9 +27,9 @@ SECONDS, RATE, FINE_SECONDS = 120.0, 10.0, 0.01
 RUNS = 40
 POWER, UTILIZATION, SM, TENSOR, MEMORY, PCIE, NVLINK = range(7)
 LOADING, FORWARD, BACKWARD, OPTIMIZER, FORWARD_BACKWARD = range(5)
-#: Lengths of steps, seconds: of which nothing is to be said, and of which parts are.
+#: Lengths of steps, seconds: without and with recognized parts.
 SHORT_SECONDS, LONG_SECONDS = (2.0, 5.0), (5.0, 20.0)
-#: Kind of job -> parts that can be told apart in it.
+#: Kind of job -> its distinguishable parts.
 KINDS: dict[str, tuple[int, ...]] = {
     "data parallel": (LOADING, FORWARD, BACKWARD, OPTIMIZER),
     "no gap: data are loaded ahead": (FORWARD, BACKWARD, OPTIMIZER),
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[int, ...]] = {
     "pipeline: waits between": (LOADING, OPTIMIZER),
     "without GPM": (),
 }
-#: A share is right within so much of the step, or of itself.
+#: Allowed error of a share, relative to the step or to the share itself.
 STEP_SHARE_MAX, OWN_SHARE_MAX = 0.03, 0.25
 
 
@@ -93,7 +93,7 @@ def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Flo
 
 
 def sampled(random: np.random.Generator, fine: Floats, *, has_gpm: bool) -> NDArray[np.float32]:
-    """Return what a driver says of it at 10 Hz, as the agent's history has it."""
+    """Return the driver's readings at 10 Hz, in the form of the agent's history."""
     count = int(SECONDS * RATE)
     times = np.arange(count) / RATE + random.uniform(0, 0.01, count)
     delay = random.uniform(0.02, 0.12)
@@ -118,7 +118,7 @@ def sampled(random: np.random.Generator, fine: Floats, *, has_gpm: bool) -> NDAr
 def run(
     seed: int, band: tuple[float, float], progress: Callable[[float], None] = lambda _: None
 ) -> list[list[str]]:
-    """Return a row for each kind of job and part, of steps of a length in *band* (seconds)."""
+    """Return a row for each kind of job and part, for steps with a length in *band* (seconds)."""
     random = np.random.default_rng([seed, 11, round(band[0])])
     rows: list[list[str]] = []
     for at, kind in enumerate(KINDS):

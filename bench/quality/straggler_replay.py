@@ -22,14 +22,15 @@ from gangline.contract.wire import telemetry_pb2
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 3_600 * SECOND_NS
-#: Told of each host that is new: no word against it.
+#: Finding on every new host, which does not count.
 NEW_HOST = "host.new"
-#: NVLinks of a GPU that tell of errors.
+#: NVLinks of a GPU with errors.
 LINKS = 2
-#: Judged so often; readings are taken each second, as in service.
+#: Interval of judging; readings are taken each second, like in service.
 JUDGE_SECONDS = 5
 GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
-#: Reasons that name the cause of each kind; a straggler without a cause is right only where nothing names one.
+#: Reasons that name the cause of each kind; a straggler without a cause is right only if no rule
+#: names a cause.
 REASONS: dict[str, tuple[Reason, ...]] = {
     "heat": (Reason.THERMAL_THROTTLE,),
     "cap": (Reason.POWER_CAP,),
@@ -71,7 +72,10 @@ def due_blocks(
     *,
     is_first: bool,
 ) -> list[Block]:
-    """Return the blocks that an agent sends in *second*. *last*: what it sent of tables that travel when they change."""
+    """Return the blocks that an agent sends in *second*.
+
+    *last*: the last sent content of tables sent on change.
+    """
     blocks = []
     for name, sent in tables.items():
         period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
@@ -87,7 +91,7 @@ def due_blocks(
 
 
 class Reader:
-    """What drivers and kernel say of an episode, second by second: (seconds, hosts, ...)."""
+    """Readings of drivers and kernel in an episode, second by second: (seconds, hosts, ...)."""
 
     def __init__(self, episode: Episode, random: np.random.Generator) -> None:
         plan, self.episode = episode.plan, episode
@@ -249,7 +253,7 @@ class Agent:
         fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
 
     def processes(self, state: str, second: int) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield what tells of the ranks on the GPUs."""
+        """Yield the events of the ranks on the GPUs."""
         for at, gpu in enumerate(self.gpus):
             yield telemetry_pb2.HealthEvent(
                 event_id=f"/{gpu}//{4000 + at}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + at,
@@ -260,11 +264,11 @@ class Agent:
 
 @dataclass
 class Told:
-    """What was said of one host: since when (seconds), in which state at worst, by which rules."""
+    """Reports about one host: first second, worst state, rules."""
 
-    named: float = -1.0  # from the cause's begin on
+    named: float = -1.0  # after the cause's begin
     watched: float = -1.0  # the same, or WATCH; at any time
-    is_early: bool = False  # named before there was a cause
+    is_early: bool = False  # named before the cause
     reasons: set[Reason] = field(default_factory=set[Reason])
     rules: dict[str, float] = field(default_factory=dict[str, float])
     devices: set[str] = field(default_factory=set[str])
@@ -272,7 +276,7 @@ class Told:
 
 @dataclass
 class Outcome:
-    """What came of one episode."""
+    """Results of one episode."""
 
     plan: Plan
     of_host: dict[int, Told] = field(default_factory=dict[int, Told])
@@ -285,7 +289,7 @@ class Outcome:
 
     @property
     def wrong(self) -> list[int]:
-        """The hosts that were named and are not to blame, or were not yet."""
+        """Return the wrongly named hosts: without a fault, or before it."""
         culprits = self.plan.culprits if self.plan.kind in bsp.NODE_KINDS else ()
         return [
             host for host, told in self.of_host.items()
@@ -294,18 +298,17 @@ class Outcome:
 
     @property
     def node_days(self) -> float:
-        """The days of all hosts that are not to blame."""
+        """Return the days of all hosts without a fault."""
         culprits = len(self.plan.culprits) if self.plan.kind in bsp.NODE_KINDS else 0
         return (self.plan.hosts - culprits) * self.plan.seconds / 86400.0
 
 
 def judge(plan: Plan) -> Outcome:
-    """Play *plan*, and let the judge hear it."""
     return judge_readings(Reader(bsp.play(plan), np.random.default_rng([plan.seed, 7])))
 
 
 def judge_readings(reader: Reader) -> Outcome:
-    """Let the judge hear an episode, second by second, as its agents would send it."""
+    """Judge an episode, second by second, with the frames of its agents."""
     episode, plan = reader.episode, reader.episode.plan
     fleet, outcome, judged = Fleet(epoch=1), Outcome(plan), None
     agents = [Agent(reader, host) for host in range(plan.hosts)]
@@ -354,7 +357,7 @@ def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
 
 
 def naive(reader: Reader) -> dict[str, set[int]]:
-    """Return whom simpler detectors name, in the last two minutes while the cause stands."""
+    """Return the hosts named by simpler detectors, in the last two minutes with an active cause."""
     plan = reader.episode.plan
     end = int(min(plan.heals, plan.seconds))
     span = slice(max(end - 120, 0), end)

@@ -35,7 +35,7 @@ EXCHANGES = (
 
 
 def replay(name: str, seed: int) -> Outcome:
-    """Let the judge hear trace *name* (AR or SE)."""
+    """Judge trace *name* (AR or SE)."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(DATA / TRACES[name]).to_pydict()
@@ -47,7 +47,7 @@ def replay(name: str, seed: int) -> Outcome:
     slots = min(int(seconds), SECONDS_MAX) * bsp.SLOTS_PER_SECOND
     random = np.random.default_rng(seed)
     shares = np.zeros((slots, hosts, bsp.GPUS, bsp.STATES))
-    order = random.permutation(hosts)  # else who is first by chance would be right
+    order = random.permutation(hosts)  # without this a first host by chance would be right
     for at in range(workers.size):
         for gpu in range(at * per_worker, (at + 1) * per_worker):
             host, place = order[gpu // bsp.GPUS], gpu % bsp.GPUS
@@ -58,7 +58,7 @@ def replay(name: str, seed: int) -> Outcome:
     shares[..., bsp.WAIT] = 1 - busy - shares[..., bsp.EXCHANGE]
     watts = WAIT_WATTS + (COMPUTE_WATTS - WAIT_WATTS) * busy
     pace = np.ones_like(busy)
-    if name == "AR":  # the same work, spread over as long as it takes
+    if name == "AR":  # the same work, spread over a longer time
         mean = busy.mean(axis=0)
         pace = pace * np.median(mean) / np.maximum(mean, 1e-6)
     culprits = (int(order[0]),) if name == "AR" else ()
@@ -75,7 +75,9 @@ def replay(name: str, seed: int) -> Outcome:
 
 
 def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floats, Floats, float]:
-    """Return the shares of each tenth of a second in which each worker computes and exchanges, and how long all lasts."""
+    """Return the shares of each tenth of a second in which each worker computes and exchanges, and
+    the total seconds.
+    """
     starts, ends = (
         column["start_ts"].astype(float),
         column["start_ts"].astype(float) + column["duration"].astype(float),
@@ -101,7 +103,7 @@ def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floa
 
 
 def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Return which share of each slot lies in any of the intervals."""
+    """Return the share of each slot that is covered by any of the intervals."""
     order = np.argsort(starts)
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     starts = np.maximum(starts, np.concatenate([[0.0], ends[:-1]]))
@@ -116,7 +118,7 @@ def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
 
 
 def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
-    """Let the judge hear one of the H100 recordings, as one host of eight GPUs or as eight hosts."""
+    """Judge one of the H100 recordings, as one host of eight GPUs or as eight hosts."""
     lines = path.read_text().splitlines()[1:]
     values = np.array([[float(cell.split()[0]) for cell in line.split(",")[1:3]] for line in lines])
     rows = values[: len(values) // bsp.GPUS * bsp.GPUS].reshape(-1, bsp.GPUS, 2)
@@ -152,7 +154,7 @@ def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
 
 
 def rows(seed: int) -> list[list[str]]:
-    """Return a row for each recording that is here: what was said of whom, and when."""
+    """Return a row for each existing recording: the named hosts, and when."""
     found = []
     outcomes: list[tuple[str, str, Outcome]] = [
         (f"trace {name}", "nobody" if name == "SE" else "", replay(name, seed))

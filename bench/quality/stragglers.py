@@ -35,7 +35,7 @@ CULPRIT_HEADINGS = (
     *NAIVE,
 )
 CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "by", *NAIVE)
-#: What is varied beside the kind of fault: title, and the plan.
+#: Variations in addition to the kind of fault: title, and the plan.
 VARIATIONS: tuple[tuple[str, Plan], ...] = (
     ("without GPM (A100 and older)", Plan("", has_gpm=False)),
     ("nobody says which hosts are a gang", Plan("", is_attributed=False)),
@@ -51,7 +51,7 @@ SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
 def run_all(
     plans: Sequence[Plan], progress: Callable[[float], None] = lambda _: None
 ) -> list[Outcome]:
-    """Judge each, in as many processes as there are processors."""
+    """Judge *plans*, one process per processor."""
     found: list[Outcome] = []
     with ProcessPoolExecutor() as pool:
         for outcome in pool.map(judge, plans):
@@ -61,7 +61,6 @@ def run_all(
 
 
 def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return a row for each kind and slowdown."""
     keys = sorted({(one.plan.kind, -one.plan.slowdown) for one in outcomes})
     rows = []
     for kind, slowdown in keys:
@@ -93,7 +92,6 @@ def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return a row for each control."""
     rows = []
     for kind in dict.fromkeys(one.plan.kind for one in outcomes):
         those = [one for one in outcomes if one.plan.kind == kind]
@@ -115,9 +113,11 @@ def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def macro_f1(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean F1 over causes, of named culprits by what was said first, or by nothing but a straggler's reason.
+    """Return the mean F1 over causes of named culprits, by the first cause, or by a straggler's
+    reason if it is the only one.
 
-    A culprit that is named for another cause counts against both. `silent` and `gpu` are one cause, as they have one reason.
+    A culprit named for another cause counts against both. `silent` and `gpu` are one cause, because
+    they have one reason.
     """
     causes = sorted({REASONS[one.plan.kind] for one in outcomes})
     hits, said, of = (dict.fromkeys(causes, 0) for _ in range(3))
@@ -126,7 +126,7 @@ def macro_f1(outcomes: Sequence[Outcome]) -> float:
         for host in one.plan.culprits:
             of[wanted] += 1
             reasons = one.of_host[host].reasons if one.is_named(host) else set[Reason]()
-            # A straggler without a cause beside a named cause is no other cause.
+            # A straggler's reason in addition to a named cause is not another cause.
             claimed = {cause for cause in causes if reasons & set(cause)}
             if len(claimed) > 1:
                 claimed.discard((Reason.STRAGGLER,))
@@ -170,7 +170,6 @@ def _recall(outcomes: Sequence[Outcome], least: float, below: float) -> str:
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about stragglers."""
     base = Plan("")
     groups: list[tuple[str, list[Plan]]] = [
         ("", _plans(seed, bsp.NODE_KINDS, (0.15, 0.10, 0.05), 4, base)),
@@ -258,7 +257,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print tables of what the options ask for."""
+    """Print tables as selected by the options."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.stragglers", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(bsp.NODE_KINDS))

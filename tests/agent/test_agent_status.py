@@ -107,9 +107,6 @@ def test_every_source_is_read_or_has_its_reason(outcomes: list[tuple[CollectOutc
         assert {*named} == unread
 
 
-# The command ---------------------------------------------------------------------------------
-
-
 def section(now_ns: int, **changes: Any) -> dict[str, Any]:
     """Return what an agent that is well says of itself."""
     return {
@@ -214,9 +211,6 @@ def test_no_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert cli.main(["agent", "status", "--run-folder", str(tmp_path)]) == cli.NO_ANSWER
     assert "no agent runs here" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
-
-
-# The aggregator's word -----------------------------------------------------------------------
 
 
 def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:

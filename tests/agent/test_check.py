@@ -201,9 +201,6 @@ def faults_of(document: dict[str, Any]) -> list[str]:
     return [words for words in said if not words or not words.isprintable()] + wrong
 
 
-# The command ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shown(tmp_path: Path) -> Callable[..., Path]:
     """Return what writes a status file of now, and returns its folder."""
@@ -427,6 +424,3 @@ def test_command_and_agent_mean_the_same_folder() -> None:
     """The command looks where the agent writes, without importing what would tell it."""
     assert (str(folder.SERVICE_RUN_FOLDER), str(folder.DEFAULT_RUN_FOLDER)) == check.FOLDERS
     assert check.FILE_NAME == folder.STATUS_NAME
-
-
-# The agent's side ----------------------------------------------------------------------------

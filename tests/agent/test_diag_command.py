@@ -246,9 +246,6 @@ def test_the_thirteen_systems_and_seven_conditions_of_dcgm() -> None:
     assert len(dcgm_fields.HEALTH_SYSTEMS) == 13 and len(dcgm_fields.POLICY_CONDITIONS) == 7
 
 
-# ---- the command, against an agent's own socket
-
-
 class Told:
     def __init__(self) -> None:
         self.events: list[HealthEvent] = []

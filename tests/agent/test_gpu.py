@@ -269,9 +269,6 @@ def test_names_paces_and_the_driver(roots: Roots) -> None:
     ]
 
 
-# ---- no GPU ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", LANES)
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
     """Most machines that one tries this on have no GPU; that is not their error."""
@@ -369,9 +366,6 @@ def test_what_was_absent_is_looked_for_again(
         outcomes.append(turn(collector).outcome)
     assert outcomes == [CollectOutcome.NO_DATA] * (len(outcomes) - 1) + [CollectOutcome.OK]
     assert RETRY_SECONDS <= len(outcomes) * period <= RETRY_SECONDS + period
-
-
-# ---- sick GPUs ------------------------------------------------------------------------------------
 
 
 def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
@@ -522,9 +516,6 @@ def test_a_hang_names_gpu_and_call(lane: Lane, play: Play, tmp_path: Path) -> No
     os.close(held)
     thread.join(GUARD_SECONDS)
     assert place.read(memory)[:1] + place.read(memory)[3:] == (0, "", "")  # in nothing any more
-
-
-# ---- the kernel's side --------------------------------------------------------------------------------
 
 
 def test_the_drivers_list_is_read_with_care(tmp_path: Path) -> None:

@@ -32,8 +32,6 @@ def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Itera
     made.close()
 
 
-# ---- one field ------------------------------------------------------------------------------------
-
 #: A second of a true counter: share of it held down, and whether the flag is seen at its end.
 EPISODES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40)
 
@@ -232,9 +230,6 @@ def test_zeros_of_an_idle_gpu_are_published_where_type_and_neighbors_agree(
     neighbor = row["violation_sw_thermal_nanoseconds"]
     assert neighbor == (0 if published == 0 or "5000" in line else None)
     assert row["violation_sw_thermal_field_state"] == FieldState.UNVERIFIED
-
-
-# ---- drivers --------------------------------------------------------------------------------------
 
 
 def played(

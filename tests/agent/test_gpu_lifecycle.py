@@ -48,9 +48,6 @@ def told(host: GpuHost) -> list[tuple[str, str, str]]:
     return [(event.name, event.device, event.attributes["state"]) for event in host.events]
 
 
-# ---- lost and back --------------------------------------------------------------------------------
-
-
 def test_a_loss_is_told_at_once_and_once(host: GpuHost) -> None:
     """XID 79: the event was sent every second for a night, and hid a second GPU that fell."""
     devices = gpus(3)
@@ -133,9 +130,6 @@ def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
     gaps = [after - before for before, after in pairwise(opened)]
     assert gaps == [60, 120, 240, 480, REOPEN_SECONDS_MAX, REOPEN_SECONDS_MAX, REOPEN_SECONDS_MAX]
     assert len(host.events) == 1
-
-
-# ---- the driver -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [1, 9])
@@ -280,9 +274,6 @@ def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:
     assert "the kernel has driver 595.45.04" in noticed(host, lane)
     assert epochs(host.read(lane)) == {devices[0].uuid: 1}
     assert "the driver was loaded again" in host.teller.take_inventory_request()
-
-
-# ---- other GPUs -----------------------------------------------------------------------------------
 
 
 def noticed(host: GpuHost, lane: GpuSecond) -> str:
@@ -450,9 +441,6 @@ def test_what_a_trial_sees_of_a_loss_is_told_by_the_lane(host: GpuHost) -> None:
     assert len(host.events) == 1  # and not again
 
 
-# ---- what is not shown ----------------------------------------------------------------------------
-
-
 def test_a_gpu_that_nvml_does_not_show_is_said(host: GpuHost) -> None:
     """A container that was given seven of eight GPUs reported a complete host."""
     devices = gpus(3)
@@ -525,8 +513,6 @@ def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
     host.turn(slow)
     assert host.teller.take_inventory_request() == ""
 
-
-# ---- the machine ----------------------------------------------------------------------------------
 
 KEYS: list[str] = ["GPU-a", "GPU-b", "GPU-c"]
 FINDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["1", "2", "3"]), max_size=3)

@@ -126,9 +126,6 @@ def present(values: dict[str, float | int | None]) -> dict[str, float | int]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-# ---- what all lanes have in common -------------------------------------------------------------------
-
-
 def everything(count: int = 3) -> list[Gpu]:
     """Return GPUs that have all parts, and a MIG device of each."""
     devices = [with_fabric(with_mig(with_c2c(with_links(g, 2), 1))) for g in gpus(count)]
@@ -309,9 +306,6 @@ def test_a_hang_is_named(lane: Lane, play: Play, tmp_path: Path) -> None:
     assert place.read(memory).entered_ns == 0
 
 
-# ---- links --------------------------------------------------------------------------------------------
-
-
 def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
     """Eight GPUs with eighteen links: 144 rows, in the units of their names."""
     play(hgx()).step(1)
@@ -413,9 +407,6 @@ def test_c2c_links_of_a_superchip(lane: Lane, play: Play) -> None:
     }
 
 
-# ---- MIG ----------------------------------------------------------------------------------------------
-
-
 class Asked:
     """Takes what a collector tells."""
 
@@ -513,9 +504,6 @@ def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     assert bool(said.blocks) != whole
 
 
-# ---- the capability that shows MIG -----------------------------------------------------------------------
-
-
 def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0) -> None:
     """Make the driver's capability file, its device node, and this process's capabilities."""
     file = roots.proc / "driver/nvidia/capabilities/mig/monitor"
@@ -559,9 +547,6 @@ def test_capability_texts_are_read_or_refused(text: str) -> None:
     minor = parse_capability_minor(text)
     assert minor is None or 0 <= minor < 10_000_000
     assert parse_is_administrator(text) in (True, False)
-
-
-# ---- processes ------------------------------------------------------------------------------------------
 
 
 def list_in_proc(roots: Roots, pid: int, start_ticks: int) -> None:
@@ -704,9 +689,6 @@ def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
     keys = [process_key("GPU-1", p) for p in told]
     assert len(set(keys)) == len(told)
     assert all(key.rpartition("/")[2] == str(p.pid) for key, p in zip(keys, told, strict=True))
-
-
-# ---- fabric ---------------------------------------------------------------------------------------------
 
 
 def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> None:

@@ -332,9 +332,6 @@ def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> N
     assert host.way.avoided == frozenset() and len(host.inventories) == 1
 
 
-# By itself -----------------------------------------------------------------------------------
-
-
 def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: Host) -> None:
     """An unbind hung for hours on a host whose monitoring had the GPU open; nothing could end it but a reboot."""
     event = HealthEvent(name="gpu.driver_message", device=A, message=WAITS)
@@ -479,9 +476,6 @@ def test_whatever_is_said_a_gpu_with_a_driver_is_not_let_go_of_for_long(
             assert off >= {address} - bound
 
 
-# Left alone ----------------------------------------------------------------------------------
-
-
 def xid(code: int, device: str = A, at_ns: int = 1000 * SECOND_NS, **more: str) -> HealthEvent:
     return HealthEvent(
         name="gpu.xid", code=code, device=device, boottime_ns=at_ns, attributes=dict(more)
@@ -543,9 +537,6 @@ def test_however_it_storms_each_rest_begins_seldom_and_none_is_missed(
         if found:
             assert found == (device, HANGING_XIDS[code])
             began[device] = now_ns
-
-
-# The mailbox ---------------------------------------------------------------------------------
 
 
 def test_what_fails_in_the_mailbox_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,9 +55,6 @@ def spare(host: GpuHost, *devices: Gpu) -> None:
     host.session.exclude(frozenset(gpu.address for gpu in devices))
 
 
-# ---- seams ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_collector_of_gpus_can_leave_some_alone(name: str, host: GpuHost) -> None:
     """A sampler that took over left seven GPUs out because one collector could not spare the eighth."""
@@ -89,9 +86,6 @@ def test_nothing_that_sets_anything_is_even_looked_up() -> None:
             assert setter not in text
 
 
-# ---- opening --------------------------------------------------------------------------------------
-
-
 def test_to_be_warm_is_to_have_opened_no_gpu(host: GpuHost, calls: Callable[[str], int]) -> None:
     """A standby that held eight handles of GPUs that nobody had asked it for."""
     host.play(gpus(2))
@@ -121,9 +115,6 @@ def test_where_the_kernel_lists_the_gpus_none_is_asked_for_by_number(
     rows = host.read(host.second())
     assert set(rows) == {gpu.uuid for gpu in devices}
     assert calls("nvmlDeviceGetHandleByIndex_v2") == before
-
-
-# ---- leaving alone ----------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_kills_whoever_asks_it_is_left_alone(host: GpuHost) -> None:
@@ -249,9 +240,6 @@ def test_accounts_are_shared_with_the_processes_that_come_after() -> None:
     assert nvml.account("0000:19:00.0").lost
     with pytest.raises(ValueError, match="PCI address"):
         nvml.account("0" * 32)
-
-
-# ---- sick GPUs ----------------------------------------------------------------------------------------
 
 
 def test_who_dies_in_a_call_has_told_which(host: GpuHost) -> None:
@@ -401,8 +389,6 @@ def test_processes_that_open_accounts_at_the_same_time_mix_up_none() -> None:
         for gpu in range(30)
     }
 
-
-# ---- looking only at what changed ------------------------------------------------------------------------
 
 values = st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=6, max_size=6)
 

@@ -52,9 +52,6 @@ def h100(tmp_path_factory: pytest.TempPathFactory) -> hosts.HostFolder:
     return hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
 
 
-# --- cores
-
-
 def stat(*cores: tuple[int, ...]) -> str:
     """Return /proc/stat of cores with (user, system, idle, softirq) ticks."""
     lines = [
@@ -160,9 +157,6 @@ def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
     )
 
 
-# --- sensors
-
-
 def test_a_sensor_keeps_its_name_when_the_numbers_change(tmp_path: Path) -> None:
     """After a reboot hwmon3 was another chip: the baseline of a fan was compared with a processor's heat."""
     host = hosts.unpack("h100-ib", tmp_path)
@@ -195,9 +189,6 @@ def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> 
     assert "ina@7-0040/power1" not in read(rest)  # it has no cap
 
 
-# --- memory errors
-
-
 def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder) -> None:
     """17 errors of a controller: 16 of one DIMM, one of nobody's. Rows of a driver that knows DIMMs would
     count them twice."""
@@ -224,9 +215,6 @@ def test_a_driver_without_a_controller_has_no_data(tmp_path: Path) -> None:
     (tmp_path / "devices/system/edac/mc/power").mkdir(parents=True)
     turn = run_collector(edac_10s(Roots(tmp_path, tmp_path)), StoppedClock())
     assert turn.outcome is CollectOutcome.NO_DATA and "ECC" in turn.message
-
-
-# --- clock
 
 
 def timex(
@@ -306,9 +294,6 @@ def test_a_folders_clock_is_handed_in() -> None:
         "status_flags": 0x2011,
         "tai_offset_seconds": 37.0,
     }
-
-
-# --- settings
 
 
 def test_settings_that_somebody_changed(tmp_path: Path) -> None:

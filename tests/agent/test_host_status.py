@@ -265,8 +265,6 @@ def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
         assert seen == {"xid95": sure, "xid79": True}, away
 
 
-# The policy file -----------------------------------------------------------------------------
-
 MINE = """version = "mine-1"
 rollout_share = 1.0
 [[row]]
@@ -365,9 +363,6 @@ def test_a_policy_file_that_is_none(make: str, tmp_path: Path) -> None:
     second(host, made)
     assert made.document is not None
     assert str(file) in made.document["notes"][0] and made.document["policy"] == "1"
-
-
-# What feeds it --------------------------------------------------------------------------------
 
 
 class Stuck(IntEnum):

@@ -528,8 +528,6 @@ def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
     }
 
 
-# What is worth an event ----------------------------------------------------------------------
-
 FAILS = "mlx5_core 0000:98:00.0: poll_health:812:(pid 0): device's health compromised - reached miss count"
 LOADS = "mlx5_core 0000:{}:00.0: firmware version: 28.39.1002"
 
@@ -598,9 +596,6 @@ def test_an_empty_cage_is_no_unplugged_cable(
     assert (
         sum(e.count for e in agent.told if e.name == "rdma.driver_error" and e.revision == 0) == 1
     ), "it had a link"
-
-
-# Position and stamps ---------------------------------------------------------------------------
 
 
 @given(

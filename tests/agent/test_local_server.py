@@ -285,9 +285,6 @@ def test_only_root_and_our_own_user_may_take_a_gpu_from_us() -> None:
     )
 
 
-# Hostile clients -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -441,9 +438,6 @@ def head(path: str, **more: str) -> list[tuple[str, str]]:
         "te": "trailers",
     }
     return [*fields.items(), *((k.replace("_", "-"), v) for k, v in more.items())]
-
-
-# The file ------------------------------------------------------------------------------------
 
 
 def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:

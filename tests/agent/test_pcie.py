@@ -218,9 +218,6 @@ def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
     assert teller.take_inventory_request().endswith("gone and 5 more")
 
 
-# --- configuration space
-
-
 def config(*, mps: int = 1, mrrs: int = 5, relaxed: bool = True, acs: int | None = 0x1D) -> bytes:
     """Return a configuration space with a power-management, an MSI-X and a PCI Express capability; behind
     it an AER and, unless None, an ACS one."""

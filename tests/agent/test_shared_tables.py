@@ -105,9 +105,6 @@ def test_the_daemon_sends_them_in_one_frame() -> None:
     assert {blocks[0].devices for blocks in of_gpus} == {("2", "3", "0", "1")}
 
 
-# ----------------------------------------------------------------------
-# A whole host, from its files and a played NVML to the score.
-
 LANES = (
     "gpu_1s", "gpu_10s", "gpu_60s", "gpu_process_1s", "gpu_job_1s",
     "amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "ras_10s", "kfd_process_1s",

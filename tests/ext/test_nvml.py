@@ -21,9 +21,6 @@ from tests.processes import GUARD_SECONDS
 #: A wait that is longer than this is a failed test; nothing is timed by it.
 
 
-# ---- finding GPUs -----------------------------------------------------------------------------------
-
-
 def test_a_garbage_count_is_bounded(library: str, play: Play) -> None:
     """A count of four thousand million must not be four thousand million calls."""
     counted = ctypes.CDLL(library).fake_nvml_calls
@@ -60,9 +57,6 @@ def test_a_sweep_attaches_only_the_gpus_it_is_given(library: str, play: Play) ->
         assert sweeping.read()[0]["sm_clock_hertz"] == (345 + 15 * 5) * 1e6
         sweeping.read()
     assert [counted(name) - b for name, b in zip(names, before, strict=True)] == [1, 0]
-
-
-# ---- the pass itself ----------------------------------------------------------------------------------
 
 
 def test_one_call_gives_all_fields_of_a_gpu(library: str, play: Play) -> None:

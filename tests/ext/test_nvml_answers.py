@@ -12,8 +12,6 @@ from tests.ext.sweeping import LIBRARY_READINGS, OF_THE_SWEEP, Sweeping, address
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 
-# ---- what an answer is worth -----------------------------------------------------------------------
-
 BLANKS = {2**32 - 1, 2**64 - 1, *range(2**63 - 16, 2**63)}
 UNSIGNED = (
     st.integers(0, 2**64 - 1) | st.sampled_from(sorted(BLANKS)) | st.integers(2**32 - 3, 2**32 + 3)
@@ -106,9 +104,6 @@ def test_a_field_may_come_as_any_type(
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
         assert sweeping.read()[0]["margin_at_max_celsius"] == value
-
-
-# ---- errors stay where they are ------------------------------------------------------------------
 
 
 def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> None:

@@ -76,9 +76,6 @@ def opened(library: str) -> Iterator[Open]:
         nvml.close()
 
 
-# ---- the header ---------------------------------------------------------------------------------
-
-
 def compile_and_run(source: str, folder: Path, header: Path) -> list[str]:
     """Compile a C program against NVIDIA's header, and return the lines that it prints."""
     (folder / "check.c").write_text("#define NVML_NO_UNVERSIONED_FUNC_DEFS\n" + source)
@@ -188,9 +185,6 @@ def test_field_ids_are_nvidias(header: Callable[[], Path], tmp_path: Path) -> No
     assert list(ours.values()) == printed(ours, tmp_path, header())
 
 
-# ---- encoded ratios ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "ratio"),
     [(0xFFF, 1.5e-254), (0x30C, 3e-12), (0x100, 1.0), (0x000, 0.0), (0x001, 0.0), (0x200, None)],
@@ -206,9 +200,6 @@ def test_any_code_is_a_share_or_none(code: int) -> None:
     ratio = bit_error_ratio(code)
     assert ratio is None or (0 <= ratio <= 1 and math.isfinite(ratio))
     assert (ratio is None) == (code >= 1 << 12 or (code >> 8) > 10 ** (code & 0xFF))
-
-
-# ---- links ----------------------------------------------------------------------------------------
 
 
 class Fields:
@@ -357,9 +348,6 @@ def test_links_are_counted_without_the_field(play: Play, opened: Open) -> None:
     assert opened([gpu]).nvlink_count(gpu.address) == 12
 
 
-# ---- MIG ------------------------------------------------------------------------------------------
-
-
 def test_a_mig_device_is_read_whole(play: Play, opened: Open) -> None:
     """Instance, profile and place are what tells two MIG devices of one GPU apart."""
     gpu = with_mig(gpus(1)[0])
@@ -398,9 +386,6 @@ def test_a_garbage_count_of_mig_devices_is_bounded(play: Play, opened: Open, lib
     assert len(parts.mig_devices(gpu.address, parts.mig_devices_max(gpu.address) or 0)) == 1
     asked = counted(b"nvmlDeviceGetMigDeviceHandleByIndex") - before
     assert asked == nvml_parts.MIG_DEVICES_MAX
-
-
-# ---- processes --------------------------------------------------------------------------------------
 
 
 def listed(parts: Parts, address: str) -> list[Process]:
@@ -488,9 +473,6 @@ def test_a_garbage_count_of_processes_is_refused(play: Play, opened: Open, libra
     assert counted(b"nvmlDeviceGetGraphicsRunningProcesses_v3") - before <= 4
 
 
-# ---- fabric ---------------------------------------------------------------------------------------
-
-
 def test_the_older_call_gives_the_fabric_without_its_health(
     folder: Path, play: Play, opened: Open
 ) -> None:
@@ -516,9 +498,6 @@ def test_a_driver_with_a_summary_tells_it(play: Play, opened: Open) -> None:
     told = opened([gpu]).fabric(gpu.address)
     assert told is not None
     assert (told.health_mask, told.health_summary) == (0xAA, 3)
-
-
-# ---- events ---------------------------------------------------------------------------------------
 
 
 def test_only_what_is_supported_is_registered(play: Play, opened: Open) -> None:
@@ -548,8 +527,6 @@ def test_events_come_with_their_gpu(play: Play, opened: Open) -> None:
     with pytest.raises(NvmlError, match="closed"):
         events.wait(1)
 
-
-# ---- drivers that lack something --------------------------------------------------------------------
 
 EVERYTHING = {"count", "state", "fields", "mode", "mig", "processes", "fabric", "events"}
 #: Function -> what nothing else can give. What is not named here costs nothing of these.

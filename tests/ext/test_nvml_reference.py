@@ -25,9 +25,6 @@ ABI = Path(nvml.__file__).with_name("nvml_abi.pxd")
 REFERENCE = Path(__file__).parents[1] / "fake_nvml" / "reference.py"
 
 
-# ---- the header ---------------------------------------------------------------------------------
-
-
 def compile_and_run(source: str, folder: Path) -> str:
     """Compile a C program against NVIDIA's header, and return what it prints."""
     (folder / "check.c").write_text("#define NVML_NO_UNVERSIONED_FUNC_DEFS\n" + source)
@@ -72,9 +69,6 @@ def test_prototypes_are_nvidias(tmp_path: Path) -> None:
     options = ["-Werror", "-Wall", "-Wno-deprecated-declarations", f"-I{header_folder()}"]
     command = [*compiler(), *options, "-c", "prototypes.c"]
     subprocess.run(command, check=True, cwd=tmp_path)
-
-
-# ---- nvidia-ml-py as the reference ----------------------------------------------------------------
 
 
 #: Value -> the most that a driver would say, in NVML's unit; what is not named: LIMIT.

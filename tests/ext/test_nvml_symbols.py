@@ -15,8 +15,6 @@ from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 
-# ---- drivers that lack something --------------------------------------------------------------------
-
 WITH_CALL = (
     {row.name for row in ROWS if row.calls}
     | set(NAMED)

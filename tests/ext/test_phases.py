@@ -473,10 +473,6 @@ def test_memory_is_bounded() -> None:
     assert SampleHistory(8).memory_bytes + PhaseTracker(8).memory_bytes < 1_500_000
 
 
-# ----------------------------------------------------------------------
-# Eight H100 in training, recorded by others: no truth, but what anybody sees in it.
-
-
 def recording(name: str) -> list[Trace]:
     """Return the trace of each GPU; rows cycle over the GPUs."""
     path = RECORDINGS / name

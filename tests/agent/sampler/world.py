@@ -102,8 +102,6 @@ class Child:
         self.world.rings.append(self.boottime_ns())
         return self.say(message)
 
-    # ---- the link, as the daemon has it
-
     def recv_into(self, room: SampleBatchDecoder, /) -> int:
         if self.talks:
             self.talked += 1
@@ -131,8 +129,6 @@ class Child:
     def close(self) -> None:
         self.said.clear()
         self.closed = True
-
-    # ---- its life
 
     def next_ns(self) -> int:
         """When something is to be done for it."""
@@ -210,8 +206,6 @@ class World:
         self.rings: list[int] = []  # when, of the bell
         self._slots: dict[int, bytearray] = {}
 
-    # ---- the nursery
-
     def start(self) -> None:
         self.starts += 1
         if self.refuses:
@@ -258,8 +252,6 @@ class World:
                 child.kill()
         self.ended.clear()
 
-    # ---- time
-
     def boottime_ns(self) -> int:
         return self.now_ns
 
@@ -304,8 +296,6 @@ class World:
         found |= {REPORTS} if self.ended else set()
         found |= {BELL} if any(at <= now_ns for at in self.rings) else set()
         return [each for each in polled if each in found]
-
-    # ---- the driver
 
     def call(self, collector: str, device: str, call: str) -> None:
         """What a collector asks of a device."""
