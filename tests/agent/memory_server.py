@@ -11,7 +11,7 @@ OK = [("grpc-status", "0")]
 
 
 class Server:
-    """The other end, in memory: real HTTP/2, gRPC by hand."""
+    """A server in memory: real HTTP/2, gRPC by hand."""
 
     def __init__(self) -> None:
         self.connection = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
@@ -19,7 +19,7 @@ class Server:
         self.headers: dict[int, dict[str, str]] = {}
         self.bodies: dict[int, bytearray] = {}
         self.ended: list[int] = []
-        self.order: list[int] = []  # streams, as their data came
+        self.order: list[int] = []  # streams, in the order of their data
 
     def receive(self, data: bytes, *, acknowledge: bool = True) -> bytes:
         for event in self.connection.receive_data(data):

@@ -1,4 +1,4 @@
-"""Reading a recorded host twice: by the collectors, and by a few lines of Python of its own."""
+"""Reads a recorded host twice: by the collectors, and by a few independent lines of Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzzing.hosts import Reading, look_around, reading_of
 from tests.hosts import NO_NVML
 from tests.hosts.reading import StoppedClock, collectors_of
 
-#: Not part of the project: a test that needs it is skipped where it is not.
+#: Not part of the project: tests that need it are skipped if it is missing.
 DATA = Path(__file__).parents[2] / "../shared/data"
 Row = dict[str, float | int | None]
 
@@ -51,12 +51,11 @@ def word(path: Path) -> str:
 
 
 def lines(path: Path) -> list[str]:
-    """Return the lines of a file."""
     return path.read_text(errors="replace").splitlines()
 
 
 def number(path: Path, factor: float = 1) -> float | None:
-    """Return the number that a file is, times *factor*; None for any other text."""
+    """Return the number in a file, times *factor*; None for any other text."""
     text = path.read_text(errors="replace").strip() if path.is_file() else ""
     return float(text) * factor if re.fullmatch(r"-?\d+", text) else None
 
@@ -66,7 +65,10 @@ def close_to(value: float | None) -> object:
 
 
 def unpack_ttar(archive: Path, folder: Path) -> None:
-    """Unpack folders, files and links of a `ttar` archive. `EOF` ends a file that has no line feed at its end."""
+    """Unpack folders, files and links of a `ttar` archive.
+
+    `EOF` ends a file without a final line feed.
+    """
     text_lines = iter(archive.read_text(errors="surrogateescape").split("\n"))
     path = folder
     for line in text_lines:
@@ -82,7 +84,7 @@ def unpack_ttar(archive: Path, folder: Path) -> None:
             path.write_text(text, errors="surrogateescape")
 
 
-#: Column -> file below a port, and what its number is multiplied with.
+#: Column -> file below a port, and the factor of its number.
 PORT = {
     "received_bytes": ("counters/port_rcv_data", 4),
     "transmitted_bytes": ("counters/port_xmit_data", 4),

@@ -1,4 +1,4 @@
-"""`gangline agent status`: connected or not, what waits, and what cannot be read."""
+"""`gangline agent status`: connected or not, pending data, and unreadable sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.agent.test_host_status import answers, second
 
 @dataclass
 class World:
-    """A connection, a spool and sources, as the daemon has them."""
+    """A connection, a spool and sources, like the daemon's."""
 
     target: str = "10.0.0.1:7600"
     connected: bool = False
@@ -46,7 +46,7 @@ class World:
 
 
 def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[str, Any]]]:
-    """Return a host, its answers, and what the status file says of the agent."""
+    """Return a host, its answers, and a reader of the agent's part of the status file."""
     host = Host()
     made = answers(host, tmp_path)
     agent = cast(Any, world)
@@ -84,7 +84,7 @@ def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
 
 
 def test_lost_frames_are_no_receipts(tmp_path: Path) -> None:
-    """A full spool drops its oldest frames: nobody has had them."""
+    """A full spool drops its oldest frames: these never reached the aggregator."""
     world = World(unacknowledged_frames=9)
     host, made, read = shown(world, tmp_path)
     world.unacknowledged_frames, world.dropped_frames = 4, 15
@@ -108,7 +108,7 @@ def test_every_source_is_read_or_has_its_reason(outcomes: list[tuple[CollectOutc
 
 
 def section(now_ns: int, **changes: Any) -> dict[str, Any]:
-    """Return what an agent that is well says of itself."""
+    """Return the status of a healthy agent."""
     return {
         "pid": 42,
         "aggregator": "10.0.0.1:7600",
@@ -140,7 +140,9 @@ NOW = 50_000 * SECOND
 def run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str]]:
-    """Return what runs a command over a status file with this section; it returns exit code and output."""
+    """Return a function that runs a command over a status file with this section; it returns exit
+    code and output.
+    """
     monkeypatch.setattr(time, "clock_gettime_ns", lambda _: NOW)
 
     def ask(
@@ -200,7 +202,7 @@ def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
 def test_where_no_agent_runs(
     run: Callable[..., tuple[int, str]], agent: dict[str, Any] | None, age: int, words: str
 ) -> None:
-    """Exit code 3, as where no aggregator answers, and why."""
+    """Exit code 3, as without an aggregator, and the reason."""
     code, said = run(agent, age=age)
     assert code == cli.NO_ANSWER and said.startswith("gangline agent status: ") and words in said
     code, said = run(agent, "--json", age=age)
@@ -214,7 +216,9 @@ def test_no_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 
 
 def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
-    """`gangline hosts` said WATCH, "host clock is kept by nobody", and `gangline check` on it "nothing is wrong"."""
+    """`gangline hosts` reported WATCH, "host clock is kept by nobody", and `gangline check` on the
+    host "nothing is wrong".
+    """
     host, made, read = shown(World(connected=True), tmp_path)
     second(host, made)
     writes = made.file.writes
@@ -229,7 +233,8 @@ def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
     )
     second(host, made)
     assert made.file.writes == writes + 1, "words that change each second cost a write each"
-    made.on_response(IngestAck())  # an aggregator of an earlier version, or one that has not judged
+    # an aggregator of an earlier version, or one before its first judgement
+    made.on_response(IngestAck())
     second(host, made)
     assert read()["verdict"] is None
 
@@ -240,7 +245,7 @@ def said_by(state: str, reason: str = "", age: int = 1) -> dict[str, Any]:
 
 
 BLIND = {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]}
-#: What the agent says of itself -> what a person reads below the line on the host.
+#: The agent's own state -> the lines for a person below the host's line.
 BEYOND: list[tuple[dict[str, Any] | None, list[str]]] = [
     (None, []),
     (said_by("HEALTHY"), []),
@@ -270,7 +275,9 @@ def test_check_tells_a_person_what_it_cannot_see(
     agent: dict[str, Any] | None,
     lines: list[str],
 ) -> None:
-    """On a terminal alone: a prolog's, a script's and cron's line is as it was, and so is each exit code."""
+    """Only on a terminal: the line for a prolog, script or cron job is unchanged, and so is each
+    exit code.
+    """
     first = "gangline: gpu-017: nothing is wrong, as of 0 s ago"
     for arguments in ((), ("--for", "prolog"), ("--for", "epilog")):
         assert run(agent, *arguments, command=("check",)) == (0, f"{first}\n")

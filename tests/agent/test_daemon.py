@@ -1,4 +1,4 @@
-"""The loop under a clock that is handed in: whatever fails, the rest is sampled on the grid."""
+"""The loop with a test's clock: after any failure, the rest is sampled on the grid."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from gangline.contract.wire import telemetry_pb2
 from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
-START = 1200 * SECOND  # on the grid of every pace but the slowest
+START = 1200 * SECOND  # on the grid of every pace except the slowest
 RUN, BOOT = b"r" * 16, b"b" * 16
 
 
 @dataclass
 class HandedClock:
-    """Stands still until it is moved; the wall clock began at another time."""
+    """A clock that advances only by hand; the wall clock has another start."""
 
     now_ns: int = START
 
@@ -48,7 +48,10 @@ class HandedClock:
 
 @dataclass
 class KeptFrames:
-    """A spool in memory. The true one has its own tests, and is in the six hours' test below."""
+    """A spool in memory.
+
+    The real spool has its own tests, and is part of the six-hour test below.
+    """
 
     frames: list[frames.Frame] = field(default_factory=list)
     sequence: int = 1
@@ -89,7 +92,7 @@ class CountingClient:
 
 
 class Numa(Collector):
-    """A collector of one table that does what the test says."""
+    """A collector of one table with the test's behavior."""
 
     enters_driver = False
 
@@ -114,7 +117,7 @@ class Numa(Collector):
 
 
 class Fixture:
-    """A daemon, all that it touches, and a wait that moves the clock."""
+    """A daemon, its dependencies, and a wait that advances the clock."""
 
     def __init__(
         self,
@@ -142,7 +145,7 @@ class Fixture:
         )
 
     def run(self, seconds: int) -> None:
-        """Run the loop until that much time has passed, on the grid or not as the clock stands."""
+        """Run the loop until *seconds* have passed, from any clock position."""
         end_ns = self.clock.now_ns + seconds * SECOND
         self.stop.clear()
 
@@ -192,7 +195,7 @@ def test_each_collector_at_its_own_pace_in_one_frame_a_second() -> None:
 
 
 def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_did_not() -> None:
-    """One port of eight is a restricted function: seven good readings must not be thrown away for it."""
+    """One port of eight is a restricted function: seven good readings must not be dropped for it."""
 
     class OneEyed(Numa):
         access_error = "mlx5_7/1 refuses its counters; give it to the host with: rdma system set"
@@ -219,7 +222,9 @@ def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not
 
 
 def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
-    """A GPU that did not describe itself is asked again after a while, and an earlier request is not delayed by that."""
+    """A GPU without a description is asked again after a while, which does not delay an earlier
+    request.
+    """
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
     made = Fixture(inventory)
     made.run(1)
@@ -235,7 +240,9 @@ def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
 
 
 def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
-    """An event without id could not be told from another; one without time is of no use at 3 a.m."""
+    """An event without id could not be distinguished from others; an event without time is useless
+    at 3 a.m.
+    """
     made = Fixture()
     made.teller.publish(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
     made.teller.publish(telemetry_pb2.HealthEvent(event_id="mine", boottime_ns=5, wall_time_ns=6))
@@ -251,7 +258,7 @@ def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
 
 
 class Quiet(Numa):
-    """Counts errors, of which there are none."""
+    """Error counters, all zero."""
 
     def collect(self) -> Sequence[Block]:
         (block,) = super().collect()
@@ -261,8 +268,9 @@ class Quiet(Numa):
 
 
 def test_what_travels_on_change_travels_whole_to_who_has_just_heard_of_us() -> None:
-    """What went before its answer to our registration is late there and changes nothing: for a minute the first error
-    of each device was the first that was heard of the device, and counted as none."""
+    """Readings sent before the answer to a registration count as late: for a minute the first error
+    of each device was taken for its first reading, and counted as none.
+    """
     made = Fixture(Quiet(table="gpu_1s_changes", pace=Pace.SECOND))
     made.run(3)
     made.client.reconnects += 1
@@ -288,8 +296,9 @@ def test_the_agent_tells_of_itself() -> None:
 
 
 def test_one_broken_sensor_ends_nothing_and_its_outcome_is_told_once() -> None:
-    """A kernel upgrade changed one file's format; the other collectors' readings matter all the
-    more, and the words must not come 86,400 times a day."""
+    """A kernel upgrade changed one file's format; the other readings matter all the more, and the
+    message must not repeat 86,400 times a day.
+    """
 
     def fail() -> None:
         raise ValueError("expected MemTotal, got ''")
@@ -323,7 +332,7 @@ def test_no_hardware_is_told_and_a_return_to_health_too() -> None:
 
 
 def test_a_collector_that_passes_over_its_turn_is_not_called_and_nothing_is_missed() -> None:
-    """A host without a source paid for an exception of it each second."""
+    """A host without a source paid for an exception each second."""
     absent = Numa(name="host", table="host_1s", pace=Pace.SECOND)
     skips = itertools.cycle([False, True, True, True])
     with patch.object(absent, "skip", lambda: next(skips)):
@@ -351,7 +360,8 @@ def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() 
 
 def test_a_flapping_sensor_is_reported_at_most_every_ten_seconds() -> None:
     """A loose riser made one fan answer every other second; its outcome filled the event queue and
-    an XID was dropped for it."""
+    an XID was dropped for it.
+    """
     turns = itertools.count()
 
     def act() -> None:
@@ -364,7 +374,7 @@ def test_a_flapping_sensor_is_reported_at_most_every_ten_seconds() -> None:
 
 
 def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns() -> None:
-    """The host's disk froze the agent for 25 s: the gap must be visible as ours."""
+    """The host's disk froze the agent for 25 s: the gap must be attributed to the agent."""
     host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
     made = Fixture(host, Numa())
     made.run(5)
@@ -378,7 +388,7 @@ def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns()
 def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
     records: pytest.LogCaptureFixture,
 ) -> None:
-    """An event queue on a broken disk raised; the daemon must outlive its own faults."""
+    """An event queue on a broken disk raised; the daemon must survive its own faults."""
     host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
     made = Fixture(host)
 
@@ -403,15 +413,16 @@ def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture)
     assert "5000 rows" in records.text
     _, own = made.tables("agent_10s")[-1]
     column = [s.name for s in TABLES["agent_10s"]].index("agent.left_out_count")
-    assert cell(own, 0, column) == 10  # as of the frame before
+    assert cell(own, 0, column) == 10  # as of the previous frame
 
 
 @pytest.mark.slow
 def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
     tmp_path: Path,
 ) -> None:
-    """Nobody answers for six hours (the aggregator is gone) and one sensor fails all the time: the
-    agent must be as small at the end as at the start, and the newest frames must still be there."""
+    """The aggregator is unreachable for six hours and one sensor always fails: the agent must not
+    grow, and the newest frames must remain.
+    """
 
     def fail() -> None:
         raise OSError("no such sensor")
@@ -441,23 +452,23 @@ def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
     assert stamps == [START + s * SECOND for s in range(21_590, 21_600)]
     assert all(stamp.boottime_ns % SECOND == 0 for stamp in on_disk)
     assert spool.dropped_frames + spool.unacknowledged_frames == 21_600
-    assert spool.dropped_frames > 10_000  # it was full for most of the time
+    assert spool.dropped_frames > 10_000  # full for most of the time
     spool.close()
 
 
 def test_turns_that_a_sampler_left_out_are_counted_from_when_it_took_the_others() -> None:
-    """A takeover begins a schedule of its own, which knows nothing of the turns before it."""
+    """A takeover begins a new schedule, which does not know earlier turns."""
     skips = SkipCounter({"gpu_1s": SECOND})
 
     def turn(at: float, outcome: CollectOutcome = CollectOutcome.OK) -> int:
         return skips.count(TimedResult(int(at * SECOND), CollectResult("gpu_1s", (), 0.0, outcome)))
 
     assert [turn(at) for at in (10.01, 11.2, 12.0)] == [0, 0, 0]
-    assert turn(12.5, CollectOutcome.HUNG) == 0  # said of it, not taken
+    assert turn(12.5, CollectOutcome.HUNG) == 0  # reported, not run
     assert turn(15.9) == 2
     assert [turn(at) for at in (15.95, 16.0, 17.99)] == [2, 2, 2]
     assert [turn(at, CollectOutcome.NO_DATA) for at in (18.0, 28.0)] == [
         2,
         2,
-    ]  # it has nothing to say
+    ]  # no result
     assert [turn(at) for at in (38.0, 40.0)] == [2, 3]

@@ -1,5 +1,5 @@
 # pyright: reportPossiblyUnboundVariable=false
-"""The agent beside DCGM: what it takes of an engine that runs, and what it does when that is ill."""
+"""The agent next to DCGM: its readings of a running engine, and its reaction to a faulty engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 class DcgmHost:
-    """A host with a played engine, a clock that is handed in, and who is told."""
+    """A host with a played engine, a test's clock, and recorded events."""
 
     def __init__(
         self, folder: Path, library: str, mode: str = "listen", sys: Path = Path("/nowhere")
@@ -43,7 +43,7 @@ class DcgmHost:
         self.clock = HandedClock()
         self.roots = Roots(sys, Path("/nowhere"), dcgm=mode, dcgm_library=library)
         self.events: list[HealthEvent] = []
-        self.counts: Block | None = None  # as they last came: they come when one has changed
+        self.counts: Block | None = None  # last received: sent only after a change
         self.listener = DcgmListener(self.roots, self.clock)
         self.listener.start(EventPublisher(self.clock, self, lambda: None))
 
@@ -51,7 +51,7 @@ class DcgmHost:
         self.events.append(event)
 
     def turn(self, seconds: int = 1) -> CollectResult:
-        """Let so many seconds pass, a turn each; return the last."""
+        """Advance by *seconds*, a turn each; return the last result."""
         for _ in range(seconds):
             self.clock.now_ns += SECOND
             result = run_collector(self.listener, self.clock)
@@ -70,7 +70,7 @@ class DcgmHost:
         return None
 
     def profile(self, at: int, **values: object) -> None:
-        """Have the first GPU's profiling fields show values of a moment."""
+        """Set the first GPU's profiling fields at a moment."""
         numbers = {"sm": 1002, "tensor": 1004, "graphics": 1001}
         for name, value in values.items():
             self.engine.set(0, numbers[name], "d", at, value)
@@ -90,7 +90,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: dict[int, s
 
 
 def test_without_a_library_there_is_no_lane() -> None:
-    """A process for what is not there would cost each host without DCGM its memory."""
+    """A process without use would cost each host without DCGM its memory."""
     listener = DcgmListener(Roots(Path("/nowhere"), Path("/nowhere")))
     result = run_collector(listener, HandedClock())
     assert not listener.enters_driver and result.outcome is CollectOutcome.NO_DATA
@@ -101,7 +101,9 @@ def test_without_a_library_there_is_no_lane() -> None:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_listening_changes_nothing_in_the_engine(make: Make, major: int) -> None:
-    """No watch, no group, no policy of ours: the engine's quota and its counters are its users'."""
+    """No watch, no group, no policy of the agent: the engine's quota and counters belong to its
+    users.
+    """
     host = make(major)
     host.engine.lines += ["group 0 0x13", FAILURE]
     host.engine.write()
@@ -128,7 +130,7 @@ def test_profiling_before_hopper_is_under_the_signals_of_gpm(make: Make) -> None
 
 
 def test_a_multiplexed_zero_is_no_reading(make: Make) -> None:
-    """DCGM 169: counters that were with another field read as an idle tensor core, and a job as stalled."""
+    """DCGM 169: counters in use by another field read as an idle tensor core, and a job as stalled."""
     host = make()
     name = "gpu_fast.tensor_active_ratio"
     seen = []
@@ -289,7 +291,9 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
 def test_different_majors_are_told_although_the_connection_stands(
     make: Make, lines: list[str], told: str
 ) -> None:
-    """The engine accepted the connection, single readings were missing, and no message named the cause."""
+    """The engine accepted the connection, some readings were missing, and no message named the
+    cause.
+    """
     host = make()
     host.engine.lines += lines
     host.engine.write()

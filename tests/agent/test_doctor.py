@@ -1,4 +1,6 @@
-"""`gangline doctor`: what it sees, what it is blind to, and the line that opens it, over hosts that are folders."""
+"""`gangline doctor`: its readings, its blind spots, and the line that opens them, over hosts that
+are folders.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ from tests.hosts.reading import TIMEX, StoppedClock, collectors_of
 ROOT = Path(__file__).parent.parent.parent
 NOW = 10_000 * check.SECOND_NS
 ALL_CAPABILITIES = "CapEff:\t000001ffffffffff\n"
-#: statvfs of a disk with room.
+#: statvfs of a disk with free space.
 ROOM = os.statvfs_result((4096, 4096, 1 << 24, 1 << 23, 1 << 23, 1000, 900, 900, 0, 255))
 
 
 def healthy(tmp_path: Path, name: str = "h100-ib", **changes: Any) -> DiagnosedHost:
-    """A folder host with a running agent that is well; *changes* of the host seen by the checks."""
+    """Return a folder host with a healthy running agent;
+
+    *changes* of the host seen by the checks.
+    """
     host = unpack(name, tmp_path / "host")
     agent = section(NOW)
     process = host.root / f"proc/{agent['pid']}"
@@ -76,7 +81,7 @@ def healthy(tmp_path: Path, name: str = "h100-ib", **changes: Any) -> DiagnosedH
 
 
 def found(host: DiagnosedHost, level: str) -> list[DiagnosisResult]:
-    """What the checks find of one level."""
+    """Return the checks' results of one level."""
     return [one for one in diagnosis.diagnose(host) if one.level == level]
 
 
@@ -110,7 +115,7 @@ def test_without_an_agent_the_sources_are_read_here(name: str, tmp_path: Path) -
 
 
 def only(host: DiagnosedHost, name: str, level: str = PROBLEM) -> DiagnosisResult:
-    """The one result of a check at that level."""
+    """Return the only result of a check at that level."""
     (one,) = [one for one in found(host, level) if one.check == name]
     return one
 
@@ -126,7 +131,7 @@ def test_driver_and_library_of_different_versions(tmp_path: Path) -> None:
 
 
 def test_gpus_without_a_driver(tmp_path: Path) -> None:
-    """GPUs present and the driver silent: nouveau, or a module that was not built for this kernel."""
+    """GPUs without a driver's answer: nouveau, or a module that was not built for this kernel."""
     host = healthy(tmp_path, "h200-roce")
     (tmp_path / "host/proc/driver/nvidia/version").unlink()
     one = only(host, "gpus")
@@ -144,7 +149,7 @@ def test_a_gpu_that_the_driver_lost(tmp_path: Path) -> None:
 
 
 def test_a_pod_without_the_runtime_class(tmp_path: Path) -> None:
-    """The GPU is well: it is the pod that has no device nodes."""
+    """The GPU is healthy: the pod has no device nodes."""
     host = healthy(tmp_path, environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get)
     (tmp_path / "host/dev/nvidiactl").unlink()
     assert "runtimeClassName" in only(host, "gpus").remedy
@@ -163,7 +168,10 @@ def test_a_pod_without_the_runtime_class(tmp_path: Path) -> None:
 def test_a_microvm_with_a_containers_image_is_no_container(
     tmp_path: Path, comm: str | None, first_has_mark: bool, container: bool
 ) -> None:
-    """Its root had `/.dockerenv`, and so an H200 was advised on nvidia-docker. With `--pid=host` process 1 is the host's."""
+    """Its root had `/.dockerenv`, so that an H200 got advice about nvidia-docker.
+
+    With `--pid=host` process 1 is the host's.
+    """
     host = healthy(tmp_path)
     root, proc = host.config.run_root.parent, host.config.proc_root
     (root / ".dockerenv").touch()
@@ -192,14 +200,14 @@ def test_a_microvm_with_a_containers_image_is_no_container(
 def test_a_blind_source_has_the_line_that_opens_it(
     words: str, text: str, remedy: str, tmp_path: Path
 ) -> None:
-    """The collector's own words: doctor, `agent status` and the log say the same."""
+    """doctor, `agent status` and the log show the collector's own message."""
     host = healthy(tmp_path, unread=[UnreadSources("blind", words, ["kernel_log_10s"])])
     (one,) = found(host, BLIND)
     assert one == (BLIND, "kernel_log_10s", text, remedy)
 
 
 def test_each_source_that_says_what_opens_it_is_split() -> None:
-    """A collector whose words `split_remedy` does not know would show them as one long line."""
+    """A collector whose message `split_remedy` does not know would show it as one long line."""
     texts = "".join(path.read_text() for path in (ROOT / "agent/collectors").glob("*.py"))
     known = re.findall(r"AmbientCapabilities=\w+", texts)
     assert len(known) >= 5
@@ -223,7 +231,7 @@ def test_a_missing_capability_is_a_blind_spot(tmp_path: Path) -> None:
 
 
 def test_the_capabilities_are_those_of_the_unit() -> None:
-    """One list in the unit, the docs and here."""
+    """Unit, docs and this module have the same list."""
     unit = (ROOT / "packaging/systemd/gangline-agent.service").read_text()
     (names,) = re.findall(r"^AmbientCapabilities=(.*)$", unit, re.MULTILINE)
     assert set(names.split()) == set(diagnosis.CAPABILITIES)
@@ -260,7 +268,7 @@ def test_a_disk_without_room(changes: dict[str, int], part: str, tmp_path: Path)
 
 
 def test_an_aggregator_that_is_away(tmp_path: Path) -> None:
-    """Beside an agent it is the agent's connection that counts, without one our own."""
+    """With an agent its connection counts, without one doctor's own."""
     host = healthy(tmp_path, connect=lambda config: "not to be called")
     assert host.status is not None
     host.status["agent"].update(connected=False, last_error="10.0.0.1:7600: Connection refused")
@@ -290,7 +298,7 @@ def test_certificates_are_read(tmp_path: Path) -> None:
 
 
 def test_an_agent_of_another_version(tmp_path: Path) -> None:
-    """GANGLINE_NO_RESTART=1: the old version runs on, and somebody has to know."""
+    """GANGLINE_NO_RESTART=1: the old version runs on, which the operator must see."""
     host = healthy(tmp_path)
     assert host.status is not None
     host.status["agent_version"] = "0.0.1"
@@ -298,7 +306,7 @@ def test_an_agent_of_another_version(tmp_path: Path) -> None:
 
 
 def test_what_a_child_that_hung_had_read_is_shown() -> None:
-    """The GPU driver hangs: all other sources are known, and the one that hangs is named."""
+    """The GPU driver hangs: all other sources are known, and the hung one is named."""
     output = b'["disk_1s", 4, ""]\n["disk_1s", 0, ""]\n["gpu_1s", 4, ""]\n["gp'
     results = {one.collector: one for one in source_reading.parse(output, 20.0)}
     assert results["disk_1s"].outcome is CollectOutcome.OK
@@ -314,7 +322,7 @@ def test_the_child_reads_a_host_that_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong settings, no agent: words, an exit code, and JSON that says of which form it is."""
+    """Wrong settings, no agent: a message, an exit code, and JSON that names its format."""
     settings = tmp_path / "agent.toml"
     settings.write_text(f'agregator = "head:7600"\nsys_root = "{tmp_path}"\n')
     arguments = ["--config", str(settings), "--run-folder", str(tmp_path / "run")]
