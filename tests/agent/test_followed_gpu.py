@@ -1,4 +1,6 @@
-"""The stand-in GPU that follows a real process (`follow`): what it says is what the kernel says of the process."""
+"""The stand-in GPU that follows a real process (`follow`): its readings equal the kernel's data of
+the process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.fake_nvml.parts_scenario import FollowedPower, following, with_gpm
 from tests.fake_nvml.scenario import Scenario, gpus
 
 POWER = FollowedPower(idle_watts=70.0, wait_watts=200.0, compute_watts=650.0)
-#: A program that follows itself: it asks, computes, asks again, and tells what it knows of the time between.
+#: A program that follows itself: it reads, computes, reads again, and prints its own data of the
+#: time between.
 PROGRAM = """
 import json, os, struct, sys, time
 from pathlib import Path
@@ -60,12 +63,12 @@ print(json.dumps({
     "pids": [one.pid for one in nv.nvmlDeviceGetComputeRunningProcesses(handle)], "pid": os.getpid(),
 }))
 """
-#: Of a process that runs the kernel adds its time at ticks, of 10 ms at most.
+#: The kernel updates the time of a running process at ticks of at most 10 ms.
 TICK_SECONDS = 0.011
 
 
 def told(program: str, scenario: Path, library: str) -> Any:
-    """Return what a program that asks the library prints."""
+    """Return the output of a program that uses the library."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(Path(library).parent),
@@ -78,7 +81,7 @@ def told(program: str, scenario: Path, library: str) -> Any:
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no /proc/PID/schedstat")
 def test_energy_occupancy_and_work_are_those_of_the_process(tmp_path: Path, library: str) -> None:
-    """A stand-in that made up what the process does would judge itself."""
+    """A stand-in that invented the process' behavior would judge itself."""
     found = told(PROGRAM, tmp_path / "scenario", library)
     (outer, begin_joules, inner), (inner_end, end_joules, outer_end) = (
         found["first"],
@@ -113,7 +116,7 @@ print(json.dumps([nv.nvmlDeviceGetUtilizationRates(handle).gpu, nv.nvmlDeviceGet
 
 
 def test_a_gpu_whose_process_ended_is_idle(tmp_path: Path, library: str) -> None:
-    """A process that is gone computes nothing, whoever has its number since."""
+    """An ended process computes nothing, even if its number was reused."""
     child = subprocess.Popen(["true"])
     child.wait()
     gpu = following(

@@ -1,4 +1,4 @@
-"""What NVML's calls cost: slow ones take turns, and what they give is not made up in between."""
+"""The cost of NVML's calls: slow calls take turns, and their values are not invented in between."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nvml_takes_less_than_a_millisecond_per_second_of_an_h200(
 
 
 def test_what_is_slow_takes_turns_and_the_rest_comes_each_second(host: GpuHost) -> None:
-    """Margin and settings keep their last value meanwhile; of energy that would be a stop, and then a leap."""
+    """Margin and settings keep their last value meanwhile; energy would stop, and then jump."""
     play(host)
     lane = host.second()
     rows = [next(iter(host.read(lane).values())) for _ in range(200)]

@@ -1,4 +1,6 @@
-"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and what a second amounts to."""
+"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and the
+summary of a second.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
 
-#: The column of the ring that GPM's first metric fills.
+#: The ring's column of GPM's first metric.
 ACTIVE = COLUMN_NAMES.index("sm_active_ratio")
 
 
 def hoppers(count: int = 2) -> list[Gpu]:
-    """Return GPUs that have GPM."""
+    """Return GPUs with GPM."""
     return [with_gpm(gpu) for gpu in gpus(count)]
 
 
@@ -57,7 +59,7 @@ def roots(tmp_path: Path, library: str) -> Roots:
 
 
 class Lane:
-    """The collector, with samples taken by the clock that is handed in."""
+    """The collector, with samples at the test's clock."""
 
     def __init__(self, roots: Roots) -> None:
         self.clock = HandedClock()
@@ -91,11 +93,11 @@ class Lane:
                 self.ring.sample(self.clock.now_ns)
 
     def known(self, column: int, row: int) -> list[int]:
-        """Return what is known of a reading over the samples that are kept."""
+        """Return the known values of a reading among the stored samples."""
         return [value for value in self.ring.samples(column, row) if value is not None]
 
     def row(self, row: int = 0) -> dict[str, float]:
-        """Return what the turn's block says of one GPU."""
+        """Return one GPU's row of the turn's block."""
         (block,) = self.fast.collect()
         return values(block, row)
 
@@ -119,7 +121,7 @@ def lane(roots: Roots, play: Play) -> Iterator[Callable[..., Lane]]:
 
 
 def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
-    """A struct of another length has the driver write past ours, on ten thousand hosts."""
+    """With a struct of another length the driver would write past ours, on ten thousand hosts."""
     source = tmp_path / "sizes.c"
     source.write_text(
         "#include <nvml.h>\n#include <stddef.h>\n#include <stdio.h>\n"
@@ -150,7 +152,7 @@ def test_the_metrics_are_those_of_the_header() -> None:
 
 
 def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> None:
-    """Half a second of waiting and half of work: the mean alone would tell of neither."""
+    """Half a second of waiting and half of work: the mean alone would show neither."""
     made = lane()
     scenario = Scenario(tmp_path / "scenario", hoppers())
     made.second(lambda number: scenario.step(0 if number < 5 else 1))
@@ -160,7 +162,8 @@ def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> No
     assert row["sm_clock_mean_hertz"] == (345e6 + 1980e6) / 2
     assert (row["power_min_watts"], row["power_max_watts"]) == (69.62, 588.39)
     assert (row["power_cap_ratio"], row["thermal_ratio"], row["power_brake_ratio"]) == (0.5, 0, 0)
-    # GPM looks back: four spans between the five samples 0, 2, 4, 6, 8, the last two of them at work.
+    # GPM looks back: four spans between the five samples 0, 2, 4, 6, 8, the last two of them at
+    # work.
     assert row["sm_active_ratio"] == pytest.approx(0.97 * 2 / 4)
     assert (row["sm_active_min_ratio"], row["sm_active_max_ratio"]) == (0, 0.97)
     assert row["pcie_received_bytes_per_second"] == pytest.approx((2 * 2 + 2 * 640) / 4 * 2**20)
@@ -177,7 +180,7 @@ def test_a_sample_is_told_once(lane: Callable[..., Lane]) -> None:
 
 
 def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
-    """An A100 beside an H100: no GPM is no error, and not nothing at work either."""
+    """An A100 next to an H100: no GPM is neither an error nor idleness."""
     older, newer = hoppers()
     older.values["gpm_supported"] = 0
     made = lane([older, newer])
@@ -193,7 +196,7 @@ def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
 def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
     symbol: str, roots: Roots, play: Play, tmp_path: Path
 ) -> None:
-    """Drivers before 520 export none of them."""
+    """Drivers before 520 do not export them."""
     play(hoppers())
     (tmp_path / "older").mkdir()
     older = Roots(roots.sys, roots.proc, str(build(tmp_path / "older", missing=[symbol])))
@@ -209,7 +212,7 @@ def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
     ("value", "expected"),
     [
         *(("101", 1.0), ("102", None), ("4294967295", None), ("!15", None), ("-", None)),
-        ("!1000", None),  # the driver leaves it out of its answer: not 0 % busy
+        ("!1000", None),  # the driver omits it from its answer: not 0 % busy
     ],
 )
 def test_a_share_that_cannot_be_is_no_reading(
@@ -229,7 +232,7 @@ def test_a_share_that_cannot_be_is_no_reading(
 def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     lane: Callable[..., Lane], tmp_path: Path
 ) -> None:
-    """A GPU that was reset: the first sample after it must not be compared with one from before."""
+    """A GPU was reset: its first sample afterwards must not be compared with an earlier one."""
     sick, well = hoppers()
     sick.lines.append("error nvmlGpmSampleGet 0 999 0")
     made = lane([sick, well])
@@ -250,7 +253,7 @@ def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
 def test_what_is_of_no_use_any_more_is_opened_anew(
     lane: Callable[..., Lane], tmp_path: Path
 ) -> None:
-    """The driver was reloaded: handles of before answer nothing but errors, for ever."""
+    """The driver was reloaded: old handles only return errors."""
     devices = hoppers()
     for gpu in devices:
         gpu.lines.append("error * 0 999")
@@ -270,7 +273,7 @@ def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> N
     for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS, PERIOD_NS, 110_000_000, 7_000_000, 8_000_000):
         made.clock.now_ns += after_ns
         made.ring.sample(made.clock.now_ns)
-    # At every second sample; the first has none before it, the last is 15 ms after the one before it.
+    # At every second sample; the first has no predecessor, the last is 15 ms after its predecessor.
     known = [value is not None for value in made.ring.samples(ACTIVE, 0)]
     assert known == [False, False, True, False, True, False, False]
     assert None not in made.ring.samples(0, 0)
@@ -278,7 +281,7 @@ def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> N
 
 
 def makings(made: Lane, seconds: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let so many seconds pass, and return those at which the GPUs' handles were asked for."""
+    """Advance by *seconds*, and return the seconds at which the GPUs' handles were requested."""
     found: list[int] = []
     original = Samples.__init__
     begin_ns = made.clock.now_ns
@@ -298,7 +301,8 @@ def makings(made: Lane, seconds: int, monkeypatch: pytest.MonkeyPatch) -> list[i
     ("lines", "expected"),
     [
         ([], []),
-        (["error nvmlDeviceGetClockInfo 999", "error nvmlGpmSampleGet 999"], []),  # is lost, say
+        # for example a lost GPU
+        (["error nvmlDeviceGetClockInfo 999", "error nvmlGpmSampleGet 999"], []),
         (["error nvmlGpmSampleGet 999"], [10, 30, 70, 150, 310, 630, 1230, 1830]),
     ],
 )
@@ -309,7 +313,7 @@ def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
     library: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight GPUs were asked for again every ten seconds, for a month, because GPM failed on one."""
+    """Eight GPUs were reopened every ten seconds, for a month, because GPM failed on one."""
     devices = hoppers()
     devices[1].lines += lines
     made = lane(devices)
@@ -322,14 +326,16 @@ def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
 def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
     lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU whose clock nobody may read, in a container: NVML was opened anew every ten seconds."""
+    """A container may not read its GPU's clock: NVML was reopened every ten seconds."""
     devices = hoppers(1)
     devices[0].lines.append("error nvmlDeviceGetClockInfo 4")
     assert makings(lane(devices), 700, monkeypatch) == [10, 30, 70, 150, 310, 630]
 
 
 def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path) -> None:
-    """Half a second of work and half of nothing, each second: the shares are there as soon as both levels are known."""
+    """Half a second of work and half of nothing, each second: the shares appear as soon as both
+    levels are known.
+    """
     made, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
     for _ in range(10):
         made.second(lambda number: scenario.step(0 if number < 5 else 1))
@@ -344,7 +350,9 @@ def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path
 
 
 def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> None:
-    """Levels of the job before call the work of the next one waiting; a checker beside it must not forget them."""
+    """With the previous job's levels the next job seems to wait; an additional health check must
+    not reset them.
+    """
     made = lane()
     changes = []
     for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
@@ -355,11 +363,11 @@ def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> N
         (block,) = made.jobs.collect()
         changes.append(values(block, 0)["job_changes_count"])
     assert changes == [0, 1, 1, 1, 2, 2, 2, 3]
-    assert made.samples.tracker.state(1)[0] == "idle"  # of the neighbour nothing was said
+    assert made.samples.tracker.state(1)[0] == "idle"  # no data about the neighbor
 
 
 def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> None:
-    """A neighbour is spared, NVML is opened anew: the job goes on, and its levels with it."""
+    """A neighbor is excluded, NVML is reopened: the job continues with its levels."""
     made = lane()
     made.fast._session.compute_processes = {made.samples.keys[0]: frozenset({1})}
     made.second()
@@ -377,7 +385,7 @@ def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> Non
 
 
 def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) -> None:
-    """A GPU was taken out: the next one's row is not the job of the one before."""
+    """A GPU was removed: the next one must not inherit its row."""
     made = lane(hoppers(3))
     made.fast._session.compute_processes = {key: frozenset({1}) for key in made.samples.keys}
     made.second()
@@ -395,7 +403,7 @@ def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) ->
 
 
 def test_the_history_has_each_sample(lane: Callable[..., Lane]) -> None:
-    """The period of a step is found in it: power of each sample, GPM of every second one."""
+    """It is the source for the step period: power of each sample, GPM of every second one."""
     made = lane()
     made.second()
     buffer = array("f", bytes(4 * 20))
@@ -419,7 +427,7 @@ class StepWorld:
         self.tracker.begin_job(row)
 
     def run(self, seconds: float, *steps: float) -> None:
-        """Go on for *seconds*; a step of 0 seconds hangs."""
+        """Continue for *seconds*; a step of 0 seconds hangs."""
         for number in range(int(seconds * 10)):
             self.now_ns += PERIOD_NS
             self.history.begin(self.now_ns)
@@ -435,7 +443,7 @@ class StepWorld:
 
 
 def test_each_job_has_its_step_and_the_next_job_does_not_inherit_it() -> None:
-    """A new job showed the period of the last one for half a minute, and a process that hung kept it."""
+    """A new job showed the period of the last one for half a minute, and a hung process kept it."""
     world = StepWorld()
     world.begin_job(0)
     world.begin_job(1)
@@ -480,7 +488,7 @@ def test_without_a_driver_there_is_no_data(tmp_path: Path) -> None:
 
 
 def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
-    """With the machine's clock: a sample at each grid point, the one at the end of the rest too."""
+    """With the machine's clock: a sample at each grid point, including the end of the rest."""
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
     assert fast.collect() == ()
@@ -488,12 +496,14 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
     fast.idle(until_ns)
     assert clock.boottime_ns() >= until_ns
     (block,) = fast.collect()
-    assert values(block, 1)["samples_count"] in (3, 4)  # a busy machine may be late for one
+    assert values(block, 1)["samples_count"] in (3, 4)  # a busy machine may miss one
     fast._session.close()
 
 
 def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
-    """The daemon has an order; a sampler that hears it only after its rest cannot let go of a GPU at once."""
+    """The daemon has a command; a sampler that receives it only after its rest cannot release a GPU
+    at once.
+    """
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
     fast.collect()
@@ -504,7 +514,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
     far_ns = clock.boottime_ns() + int(GUARD_SECONDS * 1e9)
     fast.idle(far_ns)
     assert clock.boottime_ns() < far_ns
-    assert fast.samples.ring.count == 0  # who is called may be to ask a GPU no more
+    assert fast.samples.ring.count == 0  # the command may be to stop using a GPU
     assert (place.called(), place.called()) == (True, False)
     fast._session.close()
 
@@ -512,7 +522,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
 def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     roots: Roots, play: Play, library: str
 ) -> None:
-    """The one that hangs must not be asked ten times a second either."""
+    """The hanging GPU must not be called ten times a second either."""
     devices = hoppers()
     devices[1].lines.append("block * crash -")
     for gpu in devices:
@@ -533,7 +543,10 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
 
 
 def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, play: Play) -> None:
-    """The newest of all GPUs; what the area cannot hold is the oldest. Before a sample there is nothing."""
+    """The newest of all GPUs; the oldest samples do not fit.
+
+    Before the first sample the recording is empty.
+    """
     play(hoppers(2))
     with pytest.raises(NoData, match="no GPU of this host"):
         GpuFast(roots).record(5, 1 << 20)

@@ -1,4 +1,4 @@
-"""A fault at each call in turn: nothing but missing cells comes of it, of one GPU, and it passes."""
+"""A fault at each call in turn: the only effect is missing cells, of one GPU, until the fault ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS: dict[str, Kind] = {
     "gpu_process_1s": lambda host: GpuProcesses(host.roots),
     "gpu_fabric_1s": lambda host: GpuFabric(host.roots),
 }
-#: What counts or notes the fault itself.
+#: Columns that record the fault itself.
 OF_THE_AGENT = {
     *("calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors"),
     *("counter_epoch_count", "lost_state", "error_code_state"),
@@ -55,7 +55,7 @@ def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> GpuHo
 
 
 class Faulty:
-    """The library, told to fail."""
+    """The library with injected faults."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
@@ -63,7 +63,7 @@ class Faulty:
         self._library.fake_nvml_fault.argtypes = [ctypes.c_ulong, ctypes.c_int, ctypes.c_char_p]
 
     def at(self, call: int, code: int) -> None:
-        """Have the *call*th call from now answer *code*; 0: none."""
+        """Make the *call*th call from now return *code*; 0: none."""
         self._library.fake_nvml_fault(call, code, None)
 
     def calls(self) -> int:
@@ -112,7 +112,9 @@ def rises(said: CollectResult) -> set[float | int | None]:
 def test_a_fault_at_any_call_costs_cells_and_passes(
     name: str, code: int, host: GpuHost, library: str
 ) -> None:
-    """The driver was asked for a UUID in the wrong moment: a GPU went by its address until the agent was restarted."""
+    """A request for a UUID failed at a bad moment: a GPU was named by its address until the agent
+    was restarted.
+    """
     devices = everything()
     host.list_in_proc(devices[:2])
     host.play(devices, host=host_lines(devices))
@@ -141,7 +143,7 @@ def test_a_fault_at_any_call_costs_cells_and_passes(
 
 @pytest.mark.parametrize("name", ["gpu_1s", "gpu_10s", "gpu_fabric_1s"])
 def test_a_gpu_without_a_name_is_asked_again(name: str, host: GpuHost, library: str) -> None:
-    """In a container without the driver's files in /proc nobody else knows its UUID."""
+    """In a container without the driver's files in /proc only NVML knows its UUID."""
     devices = everything()
     host.play(devices, host=host_lines(devices))
     faulty, lane = Faulty(library), KINDS[name](host)

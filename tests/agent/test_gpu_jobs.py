@@ -1,4 +1,4 @@
-"""Whose the processes on GPUs are: good days, and days on which the answer must be that nobody knows."""
+"""The jobs of processes on GPUs: normal cases, and cases in which the answer must be unknown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def host(tmp_path: Path) -> JobsHost:
 
 
 def test_a_slurm_job_is_named(host: JobsHost) -> None:
-    """A GPU was slow and nobody could say whose job it had been."""
+    """A GPU was slow and its job was unknown."""
     host.process(4711, SLURM, start=5_000)
     said = host.settle(host.collector(), 4711)
     assert said == {
@@ -64,7 +64,9 @@ def test_a_slurm_job_is_named(host: JobsHost) -> None:
 
 
 def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
-    """The control group knows the UID, kubelet the name: an operator had to ask the API server for the rest."""
+    """The control group has the UID, kubelet the name: an operator had to ask the API server for
+    the rest.
+    """
     (host.proc.parent / f"var/log/pods/ml_trainer-0_{POD}").mkdir(parents=True)
     host.process(4711, POD_CGROUP, pids="4711\t17")
     said = host.settle(host.collector(), 4711)
@@ -78,7 +80,7 @@ def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
 
 
 def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
-    """Found, the same again, ended: one id in rising revisions, so that it is one row at the aggregator."""
+    """New, unchanged, ended: one id in rising revisions, so that the aggregator has one row."""
     host.process(4711, SESSION)
     collector = host.collector()
     both = [GpuProcess(GPU, 4711), GpuProcess(OTHER_GPU, 4711)]
@@ -100,7 +102,7 @@ def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
 
 
 def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading /proc of every process every second was the dearest thing that the agent did."""
+    """Reading /proc of every process every second was the most expensive work of the agent."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -121,7 +123,7 @@ def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.Mon
 
 
 def test_what_was_told_is_told_again(host: JobsHost) -> None:
-    """The aggregator got a new disk, and for a month its picture lacked all jobs that had begun before."""
+    """The aggregator got a new disk, and for a month it lacked all jobs that had begun before."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -134,7 +136,7 @@ def test_what_was_told_is_told_again(host: JobsHost) -> None:
 
 
 def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) -> None:
-    """PID 4711 of the second job was taken for the first's, for it was the same number."""
+    """PID 4711 of the second job was taken for the first's, because the number was the same."""
     host.process(4711, SLURM, start=5_000)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -147,7 +149,9 @@ def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) ->
 
 
 def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: JobsHost) -> None:
-    """The process ended just after NVML had listed it; a web server that got its number was said to train."""
+    """The process ended just after NVML had listed it; a web server with the reused number was
+    reported as training.
+    """
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     collector = host.collector()
     host.turn(collector, 4711)
@@ -157,7 +161,7 @@ def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: 
 
 
 def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> None:
-    """The driver went on listing a process that was gone, until its number was a web server's."""
+    """The driver still listed an ended process, until its number was a web server's."""
     host.process(4711, SLURM, start=5_000)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -172,7 +176,7 @@ def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> N
 def test_another_process_takes_the_number_while_we_look(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Start of one and control group of another made a process that never was."""
+    """Start of one and control group of another made a process that never existed."""
     host.process(4711, SLURM, start=5_000)
     read = process_owner._read_or_nothing
 
@@ -187,7 +191,7 @@ def test_another_process_takes_the_number_while_we_look(
 
 @pytest.mark.parametrize("zombie", [True, False])
 def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) -> None:
-    """80 GB were held by a process that no `kill` reached, for it had ended; the next jobs died of no memory."""
+    """80 GB were held by an ended process that no `kill` reached; the next jobs ran out of memory."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -206,7 +210,9 @@ def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) 
 
 
 def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
-    """After half an hour the GPU's dead process was nobody's: the kernel showed the zombie in no group any more."""
+    """After half an hour the GPU's dead process had no owner: the kernel no longer showed the
+    zombie in a group.
+    """
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -221,21 +227,23 @@ def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
 
 
 def test_a_zombie_in_no_group_was_seen(host: JobsHost) -> None:
-    """ "It ended before it was seen", said of a process that the agent had followed for a day."""
+    """ "It ended before it was seen" was reported about a process that the agent had followed for a
+    day.
+    """
     host.process(4711, "0::/\n", state="Z", threads=1)
     said = host.settle(host.collector(), 4711)
     assert (said["state"], said["unknown"]) == ("dead", NO_GROUP)
 
 
 def test_a_process_that_was_gone_before_the_agent_came(host: JobsHost) -> None:
-    """The agent was restarted to get at the memory that nobody held, and saw no one."""
+    """The agent was restarted because of memory without an owner, and saw no process."""
     collector = host.collector()
     said = host.settle(collector, 4711)
     assert (said["state"], said["source"], said["dead"]) == ("dead", "unknown", "gone")
 
 
 def test_a_process_that_ends_as_others_do_is_no_finding(host: JobsHost) -> None:
-    """Between its end and the driver's next list every process is gone and listed, once."""
+    """Between its end and the driver's next list every process is missing but listed, once."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -254,7 +262,7 @@ def test_a_first_thread_that_ended_is_no_zombie(host: JobsHost) -> None:
 
 
 def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
-    """/proc was mounted with hidepid=2: every process on the host was said to be gone."""
+    """/proc was mounted with hidepid=2: every process on the host was reported as ended."""
     host.end(1)
     collector = host.collector()
     said = host.settle(collector, 4711)
@@ -270,7 +278,7 @@ def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
 def test_a_stat_that_may_not_be_read_is_hidden(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """hidepid=1 shows the folders and not what is in them."""
+    """hidepid=1 shows the folders but not their content."""
 
     def refuse(path: str, most: int) -> bytes:
         raise PermissionError(13, "Permission denied")
@@ -280,7 +288,9 @@ def test_a_stat_that_may_not_be_read_is_hidden(
 
 
 def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
-    """In a container of its own PID namespace the agent found a shell under the number of a training process."""
+    """In a container with its own PID namespace the agent found a shell under the number of a
+    training process.
+    """
     host.in_namespace("pid:[4026532761]")
     host.process(4711, SLURM)
     collector = host.collector()
@@ -303,13 +313,13 @@ def test_an_agent_in_a_container_sees_paths_from_where_it_is(host: JobsHost) -> 
 
 
 def test_a_process_in_no_group_is_said_to_be(host: JobsHost) -> None:
-    """No guess: what was started by hand in a rescue shell belongs to nobody we know."""
+    """No guess: a process started by hand in a rescue shell has no known owner."""
     host.process(4711, "0::/\n")
     assert host.settle(host.collector(), 4711)["unknown"] == NO_GROUP
 
 
 def test_mig_instances_are_told_apart(host: JobsHost) -> None:
-    """Two jobs on the instances of one GPU are no two jobs that share it by mistake, and each has its own row."""
+    """Two jobs on the instances of one GPU do not share it by mistake, and each has its own row."""
     host.process(4711, SLURM)
     host.process(4712, SLURM.replace("123", "124"))
     collector = host.collector()
@@ -325,7 +335,7 @@ def test_mig_instances_are_told_apart(host: JobsHost) -> None:
 
 
 def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
-    """GPU 0 answered with an error for a second, and all its jobs were told to have ended."""
+    """GPU 0 returned an error for a second, and all its jobs were reported as ended."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -336,7 +346,9 @@ def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
 
 
 def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
-    """The driver hung, the job was killed meanwhile, and its number dealt again: no dead, no riddle."""
+    """The driver hung, the job was killed meanwhile, and its number reused: neither a dead nor a
+    mixed process.
+    """
     host.process(4711, SLURM, start=5_000)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -352,7 +364,9 @@ def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
 
 
 def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
-    """A slow GPU has a sampler of its own that spares all else, by names known and unknown: /proc is no GPU."""
+    """A slow GPU has a sampler of its own that excludes all other devices, known and unknown: /proc
+    is not a GPU.
+    """
     host.process(4711, SLURM)
     collector = host.collector()
     collector.exclude(AllExcept.of(GPU, [OTHER_GPU]))
@@ -360,7 +374,9 @@ def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
 
 
 def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
-    """A server's memory moved every second, and each second all was told and looked at anew."""
+    """A server's memory changed every second, and each second all processes were reported and read
+    again.
+    """
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, GpuProcess(GPU, 4711, None, None, 1))
@@ -371,7 +387,7 @@ def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
 
 
 def test_without_a_list_there_is_no_data(host: JobsHost) -> None:
-    """The driver's collector failed; its last list must not stand for ever."""
+    """The driver's collector failed; its last list must not remain."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -408,7 +424,9 @@ def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.M
 
 
 def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> None:
-    """A GPU hung, a job ended while another sampler took its lane over, and was shown as running for another hour."""
+    """A GPU hung, a job ended during the takeover by another sampler, and was shown as running for
+    another hour.
+    """
     host.process(4711, SLURM)
     host.process(4712, SESSION)
     before = host.collector()
@@ -417,7 +435,7 @@ def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> N
     host.anew.clear()
     after = host.collector()
     host.turn(after, 4712)
-    assert [e.device for e in host.anew] == [OTHER_GPU]  # on which nobody is
+    assert [e.device for e in host.anew] == [OTHER_GPU]  # without processes
     host.turn(after, 4712)
     host.turn(after, 4712)
     [other, anew] = host.anew
@@ -432,7 +450,7 @@ def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> N
 def test_what_is_held_back_is_not_said_to_be_told(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a takeover in a storm, processes for which there was no room would have been counted as ended."""
+    """After a takeover in a storm, processes whose events did not fit would have counted as ended."""
     monkeypatch.setattr(change_events, "AT_ONCE_MAX", 8)
     many = range(2, 12)
     for pid in many:
@@ -447,7 +465,9 @@ def test_what_is_held_back_is_not_said_to_be_told(
 
 
 def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
-    """The daemon was busy when 200 processes ended: the last forty were shown on their GPUs for an hour."""
+    """The daemon was busy when 200 processes ended: the last forty were shown on their GPUs for an
+    hour.
+    """
     pids = range(2, 12)
     for pid in pids:
         host.process(pid, SLURM)
@@ -472,11 +492,13 @@ def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
 def test_who_shows_himself_later_stays_one_event(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/proc was remounted without hidepid, and each process was there twice: with an owner, and for an hour without."""
+    """/proc was remounted without hidepid, and each process was listed twice: with an owner, and
+    for an hour without.
+    """
     host.process(4711, SLURM)
     host.end(1)
     collector = host.collector()
-    assert host.settle(collector, 4711)["source"] == "slurm"  # what /proc shows is believed
+    assert host.settle(collector, 4711)["source"] == "slurm"  # /proc shows it now
     host.end(4711)
     hidden = host.collector()
     host.settle(hidden, 4711)
@@ -490,7 +512,7 @@ def test_who_shows_himself_later_stays_one_event(
 
 
 def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
-    """A process called itself `) R 1 (x` and another by bytes that are no UTF-8."""
+    """A process called itself `) R 1 (x` and another by invalid UTF-8."""
     host.process(4711, SLURM, name=") R 1 (x")
     assert host.settle(host.collector(), 4711)["job_id"] == "123"
     folder = host.process(4712, SLURM)
@@ -503,7 +525,7 @@ def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
 
 
 def test_of_this_machine() -> None:
-    """The kernel itself, not our idea of it: this process, and one that is no more."""
+    """Test with the kernel itself: this process, and an ended one."""
     me = process_owner.read_process(Path("/proc"), os.getpid())
     assert (me.state, me.user_id) == (ProcessState.RUNNING, os.getuid())
     child = os.fork()
@@ -516,7 +538,7 @@ def test_of_this_machine() -> None:
 
 
 class World:
-    """Processes that come, end and are dealt the numbers of others, and what the driver lists of them."""
+    """Processes that start, end and reuse numbers, and the driver's list."""
 
     def __init__(self) -> None:
         self.starts: dict[int, int] = {}
@@ -531,7 +553,7 @@ class World:
 Steps = st.lists(
     st.tuples(
         st.dictionaries(st.integers(1, 3), st.integers(1, 4), max_size=3),  # PID -> start
-        st.sets(st.integers(1, 3)),  # listed
+        st.sets(st.integers(1, 3)),  # listed PIDs
     ),
     max_size=40,
 )
@@ -540,7 +562,7 @@ Steps = st.lists(
 @settings(max_examples=200)
 @given(Steps)
 def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
-    """Whatever comes and goes: an identity is of a process seen under that number, and a dead one is not there."""
+    """An identity belongs to a process seen under that number, and a dead process does not exist."""
     world = World()
     known = ProcessTracker(world.look, world.look)
     assert isinstance(steps, list)
@@ -563,7 +585,7 @@ def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
 
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=60))
 def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
-    """In any span no more is told than what stood at its beginning and what came in since."""
+    """In any span the number of events is at most the initial budget plus its refill."""
     budget, now, taken = event_bucket(), 0, 0
     for wait in waits:
         now += wait
@@ -572,7 +594,7 @@ def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
 
 
 def test_a_collector_may_be_made_without_a_host(tmp_path: Path) -> None:
-    """A folder that has no /proc at all: no data, no error."""
+    """A folder without /proc: no data, no error."""
     from gangline.agent.clock import SystemClock
     from gangline.agent.collector import run_collector
     from gangline.agent.hardware.files import Roots

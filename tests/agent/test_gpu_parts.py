@@ -1,4 +1,6 @@
-"""NVLinks, C2C, MIG, processes and fabric: collectors over a library that plays a driver's good and bad days."""
+"""NVLinks, C2C, MIG, processes and fabric: collectors over a library that plays a healthy and a
+faulty driver.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ from tests.fake_nvml.parts_scenario import (
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
 
-#: A wait that is longer than this is a failed test; nothing is timed by it.
+#: A longer wait fails the test; it is not used for timing.
 
 LaneKind = Callable[[Roots], GpuPartsCollector]
 LANES: list[LaneKind] = [NvLinkCollector, C2cLinkCollector, MigDevices, GpuProcesses, GpuFabric]
@@ -76,7 +78,7 @@ Lane = Callable[[LaneKind], GpuPartsCollector]
 
 @pytest.fixture
 def play(play: Play) -> Play:
-    """Count MIG devices apart from GPUs."""
+    """Count MIG devices separately from GPUs."""
 
     def write(devices: Iterable[Gpu]) -> Scenario:
         listed = list(devices)
@@ -87,7 +89,7 @@ def play(play: Play) -> Play:
 
 @pytest.fixture
 def roots(tmp_path: Path, library: str) -> Roots:
-    """A host without anything but the library."""
+    """Return a host with only the library."""
     (tmp_path / "proc").mkdir()
     return Roots(
         sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library, dev=tmp_path / "dev"
@@ -96,7 +98,7 @@ def roots(tmp_path: Path, library: str) -> Roots:
 
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
-    """Return a function that makes a collector, which lets go of its GPUs when the test ends."""
+    """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
     made: list[GpuPartsCollector] = []
 
     def make(kind: LaneKind) -> GpuPartsCollector:
@@ -127,7 +129,7 @@ def present(values: dict[str, float | int | None]) -> dict[str, float | int]:
 
 
 def everything(count: int = 3) -> list[Gpu]:
-    """Return GPUs that have all parts, and a MIG device of each."""
+    """Return GPUs with all parts, and a MIG device on each."""
     devices = [with_fabric(with_mig(with_c2c(with_links(g, 2), 1))) for g in gpus(count)]
     for i, gpu in enumerate(devices):
         gpu.lines.append(process(4000 + i))
@@ -136,7 +138,7 @@ def everything(count: int = 3) -> list[Gpu]:
 
 @pytest.mark.parametrize("kind", LANES)
 def test_each_lane_fills_its_tables(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """A table that nothing fills would be missing on every host, and nobody would ask why."""
+    """A table without a source would be missing on every host, unnoticed."""
     play(everything())
     collector = lane(kind)
     said = turn(collector)
@@ -151,7 +153,7 @@ def test_each_lane_fills_its_tables(kind: LaneKind, lane: Lane, play: Play) -> N
 
 @pytest.mark.parametrize("kind", LANES)
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
-    """Most machines that one tries this on have no GPU; that is not their error."""
+    """Most machines have no GPU, which is not an error."""
     said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
     assert said.outcome is CollectOutcome.NO_DATA
     assert said.message.startswith("no NVML: ")
@@ -169,7 +171,7 @@ def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
 def test_a_gpu_without_the_part_is_no_data(
     kind: LaneKind, words: str, lane: Lane, play: Play, library: str
 ) -> None:
-    """A PCIe card has no NVLink: that is no zero, and not asked for each second either."""
+    """A PCIe card has no NVLink: not zero links, and not a request each second either."""
     devices = gpus(2)
     for gpu in devices:
         gpu.values.pop("mig_mode", None)
@@ -185,7 +187,7 @@ def test_a_gpu_without_the_part_is_no_data(
 def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
     lane: Lane, play: Play
 ) -> None:
-    """Each second the agent woke half of its code to say that this host still has no fabric."""
+    """Each second the agent loaded half of its code to report that this host has no fabric."""
     devices = [with_fabric(gpu, state=(0, 3)) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetGpuFabricInfoV 0 0 999")
     scenario = play(devices)
@@ -199,14 +201,14 @@ def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
     assert outcomes == nothing | {60: CollectOutcome.OK, 61: CollectOutcome.OK}
     scenario.step(2)
     for _ in range(3):
-        assert not collector.skip()  # one GPU fails: the other goes on
+        assert not collector.skip()  # one GPU fails: the other continues
         assert turn(collector).outcome is CollectOutcome.BLIND
 
 
 def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
     lane: Lane, play: Play
 ) -> None:
-    """The driver was loaded again, with the fabric manager this time."""
+    """The driver was reloaded, with the fabric manager this time."""
     play(gpus(1))
     collector = lane(GpuFabric)
     assert (collector.skip(), turn(collector).outcome) == (False, CollectOutcome.NO_DATA)
@@ -217,7 +219,7 @@ def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
 
 @pytest.mark.parametrize("kind", LANES)
 def test_a_lost_gpu_costs_no_neighbour(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """XID 79 on one GPU: its parts are gone from the turn, those of seven others are read as ever."""
+    """XID 79 on one GPU: its parts are missing in the turn, those of seven others are read."""
     devices = everything()
     devices[1].lines.append("error * 0 15")
     scenario = play(devices)
@@ -235,7 +237,7 @@ def test_a_lost_gpu_costs_no_neighbour(kind: LaneKind, lane: Lane, play: Play) -
 
 @pytest.mark.parametrize("kind", LANES)
 def test_a_gpu_that_answers_with_an_error_is_named(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """One GPU's driver answered `unknown error` for a week, and its seven neighbours hid it."""
+    """One GPU's driver returned `unknown error` for a week, hidden by its seven neighbors."""
     devices = everything()
     devices[1].lines.append("error * 0 999")
     scenario = play(devices)
@@ -248,7 +250,9 @@ def test_a_gpu_that_answers_with_an_error_is_named(kind: LaneKind, lane: Lane, p
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Play) -> None:
-    """It was said once, at the start; a day later nobody knew that one GPU of eight was never looked at."""
+    """It was reported once, at the start; a day later it was unknown that one GPU of eight was
+    never read.
+    """
     devices = everything()
     devices[1].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 999")
     play(devices)
@@ -261,7 +265,7 @@ def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Pla
 
 @pytest.mark.parametrize("kind", LANES)
 def test_a_gpu_that_comes_back_is_found_again(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """After a reset the GPU answers again; an agent that had given it up would need a restart."""
+    """After a reset the GPU answers again; an agent that had abandoned it would need a restart."""
     devices = everything()
     devices[1].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15 0")
     devices[1].lines.append("error nvmlDeviceGetUUID 0 0")
@@ -288,7 +292,7 @@ def test_release_lets_go_and_the_next_turn_opens_again(
 
 
 def test_a_hang_is_named(lane: Lane, play: Play, tmp_path: Path) -> None:
-    """A MIG look-up that does not return: an operator must read which GPU and call it is."""
+    """A MIG look-up that does not return: the operator must see its GPU and call."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     devices = everything()
@@ -363,7 +367,7 @@ def test_an_older_driver_has_the_links_in_its_own_way(lane: Lane, play: Play) ->
 
 
 def test_a_link_that_goes_down_is_seen(lane: Lane, play: Play) -> None:
-    """A link down halves nothing that one sees; the collective is slower by one eighteenth."""
+    """A link that is down has no visible effect; the collective is slower by one eighteenth."""
     gpu = with_links(gpus(1)[0], 2)
     gpu.lines = [line for line in gpu.lines if not line.startswith("scoped 1 165")]
     gpu.lines.append("scoped 1 165 uint 1 0")
@@ -376,7 +380,9 @@ def test_a_link_that_goes_down_is_seen(lane: Lane, play: Play) -> None:
 
 
 def test_a_gpu_that_does_not_tell_its_links_is_said_and_asked_again(lane: Lane, play: Play) -> None:
-    """The count of links was refused once, and the GPU had none until the agent was restarted; all was well."""
+    """The count of links was refused once, and the GPU had none until the agent was restarted,
+    unnoticed.
+    """
     devices = [with_links(gpu, 2) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetFieldValues 4 0")
     scenario = play(devices)
@@ -393,7 +399,7 @@ def test_a_gpu_that_does_not_tell_its_links_is_said_and_asked_again(lane: Lane, 
 
 
 def test_c2c_links_of_a_superchip(lane: Lane, play: Play) -> None:
-    """Grace and its GPU hang together by links of their own, which fail by themselves."""
+    """Grace and its GPU are connected by links of their own, with their own failures."""
     play([with_c2c(gpus(1)[0], 10)])
     links = rows(turn(lane(C2cLinkCollector)), "c2c_10s_changes")
     assert len(links) == 10
@@ -408,7 +414,7 @@ def test_c2c_links_of_a_superchip(lane: Lane, play: Play) -> None:
 
 
 class Asked:
-    """Takes what a collector tells."""
+    """Records a collector's requests."""
 
     def __init__(self) -> None:
         self.teller = EventPublisher(SystemClock(), self, lambda: None)
@@ -418,7 +424,7 @@ class Asked:
 
 
 def test_each_instance_is_a_device(lane: Lane, play: Play) -> None:
-    """Two tenants on one GPU: each has its memory, its place and its errors."""
+    """Two tenants on one GPU: each has its memory, its placement and its errors."""
     devices = gpus(2)
     with_mig(devices[0])
     with_mig(devices[1], 0, 1)
@@ -442,7 +448,7 @@ def test_each_instance_is_a_device(lane: Lane, play: Play) -> None:
 
 
 def test_nothing_is_looked_up_where_the_mode_is_off(lane: Lane, play: Play, library: str) -> None:
-    """MIG look-ups burnt ten cores on a host whose GPUs were never cut."""
+    """MIG look-ups used ten cores on a host whose GPUs were never split."""
     play([with_mig(gpu, 0, 0) for gpu in gpus(8)])
     counted = ctypes.CDLL(library).fake_nvml_calls
     names = (b"nvmlDeviceGetMigDeviceHandleByIndex", b"nvmlDeviceGetMaxMigDeviceCount")
