@@ -458,7 +458,7 @@ def test_nothing_is_looked_up_where_the_mode_is_off(lane: Lane, play: Play, libr
 
 
 def test_a_reconfiguration_is_noticed_and_leaves_no_stale_rows(lane: Lane, play: Play) -> None:
-    """The instance was destroyed and made anew, larger: the old one's memory stayed in use for ever."""
+    """The instance was destroyed and recreated, larger: the old one's memory seemed in use forever."""
     gpu = with_mig(gpus(1)[0])
     scenario = play(
         [gpu, mig_device(0, 1, last=0), mig_device(0, 2), mig_device(0, 1, first=1, profile=5)]
@@ -478,7 +478,7 @@ def test_a_reconfiguration_is_noticed_and_leaves_no_stale_rows(lane: Lane, play:
 
 
 def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Play) -> None:
-    """A GPU was put into MIG mode: as a whole it is no longer to be had."""
+    """A GPU was put into MIG mode: as a whole it is no longer available."""
     scenario = play([with_mig(gpus(1)[0], (0, 1), 1), mig_device(0, 1)])
     collector, asked = lane(MigDevices), Asked()
     assert isinstance(collector, MigDevices)
@@ -493,7 +493,10 @@ def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Pl
 def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     whole: bool, lane: Lane, play: Play, roots: Roots
 ) -> None:
-    """Without mig/monitor an agent sees its own instances only; `no errors` of the others was a guess."""
+    """Without mig/monitor an agent sees only its own instances;
+
+    `no errors` for the others was a guess.
+    """
     grant(roots, minor=2)
     gpu, device = with_mig(gpus(1)[0]), mig_device(0, 1)
     if whole:
@@ -511,7 +514,7 @@ def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
 
 
 def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0) -> None:
-    """Make the driver's capability file, its device node, and this process's capabilities."""
+    """Create the driver's capability file, its device node, and this process' capabilities."""
     file = roots.proc / "driver/nvidia/capabilities/mig/monitor"
     file.parent.mkdir(parents=True)
     file.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
@@ -534,14 +537,14 @@ def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0
 def test_who_sees_all_mig_instances(
     node: bool, capabilities: int, sees: bool, roots: Roots
 ) -> None:
-    """The driver does not refuse: it shows less. So the agent must know by itself what it may see."""
+    """The driver does not refuse, it shows less: the agent itself must know its rights."""
     grant(roots, minor=12, node=node, capabilities=capabilities)
     assert sees_all_mig_instances(roots) is sees
     assert mig_monitor_line(roots).endswith(f"{roots.dev}/nvidia-caps/nvidia-cap12")
 
 
 def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
-    """A driver that was never loaded has none; the line still names where it would be."""
+    """A driver that was never loaded has none; the message still names its place."""
     nothing = Roots(proc=tmp_path, dev=tmp_path)
     assert not sees_all_mig_instances(nothing)
     assert "driver/nvidia/capabilities/mig/monitor" in mig_monitor_line(nothing)
@@ -549,7 +552,7 @@ def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_capability_texts_are_read_or_refused(text: str) -> None:
-    """Files of a driver we do not know."""
+    """Files of an unknown driver."""
     minor = parse_capability_minor(text)
     assert minor is None or 0 <= minor < 10_000_000
     assert parse_is_administrator(text) in (True, False)
@@ -563,7 +566,7 @@ def list_in_proc(roots: Roots, pid: int, start_ticks: int) -> None:
 
 
 def test_processes_with_memory_and_start(lane: Lane, play: Play, roots: Roots) -> None:
-    """The zombie of a job that ended yesterday still held 60 GB; nobody could say whose it was."""
+    """The zombie of a job that ended yesterday still held 60 GB, and its owner was unknown."""
     gpu = gpus(1)[0]
     gpu.lines += [process(4242, 60 << 30), process(4242, 60 << 30, which=1), process(77, NO_MEMORY)]
     play([gpu])
@@ -588,7 +591,9 @@ def test_processes_with_memory_and_start(lane: Lane, play: Play, roots: Roots) -
 
 
 def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, roots: Roots) -> None:
-    """The same PID a minute later was another user's job, and was charged with the first one's memory."""
+    """The same PID a minute later was another user's job, and was charged with the first one's
+    memory.
+    """
     gpu = gpus(1)[0]
     gpu.lines.append(process(4242))
     play([gpu])
@@ -604,7 +609,9 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
 def test_what_could_not_be_filled_is_filled_the_next_second(
     lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job began while the agent was out of descriptors: for ten seconds nobody was on that GPU, and all was well."""
+    """A job began while the agent was out of descriptors: for ten seconds its GPU had no process,
+    without a message.
+    """
     gpu = gpus(1)[0]
     gpu.lines += [process(1, last=0), process(2, first=1)]
     scenario = play([gpu])
@@ -622,7 +629,7 @@ def _no_descriptor(*_: object) -> list[TaskStat]:
 
 
 def test_a_process_that_ends_leaves_no_row(lane: Lane, play: Play) -> None:
-    """Rows of processes that are gone are memory that seems to be in use."""
+    """Rows of ended processes look like memory in use."""
     gpu = gpus(1)[0]
     gpu.lines += [process(1, last=0), process(2)]
     scenario = play([gpu])
@@ -635,7 +642,7 @@ def test_a_process_that_ends_leaves_no_row(lane: Lane, play: Play) -> None:
 
 
 def test_no_process_is_an_empty_table_not_no_data(lane: Lane, play: Play) -> None:
-    """An idle GPU has no process; that is known, not unknown."""
+    """An idle GPU has no process, which is known."""
     play(gpus(2))
     said = turn(lane(GpuProcesses))
     assert said.outcome is CollectOutcome.OK and said.blocks[0].rows == 0
@@ -654,7 +661,7 @@ def test_mig_processes_are_kept_apart_by_instance(lane: Lane, play: Play) -> Non
 
 
 def test_a_garbage_count_costs_its_gpu_only(lane: Lane, play: Play) -> None:
-    """A driver that claims four thousand million processes has a neighbour that does not."""
+    """A driver that reports four thousand million processes on one GPU is still read for the other."""
     devices = gpus(2)
     devices[0].values["mps_count"] = 4_294_967_294
     devices[1].lines.append(process(9))
@@ -690,7 +697,7 @@ def test_merging_loses_no_process_and_adds_no_memory(processes: list[Process]) -
 
 @given(st.lists(PROCESSES, unique_by=lambda p: (p.pid, p.gpu_instance, p.compute_instance)))
 def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
-    """Two rows of one key are one row too few."""
+    """Two rows with one key are one row too few."""
     told = [p for p in processes if p.gpu_instance is not None or p.compute_instance is None]
     keys = [process_key("GPU-1", p) for p in told]
     assert len(set(keys)) == len(told)
@@ -698,7 +705,9 @@ def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
 
 
 def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> None:
-    """A tray of an NVL72 at degraded bandwidth: the job ran at half its pace, and every counter was clean."""
+    """A tray of an NVL72 at degraded bandwidth: the job ran at half its pace, and every counter was
+    zero.
+    """
     scenario = play([with_fabric(gpu, health=(0x1AA, 0x2A9)) for gpu in gpus(4)])
     collector = lane(GpuFabric)
     healthy = next(iter(rows(turn(collector), "gpu_fabric_1s_changes").values()))
@@ -720,7 +729,7 @@ def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> N
 
 
 def test_a_registration_that_is_not_done_has_no_clique(lane: Lane, play: Play) -> None:
-    """Fabric Manager was not running: clique 0 of an unfinished registration is nobody's neighbour."""
+    """Fabric Manager was not running: clique 0 of an unfinished registration is meaningless."""
     play([with_fabric(gpus(1)[0], state=2, health=0)])
     row = next(iter(rows(turn(lane(GpuFabric)), "gpu_fabric_1s_changes").values()))
     assert present(row) == {"registration_state": 2, "health_flags": 0}
@@ -728,7 +737,7 @@ def test_a_registration_that_is_not_done_has_no_clique(lane: Lane, play: Play) -
 
 @given(st.integers(0, 2**32 - 2))
 def test_any_mask_is_decoded_or_missing(mask: int) -> None:
-    """Bits of a header that we do not know stay in the raw mask, and change nothing else."""
+    """Unknown bits of a header stay in the raw mask, and change nothing else."""
     raw, *states, configuration = health(mask)
     assert raw == mask
     expected = [{1: 1, 2: 0}.get((mask >> shift) % 4) for shift in (0, 2, 4, 6)]
@@ -737,13 +746,16 @@ def test_any_mask_is_decoded_or_missing(mask: int) -> None:
 
 
 def test_no_mask_is_no_health() -> None:
-    """An older driver tells the state and not the health: unknown, not healthy. So does one that writes its blank."""
+    """An older driver reports the state without the health: unknown, not healthy.
+
+    So is a driver that writes blanks.
+    """
     assert health(None) == health(2**32 - 1) == (None,) * 6
 
 
 @given(st.integers(0, 255), st.integers(-1, 2**32 - 1), st.integers(0, 255))
 def test_a_fabric_of_garbage_has_no_state(state: int, clique: int, summary: int) -> None:
-    """A GPU whose memory reads as ones was `registration state 255`, and healthy beyond all measure."""
+    """A GPU whose memory reads as ones had `registration state 255`, and looked healthy."""
     said = values_of(Fabric(bytes(16), state, 0, clique, 2**32 - 1, summary))
     assert said[0] == (state if state <= 3 else None)
     assert said[2] in (None, clique) and said[2] != 2**32 - 1

@@ -48,7 +48,7 @@ def row(collector: Collector, device: str = "host", table: int = 0) -> Row:
 
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> hosts.HostFolder:
-    """A host that is only looked at."""
+    """Return a host that tests only read."""
     return hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
 
 
@@ -76,7 +76,9 @@ def test_a_core_that_only_serves_interrupts(tmp_path: Path) -> None:
 
 
 def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
-    """Its row goes with it; when it is back its first share is missing, not that of its whole life."""
+    """Its row disappears with it; when it is back its first share is missing, not an average since
+    boot.
+    """
     both, one = ((0, 0, 100, 0), (0, 0, 100, 0)), ((50, 0, 150, 0),)
     collector = CpuMinute(Roots(tmp_path, tmp_path))
     write(tmp_path, {"stat": stat(*both)})
@@ -90,7 +92,9 @@ def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
 
 
 def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
-    """The loader was pinned to one core of the second socket: the host's mean hid the node, the node's the core."""
+    """The loader was pinned to one core of the second socket: the host's mean hid the node, the
+    node's mean the core.
+    """
     write(
         tmp_path,
         {
@@ -108,7 +112,7 @@ def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
 
 
 def test_the_busiest_core_is_named() -> None:
-    """`Some core is full`: which one decides whether it is the loader's or the NIC's."""
+    """`Some core is full`: its number shows whether it is the loader's or the NIC's."""
     times = CoreTimes(0.05)
     times.take(stat(*[(0, 0, 0, 0)] * 4).encode())
     now = stat((0, 0, 100, 0), (3, 0, 97, 0), (98, 0, 2, 0), (96, 0, 4, 0))
@@ -118,7 +122,9 @@ def test_the_busiest_core_is_named() -> None:
 
 
 def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
-    """iowait and idle may fall a little (proc(5)); user time that falls is another boot's: nothing is known."""
+    """iowait and idle may fall slightly (proc(5)); user time that falls is another boot's: nothing
+    is known.
+    """
     times = CoreTimes()
     times.take(b"cpu 50 0 10 100 20 0 0 0 0 0\n")
     assert times.take(b"cpu 60 0 20 100 19 0 0 0 0 0\n").user == 0.5
@@ -126,7 +132,7 @@ def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
 
 
 def test_frequencies_whose_driver_is_loaded_late(tmp_path: Path) -> None:
-    """The agent came up before acpi-cpufreq, and the host had no frequency for its first hour."""
+    """The agent started before acpi-cpufreq, and the host had no frequency for its first hour."""
     write(tmp_path, {"meminfo": "MemTotal: 8 kB\n", "devices/system/cpu/online": "0-1\n"})
     collector = HostTenSeconds(Roots(tmp_path, tmp_path))
     assert row(collector)["cpu_frequency_hertz"] is None
@@ -135,8 +141,10 @@ def test_frequencies_whose_driver_is_loaded_late(tmp_path: Path) -> None:
 
 
 def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
-    """Both threads of a core show the core's count: the sum said twice what happened. A file that cannot be
-    read makes the sum unknown, lest it seem to fall."""
+    """Both threads of a core show the core's count: the sum was twice the truth.
+
+    An unreadable file makes the sum unknown, otherwise it would seem to fall.
+    """
     files = {"meminfo": "MemTotal: 1 kB\n"}
     for thread in range(4):
         folder = f"devices/system/cpu/cpu{thread}"
@@ -158,26 +166,28 @@ def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
 
 
 def test_a_sensor_keeps_its_name_when_the_numbers_change(tmp_path: Path) -> None:
-    """After a reboot hwmon3 was another chip: the baseline of a fan was compared with a processor's heat."""
+    """After a reboot hwmon3 was another chip: the baseline of a fan was compared with a processor's
+    heat.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     before = {name: s.reading for name, s in sensors(host.roots.sys).items()}
     folder = host.roots.sys / "class/hwmon"
     (folder / "hwmon0").rename(folder / "hwmon77")
     (folder / "hwmon3").rename(folder / "hwmon0")
     assert {name: s.reading for name, s in sensors(host.roots.sys).items()} == before
-    assert "nvme@0000:1e:00.0/temp1" in before  # nvme0 is a number as well
+    assert "nvme@0000:1e:00.0/temp1" in before  # nvme0 is also a number that may change
     assert before["ina@7-0040/power1"] == "_input"
 
 
 def test_two_chips_of_one_name_stay_apart(tmp_path: Path) -> None:
-    """Two without a device: both are told, in the order of their numbers, 10 after 2."""
+    """Two chips without a device: both are reported, in numeric order, 10 after 2."""
     write(tmp_path, {f"class/hwmon/hwmon{n}/name": "acpi\n" for n in (10, 2)})
     found = {name: folder.name for name, folder in chips(tmp_path).items()}
     assert found == {"acpi": "hwmon2", "acpi#2": "hwmon10"}
 
 
 def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> None:
-    """Watts, hertz, volts and degrees, each from its own files; a fan that stands is 0, not missing."""
+    """Watts, hertz, volts and degrees, each from its own files; a stopped fan is 0, not missing."""
     watts = read(power.hwmon_1s(h100.roots))
     assert watts["power_meter@ACPI000D:00/power1"] == {"power_watts": 4213.0}
     assert set(watts) == {"power_meter@ACPI000D:00/power1", "ina@7-0040/power1"}
@@ -186,12 +196,14 @@ def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> 
     assert row(rest, "ina@7-0040/fan2")["fan_speed_hertz"] == 0.0
     assert row(rest, "ina@7-0040/in0")["voltage_volts"] == 12.0
     assert row(rest, "power_meter@ACPI000D:00/power1")["power_cap_watts"] == 10200.0
-    assert "ina@7-0040/power1" not in read(rest)  # it has no cap
+    assert "ina@7-0040/power1" not in read(rest)  # without a cap
 
 
 def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder) -> None:
-    """17 errors of a controller: 16 of one DIMM, one of nobody's. Rows of a driver that knows DIMMs would
-    count them twice."""
+    """17 errors of a controller:
+
+    16 of one DIMM, one without a DIMM. Rows of a driver that knows DIMMs would count them twice.
+    """
     collector = edac_10s(h100.roots)
     assert row(collector, "mc0/dimm1")["corrected_errors"] == 16
     assert row(collector, "mc0")["corrected_unlocated_errors"] == 1
@@ -204,14 +216,16 @@ def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder)
 
 
 def test_ranks_are_places_too(tmp_path: Path) -> None:
-    """AMD's driver calls them ranks: a host of 24 had no memory errors at all, for want of a `dimm`."""
+    """AMD's driver calls them ranks: a host of 24 had no memory errors at all, because the code
+    looked for `dimm`.
+    """
     write(tmp_path, {"devices/system/edac/mc/mc0/rank4/dimm_ce_count": "3\n"})
     assert list(clock.edac_locations(tmp_path)) == ["mc0", "mc0/rank4"]
     assert row(edac_10s(Roots(tmp_path, tmp_path)), "mc0/rank4")["corrected_errors"] == 3
 
 
 def test_a_driver_without_a_controller_has_no_data(tmp_path: Path) -> None:
-    """The module is loaded, the machine has no ECC: no data, in words."""
+    """The module is loaded, the machine has no ECC: no data, with a message."""
     (tmp_path / "devices/system/edac/mc/power").mkdir(parents=True)
     turn = run_collector(edac_10s(Roots(tmp_path, tmp_path)), StoppedClock())
     assert turn.outcome is CollectOutcome.NO_DATA and "ECC" in turn.message
@@ -229,7 +243,7 @@ def timex(
 
 
 def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
-    """An offset of 250 us was told as a quarter of a second: STA_NANO says what the number means."""
+    """An offset of 250 us was reported as a quarter of a second: STA_NANO has the unit."""
     assert clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
     nano = clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
     assert nano.offset_seconds == pytest.approx(-250e-6)
@@ -239,14 +253,14 @@ def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
 
 
 def test_a_clock_that_nobody_keeps() -> None:
-    """The time daemon died: the state says so at once where the offset stays at its last word."""
+    """The time daemon died: the state shows it at once, while the offset keeps its last value."""
     found = clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
     assert (found.synchronised, found.leap_state, found.error_max_seconds) == (False, 5, 16.0)
 
 
 @given(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 7))
 def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: clock.Timex) -> None:
-    """Garbage in a struct of another layout: within what a kernel can mean, or missing."""
+    """Garbage in a struct of another layout: plausible values, or missing."""
     found = clock.parse_timex(answer)
     assert found.offset_seconds is None or abs(found.offset_seconds) <= 1
     for error in (found.error_estimated_seconds, found.error_max_seconds):
@@ -269,7 +283,7 @@ def test_this_machines_clock_is_really_asked() -> None:
 
 
 def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
-    """ProtectClock=yes in a unit refuses the call, reading or not: the words say what opens it."""
+    """ProtectClock=yes in a unit refuses the call, even for reading: the message names the remedy."""
 
     def refuse() -> clock.Timex:
         raise PermissionError(1, "Operation not permitted")
@@ -282,7 +296,7 @@ def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
 
 
 def test_a_folders_clock_is_handed_in() -> None:
-    """All of a reading comes out, each in its column."""
+    """All values of a reading arrive, each in its column."""
     found = row(ClockTenSeconds(Roots(), lambda: (1, 0x2011, 500, 65536, 1500, 25, 37)))
     assert found == {
         "offset_seconds": pytest.approx(5e-7),
@@ -297,7 +311,9 @@ def test_a_folders_clock_is_handed_in() -> None:
 
 
 def test_settings_that_somebody_changed(tmp_path: Path) -> None:
-    """A host was slow for a week: its governor had gone back to powersave on a quarter of the cores."""
+    """A host was slow for a week: its governor had changed back to powersave on a quarter of the
+    cores.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     collector = SettingsMinute(host.roots)
     assert row(collector)["cpu_governor_other_ratio"] == 0.25
@@ -321,7 +337,7 @@ def test_settings_that_somebody_changed(tmp_path: Path) -> None:
 
 
 def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
-    """RDMA went through the host's memory: no module, and the closed driver that knows no DMA-BUF."""
+    """RDMA went through the host's memory: no module, and the closed driver without DMA-BUF."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = SettingsMinute(host.roots)
     assert row(collector)["gpu_peer_memory_state"] == 1
@@ -333,7 +349,7 @@ def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
 
 
 def test_settings_of_this_machine_are_true() -> None:
-    """Against the files themselves."""
+    """Compared with the files themselves."""
     found = row(SettingsMinute(Roots()))
     tainted = int(Path("/proc/sys/kernel/tainted").read_text())
     assert found["kernel_taint_flags"] == tainted
@@ -343,13 +359,13 @@ def test_settings_of_this_machine_are_true() -> None:
 
 
 def test_every_setting_of_the_catalogue_has_a_reader(h100: hosts.HostFolder) -> None:
-    """A row without a reader is a column that is empty for ever."""
+    """A row without a reader is a permanently empty column."""
     found = row(SettingsMinute(h100.roots))
     assert set(found) == {s.column for s in TABLES["settings_60s"]}
     assert [name for name, value in found.items() if value is None] == []
 
 
-#: What may stand where the kernel should have written one of its words or numbers.
+#: Possible content in place of the kernel's keywords and numbers.
 HOSTILE = st.one_of(
     st.none(),
     st.text(max_size=60),
@@ -363,7 +379,7 @@ HOSTILE = st.one_of(
 
 @given(HOSTILE)
 def test_words_of_settings(text: str | None) -> None:
-    """Another kernel's words: a code that is documented, or missing."""
+    """Another kernel's keywords: a documented code, or missing."""
     word = settings.parse_selected(text)
     assert word is None or (text is not None and f"[{word}]" in text)
     for words in (settings.SMT, settings.HUGEPAGES, settings.HUGEPAGES_DEFRAG, settings.ASPM):
@@ -378,7 +394,7 @@ def test_words_of_settings(text: str | None) -> None:
 
 @given(st.lists(st.none() | st.sampled_from(["performance", "powersave", ""]), max_size=9))
 def test_the_share_of_other_governors(words: list[str | None]) -> None:
-    """Of those that could be read; none is not zero."""
+    """The share counts only readable governors; without any it is missing, not zero."""
     share = settings.share_of_others(words, "performance")
     known = [word for word in words if word]
     assert (share is None) == (not known)
@@ -416,7 +432,7 @@ def test_any_two_texts_give_shares_or_nothing(before: bytes, now: bytes) -> None
 NAMES = st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=12)
 
 
-@settings_of_test(deadline=None, max_examples=30)  # it makes real folders
+@settings_of_test(deadline=None, max_examples=30)  # creates real folders
 @given(
     st.lists(
         NAMES

@@ -1,4 +1,4 @@
-"""What the host says of itself: the status file, the health check, and what a restart keeps."""
+"""The host's own status: the status file, the health check, and the state over a restart."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def answers(host: Host, tmp_path: Path, **settings: Any) -> HostStatus:
 
 
 def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
-    """The tables of a host, copied each second for metrics that nobody had turned on; with them, or with a policy of
-    the operator's own, any signal may be asked for."""
+    """Tables were copied each second for disabled metrics; with metrics, or the operator's own
+    policy, any signal may be requested.
+    """
     read = [Block("gpu_1s", ["GPU-a"]), Block("net_1s", ["eth0"])]
     some, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
     for latest in (some, every):
@@ -55,7 +56,7 @@ def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: Path) -> None:
-    """Somebody cleaned up /run: the host's prologs took the agent for dead."""
+    """A clean-up of /run removed it: the host's prologs took the agent for dead."""
     host = Host()
     made = answers(host, tmp_path)
     second(host, made)
@@ -65,7 +66,7 @@ def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: P
 
 
 def test_an_event_is_judged_when_it_comes(tmp_path: Path) -> None:
-    """A GPU fell off the bus, and for up to a second the prolog of a job was told that all was well."""
+    """A GPU fell off the bus, and for up to a second the prolog of a job passed."""
     host, posted = Host(), list[Callable[[], None]]()
 
     def post(callback: Callable[[], None]) -> bool:
@@ -81,14 +82,14 @@ def test_an_event_is_judged_when_it_comes(tmp_path: Path) -> None:
     second(host, made)
     made.observe(xid_event(79, host.now_ns))
     made.observe(xid_event(31, host.now_ns))
-    assert len(posted) == 1 and names() == []  # one look for both
+    assert len(posted) == 1 and names() == []  # one pass for both
     posted.pop()()
     assert names()[:1] == ["xid79"]
     assert "xid79" in made.health_check().output
 
 
 def test_a_storm_of_events_is_judged_so_often_and_no_more(tmp_path: Path) -> None:
-    """Each of a thousand incidents had the status written, while the samplers waited."""
+    """Each of a thousand incidents wrote the status, while the samplers waited."""
     host, writes, full = Host(), list[int](), list[bool]()
     made = answers(host, tmp_path)
 
@@ -109,7 +110,7 @@ def test_a_storm_of_events_is_judged_so_often_and_no_more(tmp_path: Path) -> Non
     assert writes == [EARLY_UPDATES_MAX] * 2
     full.append(True)
     second(host, made)
-    made.observe(xid_event(95, host.now_ns))  # no room to ask for a look
+    made.observe(xid_event(95, host.now_ns))  # no capacity to request a pass
     full.clear()
     made.observe(xid_event(95, host.now_ns))
     assert any(one.name == "xid95" for one in made.findings.findings)
@@ -135,7 +136,9 @@ def ack(seconds: int = 60) -> IngestAck:
 
 
 def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
-    """Report-only, permitted, revoked with the next message, permitted again, and silence: each in turn."""
+    """Report-only, permitted, revoked with the next message, permitted again, and silence, one
+    after the other.
+    """
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
     assert made.health_check(["--no-slurm"]).success
@@ -154,7 +157,7 @@ def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
     made.permit.update(ack(0))
     second(host, made)
     assert made.health_check().success
-    made.permit.update(ack(4_000_000))  # an aggregator that grants weeks at once is not believed
+    made.permit.update(ack(4_000_000))  # a permit of weeks at once is not accepted
     second(host, made)
     assert not made.health_check().success
     second(host, made, 60)
@@ -162,7 +165,9 @@ def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
-    """The thread that judges is stuck; the socket's goes on answering, and does not bar the host for ever."""
+    """The judging thread is stuck; the socket's thread still answers, and does not bar the host
+    forever.
+    """
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
@@ -176,7 +181,7 @@ def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
 
 
 def test_the_file_is_written_when_something_changed_and_every_ten_seconds(tmp_path: Path) -> None:
-    """One write a second on ten thousand hosts is a write too many; a minute of silence looks dead."""
+    """One write a second on ten thousand hosts is too many; a minute of silence looks dead."""
     host = Host()
     made = answers(host, tmp_path)
     second(host, made, 60)
@@ -194,7 +199,7 @@ def test_the_file_is_written_when_something_changed_and_every_ten_seconds(tmp_pa
 
 
 def test_the_file_is_bounded_and_readable_whatever_stands(tmp_path: Path) -> None:
-    """Four hundred sick links with long names: the gravest are shown, the rest counted."""
+    """Four hundred faulty links with long names: the most severe are shown, the rest counted."""
     host = Host()
     made = answers(host, tmp_path)
     for number in range(400):
@@ -216,13 +221,15 @@ def test_a_run_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> No
 
 
 def test_an_unknown_name_is_refused_at_the_start(tmp_path: Path) -> None:
-    """`enforcing = ["xid97"]`: the operator hears of it now, and not on the day that it should have acted."""
+    """`enforcing = ["xid97"]`: the operator must see the error at the start, not when the finding
+    should act.
+    """
     with pytest.raises(SettingsError, match="enforcing: no finding is called 'xid9999'"):
         answers(Host(), tmp_path, enforcing=("xid9999",))
 
 
 def test_a_restart_keeps_what_stands(tmp_path: Path) -> None:
-    """XID 79, then an upgrade of the agent: the new one knows, without the kernel's log."""
+    """XID 79, then an upgrade of the agent: the new one knows it without the kernel's log."""
     host = Host()
     made = answers(host, tmp_path)
     host.event("gpu.xid", 79)
@@ -236,7 +243,7 @@ def test_a_restart_keeps_what_stands(tmp_path: Path) -> None:
 def test_a_torn_file_of_what_was_kept_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A power cut left half of it: said once in the log, and not by cron on every run until the next XID."""
+    """A power cut left half of it: logged once, and not by cron on every run until the next XID."""
     (tmp_path / "state").mkdir()
     kept = tmp_path / "state" / "findings.json"
     kept.write_text('{"boot_id": "62')
@@ -249,7 +256,9 @@ def test_a_torn_file_of_what_was_kept_is_replaced(
 
 
 def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
-    """XID 95, the agent stopped for an upgrade, the GPU reset within the hour: the new agent barred a healed host."""
+    """XID 95, the agent stopped for an upgrade, the GPU reset within the hour: the new agent barred
+    a repaired host.
+    """
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid95", "xid79"))
     host.event("gpu.xid", 95)
@@ -280,7 +289,7 @@ source = "assumed"
 
 
 def test_a_policy_is_checked_taken_and_kept(tmp_path: Path) -> None:
-    """Good, then bad, then a restart with the bad one: the last good one judges all the time."""
+    """Good, then bad, then a restart with the bad one: the last good policy always judges."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
     made = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
@@ -303,7 +312,7 @@ def test_a_policy_is_checked_taken_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_policy_waits_for_its_share(tmp_path: Path) -> None:
-    """The first step of a rollout is not this host's: it goes on with what it had, and says so."""
+    """The first step of a rollout excludes this host: it keeps the old policy, and reports it."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE.replace("share = 1.0", "share = 0.0"))
     made = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy", "xid79"))
@@ -319,7 +328,9 @@ def test_a_policy_waits_for_its_share(tmp_path: Path) -> None:
 
 
 def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
-    """It was copied over ssh: for a moment it ended before `for_seconds`, which condemned whoever looked just then."""
+    """During a copy over ssh the file ended before `for_seconds`, which condemned the host at that
+    moment.
+    """
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
     made = answers(host, tmp_path, policy_file=str(file))
@@ -333,7 +344,7 @@ def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_what_bars_the_host_is_counted_without_a_permit(tmp_path: Path) -> None:
-    """The aggregator withholds the permit by this count: it must not fall to 0 when it does."""
+    """The aggregator withholds the permit by this count: it must not fall to 0 for that reason."""
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
     assert made.blocking_findings() == 0
@@ -350,7 +361,7 @@ def test_what_bars_the_host_is_counted_without_a_permit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", ["missing", "folder", "fifo", "binary", "huge"])
 def test_a_policy_file_that_is_none(make: str, tmp_path: Path) -> None:
-    """Whatever stands there: a note that names it, and the built-in policy."""
+    """Any invalid file: a note that names it, and the built-in policy."""
     file = tmp_path / "mine.toml"
     if make == "folder":
         file.mkdir()
@@ -366,14 +377,14 @@ def test_a_policy_file_that_is_none(make: str, tmp_path: Path) -> None:
 
 
 class Stuck(IntEnum):
-    """As the supervisor's states."""
+    """States like the supervisor's."""
 
     HUNG = 1
 
 
 @dataclass
 class Hanging:
-    """A device of the samplers that does not answer."""
+    """A device whose sampler call does not return."""
 
     group: str = "gpu"
     device: str = "0000:9b:00.0"
@@ -384,7 +395,7 @@ class Hanging:
 
 
 def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
-    """Which device, in which call, for how long: at once when it begins, not every second while it lasts."""
+    """Which device, in which call, for how long: at once when it begins, but not every second."""
     host, devices = Host(), [Hanging()]
     config = AgentConfig(host="h", state_folder=tmp_path / "s", run_folder=str(tmp_path / "r"))
     made = HostStatus(config, host.latest, host, BOOT, devices=lambda: cast(Any, devices))
@@ -422,7 +433,7 @@ def _chokes(event: HealthEvent) -> None:
 
 
 def test_an_observer_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) -> None:
-    """The findings choked on an event: it went to the aggregator all the same, and to the other observers."""
+    """The findings failed on an event: it still went to the aggregator and to the other observers."""
     host, queue, seen = Host(), Kept(), list[str]()
     teller = EventPublisher(host, queue, lambda: None, boot_id=BOOT)
     teller.observe(_chokes)
@@ -435,7 +446,7 @@ def test_an_observer_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture)
 def test_a_judge_that_fails_does_not_end_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A fault of ours in the findings: said in the log, and the file grows old, which reads as exit code 0."""
+    """A bug in the findings: logged, and the file becomes outdated, which means exit code 0."""
     host = Host()
     made = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)

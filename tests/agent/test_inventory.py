@@ -1,4 +1,4 @@
-"""The inventory: what the child finds, and a child that does not behave."""
+"""The inventory: the child's findings, and a faulty child."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def h100(tmp_path_factory: pytest.TempPathFactory) -> inventory.Inventory:
 
 
 def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
-    """A job paired each GPU with the NIC of the other socket, and nobody could see it."""
+    """A job paired each GPU with the NIC of the other socket, unnoticed."""
     gpu = of_kind(h100, "pcie")["0000:18:00.0"]
     assert gpu["parents"] == "0000:17:00.0 0000:16:00.0 0000:15:01.0"
     assert gpu["root"] == "pci0000:15"
@@ -61,7 +61,7 @@ def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
 
 
 def test_memory_modules_bear_the_label_of_their_socket(h100: inventory.Inventory) -> None:
-    """`mc0/dimm1 has errors`: nobody could say which of 32 sockets that is."""
+    """`mc0/dimm1 has errors`: it was unknown which of 32 sockets that is."""
     modules = of_kind(h100, "edac")
     assert modules["mc0"]["name"] == "Intel_Sapphire Rapids Server"
     assert modules["mc0/dimm0"] == {
@@ -75,14 +75,14 @@ def test_memory_modules_bear_the_label_of_their_socket(h100: inventory.Inventory
 
 
 def test_the_kernels_command_line_shows_no_secret(h100: inventory.Inventory) -> None:
-    """A key stood on the command line, and every operator of the fleet could read it."""
+    """A key was on the command line, and every operator of the fleet could read it."""
     settings = of_kind(h100, "settings")["host"]
     assert settings["kernel_flags"] == "intel_iommu=on iommu=pt mitigations=off isolcpus=14-15"
     assert (settings["clocksource"], settings["cpu_governors"]) == ("tsc", "performance powersave")
 
 
 def test_ports_links_nodes_and_disks(h100: inventory.Inventory) -> None:
-    """What an operator needs to find the part with their hands."""
+    """An operator needs these to find the part physically."""
     port = of_kind(h100, "rdma")["mlx5_1/1"]
     assert port["pci_address"] == "0000:3c:00.0"
     assert (port["firmware"], port["interfaces"]) == ("28.39.1002", "ib1")
@@ -101,7 +101,7 @@ def test_ports_links_nodes_and_disks(h100: inventory.Inventory) -> None:
 
 
 def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None:
-    """Not of the machine that reads: a folder's inventory must not bear our kernel."""
+    """A folder's inventory must not have the kernel of this machine."""
     assert h100.labels == {
         "hostname": "gpu-001",
         "kernel": "5.15.0-1048-example",
@@ -113,7 +113,7 @@ def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None
 
 
 def test_this_machine_has_an_inventory() -> None:
-    """With psutil, pyroute2 and pynvml where they are installed; all keys are there once."""
+    """With psutil, pyroute2 and pynvml if they are installed; all keys occur once."""
     found = inventory.read(Roots())
     assert found.reason == ""
     assert {"hostname", "kernel", "cpu_cores"} <= set(found.labels)
@@ -123,7 +123,7 @@ def test_this_machine_has_an_inventory() -> None:
 
 
 def test_the_daemons_side_is_light() -> None:
-    """Importing the inventory cost the daemon 31 MB once: pyroute2 came with it."""
+    """Importing the inventory once cost the daemon 31 MB: it loaded pyroute2."""
     program = (
         "import sys, gangline.agent.inventory\n"
         "print({'psutil', 'pyroute2', 'pynvml', 'argparse', 'asyncio', 'ctypes'} & set(sys.modules))"
@@ -140,8 +140,8 @@ def run(program: str, seconds_max: float = 20.0) -> inventory.Inventory:
 
 
 def test_a_child_that_hangs_is_ended_in_time() -> None:
-    """nvmlInit did not return for 45 s; the daemon's thread waits for its limit and no longer."""
-    gc.collect()  # what an earlier test left behind must not be taken for ours
+    """nvmlInit did not return for 45 s; the daemon's thread waits only for its limit."""
+    gc.collect()  # an earlier test's child must not be taken for this one
     before = len(os.listdir("/proc/self/fd"))
     found = run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3)
     assert found == inventory.Inventory(reason="the inventory took longer than 0.3 s")
@@ -150,8 +150,9 @@ def test_a_child_that_hangs_is_ended_in_time() -> None:
 
 
 def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
-    """The agent was killed while a driver held its inventory: the child stayed behind, and the GPU
-    could not be reset for the process that had it open."""
+    """The agent was killed while a driver held its inventory: the child remained, and the GPU could
+    not be reset because it was open.
+    """
     fifo, library = tmp_path / "held", build(tmp_path)
     os.mkfifo(fifo)
     scenario = Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
@@ -168,12 +169,12 @@ def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
     gone = select.poll()
     gone.register(held, 0)
     ((_, event),) = gone.poll(int(GUARD_SECONDS * 1000))
-    assert event & select.POLLERR  # nobody reads the fifo any more
+    assert event & select.POLLERR  # the fifo has no reader any more
     os.close(held)
 
 
 def test_what_was_printed_before_the_hang_is_kept() -> None:
-    """A thread in the driver keeps the process from ending; its answer is whole all the same."""
+    """A thread in the driver keeps the process from ending; its answer is still complete."""
     line = json.dumps({"devices": [{"kind": "numa", "key": "node0"}], "labels": {}})
     found = run(f"import signal; print('''{line}''', flush=True); signal.pause()")
     assert found.devices == (inventory.HostDevice("numa", "node0"),)
@@ -181,13 +182,13 @@ def test_what_was_printed_before_the_hang_is_kept() -> None:
 
 
 def test_a_child_that_says_too_much_is_ended() -> None:
-    """Limits come from this side: a broken library must not fill the daemon's memory."""
+    """The parent sets the limits: a broken library must not fill the daemon's memory."""
     found = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
     assert found.reason == f"the inventory printed more than {inventory.OUTPUT_BYTES_MAX} bytes"
 
 
 def test_a_child_that_dies_is_quoted() -> None:
-    """The last line of what it complained of; not a traceback in every log line."""
+    """The last line of its error; not a traceback in every log line."""
     found = run("raise RuntimeError('driver/library version mismatch')")
     assert "driver/library version mismatch" in found.reason
     assert "Traceback" not in found.reason
@@ -224,13 +225,17 @@ def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_any_answer_is_an_inventory_or_words(output: bytes) -> None:
-    """A child of another version answers otherwise; the daemon reads what it can and never raises."""
+    """A child of another version answers differently; the daemon reads the known parts and never
+    raises.
+    """
     found = inventory.parse(output)
     assert found.reason or (found.devices is not None and found.labels is not None)
 
 
 def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
-    """NVML of another version than the driver's refused; disks and ports were still listed."""
+    """NVML refused because its version differed from the driver's; disks and ports were still
+    listed.
+    """
     release = threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -249,7 +254,9 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
 
 
 def test_two_sections_that_hang_cost_no_third() -> None:
-    """Each had its ten seconds, one after the other: the child was killed before it had printed anything."""
+    """Each had its ten seconds, one after the other: the child was killed before it had printed
+    anything.
+    """
     free, third = threading.Event(), threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -257,7 +264,7 @@ def test_two_sections_that_hang_cost_no_third() -> None:
         return []
 
     def wait_for_third(roots: Roots) -> list[inventory.HostDevice]:
-        assert third.wait(GUARD_SECONDS)  # not there in time if the sections wait for each other
+        assert third.wait(GUARD_SECONDS)  # late if the sections wait for each other
         return [inventory.HostDevice("net", "eth0")]
 
     def answer(roots: Roots) -> list[inventory.HostDevice]:
@@ -272,7 +279,9 @@ def test_two_sections_that_hang_cost_no_third() -> None:
 
 
 def test_interfaces_without_netlink_are_those_of_sysfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RestrictAddressFamilies without AF_NETLINK: the kinds of links could not be asked, and no interface was there."""
+    """RestrictAddressFamilies without AF_NETLINK: the kinds of links were unavailable, and no
+    interface was listed.
+    """
 
     def refuse(found: dict[str, dict[str, str]]) -> None:
         found["lo"] = {"link": "half"}
@@ -288,7 +297,9 @@ def modes(*names: str) -> list[SupportedMode]:
 
 
 def test_what_a_card_could_run_at_is_told() -> None:
-    """Eight ports of 400G ran at 200G from the first day on: without what they could do, all was even."""
+    """Eight ports of 400G ran at 200G from the first day: without their maximum speed this looked
+    normal.
+    """
     said = links.mode_attributes(
         modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full")
     )
@@ -301,7 +312,9 @@ def test_what_a_card_could_run_at_is_told() -> None:
 
 
 def test_the_text_of_many_modes_ends_at_a_name() -> None:
-    """A kernel of a hundred modes: half a name at the end of the text is a mode that there is not."""
+    """A kernel with a hundred modes: half a name at the end of the text would be a nonexistent
+    mode.
+    """
     names = [f"{speed}baseSR4_X/Full" for speed in range(1000, 1200)]
     text = links.mode_attributes(modes(*names))["link_modes"]
     assert inventory.VALUE_CHARACTERS_MAX - 30 < len(text) <= inventory.VALUE_CHARACTERS_MAX
@@ -309,7 +322,7 @@ def test_the_text_of_many_modes_ends_at_a_name() -> None:
 
 
 def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
-    """The real kernel and driver: what it names is a mode, and a driver that cannot say leaves it out."""
+    """With the real kernel and driver: modes are valid, or missing if the driver has none."""
     for device in links.interfaces(Roots()):
         told = {"speed_max", "lanes_max", "link_modes"} & device.attributes.keys()
         assert len(told) in (0, 3)
@@ -321,7 +334,7 @@ def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
 
 
 def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux 5.4 has none: the speeds are missing, and nothing else is."""
+    """Linux 5.4 does not have it: only the speeds are missing."""
 
     def refuse() -> EthtoolNetlink:
         raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")
@@ -335,7 +348,7 @@ def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.Mo
 def test_gpus_by_nvidias_own_binding(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight GPUs, one of them lost: seven answer, the eighth is listed by what the kernel knows."""
+    """Eight GPUs, one of them lost: seven answer, the eighth is listed with the kernel's data."""
     devices = gpus(8)
     devices[2].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
@@ -357,7 +370,9 @@ def test_gpus_by_nvidias_own_binding(
 def test_a_driver_that_hangs_costs_the_gpus_only(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvmlInit of a driver with a dead GSP never returned; the host's disks and ports are still told."""
+    """nvmlInit of a driver with a dead GSP never returned; the host's disks and ports are still
+    reported.
+    """
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     never = tmp_path / "never"
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {never}")
@@ -373,8 +388,9 @@ def test_a_driver_that_hangs_costs_the_gpus_only(
 def test_a_gpu_that_is_not_to_be_touched_is_not(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
-    """A GPU had fallen off the bus and was left alone; every ten minutes, and at each start, the inventory's child
-    opened it, hung, and stood in the way of its reset."""
+    """A GPU had fallen off the bus and was quarantined; every ten minutes, and at each start, the
+    inventory's child opened it, hung, and blocked its reset.
+    """
     devices = gpus(3)
     for call in ("ByPciBusId_v2", "ByIndex_v2"):
         devices[1].lines.append(f"block nvmlDeviceGetHandle{call} file {tmp_path / 'never'}")
@@ -393,7 +409,7 @@ def test_a_gpu_that_is_not_to_be_touched_is_not(
 def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`nvmlInit` opens the driver's control node, and an unload of the driver failed for it."""
+    """`nvmlInit` opens the driver's control node, which made an unload of the driver fail."""
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {tmp_path / 'never'}")
     found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
@@ -404,14 +420,14 @@ def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
 def test_a_child_that_has_a_gpu_is_ended_for_its_release(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
 ) -> None:
-    """`release` came while the child was asking that GPU, which was let go of some seconds later or never."""
+    """`release` came while the child was using that GPU, which was released seconds later or never."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
     avoided: list[inventory.ExcludedGpus] = [frozenset()]
-    if seen == "at once":  # between its being asked for and its being there
+    if seen == "at once":  # between the start and its registration
         answers = iter([frozenset[str]()])
         found = inventory.read(roots, 60, lambda: next(answers, None))
     else:
@@ -433,7 +449,7 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
 
 
 def test_nvml_addresses_are_written_as_sysfs_does() -> None:
-    """NVML writes eight digits of domain, sysfs four: the GPU and its PCIe function never met."""
+    """NVML writes eight digits of domain, sysfs four: the GPU and its PCIe function never matched."""
     assert sysfs_address(b"00000000:18:00.0") == "0000:18:00.0"
     assert sysfs_address("00010000:B7:00.0") == "10000:b7:00.0"
 

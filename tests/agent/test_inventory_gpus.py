@@ -1,4 +1,4 @@
-"""What the inventory says of GPUs, MIG devices and the far ends of links."""
+"""The inventory of GPUs, MIG devices and the far ends of links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 def read(
     devices: list[Gpu], library: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> inventory.Inventory:
-    """Return the inventory of a host with these GPUs and nothing else."""
+    """Return the inventory of a host with only these GPUs."""
     Scenario(folder / "scenario", devices, host=host_lines(devices))
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(folder / "scenario"))
     return inventory.read(Roots(folder / "sys", folder / "proc", library))
@@ -38,7 +38,7 @@ def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
 def test_a_size_that_nvml_does_not_know_is_not_told(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU of 18 exabytes stood in the inventory: NVML's all ones for "not available"."""
+    """The inventory had a GPU of 18 exabytes: NVML's all ones for "not available"."""
     gpu = gpus(1)[0]
     gpu.values["memory_total"] = 2**64 - 1
     said = of_kind(read([gpu], library, tmp_path, monkeypatch), "gpu")[gpu.uuid]
@@ -48,7 +48,7 @@ def test_a_size_that_nvml_does_not_know_is_not_told(
 def test_a_gpu_says_all_that_an_operator_asks_for(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two GPUs of one gang had different VBIOSes; nobody could see it without a shell on each host."""
+    """Two GPUs of one gang had different VBIOSes; this was invisible without a shell on each host."""
     gpu = with_inventory(with_fabric(with_links(gpus(1)[0], 18)))
     found = read([gpu], library, tmp_path, monkeypatch)
     assert found.reason == ""
@@ -90,7 +90,7 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
             "platform_guid": "0102030405060708",
         }.items()
     )
-    assert "sm_count" not in said  # NVML tells it of MIG devices only: it is not guessed
+    assert "sm_count" not in said  # NVML has it only for MIG devices: it is not guessed
     assert said["nvswitch_errors"].startswith("no-data: ")
 
 
@@ -111,7 +111,7 @@ def test_every_driver_describes_its_gpus(
 def test_links_say_what_is_at_their_far_end(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link that goes bad is the GPU's, the cable's or the switch's: the far end has to be known."""
+    """A faulty link is the GPU's, the cable's or the switch's: the far end must be known."""
     gpu = with_links(gpus(1)[0], 3)
     gpu.lines += ["scoped 2 146 uint 33", "error nvmlDeviceGetNvLinkState 0"]
     links = of_kind(read([gpu], library, tmp_path, monkeypatch), "nvlink")
@@ -128,7 +128,7 @@ def test_links_say_what_is_at_their_far_end(
 def test_mig_devices_know_their_gpu(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A MIG UUID alone does not say on which board it is."""
+    """A MIG UUID alone does not identify the board."""
     gpu = with_mig(gpus(1)[0])
     found = of_kind(read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch), "mig")
     assert (
@@ -146,7 +146,7 @@ def test_mig_devices_know_their_gpu(
 def test_what_one_gpu_does_not_say_costs_only_itself(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An InfoROM that was corrupted took the whole host's inventory with it."""
+    """A corrupted InfoROM removed the whole host's inventory."""
     devices = [with_inventory(gpu) for gpu in gpus(3)]
     devices[0].lines.append("error nvmlDeviceGetInforomImageVersion 14")
     devices[1].lines.append("error * 999")
@@ -158,7 +158,7 @@ def test_what_one_gpu_does_not_say_costs_only_itself(
 def test_garbage_counts_are_bounded(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four thousand million links are no inventory."""
+    """Four thousand million links are not plausible."""
     gpu = with_mig(with_links(gpus(1)[0], 18))
     gpu.fields[91] = ("uint", 4_294_967_294)
     gpu.values["mig_devices_max"] = 4_294_967_294
@@ -171,12 +171,12 @@ def test_garbage_counts_are_bounded(
     ("number", "text"), [(12090, "12.9"), (13010, "13.1"), (11080, "11.8"), (12000, "12.0")]
 )
 def test_cuda_versions(number: int, text: str) -> None:
-    """12090 is no version that anybody would recognise."""
+    """12090 is not a readable version."""
     assert cuda_version(number) == text
 
 
 def test_the_older_layout_has_a_rack_instead_of_a_chassis() -> None:
-    """Version 1 gives a GUID of 13 bytes that is a serial number on some racks and none on others."""
+    """Version 1 has a GUID of 13 bytes that is a serial number only on some racks."""
     data = bytes(4) + bytes(16) + b"\xde\xad\xbe\xef" + bytes(12) + bytes([1, 2, 3, 0, 5])
     assert platform(data, 1) == {
         "rack_guid": "deadbeef",
@@ -190,7 +190,7 @@ def test_the_older_layout_has_a_rack_instead_of_a_chassis() -> None:
 
 @given(st.binary(max_size=80), st.integers(0, 4))
 def test_any_platform_bytes_are_text(data: bytes, version: int) -> None:
-    """Firmware writes what it likes into sixteen bytes; an inventory is JSON."""
+    """Firmware writes anything into sixteen bytes; an inventory is JSON."""
     said = platform(data, version)
     assert all(value and value.isprintable() and value.isascii() for value in said.values())
     assert (not said) == (len(data) < 41 or version not in (1, 2))
@@ -198,7 +198,7 @@ def test_any_platform_bytes_are_text(data: bytes, version: int) -> None:
 
 @given(st.binary(max_size=32))
 def test_serials_are_told_apart(data: bytes) -> None:
-    """Two racks whose GUIDs are no text must not become one rack of question marks."""
+    """Two racks with GUIDs that are not text must not become one rack of question marks."""
     said = text_or_hex(data)
     raw = data.rstrip(b"\0")
     assert said in (raw.hex(), raw.decode("ascii", errors="replace").strip())
@@ -206,7 +206,7 @@ def test_serials_are_told_apart(data: bytes) -> None:
 
 @given(st.binary(max_size=20), st.integers(0, 2**32 - 1), st.integers(0, 255))
 def test_a_fabric_is_told_when_it_is_one(cluster: bytes, clique: int, state: int) -> None:
-    """Cluster and clique of a registration that is not completed belong to nobody."""
+    """Cluster and clique of an unfinished registration are meaningless."""
     said = fabric(cluster, clique, state)
     assert bool(said) == (state == 3 and len(cluster) == 16)
     assert ("fabric_cluster" in said) == (bool(said) and any(cluster))

@@ -1,6 +1,7 @@
-"""Every kind of line that becomes an event, as the kernel and its drivers write them; and those that do not.
+"""Every kind of line that becomes an event, as the kernel and its drivers write it; and lines that
+do not.
 
-Addresses, names and numbers are made up; the forms are those of the kernel files named in the tables.
+Addresses, names and numbers are invented; the forms come from the kernel files named in the tables.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gangline.contract.signals import BY_NAME
 SHARED = Path(__file__).parents[3] / "shared/data/kernel_log"
 ERROR = "[Hardware Error]:"
 
-#: Line -> name, code, device, process id, process name, attributes that it must give.
+#: Line -> name, code, device, process id, process name, attributes.
 LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     # XID, of all generations
     "NVRM: Xid (PCI:0000:9B:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for "
@@ -492,7 +493,8 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("disk.error", 1, "ata1.00", 0, "", {}),
 }  # fmt: skip
 
-#: Lines like them that tell of nothing wrong.
+#: Similar lines without a fault.
+#:
 QUIET = (
     "NVRM: GPU at PCI:0000:9b:00: GPU-509665ad-b600-ac93-3616-d754b23d636d",
     "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01  Mon Dec  8 12:00:00 UTC 2025",
