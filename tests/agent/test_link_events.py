@@ -1,4 +1,4 @@
-"""Links that go and come: every change is told or counted, and none is told too often."""
+"""Link changes: every change is reported or counted, and none too often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECOND = 1_000_000_000
 
 
 def a_watch(*links: LinkInfo) -> LinkFlapFilter:
-    """A watch that has seen all there is."""
+    """Return a filter that knows these links."""
     watch = LinkFlapFilter(lambda link: link.kind != "veth")
     for link in links:
         assert watch.observe(link, 0) == []
@@ -32,14 +32,14 @@ def a_watch(*links: LinkInfo) -> LinkFlapFilter:
 
 
 def test_what_is_there_at_the_start_is_no_news() -> None:
-    """An agent that started told eight links that had come up a month ago."""
+    """A new agent reported eight links that had come up a month ago."""
     watch = a_watch(LinkInfo(2, "eth0", True), LinkInfo(3, "eth1", False))
     assert (watch.count, watch.transitions) == (2, 0)
     assert watch.observe(LinkInfo(2, "eth0", True), SECOND) == []
 
 
 def test_a_link_that_goes_and_comes_says_for_how_long() -> None:
-    """The state before and how long it held is what tells a flap from maintenance."""
+    """The previous state and its duration distinguish a flap from maintenance."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=1, downs=0))
     (down,) = watch.observe(LinkInfo(2, "eth0", False, ups=1, downs=1), 10 * SECOND)
     assert (down.interface, down.code, down.count, down.first_ns) == ("eth0", 0, 1, 10 * SECOND)
@@ -51,7 +51,7 @@ def test_a_link_that_goes_and_comes_says_for_how_long() -> None:
 
 
 def test_a_flap_that_the_kernel_put_into_one_message() -> None:
-    """The link was gone for 80 ms: the message says `up` as before, only the counts have risen."""
+    """The link was down for 80 ms: the message has `up` as before, only the counts have risen."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=1, downs=0))
     events = watch.observe(LinkInfo(2, "eth0", True, ups=4, downs=3), SECOND)
     assert [(e.code, e.count) for e in events] == [(LinkEventCode.DOWN, 3), (LinkEventCode.UP, 3)]
@@ -82,7 +82,7 @@ def test_counts_never_tell_what_cannot_be(
 
 
 def test_another_interface_under_the_same_name() -> None:
-    """A card was replaced while it ran: gone, and another one came; never a flap of one link."""
+    """A card was replaced during the run: removed and added; never a flap of one link."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=9, downs=8))
     assert [e.code for e in watch.observe(LinkRemoved(2), SECOND)] == [LinkEventCode.REMOVED]
     assert [e.code for e in watch.observe(LinkInfo(5, "eth0", True, ups=1, downs=0), SECOND)] == [
@@ -94,7 +94,7 @@ def test_another_interface_under_the_same_name() -> None:
 
 
 def test_pods_that_come_and_go_are_not_watched() -> None:
-    """A Kubernetes host makes and deletes a veth pair with every pod."""
+    """A Kubernetes host creates and deletes a veth pair with every pod."""
     watch = a_watch()
     for index in range(10, 500):
         assert watch.observe(LinkInfo(index, f"veth{index}", True, kind="veth"), SECOND) == []
@@ -103,7 +103,7 @@ def test_pods_that_come_and_go_are_not_watched() -> None:
 
 
 def test_what_went_while_messages_were_lost() -> None:
-    """After an overrun all links are asked for: those that do not answer are gone."""
+    """After an overrun all links are requested: missing links were removed."""
     watch = a_watch(LinkInfo(2, "eth0", True), LinkInfo(3, "eth1", True))
     watch.observe(LinkInfo(2, "eth0", True), SECOND)
     assert [(e.interface, e.code) for e in watch.resync({2}, SECOND)] == [
@@ -145,7 +145,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_every_change_is_told_once_and_in_bounds(steps: list[tuple[int, str, int]]) -> None:
-    """Whatever happens in whatever order: what is told adds up to what happened, after a while."""
+    """Any order of changes: the reported counts eventually equal the changes."""
     watch = LinkFlapFilter(lambda _: True)
     watch.resync(set(), 0)
     told: list[LinkEvent] = []

@@ -24,7 +24,7 @@ def record(words: str, **extra: object) -> logging.LogRecord:
 
 
 def test_one_line_a_cause_a_minute_that_counts_what_it_stands_for() -> None:
-    """An aggregator was away for a night; the agents' logs filled the root disks of a fleet."""
+    """An aggregator was unreachable for a night; the agents' logs filled the root disks of a fleet."""
     now = [0.0]
     once = log.RateLimitFilter(lambda: now[0])
     passed = []
@@ -45,7 +45,7 @@ def test_different_causes_do_not_hold_each_other_back() -> None:
 
 
 def test_a_recovery_is_told_at_once_where_trouble_was_told_last() -> None:
-    """A collector was well again within the minute in which it had been so before: the log ended on its error."""
+    """A collector recovered within a minute of its last recovery: the log ended with its error."""
     now = [0.0]
     once = log.RateLimitFilter(lambda: now[0])
     passed = []
@@ -68,7 +68,7 @@ def test_a_recovery_is_told_at_once_where_trouble_was_told_last() -> None:
 
 
 def test_causes_without_end_are_told_as_one() -> None:
-    """A library put a counter in its error's words, and each line was a cause of its own."""
+    """A library put a counter in its error message, and each line was a cause of its own."""
     now = [0.0]
     once = log.RateLimitFilter(lambda: now[0])
     made = [record("a", cause=f"cause {number}") for number in range(10 * log.CAUSES_MAX)]
@@ -96,7 +96,9 @@ def test_what_a_forgotten_cause_kept_back_is_not_lost() -> None:
 
 
 def test_many_threads_may_speak_at_once() -> None:
-    """The client's thread logged while the loop did; a changed dict ended the loop's tick."""
+    """The client's thread logged at the same time as the loop; a changed dict ended the loop's
+    tick.
+    """
     once = log.RateLimitFilter(lambda: 0.0)
     passed: list[bool] = []
 
@@ -113,7 +115,7 @@ def test_many_threads_may_speak_at_once() -> None:
     assert sum(passed) == log.CAUSES_MAX + 1
 
 
-SECRET = "hunter2-hunter2"  # what no log may ever show
+SECRET = "hunter2-hunter2"  # no log may show it
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ SECRET = "hunter2-hunter2"  # what no log may ever show
     ],
 )
 def test_no_secret_in_any_line(words: str) -> None:
-    """A proxy's password stood in an error's words, and in the journal of ten thousand hosts."""
+    """A proxy's password was in an error message, and in the journal of ten thousand hosts."""
     environment = {"GANGLINE_PUSH_TOKEN": SECRET, "HOME": "/root", "TOKEN": "1"}
     try:
         raise OSError(words)
@@ -156,7 +158,7 @@ def test_words_without_a_secret_stay_as_they_are(words: str) -> None:
 
 @given(st.text())
 def test_any_words_are_one_line(words: str) -> None:
-    """A driver's message with a line break in it forged a second record."""
+    """A driver's message with a line break forged a second record."""
     line = log.LogfmtFormatter().format(record(words.replace("%", "")))
     assert len(line.splitlines()) == 1
     assert line.isprintable()
@@ -182,7 +184,7 @@ def test_a_failure_of_our_own_carries_its_trace_in_the_same_line() -> None:
 
 
 def test_a_stream_that_is_gone_matters_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    """journald was restarted and stderr with it: EPIPE must not end the daemon."""
+    """journald was restarted, which closed stderr: EPIPE must not end the daemon."""
 
     class Gone(io.StringIO):
         def write(self, _: str, /) -> int:

@@ -1,7 +1,7 @@
-"""Recordings that others made of their hosts: no collector fails on them, and no value is another than the file's.
+"""Public recordings of hosts: no collector fails on them, and each value equals the file's.
 
-The recordings are in `../shared/data` and no part of the project. What a file says is read here once more, by a few
-lines of Python of its own.
+The recordings are in `../shared/data` and not part of the project. A few independent lines of
+Python read the files a second time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def ttar() -> Iterator[tuple[Roots, Reading]]:
-    """/proc and /sys with which prometheus/procfs tests its own readers."""
+    """Yield the /proc and /sys with which prometheus/procfs tests its own readers."""
     with tempfile.TemporaryDirectory() as folder:
         unpack_ttar(DATA / "rdma/procfs_fixtures.ttar", Path(folder))
         roots = roots_at(Path(folder) / "fixtures")
@@ -101,7 +101,7 @@ def test_disks(ttar: tuple[Roots, Reading]) -> None:
 
 
 def test_memory_pressure_and_cores(ttar: tuple[Roots, Reading]) -> None:
-    """Small files of /proc against a reading of their words."""
+    """Compare small files of /proc with an independent reading."""
     roots, reading = ttar
     row = rows(reading, "host_1s", "host_10s", "host_10s_changes", "host_60s")["host"]
     memory = {line.split(":")[0]: line.split()[1:] for line in lines(roots.proc / "meminfo")}
@@ -150,13 +150,13 @@ def test_network_interfaces(ttar: tuple[Roots, Reading]) -> None:
 
 
 def test_pcie_functions(ttar: tuple[Roots, Reading]) -> None:
-    """Links, NUMA nodes (one is -1, which is none) and AER counters by their kind."""
+    """Links, NUMA nodes (one is -1, none) and AER counters by their kind."""
     roots, reading = ttar
     found = rows(reading, "pcie_10s", "pcie_10s_changes")
     assert len(found) == 3
     assert_functions(roots.sys, found)
     for address, row in rows(reading, "pcie_60s").items():
-        # a link to a group that this tree does not show is no sign that there is none
+        # a link to a group missing in this tree does not mean that there is none
         has_group = (roots.sys / "bus/pci/devices" / address / "iommu_group").is_symlink()
         assert row["iommu_state"] == (None if has_group else 0), address
 
@@ -177,7 +177,7 @@ def test_power_and_nvme(ttar: tuple[Roots, Reading]) -> None:
 
 
 def test_nfs_mounts(ttar: tuple[Roots, Reading]) -> None:
-    """A queue time of 2^64 less 154 s stands among the sums, and makes none of them."""
+    """A queue time of 2^64 less 154 s is among the sums, and is not added."""
     roots, reading = ttar
     text = (roots.proc / "self/mountstats").read_text()
     part = text[text.index("mounted on /mnt/nfs/test ") :]
@@ -193,7 +193,7 @@ def test_nfs_mounts(ttar: tuple[Roots, Reading]) -> None:
 
 @pytest.fixture(scope="module")
 def h100() -> Iterator[tuple[Path, Reading]]:
-    """/sys/class/infiniband of an H100 host, nine devices."""
+    """Yield /sys/class/infiniband of an H100 host, nine devices."""
     recorded = DATA / "rdma/sys-class-infiniband-h100.0"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sys/class").mkdir(parents=True)
@@ -215,7 +215,7 @@ def test_ports_of_an_h100_host(h100: tuple[Path, Reading]) -> None:
 def test_counters_that_stand_at_their_ceiling_are_saturated_and_not_quiet(
     h100: tuple[Path, Reading],
 ) -> None:
-    """Every port shows 15 buffer overruns, for ever: a counter of 4 bits that is full says nothing more."""
+    """Every port always shows 15 buffer overruns: a full counter of 4 bits has no information."""
     _, reading = h100
     found = rows(reading, *RDMA_TABLES)
     assert {row["buffer_overrun_errors"] for row in found.values()} == {15}
@@ -226,7 +226,7 @@ def test_counters_that_stand_at_their_ceiling_are_saturated_and_not_quiet(
         assert classify(value - 1, nature) is None
 
 
-#: Of 11,495 entries, those that no collector looks at.
+#: The entries of 11,495 that no collector reads.
 _UNREAD = re.compile(
     r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
 )
@@ -234,7 +234,7 @@ _UNREAD = re.compile(
 
 @pytest.fixture(scope="module")
 def numa_host() -> Iterator[tuple[Path, Reading]]:
-    """/sys of a host of four nodes whose PCI buses have a locality."""
+    """Yield /sys of a host of four nodes whose PCI buses have a locality."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(DATA / "topology/40intel64-2g2n4c+pcilocality.tar.bz2") as archive:
             members = [member for member in archive if not _UNREAD.search(member.name)]
@@ -245,7 +245,7 @@ def numa_host() -> Iterator[tuple[Path, Reading]]:
 
 @pytest.mark.slow
 def test_numa_nodes_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> None:
-    """Nodes with memory and cores as the kernel's masks and files have them."""
+    """Nodes with memory and cores as in the kernel's masks and files."""
     root, reading = numa_host
     assert_sane(reading)
     folders = {path.name: path for path in root.glob("sys/devices/system/node/node*")}
@@ -265,7 +265,7 @@ def test_numa_nodes_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> None:
 
 
 def test_pci_locality_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> None:
-    """Each function with its bridges, its cores and its root, as its real path and files have them."""
+    """Each function with its bridges, its cores and its root, as in its real path and files."""
     root, reading = numa_host
     functions = {key: told for (kind, key), told in reading.devices.items() if kind == "pcie"}
     assert functions
@@ -281,7 +281,9 @@ def test_pci_locality_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> Non
 
 @pytest.mark.parametrize(("log", "events"), [("kmsg.1.log", 0)])
 def test_a_recorded_kernel_log_through_its_collector(tmp_path: Path, log: str, events: int) -> None:
-    """An ordinary boot, read as /dev/kmsg: every record understood, nothing told. (Lines: test_kernel_log_lines.py.)"""
+    """An ordinary boot, read as /dev/kmsg: every record is parsed, no event. (Lines:
+    test_kernel_log_lines.py.)
+    """
     content = (DATA / "kernel_log" / log).read_bytes()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_bytes(content)

@@ -1,4 +1,4 @@
-"""What the agent tells of itself, and when it has to tell it again."""
+"""The agent's own description, and when it is sent again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Found:
 
 
 class Counted:
-    """An inventory collector and how often it found that the aggregator must be told."""
+    """An inventory collector and the number of changes it reported."""
 
     def __init__(self) -> None:
         self.registration = Registration("gpu-7", RUN, BOOT, StoppedClock())
@@ -82,10 +82,11 @@ def test_the_request_says_who_when_and_what_the_ids_mean() -> None:
 
 def test_only_what_the_aggregator_was_not_told_is_told_again() -> None:
     """Every agent of a fleet would reconnect every ten minutes for nothing; or never, after a GPU
-    was swapped."""
+    was swapped.
+    """
     made = Counted()
     made.collector.collect()
-    assert made.changes == 0  # nobody was told anything yet
+    assert made.changes == 0  # nothing was sent yet
     assert made.keys() == ["GPU-a"]
     made.collector.collect()
     assert made.changes == 0
@@ -98,7 +99,7 @@ def test_only_what_the_aggregator_was_not_told_is_told_again() -> None:
 
 
 def test_what_an_operator_says_of_the_host_is_told_with_every_inventory() -> None:
-    """Its rack was told with the first request, and was gone with the first inventory."""
+    """Its rack was sent with the first request, and lost with the first inventory."""
     labels = {"gangline.rack": "r12"}
     registration = Registration("gpu-7", RUN, BOOT, StoppedClock(), labels)
     registration.stop_waiting()
@@ -108,7 +109,7 @@ def test_what_an_operator_says_of_the_host_is_told_with_every_inventory() -> Non
 
 
 def test_an_inventory_that_could_not_be_read_changes_nothing_and_is_an_outcome() -> None:
-    """The child was killed for memory; the host's GPUs did not vanish with it."""
+    """The child was killed for memory; the host's GPUs must remain."""
     made = Counted()
     made.collector.collect()
     assert made.keys() == ["GPU-a"]
@@ -130,7 +131,7 @@ def test_a_part_of_an_inventory_is_taken_and_is_an_outcome() -> None:
 
 
 def test_a_gpu_without_a_description_is_asked_again_for_ever_and_is_an_error() -> None:
-    """An H200 had readings and no model for hours, and no finding reported that."""
+    """An H200 had readings but no model for hours, and no finding reported that."""
     made = Counted()
     made.gpus_read = frozenset({"GPU-a", "GPU-b"})
     made.found = Found(
@@ -181,7 +182,7 @@ def test_a_gpu_that_does_not_answer_once_keeps_its_description_and_its_parts() -
 def test_the_first_connection_waits_for_the_first_inventory_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two registrations a host at every start of a fleet; or none, where the inventory hangs."""
+    """Two registrations a host at every start of a fleet; or none, if the inventory hangs."""
     made = Counted()
     asked: list[int] = []
     client = threading.Thread(target=lambda: asked.append(len(made.keys())))
@@ -200,7 +201,9 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 
 
 def test_of_a_gpu_that_was_left_out_stands_what_was_known() -> None:
-    """One GPU was released for a repair: at the aggregator it lost its name, its links and its place in the rack."""
+    """One GPU was released for a repair: at the aggregator it lost its name, its links and its
+    place in the rack.
+    """
     made = Counted()
     gpus = [
         Gpu("GPU-a", attributes={"pci_address": "0000:1b:00.0", "minor_number": "0"}),
