@@ -1,4 +1,4 @@
-"""What was let go of, as the next agent reads it."""
+"""Released GPUs, as read by the next agent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_what_is_written_is_read(released: list[ReleasedGpu]) -> None:
 
 
 def test_a_time_that_is_over_or_past_a_day_is_none() -> None:
-    """Boot time began anew under the same boot id (a broken virtual machine): a host must not stay blind."""
+    """Boot time restarted under the same boot id (a broken virtual machine): a host must not stay
+    blind.
+    """
     times = (NOW, NOW + 1, NOW + int((RELEASE_SECONDS_MAX + 1) * 1e9))
     content = format_released(BOOT, [ReleasedGpu(A, each, "") for each in times])
     assert [each.until_ns for each in parse_released(content, BOOT, NOW)] == [NOW + 1]

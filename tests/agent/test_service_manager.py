@@ -1,4 +1,4 @@
-"""What the agent tells the service manager, and what a SIGHUP comes to."""
+"""The agent's messages to the service manager, and the effect of a SIGHUP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Manager:
         self.environment = {"NOTIFY_SOCKET": address}
 
     def heard(self) -> list[str]:
-        """What was said since, each message's first line."""
+        """Return the first line of each message since the last call."""
         said: list[str] = []
         while True:
             try:
@@ -41,7 +41,9 @@ class Manager:
 
 @pytest.fixture(params=["abstract", "path"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
-    """One with either kind of address: of a path, and of the abstract namespace, as in containers."""
+    """Yield a manager with either kind of address: a path, and the abstract namespace, as in
+    containers.
+    """
     made = Manager(
         str(tmp_path / "notify") if request.param == "path" else f"@gangline-test-{os.getpid()}"
     )
@@ -50,7 +52,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 
 
 def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: Manager) -> None:
-    """A thread of its own said WATCHDOG, long after the loop it should have spoken for had stopped."""
+    """A separate thread sent WATCHDOG long after the loop had stopped."""
     now = [0]
     notifier = Notifier(lambda: now[0], {**manager.environment, "WATCHDOG_USEC": "30000000"})
     assert manager.heard() == []
@@ -81,7 +83,7 @@ def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: M
 def test_without_a_manager_nothing_is_said_and_nothing_fails(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is no address must not be taken for a file's name in whatever folder the agent was started in."""
+    """An invalid address must not become a file name in the current folder."""
     monkeypatch.chdir(tmp_path)
     stranger = Manager("vsock:2:1234")
     before = sorted(os.listdir("/proc/self/fd"))
@@ -97,7 +99,7 @@ def test_without_a_manager_nothing_is_said_and_nothing_fails(
 
 
 def test_another_process_is_watched(manager: Manager) -> None:
-    """A wrapper script was what systemd had started; its child must not answer for it."""
+    """systemd had started a wrapper script; its child must not answer for it."""
     environment = {**manager.environment, "WATCHDOG_USEC": "3", "WATCHDOG_PID": "1"}
     now = [0]
     notifier = Notifier(lambda: now[0], environment)
@@ -109,7 +111,7 @@ def test_another_process_is_watched(manager: Manager) -> None:
 
 
 def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
-    """PID 1 was busy with a thousand units; its socket's buffer was full, and the agent stood still."""
+    """PID 1 was busy with a thousand units; its socket's buffer was full, and the agent hung."""
     made = Manager(str(tmp_path / "notify"))
     now = [0]
     notifier = Notifier(lambda: now[0], {**made.environment, "WATCHDOG_USEC": "1"})
@@ -122,7 +124,7 @@ def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 
 @pytest.fixture
 def unblocked() -> Iterator[None]:
-    """SIGHUP as it was before."""
+    """Restore SIGHUP."""
     yield
     service_manager.unblock_signals()
 
@@ -131,7 +133,9 @@ def unblocked() -> Iterator[None]:
 def test_good_settings_end_the_run_and_bad_ones_do_not(
     manager: Manager, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A comma was missing in a file that went out to all hosts: each agent ended, and none came back."""
+    """A comma was missing in a file that was distributed to all hosts: each agent ended, and none
+    restarted.
+    """
     settings = [SettingsError("agent.toml: not TOML: Expected '=' (at line 3)")]
 
     def read() -> AgentConfig:
@@ -162,7 +166,9 @@ def held_back() -> set[int]:
 
 
 def test_a_folder_that_cannot_be_used_is_found_before_the_run_ends(tmp_path: Path) -> None:
-    """The spool was moved to a disk that the agent's user could not write to; it ended, and started no more."""
+    """The spool was moved to a disk that the agent's user could not write to; the agent ended, and
+    could not restart.
+    """
     file = tmp_path / "file"
     file.write_text("")
     config = AgentConfig(

@@ -1,4 +1,4 @@
-"""Devices that the kernel has suspended: whoever asks them anything wakes them."""
+"""Devices that the kernel has suspended: any request wakes them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def row(collector: Collector, device: str, table: int = 0) -> Row:
     ],
 )
 def test_words_of_sleep(files: dict[str, str], asleep: bool, tmp_path: Path) -> None:
-    """Kernels before 5.11 have no power_state; either file alone tells it."""
+    """Kernels before 5.11 have no power_state; either file alone is enough."""
     for name, word in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{word}\n")
@@ -53,8 +53,9 @@ def test_words_of_sleep(files: dict[str, str], asleep: bool, tmp_path: Path) -> 
 
 
 def test_the_link_of_a_function_that_sleeps_is_not_read(tmp_path: Path) -> None:
-    """New kernels wake a device for its link speed: the agent kept idle devices awake, ten seconds at a time.
-    When it wakes by itself, its link is there in the next turn."""
+    """New kernels wake a device for its link speed: the agent kept idle devices awake, ten seconds
+    at a time. After it wakes otherwise, its link is read in the next turn.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices" / GPU
     sleep(gpu, "active")
@@ -70,7 +71,7 @@ def test_the_link_of_a_function_that_sleeps_is_not_read(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_function_that_sleeps_are_not_read(tmp_path: Path) -> None:
-    """Its configuration space is shown by waking it."""
+    """Reading its configuration space wakes it."""
     host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices" / GPU
     space = bytearray(4096)
@@ -85,7 +86,7 @@ def test_settings_of_a_function_that_sleeps_are_not_read(tmp_path: Path) -> None
 
 
 def test_the_inventory_lets_a_function_sleep(tmp_path: Path) -> None:
-    """The link's limits are read from the device itself; what else is known of it stays."""
+    """The link's limits are read from the device itself; its other data remains."""
     host = hosts.unpack("h100-ib", tmp_path)
     sleep(host.roots.sys / "bus/pci/devices" / GPU)
     found = {d.key: d.attributes for d in kernel.pcie_functions(host.roots)}
@@ -94,7 +95,7 @@ def test_the_inventory_lets_a_function_sleep(tmp_path: Path) -> None:
 
 
 class Here(Roots):
-    """A folder whose drivers can be asked: by the test."""
+    """A folder with drivers that the test plays."""
 
     @property
     def is_this_machine(self) -> bool:
@@ -102,7 +103,7 @@ class Here(Roots):
 
 
 class Asked:
-    """A driver that must not be asked."""
+    """A driver that must not be called."""
 
     def driver(self, interface: str) -> tuple[bytes, ...]:
         raise AssertionError(f"{interface} was woken")
@@ -115,7 +116,7 @@ class Asked:
 
 
 def test_a_nic_that_sleeps_is_asked_nothing(tmp_path: Path) -> None:
-    """The kernel resumes an interface's device for any question of ethtool, by ioctl or netlink."""
+    """The kernel resumes an interface's device for any request of ethtool, by ioctl or netlink."""
     host = hosts.unpack("h200-roce", tmp_path)
     roots = Here(host.roots.sys, host.roots.proc)
     names = interfaces_with_device(roots.sys)
