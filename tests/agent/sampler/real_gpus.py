@@ -1,7 +1,8 @@
-"""A daemon's samplers over the collectors of a played host's GPUs, as real processes; says each second what was read.
+"""A daemon's samplers over the collectors of a played host's GPUs, as real processes; prints the
+readings each second.
 
-Run as `python -m tests.agent.sampler.real_gpus LIBRARY PROC SLOW_SECONDS`: SLOW_SECONDS is the period of one that is slow.
-Where there is a folder `sys` beside PROC, its RDMA ports are sampled too.
+Run as `python -m tests.agent.sampler.real_gpus LIBRARY PROC SLOW_SECONDS`: SLOW_SECONDS is the
+period of a slow GPU. If PROC has a sibling folder `sys`, its RDMA ports are sampled too.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def told(samplers: SamplerPool, said: dict[str, bool]) -> dict[str, object]:
 
 
 def read(turns: Sequence[TimedResult]) -> dict[str, bool]:
-    """Return of each GPU whether its row of the second is whole: the temperature is asked for after the rest. And of
-    each port whether its traffic was read."""
+    """Return per GPU whether its row of the second is complete (temperature is read last), and per
+    port whether its traffic was read.
+    """
     return {
         device: block.valid[column * block.rows + row] == 1
         for timed in turns
