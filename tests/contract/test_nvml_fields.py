@@ -26,7 +26,7 @@ MOVED = (
     "violation_hw_thermal_nanoseconds",
     "violation_hw_power_brake_nanoseconds",
 )
-#: nvmlClocksEventReason* of nvml.h, and the older names of those that it still has under them.
+#: nvmlClocksEventReason* of nvml.h, and older names that it still contains.
 REASONS = {
     "SwThermalSlowdown": MOVED[0],
     "HwThermalSlowdown": MOVED[1],
@@ -47,7 +47,7 @@ def header(folder: str) -> dict[str, int]:
 
 
 def names_of_sources() -> dict[str, str]:
-    """Return reading -> name of its field, as the catalogue's sources have it."""
+    """Return reading -> name of its field, from the catalogue's sources."""
     found = {}
     for field in FIELDS:
         source = BY_NAME[f"gpu.{field.reading}"].source
@@ -66,13 +66,13 @@ def test_ids_are_the_headers(folder: str, driver: str) -> None:
 
 
 def test_ids_are_the_bindings() -> None:
-    """nvidia-ml-py is what tests of this house read values by."""
+    """The project's tests read values by nvidia-ml-py."""
     for reading, name in names_of_sources().items():
         assert fields_of("9999.0")[reading][0] == getattr(pynvml, name)
 
 
 def test_the_reasons_are_the_headers() -> None:
-    """A field proved by another cause's flag would be published under the wrong name."""
+    """A field verified by another cause's flag would be published under the wrong name."""
     text = header_folder().joinpath("nvml.h").read_text()
     bits = dict(re.findall(r"#define nvmlClocks(?:Event|Throttle)Reason(\w+)\s+(0x\w+?)LL", text))
     assert {reading: int(bits[name], 16) for name, reading in REASONS.items()} == NEEDS_VALIDATION
@@ -93,7 +93,7 @@ def test_the_three_that_moved(driver: str, first: int | None) -> None:
 
 
 def test_every_field_has_a_reading_once() -> None:
-    """A field of no reading would be asked for every second, for nobody."""
+    """A field without a reading would be requested every second for nothing."""
     readings = [field.reading for field in FIELDS]
     assert len(readings) == len(set(readings))
     assert set(readings) <= set(READINGS)
@@ -106,14 +106,14 @@ def test_every_field_has_a_reading_once() -> None:
 
 @given(st.text() | st.from_regex(r"\A\d{1,5}(\.\d{1,5}){0,3}\Z"))
 def test_a_version_is_one_or_none(words: str) -> None:
-    """Whatever NVML writes there, the agent goes on."""
+    """The agent continues with any version text of NVML."""
     version = parse_driver_version(words)
     assert version is None or (len(version) == 3 and version < NEWEST)
     fields_of(words)
 
 
 def test_versions_are_ordered_as_numbers() -> None:
-    """580.126 is newer than 580.82, whatever the letters say."""
+    """580.126 is newer than 580.82, unlike in text order."""
     assert parse_driver_version("580.126.09") == (580, 126, 9)
     assert parse_driver_version(" 590.48\n") == (590, 48, 0)
     for none in ("", "590", "590.", "590.48.01.02", "v590.48", "-1.2"):

@@ -1,4 +1,6 @@
-"""OTLP logs, decoded by OpenTelemetry's own protobuf package; a collector that is slow, refuses or is away costs records, never us."""
+"""OTLP logs, decoded by OpenTelemetry's own protobuf package; a slow, refusing or unreachable
+collector only costs records.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.processes import GUARD_SECONDS, free_port
 
 
 class Collector:
-    """Answers with `status`, and keeps what was sent."""
+    """Answers with `status`, and records its input."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -80,7 +82,7 @@ def record(at: int) -> OtlpRecord:
 
 
 def test_a_record_decodes_field_by_field() -> None:
-    """64-bit times as text, nothing empty, text cut and always UTF-8."""
+    """64-bit times as text, no empty attributes, text cut and always UTF-8."""
     whole = OtlpRecord(
         "gangline.act", "x" * 10_000 + "\udcff", 1_790_000_000_123_456_789, ERROR,
         {"gangline.advisory": "a7", "gangline.revision": 3, "gangline.confidence": 0.25, "empty": "", "flag": True, "odd": "a\udcffb"},
@@ -122,7 +124,9 @@ def test_records_reach_the_collector(collector: Collector, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("status", "is_kept"), [(503, True), (429, True), (400, False), (404, False)])  # fmt: skip
 def test_a_collector_that_refuses(collector: Collector, status: int, is_kept: bool) -> None:
-    """Later is later; what it will never take is dropped and counted, or one bad record would stop all."""
+    """Temporary refusals are retried; permanently refused records are dropped and counted, or one
+    bad record would stop all.
+    """
     exporter = OtlpLogExporter(collector.url, "s", "i")
     exporter.export(record(1))
     collector.status = status
@@ -135,7 +139,7 @@ def test_a_collector_that_refuses(collector: Collector, status: int, is_kept: bo
 
 
 def test_a_collector_that_is_away_costs_records_and_no_time(caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
-    """The queue is bounded, what has no room is counted, and one line says so."""
+    """The queue is bounded, further records are counted, and one log line reports it."""
     exporter = OtlpLogExporter(f"http://127.0.0.1:{free_port()}", "s", "i")
     assert not exporter.flush() or not exporter.waiting_count
     taken = [exporter.export(record(at)) for at in range(QUEUE_RECORDS_MAX + 7)]

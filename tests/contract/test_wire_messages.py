@@ -1,4 +1,4 @@
-"""Messages of protobuf's C library alone are those that its own builder makes, and bring less along."""
+"""Messages created by protobuf's C library alone equal those of its own builder, and import less."""
 
 from __future__ import annotations
 

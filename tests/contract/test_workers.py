@@ -1,4 +1,4 @@
-"""A fork server and its children: what it reports, whom it kills, and that nobody outlives it."""
+"""A fork server and its children: its reports, its kills, and that no child survives it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline.contract.workers import (
 )
 from tests.processes import GUARD_SECONDS, until
 
-#: A child that is told this waits until it is killed.
+#: A child with this argument waits until it is killed.
 FOREVER = 1000
 
 
@@ -61,7 +61,7 @@ class Owner:
         return report.value
 
     def close(self) -> int:
-        """End it as its owner's end does; return its wait status."""
+        """End it like its owner's exit; return its wait status."""
         self.control.close()
         return os.waitpid(self.pid, 0)[1]
 
@@ -86,7 +86,7 @@ def test_its_end_is_reported_with_its_cost(owner: Owner) -> None:
     report = owner.report()
     assert (report.event, report.number, report.kill_reason) == (ChildEvent.ENDED, 1, 0)
     status = os.waitstatus_to_exitcode(report.value)
-    assert status in (3, 70)  # 70: it found nobody at its socket
+    assert status in (3, 70)  # 70: its socket was closed
     assert report.rss_bytes_max > 1 << 20 and report.cpu_seconds >= 0.0
 
 
@@ -97,7 +97,7 @@ def test_a_child_is_killed_on_command_and_when_its_time_is_over(
     with request_child(owner.control, 2, FOREVER, seconds):
         owner.started(2)
         if seconds:
-            kill_child(owner.control, 3)  # nobody
+            kill_child(owner.control, 3)  # no such child
             kill_child(owner.control, 2)
         report = owner.report()
     assert os.waitstatus_to_exitcode(report.value) == -signal.SIGKILL and report.number == 2
@@ -106,7 +106,7 @@ def test_a_child_is_killed_on_command_and_when_its_time_is_over(
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_child_outlives_its_fork_server(is_killed: bool) -> None:
-    """Its owner was killed for memory, or it was: the children of either held every GPU."""
+    """The owner or the fork server was killed for memory: the children of either held every GPU."""
     one = Owner()
     with request_child(one.control, 1, FOREVER) as connection:
         one.started(1)
@@ -118,7 +118,7 @@ def test_no_child_outlives_its_fork_server(is_killed: bool) -> None:
 
 
 def test_a_host_without_a_process_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EAGAIN of fork(2) is reported as the child's end; the fork server goes on."""
+    """EAGAIN of fork(2) is reported as the child's end; the fork server continues."""
     fork = os.fork
 
     def refuse() -> int:
@@ -140,7 +140,7 @@ def test_without_a_fork_server_the_owner_is_told() -> None:
     os.kill(one.pid, signal.SIGKILL)
     os.waitpid(one.pid, 0)
     until(lambda: select.select([one.control], [], [], 0)[0], "the end of the connection")
-    kill_child(one.control, 1)  # nobody
+    kill_child(one.control, 1)  # no such child
     with pytest.raises(OSError):
         request_child(one.control, 1)
     one.control.close()

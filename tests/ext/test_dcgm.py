@@ -1,7 +1,7 @@
-"""DCGM's client library: found at run time, connected to an engine that runs, both majors.
+"""DCGM's client library: found at run time, connected to a running engine, both majors.
 
-The contract tests pass over the stand-in of both majors and, where it is installed and a host engine runs, over the true one:
-`GANGLINE_TEST_DCGM=localhost:5555 pytest tests/ext/test_dcgm.py`.
+The contract tests use the stand-in of both majors and, if it is installed and a host engine runs,
+the real one: `GANGLINE_TEST_DCGM=localhost:5555 pytest tests/ext/test_dcgm.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostEngine:
 def client(
     request: pytest.FixtureRequest, libraries: dict[int, str], engine: HostEngine
 ) -> Iterator[Dcgm]:
-    """Return a connected client of each major, and of the true library where an engine runs."""
+    """Yield a connected client of each major, and of the real library if an engine runs."""
     if request.param == "true":
         if not TRUE_ADDRESS:
             pytest.skip("no host engine: GANGLINE_TEST_DCGM=localhost:5555 names one that runs")
@@ -62,7 +62,7 @@ def client(
 
 
 class TestContract:
-    """What holds of the stand-in and of the true library alike."""
+    """Properties of both the stand-in and the real library."""
 
     def test_gpus_have_uuid_address_and_capability(self, client: Dcgm) -> None:
         gpus = client.devices()
@@ -105,7 +105,7 @@ class TestContract:
 
 
 def test_version_words_are_those_of_the_library(libraries: dict[int, str]) -> None:
-    """A word of another size is refused, and with it the call."""
+    """A version word with another size is refused, and with it the call."""
     ours = dcgm.sizes()
     known = set[str]()
     for library in libraries.values():
@@ -120,7 +120,9 @@ def test_version_words_are_those_of_the_library(libraries: dict[int, str]) -> No
 
 
 def test_no_engine_is_ever_started() -> None:
-    """Without an address DCGM would embed a host engine in the agent: no such call is even looked up."""
+    """Without an address DCGM would embed a host engine in the agent: the binding does not even
+    look up such a call.
+    """
     assert not [
         name
         for name in dcgm.SYMBOLS
@@ -192,7 +194,7 @@ def test_a_blob_is_its_first_bytes(libraries: dict[int, str], engine: HostEngine
 def test_more_entities_than_there_is_room_for_is_an_error(
     libraries: dict[int, str], engine: HostEngine
 ) -> None:
-    """The engine says how many there are, and fills nothing beyond the room."""
+    """The engine returns the count, and writes nothing beyond the buffer."""
     client = Dcgm(libraries[4])
     client.connect(ADDRESS, 900)
     engine.entities += [(6, 3 | number << 8) for number in range(1030)]
@@ -217,7 +219,7 @@ def test_incidents_come_with_code_and_words(
 def test_a_library_whose_name_hides_its_major_is_asked_in_its_own_version(
     libraries: dict[int, str], engine: HostEngine, tmp_path: Path
 ) -> None:
-    """A path of an operator's: DCGM 3 exports much of what DCGM 4 does."""
+    """An operator's path: DCGM 3 exports much of DCGM 4's functions."""
     other = tmp_path / "libdcgm.so"
     other.symlink_to(libraries[4])
     client = Dcgm(str(other))

@@ -1,4 +1,4 @@
-"""Finding GPUs, and the pass over them, against what drivers get up to."""
+"""Finding GPUs, and the pass over them, against faulty drivers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 from tests.processes import GUARD_SECONDS
 
-#: A wait that is longer than this is a failed test; nothing is timed by it.
+#: A longer wait fails the test; it is not used for timing.
 
 
 def test_a_garbage_count_is_bounded(library: str, play: Play) -> None:
@@ -34,7 +34,7 @@ def test_a_garbage_count_is_bounded(library: str, play: Play) -> None:
 
 
 def test_a_gpu_that_cannot_be_found_does_not_hide_the_others(library: str, play: Play) -> None:
-    """One sick GPU, and the list of GPUs of that host was empty."""
+    """One faulty GPU made the list of GPUs of its host empty."""
     devices = gpus(4)
     devices[1].lines.append("error nvmlDeviceGetHandleByIndex_v2 15")
     devices[2].lines.append("error nvmlDeviceGetUUID 999")
@@ -60,7 +60,7 @@ def test_a_sweep_attaches_only_the_gpus_it_is_given(library: str, play: Play) ->
 
 
 def test_one_call_gives_all_fields_of_a_gpu(library: str, play: Play) -> None:
-    """Real calls take 0.1 to 20 ms: what matters is how many there are."""
+    """Real calls take 0.1 to 20 ms: their number matters."""
     counted = ctypes.CDLL(library).fake_nvml_calls
     devices = gpus(8)
     play(devices)
@@ -77,7 +77,7 @@ def test_only_what_is_wanted_is_called(library: str, play: Play) -> None:
     play([gpu])
     with Sweeping(library, [gpu.address], ["power_limit_watts", "lost_state"]) as sweeping:
         assert sweeping.read() == [{"power_limit_watts": 700.0, "lost_state": 0}]
-        assert sweeping.sweep.calls == 2  # one of them opened the GPU
+        assert sweeping.sweep.calls == 2  # including the open of the GPU
 
 
 def test_a_sweep_allocates_nothing(library: str, play: Play) -> None:
@@ -96,10 +96,11 @@ def test_a_sweep_allocates_nothing(library: str, play: Play) -> None:
 
 
 def test_while_a_call_blocks_python_goes_on(library: str, play: Play, tmp_path: Path) -> None:
-    """A sick GPU held a call for 45 s; the agent that held the GIL with it went silent as well.
+    """A faulty GPU blocked a call for 45 s; an agent that held the GIL meanwhile was blocked as
+    well.
 
-    The fifo makes both sides meet: opening it returns when the call is being made, and the call
-    returns when it is closed.
+    The fifo synchronizes both sides: opening it returns during the call, and the call returns when
+    it is closed.
     """
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
@@ -114,7 +115,7 @@ def test_while_a_call_blocks_python_goes_on(library: str, play: Play, tmp_path: 
         here = place.here()
         assert (here.device, here.call) == (devices[1].address, "nvmlDeviceGetPerformanceState")
         assert here.entered_ns > 0
-        assert missing(sweeping.row(0)) == set()  # the neighbour was read before
+        assert missing(sweeping.row(0)) == set()  # the neighbor was read before
         assert thread.is_alive()
         os.close(held)
         thread.join(GUARD_SECONDS)
@@ -124,7 +125,7 @@ def test_while_a_call_blocks_python_goes_on(library: str, play: Play, tmp_path: 
 
 
 def test_closed_is_closed(library: str, play: Play) -> None:
-    """`gangline release` lets go of every handle, so that a GPU can be reset."""
+    """`gangline release` closes every handle, so that a GPU can be reset."""
     play(gpus(1))
     with Sweeping(library, ["0000:19:00.0"]) as sweeping:
         sweeping.read()
@@ -136,7 +137,7 @@ def test_closed_is_closed(library: str, play: Play) -> None:
 
 
 def test_memory_outside_the_block_is_refused(library: str, play: Play) -> None:
-    """A column too many would be written over whatever lies behind the block."""
+    """A column too many would be written over memory behind the block."""
     play(gpus(1))
     found = Nvml(library)
     cells, valid = bytearray(16), bytearray(2)

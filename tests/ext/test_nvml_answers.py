@@ -1,4 +1,4 @@
-"""What an NVML answer is worth: blanks, garbage, errors and losses stay where they are."""
+"""NVML's answers: blanks, garbage, errors and losses affect only their own reading."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_blank_is_missing_and_all_else_is_kept(
     ],
 )
 def test_what_cannot_be_is_missing(line: str, reading: str, library: str, play: Play) -> None:
-    """A broken sensor says the largest number it has; as a temperature it would be the sun's."""
+    """A broken sensor returns its largest number; as a temperature it would be the sun's."""
     gpu = gpus(1)[0]
     gpu.lines.append(line)
     play([gpu])
@@ -77,7 +77,7 @@ def test_what_cannot_be_is_missing(line: str, reading: str, library: str, play: 
 
 
 def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
-    """One degree past its limit is when the margin matters, and -1 is everyone else's blank."""
+    """One degree past the limit the margin matters most, and -1 is a blank in other calls."""
     gpu = gpus(1)[0]
     gpu.values["margin"] = -1
     play([gpu])
@@ -98,7 +98,7 @@ def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
 def test_a_field_may_come_as_any_type(
     kind: str, text: str, value: float, library: str, play: Play
 ) -> None:
-    """The value type belongs to the driver; read by another member of the union it is noise."""
+    """The driver chooses the value type; read by another member of the union it is noise."""
     gpu = gpus(1)[0]
     gpu.fields[196] = (kind, text)
     play([gpu])
@@ -107,7 +107,7 @@ def test_a_field_may_come_as_any_type(
 
 
 def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> None:
-    """A GPU without HBM sensors must not look like one whose driver is failing."""
+    """A GPU without HBM sensors must not look like a failing driver."""
     devices = gpus(2)
     devices[1].values, devices[1].fields = {}, {}
     play(devices)
@@ -120,7 +120,7 @@ def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> No
 
 @pytest.mark.parametrize("error", [14, 16, 21, 999])
 def test_an_error_costs_its_reading_and_is_counted(error: int, library: str, play: Play) -> None:
-    """One InfoROM gone bad must hide neither the rest of that GPU nor its neighbours."""
+    """A broken InfoROM must hide neither the rest of that GPU nor its neighbors."""
     devices = gpus(3)
     devices[1].lines.append(f"error nvmlDeviceGetClockInfo 0 {error}")
     devices[1].fields[82] = ("uint", f"48 !{error}")
@@ -137,7 +137,7 @@ def test_an_error_costs_its_reading_and_is_counted(error: int, library: str, pla
 
 
 def test_what_is_not_permitted_is_named_and_no_failure(library: str, play: Play) -> None:
-    """An agent without a capability counted ten failures a minute, and its host looked sick."""
+    """An agent without a capability counted ten failures a minute, and its host looked faulty."""
     devices = gpus(2)
     devices[1].lines.append("error nvmlDeviceGetSramEccErrorStatus 4 4 0")
     scenario = play(devices)
@@ -170,7 +170,7 @@ def test_an_end_of_nvml_is_no_gpus_fault(code: int, library: str, play: Play) ->
         assert (sweeping.sweep.ended, sweeping.sweep.calls - before) == (
             code,
             2,
-        )  # it, and NVML itself
+        )  # the call itself, and NVML
         scenario.step(2)
         assert [missing(row) for row in sweeping.read()] == [set()] * 3
         assert sweeping.sweep.ended == 0
@@ -178,14 +178,14 @@ def test_an_end_of_nvml_is_no_gpus_fault(code: int, library: str, play: Play) ->
 
 @pytest.mark.parametrize("code", [1, 9, 18])
 def test_one_gpus_garbage_does_not_end_nvml(code: int, library: str, play: Play) -> None:
-    """A GPU whose every answer was `Uninitialized` would have silenced seven others."""
+    """A GPU that always answered `Uninitialized` would have silenced seven others."""
     devices = gpus(3)
     devices[1].lines.append(f"error nvmlDeviceGetClockInfo {code}")
     play(devices)
     with Sweeping(library, addresses(devices)) as sweeping:
         before, sick, after = sweeping.read()
     assert missing(before) == missing(after) == set()
-    assert sick["violation_power_nanoseconds"] == 10_000_000_000  # said before it went mad
+    assert sick["violation_power_nanoseconds"] == 10_000_000_000  # read before its first error
     assert sick["temperature_celsius"] is None
     assert (sick["calls_failed_errors"], sick["lost_state"]) == (1, 0)
 
@@ -207,7 +207,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("line", GARBAGE)
 def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Play) -> None:
-    """The value of one GPU's broken InfoROM was once written over its neighbour's."""
+    """The value of one GPU's broken InfoROM was once written over its neighbor's."""
     devices = gpus(3)
     healthy = gpus(3)
     play(healthy)
@@ -230,7 +230,9 @@ def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Pl
 def test_memory_beyond_repair_is_read_in_either_layout(
     versioned: int, flag: int, library: str, play: Play
 ) -> None:
-    """NVIDIA's header and NVIDIA's Python binding disagree about this struct: one of them is never told."""
+    """NVIDIA's header and NVIDIA's Python binding disagree about this struct: one layout would
+    always miss the fault.
+    """
     gpu = gpus(1)[0]
     gpu.values |= {"unrepairable": flag, "unrepairable_versioned": versioned}
     play([gpu])
@@ -252,7 +254,7 @@ def test_memory_beyond_repair_is_read_in_either_layout(
 def test_places_of_lost_data_are_counted_within_bounds(
     places: int, parity: int, each: int, said: tuple[int | None, ...], library: str, play: Play
 ) -> None:
-    """A driver claimed four thousand million places; the room for them would have been 120 GB."""
+    """A driver claimed four thousand million places; their buffer would have been 120 GB."""
     devices = gpus(2)
     devices[0].values |= {"sram_unique": places, "sram_unique_parity": parity}
     devices[0].values["sram_unique_each"] = each
@@ -266,7 +268,9 @@ def test_places_of_lost_data_are_counted_within_bounds(
 
 
 def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play) -> None:
-    """Three places were told, and two of their counts: the third stood for none, and the sum was wrong."""
+    """Three places were reported, but only two counts: the third counted as zero, and the sum was
+    wrong.
+    """
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_passed": 1}
     play([gpu])
@@ -282,7 +286,7 @@ def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play
 def test_places_that_come_between_the_two_calls(
     more: int, said: tuple[int | None, ...], library: str, play: Play
 ) -> None:
-    """Data was lost in a new place while the driver was asked how many there are: all counts went missing."""
+    """Data was lost in a new place between the count and the list: all counts went missing."""
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_more": more, "sram_unique_parity": 4}
     play([gpu])
@@ -294,24 +298,24 @@ def test_places_that_come_between_the_two_calls(
 
 @pytest.mark.parametrize("blank", [2**32 - 1, 2**64 - 1, 2**63 - 13])
 def test_a_blank_is_missing_wherever_it_stands(blank: int, library: str, play: Play) -> None:
-    """`N/A` is written as all ones in one call and as a count in another: 4294967295 W were drawn."""
+    """`N/A` is all ones in one call and a count in another: 4294967295 W were reported."""
     gpu = gpus(1)[0]
     gpu.values = dict.fromkeys(gpu.values, blank)
     gpu.fields = {number: ("ull", blank) for number in gpu.fields}
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
         said = sweeping.read()[0]
-    narrow = {  # of 32 bits: they cannot hold the larger blanks, and say something else then
+    narrow = {  # 32-bit values: they cannot hold the larger blanks, and show another value
         row.name for row in ROWS if row.shape != "long" or row.name in NAMED
     }
-    # a margin may be -1; the stand-in adds what is used and what is reserved
+    # a margin may be -1; the stand-in adds used and reserved memory
     present = LIBRARY_READINGS - missing(said) - {"temperature_margin_celsius", "memory_used_bytes"}
     assert present <= (narrow if blank > 2**32 else set())
     assert all(said[name] != blank for name in present)
 
 
 def test_a_value_type_that_nobody_knows_is_missing(library: str, play: Play) -> None:
-    """A newer driver answered with a type of its own; its bits were taken for a count."""
+    """A newer driver returned a type of its own; its bits were taken for a count."""
     gpu = gpus(1)[0]
     gpu.fields[4] = ("unknown", 12)
     play([gpu])
@@ -328,7 +332,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("line", LOSSES)
 def test_a_lost_gpu_is_lost_and_nothing_else(line: str, library: str, play: Play) -> None:
-    """XID 79: the GPU fell off the bus in the middle of a sweep; what was read before is void."""
+    """XID 79: the GPU fell off the bus in the middle of a sweep; its earlier readings are void."""
     devices = gpus(3)
     devices[1].lines.append(line)
     scenario = play(devices)
@@ -344,7 +348,7 @@ def test_a_lost_gpu_is_lost_and_nothing_else(line: str, library: str, play: Play
 
 
 def test_a_lost_gpu_is_asked_once_a_sweep(library: str, play: Play) -> None:
-    """A call to a GPU that is gone can take seconds; thirty of them are a missed deadline."""
+    """A call to a lost GPU can take seconds; thirty of them are a missed deadline."""
     devices = gpus(2)
     devices[0].lines.append("error nvmlDeviceGetFieldValues 15")
     play(devices)
@@ -352,13 +356,11 @@ def test_a_lost_gpu_is_asked_once_a_sweep(library: str, play: Play) -> None:
         sweeping.sweep.run()
         healthy = sweeping.sweep.calls
         sweeping.sweep.run()
-        assert sweeping.sweep.calls - healthy == 1 + (
-            healthy - 3
-        )  # 2 opens and 1 question came before
+        assert sweeping.sweep.calls - healthy == 1 + (healthy - 3)  # preceded by 2 opens and 1 call
 
 
 def test_a_gpu_that_cannot_be_opened_is_tried_again(library: str, play: Play) -> None:
-    """After a reset the GPU comes back; an agent that had given it up would need a restart."""
+    """After a reset the GPU comes back; an agent that had abandoned it would need a restart."""
     devices = gpus(2)
     devices[0].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15 0")
     scenario = play(devices)

@@ -1,4 +1,4 @@
-"""What a GPU does with its time, found from its readings alone: against traces whose states are known."""
+"""A GPU's use of time, derived only from its readings: against traces with known states."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.ext.phase_traces import (
 )
 
 RECORDINGS = Path(__file__).parents[2] / "../shared/data/power"
-#: Levels are learned, and shares are right, after so many seconds.
+#: Seconds until levels are learned and shares are right.
 LEARNED_SECONDS = 20
 H100, A100, SMALL, LARGE = (
     Levels(),
@@ -55,7 +55,10 @@ def job(tracker: PhaseTracker, made: Trace) -> dict[str, float]:
 
 
 def checkpointing(times: int, every: int, seconds: float, shift: float = 0.0) -> Plan:
-    """Return steps of a second with a checkpoint after each *every*; *shift*: each is so much longer than the last."""
+    """Return steps of a second with a checkpoint after each *every*;
+
+    *shift*: each is this much longer than the last.
+    """
     plan: list[tuple[int, float]] = []
     for number in range(times):
         plan += [*steps(every, 0.8, 0.2), (CHECKPOINT, seconds + number * shift)]
@@ -68,7 +71,7 @@ def checkpointing(times: int, every: int, seconds: float, shift: float = 0.0) ->
     [(0.7, 0.3, 0), (2.1, 0.9, 0), (0.5, 0.5, 0), (0.6, 0.1, 0.3), (3.0, 0.5, 0.5)],
 )
 def test_shares_are_those_of_the_job(compute: float, wait: float, stall: float, gpm: bool) -> None:
-    """Use reads 100 % on who waits: the victims of a straggler looked as busy as the straggler."""
+    """Use reads 100 % while waiting: the victims of a straggler looked as busy as the straggler."""
     made = trace(steps(int(90 / (compute + wait + stall)), compute, wait, stall), gpm=gpm)
     seen = follow(PhaseTracker(1), made)
     for state in range(5):
@@ -81,7 +84,9 @@ def test_shares_are_those_of_the_job(compute: float, wait: float, stall: float, 
 )
 @pytest.mark.parametrize("gpm", [True, False], ids=["gpm", "power alone"])
 def test_both_levels_are_learned(levels: Levels, gpm: bool) -> None:
-    """Watts of waiting that are written down for one model are wrong for every other, and for another job of the same."""
+    """Watts of waiting defined for one model are wrong for every other, and for another job on the
+    same.
+    """
     made = trace([(IDLE, 5), *steps(50, 1.5, 1.0)], levels=levels, gpm=gpm)
     tracker = PhaseTracker(1)
     follow(tracker, made)
@@ -99,14 +104,16 @@ def test_a_straggler_that_comes_moves_time_from_work_to_waiting(gpm: bool) -> No
 
 
 def test_without_two_levels_there_is_little_confidence() -> None:
-    """One level is work or waiting: nobody knows which, and a verdict must not stand on a guess."""
+    """A single level is work or waiting: it is ambiguous, and a verdict must not rely on a guess."""
     for plan in (steps(1, 60), steps(1, 0, 60)):
         seen = follow(PhaseTracker(1), trace(plan, gpm=False))
         assert max(seen.confidence) < 0.5
 
 
 def test_an_average_of_a_second_has_little_confidence_without_gpm() -> None:
-    """A100 and H100 average power over a second (nvmlDeviceGetPowerUsage): steps of a second drown in it."""
+    """A100 and H100 average power over a second (nvmlDeviceGetPowerUsage), which hides steps of a
+    second.
+    """
     tracker, made = PhaseTracker(1), trace(steps(90, 0.7, 0.3), gpm=False, smooth_seconds=1.0)
     seen = follow(tracker, made)
     assert seen.confidence[-1] < 0.5
@@ -114,14 +121,14 @@ def test_an_average_of_a_second_has_little_confidence_without_gpm() -> None:
 
 
 def test_an_average_of_a_second_is_told_by_gpm() -> None:
-    """With GPM the shares do not depend on how power is read."""
+    """With GPM the shares do not depend on the averaging of power."""
     made = trace(steps(90, 0.7, 0.3), smooth_seconds=1.0)
     seen = follow(PhaseTracker(1), made)
     assert seen.mean(COMPUTE, LEARNED_SECONDS) == pytest.approx(0.7, abs=0.03)
 
 
 def test_power_smoothing_hides_waiting_from_power_but_not_from_gpm() -> None:
-    """Blackwell can hold a floor of power: with 480 W while it waits it would be said to compute."""
+    """Blackwell can enforce a power floor: with 480 W while waiting it would seem to compute."""
     plan = steps(90, 0.7, 0.3)
     smoothed = follow(PhaseTracker(1), trace(plan, floor_watts=480))
     plain = follow(PhaseTracker(1), trace(plan))
@@ -137,14 +144,14 @@ def test_power_smoothing_hides_waiting_from_power_but_not_from_gpm() -> None:
 def test_checkpoints_of_several_cadences(
     every: int, seconds: float, writer: bool, gpm: bool
 ) -> None:
-    """A checkpoint is no fault: waiting that is called so when it comes regularly needs no culprit."""
+    """A checkpoint is not a fault: waiting recognized as regular checkpoints needs no culprit."""
     made = trace(checkpointing(6, every, seconds), writer=writer, gpm=gpm)
     tracker = PhaseTracker(1)
     seen = follow(tracker, made)
     found = job(tracker, made)
     assert found["checkpoint_interval_seconds"] == pytest.approx(every + seconds, rel=0.02)
     assert found["checkpoint_duration_seconds"] == pytest.approx(seconds, abs=0.4)
-    # The fourth begins after three intervals; the first three cannot be known to be any yet.
+    # The fourth begins after three intervals; the first three cannot be recognized yet.
     first = int(3 * (every + seconds)) + every - 1
     pairs = [(t[CHECKPOINT], s[CHECKPOINT]) for t, s in zip(made.truth, seen.shares, strict=True)]
     hits = sum(min(pair) for pair in pairs[first:])
@@ -157,7 +164,9 @@ def test_checkpoints_of_several_cadences(
 
 
 def test_checkpoints_that_take_ever_longer() -> None:
-    """A file system that fills: the H100 recording writes for 17 s, then for 56 s, after as many steps each."""
+    """A file system that fills: the H100 recording writes for 17 s, then for 56 s, after the same
+    number of steps.
+    """
     made = trace(checkpointing(8, 24, 6.0, shift=2.0))
     tracker = PhaseTracker(1)
     seen = follow(tracker, made)
@@ -166,7 +175,7 @@ def test_checkpoints_that_take_ever_longer() -> None:
 
 
 def test_segments_of_the_past_are_called_checkpoints_once_that_is_known() -> None:
-    """The first three look like waiting; a timeline that goes on saying so accuses somebody."""
+    """The first three look like waiting; a timeline that keeps this state accuses a host."""
     tracker = PhaseTracker(1)
     follow(tracker, trace([*checkpointing(4, 24, 6.0), *steps(3, 0.8, 0.2)]))
     found = [s for s in tracker.segments(0) if s[0] == "checkpoint" and s[2] - s[1] > 2 * NS]
@@ -179,7 +188,7 @@ def test_segments_of_the_past_are_called_checkpoints_once_that_is_known() -> Non
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_stalls_at_random_are_no_checkpoints(seed: int) -> None:
-    """A full file system stalls everybody now and then: what comes at random is predicted by nobody."""
+    """A full file system stalls all jobs at times: random pauses cannot be predicted."""
     draw = random.Random(seed)
     plan: list[tuple[int, float]] = []
     for _ in range(14):
@@ -201,7 +210,9 @@ def test_regular_pauses_are_surer_checkpoints_with_steps_between_them(
 
 
 def test_a_wait_in_each_step_is_no_checkpoint() -> None:
-    """Steps of 11 s in which the victims wait for 3 s: as regular as a checkpoint, and the straggler would go free."""
+    """Steps of 11 s in which the victims wait for 3 s: as regular as a checkpoint, and the
+    straggler would be missed.
+    """
     tracker = PhaseTracker(1)
     tracker.begin_job(0)
     tracker.set_step(0, 11.0)
@@ -212,7 +223,7 @@ def test_a_wait_in_each_step_is_no_checkpoint() -> None:
 
 
 def test_idle_until_a_job_comes_and_half_a_minute_after_it_went() -> None:
-    """Without its processes, a job that ended is not told from one whose host stalls before 30 s are over."""
+    """Without its processes, a job that ended looks like a host stall until 30 s are over."""
     made = trace([(IDLE, 20), *steps(40, 0.7, 0.3), (IDLE, 60)])
     tracker = PhaseTracker(1)
     seen = follow(tracker, made)
@@ -224,7 +235,7 @@ def test_idle_until_a_job_comes_and_half_a_minute_after_it_went() -> None:
 
 
 def test_a_host_stall_of_a_known_job_never_becomes_idle() -> None:
-    """Reserved and not used: the processes are there, whatever the GPU does."""
+    """Reserved but unused: the processes exist, whatever the GPU does."""
     tracker = PhaseTracker(1)
     tracker.begin_job(0)
     seen = follow(tracker, trace([(HOST_STALL, 90)]))
@@ -243,7 +254,7 @@ def test_a_gpu_that_works_without_a_process_has_a_job_all_the_same() -> None:
 
 
 def test_levels_are_forgotten_with_the_job() -> None:
-    """The next job is of another kind: 300 W are its work, and were half of what the first one drew."""
+    """The next job is of another kind: 300 W are its work, but were half of the first job's."""
     first, second = Levels(), Levels(compute=300, wait=120)
     tracker = PhaseTracker(1)
     follow(tracker, trace(steps(60, 1.4, 0.6), levels=first))
@@ -252,12 +263,12 @@ def test_levels_are_forgotten_with_the_job() -> None:
     follow(tracker, made)
     assert job(tracker, made)["compute_watts"] == pytest.approx(300, rel=0.03)
     assert job(tracker, made)["job_changes_count"] == 2
-    tracker.begin_job(0, is_known=False)  # the agent looks for the first time
+    tracker.begin_job(0, is_known=False)  # the agent's first list
     assert job(tracker, made)["job_changes_count"] == 2
 
 
 def test_only_utilization_and_power_or_either() -> None:
-    """A driver that answers one of the two must not end in an exception, nor in a sure word."""
+    """A driver with only one of the two must cause neither an exception nor a confident result."""
     plan = [(IDLE, 5), *steps(60, 1.4, 0.6)]
     alone = follow(PhaseTracker(1), trace(plan, gpm=False, uses=False))
     assert alone.mean(COMPUTE, LEARNED_SECONDS) == pytest.approx(0.7, abs=0.04)
@@ -293,7 +304,7 @@ def test_duplicates_and_what_comes_late_are_left_out() -> None:
 
 
 def test_a_clock_that_steps_back_begins_time_again() -> None:
-    """An hour back: without this nothing would be seen for an hour."""
+    """An hour back: without this, an hour of samples would be ignored."""
     tracker = PhaseTracker(1)
     follow(tracker, trace(checkpointing(4, 24, 6.0)))
     made = trace(steps(30, 0.7, 0.3), begin_ns=BEGIN_NS - 900 * NS)
@@ -303,7 +314,7 @@ def test_a_clock_that_steps_back_begins_time_again() -> None:
 
 
 def test_a_gap_is_nobodys_time() -> None:
-    """The agent stood for an hour: that was neither work nor waiting."""
+    """The agent stopped for an hour: that was neither work nor waiting."""
     tracker = PhaseTracker(1)
     follow(tracker, trace(steps(60, 0.7, 0.3)))
     follow(tracker, trace(steps(60, 0.7, 0.3), begin_ns=BEGIN_NS + 3600 * NS))
@@ -322,7 +333,7 @@ samples = st.tuples(
 def test_whatever_a_driver_says_shares_are_shares(
     given_samples: list[tuple[int, list[float]]], job_at: int
 ) -> None:
-    """Garbage in any order: the five add up to 1, or nothing is said."""
+    """Garbage in any order: the five shares add up to 1, or are missing."""
     tracker = PhaseTracker(1)
     for at, (now_ns, values) in enumerate(given_samples):
         if at == job_at:
@@ -341,7 +352,7 @@ def test_whatever_a_driver_says_shares_are_shares(
 
 
 class PhaseBlock:
-    """As a Block of so many columns."""
+    """A stand-in of a Block with *columns* columns."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.rows = rows
@@ -353,7 +364,7 @@ class PhaseBlock:
 
 
 def test_a_block_has_what_is_known_of_each_row() -> None:
-    """A neighbour's shares in a GPU's row would accuse the wrong one."""
+    """A neighbor's shares in a GPU's row would accuse the wrong one."""
     tracker = PhaseTracker(3)
     made = trace(checkpointing(5, 24, 6.0))
     follow(tracker, made, row=1)
@@ -377,7 +388,7 @@ def job_of_row(tracker: PhaseTracker, made: Trace) -> list[float]:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """A row too many would be read from whatever lies behind."""
+    """A row too many would be read from memory behind the block."""
     for rows in (0, -1, 257):
         with pytest.raises(ValueError, match="rows"):
             PhaseTracker(rows)
@@ -396,7 +407,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_the_history_has_the_last_samples_oldest_first() -> None:
-    """The period of a step is looked for in it: a sample out of its place would be another period."""
+    """The period of a step is derived from it: a misplaced sample would be another period."""
     history = SampleHistory(2, 4)
     with pytest.raises(ValueError, match="no sample"):
         history.put(0, 0, 1.0)
@@ -418,7 +429,7 @@ def test_the_history_has_the_last_samples_oldest_first() -> None:
 
 
 def test_a_late_sampler_makes_no_step_shorter() -> None:
-    """A turn that took 300 ms left three samples out of ten: the step of a second was found at 0.7 s."""
+    """A turn of 300 ms lost three samples of ten: the step of a second was found at 0.7 s."""
     history = SampleHistory(1, 8)
     for at in (0, 1, 2, 6, 7, 7.2, 8):
         history.begin(round(at * NS / 10))
@@ -435,14 +446,16 @@ def test_a_late_sampler_makes_no_step_shorter() -> None:
         history.resample_to(0, [0, 1], NS // 10, buffer)
     with pytest.raises(IndexError):
         history.resample_to(1, [0], 1, buffer)
-    history.begin(-(10**15))  # another clock: nothing of the other is near it
+    history.begin(-(10**15))  # another clock: no old sample is near it
     history.resample_to(0, [0], NS // 10, buffer)
     assert all(math.isnan(value) for value in cells)
 
 
 @pytest.mark.parametrize("has_gpm", [True, False])
 def test_a_kernel_that_is_bound_by_memory_computes(has_gpm: bool) -> None:
-    """An H200 that copied at 89 % of its memory bandwidth and 470 W was waiting, at confidence 0.82."""
+    """An H200 that copied at 89 % of its memory bandwidth and 470 W was waiting, at confidence
+    0.82.
+    """
     tracker, now_ns = PhaseTracker(1), 10 * NS
 
     def run(seconds: int, watts: float, active: float, tensor: float, bandwidth: float) -> None:
@@ -469,7 +482,7 @@ def test_a_kernel_that_is_bound_by_memory_computes(has_gpm: bool) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Two megabytes of a host's memory are what the phases may cost."""
+    """The phases may use two megabytes of a host's memory."""
     assert SampleHistory(8).memory_bytes + PhaseTracker(8).memory_bytes < 1_500_000
 
 
@@ -495,14 +508,15 @@ def recording(name: str) -> list[Trace]:
 
 @pytest.mark.parametrize("name", ["h100x8_ckpt_every_100.csv", "h100x8_ckpt_every_10.csv"])
 def test_recorded_h100s_compute_and_wait(name: str) -> None:
-    """The levels of real GPUs, of a job that waits for its checkpoints most of the time; nobody looked at the second of
-    the two while the levels were made."""
+    """Levels of real GPUs, in a job that mostly waits for its checkpoints; the second recording was
+    not used during development.
+    """
     for gpu, made in enumerate(recording(name)):
         tracker = PhaseTracker(1)
         seen = follow(tracker, made)
         found = job(tracker, made)
         assert found["compute_watts"] == pytest.approx(550, rel=0.05)
-        if gpu:  # the first one writes: it shows no kernel while it does
+        if gpu:  # the first GPU writes, and shows no kernel meanwhile
             assert found["wait_watts"] == pytest.approx(150, rel=0.06)
         else:
             assert seen.mean(HOST_STALL) > seen.mean(WAIT)
@@ -512,7 +526,9 @@ def test_recorded_h100s_compute_and_wait(name: str) -> None:
 
 
 def test_recorded_checkpoints_are_found_and_predicted() -> None:
-    """Each 23 s of work one that takes 17 s at first and 56 s later: of the recording that the tracker was made with."""
+    """After each 23 s of work a checkpoint of 17 s at first and 56 s later, in the recording used
+    during development.
+    """
     for made in recording("h100x8_ckpt_every_100.csv"):
         tracker = PhaseTracker(1)
         seen = follow(tracker, made)
