@@ -70,8 +70,8 @@ def main() -> int:
     options = parser.parse_args()
     results: list[Result] = []
     names = options.bench or list(BENCHES)
-    for at, name in enumerate(names, 1):
-        print(f"[{at}/{len(names)}] {name}: {BENCHES[name]}", file=sys.stderr, flush=True)
+    for index, name in enumerate(names, 1):
+        print(f"[{index}/{len(names)}] {name}: {BENCHES[name]}", file=sys.stderr, flush=True)
         results += importlib.import_module(f".{name}", __package__).run(options.seed)
     print(f"{machine()}\n\n{HEADING}")
     print("\n".join(result.row() for result in results))

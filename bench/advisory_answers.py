@@ -94,9 +94,9 @@ async def accept_all(
     engine._step(Tick(time.time_ns()))
     await engine.persisted()
     accepts, floors = list[float](), list[float]()
-    for one in engine.open_advisories()[:count]:
+    for advisory in engine.open_advisories()[:count]:
         begin = time.perf_counter()
-        await engine.answer(Acked(time.time_ns(), one.name, AdvisoryState.ACCEPTED, "bench"))
+        await engine.answer(Acked(time.time_ns(), advisory.name, AdvisoryState.ACCEPTED, "bench"))
         accepts.append(time.perf_counter() - begin)
         floors.append(floor_seconds(file))
     assert len(accepts) == count, len(accepts)

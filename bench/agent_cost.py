@@ -157,13 +157,13 @@ def run(seed: int) -> list[Result]:
         if exporter:
             pids["exporter"], sizes = enter(node_exporter.scraped(exporter, ground.root))
         time.sleep(5)
-        costs, made = _measure(pids, calls)
+        costs, calls_made = _measure(pids, calls)
         if len(sizes) < MEASURED_SECONDS // 2:
             raise RuntimeError(f"node_exporter answered {len(sizes)} scrapes of {MEASURED_SECONDS}")
         log = (folder / "agent.log").read_text()
     if "cause=aggregator.connected" not in log:
         raise RuntimeError(f"the agent never reached the aggregator:\n{log[-2000:]}")
-    return _results(ground, costs, made)
+    return _results(ground, costs, calls_made)
 
 
 def _measure(
@@ -171,9 +171,9 @@ def _measure(
 ) -> tuple[dict[str, ProcessCost], dict[str, float]]:
     """Return the cost per family over the same seconds, and its calls per GPU and second."""
     before = {name: ProcessCost.now(family(pid)) for name, pid in pids.items()}
-    counted = {name: each.counts() for name, each in calls.items()}
+    counted = {name: call.counts() for name, call in calls.items()}
     time.sleep(MEASURED_SECONDS)
-    now = {name: sum(each.counts()) - sum(counted[name]) for name, each in calls.items()}
+    now = {name: sum(call.counts()) - sum(counted[name]) for name, call in calls.items()}
     costs = {name: ProcessCost.now(family(pids[name])).since(before[name]) for name in pids}
     return costs, {name: count / MEASURED_SECONDS / GPUS for name, count in now.items()}
 
@@ -189,15 +189,15 @@ def _results(
         )
     split = ", ".join(f"{len(paths)} files each {pace}" for pace, paths in ground.files.items())
     shares = " + ".join(
-        f"{name} {each * 1e6 / MEASURED_SECONDS:.0f}"
-        for name, each in zip(agent.names, agent.cpu_by_process, strict=True)
+        f"{name} {seconds * 1e6 / MEASURED_SECONDS:.0f}"
+        for name, seconds in zip(agent.names, agent.cpu_by_process, strict=True)
     )
     notes = (
         f"by process {shares}; {split} ({PORTS} RDMA ports), {GPUS} stand-in GPUs at 1 Hz and 10 Hz, {MEASURED_SECONDS} s; "
         "the agent with frames, spool and transport"
     )
     second = MEASURED_SECONDS
-    found = [
+    result = [
         Result("agent CPU, all processes", agent.cpu_seconds * 1e6 / second, "us/s",
                "C, same reads and calls", floor.cpu_seconds * 1e6 / second, notes),
         Result("driver calls a GPU", made["agent"], "1/s", "C, same reads and calls", made["floor"],
@@ -212,7 +212,7 @@ def _results(
     ]  # fmt: skip
     if "exporter" in costs:
         exporter = costs["exporter"]
-        found.append(
+        result.append(
             Result("node_exporter CPU, a scrape a second", exporter.cpu_seconds * 1e6 / second, "us/s",
                    "C, same reads and calls", floor.cpu_seconds * 1e6 / second,
                    f"Debian's, its default collectors, no GPU; PSS {exporter.pss_bytes / 1e6:.0f} MB, "
@@ -220,4 +220,4 @@ def _results(
         )  # fmt: skip
     else:
         print(f"no {node_exporter.PACKAGE} to be had: its row is left out", file=sys.stderr)
-    return found
+    return result

@@ -72,7 +72,7 @@ def _installed(folder: Path) -> Path:
 def _show(folder: Path) -> None:
     """Write the status of a host with active findings."""
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    found = {
+    result = {
         **dict.fromkeys(verdict.FINDING_TEXTS, "a text of some length"),
         "since_ns": now_ns,
         "confirmed_ns": now_ns,
@@ -86,7 +86,7 @@ def _show(folder: Path) -> None:
         "enforcing": ["xid79"],
         "permit": None,
         "notes": [],
-        "findings": [found] * 4,
+        "findings": [result] * 4,
         "left_out": 0,
     }
     (folder / "status.json").write_text(json.dumps({**shown, "boot_id": check.boot_id()}))
@@ -100,4 +100,4 @@ def _in_turn(commands: Mapping[str, Sequence[str]]) -> dict[str, float]:
             begin = time.perf_counter()
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
             durations[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(each) for name, each in durations.items()}
+    return {name: statistics.median(duration) for name, duration in durations.items()}

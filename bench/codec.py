@@ -88,8 +88,8 @@ def _protobuf(block: Block) -> tuple[Callable[[], bytes], Callable[[bytes], obje
 
     def encode() -> bytes:
         table = kind(device=block.devices)
-        for at, signal_id in enumerate(block.signal_ids):
-            span = slice(at * block.rows, (at + 1) * block.rows)
+        for index, signal_id in enumerate(block.signal_ids):
+            span = slice(index * block.rows, (index + 1) * block.rows)
             if is_float(signal_id):
                 table.column.add(signal=signal_id, gauge=block.floats[span])
             else:
@@ -107,10 +107,10 @@ def _arrow(block: Block) -> tuple[Callable[[], bytes], Callable[[bytes], object]
 
     def encode() -> bytes:
         arrays = [pa.array(block.devices)]
-        for at, signal_id in enumerate(block.signal_ids):
+        for index, signal_id in enumerate(block.signal_ids):
             view = block.floats if is_float(signal_id) else block.ints
             kind = pa.float64() if is_float(signal_id) else pa.uint64()
-            cells = pa.py_buffer(view[at * block.rows : (at + 1) * block.rows])
+            cells = pa.py_buffer(view[index * block.rows : (index + 1) * block.rows])
             arrays.append(pa.Array.from_buffers(kind, block.rows, [None, cells]))
         sink = pa.BufferOutputStream()
         batch = pa.record_batch(arrays, names)
@@ -201,7 +201,7 @@ def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) ->
         begin = time.process_time_ns()
         differences = [sender.encode(frame) for frame in sent[2:]]
         between = time.process_time_ns()
-        restored = [receiver.decode(each) for each in differences]
+        restored = [receiver.decode(difference) for difference in differences]
         end = time.process_time_ns()
         assert restored == sent[2:]
         encode.append((between - begin) / len(differences) / 1e3)
@@ -210,13 +210,13 @@ def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) ->
     xor, xor_encode, xor_decode = _xor_stream(sent)
     notes = f"deflated whole: {sum(map(len, whole[2:])) / rows:.1f} B a row"
     encoding, decoding = percentile(encode, 0.5), percentile(decode, 0.5)
-    found = [
+    result = [
         Result(f"{what}: bytes a row", a_row, "B", XOR, sum(map(len, xor[2:])) / rows, notes),
         Result(f"{what}: encode differences", encoding, "us CPU", XOR, xor_encode),
         Result(f"{what}: decode differences", decoding, "us CPU", XOR, xor_decode),
     ]
     if len(set(map(len, sent))) == 1:  # one table; all frames have the length of the last
-        found += [
+        result += [
             Result(f"{what}: bytes a row", a_row, "B", "Prometheus remote-write",
                    REMOTE_WRITE_BYTES_A_ROW),
             Result(f"{what}: encode differences", encoding, "us CPU", "deflating it",
@@ -224,7 +224,7 @@ def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) ->
             Result(f"{what}: decode differences", decoding, "us CPU", "inflating it",
                    _microseconds(partial(frames.inflate_frame, whole[-1]))),
         ]  # fmt: skip
-    return found
+    return result
 
 
 def run(seed: int) -> list[Result]:

@@ -42,22 +42,22 @@ def cold_microseconds(turns: Mapping[str, Callable[[], object]]) -> dict[str, fl
             begin = time.thread_time_ns()
             turn()
             spent[name].append((time.thread_time_ns() - begin) / 1e3)
-    return {name: statistics.median(each[2:]) for name, each in spent.items()}
+    return {name: statistics.median(seconds[2:]) for name, seconds in spent.items()}
 
 
 def run(seed: int) -> list[Result]:
     del seed
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as the agent does
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))  # as the agent does
     with tempfile.TemporaryDirectory() as name:
         roots = make_host(Path(name))
         files = {pace: files_of(roots, pace) for pace in PACES}
         # Measured separately: in the same second the first would warm the caches of the second.
-        found = cold_microseconds({pace: bare_pass(paths) for pace, paths in files.items()})
-        found |= cold_microseconds(
-            {name: made.collect for name, made in collectors_of_files(roots).items()}
+        result = cold_microseconds({pace: bare_pass(paths) for pace, paths in files.items()})
+        result |= cold_microseconds(
+            {name: collector.collect for name, collector in collectors_of_files(roots).items()}
         )
-    return [_result(pace, found) for pace in PACES]
+    return [_result(pace, result) for pace in PACES]
 
 
 def _result(pace: str, found: dict[str, float]) -> Result:

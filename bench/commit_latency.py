@@ -29,14 +29,14 @@ Buckets = dict[float, float]
 
 def buckets(figures: dict[str, float]) -> Buckets:
     """Return upper bound -> commits in that bucket alone, from the figures of /metrics."""
-    found = {
+    result = {
         float(name.split('"')[1]): count
         for name, count in figures.items()
         if name.startswith("commit_seconds_bucket")
     }
     alone, before = dict[float, float](), 0.0
-    for bound in sorted(found):
-        alone[bound], before = found[bound] - before, found[bound]
+    for bound in sorted(result):
+        alone[bound], before = result[bound] - before, result[bound]
     return alone
 
 
@@ -46,7 +46,7 @@ def spread_out(counts: Buckets) -> list[float]:
     for bound in sorted(counts):
         count = round(counts[bound])
         high = low if math.isinf(bound) else bound
-        seconds += [low + (high - low) * (at + 0.5) / count for at in range(count)]
+        seconds += [low + (high - low) * (index + 0.5) / count for index in range(count)]
         low = high
     return seconds
 

@@ -115,19 +115,19 @@ def _measure(kind: str, capability: int) -> list[Result]:
             _wait_for_lanes(pid, with_dcgm=each == "with")
         time.sleep(WARM_UP_SECONDS)
         # fixed sets of processes: the inventory's child starts and exits
-        families = {each: family(pid) for each, pid in pids.items()}
-        before = {each: ProcessCost.now(families[each]) for each in pids}
+        families = {name: family(pid) for name, pid in pids.items()}
+        before = {name: ProcessCost.now(families[name]) for name in pids}
         calls = len(engine.calls)
         time.sleep(MEASURED_SECONDS)
-        costs = {each: ProcessCost.now(families[each]).since(before[each]) for each in pids}
+        costs = {name: ProcessCost.now(families[name]).since(before[name]) for name in pids}
         calls = len(engine.calls) - calls
     if calls < MEASURED_SECONDS // 10:
         raise RuntimeError(f"the agent made {calls} calls of DCGM in {MEASURED_SECONDS} s")
     second = MEASURED_SECONDS
     ours, peer = costs["with"], costs["without"]
     shares = " + ".join(
-        f"{process} {each * 1e6 / second:.0f}"
-        for process, each in zip(ours.names, ours.cpu_by_process, strict=True)
+        f"{process} {seconds * 1e6 / second:.0f}"
+        for process, seconds in zip(ours.names, ours.cpu_by_process, strict=True)
     )
     notes = f"{calls} calls in {second} s, {GPUS} GPUs, 13 health systems; by process {shares}"
     return [

@@ -199,7 +199,7 @@ def _measure(folder: Path) -> tuple[list[float], list[float], dict[str, list[flo
         client.close()
         echo.close()
         queue.close()
-    parts["server fsync"] = [each / 1e6 for each in appends]
+    parts["server fsync"] = [append / 1e6 for append in appends]
     return totals, echoes, parts
 
 
@@ -241,11 +241,11 @@ def _storm() -> tuple[float, float, list[HealthEvent]]:
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     spent = 0.0
     memory = pss_bytes([os.getpid()])
-    for at in range(0, STORM_LINES, 1000):
+    for index in range(0, STORM_LINES, 1000):
         group = [
             f"3,{n},{stamp},-;NVRM: Xid (PCI:0000:9b:00): 95, pid={n}, name=python, Uncontained: "
             f"{tokens[n % STORM_FORMS]}. RST: Yes, D-RST: No (0x{n:x})\n".encode()
-            for n in range(at, at + 1000)
+            for n in range(index, index + 1000)
         ]
         spent += _take(follower, group)
     grown = pss_bytes([os.getpid()]) - memory

@@ -64,7 +64,7 @@ class TimedSlurm(Slurm):
 
     def last(self, kind: type[Step]) -> float:
         """Return when the last step of *kind* was answered; 0 if none was."""
-        return max((when for one, when in self.answered if one is kind), default=0.0)
+        return max((when for step, when in self.answered if step is kind), default=0.0)
 
 
 @contextmanager
@@ -202,8 +202,8 @@ def _large() -> list[Result]:
         ) as executor:
             _until(lambda: executor.counters.turns > 2, "it turns")
             share, count = _rpc_share(cluster)
-            for at in range(ADVISORIES):
-                advice.fault(f"host{at}", Action.AVOID, tell=False)
+            for index in range(ADVISORIES):
+                advice.fault(f"host{index}", Action.AVOID, tell=False)
             begin = time.perf_counter()
             advice.tick()
             _until(lambda: len(slurm.answered) >= ADVISORIES, "all holds are set")

@@ -39,10 +39,14 @@ def run(seed: int) -> list[Result]:
     proposed, running = list[float](), list[float]()
     for number in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
-            one = _round(Path(folder), moments.random())
-        proposed.append(one[0])
-        running.append(one[1])
-        print(f"  {number + 1} of {ROUNDS}: {one[0]:.3f} {one[1]:.3f}", file=sys.stderr, flush=True)
+            seconds = _round(Path(folder), moments.random())
+        proposed.append(seconds[0])
+        running.append(seconds[1])
+        print(
+            f"  {number + 1} of {ROUNDS}: {seconds[0]:.3f} {seconds[1]:.3f}",
+            file=sys.stderr,
+            flush=True,
+        )
     notes = (
         f"{ROUNDS} rounds, {JOB_NODES} of {NODES} nodes; p95 {sorted(running)[-2]:.2f}, worst {max(running):.2f} s; PROPOSED after "
         f"{percentile(proposed, 0.5):.2f} s (p50); wanted: 1.0 s median, 1.5 s p95"

@@ -108,8 +108,8 @@ def agent_process(
         f"host={name}", f"dev_root={dev}", f"sys_root={sys_root}", f"proc_root={proc_root}",
         "spool_head_folder=", "nvml_library=none", *(f"{name}_folder={path}" for name, path in folders.items()),
     ]  # fmt: skip
-    words = [word for one in settings for word in ("--set", one)]
-    return Process(["agent", "--aggregator", running.address, *words], folder / "agent.log")
+    options = [word for setting in settings for word in ("--set", setting)]
+    return Process(["agent", "--aggregator", running.address, *options], folder / "agent.log")
 
 
 def _round(folder: Path, wait_seconds: float) -> RoundSeconds:
@@ -152,9 +152,9 @@ def run(seed: int) -> list[Result]:
         with tempfile.TemporaryDirectory() as folder:
             rounds.append(_round(Path(folder), moments.random()))
         print(f"  {number + 1} of {ROUNDS}: {rounds[-1]}", file=sys.stderr, flush=True)
-    echo = percentile([one.echo for one in rounds], 0.5)
-    proposed = [one.proposed for one in rounds]
-    status = [one.status for one in rounds]
+    echo = percentile([timing.echo for timing in rounds], 0.5)
+    proposed = [timing.proposed for timing in rounds]
+    status = [timing.status for timing in rounds]
     notes = f"XID 79, {ROUNDS} rounds of a new agent and aggregator, the line at any moment of the second"
     worst = f"the worst {max(proposed):.3f} s; an empty call on the watcher's connection {1000 * echo:.1f} ms"
     return [

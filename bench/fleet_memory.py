@@ -42,10 +42,10 @@ ERRORS_EVERY_HOSTS = 100
 def _names(host: int) -> dict[str, list[str]]:
     """Return the devices of a host as an agent names them."""
     source = random.Random(host)
-    gpus = [f"GPU-{source.getrandbits(128):032x}-{at:04x}" for at in range(GPUS)]
-    links = [f"{gpu}/link{at}" for gpu in gpus for at in range(LINKS // GPUS)]
-    ports = [f"mlx5_{at}/1" for at in range(PORTS)]
-    functions = [f"0000:{at:02x}:00.0" for at in range(DEVICES["pcie"])]
+    gpus = [f"GPU-{source.getrandbits(128):032x}-{index:04x}" for index in range(GPUS)]
+    links = [f"{gpu}/link{index}" for gpu in gpus for index in range(LINKS // GPUS)]
+    ports = [f"mlx5_{index}/1" for index in range(PORTS)]
+    functions = [f"0000:{index:02x}:00.0" for index in range(DEVICES["pcie"])]
     named = {
         "gpu": gpus,
         "gpu_fast": gpus,
@@ -56,7 +56,7 @@ def _names(host: int) -> dict[str, list[str]]:
     }
     named |= {"rdma": ports, "link": ports}
     return {
-        kind: named.get(kind, [f"{kind}{at}" for at in range(count)])
+        kind: named.get(kind, [f"{kind}{index}" for index in range(count)])
         for kind, count in DEVICES.items()
     }
 
@@ -150,16 +150,16 @@ def run(seed: int) -> list[Result]:
         [sys.executable, "-m", f"{__package__}.fleet_memory", str(HOSTS)],
         stdout=subprocess.PIPE, check=True,
     ).stdout  # fmt: skip
-    found = json.loads(output)
+    result = json.loads(output)
     notes = (
-        f"{HOSTS} hosts of {GPUS} GPUs, {PORTS} ports, {LINKS} links; arrays {found['arrays'] / 1e6:.0f} MB, not all written; "
-        f"the process {found['all'] / 1e6:.0f} MB; a judgement "
-        f"{found['judge']:.2f} s, the first {found['judge_first']:.2f}"
+        f"{HOSTS} hosts of {GPUS} GPUs, {PORTS} ports, {LINKS} links; arrays {result['arrays'] / 1e6:.0f} MB, not all written; "
+        f"the process {result['all'] / 1e6:.0f} MB; a judgement "
+        f"{result['judge']:.2f} s, the first {result['judge_first']:.2f}"
     )
     return [
-        Result("state of a fleet of 80,000 GPUs", found["taken"] / 1e6, "MB", "the cells that are read, 9 B each",
-               found["floor"] / 1e6, notes),
-        Result("the same process at its peak", found["peak"] / 1e6, "MB",
+        Result("state of a fleet of 80,000 GPUs", result["taken"] / 1e6, "MB", "the cells that are read, 9 B each",
+               result["floor"] / 1e6, notes),
+        Result("the same process at its peak", result["peak"] / 1e6, "MB",
                "limit of a whole aggregator", LIMIT_BYTES / 1e6, "VmHWM, two judgements among it"),
     ]  # fmt: skip
 

@@ -77,13 +77,13 @@ def _make_records(connection: Any) -> None:
         f"INSERT INTO devices SELECT {_HOST}, 'gpu', {_DEVICE}, {board} FROM range({GPUS}) t(i)"
     )
     link = "MAP {'active': '1', 'remote_kind': 'switch', 'remote_pci_address': '0000:07:00.0'}"
-    for kind, each, attributes in (
+    for kind, count, attributes in (
         ("nvlink", LINKS, link),
         ("other", OTHERS, "MAP {'numa_node': '0'}"),
     ):
         connection.execute(
-            f"INSERT INTO devices SELECT format('gpu-{{:05d}}', i // {each}), '{kind}', '{kind}' || i % {each}, "
-            f"{attributes} FROM range({HOSTS * each}) t(i)"
+            f"INSERT INTO devices SELECT format('gpu-{{:05d}}', i // {count}), '{kind}', '{kind}' || i % {count}, "
+            f"{attributes} FROM range({HOSTS * count}) t(i)"
         )
     connection.execute(
         f"INSERT INTO scores BY NAME SELECT {last} - to_seconds(300 * k + h % 300) AS time, "
@@ -117,12 +117,12 @@ def _make_readings(connection: Any, ticks: int) -> None:
     for part in range(first // PART_SECONDS * PART_SECONDS, last + 1, PART_SECONDS):
         table = _make_table(connection, "gpu_1s", part)
         begin, end = max(first, part), min(last, part + PART_SECONDS - 1)
-        for at in range(begin, end + 1, TICKS_AT_ONCE):
+        for index in range(begin, end + 1, TICKS_AT_ONCE):
             connection.execute(
                 f"INSERT INTO {table} BY NAME SELECT host, device, make_timestamp(s * 1000000) AS time, "
                 f"s::UBIGINT * 1000000 AS boottime_ns, {columns} "
                 f"FROM (SELECT *, s - {first} AS second, hash(i * 100000 + s) AS x "
-                f"FROM range({at}, {min(at + TICKS_AT_ONCE, end + 1)}) t(s), gpus)"
+                f"FROM range({index}, {min(index + TICKS_AT_ONCE, end + 1)}) t(s), gpus)"
             )
 
 

@@ -49,14 +49,14 @@ def make_host(folder: Path) -> Roots:
 
 def collectors_of_files(roots: Roots, pace: str = "") -> dict[str, Collector]:
     """Return the collectors of a pace (`1s`) with readings on this host, after a first turn."""
-    found: dict[str, Collector] = {}
+    result: dict[str, Collector] = {}
     for name, make in COLLECTORS.items():
         if not name.startswith(NOT_OF_FILES) and name.endswith(pace):
             collector = make(roots)
             with suppress(NoData, AccessDenied):
                 collector.collect()
-                found[name] = collector
-    return found
+                result[name] = collector
+    return result
 
 
 def files_of(roots: Roots, pace: str) -> set[str]:
@@ -68,16 +68,16 @@ def files_of(roots: Roots, pace: str) -> set[str]:
     """
     gc.collect()  # closes the descriptors of an earlier call
     root = str(roots.sys.parent)
-    made = collectors_of_files(roots, pace)
-    found = {
+    created = collectors_of_files(roots, pace)
+    result = {
         path
-        for each in made.values()
-        if isinstance(each, CounterFileCollector)
-        for path in each.paths
+        for collector in created.values()
+        if isinstance(collector, CounterFileCollector)
+        for path in collector.paths
     }
     open_files = {
         os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
     }
     # Real paths, like the links in /proc/self/fd: most devices of /sys/class are links.
-    found = {os.path.realpath(path) for path in found} | open_files
-    return {path for path in found if path.startswith(root) and os.path.isfile(path)}
+    result = {os.path.realpath(path) for path in result} | open_files
+    return {path for path in result if path.startswith(root) and os.path.isfile(path)}

@@ -75,7 +75,7 @@ SLOWDOWNS = (0.05, 0.3)
 _GPM = ("sm_ratio", "tensor_ratio", "memory_bandwidth_ratio", "pcie_bytes_per_second", "nvlink_bytes_per_second")  # fmt: skip
 _STATES = ("compute_ratio", "wait_ratio", "host_stall_ratio", "checkpoint_ratio", "idle_ratio")
 _PHASES = ("step_seconds", *_STATES, "compute_power_ratio", "wait_power_ratio", "checkpoint_interval_seconds")  # fmt: skip
-_AT = {name: at for at, name in enumerate(NUMBERS)}
+_AT = {name: index for index, name in enumerate(NUMBERS)}
 _STATE_AT = [_AT[name] for name in _STATES]
 
 
@@ -92,17 +92,17 @@ class GeneratedRuns:
 def generate(seed: int, workloads: int, runs_of_each: int) -> GeneratedRuns:
     """Return runs of *workloads* workloads, in equal parts per class."""
     random = np.random.default_rng(seed)
-    found, names, labels, slow = [], [], [], []
+    result, names, labels, slow = [], [], [], []
     for workload in range(workloads):
         label = workload % len(CLASSES)
         base = _workload(random, CLASSES[label])
         for _ in range(runs_of_each):
             loss = random.uniform(*SLOWDOWNS) if label < 2 and random.random() < SLOW else 0.0
-            found.append(_run(random, base, loss))
+            result.append(_run(random, base, loss))
             names.append(workload)
             labels.append(label)
             slow.append(loss)
-    return GeneratedRuns(np.array(found), np.array(names), np.array(labels), np.array(slow))
+    return GeneratedRuns(np.array(result), np.array(names), np.array(labels), np.array(slow))
 
 
 def _workload(random: np.random.Generator, name: str) -> Floats:
@@ -123,13 +123,15 @@ def _workload(random: np.random.Generator, name: str) -> Floats:
 def _run(random: np.random.Generator, base: Floats, loss: float) -> Floats:
     """Return one run: 2 % of jitter in the period, 3 points in shares and levels, 15 % in rates."""
     values = base.copy()
-    for at, name in enumerate(NUMBERS):
+    for index, name in enumerate(NUMBERS):
         if name.endswith("_per_second"):
-            values[at] *= np.exp(random.normal(0, 0.15))
+            values[index] *= np.exp(random.normal(0, 0.15))
         elif name.endswith("_seconds"):
-            values[at] *= np.exp(random.normal(0, 0.02))
+            values[index] *= np.exp(random.normal(0, 0.02))
         else:
-            values[at] = max(0.0, values[at] + random.normal(0, 0.03) * min(1.0, 5 * values[at]))
+            values[index] = max(
+                0.0, values[index] + random.normal(0, 0.03) * min(1.0, 5 * values[index])
+            )
     if loss:  # all ranks wait for one host
         pace = 1 - loss
         values[_AT["step_seconds"]] /= pace

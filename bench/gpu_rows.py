@@ -52,10 +52,10 @@ def made(seed: int, rows_per_second: int, seconds: int) -> list[Paced]:
     shape = FrameShape("", MOMENTS, frames, streams=STREAMS, step_ns=round(period_seconds * 1e9))
     return [
         Paced(
-            f"gpus-{at}", host.run_id, host.boot_id, host.messages,
-            begin=begin + period_seconds * at / STREAMS, period_seconds=period_seconds,
+            f"gpus-{index}", host.run_id, host.boot_id, host.messages,
+            begin=begin + period_seconds * index / STREAMS, period_seconds=period_seconds,
         )
-        for at, host in enumerate(hosts_of(seed, shape, round(begin * 1e9)))
+        for index, host in enumerate(hosts_of(seed, shape, round(begin * 1e9)))
     ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ async def _send(hosts: list[Paced], seconds: int) -> None:
 async def _run(address: str, hosts: list[Paced], seconds: int) -> None:
     async with connections(address, len(hosts)) as channels:
         sending = asyncio.gather(
-            *(host.run(each) for host, each in zip(hosts, channels, strict=True))
+            *(host.run(channel) for host, channel in zip(hosts, channels, strict=True))
         )
         print(json.dumps({"connected": len(hosts)}), flush=True)
         await _send(hosts, seconds)

@@ -108,8 +108,10 @@ def world(attacks: Sequence[str]) -> Iterator[HostileWorld]:
 
 def _tokens(names: Sequence[str]) -> tuple[dict[str, str], list[tokens.Token]]:
     """Return the secrets of agents by name, and the aggregator's token records."""
-    made = {name: tokens.make_token(Role.AGENT, name, 1, int(time.time())) for name in names}
-    return {name: secret for name, (secret, _) in made.items()}, [row for _, row in made.values()]
+    result = {name: tokens.make_token(Role.AGENT, name, 1, int(time.time())) for name in names}
+    return {name: secret for name, (secret, _) in result.items()}, [
+        row for _, row in result.values()
+    ]
 
 
 class Honest:
@@ -171,8 +173,8 @@ class Honest:
         async for ack in stream:
             now = time.monotonic()
             self.lost += len(ack.refused)
-            for one in ack.durable:
-                for number in range(one.first, one.last + 1):
+            for span in ack.durable:
+                for number in range(span.first, span.last + 1):
                     due = sent.pop(number)
                     self.samples.append((due, now - due))
 
@@ -187,35 +189,35 @@ def measured(name: str, attacks: Sequence[str]) -> list[Result]:
     tally: dict[str, Counter[str]] = {}
     spent: list[float] = []
     memory: list[int] = []
-    with world([one for one in attacks if one != CONTROL]) as it:
+    with world([attack for attack in attacks if attack != CONTROL]) as attacked_world:
 
         def each() -> None:
-            spent.append(it.running.cpu()[0])
-            memory.append(it.running.memory_bytes())
+            spent.append(attacked_world.running.cpu()[0])
+            memory.append(attacked_world.running.memory_bytes())
 
         def start() -> Callable[[], None]:
-            child = it.attacked(attacks, TURN_SECONDS + SETTLE_SECONDS + 0.5)
+            child = attacked_world.attacked(attacks, TURN_SECONDS + SETTLE_SECONDS + 0.5)
 
             def end() -> None:
-                for one, answers in json.loads(child.communicate(timeout=120)[0]).items():
-                    tally.setdefault(one, Counter()).update(answers)
+                for attack, answers in json.loads(child.communicate(timeout=120)[0]).items():
+                    tally.setdefault(attack, Counter()).update(answers)
 
             return end
 
-        with Honest(it) as honest:
+        with Honest(attacked_world) as honest:
             time.sleep(2 * SETTLE_SECONDS)
             turns = MeasuredTurns(start, each)
             turns.run()
             assert not honest.lost, "an honest frame was refused"
-    seconds = [two - one for one, two in zip(spent[::2], spent[1::2], strict=True)]
+    seconds = [two - before for before, two in zip(spent[::2], spent[1::2], strict=True)]
     without, attacked = (sum(seconds[at::2]) / len(seconds[at::2]) / TURN_SECONDS for at in (0, 1))
     notes = (
         f"the aggregator's cores {without:.2f} without, {attacked:.2f} with; memory "
         f"{memory[0] / 1e6:.0f} MB at first, {max(memory) / 1e6:.0f} at most; it was answered "
-        f"{ {one: dict(answers) for one, answers in tally.items()} }"
+        f"{ {attack: dict(answers) for attack, answers in tally.items()} }"
     )
-    found = [turn.of(honest.samples) for turn in turns.done]
-    return results(f"a receipt while an agent is hostile: {name}", turns, found, notes)
+    result = [turn.of(honest.samples) for turn in turns.done]
+    return results(f"a receipt while an agent is hostile: {name}", turns, result, notes)
 
 
 def main() -> int:
@@ -227,8 +229,8 @@ def main() -> int:
     parser.add_argument("attack", nargs="*", choices=[*scenarios, []], default=[])
     attacks = parser.parse_args().attack or scenarios
     print(HEADING)
-    for at, attack in enumerate(attacks, 1):
-        print(f"[{at}/{len(attacks)}] {attack}", file=sys.stderr, flush=True)
+    for index, attack in enumerate(attacks, 1):
+        print(f"[{index}/{len(attacks)}] {attack}", file=sys.stderr, flush=True)
         for result in measured(attack, [attack]):
             print(result.row(), flush=True)
     return 0

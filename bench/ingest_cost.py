@@ -94,7 +94,7 @@ def readings(source: random.Random, name: str, count: int) -> list[Block]:
     A gauge is a decimal with few places, as from drivers; one in four counters does not change.
     """
     generator = np.random.default_rng(source.getrandbits(64))
-    devices = [f"GPU-{name}-{source.getrandbits(64):016x}-{at}" for at in range(GPUS)]
+    devices = [f"GPU-{name}-{source.getrandbits(64):016x}-{index}" for index in range(GPUS)]
     signals = TABLES["gpu_1s"]
     cells = np.zeros((count, len(signals), GPUS), np.uint64)
     for column, signal in enumerate(signals):
@@ -104,13 +104,13 @@ def readings(source: random.Random, name: str, count: int) -> list[Block]:
             cells[:, column] = np.where(generator.random((count, GPUS)) < 0.7, noise, level).view(np.uint64)  # fmt: skip
         elif signal.kind is Kind.COUNTER and column % 4:
             cells[:, column] = np.cumsum(generator.integers(0, 10**6, (count, GPUS)), 0) + 10**12
-    found = []
-    for at in range(count):
+    result = []
+    for index in range(count):
         block = Block("gpu_1s", devices)
-        block.cells[:] = cells[at].tobytes()
+        block.cells[:] = cells[index].tobytes()
         block.valid[:] = b"\1" * len(block.valid)
-        found.append(block)
-    return found
+        result.append(block)
+    return result
 
 
 @dataclass
@@ -155,9 +155,9 @@ class IngestHost:
 
     def _receipt(self, ack: wire.IngestAck) -> None:
         assert not ack.refused, ack.refused[0].reason
-        for each in ack.durable:
-            self.durable += each.last - each.first + 1
-            for _ in range(each.first, each.last + 1):
+        for span in ack.durable:
+            self.durable += span.last - span.first + 1
+            for _ in range(span.first, span.last + 1):
                 self.room.release()
         if self.durable == self.frames:
             self.done.set()
@@ -174,27 +174,31 @@ def hosts_of(seed: int, shape: FrameShape, begin_ns: int | None = None) -> list[
     """Return the hosts with their messages, stamped from *begin_ns* of the wall clock (None: now)."""
     source = random.Random(seed)
     wall = begin_ns or time.time_ns()
-    templates = [readings(source, f"{at}", shape.moments * shape.frames) for at in range(TEMPLATES)]
+    templates = [
+        readings(source, f"{index}", shape.moments * shape.frames) for index in range(TEMPLATES)
+    ]
     hosts = []
     with tempfile.TemporaryDirectory() as folder:
-        for at in range(shape.streams):
+        for index in range(shape.streams):
             agent = Agent(Path(folder), shape.late_frames or 0)
             stamps = (
                 Stamp(agent.spool.run_id, bytes(16), sequence, wall - BOOTED_NS + sequence * shape.step_ns,
                       wall + sequence * shape.step_ns + source.randrange(10**6))
                 for sequence in range(1, shape.frames + 1)
             )  # fmt: skip
-            made = _frames(stamps, templates[at % TEMPLATES], shape.moments)
-            messages = _live(made) if shape.late_frames is None else agent.backlog(made)
-            hosts.append(IngestHost(f"bench-{at}", agent.spool.run_id, bytes(16), messages))
+            frames_made = _frames(stamps, templates[index % TEMPLATES], shape.moments)
+            messages = (
+                _live(frames_made) if shape.late_frames is None else agent.backlog(frames_made)
+            )
+            hosts.append(IngestHost(f"bench-{index}", agent.spool.run_id, bytes(16), messages))
             agent.close()
     return hosts
 
 
 def _frames(stamps: Iterator[Stamp], blocks: list[Block], moments: int) -> Iterator[bytes]:
     encoder = frames.Encoder()
-    for at, stamp in enumerate(stamps):
-        host_blocks = blocks[at * moments : (at + 1) * moments]
+    for index, stamp in enumerate(stamps):
+        host_blocks = blocks[index * moments : (index + 1) * moments]
         for moment, block in enumerate(host_blocks, 1):
             block.offset_ns = (moment - len(host_blocks)) * 10**9
         yield encoder.encode(stamp, host_blocks, deflate=False)
@@ -309,7 +313,7 @@ def _table(seed: int, rows: int) -> Any:
     """Return the rows of the hosts and seconds in the order of the store: second by second."""
     source = random.Random(seed)
     seconds = -(-rows // (STREAMS * GPUS))
-    templates = [readings(source, f"{at}", seconds) for at in range(TEMPLATES)]
+    templates = [readings(source, f"{index}", seconds) for index in range(TEMPLATES)]
     order = [(second, host) for second in range(seconds) for host in range(STREAMS)]
     blocks = [templates[host % TEMPLATES][second] for second, host in order]
     shape = len(order), len(TABLES["gpu_1s"]), GPUS
@@ -322,8 +326,8 @@ def _table(seed: int, rows: int) -> Any:
         "time": pa.array(times + time.time_ns() // 1000, pa.timestamp("us")),
         "boottime_ns": pa.array(times.astype(np.uint64) * 1000),
     }
-    for at, signal in enumerate(TABLES["gpu_1s"]):
-        column = np.ascontiguousarray(cells[:, at]).reshape(-1)
+    for index, signal in enumerate(TABLES["gpu_1s"]):
+        column = np.ascontiguousarray(cells[:, index]).reshape(-1)
         gauge = is_float(signal.signal_id)
         columns[signal.column] = pa.array(column.view(np.float64) if gauge else column)
     return pa.table(columns).slice(0, rows)
@@ -337,8 +341,8 @@ def _raw(table: Any, batch_rows: int) -> float:
             base.register("empty", table.slice(0, 0))
             base.execute("CREATE TABLE raw AS FROM empty")
             begin = time.process_time()
-            for at in range(0, table.num_rows, batch_rows):
-                base.register("batch", table.slice(at, batch_rows))
+            for index in range(0, table.num_rows, batch_rows):
+                base.register("batch", table.slice(index, batch_rows))
                 base.execute("INSERT INTO raw SELECT * FROM batch")
             return (time.process_time() - begin) / int(table.num_rows) * 1e6
 

@@ -73,26 +73,26 @@ def _inventory(named: dict[str, list[str]]) -> list[Any]:
     """Return the GPUs of a host, each below three ports of PCI Express."""
     from gangline.contract.wire.telemetry_pb2 import Device
 
-    found = []
-    for at, key in enumerate(named["gpu"]):
-        address, *parents = named["pcie"][4 * at : 4 * at + 4]
-        found.append(
+    result = []
+    for index, key in enumerate(named["gpu"]):
+        address, *parents = named["pcie"][4 * index : 4 * index + 4]
+        result.append(
             Device(kind="gpu", key=key, attributes={"name": "H100", "pci_address": address})
         )
-        found.append(Device(kind="pcie", key=address, attributes={"parents": " ".join(parents)}))
-    return found
+        result.append(Device(kind="pcie", key=address, attributes={"parents": " ".join(parents)}))
+    return result
 
 
 def _furnish(table: Any, fleet: Any) -> None:
     table._fit()
     count = table.devices.count
     noise = np.random.default_rng(1).normal(1.0, 0.01, count)
-    for column, at in table.column.items():
+    for column, index in table.column.items():
         if table.is_gauge(column):
-            table._bits[at, :count] = (GAUGES.get(column, 0.0) * noise).view(np.uint64)
+            table._bits[index, :count] = (GAUGES.get(column, 0.0) * noise).view(np.uint64)
         else:
-            table._bits[at, :count] = STATES.get(column, 0)
-        table._valid[at, :count] = True
+            table._bits[index, :count] = STATES.get(column, 0)
+        table._valid[index, :count] = True
     if table.name == "gpu_1s":
         slow = np.arange(0, count, SLOW_EVERY_HOSTS * GPUS)
         clock, heat = table.column["sm_clock_hertz"], table.column["temperature_celsius"]
@@ -176,8 +176,10 @@ def _remember(fleet: Any, judgement: Any) -> tuple[float, float]:
 
     from gangline.aggregator.scoring.checkpoint import MemoryLog
 
-    one = next(iter(judgement.tracked_symptoms.values()))
-    every = replace(judgement, tracked_symptoms=dict.fromkeys(range(len(fleet)), one), settling={})
+    symptoms = next(iter(judgement.tracked_symptoms.values()))
+    every = replace(
+        judgement, tracked_symptoms=dict.fromkeys(range(len(fleet)), symptoms), settling={}
+    )
     begin = time.process_time()
     rows = MemoryLog(every).take_due(every, fleet, ())
     size = sum(len(row.body()) for row in rows if row.body is not None)
@@ -190,14 +192,14 @@ def _early_judgements(fleet: Any, judgement: Any, second: int) -> list[float]:
     from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
     spent: list[float] = []
-    for at in range(EARLY_JUDGEMENTS):
-        now_ns = move(fleet, second + at)
+    for index in range(EARLY_JUDGEMENTS):
+        now_ns = move(fleet, second + index)
         judgement = evaluate(fleet, now_ns, judgement)
         event = HealthEvent(
-            event_id=f"e{at}", name="gpu.xid", code=79, device=fleet.devices["gpu"].names[8 * at], count=1,
-            boottime_ns=UPTIME_NS + (second + at) * SECOND_NS,
+            event_id=f"e{index}", name="gpu.xid", code=79, device=fleet.devices["gpu"].names[8 * index], count=1,
+            boottime_ns=UPTIME_NS + (second + index) * SECOND_NS,
         )  # fmt: skip
-        if not fleet.observe_event(fleet.names[at], event, now_ns):
+        if not fleet.observe_event(fleet.names[index], event, now_ns):
             raise RuntimeError("the event asks for no early judgement")
         begin = time.process_time()
         judgement = evaluate(fleet, now_ns + SECOND_NS // 3, judgement)
@@ -210,20 +212,20 @@ def run(seed: int) -> list[Result]:
     del seed
     command = [sys.executable, "-m", f"{__package__}.judging", str(HOSTS), str(SECONDS)]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-    found = json.loads(output)
+    result = json.loads(output)
     notes = (
         f"{HOSTS} hosts of {GPUS} GPUs and {LINKS} links, {SECONDS} judgements; the longest "
-        f"{found['longest']:.2f} s, the first {found['first']:.2f} s; {found['slow']:.0f} hosts DEGRADED"
+        f"{result['longest']:.2f} s, the first {result['first']:.2f} s; {result['slow']:.0f} hosts DEGRADED"
     )
     return [
-        Result("judging each second", found["judge"], "cores", "limit", CORES_MAX, notes),
-        Result("the same", found["judge"], "s", f"{PASSES_MAX:.0f} passes over the arrays",
-               PASSES_MAX * found["pass"], "one numpy pass reads each kept cell once"),
-        Result("an early judgement, for a fatal event", found["early"], "s CPU", "one of each second", found["judge"],
-               f"{EARLY_JUDGEMENTS} of them; the longest {found['early_longest']:.2f} s; a storm of events has a tenth of the loop"),
-        Result("what judging remembers, rows of a minute", found["remember"], "s CPU", f"{CORES_REMEMBER_MAX:.0%} of a core", 60 * CORES_REMEMBER_MAX,
-               f"if each host has symptoms, as one has here: {found['remembered_bytes'] / 1e6:.1f} MB"),
-        Result("the process at its peak", found["peak"] / 1e6, "MB", "limit of a whole aggregator",
+        Result("judging each second", result["judge"], "cores", "limit", CORES_MAX, notes),
+        Result("the same", result["judge"], "s", f"{PASSES_MAX:.0f} passes over the arrays",
+               PASSES_MAX * result["pass"], "one numpy pass reads each kept cell once"),
+        Result("an early judgement, for a fatal event", result["early"], "s CPU", "one of each second", result["judge"],
+               f"{EARLY_JUDGEMENTS} of them; the longest {result['early_longest']:.2f} s; a storm of events has a tenth of the loop"),
+        Result("what judging remembers, rows of a minute", result["remember"], "s CPU", f"{CORES_REMEMBER_MAX:.0%} of a core", 60 * CORES_REMEMBER_MAX,
+               f"if each host has symptoms, as one has here: {result['remembered_bytes'] / 1e6:.1f} MB"),
+        Result("the process at its peak", result["peak"] / 1e6, "MB", "limit of a whole aggregator",
                LIMIT_BYTES / 1e6, "VmHWM"),
     ]  # fmt: skip
 

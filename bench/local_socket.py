@@ -85,10 +85,10 @@ def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
                 ask(message, timeout=SECONDS_MAX)
                 if number >= WARM_UP_CALLS:
                     seconds[name].append(time.perf_counter() - began)
-        made = CALLS + WARM_UP_CALLS
+        call_count = CALLS + WARM_UP_CALLS
         spent = {
-            "ours": (cpu_seconds(agent_pid) - before[0]) / (2 * made),
-            "grpcio": (cpu_seconds(their_pid) - before[1]) / made,
+            "ours": (cpu_seconds(agent_pid) - before[0]) / (2 * call_count),
+            "grpcio": (cpu_seconds(their_pid) - before[1]) / call_count,
         }
     return seconds, spent
 

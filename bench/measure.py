@@ -100,8 +100,8 @@ class ProcessCost:
         return cls(
             sum(map(cpu_seconds, pids)),
             sum(_numbers(task / "status")["voluntary_ctxt_switches"] for task in tasks),
-            sum(each["wchar"] for each in io),
-            sum(each["write_bytes"] - each["cancelled_write_bytes"] for each in io),
+            sum(counts["wchar"] for counts in io),
+            sum(counts["write_bytes"] - counts["cancelled_write_bytes"] for counts in io),
             pss_bytes(pids),
             tuple(map(cpu_seconds, pids)),
             tuple(Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids),
@@ -157,8 +157,8 @@ class CallTimer:
         """
         before = self.counts()
         time.sleep(seconds)
-        made = zip(self.names, before, self.counts(), strict=True)
-        return {name: (end - begin) / seconds / gpus for name, begin, end in made if end > begin}
+        result = zip(self.names, before, self.counts(), strict=True)
+        return {name: (end - begin) / seconds / gpus for name, begin, end in result if end > begin}
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -99,7 +99,7 @@ def _questions(port: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], in
         "explain": lambda: scores.host(name),
         "job": lambda: jobs.story(JOB),
         "advise": lambda: advice.ListAdvisories(request, timeout=10),
-    }, lambda: sum(one.ByteSize() for one in scores.hosts().scores)
+    }, lambda: sum(score.ByteSize() for score in scores.hosts().scores)
 
 
 def _times(call: Callable[[], Any]) -> list[float]:
@@ -129,10 +129,10 @@ def run(seed: int) -> list[Result]:
                     floor = percentile(_times(echo), 0.5)
                     for name, call in questions.items():
                         times = _times(call)
-                        most = max(times)
+                        maximum = max(times)
                         notes = f"p50 {1e3 * percentile(times, 0.5):.1f} ms, target {BUDGET_SECONDS[hosts]:g} s"
                         results.append(
-                            Result(f"`{name}`, {hosts} hosts, {state}: slowest of {CALLS}", most, "s", "echo of the table, p50", floor, notes)
+                            Result(f"`{name}`, {hosts} hosts, {state}: slowest of {CALLS}", maximum, "s", "echo of the table, p50", floor, notes)
                         )  # fmt: skip
     return results
 

@@ -45,7 +45,10 @@ def run(seed: int, rows: int = ROWS_DEFAULT) -> list[Result]:
         make_store(folder, seed, rows)
         written = write_file(folder)
         device = _some_device(folder)
-        return [*(_ask(folder, one, rows) for one in _questions(folder, device)), *written]
+        return [
+            *(_ask(folder, question, rows) for question in _questions(folder, device)),
+            *written,
+        ]
 
 
 _COLUMNS = ", ".join(f'"{name}"' for name, _ in LAYOUTS["gpu_1s"].columns)

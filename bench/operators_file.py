@@ -53,20 +53,20 @@ def write_file(folder: Path) -> list[Result]:
 
 def _written(path: Path) -> list[pa.Table]:
     """Return the latest readings of every device and table in an operators' file."""
-    found = []
+    result = []
     with duckdb.connect(str(path), read_only=True, config=CONFIG) as connection:
         for table, each in TABLES.items():
-            found.append(connection.sql(f"FROM latest.{table}").to_arrow_table())
-            assert found[-1].num_rows == HOSTS * each, (table, found[-1].num_rows)
-    return found
+            result.append(connection.sql(f"FROM latest.{table}").to_arrow_table())
+            assert result[-1].num_rows == HOSTS * each, (table, result[-1].num_rows)
+    return result
 
 
 def _bare(path: Path, latest: list[pa.Table]) -> None:
     """Write the same tables straight from Arrow: the floor."""
     with duckdb.connect(str(path), config={"threads": 1}) as connection:
-        for at, arrow in enumerate(latest):
+        for index, arrow in enumerate(latest):
             connection.register("new_rows", arrow)
-            connection.execute(f"CREATE TABLE t{at} AS FROM new_rows")
+            connection.execute(f"CREATE TABLE t{index} AS FROM new_rows")
         connection.execute("CHECKPOINT")
 
 

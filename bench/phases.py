@@ -68,7 +68,7 @@ class PhaseLoad:
             history=self.history,
             sources=[COLUMN_NAMES.index(name) for name in SIGNALS],
         )
-        self._states = [self._state(random.Random(seed + at), at) for at in range(64)]
+        self._states = [self._state(random.Random(seed + index), index) for index in range(64)]
 
     def _state(self, draw: random.Random, at: int) -> bytes:
         """Return the cells of a sample: computing in the first 48 of 64."""
@@ -94,7 +94,9 @@ class PhaseLoad:
         job_columns = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
         spent_samples = spent_seconds = now_ns = 0
         for second in range(seconds):
-            states = [self._states[63 if second % 70 >= 60 else at * 6 + 2] for at in range(10)]
+            states = [
+                self._states[63 if second % 70 >= 60 else index * 6 + 2] for index in range(10)
+            ]
             began = time.thread_time_ns()
             for state in states:
                 now_ns += PERIOD_NS
@@ -125,7 +127,7 @@ def _parts_seconds(seed: int) -> float:
     """Return the CPU seconds to find the parts of a step of one GPU in its last two minutes; the
     maximum of three step lengths.
     """
-    found: list[float] = []
+    result: list[float] = []
     for period in (5.0, 8.0, 20.0):
         draw = np.random.default_rng(seed)
         fine, _ = step_parts.timeline(draw, "data parallel", period)
@@ -133,8 +135,8 @@ def _parts_seconds(seed: int) -> float:
         began = time.thread_time_ns()
         for _ in range(PARTS_REPEATS):
             split(signals, PERIOD_NS / 1e9, period)
-        found.append((time.thread_time_ns() - began) / PARTS_REPEATS / 1e9)
-    return max(found)
+        result.append((time.thread_time_ns() - began) / PARTS_REPEATS / 1e9)
+    return max(result)
 
 
 def run(seed: int) -> list[Result]:

@@ -112,9 +112,9 @@ def _rows(ours: list[float], theirs: list[float], what: str, wanted: str) -> lis
 def _other(name: str, call: Call, request: bytes, limit: float, what: str) -> Result:
     for _ in range(5):
         call(request)
-    found = [_seconds(call, request) for _ in range(CALLS // 4)]
-    notes = f"{what}; {len(found)} calls; p50 {percentile(found, 0.5) * 1e3:.2f} ms"
-    return Result(name, percentile(found, 0.99) * 1e3, "ms", "limit", limit * 1e3, notes)
+    result = [_seconds(call, request) for _ in range(CALLS // 4)]
+    notes = f"{what}; {len(result)} calls; p50 {percentile(result, 0.5) * 1e3:.2f} ms"
+    return Result(name, percentile(result, 0.99) * 1e3, "ms", "limit", limit * 1e3, notes)
 
 
 def _beside(
@@ -123,7 +123,7 @@ def _beside(
     """Return the seconds of *scores* calls, and of another caller's concurrent plans, at most one
     in flight.
     """
-    found, plans, pending = list[float](), list[float](), None
+    result, plans, pending = list[float](), list[float](), None
     end, due = time.monotonic() + BESIDE_SECONDS, 0.0
     while (now := time.monotonic()) < end:
         if request is not None and now >= due and (pending is None or pending.done()):
@@ -132,10 +132,10 @@ def _beside(
             pending.add_done_callback(
                 lambda _, begin=begin: plans.append(time.perf_counter() - begin)
             )
-        found.append(_seconds(scores, b""))
+        result.append(_seconds(scores, b""))
     if pending is not None:
         pending.result()
-    return found, plans
+    return result, plans
 
 
 def _beside_rows(channel: grpc.Channel, requests: dict[str, bytes]) -> list[Result]:
@@ -169,8 +169,8 @@ def run(seed: int) -> list[Result]:
         stdin, address = stack.enter_context(
             _child("score_server", "scores", "--hosts", str(HOSTS), "--places")
         )
-        found = json.loads(address.readline())
-        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{found['port']}"))
+        result = json.loads(address.readline())
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{result['port']}"))
         plan, evaluate = _call(channel, PLAN), _call(channel, EVALUATE)
         recover, lost = _call(channel, RECOVER), _recovery()
         recovered = recovery_pb2.PlanRecoveryResponse.FromString(recover(lost))
@@ -208,7 +208,7 @@ def run(seed: int) -> list[Result]:
         results += _beside_rows(channel, requests)
         stdin.write("judge\n")
         stdin.flush()
-        load = ("--address", f"127.0.0.1:{found['whole']}", "--seed", str(seed),
+        load = ("--address", f"127.0.0.1:{result['whole']}", "--seed", str(seed),
                 "--rows-per-second", str(GPU_ROWS_PER_SECOND), "--seconds", str(LOAD_SECONDS))  # fmt: skip
         with _child("gpu_rows", *load) as (go, told):
             told.readline()  # connected
@@ -216,7 +216,7 @@ def run(seed: int) -> list[Result]:
             go.flush()
             told.readline()
             ours, theirs = _alternate(plan, echo, requests["one"], LOADED_SECONDS)
-        over = sum(one > LOADED_SECONDS_MAX for one in ours) / len(ours)
+        over = sum(latency > LOADED_SECONDS_MAX for latency in ours) / len(ours)
         what = f"{size}; judged each second, {GPU_ROWS_PER_SECOND} rows/s beside it"
         results += _rows(
             ours,

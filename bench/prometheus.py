@@ -54,7 +54,7 @@ def _text(block: Block) -> bytes:
 
 
 def _config(hosts: int, port: int) -> str:
-    targets = [f"'127.{1 + at // 250}.{at % 250}.1:{port}'" for at in range(hosts)]
+    targets = [f"'127.{1 + index // 250}.{index % 250}.1:{port}'" for index in range(hosts)]
     return (
         "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
         "scrape_configs:\n- job_name: gpus\n  static_configs:\n  - targets: ["

@@ -59,14 +59,16 @@ async def _measure(folder: Path) -> list[Result]:
 
 async def _against(stub: Any, file: Path, sql: str) -> Result:
     service_seconds, duckdb_seconds = [], []
-    for at in range(QUERIES + 3):
+    for index in range(QUERIES + 3):
         begin = time.perf_counter()
-        rows = [one async for one in stub.Query(query_pb2.QueryRequest(sql=sql))][-1].summary
+        rows = [response async for response in stub.Query(query_pb2.QueryRequest(sql=sql))][
+            -1
+        ].summary
         between = time.perf_counter()
         count = _in_process(file, sql)
         end = time.perf_counter()
         assert rows.row_count == count
-        if at >= 3:
+        if index >= 3:
             service_seconds.append(between - begin)
             duckdb_seconds.append(end - between)
     notes = f"median of {QUERIES}, alternating; through the service p99 {percentile(service_seconds, 0.99) * 1e3:.0f} ms"

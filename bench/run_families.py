@@ -15,7 +15,7 @@ import numpy as np
 
 from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
-_AT = {name: at for at, name in enumerate(NUMBERS)}
+_AT = {name: index for index, name in enumerate(NUMBERS)}
 #: Peak of a GPU: arithmetic, HBM, NVLink and its share of the NICs. Rounded figures of an H100 and of an A100.
 _GPUS = {
     "H100": (990e12, 3.3e12, 4.5e11, 5e10, 0.85),
@@ -65,14 +65,14 @@ def generate_families(seed: int, families: int, variants: int, runs_of_each: int
         first = _family(random)
         user = f"user-{int(random.integers(max(1, families // FAMILIES_OF_USER)))}"
         for variant in range(variants):
-            made = first if variant == 0 else _other_batch(random, first)
+            variant_model = first if variant == 0 else _other_batch(random, first)
             for _ in range(runs_of_each):
                 draw, loss = random.random(), 0.0
                 if draw < SLOW_FOR_ONE + SLOW_ALL:
                     loss = random.uniform(0.05, 0.3)
-                values.append(_run(random, made, loss, for_one=draw < SLOW_FOR_ONE))
+                values.append(_run(random, variant_model, loss, for_one=draw < SLOW_FOR_ONE))
                 users.append(user)
-                gpu_models.append(made.gpu)
+                gpu_models.append(variant_model.gpu)
                 family_of.append(family)
                 variant_of.append(family * variants + variant)
                 slowdown.append(loss)
@@ -125,7 +125,7 @@ def _run(random: np.random.Generator, of: _Variant, loss: float, *, for_one: boo
     shares = np.clip(shares + random.normal(0.0, 0.012, 5) * (shares > 0.005), 0.0, 1.0)
     shares = np.round(shares / shares.sum(), 2)
     power = shares[0] * active_power + (1.0 - shares[0]) * wait_power
-    found = {
+    result = {
         "step_seconds": step * np.exp(random.normal(0.0, 0.004)) if random.random() > 0.12 else np.nan,
         **dict(zip(("compute_ratio", "wait_ratio", "host_stall_ratio", "checkpoint_ratio", "idle_ratio"), shares.tolist(), strict=True)),
         "compute_power_ratio": active_power, "wait_power_ratio": wait_power, "power_ratio": power,
@@ -139,7 +139,7 @@ def _run(random: np.random.Generator, of: _Variant, loss: float, *, for_one: boo
         "checkpoint_interval_seconds": interval if random.random() > 0.3 else np.nan,
     }  # fmt: skip
     values = np.full(len(NUMBERS), np.nan)
-    for name, value in found.items():
+    for name, value in result.items():
         values[_AT[name]] = value
     if of.gpu == "A100" or random.random() < WITHOUT_GPM:
         for name in ("sm_ratio", "tensor_ratio", "memory_bandwidth_ratio", "pcie_bytes_per_second", "nvlink_bytes_per_second"):  # fmt: skip

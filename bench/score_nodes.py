@@ -96,8 +96,8 @@ class Callers:
     def __init__(self, score_process: Call, echo: Call, service: Any) -> None:
         self._score_process, self._echo, self._service = score_process, echo, service
         self._pending: Any = None
-        for at in range(WARM_UP_CALLS):
-            self._round(Times(), at)
+        for index in range(WARM_UP_CALLS):
+            self._round(Times(), index)
 
     def _round(self, times: Times, at: int) -> None:
         """Call both; the order alternates, because earlier work delays the first call of a round."""
@@ -151,7 +151,7 @@ def _rows(calls: Times, what: str, limit: float) -> list[Result]:
     p50, p99 = (percentile(calls.score_process, 0.5), percentile(calls.score_process, 0.99))
     echo50, echo99 = (percentile(calls.echo, 0.5), percentile(calls.echo, 0.99))
     over, echo_over, service_over = (
-        sum(each > BUDGET_SECONDS for each in times) / len(times)
+        sum(moment > BUDGET_SECONDS for moment in times) / len(times)
         for times in (calls.score_process, calls.echo, calls.service)
     )
     notes = (
@@ -213,8 +213,8 @@ def run(seed: int) -> list[Result]:
         stdin, address = stack.enter_context(
             _child("score_server", "scores", "--hosts", str(HOSTS))
         )
-        found = json.loads(address.readline())
-        scores, whole = (f"127.0.0.1:{found[name]}" for name in ("port", "whole"))
+        result = json.loads(address.readline())
+        scores, whole = (f"127.0.0.1:{result[name]}" for name in ("port", "whole"))
         score_process = _call(stack.enter_context(grpc.insecure_channel(scores)), SCORE_NODES)
         service = _call(stack.enter_context(grpc.insecure_channel(whole)), SCORE_NODES)
         answer = score_process(b"")
@@ -236,7 +236,7 @@ def run(seed: int) -> list[Result]:
             loaded, late, rates = _loaded(load, callers, scores)
             what = f"{size}; judged each second; {rates} {load_name}"
             under_load += [*_rows(loaded, what, LOADED_RATIO), _watched(late, what)]
-        memory = pss_bytes([found["pid"]])
+        memory = pss_bytes([result["pid"]])
     return [
         *_rows(idle, f"{size}; idle otherwise", IDLE_RATIO),
         *_rows(judged, f"{size}; judged each second", LOADED_RATIO),

@@ -71,7 +71,10 @@ def _declared_places(folder: Path, hosts: int) -> str:
     return the file.
     """
     path = folder / "places.csv"
-    rows = [f"host-{at:05d},r{at // 8},l{at // 32},s{at // 512},p{at // 16}" for at in range(hosts)]
+    rows = [
+        f"host-{index:05d},r{index // 8},l{index // 32},s{index // 512},p{index // 16}"
+        for index in range(hosts)
+    ]
     path.write_text("\n".join(["host,rack,leaf,spine,power_domain", *rows, ""]))
     return str(path)
 
@@ -86,12 +89,12 @@ def _made(hosts: int, *, places: bool = False) -> Iterator[Aggregator]:
             data=Path(folder),
             reconnects_per_second=RECONNECTS,
         )
-        made = Aggregator(config)
+        aggregator = Aggregator(config)
         judging.START_NS = time.time_ns()
-        made.fleet = judging.fill(hosts)
+        aggregator.fleet = judging.fill(hosts)
         turns.evaluate = _changing  # type: ignore[attr-defined]
         aggregator_server.JudgeLoop = ScoreJudge  # type: ignore[attr-defined]
-        yield made
+        yield aggregator
 
 
 async def _scores(hosts: int, *, places: bool = False) -> None:

@@ -99,8 +99,8 @@ class Fed:
         last = threading.Event()
         # Created first, so that no commit waits for this thread.
         fed = list(self._received(later_ns, self.frames if some is None else some))
-        for at, (name, frame, offset_ns) in enumerate(fed, 1):
-            done = (lambda _: last.set()) if at == len(fed) else (lambda _: None)
+        for index, (name, frame, offset_ns) in enumerate(fed, 1):
+            done = (lambda _: last.set()) if index == len(fed) else (lambda _: None)
             while not self.store.submit_frame(name, frame, offset_ns, done):
                 time.sleep(0.01)
         self.store.request_commit()
@@ -127,22 +127,22 @@ class Fed:
 def fed(seed: int) -> Iterator[Fed]:
     """Yield an empty store, and readings for it."""
     with tempfile.TemporaryDirectory() as folder:
-        one = Fed(seed, Path(folder))
+        fed_store = Fed(seed, Path(folder))
         try:
-            yield one
+            yield fed_store
         finally:
-            one.close()
+            fed_store.close()
 
 
 def _live_bytes(store: Store, table: str) -> float:
     """Return the bytes of a table's blocks; blocks shared by columns count once."""
     with store.reading() as cursor:
-        found = cursor.execute(
+        result = cursor.execute(
             f"SELECT count(DISTINCT block_id) FROM pragma_storage_info('hours.{table}__202611201000') "
             "WHERE block_id >= 0"
         ).fetchone()
-    assert found is not None
-    return float(found[0]) * 262_144
+    assert result is not None
+    return float(result[0]) * 262_144
 
 
 def _export(one: Fed) -> float:
@@ -226,8 +226,8 @@ def _commits(one: Fed, some: Sequence[Any], begin_ns: int) -> dict[bool, list[fl
         spent[size_of(wal) < before].append(took_ms)
 
     one.store._writer.commit = timed  # type: ignore[method-assign,assignment]
-    for at in range(COMMITS):
-        one.feed(begin_ns + at * 10**9, some)
+    for index in range(COMMITS):
+        one.feed(begin_ns + index * 10**9, some)
     one.store._writer.commit = honest  # type: ignore[method-assign]
     return spent
 
@@ -251,19 +251,19 @@ def _felt(one: Fed) -> list[Result]:
         (name, stamp, tuple(block for block in blocks if block.table == "gpu_1s"), offset_ns)
         for name, stamp, blocks, offset_ns in one.frames
     ]
-    some = gpus[: COMMIT_ROWS // 8]
+    selected = gpus[: COMMIT_ROWS // 8]
     alone: dict[bool, list[float]] = {False: [], True: []}
     loaded: dict[bool, list[float]] = {False: [], True: []}
     exported, exported_seconds = 0, 0.0
     for turn in range(TURNS):
         at_ns = (turn + 1) * 10**13
-        for folding, spent in _commits(one, some, at_ns).items():
+        for folding, spent in _commits(one, selected, at_ns).items():
             alone[folding] += spent
         one.feed(at_ns + PART_NS, one.frames)
         one.now_ns += PART_NS + 10 * 10**9
         begin = time.perf_counter()
         one.history.start(lambda: one.now_ns)
-        for folding, spent in _commits(one, some, at_ns + 10**12).items():
+        for folding, spent in _commits(one, selected, at_ns + 10**12).items():
             loaded[folding] += spent
         exported += one.history.exported_rows
         exported_seconds += time.perf_counter() - begin
@@ -284,6 +284,6 @@ def _felt(one: Fed) -> list[Result]:
 
 def run(seed: int) -> list[Result]:
     """Return bytes and CPU a row of an export, and the times of commits during an export."""
-    with fed(seed) as one:
-        weights, _ = _weights(one)
-        return weights + _felt(one)
+    with fed(seed) as fed_store:
+        weights, _ = _weights(fed_store)
+        return weights + _felt(fed_store)

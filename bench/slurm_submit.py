@@ -50,8 +50,8 @@ def run(seed: int) -> list[Result]:
             running_cluster(folders[0], 1, MORE_NODES, "JobSubmitPlugins=lua")
         )
         plain = stack.enter_context(running_cluster(folders[1], 1, MORE_NODES))
-        for at in range(SUBMISSIONS):
-            if at % JOBS_PER_FILE == 0:
+        for index in range(SUBMISSIONS):
+            if index % JOBS_PER_FILE == 0:
                 line_bytes = _write(mirror, source)
             for cluster, seconds in source.sample([(plugged, ours), (plain, others)], 2):
                 seconds.append(_submission(cluster))
@@ -80,7 +80,7 @@ def _write(mirror: Path, source: random.Random) -> int:
     """Write a current file with faults on other nodes; return the length of its first line in
     bytes.
     """
-    names = [f"host{at}" for at in range(NODES)]
+    names = [f"host{index}" for index in range(NODES)]
     faulty = set(source.sample(names[1:], FAULTY))
     nodes = [
         MirrorNode(

@@ -37,12 +37,12 @@ def run(seed: int) -> list[Result]:
         hooks: dict[str, list[Callable[..., None]]] = {"with": [steps._stepped], "without": []}
         loops = _calibrated()
         seconds = {name: list[float]() for name in hooks}
-        for at in range(ROUNDS * STEPS):
-            for name in sorted(hooks, reverse=at % 2 == 1):
+        for index in range(ROUNDS * STEPS):
+            for name in sorted(hooks, reverse=index % 2 == 1):
                 seconds[name].append(_step(optimizer, hooks[name], loops))
         hook = median(_call_ns(steps._stepped, optimizer) for _ in range(ROUNDS))
         bare = median(_call_ns(_nothing, optimizer) for _ in range(ROUNDS))
-    rounds = [slice(at, at + STEPS) for at in range(0, ROUNDS * STEPS, STEPS)]
+    rounds = [slice(index, index + STEPS) for index in range(0, ROUNDS * STEPS, STEPS)]
     ratios = [median(seconds["with"][one]) / median(seconds["without"][one]) for one in rounds]
     with_hook, without = median(seconds["with"]), median(seconds["without"])
     notes = f"medians of {ROUNDS * STEPS} steps each, in turns: {with_hook / without:.5f}, of {ROUNDS} rounds {median(ratios):.5f}; wanted at most 1.001"
@@ -59,12 +59,12 @@ def _nothing(optimizer: object, arguments: object, options: object) -> None:
 
 def _calibrated() -> int:
     """Return how often to loop for 1 ms of CPU time."""
-    least = math.inf
+    minimum = math.inf
     for _ in range(20):
         began = time.thread_time_ns()
         _work(50_000)
-        least = min(least, time.thread_time_ns() - began)
-    return max(1, round(50_000 * WORK_NS / least))
+        minimum = min(minimum, time.thread_time_ns() - began)
+    return max(1, round(50_000 * WORK_NS / minimum))
 
 
 def _work(loops: int) -> None:

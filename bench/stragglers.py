@@ -36,8 +36,8 @@ def run(seed: int) -> list[Result]:
     fleet, random = fill(HOSTS), np.random.default_rng(seed)
     parts = np.array_split(np.arange(HOSTS), GANGS)
     gangs = [
-        ScheduledGang(f"job-{at}", tuple(fleet.names[host] for host in part), 0)
-        for at, part in enumerate(parts)
+        ScheduledGang(f"job-{index}", tuple(fleet.names[host] for host in part), 0)
+        for index, part in enumerate(parts)
     ]
     fleet.jobs.scheduled = lambda: gangs
     assert all(isinstance(job, Job) for job in fleet.jobs.gangs(fleet.index, fleet.gpus))

@@ -33,7 +33,7 @@ class MeasuredTurn:
 
     def of(self, samples: Sequence[Sample]) -> list[float]:
         """Return the seconds of the samples within the turn."""
-        return [seconds for at, seconds in samples if self.begin <= at < self.end]
+        return [seconds for moment, seconds in samples if self.begin <= moment < self.end]
 
 
 @dataclass
@@ -69,13 +69,13 @@ class MeasuredTurns:
         time.sleep(self.seconds)
         end, after = time.monotonic(), _processors()
         self.each()
-        idle, whole = (two - one for one, two in zip(before, after, strict=True))
+        idle, whole = (two - earlier for earlier, two in zip(before, after, strict=True))
         self.done.append(MeasuredTurn(begin, end, is_loaded, idle / whole))
 
     def idle_share(self, *, is_loaded: bool) -> float:
         """Return the idle share of all processors."""
-        found = [turn.idle_share for turn in self.done if turn.is_loaded == is_loaded]
-        return sum(found) / len(found)
+        result = [turn.idle_share for turn in self.done if turn.is_loaded == is_loaded]
+        return sum(result) / len(result)
 
 
 def _processors() -> tuple[float, float]:
@@ -96,15 +96,16 @@ def results(
 
     The notes show the range of the ratio by pair, and how idle the machine was.
     """
-    without, loaded = [list(by_turn[at::2]) for at in (0, 1)]
+    without, loaded = [list(by_turn[offset::2]) for offset in (0, 1)]
     summary = (
         f"{len(without)} pairs; machine {turns.idle_share(is_loaded=False):.0%} idle without, "
         f"{turns.idle_share(is_loaded=True):.0%} with, load average {os.getloadavg()[0]:.1f}"
     )
-    found = []
+    result = []
     for share in shares:
         pooled = [
-            percentile([v for each in side for v in each], share) for side in (loaded, without)
+            percentile([v for side_values in side for v in side_values], share)
+            for side in (loaded, without)
         ]
         pairs = sorted(
             percentile(list(w), share) / percentile(list(o), share)
@@ -112,8 +113,8 @@ def results(
         )
         spread = f"by pair {pairs[0]:.2f} to {pairs[-1]:.2f}, {sum(map(len, without))} and {sum(map(len, loaded))}"
         text = "; ".join(filter(None, (spread, summary, notes))) if share == shares[0] else spread
-        found.append(
+        result.append(
             Result(f"{name}, p{share * 100:.0f}", 1e3 * pooled[0], "ms", "the same without",
                    1e3 * pooled[1], text)
         )  # fmt: skip
-    return found
+    return result

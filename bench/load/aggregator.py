@@ -69,7 +69,7 @@ def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
         with open(log, "wb") as errors:
             child = subprocess.Popen(
                 [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(data / STORE),
-                 "--listen", "127.0.0.1:0", *(w for one in given for w in ("--set", one))],
+                 "--listen", "127.0.0.1:0", *(w for setting in given for w in ("--set", setting))],
                 stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
         assert child.stdout

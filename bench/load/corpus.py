@@ -58,9 +58,11 @@ class QueryClient:
 
 
 def main() -> int:
-    known = [one for path in sorted(FOLDER.glob("*.sql")) for one in statements(path.name)]
-    bombs = [one for one in known if one.outcome in ("cut", "cut rows")]
-    refused = [one for one in known if one.outcome == "refused"]
+    known = [
+        statement for path in sorted(FOLDER.glob("*.sql")) for statement in statements(path.name)
+    ]
+    bombs = [statement for statement in known if statement.outcome in ("cut", "cut rows")]
+    refused = [statement for statement in known if statement.outcome == "refused"]
     asker = QueryClient(sys.argv[1], int(sys.argv[2]))
     kinds = [refused, *([bombs] * (PLACES - 1))]
     for number, kind in enumerate(kinds):

@@ -50,8 +50,8 @@ class HostIdentity:
 
     def __init__(self, number: int, seed: int) -> None:
         self.mark = b"%08x" % number
-        made = hashlib.sha256(b"%d %d" % (seed, number)).digest()
-        self.run_id, self.boot_id = made[:16], made[16:]
+        digest = hashlib.sha256(b"%d %d" % (seed, number)).digest()
+        self.run_id, self.boot_id = digest[:16], digest[16:]
 
     def frame(self, message: HostMessage, sequence: int, boottime_ns: int, wall_ns: int) -> bytes:
         """Return the plain frame, byte for byte like the agent's framer."""
@@ -96,7 +96,9 @@ class Model:
     def _marks(self, name: str) -> dict[str, str]:
         """Return GPU UUID -> UUID with the host's mark, which differs only in its last digit."""
         uuids = [d.key for d in self._world.devices(name) if d.kind == "gpu"]
-        return {u: f"GPU-{_MARK.decode()}-0000-4000-8000-{at:012d}" for at, u in enumerate(uuids)}
+        return {
+            u: f"GPU-{_MARK.decode()}-0000-4000-8000-{index:012d}" for index, u in enumerate(uuids)
+        }
 
     def second(self) -> list[HostMessage]:
         """Advance by a second and return each template's message."""

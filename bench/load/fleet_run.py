@@ -67,10 +67,10 @@ class LoadReport:
             middle, end = at + length // 2, at + length - 1
             spans = self.seconds[middle : end + 1]
             row = self.between(max(0, middle - 1), end)
-            receipts = [each["receipt"] for each in spans if each["receipt"]["count"]]
+            receipts = [span["receipt"] for span in spans if span["receipt"]["count"]]
             row["hosts"] = hosts
-            row["p50"] = max((each["p50"] for each in receipts), default=float("nan"))
-            row["p99"] = max((each["p99"] for each in receipts), default=float("nan"))
+            row["p50"] = max((receipt["p50"] for receipt in receipts), default=float("nan"))
+            row["p99"] = max((receipt["p99"] for receipt in receipts), default=float("nan"))
             row["flying"] = spans[-1]["flying"] + spans[-1]["held"]
             row["memory_bytes"] = spans[-1]["memory_bytes"]
             row["sustained"] = float(is_sustained(row, hosts / self.period_seconds))
@@ -198,7 +198,7 @@ def _stop_and_count(report: LoadReport, running: Running, store: Path) -> None:
     while Path(f"/proc/{running.pid}/cmdline").read_bytes() and time.monotonic() < end:
         time.sleep(0.1)  # a zombie has no command line
     with duckdb.connect(str(store / "gangline.duckdb"), read_only=True) as base:
-        found = base.execute(
+        result = base.execute(
             "SELECT count(*) FROM readings.gpu_1s WHERE host NOT LIKE 'load-7%'"
         ).fetchone()
-    report.stored_gpu_rows = int(found[0]) if found else -1
+    report.stored_gpu_rows = int(result[0]) if result else -1

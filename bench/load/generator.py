@@ -105,7 +105,9 @@ class Generator:
     def run(self, plan: list[tuple[int, int]], warm: int) -> None:
         """Send; print a line a second. Latencies of the first *warm* seconds are not counted."""
         second, seconds = 0, sum(length for _, length in plan)
-        ends = [(count, sum(n for _, n in plan[: at + 1])) for at, (count, _) in enumerate(plan)]
+        ends = [
+            (count, sum(n for _, n in plan[: index + 1])) for index, (count, _) in enumerate(plan)
+        ]
         messages = self.model.second()
         begin = time.monotonic()
         while second < seconds:
@@ -126,13 +128,13 @@ class Generator:
         hosts = self.hosts[:active]
         hosts = hosts[second % self._period :: self._period]
         step = 1.0 / max(1, len(hosts))
-        for at, host in enumerate(hosts):
-            due = begin + at * step
+        for index, host in enumerate(hosts):
+            due = begin + index * step
             now = time.monotonic()
             while due > now + GRAIN_SECONDS:
                 self._listen(due - now)
                 now = time.monotonic()
-            if not at % 64:
+            if not index % 64:
                 self._listen(0.0)
             self.late.add(now - due)
             self._send_message(host, messages[host.number % len(messages)], due)
@@ -186,8 +188,8 @@ class Generator:
     def _take(self, host: LoadHost, ack: wire.IngestAck) -> None:
         now, counts = time.monotonic(), self.counts
         host.credit = ack.credit_frames
-        for each in ack.durable:
-            for sequence in range(each.first, each.last + 1):
+        for span in ack.durable:
+            for sequence in range(span.first, span.last + 1):
                 due, rows = host.flying.pop(sequence)
                 self.receipts.add(now - due)
                 self.span_receipts.add(now - due)
@@ -245,15 +247,19 @@ def main() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     host, _, port = options.address.rpartition(":")
-    made = Generator((host, int(port)), options.seed, options.period_seconds)
+    generator = Generator((host, int(port)), options.seed, options.period_seconds)
     begin = time.monotonic()
-    made.connect(max(count for count, _ in options.plan))
-    connected = {"connected": len(made.hosts), "seconds": time.monotonic() - begin}
+    generator.connect(max(count for count, _ in options.plan))
+    connected = {"connected": len(generator.hosts), "seconds": time.monotonic() - begin}
     print(json.dumps(connected), flush=True)
     sys.stdin.readline()
-    made.run(options.plan, options.warm)
-    made._report(0)
-    last = {"done": True, "receipts": made.receipts.summary(), "late": made.late.summary()}
+    generator.run(options.plan, options.warm)
+    generator._report(0)
+    last = {
+        "done": True,
+        "receipts": generator.receipts.summary(),
+        "late": generator.late.summary(),
+    }
     print(json.dumps(last), flush=True)
     sys.stdin.read()
     return 0

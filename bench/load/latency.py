@@ -23,10 +23,10 @@ class Latencies:
     def share(self, share: float) -> float:
         """Return the latency in seconds at *share* of the sorted counts; NaN if there are none."""
         wanted, cumulative = share * self.count, 0
-        for at, count in enumerate(self._counts):
+        for index, count in enumerate(self._counts):
             cumulative += count
             if count and cumulative >= wanted:
-                return (at + 1) / 1000
+                return (index + 1) / 1000
         return float("nan")
 
     def summary(self) -> dict[str, float]:
@@ -42,4 +42,4 @@ class Latencies:
 
     def counts(self) -> list[tuple[int, int]]:
         """Return (whole milliseconds, count) without zero counts."""
-        return [(at, count) for at, count in enumerate(self._counts) if count]
+        return [(index, count) for index, count in enumerate(self._counts) if count]

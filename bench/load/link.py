@@ -237,10 +237,10 @@ class LoadLink:
         self._push()
 
     def _status_message(self) -> str:
-        decoder, found = Decoder(), dict[str, str]()
+        decoder, result = Decoder(), dict[str, str]()
         for block in self._blocks:
-            found |= {str(n): str(v) for n, v in decoder.decode(block)}
-        return f"{found.get('grpc-status', '?')} {found.get('grpc-message', '')}"
+            result |= {str(n): str(v) for n, v in decoder.decode(block)}
+        return f"{result.get('grpc-status', '?')} {result.get('grpc-message', '')}"
 
     def close(self) -> None:
         self.socket.close()

@@ -43,7 +43,7 @@ class Prober:
         self.fresh = Latencies()
         self.answered_late = 0
         self._begin_ns = time.time_ns()
-        self._hosts = [self._connect((host, int(port)), at, seed) for at in range(HOSTS)]
+        self._hosts = [self._connect((host, int(port)), index, seed) for index in range(HOSTS)]
         self._waiting: dict[int, int] = {}
 
     def _connect(
@@ -58,15 +58,15 @@ class Prober:
     def run(self, seconds: float) -> None:
         """Send and poll until the time is over or standard input ends."""
         begin = time.monotonic()
-        due = [begin + at * PERIOD_SECONDS / HOSTS for at in range(HOSTS)]
+        due = [begin + index * PERIOD_SECONDS / HOSTS for index in range(HOSTS)]
         while time.monotonic() < begin + seconds:
             now = time.monotonic()
-            for at in range(HOSTS):
-                if now >= due[at]:
-                    due[at] += PERIOD_SECONDS
-                    self._send(at)
-            for at in list(self._waiting):
-                self._poll(at)
+            for index in range(HOSTS):
+                if now >= due[index]:
+                    due[index] += PERIOD_SECONDS
+                    self._send(index)
+            for index in list(self._waiting):
+                self._poll(index)
             for _, link, _, _ in self._hosts:
                 for _ in link.receive():
                     pass

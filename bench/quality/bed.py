@@ -107,7 +107,7 @@ class Bed:
         self.judgements += 1
         (host,) = self._judged.hosts
         self.states.add(host.state)
-        self.found |= {(_name(one), one.device) for one in host.evidence}
+        self.found |= {(_name(evidence), evidence.device) for evidence in host.evidence}
         self.found |= {(name, subject.split(" ")[0]) for _, name, subject in self.fleet.findings}
         if self._judged.degraded_reason:
             self.degraded.add(self._judged.degraded_reason)
@@ -129,16 +129,16 @@ def block_of(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Bloc
 
     Raises KeyError for an unknown column.
     """
-    made = Block(table, list(rows))
-    columns = {signal.column: (at, signal.kind) for at, signal in enumerate(TABLES[table])}
+    block = Block(table, list(rows))
+    columns = {signal.column: (index, signal.kind) for index, signal in enumerate(TABLES[table])}
     for row, values in enumerate(rows.values()):
         for name, value in values.items():
             at, kind = columns[name]
             if kind is Kind.GAUGE:
-                made.put_float(at, row, value)
+                block.put_float(at, row, value)
             else:
-                made.put_int(at, row, None if value is None else int(value))
-    return made
+                block.put_int(at, row, None if value is None else int(value))
+    return block
 
 
 def outcomes_of(turns: Iterable[tuple[str, int]]) -> Block:

@@ -303,20 +303,20 @@ def _work_rate(
 
 
 def _congested(plan: Plan, middle: Floats, shares: Floats, random: np.random.Generator) -> Floats:
-    found: Floats = 0.01 * shares[..., EXCHANGE].mean(axis=2)
-    found = np.asarray(found * (1 + 0.2 * random.standard_normal(found.shape)))
+    result: Floats = 0.01 * shares[..., EXCHANGE].mean(axis=2)
+    result = np.asarray(result * (1 + 0.2 * random.standard_normal(result.shape)))
     if plan.kind == "congestion":
-        found *= np.where((middle >= plan.onset) & (middle < plan.heals), 4.0, 1.0)[:, None]
-    return np.asarray(np.maximum(found, 0.0))
+        result *= np.where((middle >= plan.onset) & (middle < plan.heals), 4.0, 1.0)[:, None]
+    return np.asarray(np.maximum(result, 0.0))
 
 
 def _pressure(plan: Plan, middle: Floats, random: np.random.Generator) -> Floats:
-    found: Floats = np.abs(0.004 * random.standard_normal((middle.size, plan.hosts, 2))) + 0.004
+    result: Floats = np.abs(0.004 * random.standard_normal((middle.size, plan.hosts, 2))) + 0.004
     is_on = (middle >= plan.onset) & (middle < plan.heals)
     for culprit in plan.culprits:
         if plan.kind in ("cpu", "storage"):
             which = int(plan.kind == "storage")
-            found[is_on, culprit, which] += min(0.2 + 2 * plan.slowdown, 0.9)
+            result[is_on, culprit, which] += min(0.2 + 2 * plan.slowdown, 0.9)
     if plan.kind == "stall_all":
-        found[is_on, :, 1] += 0.3
-    return found
+        result[is_on, :, 1] += 0.3
+    return result

@@ -52,12 +52,12 @@ class CaptureResult:
     @property
     def true(self) -> list[tuple[str, str]]:
         """Return the true findings."""
-        return sorted(one for one in self.bed.found if self._is_true(one))
+        return sorted(finding for finding in self.bed.found if self._is_true(finding))
 
     @property
     def false(self) -> list[tuple[str, str]]:
         """Return the false findings, including states that the host was not in."""
-        false = sorted(one for one in self.bed.found if not self._is_true(one))
+        false = sorted(finding for finding in self.bed.found if not self._is_true(finding))
         false += [(message, "the judge itself") for message in sorted(self.bed.degraded)]
         ill = self.bed.states - {HealthState.HEALTHY, self.capture.worst}
         return false + [(f"state {state.name}", "host") for state in sorted(ill)]
@@ -67,8 +67,10 @@ class CaptureResult:
         """Return the true faults without a finding: a parser that reads nothing has no false
         findings either.
         """
-        covers, found = self.capture.covers, self.bed.found
-        missed = [key for key in self.capture.true if not any(covers(key, one) for one in found)]
+        covers, result = self.capture.covers, self.bed.found
+        missed = [
+            key for key in self.capture.true if not any(covers(key, finding) for finding in result)
+        ]
         worst = self.capture.worst
         return missed + ([(f"state {worst.name}", "host")] if worst not in self.bed.states else [])
 
@@ -154,12 +156,12 @@ def result_of(capture: Capture, data: Path = DATA) -> CaptureResult:
 
 def section(seed: int, progress: Progress) -> str:
     """Return the tables as Markdown. *seed* is ignored."""
-    there = [one for one in CAPTURES if (DATA / one.path).exists()]
-    found = []
-    for at, capture in enumerate(there):
-        progress(capture.path, at / len(there))
-        found.append(result_of(capture))
-    return "\n".join((*_head(), *_table(found), ""))
+    available = [capture for capture in CAPTURES if (DATA / capture.path).exists()]
+    results = []
+    for index, capture in enumerate(available):
+        progress(capture.path, index / len(available))
+        results.append(result_of(capture))
+    return "\n".join((*_head(), *_table(results), ""))
 
 
 def _head() -> list[str]:
@@ -182,32 +184,32 @@ def _head() -> list[str]:
 
 def _table(found: list[CaptureResult]) -> list[str]:
     heads = ("recording", "read", "readings", "events", "judged", "true", "false", "state at worst")
-    hours = sum(one.bed.now_ns - START_NS for one in found) / SECOND_NS / 3600
-    false = sum(len(one.false) for one in found)
+    hours = sum(result.bed.now_ns - START_NS for result in found) / SECOND_NS / 3600
+    false = sum(len(result.false) for result in found)
     ill = [
-        f"- {one.capture.path}: {signal} of {device}"
-        for one in found
-        for signal, device in one.false
+        f"- {result.capture.path}: {signal} of {device}"
+        for result in found
+        for signal, device in result.false
     ]
     missed = [
-        f"- {one.capture.path}: {signal} of {device}"
-        for one in found
-        for signal, device in one.missed
+        f"- {result.capture.path}: {signal} of {device}"
+        for result in found
+        for signal, device in result.missed
     ]
     why = {
         f"{signal} of {device}: {message}"
-        for one in found
-        for (signal, device), message in one.capture.true.items()
+        for result in found
+        for (signal, device), message in result.capture.true.items()
     }
     return [
-        table(heads, [_cells(one) for one in found]),
+        table(heads, [_cells(result) for result in found]),
         "",
         f"**{false} false findings** in {hours:.2f} host-hours{_rate(hours) if not false else ''}.",
         *ill,
         *(["", "**Not found, although true:**", *missed] if missed else []),
         "",
         "True findings, and why they are true:",
-        *sorted(f"- {one}" for one in why),
+        *sorted(f"- {reason}" for reason in why),
         "",
         "Recordings that are not used:",
         *(f"- `{path}`: {message}" for path, message in NOT_REACHED),

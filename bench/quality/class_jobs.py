@@ -189,8 +189,10 @@ def fingerprint_values(random: Random, job: ActivityJob) -> Floats:
         stall * (1 - confused),
         compute + wait * confused,
     )
-    computing = [at for at, activity in enumerate(job.activities) if activity.state == "compute"]
-    found = {
+    computing = [
+        index for index, activity in enumerate(job.activities) if activity.state == "compute"
+    ]
+    result = {
         "step_seconds": job.step if random.random() < 0.8 else np.nan,
         "compute_ratio": compute, "wait_ratio": wait, "host_stall_ratio": stall,
         "checkpoint_ratio": share("checkpoint"), "idle_ratio": share("idle"),
@@ -203,5 +205,5 @@ def fingerprint_values(random: Random, job: ActivityJob) -> Floats:
         "checkpoint_interval_seconds": job.interval if random.random() < 0.7 else np.nan,
     }  # fmt: skip
     if random.random() < WITHOUT_GPM:
-        found.update(dict.fromkeys(_GPM, np.nan))
-    return np.array([found[name] for name in NUMBERS])
+        result.update(dict.fromkeys(_GPM, np.nan))
+    return np.array([result[name] for name in NUMBERS])

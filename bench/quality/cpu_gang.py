@@ -207,14 +207,14 @@ class CpuGang:
         """Return each rank's mean compute seconds over steps that began between two moments
         (monotonic).
         """
-        found = []
+        result = []
         for rank in range(RANKS):
             lines = [line.split() for line in self._log(rank).read_text().splitlines()]
             steps = [
-                float(one[1]) for one in lines if len(one) == 3 and begin <= float(one[0]) < end
+                float(line[1]) for line in lines if len(line) == 3 and begin <= float(line[0]) < end
             ]
-            found.append(float(np.mean(steps)) if steps else np.nan)
-        return np.array(found)
+            result.append(float(np.mean(steps)) if steps else np.nan)
+        return np.array(result)
 
     def check(self) -> None:
         """Raise RuntimeError if a process has ended."""
@@ -325,7 +325,7 @@ class CpuGangRun:
             drift = max(map(abs, drifts if is_slowed else [*drifts, *true]))
             self.aggregator.stop()
             # A continued blame from before is not a new blame.
-            after = {host: one for host, one in after.items() if host not in before}
+            after = {host: blame for host, blame in after.items() if host not in before}
             self._check_jobs(kinds)
             return CpuGangResult(
                 self.slowed, true[self.slowed], drift, before, after, self._windows()
@@ -339,8 +339,8 @@ class CpuGangRun:
             host.gpu.values = {k: v for k, v in values.items() if not k.startswith("gpm_")}
         at = int(rank)
         # A fully used core is 100 % tensor activity.
-        most = gang.units / COMPUTE_SECONDS
-        host.follow(gang.pids[at], JOBS[kind], gang.work(at), most)
+        units_per_second = gang.units / COMPUTE_SECONDS
+        host.follow(gang.pids[at], JOBS[kind], gang.work(at), units_per_second)
         host.start()
         os.setpriority(os.PRIO_PROCESS, host.agent.pid, NICE_OTHERS)
         return host
@@ -355,19 +355,21 @@ class CpuGangRun:
         self, begin: float, end: float, wanted: Sequence[str], progress: partial[None]
     ) -> dict[str, Blame]:
         """Return the blamed hosts from *begin* to *end*, or until all *wanted* are blamed."""
-        found: dict[str, Blame] = {}
-        while (now := time.monotonic()) < end and not (wanted and found.keys() >= set(wanted)):
+        result: dict[str, Blame] = {}
+        while (now := time.monotonic()) < end and not (wanted and result.keys() >= set(wanted)):
             for score in self._scores():
                 host = score.node.removeprefix("nodes/")
-                for one in score.contributions:
-                    if one.signal in BLAMES and host not in found:
+                for contribution in score.contributions:
+                    if contribution.signal in BLAMES and host not in result:
                         state = HealthState(score.state).name
                         # For gaps the value is a share of time, for the others a factor.
-                        excess = one.value - float(one.unit.startswith("times"))
-                        found[host] = Blame(now - begin, one.signal, state, excess, one.words)
+                        excess = contribution.value - float(contribution.unit.startswith("times"))
+                        result[host] = Blame(
+                            now - begin, contribution.signal, state, excess, contribution.words
+                        )
             progress((now - begin) / (end - begin))
             time.sleep(1.0)
-        return found
+        return result
 
     def _check_jobs(self, kinds: Sequence[str]) -> None:
         """Raise RuntimeError if an agent did not report the job of its process: without a gang no
@@ -381,7 +383,7 @@ class CpuGangRun:
             for kind in kinds
         ]
         known = [(source, job, sorted(hosts)) for source, job, hosts in rows]
-        if any(one not in known for one in wanted):
+        if any(wanted_name not in known for wanted_name in wanted):
             raise RuntimeError(f"the gangs are not known as jobs of all their hosts: {rows}")
 
     def _windows(self) -> str:
@@ -437,10 +439,12 @@ def page(result: CpuGangResult, control: CpuGangResult) -> str:
 
 
 def _slowed_row(result: CpuGangResult, kind: str) -> tuple[str, ...]:
-    one = result.named(kind)
+    blame = result.named(kind)
     true = f"{100 * result.slowdown:.0f} %" if result.is_valid else "not valid: it was not slow"
-    named = f"`{one.rule}`, {one.state}" if one else "no"
-    delay, estimate = (f"{one.seconds:.0f} s", f"{100 * one.excess:.0f} %") if one else ("-", "-")
+    named = f"`{blame.rule}`, {blame.state}" if blame else "no"
+    delay, estimate = (
+        (f"{blame.seconds:.0f} s", f"{100 * blame.excess:.0f} %") if blame else ("-", "-")
+    )
     others = ", ".join(sorted({*result.wrong(kind), *_before(result, kind)})) or "none"
     return "yes", "yes" if GPM[kind] else "no", named, others, delay, estimate, true
 

@@ -53,12 +53,12 @@ def unit_of_work() -> Callable[[], object]:
 
 def unit_seconds(trials: int = 200) -> float:
     """Return the median CPU seconds of one unit on this machine."""
-    unit, found = unit_of_work(), []
+    unit, result = unit_of_work(), []
     for _ in range(trials):
         began = time.thread_time()
         unit()
-        found.append(time.thread_time() - began)
-    return sorted(found)[trials // 2]
+        result.append(time.thread_time() - began)
+    return sorted(result)[trials // 2]
 
 
 @contextmanager
@@ -74,19 +74,19 @@ def barrier(plan: RankPlan) -> Iterator[Callable[[], None]]:
             peers = [server.accept()[0] for _ in range(plan.ranks - 1)]
         else:
             peers = [_connected(plan.port)]
-        for one in peers:
-            left.enter_context(one)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            one.settimeout(CONNECT_SECONDS)
+        for peer in peers:
+            left.enter_context(peer)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.settimeout(CONNECT_SECONDS)
 
         def receive() -> None:
-            for one in peers:
-                if not one.recv(1):
+            for peer in peers:
+                if not peer.recv(1):
                     raise ConnectionError
 
         def send() -> None:
-            for one in peers:
-                one.sendall(b".")
+            for peer in peers:
+                peer.sendall(b".")
 
         first, second = (receive, send) if plan.rank == 0 else (send, receive)
 
@@ -142,14 +142,16 @@ def compete(core: int) -> None:
 
 def main(text: str) -> None:
     """Run a rank (its plan), or the competitor on a core (a number)."""
-    told = json.loads(text)
-    if isinstance(told, int):
-        compete(told)
+    plan_or_core = json.loads(text)
+    if isinstance(plan_or_core, int):
+        compete(plan_or_core)
         return
     try:
-        run(RankPlan(**told))
+        run(RankPlan(**plan_or_core))
     except (ConnectionError, TimeoutError):
-        sys.exit(f"rank {told['rank']}: another is gone; see {Path(told['log']).parent}")
+        sys.exit(
+            f"rank {plan_or_core['rank']}: another is gone; see {Path(plan_or_core['log']).parent}"
+        )
 
 
 if __name__ == "__main__":

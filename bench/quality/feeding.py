@@ -95,7 +95,7 @@ def tar(path: Path, bed: Bed) -> tuple[int, str]:
     """Feed a /sys packed by tar."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(path) as archive:
-            members = [one for one in archive if not _UNREAD.search(one.name)]
+            members = [member for member in archive if not _UNREAD.search(member.name)]
             archive.extractall(folder, members, filter="tar")
         _host(next(Path(folder).iterdir()), bed)
     return len(members), "files"
@@ -135,9 +135,9 @@ def power(path: Path, bed: Bed) -> tuple[int, str]:
     with path.open(newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file)][1:]
     by_second: dict[str, dict[str, Mapping[str, float | None]]] = {}
-    for at, (time, watts, busy, used) in enumerate(rows):
+    for index, (time, watts, busy, used) in enumerate(rows):
         second = by_second.setdefault(time.partition(".")[0], {})
-        second[GPUS[at % len(GPUS)]] = {
+        second[GPUS[index % len(GPUS)]] = {
             "power_watts": _number(watts),
             "utilization_ratio": _number(busy, 0.01),
             "memory_used_bytes": _number(used, 1 << 20),
@@ -153,10 +153,12 @@ GPUS = tuple(f"GPU-{number}-recorded" for number in range(8))
 def smi(path: Path, bed: Bed) -> tuple[int, str]:
     """Feed the output of `nvidia-smi --query-gpu` for a GPU that is first idle and then loaded."""
     lines = path.read_text().splitlines()
-    heads = [at for at, line in enumerate(lines) if line.startswith("timestamp, driver_version, ")]
-    for at in heads:
-        names = [re.sub(r" \[.*\]$", "", one) for one in lines[at].split(", ")]
-        row = dict(zip(names, lines[at + 1].split(", "), strict=True))
+    heads = [
+        index for index, line in enumerate(lines) if line.startswith("timestamp, driver_version, ")
+    ]
+    for head in heads:
+        names = [re.sub(r" \[.*\]$", "", member) for member in lines[head].split(", ")]
+        row = dict(zip(names, lines[head + 1].split(", "), strict=True))
         blocks = [
             block_of(table, {GPUS[0]: {c: _number(row[f], by) for c, (f, by) in columns.items()}})
             for table, columns in SMI.items()

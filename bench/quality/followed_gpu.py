@@ -34,10 +34,10 @@ class FollowedGpu:
             (HISTORY_SIGNALS.index(name), np.asarray(sum(samples[:, SIGNALS.index(part)] for part in SUMS.get(name, (name,)))))
             for name in PERIOD_SIGNALS
         ]  # fmt: skip
-        for at, time_ns in enumerate(times_ns):
+        for index, time_ns in enumerate(times_ns):
             self._history.begin(int(time_ns))
             for number, column in columns:
-                self._history.put(0, number, float(column[at]))
+                self._history.put(0, number, float(column[index]))
         if times_ns.size:
             self.tracker.push_samples(
                 0, np.ascontiguousarray(times_ns).data, np.ascontiguousarray(samples).data

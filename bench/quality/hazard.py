@@ -30,8 +30,8 @@ def section(seed: int, progress: Callable[[str, float], None], recording: Path =
     faults = read_events(recording)
     faults = faults.with_nodes(nodes_in_file_name(recording) or len(faults.nodes))
     terms = EvaluationTerms(TRAIN_UNTIL, len(faults.nodes), LOST_HOURS, DRAWS, seed)
-    found = evaluate(faults, terms, lambda what: progress(what, 0.0))
-    return "\n".join((*_head(), markdown(found), *_controls(faults, terms, progress), ""))
+    result = evaluate(faults, terms, lambda what: progress(what, 0.0))
+    return "\n".join((*_head(), markdown(result), *_controls(faults, terms, progress), ""))
 
 
 def _head() -> list[str]:
@@ -58,11 +58,11 @@ def _controls(
 ) -> list[str]:
     """Return the model's results on fleets without predictive history."""
     rows = []
-    for at in range(CONTROLS):
-        progress("negative controls", at / CONTROLS)
+    for index in range(CONTROLS):
+        progress("negative controls", index / CONTROLS)
         few = replace(terms, draws=2)
-        found = evaluate(shuffled(faults, terms.seed * CONTROLS + at), few).tables[0]
-        rows.append([getattr(found.rows[0], name).value for name in ("auc", "recall", "ece")])
+        result = evaluate(shuffled(faults, terms.seed * CONTROLS + index), few).tables[0]
+        rows.append([getattr(result.rows[0], name).value for name in ("auc", "recall", "ece")])
     low, middle, high = np.quantile(rows, (0.05, 0.5, 0.95), axis=0)
     texts = [
         f"{name} {m:.3f} [{a:.3f}, {b:.3f}]"

@@ -70,7 +70,7 @@ class Section:
     @property
     def missing(self) -> tuple[tuple[Path, str], ...]:
         """Return the required files that do not exist."""
-        return tuple(one for one in self.needed if not one[0].exists())
+        return tuple(needed for needed in self.needed if not needed[0].exists())
 
     @property
     def is_left_out(self) -> bool:
@@ -83,8 +83,12 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
 
     *later*: another commit of its tree, found before the page was complete.
     """
-    left_out = [f"**{one.title}**" for one in sections if one.is_left_out]
-    partly = [f"**{one.title}**" for one in sections if one.missing and not one.is_left_out]
+    left_out = [f"**{section.title}**" for section in sections if section.is_left_out]
+    partly = [
+        f"**{section.title}**"
+        for section in sections
+        if section.missing and not section.is_left_out
+    ]
     facts = [
         changed(later),
         f"Left out here, because their recordings are not there: {', '.join(left_out)}." if left_out else "",
@@ -98,7 +102,7 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
         "What a score means is in [health](health.md), the model of hazard in [hazard](hazard.md), the simulated fleet in [simulation](simulation.md).",
         f"The real recordings belong to others and are not part of the project. `make evaluate` reads them from `{DATA_TEXT}`. Without them it names the section",
         "that it leaves out, and makes the others. The injected and simulated parts need only what `make` installs.",
-        *(one for one in facts if one),
+        *(fact for fact in facts if fact),
     ]
     return "\n".join(lines) + "\n"
 
@@ -142,13 +146,13 @@ def _path_text(path: Path) -> str:
 
 def versions() -> str:
     """Return the versions of PACKAGES and the number of cores."""
-    found = [f"Python {platform.python_version()}"]
+    result = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            result.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"no {name}")
-    return f"{', '.join(found)}, on {os.cpu_count()} cores"
+            result.append(f"no {name}")
+    return f"{', '.join(result)}, on {os.cpu_count()} cores"
 
 
 def commit_of(root: Path) -> str:

@@ -63,19 +63,19 @@ def rounds(
     kinds: Sequence[InjectedKind], seed: int, count: int, progress: Progress
 ) -> list[RoundResult]:
     """Play *count* rounds."""
-    found: list[RoundResult] = []
+    result: list[RoundResult] = []
     progress("injected faults", 0.0)
     prepare()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         playing = [pool.submit(round_of, kinds, seed * 1000 + number) for number in range(count)]
         try:
-            for done, each in enumerate(playing, 1):
-                found.append(each.result())
+            for done, future in enumerate(playing, 1):
+                result.append(future.result())
                 progress(f"injected faults, {done} of {count} rounds", done / count)
         finally:
             # After an error start no further round: the page will not be written.
             pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    return result
 
 
 def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
@@ -92,7 +92,7 @@ def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
 
 
 def page(played: Sequence[RoundResult], seed: int) -> str:
-    subjects = [subject for one in played for subject in one.subjects]
+    subjects = [subject for result in played for subject in result.subjects]
     by_kind: dict[str, list[InjectedHost]] = {}
     for each in subjects:
         by_kind.setdefault(each.kind.name, []).append(each)
@@ -104,9 +104,11 @@ def page(played: Sequence[RoundResult], seed: int) -> str:
         "## Injected\n",
         method,
         ALONE,
-        table(FAULTS_HEAD, [_fault(each) for each in groups if not each[0].kind.is_control]) + "\n",
+        table(FAULTS_HEAD, [_fault(group) for group in groups if not group[0].kind.is_control])
+        + "\n",
         "Negative controls: no finding may name these hosts.\n",
-        table(CONTROLS_HEAD, [_control(each) for each in groups if each[0].kind.is_control]) + "\n",
+        table(CONTROLS_HEAD, [_control(group) for group in groups if group[0].kind.is_control])
+        + "\n",
         _advice(subjects),
         _restarts(subjects),
         _answers(played),
@@ -122,29 +124,33 @@ CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
 def _fault(group: Sequence[InjectedHost]) -> list[str]:
     kind = group[0].kind
-    delays = sorted(each.named_seconds for each in group if each.named_seconds is not None)
-    named = Counter(f"{each.named.name}, {each.named_for.name}" for each in group if each.named_seconds is not None)  # fmt: skip
+    delays = sorted(subject.named_seconds for subject in group if subject.named_seconds is not None)
+    named = Counter(f"{subject.named.name}, {subject.named_for.name}" for subject in group if subject.named_seconds is not None)  # fmt: skip
     text = "; ".join(named) + ("" if kind.is_lasting else f"; then {_over(group)}")
-    middle, most = (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
+    middle, maximum = (
+        (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
+    )
     return [
-        kind.name, kind.boundary, counted(len(delays), len(group)), text, middle, most, _others(group),
+        kind.name, kind.boundary, counted(len(delays), len(group)), text, middle, maximum, _others(group),
     ]  # fmt: skip
 
 
 def _over(group: Sequence[InjectedHost]) -> str:
     """Return the final states of hosts."""
-    ends = Counter(each.played.name for each in group)
+    ends = Counter(subject.played.name for subject in group)
     return ", ".join(f"{name} ({count} of {len(group)})" for name, count in ends.items())
 
 
 def _control(group: Sequence[InjectedHost]) -> list[str]:
-    kind, wrong = group[0].kind, sum(bool(each.others) for each in group)
+    kind, wrong = group[0].kind, sum(bool(subject.others) for subject in group)
     return [kind.name, kind.boundary, counted(wrong, len(group)), _others(group)]
 
 
 def _others(group: Sequence[InjectedHost]) -> str:
     """Return the other findings on hosts, and the number of hosts with each."""
-    counts = Counter(name for each in group for name in {one.name for one in each.others.values()})
+    counts = Counter(
+        name for subject in group for name in {other.name for other in subject.others.values()}
+    )
     return (
         "; ".join(f"{name} ({count} of {len(group)})" for name, count in counts.items())
         or "nothing"
@@ -184,8 +190,8 @@ def _restarts(subjects: Sequence[InjectedHost]) -> str:
 def _answers(played: Sequence[RoundResult]) -> str:
     """Return how often the API did not answer: its answer at these times is unknown."""
     requests, unanswered = (
-        sum(one.requests for one in played),
-        sum(one.unanswered for one in played),
+        sum(result.requests for result in played),
+        sum(result.unanswered for result in played),
     )
     return f"Of {requests:,} requests to the API {unanswered:,} were not answered within 5 s.\n"
 
@@ -200,8 +206,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name holds this")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if options.only in kind.name]
-    found = rounds(kinds, options.seed, options.rounds, Bar())
-    print(page(found, options.seed))
+    result = rounds(kinds, options.seed, options.rounds, Bar())
+    print(page(result, options.seed))
 
 
 if __name__ == "__main__":

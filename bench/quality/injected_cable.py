@@ -54,20 +54,20 @@ class Cable:
                         break
                     assert isinstance(key.fileobj, socket.socket)
                     self._take(ready, key.fileobj)
-            for each in (self._listener, *self._pairs):
-                each.close()
+            for connection in (self._listener, *self._pairs):
+                connection.close()
 
     def _take(self, ready: selectors.BaseSelector, one: socket.socket) -> None:
         if one is self._listener:
-            here, _ = one.accept()
+            accepted, _ = one.accept()
             try:
-                there = socket.create_connection(self._to)
+                upstream = socket.create_connection(self._to)
             except OSError:  # no listener at present
-                here.close()
+                accepted.close()
                 return
-            self._pairs |= {here: there, there: here}
-            ready.register(here, selectors.EVENT_READ)
-            ready.register(there, selectors.EVENT_READ)
+            self._pairs |= {accepted: upstream, upstream: accepted}
+            ready.register(accepted, selectors.EVENT_READ)
+            ready.register(upstream, selectors.EVENT_READ)
         elif (other := self._pairs.get(one)) is not None:
             try:
                 data = one.recv(CHUNK_BYTES)
@@ -78,7 +78,7 @@ class Cable:
                 self._end(ready, one, other)
 
     def _end(self, ready: selectors.BaseSelector, one: socket.socket, other: socket.socket) -> None:
-        for each in (one, other):
-            ready.unregister(each)
-            del self._pairs[each]
-            each.close()
+        for connection in (one, other):
+            ready.unregister(connection)
+            del self._pairs[connection]
+            connection.close()

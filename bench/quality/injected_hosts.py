@@ -188,8 +188,8 @@ def healthy_gpus(source: random.Random) -> list[Gpu]:
 def folder(within: Path | None = None) -> Iterator[Path]:
     """Yield a temporary folder; in memory if this machine has it."""
     place = within if within and os.access(within, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as created:
+        yield Path(created)
 
 
 def prepare() -> None:

@@ -189,7 +189,7 @@ class Stage:
             scores = self._request() or []
             return len(scores) == len(self.subjects) and all(
                 HealthState(score.state) is HealthState.HEALTHY
-                and wanted <= {each.source for each in score.sources if each.outcome == "ok"}
+                and wanted <= {source.source for source in score.sources if source.outcome == "ok"}
                 for score in scores
             )
 
@@ -242,11 +242,11 @@ class Stage:
         if scores is None:
             return
         now = time.monotonic()
-        left = {f"nodes/{each.host.name}": each for each in self.subjects}
+        left = {f"nodes/{subject.host.name}": subject for subject in self.subjects}
         for score in scores:
             note(left.pop(score.node), score, now, is_watched=now <= self._watched_until)
-        for each in left.values():
-            unlisted(each)
+        for finding in left.values():
+            unlisted(finding)
 
     def _request(self) -> list[NodeScore] | None:
         """Return the listing;
@@ -262,7 +262,7 @@ class Stage:
 
     def ask_advice(self) -> None:
         """Record the proposed advice per host, open or ended."""
-        at = {f"nodes/{each.host.name}": each for each in self.subjects}
+        at = {f"nodes/{subject.host.name}": subject for subject in self.subjects}
         with grpc.insecure_channel(self._address) as channel:
             stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
             request = advisory_pb2.ListAdvisoriesRequest(page_size=1000, show_ended=True)
@@ -274,18 +274,18 @@ class Stage:
         """Kill the aggregator and start it again; record for *seconds* whether each host keeps its
         state.
         """
-        before = {each.host.name: each.is_lasting for each in self.subjects}
-        for each in self.subjects:
-            each.played = each.state
+        before = {subject.host.name: subject.is_lasting for subject in self.subjects}
+        for subject in self.subjects:
+            subject.played = subject.state
         self.aggregator.kill()
         self.aggregator.start()
         self.until_answered()
         began = time.monotonic()
         while (now := time.monotonic()) < began + seconds:
             self.poll(forgotten if now >= began + LISTED_SECONDS else not_yet)
-            for each in self.subjects:
-                if each.is_lasting != before[each.host.name]:
-                    each.change(each.is_lasting)
+            for subject in self.subjects:
+                if subject.is_lasting != before[subject.host.name]:
+                    subject.change(subject.is_lasting)
             time.sleep(POLL_SECONDS)
 
 
@@ -294,11 +294,11 @@ def note(subject: InjectedHost, score: NodeScore, now: float, *, is_watched: boo
     kind = subject.kind
     subject.state, subject.reason = HealthState(score.state), Reason(score.reason)
     right = []
-    for each in named_hosts(score):
-        if subject.began and each.reason in kind.reasons and subject.is_about(each.device):
-            right.append(each)
+    for finding in named_hosts(score):
+        if subject.began and finding.reason in kind.reasons and subject.is_about(finding.device):
+            right.append(finding)
         else:
-            subject.others.setdefault((each.reason, each.device), each)
+            subject.others.setdefault((finding.reason, finding.device), finding)
     is_expected = subject.state in kind.states and subject.reason in kind.reasons
     if is_watched and right and is_expected and subject.named_seconds is None:
         subject.named_seconds = now - subject.began
@@ -308,14 +308,14 @@ def note(subject: InjectedHost, score: NodeScore, now: float, *, is_watched: boo
 
 def named_hosts(score: NodeScore) -> list[NamedHost]:
     """Return the findings against a host: blindness that costs nothing does not count."""
-    found = [
-        NamedHost(Reason(each.reason), each.device, each.words)
-        for each in score.contributions
-        if _costs(each) or Reason(each.reason) is not Reason.BLIND
+    result = [
+        NamedHost(Reason(contribution.reason), contribution.device, contribution.words)
+        for contribution in score.contributions
+        if _costs(contribution) or Reason(contribution.reason) is not Reason.BLIND
     ]
-    if HealthState(score.state) not in CALM and not found:
-        found.append(NamedHost(Reason(score.reason), "", score.reason_words))
-    return [each for each in found if each.reason is not Reason.NONE]
+    if HealthState(score.state) not in CALM and not result:
+        result.append(NamedHost(Reason(score.reason), "", score.reason_words))
+    return [finding for finding in result if finding.reason is not Reason.NONE]
 
 
 def _costs(each: Contribution) -> bool:

@@ -93,8 +93,8 @@ class ScoreCache:
 
     @property
     def _key(self) -> str:
-        made = self.made
-        return f"{made.commit}, {made.command}, {self.scenario}, {made.versions}"
+        head = self.made
+        return f"{head.commit}, {head.command}, {self.scenario}, {head.versions}"
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.md"

@@ -27,13 +27,13 @@ def most_common(
     """Return the counts in falling order, equal counts in the order of their texts: a Counter would
     use the order of sets.
     """
-    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:most]
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table, its columns aligned."""
     cells = [[*head], *([*row] for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
     lines = [
         "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
         for row in cells
@@ -64,9 +64,9 @@ def _wrapped_block(block: list[str]) -> list[str]:
         return block
     item = _ITEM.match(block[0])
     indent = item[0] if item else block[0][: len(block[0]) - len(block[0].lstrip())]
-    words = " ".join(line.strip() for line in (block[0][len(indent) :], *block[1:]))
+    message = " ".join(line.strip() for line in (block[0][len(indent) :], *block[1:]))
     return textwrap.wrap(
-        words,
+        message,
         COLUMNS_MAX,
         initial_indent=indent,
         subsequent_indent=" " * len(indent),

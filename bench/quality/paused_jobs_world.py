@@ -221,10 +221,10 @@ def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
     means = _Means(line)
     delay = random.uniform(0.0, 0.1)
     noise = random.uniform(0.003, 0.04)
-    found = np.full((times.size, len(SIGNALS)), np.nan, dtype=np.float32)
+    result = np.full((times.size, len(SIGNALS)), np.nan, dtype=np.float32)
 
     def put(name: str, values: Floats) -> None:
-        found[:, SIGNALS.index(name)] = values
+        result[:, SIGNALS.index(name)] = values
 
     power = means.over("watts", times - delay, power_window)
     put("power_watts", np.round(power * (1 + noise * random.standard_normal(times.size)), 2))
@@ -241,10 +241,10 @@ def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
             put(name, means.over(attribute, times, 0.2) * gpm_noise)
         put("nvlink_received_bytes_per_second", np.zeros(times.size))
         put("nvlink_transmitted_bytes_per_second", np.zeros(times.size))
-    found[1::2, SIGNALS.index("sm_active_ratio") :] = np.nan
-    found[::2, SIGNALS.index("utilization_ratio")] = np.nan
+    result[1::2, SIGNALS.index("sm_active_ratio") :] = np.nan
+    result[::2, SIGNALS.index("utilization_ratio")] = np.nan
     return PlayedJob(
-        (1000 * SECOND_NS + times * SECOND_NS).astype(np.int64), np.ascontiguousarray(found), draw.step_seconds,
+        (1000 * SECOND_NS + times * SECOND_NS).astype(np.int64), np.ascontiguousarray(result), draw.step_seconds,
         [span for span in line.spans if span.begin < seconds], has_gpm, power_window, draw.has_structure, draw.batches,
     )  # fmt: skip
 
@@ -270,7 +270,7 @@ class _Means:
         lengths = np.diff(self.edges)
         levels = [line.levels[0], *line.levels]
         self.sums = {
-            name: np.concatenate([[0.0], np.cumsum(lengths * np.array([getattr(one, name) for one in levels]))])
+            name: np.concatenate([[0.0], np.cumsum(lengths * np.array([getattr(level, name) for level in levels]))])
             for name in Level._fields
         }  # fmt: skip
 

@@ -106,11 +106,11 @@ def sampled(
     rows = [np.round(power, 1), np.round(resident, 2)]
     if has_gpm:
         rows += [averaged(busy, 0.2), averaged(busy * (watts > 400), 0.2)]
-    found = np.array(rows, dtype=np.float32)
-    found[1, ::2] = np.nan
-    found[2:, 1::2] = np.nan
-    found[:, random.random(power.size) < 0.01] = np.nan
-    return np.ascontiguousarray(found)
+    result = np.array(rows, dtype=np.float32)
+    result[1, ::2] = np.nan
+    result[2:, 1::2] = np.nan
+    result[:, random.random(power.size) < 0.01] = np.nan
+    return np.ascontiguousarray(result)
 
 
 def run(
@@ -123,7 +123,7 @@ def run(
     octaves = answers = total = 0
     for number, (low, high) in enumerate(BANDS):
         errors: list[float] = []
-        wrong = said = 0
+        wrong = reported = 0
         for _ in range(PER_BAND):
             period = float(np.exp(random.uniform(np.log(low), np.log(high))))
             seconds, _ = estimate(
@@ -131,20 +131,20 @@ def run(
             )
             if np.isnan(seconds):
                 continue
-            said += 1
+            reported += 1
             ratio = seconds / period
             errors.append(abs(ratio - 1))
             wrong += not 0.8 < ratio < 1.25
         progress((number + 1) / len(BANDS))
         rows.append([
-            f"{low:g} to {high:g} s", f"{PER_BAND - said} of {PER_BAND}",
-            f"{100 * statistics.median(errors):.2f} %" if errors else "-", f"{wrong} of {said}",
+            f"{low:g} to {high:g} s", f"{PER_BAND - reported} of {PER_BAND}",
+            f"{100 * statistics.median(errors):.2f} %" if errors else "-", f"{wrong} of {reported}",
         ])  # fmt: skip
         if low >= 0.3:
             every += errors
-            octaves, answers, total = octaves + wrong, answers + said, total + PER_BAND
+            octaves, answers, total = octaves + wrong, answers + reported, total + PER_BAND
     for kind in APERIODIC:
-        said = sum(
+        reported = sum(
             not np.isnan(
                 estimate(sampled(random, *aperiodic(random, kind), has_gpm=has_gpm).data, 1 / RATE)[
                     0
@@ -153,7 +153,12 @@ def run(
             for _ in range(PER_BAND)
         )
         rows.append(
-            [f"no step: {kind}", f"{PER_BAND - said} of {PER_BAND}", "-", f"{said} of {said}"]
+            [
+                f"no step: {kind}",
+                f"{PER_BAND - reported} of {PER_BAND}",
+                "-",
+                f"{reported} of {reported}",
+            ]
         )
     figures = {
         "median_error": statistics.median(every), "wrong": octaves / max(answers, 1), "abstained": 1 - answers / total,

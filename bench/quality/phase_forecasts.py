@@ -122,15 +122,15 @@ def third_world(seed: int, control: str, *, has_gpm: bool) -> list[TracedGpu]:
     def by_second(values: np.ndarray, gpu: int) -> Floats:
         return np.asarray(values[:, gpu].reshape(SECONDS, per).mean(axis=1), dtype=float)
 
-    found = []
+    result = []
     for gpu in FOLLOWED:
         compute, writes = by_second(record.compute, gpu), by_second(record.checkpoint, gpu)
         stall = by_second(record.stall * (record.checkpoint < 0.5), gpu)
         idle = by_second(record.idle, gpu)
         wait = np.clip(1 - compute - writes - stall - idle, 0, 1)
         state = np.column_stack([compute, wait, stall, writes, idle])
-        found.append(TracedGpu(readings.samples(gpu), writes, record.checkpoint_begins, state))
-    return found
+        result.append(TracedGpu(readings.samples(gpu), writes, record.checkpoint_begins, state))
+    return result
 
 
 def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
@@ -138,7 +138,7 @@ def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
     random = np.random.default_rng([seed, 11])
     plan = bsp.Plan(kind, 0.0, hosts=HOSTS, seed=seed, seconds=SECONDS, has_gpm=has_gpm)
     episode = bsp.play(plan)
-    found = []
+    result = []
     for gpu in FOLLOWED:
         shares = episode.shares[:, gpu // GPUS, gpu % GPUS]
         power = episode.watts[:, gpu // GPUS, gpu % GPUS]
@@ -175,8 +175,8 @@ def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
         state = np.column_stack(
             [each[:, bsp.COMPUTE], wait, each[:, bsp.STALL], writes, np.zeros(SECONDS)]
         )
-        found.append(TracedGpu(samples, writes, begins, state))
-    return found
+        result.append(TracedGpu(samples, writes, begins, state))
+    return result
 
 
 def follow(run: TrackedRun, gpu: TracedGpu) -> None:
@@ -225,8 +225,8 @@ def follow(run: TrackedRun, gpu: TracedGpu) -> None:
 
 
 def _count(counts: list[int], said: np.ndarray, truth: np.ndarray) -> None:
-    for at, which in enumerate((said & truth, said & ~truth, ~said & truth)):
-        counts[at] += int(which.sum())
+    for index, which in enumerate((said & truth, said & ~truth, ~said & truth)):
+        counts[index] += int(which.sum())
 
 
 def window_probability(
@@ -293,10 +293,10 @@ def track(run: tuple[str, str, int, bool]) -> TrackedRun:
     """Play one run of a world, and follow its GPUs."""
     world, kind, seed, has_gpm = run
     played = (third_world if world == "third" else second_world)(seed, kind, has_gpm=has_gpm)
-    found = TrackedRun(world, has_gpm, kind)
+    tracked_run = TrackedRun(world, has_gpm, kind)
     for gpu in played:
-        follow(found, gpu)
-    return found
+        follow(tracked_run, gpu)
+    return tracked_run
 
 
 #: World and kind: with frequent checkpoints, with rare ones, and with a single writer.
@@ -315,23 +315,26 @@ def _f1(counts: Sequence[int]) -> str:
 
 def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
     """Return the sums of the counts of several runs."""
-    found = TrackedRun("", True, "")
-    for one in runs:
-        for at in range(3):
-            found.online[at] += one.online[at]
-            found.later[at] += one.later[at]
-            found.in_the_end[at] += one.in_the_end[at]
-        for window, score in one.windows.items():
-            found.windows.setdefault(window, ForecastScore()).merge(score)
-        found.state.merge(one.state)
-        found.leads += one.leads
-        found.checkpoints += one.checkpoints
-        found.unstated, found.asked = found.unstated + one.unstated, found.asked + one.asked
-        found.right_seconds, found.seconds = (
-            found.right_seconds + one.right_seconds,
-            found.seconds + one.seconds,
+    tracked_run = TrackedRun("", True, "")
+    for run in runs:
+        for index in range(3):
+            tracked_run.online[index] += run.online[index]
+            tracked_run.later[index] += run.later[index]
+            tracked_run.in_the_end[index] += run.in_the_end[index]
+        for window, score in run.windows.items():
+            tracked_run.windows.setdefault(window, ForecastScore()).merge(score)
+        tracked_run.state.merge(run.state)
+        tracked_run.leads += run.leads
+        tracked_run.checkpoints += run.checkpoints
+        tracked_run.unstated, tracked_run.asked = (
+            tracked_run.unstated + run.unstated,
+            tracked_run.asked + run.asked,
         )
-    return found
+        tracked_run.right_seconds, tracked_run.seconds = (
+            tracked_run.right_seconds + run.right_seconds,
+            tracked_run.seconds + run.seconds,
+        )
+    return tracked_run
 
 
 STATE_HEADINGS = (
@@ -358,27 +361,29 @@ NEXT_HEADINGS = (
 
 def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
     states, forecasts = [], []
-    for world, kind, has_gpm in dict.fromkeys((one.world, one.kind, one.has_gpm) for one in runs):
-        one = _together([o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)])
+    for world, kind, has_gpm in dict.fromkeys((run.world, run.kind, run.has_gpm) for run in runs):
+        total = _together(
+            [o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)]
+        )
         head = [world, kind, "yes" if has_gpm else "no"]
         states.append(
             [
                 *head,
-                _f1(one.online),
-                _f1(one.later),
-                _f1(one.in_the_end),
-                f"{100 * one.right_seconds / one.seconds:.0f} %",
+                _f1(total.online),
+                _f1(total.later),
+                _f1(total.in_the_end),
+                f"{100 * total.right_seconds / total.seconds:.0f} %",
             ]
         )
-        leads = sorted(one.leads)
+        leads = sorted(total.leads)
         lead = f"{statistics.median(leads):.0f} / {leads[len(leads) // 10]:.0f}" if leads else "-"
         head += [
-            f"{one.asked - one.unstated} of {one.asked}",
+            f"{total.asked - total.unstated} of {total.asked}",
             lead,
-            f"{len(leads)} of {one.checkpoints}",
+            f"{len(leads)} of {total.checkpoints}",
         ]
-        scores = [(f"{window:.0f} s", score) for window, score in sorted(one.windows.items())]
-        for name, score in [*scores, (f"writing in {HORIZON:.0f} s", one.state)]:
+        scores = [(f"{window:.0f} s", score) for window, score in sorted(total.windows.items())]
+        for name, score in [*scores, (f"writing in {HORIZON:.0f} s", total.state)]:
             came = f"{score.events / score.moments:.2f}" if score.moments else "-"
             forecasts.append([*head, name, *(score.brier(p) for p in PREDICTORS), came])
             head = [""] * len(head)
@@ -393,8 +398,8 @@ def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD
     ]  # fmt: skip
     runs: list[TrackedRun] = []
     with ProcessPoolExecutor() as pool:
-        for one in pool.map(track, plans):
-            runs.append(one)
+        for run in pool.map(track, plans):
+            runs.append(run)
             progress("phase forecasts", len(runs) / len(plans))
     states, forecasts = rows(runs)
     return "\n".join([

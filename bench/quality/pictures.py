@@ -54,15 +54,15 @@ def picture(plan: Plan, title: str, notes: tuple[str, ...]) -> str:
     pace = np.diff(steps) / np.diff(steps)[:10].max()
     phases: list[dict[str, Any]] = [
         {
-            "time": _time(at), "host": f"host-{host}", "idle_ratio": 0.0,
+            "time": _time(index), "host": f"host-{host}", "idle_ratio": 0.0,
             "compute_ratio": cell[bsp.COMPUTE], "wait_ratio": cell[bsp.WAIT] + cell[bsp.EXCHANGE],
             "host_stall_ratio": cell[bsp.STALL], "checkpoint_ratio": cell[bsp.CHECKPOINT],
         }
-        for at, hosts in enumerate(means) for host, cell in enumerate(hosts)
+        for index, hosts in enumerate(means) for host, cell in enumerate(hosts)
     ]  # fmt: skip
     rows = [
-        {"time": _time(at), "pace": min(float(one), PACE_MAX), "is_change": False}
-        for at, one in enumerate(pace)
+        {"time": _time(index), "pace": min(float(one), PACE_MAX), "is_change": False}
+        for index, one in enumerate(pace)
     ]
     culprits = [f"host-{host}" for host in episode.blamed_on]
     return timeline_svg(make_timeline(phases, rows, culprits, COLUMNS), title, notes)

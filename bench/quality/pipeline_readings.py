@@ -110,10 +110,10 @@ class DriverReadings:
         self.waits = np.cumsum(record.congestion, axis=0) * 1e5
         self.flags = np.zeros((scenario.seconds, count), dtype=np.uint64)
         seconds = np.arange(scenario.seconds, dtype=np.float64) + 0.5
-        for one in scenario.faults:
-            bit = {"thermal": 0x20, "power_cap": 0x4}.get(one.kind, 0)
-            is_on = one.strength(seconds) > 0.2
-            self.flags[is_on, one.host * GPUS : (one.host + 1) * GPUS] |= np.uint64(bit)
+        for fault in scenario.faults:
+            bit = {"thermal": 0x20, "power_cap": 0x4}.get(fault.kind, 0)
+            is_on = fault.strength(seconds) > 0.2
+            self.flags[is_on, fault.host * GPUS : (fault.host + 1) * GPUS] |= np.uint64(bit)
 
     def of_second(self, values: Floats) -> Floats:
         """Return (seconds, samples per second, GPUs)."""
@@ -121,19 +121,19 @@ class DriverReadings:
 
     def samples(self, gpu: int) -> np.ndarray:
         """Return float32 (samples, SIGNALS) of one GPU, as in the agent's ring."""
-        found = np.full((len(self.power), len(SIGNALS)), np.nan, dtype=np.float32)
+        result = np.full((len(self.power), len(SIGNALS)), np.nan, dtype=np.float32)
         columns = {
             "power_watts": self.power, "sm_clock_hertz": self.clock, "utilization_ratio": self.used,
             "sm_active_ratio": self.active, "tensor_active_ratio": self.tensor,
         }  # fmt: skip
         for name, values in columns.items():
-            found[:, SIGNALS.index(name)] = values[:, gpu]
-        found[:, SIGNALS.index("clock_event_reasons_flags")] = np.repeat(self.flags[:, gpu], RATE)
+            result[:, SIGNALS.index(name)] = values[:, gpu]
+        result[:, SIGNALS.index("clock_event_reasons_flags")] = np.repeat(self.flags[:, gpu], RATE)
         # GPM at every second sample, utilization at the others.
-        found[1::2, SIGNALS.index("sm_active_ratio")] = np.nan
-        found[1::2, SIGNALS.index("tensor_active_ratio")] = np.nan
-        found[::2, SIGNALS.index("utilization_ratio")] = np.nan
-        return found
+        result[1::2, SIGNALS.index("sm_active_ratio")] = np.nan
+        result[1::2, SIGNALS.index("tensor_active_ratio")] = np.nan
+        result[::2, SIGNALS.index("utilization_ratio")] = np.nan
+        return result
 
 
 def _by_second(values: np.ndarray) -> np.ndarray:
@@ -142,12 +142,12 @@ def _by_second(values: np.ndarray) -> np.ndarray:
 
 def _smoothed(values: Floats, weight: float) -> Floats:
     """Return a low pass of first order over the samples."""
-    found = np.empty_like(values)
+    result = np.empty_like(values)
     now = values[0]
-    for at, value in enumerate(values):
+    for index, value in enumerate(values):
         now = now + weight * (value - now)
-        found[at] = now
-    return found
+        result[index] = now
+    return result
 
 
 def _mean_of(values: Floats, samples: int) -> Floats:
@@ -167,7 +167,7 @@ class HostAgent:
         self.name = f"pipe-{host:03d}"
         self.gpus = [f"GPU-{host:08d}-0000-0000-0000-{gpu:012d}" for gpu in range(GPUS)]
         self._rows = slice(host * GPUS, (host + 1) * GPUS)
-        self._faults = [one for one in record.scenario.faults if one.host == host]
+        self._faults = [fault for fault in record.scenario.faults if fault.host == host]
         self._withheld = {c for name in record.scenario.withheld for c in EVIDENCE.get(name, ())}
         self._has_gpm = bool(readings.has_gpm[host])
         ports = [f"mlx5_{port}/1" for port in range(GPUS)]
@@ -194,7 +194,7 @@ class HostAgent:
         self.tracker = PhaseTracker(GPUS)
         self._samples = [readings.samples(host * GPUS + gpu) for gpu in range(GPUS)]
         #: A lowered limit equals the GPUs' power draw after the onset.
-        at = slice(int(max((one.onset for one in self._faults), default=0)) * RATE, None)
+        at = slice(int(max((fault.onset for fault in self._faults), default=0)) * RATE, None)
         high = np.quantile(readings.power[at, self._rows], 0.98) if self._faults else 0.0
         self._capped_watts = float(np.round(high / 5) * 5)
         self._fill_constants()
@@ -229,9 +229,9 @@ class HostAgent:
         self.tables[table].put(**{k: v for k, v in values.items() if k not in self._withheld})
 
     def _strength(self, kind: str, second: int) -> tuple[float, HostFault | None]:
-        for one in self._faults:
-            if one.kind == kind:
-                return float(one.strength(np.array([second + 0.5]))[0]), one
+        for fault in self._faults:
+            if fault.kind == kind:
+                return float(fault.strength(np.array([second + 0.5]))[0]), fault
         return 0.0, None
 
     def _fill_constants(self) -> None:
@@ -286,7 +286,7 @@ class HostAgent:
                 **{name: values[second, rows] for name, values in r.gpm_seconds.items()},
             )
         shares = [self.tracker.take_second(gpu) for gpu in range(GPUS)]
-        if all(one is not None for one in shares):
+        if all(share is not None for share in shares):
             table = np.array(shares, dtype=float)
             self._put("gpu_fast_1s", **dict(zip(SECOND_COLUMNS, table.T, strict=True)))
         if (second + self._host) % 10 == 0:
@@ -347,9 +347,9 @@ class HostAgent:
         )
         devices = [
             telemetry_pb2.Device(
-                kind="gpu", key=key, attributes={"name": model, "pci_address": f"0000:{at:02x}:00.0"}
+                kind="gpu", key=key, attributes={"name": model, "pci_address": f"0000:{index:02x}:00.0"}
             )
-            for at, key in enumerate(self.gpus)
+            for index, key in enumerate(self.gpus)
         ]  # fmt: skip
         fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
 

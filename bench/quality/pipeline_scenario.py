@@ -78,7 +78,7 @@ class GangScenario:
 
     @property
     def culprits(self) -> frozenset[int]:
-        return frozenset(one.host for one in self.faults)
+        return frozenset(fault.host for fault in self.faults)
 
 
 @dataclass(frozen=True)

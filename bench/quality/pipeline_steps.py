@@ -85,14 +85,14 @@ class EventLog:
         if not self.begins:
             return
         begins, ends, weights = (np.array(x) for x in (self.begins, self.ends, self.weights))
-        for at, gpu in enumerate(gpu_order.ravel()):
+        for index, gpu in enumerate(gpu_order.ravel()):
             # Empty events, of other stages, may lie anywhere.
-            real = np.flatnonzero(ends[:, at] > begins[:, at])
-            order = real[np.argsort(begins[real, at], kind="stable")]
-            begin, end = begins[order, at], ends[order, at]
+            real = np.flatnonzero(ends[:, index] > begins[:, index])
+            order = real[np.argsort(begins[real, index], kind="stable")]
+            begin, end = begins[order, index], ends[order, index]
             if not order.size:
                 continue
-            total = np.concatenate([[0.0], np.cumsum((end - begin) * weights[order, at])])
+            total = np.concatenate([[0.0], np.cumsum((end - begin) * weights[order, index])])
             times = np.column_stack([begin, end]).ravel()
             values = np.column_stack([total[:-1], total[1:]]).ravel()
             into[:, gpu] += np.diff(np.interp(edges, times, values)) / SLOT_SECONDS
@@ -110,7 +110,7 @@ def batch_orders(stages: int, batches: int) -> list[tuple[int, bool, int]]:
             plan += [(False, warm + m), (True, m)]
         plans.append(plan + [(True, m) for m in range(batches - warm, batches)])
     done: set[tuple[int, bool, int]] = set()
-    found: list[tuple[int, bool, int]] = []
+    result: list[tuple[int, bool, int]] = []
     while any(plans):
         for stage, plan in enumerate(plans):
             while plan:
@@ -119,9 +119,9 @@ def batch_orders(stages: int, batches: int) -> list[tuple[int, bool, int]]:
                 if 0 <= needs[0] < stages and needs not in done:
                     break
                 done.add((stage, backward, m))
-                found.append((stage, backward, m))
+                result.append((stage, backward, m))
                 plan.pop(0)
-    return found
+    return result
 
 
 class StepPlayer:
@@ -197,8 +197,8 @@ class StepPlayer:
         """
         seconds = self.random.uniform(6.0, 14.0)
         count = 12
-        for at in range(count):
-            begin = np.full(self.shape, now + at * seconds / count)
+        for index in range(count):
+            begin = np.full(self.shape, now + index * seconds / count)
             length = seconds / count * np.clip(self.random.normal(0.6, 0.08, self.shape), 0.2, 0.95)
             self.stall.put(begin, begin + 0.2 * seconds / count)
             begin = begin + 0.2 * seconds / count
@@ -261,9 +261,9 @@ class StepPlayer:
         """Record a micro-batch of one stage; the other stages' GPUs get an empty event."""
 
         def whole(values: Floats, fill: float) -> Floats:
-            found = np.full(self.shape, fill)
-            found[stage] = values
-            return found
+            result = np.full(self.shape, fill)
+            result[stage] = values
+            return result
 
         at = float(begin[0])
         starts, ends = whole(started, at), whole(finished, at)
@@ -366,19 +366,19 @@ class GpuParts:
 
     def clock_factor(self, seconds: Floats, memory_share: float) -> Floats:
         """Return the clock while computing, relative to each part's own: (times, GPUs)."""
-        found = np.ones((seconds.size, self.clock.size))
-        for one in self.scenario.faults:
-            if one.kind not in ("thermal", "power_cap"):
+        result = np.ones((seconds.size, self.clock.size))
+        for fault in self.scenario.faults:
+            if fault.kind not in ("thermal", "power_cap"):
                 continue
-            strength = one.slowdown * one.strength(seconds)[:, None]
-            if one.kind == "thermal":
-                strength = strength * self.heat_share[one.host]
-            rows = slice(one.host * GPUS, (one.host + 1) * GPUS)
+            strength = fault.slowdown * fault.strength(seconds)[:, None]
+            if fault.kind == "thermal":
+                strength = strength * self.heat_share[fault.host]
+            rows = slice(fault.host * GPUS, (fault.host + 1) * GPUS)
             # Memory-bound time is not affected by the clock.
-            found[:, rows] *= (1 - memory_share) / (1 - memory_share + strength)
+            result[:, rows] *= (1 - memory_share) / (1 - memory_share + strength)
         if self.scenario.control == "slow_all":
-            found[seconds >= self.scenario.onset] *= (1 - memory_share) / (1 - memory_share + 0.12)
-        return found
+            result[seconds >= self.scenario.onset] *= (1 - memory_share) / (1 - memory_share + 0.12)
+        return result
 
     def effects(self, now: float, gpus: Rows, load: Workload) -> StepEffects:
         """Return the effects on a step that begins at *now*."""
@@ -391,17 +391,17 @@ class GpuParts:
         older = self.is_older[gpus // GPUS]
         time = np.where(older, time * self.older_time, time)
         power = np.where(older, 0.6 * power, power)
-        for one in self.scenario.faults:
-            slow = one.slowdown * float(one.strength(at)[0])
-            there, gpu = gpus // GPUS == one.host, one.host * GPUS + one.gpu
-            if one.kind in ("silent_host", "silent_gpu"):
-                where = there if one.kind == "silent_host" else gpus == gpu
+        for fault in self.scenario.faults:
+            slow = fault.slowdown * float(fault.strength(at)[0])
+            there, gpu = gpus // GPUS == fault.host, fault.host * GPUS + fault.gpu
+            if fault.kind in ("silent_host", "silent_gpu"):
+                where = there if fault.kind == "silent_host" else gpus == gpu
                 time = np.where(where, time * (1 + slow), time)
                 power = np.where(where, power * (1 - 0.5 * slow), power)
-            elif one.kind == "host_cpu":
+            elif fault.kind == "host_cpu":
                 gap = gap + slow * there
-            elif one.kind == "pcie":
+            elif fault.kind == "pcie":
                 gap = gap + slow * (gpus == gpu)
-            elif one.kind == "nic":
+            elif fault.kind == "nic":
                 network = network + slow * there
         return StepEffects(time, power, gap, network)

@@ -70,13 +70,13 @@ class GangOutcome:
     def gpus_named(self, host: int) -> set[int]:
         """Return the named GPUs of *host*, with or without the host."""
         verdict = self.verdicts.get(host)
-        found = verdict.devices if verdict is not None else {}
-        return {int(name[-12:]) for name in found if name.startswith("GPU-")}
+        result = verdict.devices if verdict is not None else {}
+        return {int(name[-12:]) for name in result if name.startswith("GPU-")}
 
     @property
     def wrong(self) -> list[int]:
         """Return the wrongly named hosts: without a fault, before it, or first named after it."""
-        faults = {one.host: one for one in self.scenario.faults}
+        faults = {fault.host: fault for fault in self.scenario.faults}
         return [
             host for host, verdict in self.verdicts.items()
             if verdict.named and (host not in faults or not faults[host].onset <= verdict.named[0] <= faults[host].heals)
@@ -170,10 +170,10 @@ def _report_jobs(
 
 def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
     for host, tracked in judged.tracked_symptoms.items():
-        for one in tracked.values():
-            worst = one.worst
+        for score in tracked.values():
+            worst = score.worst
             if (
-                not one.active
+                not score.active
                 or worst.host_state is HealthState.HEALTHY
                 or worst.rule.name == NEW_HOST
             ):
@@ -195,14 +195,16 @@ def pace_lost(scenario: GangScenario) -> float:
     """
     if not scenario.faults:
         return 0.0
-    begin = max(one.onset for one in scenario.faults) + (
+    begin = max(fault.onset for fault in scenario.faults) + (
         100 if scenario.faults[0].kind == "thermal" else 10
     )
-    end = min([*(one.heals for one in scenario.faults), float(scenario.seconds)])
-    without = replace(scenario, faults=tuple(replace(one, slowdown=0.0) for one in scenario.faults))
+    end = min([*(fault.heals for fault in scenario.faults), float(scenario.seconds)])
+    without = replace(
+        scenario, faults=tuple(replace(fault, slowdown=0.0) for fault in scenario.faults)
+    )
     counts = []
-    for one in (scenario, without):
-        ends = step_ends(one)
+    for played in (scenario, without):
+        ends = step_ends(played)
         counts.append(np.diff(np.interp([begin, end], ends, np.arange(ends.size)))[0])
     return float(1 - counts[0] / counts[1]) if counts[1] else 0.0
 
@@ -215,7 +217,7 @@ NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
     """Return the hosts named by simpler detectors, from the last two minutes with active faults."""
     scenario = readings.record.scenario
-    end = int(min([float(scenario.seconds), *(one.heals for one in scenario.faults)]))
+    end = int(min([float(scenario.seconds), *(fault.heals for fault in scenario.faults)]))
     span = slice(max(end - NAIVE_SECONDS, 0), end)
 
     def by_host(values: Floats) -> Floats:
@@ -224,12 +226,12 @@ def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
         )
 
     used = by_host(readings.used)
-    found = {
+    result = {
         NAIVE[0]: used < np.median(used) - UTILIZATION_LESS,
         NAIVE[1]: np.abs(_z_scores(by_host(readings.power))) > Z_MAX,
         NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # NaN without GPM
     }
-    return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in found.items()}
+    return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in result.items()}
 
 
 def _z_scores(values: Floats) -> Floats:
@@ -241,12 +243,12 @@ def judge_all(
     scenarios: Sequence[GangScenario], progress: Callable[[float], None] = lambda _: None
 ) -> list[GangOutcome]:
     """Judge *scenarios*, one process per processor."""
-    found: list[GangOutcome] = []
+    result: list[GangOutcome] = []
     with ProcessPoolExecutor() as pool:
         for outcome in pool.map(judge_scenario, scenarios):
-            found.append(outcome)
-            progress(len(found) / len(scenarios))
-    return found
+            result.append(outcome)
+            progress(len(result) / len(scenarios))
+    return result
 
 
 def main() -> int:

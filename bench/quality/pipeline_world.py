@@ -68,12 +68,12 @@ class GangRecord:
 def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[GangRun, Workload]]:
     """Return the runs with their GPUs and times, and their workloads."""
     everything = np.arange(scenario.hosts * GPUS)
-    end, found = float(scenario.seconds), []
+    end, result = float(scenario.seconds), []
 
     def add(job: int, gpus: Rows, begin: float, end: float, load: Workload | None = None) -> None:
         load = Workload(scenario, random, gpus.size) if load is None else load
         shape = load.stages, gpus.size // load.tensor_ranks // load.stages, load.tensor_ranks
-        found.append((GangRun(job, gpus.reshape(shape), begin, end), load))
+        result.append((GangRun(job, gpus.reshape(shape), begin, end), load))
 
     if scenario.control == "shared":
         halves = everything.reshape(-1, 2, GPUS // 2)
@@ -88,7 +88,7 @@ def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[Gan
     else:
         begin = scenario.onset if scenario.control == "starts" else 0.0
         add(77, everything, begin, scenario.onset if scenario.control == "ends" else end)
-    return found
+    return result
 
 
 def _begin(scenario: GangScenario) -> tuple[GpuParts, np.random.Generator]:
@@ -96,7 +96,7 @@ def _begin(scenario: GangScenario) -> tuple[GpuParts, np.random.Generator]:
 
     Both are independent of the sizes of faults.
     """
-    text = f"{scenario.control} {[one.kind for one in scenario.faults]}"
+    text = f"{scenario.control} {[fault.kind for fault in scenario.faults]}"
     random = np.random.default_rng([scenario.seed, crc32(text.encode()), scenario.hosts])
     return GpuParts(scenario, random), random
 
@@ -108,14 +108,14 @@ def step_ends(scenario: GangScenario) -> Floats:
     parts, random = _begin(scenario)
     runs = _runs(scenario, random)
     random.uniform()
-    found: list[float] = []
+    result: list[float] = []
     for run, load in runs:
         player = StepPlayer(scenario, run, load, parts, random)
         player.play()
-        gpus = [one.host * GPUS + one.gpu for one in scenario.faults[:1]]
+        gpus = [fault.host * GPUS + fault.gpu for fault in scenario.faults[:1]]
         if np.isin(gpus, run.gpus).all():
-            found = player.step_ends
-    return np.array(found)
+            result = player.step_ends
+    return np.array(result)
 
 
 def play(scenario: GangScenario) -> GangRecord:
@@ -162,7 +162,7 @@ def play(scenario: GangScenario) -> GangRecord:
     )
     clock = np.repeat(clock, SLOTS_PER_SECOND, axis=0).astype(np.float32)
     # A waiting GPU can boost, unless heat limits its clock.
-    hot = {one.host for one in scenario.faults if one.kind == "thermal"}
+    hot = {fault.host for fault in scenario.faults if fault.kind == "thermal"}
     boost = 1 + 0.02 * np.clip(1 - compute, 0, 1)
     held_down = np.repeat([host in hot for host in range(scenario.hosts)], GPUS)
     capped = np.where(held_down | (compute > 0.5), clock, 1.0)
@@ -191,16 +191,16 @@ def _host_levels(
     cpu = 0.01 * random.lognormal(0, 0.5, shape)
     io = 0.005 * random.lognormal(0, 0.8, shape)
     congestion = 0.004 * random.lognormal(0, 0.5, shape)
-    for one in scenario.faults:
-        on = one.strength(seconds)
-        if one.kind == "host_cpu":
-            cpu[:, one.host] += (
-                on * (0.1 + 1.5 * one.slowdown) * random.lognormal(0, 0.2, seconds.size)
+    for fault in scenario.faults:
+        on = fault.strength(seconds)
+        if fault.kind == "host_cpu":
+            cpu[:, fault.host] += (
+                on * (0.1 + 1.5 * fault.slowdown) * random.lognormal(0, 0.2, seconds.size)
             )
-        elif one.kind == "nic":
+        elif fault.kind == "nic":
             # The port itself drains slowly and delays its senders.
-            congestion += on[:, None] * one.slowdown * 0.05
-            congestion[:, one.host] += on * one.slowdown * 0.3
+            congestion += on[:, None] * fault.slowdown * 0.05
+            congestion[:, fault.host] += on * fault.slowdown * 0.3
     if scenario.control == "stall_all":
         io += 0.25 * (seconds >= scenario.onset)[:, None] * random.lognormal(0, 0.2, shape)
     return np.clip(cpu, 0, 1), np.clip(io, 0, 1), congestion

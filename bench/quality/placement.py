@@ -160,11 +160,11 @@ def gpu_times(path: Path, *, warm: bool) -> GpuTimes:
 
 def chosen_of(speeds: Floats, gang: int) -> list[int]:
     """Return the nodes of a plan among nodes that differ only by *speeds*."""
-    nodes = [Node(f"g{at}", speed=float(speed), gpus=1) for at, speed in enumerate(speeds)]
+    nodes = [Node(f"g{index}", speed=float(speed), gpus=1) for index, speed in enumerate(speeds)]
     nodes_table, candidates = table_of(nodes)
-    found = planner.plan(nodes_table, candidates, GangRequirements(gang, gpus_per_node=1))
-    assert found  # all nodes are free and healthy
-    return [int(at) for at in found[0].nodes]
+    result = planner.plan(nodes_table, candidates, GangRequirements(gang, gpus_per_node=1))
+    assert result  # all nodes are free and healthy
+    return [int(at) for at in result[0].nodes]
 
 
 def measure(
@@ -182,7 +182,7 @@ def measure(
     """
     source = np.random.default_rng(seed)
     pool_size = min(round(gang * POOL_SHARE), times.later.size)
-    found = np.zeros((draws, 4))
+    result = np.zeros((draws, 4))
     for draw in range(draws):
         # Shuffled: the files list GPUs in a systematic order.
         pool = source.permutation(times.later.size)[:pool_size]
@@ -192,15 +192,15 @@ def measure(
         chosen = chosen_of(speed, gang)
         # Random members; the gang is a subset of the pool, and a single draw is noisy.
         blind = [source.permutation(pool_size)[:gang] for _ in range(20)]
-        slowest = float(np.mean([later[one].max() for one in blind]))
-        expected = float(np.mean([1.0 / speed[one].min() for one in blind]))
-        found[draw] = (
+        slowest = float(np.mean([later[members].max() for members in blind]))
+        expected = float(np.mean([1.0 / speed[members].min() for members in blind]))
+        result[draw] = (
             1.0 - 1.0 / speed[chosen].min() / expected,
             1.0 - later[chosen].max() / slowest,
             1.0 - np.sort(later)[:gang].max() / slowest,
             slowest,
         )
-    claimed, gained, oracle, slowest = (float(one) for one in found.mean(axis=0))
+    claimed, gained, oracle, slowest = (float(value) for value in result.mean(axis=0))
     return GainRow(workload, times.later.size, gang, claimed, gained, oracle, slowest)
 
 
@@ -217,24 +217,26 @@ def fault_rows(faults: FaultTable, seed: int, loads: Sequence[float] = LOADS) ->
         rows = source.permutation(np.flatnonzero(judged.day == day))
         starts, hours = judged.starts[rows], hazards[rows]
         returned = np.argsort(-judged.state.since_return_days[rows], kind="stable")
-        nodes = [Node(f"n{at}", hazard=float(each), gpus=1) for at, each in enumerate(hours)]
+        nodes = [
+            Node(f"n{index}", hazard=float(hazard), gpus=1) for index, hazard in enumerate(hours)
+        ]
         nodes_table, candidates = table_of(nodes)
-        for at, load in enumerate(loads):
+        for index, load in enumerate(loads):
             count = max(1, round(load * rows.size))
             needs = GangRequirements(count, gpus_per_node=1, hours=24.0)
             chosen = planner.plan(nodes_table, candidates, needs)[0].nodes
-            totals[at] += (
+            totals[index] += (
                 count * starts.mean(),
                 starts[chosen].sum(),
                 starts[returned[:count]].sum(),
                 np.sort(starts)[:count].sum(),
             )
-    return [FaultRow(load, *(float(one) for one in total)) for load, total in zip(loads, totals, strict=True)]  # fmt: skip
+    return [FaultRow(load, *(float(value) for value in total)) for load, total in zip(loads, totals, strict=True)]  # fmt: skip
 
 
 def pooled(rows: Sequence[FaultRow], name: str) -> float:
     """Return fault starts of a method relative to random members, all loads together."""
-    return sum(float(getattr(one, name)) for one in rows) / sum(one.expected for one in rows)
+    return sum(float(getattr(row, name)) for row in rows) / sum(row.expected for row in rows)
 
 
 def fault_section(seed: int) -> str:
@@ -243,10 +245,10 @@ def fault_section(seed: int) -> str:
     rows = fault_rows(faults, seed)
     cells = [
         (
-            f"{one.load:.0%}", f"{one.expected:.0f}", f"{one.planned:.0f}", f"{one.planned / one.expected:.2f}",
-            f"{one.since_return / one.expected:.2f}", f"{one.planned / one.since_return:.2f}", f"{one.oracle / one.expected:.2f}",
+            f"{row.load:.0%}", f"{row.expected:.0f}", f"{row.planned:.0f}", f"{row.planned / row.expected:.2f}",
+            f"{row.since_return / row.expected:.2f}", f"{row.planned / row.since_return:.2f}", f"{row.oracle / row.expected:.2f}",
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "load",
@@ -257,8 +259,8 @@ def fault_section(seed: int) -> str:
         "plan / since return",
         "oracle / random",
     )
-    controls = [pooled(fault_rows(shuffled(faults, seed * CONTROLS + at), seed), "planned") for at in range(CONTROLS)]  # fmt: skip
-    worst = max(one.planned / one.since_return for one in rows)
+    controls = [pooled(fault_rows(shuffled(faults, seed * CONTROLS + index), seed), "planned") for index in range(CONTROLS)]  # fmt: skip
+    worst = max(row.planned / row.since_return for row in rows)
     text = f"""{table(heads, cells)}
 
 All loads together, as a ratio to random: plan {pooled(rows, "planned"):.3f} (target: {FAULTS_WANTED:g}), since return {pooled(rows, "since_return"):.3f}. The largest ratio to the
@@ -284,10 +286,10 @@ def speed_rows(
 def text_of(rows: Sequence[GainRow], seed: int) -> str:
     cells = [
         (
-            one.workload, str(one.gpus), str(one.gang), f"{one.claimed:+.1%}", f"{one.gained:+.1%}", f"{one.oracle:+.1%}",
-            f"{one.gained / one.oracle:.0%}" if one.oracle > 0.001 else "-",
+            row.workload, str(row.gpus), str(row.gang), f"{row.claimed:+.1%}", f"{row.gained:+.1%}", f"{row.oracle:+.1%}",
+            f"{row.gained / row.oracle:.0%}" if row.oracle > 0.001 else "-",
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "workload",
@@ -298,16 +300,16 @@ def text_of(rows: Sequence[GainRow], seed: int) -> str:
         "oracle",
         "share of the oracle's gain",
     )
-    found: list[str] = []
+    result: list[str] = []
     for workload in WORKLOADS:
-        of_it = [one for one in rows if one.workload == workload]
+        of_it = [row for row in rows if row.workload == workload]
         if of_it:
-            share = sum(one.gained for one in of_it) / sum(one.oracle for one in of_it)
-            found.append(f"{workload} {share:.0%}")
+            share = sum(row.gained for row in of_it) / sum(row.oracle for row in of_it)
+            result.append(f"{workload} {share:.0%}")
     return f"""{table(heads, cells)}
 
 Gain: step time saved against random members; {DRAWS} pools of {POOL_SHARE:g} times the gang, seed {seed}. All sizes
-together, share of the oracle's gain: {", ".join(found)}. Targets: {SHARE_WANTED:.0%}, and for memory-bound work (PageRank) a claim of at most {CLAIM_MAX:.1%}."""
+together, share of the oracle's gain: {", ".join(result)}. Targets: {SHARE_WANTED:.0%}, and for memory-bound work (PageRank) a claim of at most {CLAIM_MAX:.1%}."""
 
 
 def speed_section(seed: int) -> str:
@@ -354,8 +356,8 @@ def made_sections(seed: int, judged_seed: int, *, resume: bool) -> list[str]:
     commit = commit_of(ROOT)
     seeds = [judged_seed if is_judged else seed for _, is_judged in SECTIONS]
     with ProcessPoolExecutor(2) as pool:
-        found = {at: pool.submit(made_section, at, seeds[at], commit, resume) for at in reversed(range(len(SECTIONS)))}  # fmt: skip
-        return [found[at].result() for at in range(len(SECTIONS))]
+        result = {at: pool.submit(made_section, at, seeds[at], commit, resume) for at in reversed(range(len(SECTIONS)))}  # fmt: skip
+        return [result[index].result() for index in range(len(SECTIONS))]
 
 
 def main() -> int:
@@ -381,12 +383,12 @@ def main() -> int:
     if not options.write:
         print(text)
         return 0
-    made = ReportHead.now(
+    head_facts = ReportHead.now(
         options.seed, f"python -m bench.quality.placement --write --seed {options.seed}", ROOT
     )
     lines = [
         "# How good placement is", "",
-        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}. Do not edit this page by hand.",
+        f"Made on {head_facts.date} from commit {head_facts.commit} by `{head_facts.command}`, with {head_facts.versions}. Do not edit this page by hand.",
         "[placement](placement.md) explains how plans are made and priced. For packing, simulated fleets and recovery, seeds 1 to 9 are for",
         f"tuning. Nobody looked at seed {options.judged_seed} before this page was made.", "",
         text, "",

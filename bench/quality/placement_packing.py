@@ -181,18 +181,20 @@ def choose_by_plan(nodes: NodeTable, rate: float) -> Choice:
             memory_bytes=pod.memory_bytes, stranded_gpu_rate=rate,
         )  # fmt: skip
         anyone = np.ones(len(nodes), dtype=bool)
-        found = planner.plan(nodes, Candidates(anyone, room=room, demand=demand), needs)
-        if not found:
+        result = planner.plan(nodes, Candidates(anyone, room=room, demand=demand), needs)
+        if not result:
             return None
-        node = int(found[0].nodes[0])
-        return node, int(found[0].gpu_masks[0]) if rate else least_free_mask(room, node, pod)
+        node = int(result[0].nodes[0])
+        return node, int(result[0].gpu_masks[0]) if rate else least_free_mask(room, node, pod)
 
     return choose
 
 
 def demand_of(seen: Counter[RequestShape]) -> tuple[RequestShape, ...]:
     """Return the most common kinds of pods with GPUs, with their counts."""
-    return tuple(replace(one, weight=float(count)) for one, count in seen.most_common(KINDS_MAX))
+    return tuple(
+        replace(shape, weight=float(count)) for shape, count in seen.most_common(KINDS_MAX)
+    )
 
 
 def packed(
@@ -212,7 +214,7 @@ def packed(
     seen: Counter[RequestShape] = Counter()
     demand = told or (RequestShape(1),)
     asked = allocated = 0.0
-    found: list[float] = []
+    result: list[float] = []
     for number, pod in enumerate(arrivals(pods, max(demands) * gpus, seed)):
         if pod.gpus:
             seen[pod] += 1
@@ -223,14 +225,16 @@ def packed(
             room.take(*place, pod)
             allocated += pod.gpus * pod.gpu_share
         asked += pod.gpus * pod.gpu_share
-        while len(found) < len(demands) and asked >= demands[len(found)] * gpus - 1e-6:
-            found.append(allocated / gpus)
-    return found
+        while len(result) < len(demands) and asked >= demands[len(result)] * gpus - 1e-6:
+            result.append(allocated / gpus)
+    return result
 
 
 def node_table_of(cluster: Cluster) -> NodeTable:
     """Return the nodes for the planner, all equally healthy and fast."""
-    return table_of([Node(f"n{at}", gpus=int(gpus)) for at, gpus in enumerate(cluster.gpus)])[0]
+    return table_of([Node(f"n{index}", gpus=int(gpus)) for index, gpus in enumerate(cluster.gpus)])[
+        0
+    ]
 
 
 def ways(cluster: Cluster, seed: int) -> Mapping[str, Choice]:
@@ -247,13 +251,13 @@ def ways(cluster: Cluster, seed: int) -> Mapping[str, Choice]:
 def mixed_up(pods: Sequence[RequestShape], seed: int) -> tuple[RequestShape, ...]:
     """Return a demand with the same GPUs, shares, cores and memory, each taken from different pods."""
     source = np.random.default_rng(seed)
-    columns = np.array([(one.gpus, one.gpu_share, one.cores, one.memory_bytes) for one in pods if one.gpus])  # fmt: skip
-    gpus, shares, cores, memory = (source.permutation(one) for one in columns.T)
+    columns = np.array([(pod.gpus, pod.gpu_share, pod.cores, pod.memory_bytes) for pod in pods if pod.gpus])  # fmt: skip
+    gpus, shares, cores, memory = (source.permutation(column) for column in columns.T)
     # A share refers to a single GPU.
     shares = np.where(gpus > 1, 1.0, shares)
     return tuple(
-        RequestShape(int(one), float(share), float(each), float(size))
-        for one, share, each, size in zip(gpus[:KINDS_MAX], shares, cores, memory, strict=False)
+        RequestShape(int(gpu), float(share), float(core), float(size))
+        for gpu, share, core, size in zip(gpus[:KINDS_MAX], shares, cores, memory, strict=False)
     )
 
 
@@ -270,16 +274,16 @@ def packing_rows(seed: int, name: str, orders: int) -> tuple[dict[str, list[list
     of one list; and the nodes.
     """
     pods = read_pods(FOLDER / f"{name}.csv")
-    found: dict[str, list[list[float]]] = {}
+    result: dict[str, list[list[float]]] = {}
     clusters = [read_cluster(seed=seed * 100 + number) for number in range(orders)]
     for number, cluster in enumerate(clusters):
         choices = ways(cluster, seed * 100 + number)
         for way, choose in choices.items():
-            found.setdefault(way, []).append(packed(cluster, pods, seed * 100 + number, choose))
+            result.setdefault(way, []).append(packed(cluster, pods, seed * 100 + number, choose))
         if not number and orders > 1:
             demand = mixed_up(pods, seed)
-            found[CONTROL] = [packed(cluster, pods, seed * 100, choices[PLAN], told=demand)]
-    return found, clusters[-1]
+            result[CONTROL] = [packed(cluster, pods, seed * 100, choices[PLAN], told=demand)]
+    return result, clusters[-1]
 
 
 def packing_section(seed: int) -> str:
@@ -290,14 +294,14 @@ def packing_section(seed: int) -> str:
         rows, cluster = packing_rows(seed, name, orders)
         cells = [
             (
-                way, *(f"{np.mean(each):.1%}" for each in zip(*found, strict=True)),
-                f"{min(one[-1] for one in found):.1%} to {max(one[-1] for one in found):.1%}",
+                way, *(f"{np.mean(shares):.1%}" for shares in zip(*row, strict=True)),
+                f"{min(shares[-1] for shares in row):.1%} to {max(shares[-1] for shares in row):.1%}",
                 f"{known[name, PUBLISHED_NAMES[way]]:.1%}" if way in PUBLISHED_NAMES else "-",
             )
-            for way, found in rows.items()
+            for way, row in rows.items()
         ]  # fmt: skip
-        heads = ("GPUs allocated at a demand of", *(f"{one:.0%}" for one in DEMANDS), "orders at 130%", "published at 130%")  # fmt: skip
-        means = {way: float(np.mean([one[-1] for one in found])) for way, found in rows.items()}
+        heads = ("GPUs allocated at a demand of", *(f"{demand:.0%}" for demand in DEMANDS), "orders at 130%", "published at 130%")  # fmt: skip
+        means = {way: float(np.mean([shares[-1] for shares in row])) for way, row in rows.items()}
         wanted = f" (target: {WANTED:.0%})" if name == LISTS[0] else ""
         texts.append(
             f"`{name}`, {orders} {'orders' if orders > 1 else 'order'} of pods:\n\n{table(heads, cells)}\n\n"

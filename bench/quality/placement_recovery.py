@@ -146,10 +146,10 @@ def case_of(site: Site, source: np.random.Generator) -> Case:
     told_speeds = np.clip(speeds + source.normal(0.0, 0.008, count), 0.5, 1.05)
     nodes = [
         Node(
-            f"n{at}", hazard=float(told_hazards[at]), speed=float(told_speeds[at]), free=bool(is_free[at]),
-            places=("c0", f"s{at // 64}", f"l{at // 16}", f"r{at // 4}", f"n{at}", "", ""),
+            f"n{index}", hazard=float(told_hazards[index]), speed=float(told_speeds[index]), free=bool(is_free[index]),
+            places=("c0", f"s{index // 64}", f"l{index // 16}", f"r{index // 4}", f"n{index}", "", ""),
         )
-        for at in range(count)
+        for index in range(count)
     ]  # fmt: skip
     nodes_table, candidates = table_of(nodes)
     interval = float(source.choice((0.25, 0.5, 1.0, 2.0)))
@@ -288,14 +288,14 @@ def outcome_of(case: Case, repairs: Floats | None, source: np.random.Generator, 
     if len(plan.options) < 2:
         return None
     luck = luck_of(case, draws, repairs, source)
-    found = [costs(case, one, luck) for one in plan.options]
-    means = [float(one.mean()) for one in found]
+    result = [costs(case, option, luck) for option in plan.options]
+    means = [float(outcome.mean()) for outcome in result]
     best = int(np.argmin(means))
     chosen = plan.options[0]
     healthy = case.incident.current.size - case.incident.failed.size
-    stopping = [mean for one, mean in zip(plan.options, means, strict=True) if one.stopped.size >= healthy]  # fmt: skip
+    stopping = [mean for option, mean in zip(plan.options, means, strict=True) if option.stopped.size >= healthy]  # fmt: skip
     return Outcome(
-        chosen.kind, plan.options[best].kind, means[0], means[best], float(found[0][0]), chosen.p50_gpu_hours, chosen.p90_gpu_hours,
+        chosen.kind, plan.options[best].kind, means[0], means[best], float(result[0][0]), chosen.p50_gpu_hours, chosen.p90_gpu_hours,
         float(np.mean(means)), min(stopping, default=float("nan")),
     )  # fmt: skip
 
@@ -310,29 +310,29 @@ def outcomes(
     """Return the results of all incidents of a world."""
     source = np.random.default_rng(seed)
     repairs = lanl_repairs()
-    found: list[Outcome] = []
+    result: list[Outcome] = []
     for _ in range(sites):
         site = site_of(source, scale)
         for _ in range(incidents):
-            one = outcome_of(case_of(site, source), repairs, source, draws)
-            if one is not None:
-                found.append(one)
-    return found
+            outcome = outcome_of(case_of(site, source), repairs, source, draws)
+            if outcome is not None:
+                result.append(outcome)
+    return result
 
 
 def mean_regret(found: Sequence[Outcome], name: str = "chosen_mean") -> float:
     """Return the mean of (GPU-hours lost - the oracle's) / the oracle's, over all incidents with
     the option *name*.
     """
-    shares = [float(getattr(one, name)) / one.best_mean - 1.0 for one in found]
+    shares = [float(getattr(outcome, name)) / outcome.best_mean - 1.0 for outcome in found]
     return float(np.nanmean(shares))
 
 
 def covered(found: Sequence[Outcome]) -> tuple[float, float]:
     """Return the shares of incidents with a cost of at most p50, and p90."""
     return (
-        float(np.mean([one.realized <= one.p50 for one in found])),
-        float(np.mean([one.realized <= one.p90 for one in found])),
+        float(np.mean([outcome.realized <= outcome.p50 for outcome in found])),
+        float(np.mean([outcome.realized <= outcome.p90 for outcome in found])),
     )
 
 
@@ -392,24 +392,24 @@ def recovery_section(seed: int) -> str:
     cells: list[tuple[str, ...]] = []
     first: list[Outcome] = []
     for scale, name in SCALES:
-        found = outcomes(seed, scale=scale)
-        first = first or found
-        below = covered(found)
+        result = outcomes(seed, scale=scale)
+        first = first or result
+        below = covered(result)
         cells.append(
             (
-                name, f"{len(found):,}", *(f"{mean_regret(found, way):.1%}" for way in ("chosen_mean", "random_mean", "stopping_mean")),
-                *(f"{one:.0%}" for one in below),
+                name, f"{len(result):,}", *(f"{mean_regret(result, way):.1%}" for way in ("chosen_mean", "random_mean", "stopping_mean")),
+                *(f"{outcome:.0%}" for outcome in below),
             )
         )  # fmt: skip
     heads = ("", "incidents", "regret: plan", "a random option", "requeue", "at most p50", "at most p90")  # fmt: skip
-    kinds = sorted({one.chosen for one in first})
-    chosen = ", ".join(f"{kind.name.lower().replace('_', ' ')} {sum(one.chosen is kind for one in first)}" for kind in kinds)  # fmt: skip
-    same = float(np.mean([one.chosen is one.best for one in first]))
+    kinds = sorted({outcome.chosen for outcome in first})
+    chosen = ", ".join(f"{kind.name.lower().replace('_', ' ')} {sum(outcome.chosen is kind for outcome in first)}" for kind in kinds)  # fmt: skip
+    same = float(np.mean([outcome.chosen is outcome.best for outcome in first]))
     below = covered(first)
     misses = [
         f"p{share * 100:.0f}"
-        for share, one in zip(COVER_WANTED, below, strict=True)
-        if abs(one - share) > COVER_SLACK
+        for share, outcome in zip(COVER_WANTED, below, strict=True)
+        if abs(outcome - share) > COVER_SLACK
     ]
     summary = (
         f"Targets: regret of at most {REGRET_WANTED:.0%} (found {mean_regret(first):.1%}), and {COVER_WANTED[0]:.0%} and {COVER_WANTED[1]:.0%} of the incidents at most p50 and p90 (within "

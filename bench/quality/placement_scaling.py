@@ -56,25 +56,25 @@ class LeftOut:
 
 def throughputs(path: Path = RUNS) -> dict[tuple[str, str], dict[int, float]]:
     """Return throughput by nodes, of each (round, benchmark) with enough sizes. Raises OSError."""
-    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    result: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             match = SYSTEM.match(row["system"])
             if row["submitter"] == SUBMITTER and match and float(row["throughput_median"] or 0):
-                sizes = found[row["round"], row["benchmark"]]
+                sizes = result[row["round"], row["benchmark"]]
                 sizes[int(match[1] or 1)] = float(row["throughput_median"])
-    return {key: dict(sorted(one.items())) for key, one in found.items() if len(one) >= SIZES_MIN}
+    return {key: dict(sorted(row.items())) for key, row in result.items() if len(row) >= SIZES_MIN}
 
 
 def regret(
     measured: Mapping[int, float], estimated: Mapping[int, float], free_value: float
 ) -> float:
     """Return the share of work lost by the best size according to *estimated*."""
-    most = max(measured)
+    maximum = max(measured)
 
     def work(nodes: int, throughput: Mapping[int, float]) -> float:
-        per_node = max(one / size for size, one in throughput.items())
-        return throughput[nodes] / per_node + free_value * (most - nodes)
+        per_node = max(row / size for size, row in throughput.items())
+        return throughput[nodes] / per_node + free_value * (maximum - nodes)
 
     chosen = max(estimated, key=lambda nodes: work(nodes, estimated))
     best = max(work(nodes, measured) for nodes in measured)
@@ -85,7 +85,7 @@ def left_out(workload: str, measured: Mapping[int, float]) -> list[LeftOut]:
     """Return a row for each size."""
     rows: list[LeftOut] = []
     for nodes, throughput in measured.items():
-        rest = {size: one for size, one in measured.items() if size != nodes}
+        rest = {size: row for size, row in measured.items() if size != nodes}
         estimate = scaling_curve(list(rest.items())).estimates([nodes])[0]
         place = "between" if min(rest) < nodes < max(rest) else "outside"
         place = "beyond twice" if nodes > 2 * max(rest) else place
@@ -103,10 +103,10 @@ def left_out(workload: str, measured: Mapping[int, float]) -> list[LeftOut]:
 def section(rows: Sequence[LeftOut]) -> str:
     cells = [
         (
-            one.workload, str(one.nodes), one.place, f"{one.error:+.1%}", "yes" if one.is_within else "no",
-            f"{one.regret:.1%}",
+            row.workload, str(row.nodes), row.place, f"{row.error:+.1%}", "yes" if row.is_within else "no",
+            f"{row.regret:.1%}",
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "workload",
@@ -116,23 +116,23 @@ def section(rows: Sequence[LeftOut]) -> str:
         "within its 90 %",
         "regret",
     )
-    llm = [one for one in rows if one.workload == " ".join(LLM)]
-    inside = [one for one in llm if one.place == "between"]
-    others = [one for one in rows if one.place == "between" and one not in inside]
+    llm = [row for row in rows if row.workload == " ".join(LLM)]
+    inside = [row for row in llm if row.place == "between"]
+    others = [row for row in rows if row.place == "between" and row not in inside]
     summary = (
-        f"{' '.join(LLM)}, sizes between others: error at most {max(abs(one.error) for one in inside):.1%} (target {ERROR_WANTED:.0%}), regret at most "
-        f"{max(one.regret for one in inside):.1%} (target {REGRET_WANTED:.0%}). All its sizes: regret at most {max(one.regret for one in llm):.1%}. "
-        f"The other workloads have three sizes each, so two remain: error up to {max(abs(one.error) for one in others):.0%} between them. "
-        f"{sum(one.is_within for one in rows)} of {len(rows)} rows are within their interval."
+        f"{' '.join(LLM)}, sizes between others: error at most {max(abs(row.error) for row in inside):.1%} (target {ERROR_WANTED:.0%}), regret at most "
+        f"{max(row.regret for row in inside):.1%} (target {REGRET_WANTED:.0%}). All its sizes: regret at most {max(row.regret for row in llm):.1%}. "
+        f"The other workloads have three sizes each, so two remain: error up to {max(abs(row.error) for row in others):.0%} between them. "
+        f"{sum(row.is_within for row in rows)} of {len(rows)} rows are within their interval."
     )
     return "\n\n".join(["## Real: sizes of a gang", TEXT, table(heads, cells), summary])
 
 
 def scaling_section() -> str:
     """Return the section of the published page. Raises OSError if the recordings are missing."""
-    found = throughputs()
-    keys = [LLM, *(key for key in sorted(found) if key != LLM)]
-    return section([row for key in keys for row in left_out(" ".join(key), found[key])])
+    result = throughputs()
+    keys = [LLM, *(key for key in sorted(result) if key != LLM)]
+    return section([row for key in keys for row in left_out(" ".join(key), result[key])])
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ NEEDS = WorkloadNeeds(
 )
 TEXT = f"""\
 An aggregator runs in process at some midnights of a world (2 of `quarter`, 3 of `nvl72`). For {WATCHED_SECONDS / 60:g} minutes it receives
-data from all hosts that are up, and before that for {EARLIER_SECONDS / 60:g} minutes at some earlier hours ({"; ".join(f"`{name}`: {', '.join(f'{each:g}' for each in hours)}" for name, _, _, hours in PLACED)}).
+data from all hosts that are up, and before that for {EARLIER_SECONDS / 60:g} minutes at some earlier hours ({"; ".join(f"`{name}`: {', '.join(f'{hour:g}' for hour in hours)}" for name, _, _, hours in PLACED)}).
 A real service receives data all the time; this is what the time for the test allows.
 
 - The planner has the aggregator's hazards, speeds and states. A model trained on the faults that ended before gives the
@@ -178,11 +178,11 @@ def true_rates(world: World, now: float, hours: float) -> Floats:
     shape = world.settings.frailty.shape
     shares = named_random(world.seed, "frailty").gamma(shape, 1.0 / shape, count)
     rate = 0.0
-    for each in world.settings.active_classes(scenario):
-        if each.kills and each.per in ("gpu_hour", "port_hour", "host_hour"):
-            units = GPUS if each.per != "host_hour" else 1
-            rate += each.rate * scenario.rate_factor * units
-    found = np.asarray(rate * count * shares / shares.sum(), dtype=np.float64)
+    for fault_class in world.settings.active_classes(scenario):
+        if fault_class.kills and fault_class.per in ("gpu_hour", "port_hour", "host_hour"):
+            units = GPUS if fault_class.per != "host_hour" else 1
+            rate += fault_class.rate * scenario.rate_factor * units
+    result = np.asarray(rate * count * shares / shares.sum(), dtype=np.float64)
     after = world.settings.after_return
     starts = np.array([0.0, *after.until_days[:-1]])
     ends = np.array(after.until_days)
@@ -190,32 +190,38 @@ def true_rates(world: World, now: float, hours: float) -> Floats:
     classes = schedule.classes
     cause_class = class_by_cause(world)
     for host, downtimes in schedule.downtimes_by_host.items():
-        back = [one for one in downtimes if one.end <= now and one.cause in cause_class]
         back = [
-            one
-            for one in back
-            if cause_class[one.cause].ends in ("repair", "restart")
-            and cause_class[one.cause].per not in SHARED_PLACES
-            and cause_class[one.cause].sort == "faults"
+            downtime
+            for downtime in downtimes
+            if downtime.end <= now and downtime.cause in cause_class
+        ]
+        back = [
+            downtime
+            for downtime in back
+            if cause_class[downtime.cause].ends in ("repair", "restart")
+            and cause_class[downtime.cause].per not in SHARED_PLACES
+            and cause_class[downtime.cause].sort == "faults"
         ]
         if back:
             since = (now - back[-1].end) / DAY
             until = since + hours / 24.0
             overlap = np.maximum(np.minimum(ends, until) - np.maximum(starts, since), 0.0)
-            found[host] += float(overlap @ per_day) / hours
+            result[host] += float(overlap @ per_day) / hours
     rows = schedule.rows
-    kills = np.array([each.kills for each in classes])[rows["cls"]]
+    kills = np.array([fault_class.kills for fault_class in classes])[rows["cls"]]
     under_way = kills & (rows["begin"] <= now) & (rows["end"] > now)
     for row in rows[under_way]:
         if row["begin"] + row["onset"] < now + hours * HOUR:
-            found[int(row["host"])] += 1.0 / hours
-    return found
+            result[int(row["host"])] += 1.0 / hours
+    return result
 
 
 def of_class(world: World, names: Sequence[str]) -> Flags:
     """Return which rows of the schedule belong to the classes *names*."""
     schedule = world.schedule
-    return np.asarray(np.isin([one.name for one in schedule.classes], names)[schedule.rows["cls"]])
+    return np.asarray(
+        np.isin([fault_class.name for fault_class in schedule.classes], names)[schedule.rows["cls"]]
+    )
 
 
 def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
@@ -223,7 +229,7 @@ def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
     *spans* (begin, end).
     """
     schedule = world.schedule
-    found = np.zeros(schedule.hosts, dtype=bool)
+    result = np.zeros(schedule.hosts, dtype=bool)
     rows = schedule.rows[of_class(world, SLOW_AT_CLOCK)]
     slow = {int(row["host"]): float(row["begin"]) for row in rows}
     larger: dict[int, list[tuple[float, float]]] = {}
@@ -235,10 +241,10 @@ def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
             continue
         for host in inside:
             hidden = any(begin < job.end and end > job.begin for begin, end in larger.get(host, ()))
-            begun = max(job.begin, slow[host])
-            both = max(min(job.end, end) - max(begun, begin) for begin, end in spans)
-            found[host] |= not hidden and both >= TOLD_SECONDS
-    return found
+            slow_since = max(job.begin, slow[host])
+            both = max(min(job.end, end) - max(slow_since, begin) for begin, end in spans)
+            result[host] |= not hidden and both >= TOLD_SECONDS
+    return result
 
 
 def true_speeds(world: World, now: float, hours: float, hidden: Flags | None = None) -> Floats:
@@ -250,7 +256,7 @@ def true_speeds(world: World, now: float, hours: float, hidden: Flags | None = N
     """
     schedule = world.schedule
     rows = schedule.rows
-    of_host = ~np.isin([each.per for each in schedule.classes], PER_JOB)[rows["cls"]]
+    of_host = ~np.isin([fault_class.per for fault_class in schedule.classes], PER_JOB)[rows["cls"]]
     standing = of_host & (rows["begin"] <= now) & (rows["end"] > now)
     if hidden is not None:
         hosts_of = np.where(of_host, rows["host"], 0)
@@ -277,14 +283,18 @@ def fault_table(world: World, until_seconds: float) -> FaultTable:
     """Return the faults that took a host away, as in a record until *until_seconds*."""
     schedule = world.schedule
     of_cause = class_by_cause(world)
-    found = [
-        (one.host, one.begin / DAY, one.end / DAY if one.end <= until_seconds else np.inf)
-        for one in schedule.downtimes
-        if one.begin < until_seconds
-        and one.cause in of_cause
-        and of_cause[one.cause].sort == "faults"
+    result = [
+        (
+            downtime.host,
+            downtime.begin / DAY,
+            downtime.end / DAY if downtime.end <= until_seconds else np.inf,
+        )
+        for downtime in schedule.downtimes
+        if downtime.begin < until_seconds
+        and downtime.cause in of_cause
+        and of_cause[downtime.cause].sort == "faults"
     ]
-    node, start, end = np.array(found).T.reshape(3, -1)
+    node, start, end = np.array(result).T.reshape(3, -1)
     return FaultTable(
         tuple(world.names), node.astype(np.intp), start, end, np.ones(node.size, dtype=bool), until_seconds / DAY
     )  # fmt: skip
@@ -362,7 +372,7 @@ def gain(
     lost = lost_time(needs, gang * GPUS)
     base = base_table(world)
     nobody = np.zeros(len(base), dtype=bool)
-    found: list[list[float]] = []
+    result: list[list[float]] = []
     for day in days:
         now = day * DAY
         judged = judged_numbers(world, now, earlier_hours, watched)
@@ -374,7 +384,9 @@ def gain(
         control = HostNumbers(judged.hazard[mixed], judged.speed[mixed], judged.excluded[mixed])
         true_table = with_numbers(base, truth)
         heard = [(now, begins)]
-        heard += [(now - one * HOUR, now - one * HOUR + EARLIER_SECONDS) for one in earlier_hours]
+        heard += [
+            (now - hour * HOUR, now - hour * HOUR + EARLIER_SECONDS) for hour in earlier_hours
+        ]
         known = [
             truth.speed,
             *(
@@ -382,19 +394,19 @@ def gain(
                 for spans in (heard, [(0.0, begins)])
             ),
         ]
-        by = judged, truth, control, *(replace(judged, speed=one) for one in known)
-        tables = [base, *(with_numbers(base, one) for one in by)]
+        by = judged, truth, control, *(replace(judged, speed=speed) for speed in known)
+        tables = [base, *(with_numbers(base, numbers) for numbers in by)]
         for _ in range(draws):
             free = np.zeros(len(base), dtype=bool)
             free[free_hosts(world, begins, round(POOL_SHARE * gang), source)] = True
             row: list[float] = []
-            for each in tables:
-                chosen = planner.plan(each, Candidates(free), needs)[0].nodes
+            for nodes in tables:
+                chosen = planner.plan(nodes, Candidates(free), needs)[0].nodes
                 members = planner.members_of(true_table, chosen)
                 row.append(price(members, lost, GANG_HOURS).total.value)
-            found.append(row)
-    means = [float(one) for one in np.mean(found, axis=0)]
-    return SimulatedGain(world.scenario.name, gang, len(found), lost.gross_gpu_hours, *means)
+            result.append(row)
+    means = [float(value) for value in np.mean(result, axis=0)]
+    return SimulatedGain(world.scenario.name, gang, len(result), lost.gross_gpu_hours, *means)
 
 
 def simulated_section(seed: int) -> str:
@@ -404,17 +416,17 @@ def simulated_section(seed: int) -> str:
     ]
     cells = [
         (
-            f"`{one.scenario}`", str(one.gang), str(one.gangs), f"{one.gpu_hours:,.0f}",
-            *(f"{each:,.0f}" for each in (one.blind, one.planned, one.oracle)),
-            f"{one.share(one.planned):.0%}",
-            *(f"{one.share(each):.0%}" for each in (one.seen_when_heard, one.seen_ever, one.speeds_known, one.control)),
+            f"`{row.scenario}`", str(row.gang), str(row.gangs), f"{row.gpu_hours:,.0f}",
+            *(f"{value:,.0f}" for value in (row.blind, row.planned, row.oracle)),
+            f"{row.share(row.planned):.0%}",
+            *(f"{row.share(value):.0%}" for value in (row.seen_when_heard, row.seen_ever, row.speeds_known, row.control)),
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "fleet", "hosts of a gang", "gangs", "GPU-hours of one", "lost: blind", "plan", "oracle", "share of the oracle's gain", "detectable while observed", "ever detectable", "with true speeds", "control",
     )  # fmt: skip
-    missed = [f"`{one.scenario}`" for one in rows if one.share(one.planned) < WANTED]
+    missed = [f"`{row.scenario}`" for row in rows if row.share(row.planned) < WANTED]
     summary = f"Target: {WANTED:.0%} of the oracle's gain, {'missed in ' + ' and '.join(missed) if missed else 'met'}. Seed {seed}."
     if missed:
         summary += f"\n\n{REASON}"

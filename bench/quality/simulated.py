@@ -69,11 +69,11 @@ def section(
 
 def planned(world: World, plan: RunPlan) -> Iterator[SimulatedCase]:
     """Yield the cases to judge."""
-    sorts = {each.name: each.sort for each in world.schedule.classes}
+    sorts = {fault_class.name: fault_class.sort for fault_class in world.schedule.classes}
     for episode in fault_episodes(world, plan.per_class):
         yield _around(world, episode, sorts[episode.class_name])
-    for one in random_spans(world, plan.hours):
-        yield SimulatedCase("", "", -1, one.weight, one.hosts, one.begin, one.end)
+    for span in random_spans(world, plan.hours):
+        yield SimulatedCase("", "", -1, span.weight, span.hosts, span.begin, span.end)
 
 
 def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
@@ -123,19 +123,21 @@ def judged(
     """Return the scores of *cases*, in their order. *processes*: None for one per core."""
     global _work
     _work = world, cases
-    before = {at: pieces.read(at) for at in range(len(cases))} if pieces else {}
-    done: dict[int, Score] = {at: one for at, one in before.items() if one is not None}
+    before = {index: pieces.read(index) for index in range(len(cases))} if pieces else {}
+    done: dict[int, Score] = {name: score for name, score in before.items() if score is not None}
     # The longest first, so that the last processes end together.
-    order = sorted({*range(len(cases))} - done.keys(), key=lambda at: (-_size(cases[at]), at))
-    whole, size = sum(map(_size, cases)), sum(_size(cases[at]) for at in done)
+    order = sorted(
+        {*range(len(cases))} - done.keys(), key=lambda index: (-_size(cases[index]), index)
+    )
+    whole, size = sum(map(_size, cases)), sum(_size(cases[index]) for index in done)
     with multiprocessing.get_context("fork").Pool(processes or os.cpu_count()) as pool:
-        for at, one in pool.imap_unordered(_judge, order):
-            done[at] = one
+        for index, score in pool.imap_unordered(_judge, order):
+            done[index] = score
             if pieces:
-                pieces.write(at, one)
-            size += _size(cases[at])
+                pieces.write(index, score)
+            size += _size(cases[index])
             progress("judging the world", size / whole)
-    return [done[at] for at in range(len(cases))]
+    return [done[index] for index in range(len(cases))]
 
 
 def _size(case: SimulatedCase) -> float:

@@ -38,9 +38,9 @@ SLOW_RATIO = 0.90
 def policy_alone(present: FleetView) -> Iterator[Cry]:
     """Yield the deterministic faults of the policy table, at once and without any model."""
     for rule in DETERMINISTIC:
-        for one in rule(present):
-            if one.host_state in _GRAVE:
-                yield _cry(present, one.host, "policy", one.device)
+        for evidence in rule(present):
+            if evidence.host_state in _GRAVE:
+                yield _cry(present, evidence.host, "policy", evidence.device)
 
 
 def thresholds(present: FleetView) -> Iterator[Cry]:
@@ -56,8 +56,8 @@ def thresholds(present: FleetView) -> Iterator[Cry]:
         ("nvlink_10s_changes", "crc_errors", 10.0 * NVLINK_CRC_PER_SECOND),
         ("nvlink_10s_changes", "replay_errors", 0.1),
     )
-    for table, column, least in counted:  # within about ten seconds
-        rows, _ = present.counting(table, column, least)
+    for table, column, minimum in counted:  # within about ten seconds
+        rows, _ = present.counting(table, column, minimum)
         yield from _cries(present, table, rows.tolist())
     for column in ("remap_pending_state", "remap_failed_state"):
         rows = present.where("gpu_10s_changes", column, lambda cells: cells > 0)

@@ -38,14 +38,14 @@ def advice(run: SimulatedRun) -> str:
     """Return the table of false advice, and its causes."""
     kinds: list[tuple[str, Wanted]] = [
         ("**drains, all**", is_drain),
-        ("- the host had nothing", lambda one: is_drain(one) and not one.about),
-        ("- the host had a look-alike", lambda one: is_drain(one) and bool(one.about) and not one.is_mistold),
-        ("- its reporting was wrong", lambda one: is_drain(one) and one.is_mistold),
-        ("drains of a host with a fault, for another reason", lambda one: one.what == "astray"),
-        ("drains of single hosts for what they share", lambda one: one.what == "alone"),
-        ("AVOID", lambda one: one.what == "avoid"),
-        ("INSPECT and the like", lambda one: one.what == "look"),
-        ("a shared cause that no two of its hosts share", lambda one: one.what == "cause"),
+        ("- the host had nothing", lambda wrong: is_drain(wrong) and not wrong.about),
+        ("- the host had a look-alike", lambda wrong: is_drain(wrong) and bool(wrong.about) and not wrong.is_mistold),
+        ("- its reporting was wrong", lambda wrong: is_drain(wrong) and wrong.is_mistold),
+        ("drains of a host with a fault, for another reason", lambda wrong: wrong.what == "astray"),
+        ("drains of single hosts for what they share", lambda wrong: wrong.what == "alone"),
+        ("AVOID", lambda wrong: wrong.what == "avoid"),
+        ("INSPECT and the like", lambda wrong: wrong.what == "look"),
+        ("a shared cause that no two of its hosts share", lambda wrong: wrong.what == "cause"),
     ]  # fmt: skip
     rows = [
         [name, str(rate.count), _rate_text(rate), *_around(run, wanted)]
@@ -56,7 +56,7 @@ def advice(run: SimulatedRun) -> str:
         "advice for a host without a fault, or with another one", "in the hours", "a 1,000 node-days", "around causes",
         "weighted by frequency, a 1,000 node-days",
     ]  # fmt: skip
-    days = number(sum(one.days for one in run.sampled()))
+    days = number(sum(score.days for score in run.sampled()))
     text = f"""The budget was fixed before any tuning: **{BUDGET:g} false drain a 1,000 node-days** in all. The result: {_rate_text(rate_of(run, is_drain))}.
 {verdict(run)}
 
@@ -72,7 +72,7 @@ def advice(run: SimulatedRun) -> str:
   end is in proportion to that number. The rate of hours with any false drain needs no such assumption. It has Garwood's exact interval: {_hours_text(run)}.
 - Service limits how many hosts may be out at once; these hours do not. The judge meets a new fleet each hour, so a lasting error counts more often than in
   service. Advice that waits longer than an hour is not seen.
-- *Around causes*: {number(sum(one.days for one in run.fault_scores()))} node-days more, of gangs and racks around causes. Rare classes have as many as common ones, so false drains appear here first.
+- *Around causes*: {number(sum(score.days for score in run.fault_scores()))} node-days more, of gangs and racks around causes. Rare classes have as many as common ones, so false drains appear here first.
   The limits of service apply: {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have advice of the same or a higher severity at once. This includes AVOID. A judge that blames a
   whole gang is therefore seen to blame no more than these. The last column weighs each episode by the number of causes that it represents. It has no useful upper end: one more
   false drain beside the commonest class would be {number(_largest(run) * 1000.0 / run.node_days)}."""
@@ -96,8 +96,8 @@ def is_drain(one: Wrong) -> bool:
 
 def rate_of(run: SimulatedRun, wanted: Wanted) -> Rate:
     """Return the rate of *wanted* advice about hosts without a fault."""
-    counts = [_count(one, wanted) for one in run.sampled()]
-    days = sum(one.days for one in run.sampled())
+    counts = [_count(score, wanted) for score in run.sampled()]
+    days = sum(score.days for score in run.sampled())
     if not days:
         return Rate(0, nan, 0.0, inf)
     together = max([*counts, TOGETHER_MAX])
@@ -109,8 +109,8 @@ def rate_of(run: SimulatedRun, wanted: Wanted) -> Rate:
 def _hours_text(run: SimulatedRun) -> str:
     """Return how many hours had a false drain, and the frequency of such hours."""
     hours = run.sampled()
-    some = sum(_count(one, is_drain) > 0 for one in hours)
-    days = sum(one.days for one in hours)
+    some = sum(_count(hour, is_drain) > 0 for hour in hours)
+    days = sum(hour.days for hour in hours)
     if not days:
         return "no hour was played"
     scale = 1000.0 / days
@@ -120,7 +120,7 @@ def _hours_text(run: SimulatedRun) -> str:
 
 
 def _count(score: Score, wanted: Wanted) -> int:
-    return sum(one.by == JUDGE and wanted(one) for one in score.wrong)
+    return sum(wrong.by == JUDGE and wanted(wrong) for wrong in score.wrong)
 
 
 def _rate_text(rate: Rate) -> str:
@@ -130,7 +130,7 @@ def _rate_text(rate: Rate) -> str:
 def drains_text(run: SimulatedRun) -> str:
     """Return false drains of the hours, and their rate."""
     rate = rate_of(run, is_drain)
-    return f"{rate.count} seen in {number(sum(one.days for one in run.sampled()))} node-days, {_rate_text(rate)} a 1,000"
+    return f"{rate.count} seen in {number(sum(score.days for score in run.sampled()))} node-days, {_rate_text(rate)} a 1,000"
 
 
 def verdict(run: SimulatedRun) -> str:
@@ -140,7 +140,7 @@ def verdict(run: SimulatedRun) -> str:
         return "**Not met.**"
     if rate.high <= BUDGET:
         return f"**Met**, also at the upper end, if no more than {rate.together} come together."
-    days = sum(one.days for one in run.sampled()) / max(len(run.sampled()), 1)
+    days = sum(score.days for score in run.sampled()) / max(len(run.sampled()), 1)
     none_bound = intervals.weighted_rate([], TOGETHER_MAX)[1]
     enough = ceil(none_bound * 1000.0 / BUDGET / days) if days else 0
     return (
@@ -151,24 +151,26 @@ def verdict(run: SimulatedRun) -> str:
 
 def _around(run: SimulatedRun, wanted: Wanted) -> tuple[str, str]:
     """Return the count around causes, and its rate, weighted by the number of causes per episode."""
-    counts = [(_count(one, wanted), one.weight) for one in run.fault_scores()]
+    counts = [(_count(score, wanted), score.weight) for score in run.fault_scores()]
     weighted_count = sum(count * weight for count, weight in counts)
     return str(sum(count for count, _ in counts)), number(weighted_count * 1000.0 / run.node_days)
 
 
 def _largest(run: SimulatedRun) -> float:
     """Return the number of causes that an episode of the commonest class represents."""
-    return max((one.weight for one in run.fault_scores()), default=0.0)
+    return max((score.weight for score in run.fault_scores()), default=0.0)
 
 
 def _causes_table(run: SimulatedRun) -> str:
     """Return the table of reasons of false drains, with the cause nearby and the first message."""
     kinds: Counter[tuple[str, str, str]] = Counter()
     texts: dict[tuple[str, str, str], str] = {}
-    for one in run.scores:
-        for wrong in one.wrong:
+    for score in run.scores:
+        for wrong in score.wrong:
             if is_drain(wrong):
-                where = f"around `{one.class_name}`" if one.class_name else "an hour of the fleet"
+                where = (
+                    f"around `{score.class_name}`" if score.class_name else "an hour of the fleet"
+                )
                 kind = wrong.rule, ", ".join(wrong.about) or "nothing", where
                 kinds[kind] += 1
                 texts[kind] = min(texts.get(kind, wrong.message), wrong.message)
@@ -201,12 +203,12 @@ def _passing(run: SimulatedRun) -> str:
     for kind in KINDS:
         counts: Counter[str] = Counter()
         grave = 0
-        for one in run.sampled():
-            for (what, rule, state), count in one.named_in_passing.items():
+        for score in run.sampled():
+            for (what, rule, state), count in score.named_in_passing.items():
                 if what == kind:
                     counts[f"{rule} {state.name}"] += count
                     grave += count * (state in BLAMED)
-        times = sum(one.passed[kind] for one in run.sampled())
+        times = sum(score.passed[kind] for score in run.sampled())
         # An event may have two findings.
         rows.append([kind, f"{times:,}", _counted(counts), percent(min(grave, times), times)])
     text = (
@@ -232,16 +234,23 @@ def reporting(run: SimulatedRun) -> str:
 
 def _host_counts(run: SimulatedRun, sort: str) -> str:
     rows = []
-    for each, scores in run.of_sort(sort):
-        said: Counter[str] = Counter()
-        for one in scores:
-            for (rule, state), count in one.named.items():
-                said[f"{rule} {state.name}"] += count
-        counts = [_of_class(scores, each.name, what) for what in ("name", "drain", "avoid")]
-        hosts = sum(one.hosts for one in scores)
-        minutes = number(sum(one.steps for one in scores) * STEP_SECONDS / 60.0)
+    for fault_class, scores in run.of_sort(sort):
+        reported: Counter[str] = Counter()
+        for score in scores:
+            for (rule, state), count in score.named.items():
+                reported[f"{rule} {state.name}"] += count
+        counts = [_of_class(scores, fault_class.name, what) for what in ("name", "drain", "avoid")]
+        hosts = sum(score.hosts for score in scores)
+        minutes = number(sum(score.steps for score in scores) * STEP_SECONDS / 60.0)
         rows.append(
-            [f"`{each.name}`", str(len(scores)), minutes, str(hosts), _counted(said), *counts]
+            [
+                f"`{fault_class.name}`",
+                str(len(scores)),
+                minutes,
+                str(hosts),
+                _counted(reported),
+                *counts,
+            ]
         )
     head = ["class", "episodes", "minutes watched", "hosts", "findings, and on how many hosts"]
     head += [
@@ -252,13 +261,13 @@ def _host_counts(run: SimulatedRun, sort: str) -> str:
 
 def _of_class(scores: Sequence[Score], name: str, what: str) -> str:
     """Return the count of *what* (for names: of hosts), and the number of episodes with it."""
-    found = [
+    result = [
         [
-            one.host
-            for one in each.wrong
-            if one.by == JUDGE and one.what == what and name in one.about
+            wrong.host
+            for wrong in fault_class.wrong
+            if wrong.by == JUDGE and wrong.what == what and name in wrong.about
         ]
-        for each in scores
+        for fault_class in scores
     ]
-    times = [len({*hosts} if what == "name" else hosts) for hosts in found]
+    times = [len({*hosts} if what == "name" else hosts) for hosts in result]
     return f"{sum(times)}; {counted(sum(map(bool, times)), len(times))}"

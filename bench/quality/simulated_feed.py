@@ -214,9 +214,12 @@ class SimulatedAggregator:
         for event in [*self._observer.events(machine.state, judged, self._fleet.gpus)]:
             instructions += machine.step(event)
         instructions += machine.step(Tick(step.now_ns))
-        for one in instructions:
-            if isinstance(one, Publish) and one.advisory.state is AdvisoryState.PROPOSED:
-                self._proposed(one.advisory, step.seconds)
+        for instruction in instructions:
+            if (
+                isinstance(instruction, Publish)
+                and instruction.advisory.state is AdvisoryState.PROPOSED
+            ):
+                self._proposed(instruction.advisory, step.seconds)
 
     def _proposed(self, one: Advisory, seconds: float) -> None:
         what = one.action, one.hosts

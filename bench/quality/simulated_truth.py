@@ -72,23 +72,25 @@ class GroundTruth:
         near = np.flatnonzero(selected)
         near = near[np.isin(rows["host"][near], np.array(hosts))]
         host_counts = np.bincount(rows["cause"]) if near.size else np.zeros(0, np.int64)
-        found = (_true_fault(world, row, int(host_counts[int(row["cause"])])) for row in rows[near])
-        self.faults = tuple(one for one in found if one.reportable_until >= begin)
+        result = (
+            _true_fault(world, row, int(host_counts[int(row["cause"])])) for row in rows[near]
+        )
+        self.faults = tuple(fault for fault in result if fault.reportable_until >= begin)
         self.by_host: dict[str, list[TrueFault]] = {}
-        for one in self.faults:
-            self.by_host.setdefault(one.host, []).append(one)
+        for fault in self.faults:
+            self.by_host.setdefault(fault.host, []).append(fault)
 
     def has(self, host: str) -> bool:
         return host in self._observed_hosts
 
     def of_cause(self, cause: int) -> tuple[TrueFault, ...]:
         """Return the faults of *cause* on these hosts."""
-        return tuple(one for one in self.faults if one.cause == cause)
+        return tuple(fault for fault in self.faults if fault.cause == cause)
 
     def active_faults(self, host: str, seconds: float, sort: str) -> list[TrueFault]:
         """Return the faults of *sort* that were active on *host*, or recently."""
-        found = self.by_host.get(host, ())
-        return [one for one in found if one.each.sort == sort and one.is_active(seconds)]
+        result = self.by_host.get(host, ())
+        return [fault for fault in result if fault.each.sort == sort and fault.is_active(seconds)]
 
     def is_ill(self, host: str, seconds: float) -> bool:
         """Return whether *host* had an active or recent fault."""
@@ -96,8 +98,10 @@ class GroundTruth:
 
     def share_a_cause(self, hosts: Sequence[str], seconds: float) -> bool:
         """Return whether one active or recent fault affected two of *hosts*."""
-        causes = [{it.cause for it in self.active_faults(one, seconds, "faults")} for one in hosts]
-        return any(one & other for one, other in combinations(causes, 2))
+        causes = [
+            {fault.cause for fault in self.active_faults(host, seconds, "faults")} for host in hosts
+        ]
+        return any(first & other for first, other in combinations(causes, 2))
 
     def victims(self, faults: Sequence[TrueFault]) -> set[str]:
         """Return the hosts that waited for *faults* within this span and had no fault themselves.
@@ -107,12 +111,12 @@ class GroundTruth:
         if EFFECTS[faults[0].each.name] is no_effect:
             return set()
         begin = max(faults[0].begin, self._begin)
-        end = min(self._end, max(one.end for one in faults))
+        end = min(self._end, max(fault.end for fault in faults))
         end = min(end, self.dies(faults))
         jobs = [job for job in self._jobs(faults) if max(job.begin, begin) < min(job.end, end)]
-        found = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}
-        ill = {one.host for one in self.faults if one.each.sort == "faults"}
-        return {self._names[host] for host in found} - ill
+        result = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}
+        ill = {fault.host for fault in self.faults if fault.each.sort == "faults"}
+        return {self._names[host] for host in result} - ill
 
     def dies(self, faults: Sequence[TrueFault]) -> float:
         """Return when a job died of the cause of *faults*; infinite for never."""
@@ -122,7 +126,7 @@ class GroundTruth:
     def _jobs(self, faults: Sequence[TrueFault]) -> list[SimulatedJob]:
         schedule = self._world.schedule
         numbers = {
-            n for one in faults for n in schedule.jobs_by_host.get(self._index[one.host], [])
+            n for fault in faults for n in schedule.jobs_by_host.get(self._index[fault.host], [])
         }
         return [schedule.jobs[number] for number in sorted(numbers)]
 
@@ -136,15 +140,15 @@ class GroundTruth:
     def undisturbed(self, times: Seconds, *but: str) -> frozenset[str]:
         """Return the hosts without a fault or a cause of the sorts *but* at all *times*."""
         return frozenset(
-            one for one in self._observed_hosts if self._is_healthy(one, times, *but).all()
+            host for host in self._observed_hosts if self._is_healthy(host, times, *but).all()
         )
 
     def _is_healthy(self, host: str, times: Seconds, *but: str) -> Flags:
         """Return when *host* was present without a fault or a cause of the sorts *but*."""
         is_healthy = np.ones(times.shape, bool)
-        for one in self.by_host.get(host, ()):
-            if one.each.sort in ("faults", *but):
-                is_healthy &= ~((times >= one.begin) & (times <= one.reportable_until))
+        for fault in self.by_host.get(host, ()):
+            if fault.each.sort in ("faults", *but):
+                is_healthy &= ~((times >= fault.begin) & (times <= fault.reportable_until))
         for away in self._world.schedule.downtimes_by_host.get(self._index[host], []):
             is_healthy &= ~((times >= away.begin) & (times < away.end))
         return is_healthy
@@ -159,16 +163,16 @@ class GroundTruth:
 
 
 def _true_fault(world: World, row: np.void, host_counts: int) -> TrueFault:
-    each = world.schedule.classes[int(row["cls"])]
+    fault_class = world.schedule.classes[int(row["cls"])]
     machine, begin = world.machines[int(row["host"])], float(row["begin"])
     return TrueFault(
         machine.name,
         int(row["cause"]),
-        each,
+        fault_class,
         begin,
         begin + float(row["onset"]),
         float(row["end"]),
-        _parts(machine.gpus, each, int(row["part"])),
+        _parts(machine.gpus, fault_class, int(row["part"])),
         host_counts > 1,
     )
 
@@ -185,5 +189,7 @@ def _parts(gpus: Sequence[str], each: FaultClass, part: int) -> tuple[str, ...]:
 
 def node_days(world: World) -> float:
     """Return the days for which the hosts of *world* were present."""
-    away = sum(min(one.end, world.seconds) - one.begin for one in world.schedule.downtimes)
+    away = sum(
+        min(downtime.end, world.seconds) - downtime.begin for downtime in world.schedule.downtimes
+    )
     return (world.scenario.hosts * world.seconds - away) / 86400.0

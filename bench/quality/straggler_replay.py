@@ -53,7 +53,9 @@ class SentTable:
         self._ints = np.frombuffer(self.block.cells, np.uint64).reshape(shape)
         self._floats = self._ints.view(np.float64)
         self._valid = np.frombuffer(self.block.valid, np.uint8).reshape(shape)
-        self._columns = {s.column: (at, s.kind is Kind.GAUGE) for at, s in enumerate(TABLES[name])}
+        self._columns = {
+            s.column: (index, s.kind is Kind.GAUGE) for index, s in enumerate(TABLES[name])
+        }
 
     def put(self, **values: float | Floats) -> None:
         for name, value in values.items():
@@ -104,7 +106,9 @@ class Reader:
         power = episode.watts * noise
         if not plan.has_gpm:  # the driver's mean of a second
             kernel = np.ones(bsp.SLOTS_PER_SECOND) / bsp.SLOTS_PER_SECOND
-            power = np.apply_along_axis(lambda one: np.convolve(one, kernel)[: one.size], 0, power)
+            power = np.apply_along_axis(
+                lambda column: np.convolve(column, kernel)[: column.size], 0, power
+            )
         delay = episode.delay_slots + (not plan.has_gpm)
         power = np.round(np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]]), 1)
         each = by_second(power)
@@ -246,17 +250,17 @@ class Agent:
             telemetry_pb2.Device(
                 kind="gpu",
                 key=key,
-                attributes={"name": "H100", "pci_address": f"0000:{at:02x}:00.0"},
+                attributes={"name": "H100", "pci_address": f"0000:{index:02x}:00.0"},
             )
-            for at, key in enumerate(self.gpus)
+            for index, key in enumerate(self.gpus)
         ]
         fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
 
     def processes(self, state: str, second: int) -> Iterable[telemetry_pb2.HealthEvent]:
         """Yield the events of the ranks on the GPUs."""
-        for at, gpu in enumerate(self.gpus):
+        for index, gpu in enumerate(self.gpus):
             yield telemetry_pb2.HealthEvent(
-                event_id=f"/{gpu}//{4000 + at}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + at,
+                event_id=f"/{gpu}//{4000 + index}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + index,
                 boottime_ns=UPTIME_NS + second * SECOND_NS, last_boottime_ns=UPTIME_NS + second * SECOND_NS,
                 revision=1 + second, attributes={"state": state, "source": "slurm", "job_id": "77"},
             )  # fmt: skip
@@ -284,16 +288,16 @@ class Outcome:
     pace_lost: float = 0.0
 
     def is_named(self, host: int) -> bool:
-        told = self.of_host.get(host)
-        return told is not None and told.named >= 0.0
+        report = self.of_host.get(host)
+        return report is not None and report.named >= 0.0
 
     @property
     def wrong(self) -> list[int]:
         """Return the wrongly named hosts: without a fault, or before it."""
         culprits = self.plan.culprits if self.plan.kind in bsp.NODE_KINDS else ()
         return [
-            host for host, told in self.of_host.items()
-            if told.is_early or (told.named >= 0.0 and host not in culprits)
+            host for host, report in self.of_host.items()
+            if report.is_early or (report.named >= 0.0 and host not in culprits)
         ]  # fmt: skip
 
     @property
@@ -337,23 +341,23 @@ def judge_readings(reader: Reader) -> Outcome:
 
 def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
     for host, tracked in judged.tracked_symptoms.items():
-        for one in tracked.values():
-            worst = one.worst
-            if not one.active or worst.host_state is HealthState.HEALTHY:
+        for score in tracked.values():
+            worst = score.worst
+            if not score.active or worst.host_state is HealthState.HEALTHY:
                 continue
-            told = outcome.of_host.setdefault(host, Told())
-            told.rules.setdefault(worst.rule.name, float(second))
+            report = outcome.of_host.setdefault(host, Told())
+            report.rules.setdefault(worst.rule.name, float(second))
             reason = worst.rule.reason if worst.reason is None else worst.reason
             if worst.rule.name != NEW_HOST:
-                told.watched = second if told.watched < 0 else told.watched
+                report.watched = second if report.watched < 0 else report.watched
             if worst.host_state not in GRAVE and worst.speed >= 1.0:
                 continue
-            told.devices.add(worst.device)
+            report.devices.add(worst.device)
             if second >= outcome.plan.onset:
-                told.reasons.add(reason)
-                told.named = second if told.named < 0 else told.named
+                report.reasons.add(reason)
+                report.named = second if report.named < 0 else report.named
             else:
-                told.is_early = True
+                report.is_early = True
 
 
 def naive(reader: Reader) -> dict[str, set[int]]:

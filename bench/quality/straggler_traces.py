@@ -48,11 +48,11 @@ def replay(name: str, seed: int) -> Outcome:
     random = np.random.default_rng(seed)
     shares = np.zeros((slots, hosts, bsp.GPUS, bsp.STATES))
     order = random.permutation(hosts)  # without this a first host by chance would be right
-    for at in range(workers.size):
-        for gpu in range(at * per_worker, (at + 1) * per_worker):
+    for index in range(workers.size):
+        for gpu in range(index * per_worker, (index + 1) * per_worker):
             host, place = order[gpu // bsp.GPUS], gpu % bsp.GPUS
-            shares[:, host, place, bsp.COMPUTE] = compute[:slots, at]
-            shares[:, host, place, bsp.EXCHANGE] = exchange[:slots, at]
+            shares[:, host, place, bsp.COMPUTE] = compute[:slots, index]
+            shares[:, host, place, bsp.EXCHANGE] = exchange[:slots, index]
     busy = shares[..., bsp.COMPUTE]
     shares[..., bsp.EXCHANGE] = np.minimum(shares[..., bsp.EXCHANGE], 1 - busy)
     shares[..., bsp.WAIT] = 1 - busy - shares[..., bsp.EXCHANGE]
@@ -92,14 +92,14 @@ def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floa
     shift = np.array([offsets[step] for step in column["step"].tolist()])
     starts, ends = starts + shift, ends + shift
     edges = np.arange(0.0, begin + bsp.SLOT_SECONDS, bsp.SLOT_SECONDS)
-    found = []
+    result = []
     for which in (is_compute, is_exchange):
         shares = np.zeros((edges.size - 1, workers.size))
-        for at, worker in enumerate(workers.tolist()):
+        for index, worker in enumerate(workers.tolist()):
             mine = which & (column["rank"] == worker)
-            shares[:, at] = _covered(starts[mine], ends[mine], edges)
-        found.append(shares)
-    return found[0], found[1], begin
+            shares[:, index] = _covered(starts[mine], ends[mine], edges)
+        result.append(shares)
+    return result[0], result[1], begin
 
 
 def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
@@ -155,7 +155,7 @@ def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
 
 def rows(seed: int) -> list[list[str]]:
     """Return a row for each existing recording: the named hosts, and when."""
-    found = []
+    result = []
     outcomes: list[tuple[str, str, Outcome]] = [
         (f"trace {name}", "nobody" if name == "SE" else "", replay(name, seed))
         for name, path in TRACES.items() if (DATA / path).exists()
@@ -168,12 +168,12 @@ def rows(seed: int) -> list[list[str]]:
     for title, nobody, outcome in outcomes:
         wanted = nobody or f"host {outcome.plan.culprits[0]}"
         named = {host: told for host, told in outcome.of_host.items() if outcome.is_named(host)}
-        said = "; ".join(
+        output = "; ".join(
             f"host {host} after {told.named:.0f} s by {', '.join(rule for rule in told.rules if rule != 'host.new')}"
             for host, told in sorted(named.items())
         )
-        found.append([title, wanted, said or "nobody"])
-    return found
+        result.append([title, wanted, output or "nobody"])
+    return result
 
 
 if __name__ == "__main__":

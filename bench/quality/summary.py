@@ -16,8 +16,8 @@ def with_summary(page: str) -> str:
     existing summary.
     """
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
-    sections = [one for one in sections if not one.startswith(TITLE)]
-    return "".join([head, summary({_title(one): one for one in sections}), *sections])
+    sections = [section for section in sections if not section.startswith(TITLE)]
+    return "".join([head, summary({_title(section): section for section in sections}), *sections])
 
 
 def summary(sections: dict[str, str]) -> str:
@@ -96,25 +96,25 @@ def _delays(section: str) -> str:
 
 def _bullet(section: str, name: str) -> str:
     """Return the simulated section's short text about *name*, without the name."""
-    found = re.search(rf"^- \*\*{name}\*\*:? ?(.*(?:\n  .*)*)", section, flags=re.MULTILINE)
-    return " ".join(found[1].split()).removeprefix("in ") if found else ""
+    result = re.search(rf"^- \*\*{name}\*\*:? ?(.*(?:\n  .*)*)", section, flags=re.MULTILINE)
+    return " ".join(result[1].split()).removeprefix("in ") if result else ""
 
 
 def _drains(text: str) -> str:
     """Return the counted rate, the budget, and whether it is shown to be met."""
-    found = re.search(
+    result = re.search(
         r"(\d+) seen in ([\d,]+) node-days, (\S+ \[.+?\]) a 1,000; the budget is (\S+)\. \*\*(.+?)\*\*",
         text,
     )
-    if not found:
+    if not result:
         return ""
-    count, days, rate, budget, verdict = found.groups()
+    count, days, rate, budget, verdict = result.groups()
     return f"{count} in {days} node-days, {rate} per 1,000; budget {budget}: {verdict[0].lower()}{verdict[1:]}"
 
 
 def _captures(section: str) -> str:
-    found = re.search(r"\*\*(.+? false findings?)\*\* in ([\d.]+ host-hours)", section)
-    return f"{found[1]} in {found[2]}: too few hours to show how rare they are" if found else ""
+    result = re.search(r"\*\*(.+? false findings?)\*\* in ([\d.]+ host-hours)", section)
+    return f"{result[1]} in {result[2]}: too few hours to show how rare they are" if result else ""
 
 
 def _hazard(section: str) -> str:

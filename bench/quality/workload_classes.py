@@ -59,12 +59,12 @@ def unseen_jobs(model: ClassModel, seed: int) -> JudgedClasses:
 def kinds_table(judged: JudgedClasses) -> str:
     """Return the table of answers by kind of run."""
     rows = []
-    for at, name in enumerate(judged.names):
-        is_kind = judged.kind == at
+    for index, name in enumerate(judged.names):
+        is_kind = judged.kind == index
         given = is_kind & judged.answer.is_answer
         count, right = int(is_kind.sum()), int((given & judged.is_right).sum())
         wrong = int(given.sum()) - right
-        rows.append([name, judged.truth[at] or "none", str(count), str(right), str(wrong), f"{100 * (1 - given.sum() / count):.0f} %"])  # fmt: skip
+        rows.append([name, judged.truth[index] or "none", str(count), str(right), str(wrong), f"{100 * (1 - given.sum() / count):.0f} %"])  # fmt: skip
     return table(["job", "class", "runs", "right", "wrong", "unknown"], rows)
 
 

@@ -64,9 +64,9 @@ class AmdHost:
     def collector(self, name: str) -> Collector:
         """Return the collector of that name, created and started at the first call."""
         if name not in self.collectors:
-            made = self.collectors[name] = COLLECTORS[name](self.host.roots)
+            created = self.collectors[name] = COLLECTORS[name](self.host.roots)
             if name in NAMES:
-                made.start(self.published)  # type: ignore[arg-type]
+                created.start(self.published)  # type: ignore[arg-type]
         return self.collectors[name]
 
     def turn(self, name: str, seconds: float = 1.0) -> CollectResult:

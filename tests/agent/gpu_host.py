@@ -131,8 +131,8 @@ class GpuHost:
 
 def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
     """Return GPU -> column -> value of all blocks together."""
-    said: dict[str, dict[str, float | int | None]] = {}
+    result: dict[str, dict[str, float | int | None]] = {}
     for block in blocks:
         for row, key in enumerate(block.devices):
-            said.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
-    return said
+            result.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
+    return result

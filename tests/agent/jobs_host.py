@@ -53,11 +53,11 @@ class HandedClock:
 
 def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
     """Return device -> column -> value of all blocks together."""
-    said: dict[str, dict[str, float | int | None]] = {}
+    result: dict[str, dict[str, float | int | None]] = {}
     for block in blocks:
         for row, key in enumerate(block.devices):
-            said.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
-    return said
+            result.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
+    return result
 
 
 class JobsHost:
@@ -120,9 +120,9 @@ class JobsHost:
         shutil.rmtree(self.proc / str(pid))
 
     def collector(self, ranks: RankReader | None = None) -> GpuJobs:
-        made = GpuJobs(self.roots, self.clock, ranks)
-        made.start(EventPublisher(self.clock, self, lambda: None))
-        return made
+        gpu_jobs = GpuJobs(self.roots, self.clock, ranks)
+        gpu_jobs.start(EventPublisher(self.clock, self, lambda: None))
+        return gpu_jobs
 
     def put(self, event: HealthEvent) -> bool:
         """Take an event, like a sampler's channel to the daemon. False: full, the event is lost."""
@@ -136,8 +136,8 @@ class JobsHost:
 
     def told(self) -> list[HealthEvent]:
         """Return the events since the last call."""
-        told, self.events = self.events, []
-        return told
+        result, self.events = self.events, []
+        return result
 
     def list(self, *holdings: GpuProcess | int, gpus: Iterable[str] | None = None) -> None:
         """Set the driver's list; a number is a process on the first GPU with a gigabyte."""
@@ -166,8 +166,8 @@ class JobsHost:
         """Run turns until everything is reported; return the attributes of the last event."""
         for _ in range(3):
             self.turn(collector, *holdings)
-        told = self.told()
-        return dict(told[-1].attributes) if told else {}
+        result = self.told()
+        return dict(result[-1].attributes) if result else {}
 
     def counts(self, turn: CollectResult, gpu: str = GPU) -> dict[str, float | int | None]:
         """Return a GPU's columns."""

@@ -38,18 +38,18 @@ class Server:
         return self.connection.data_to_send()
 
     def messages(self, stream: int) -> list[bytes]:
-        body, found = bytes(self.bodies[stream]), []
+        body, result = bytes(self.bodies[stream]), []
         while body:
             assert body[0] == 0
             length = int.from_bytes(body[1:5], "big")
-            found.append(body[5 : 5 + length])
+            result.append(body[5 : 5 + length])
             body = body[5 + length :]
-        return found
+        return result
 
     def answer(self, stream: int, *parts: bytes | list[tuple[str, str]], end: bool = True) -> bytes:
         """Send headers (lists) and data (bytes) in order; the last ends the stream."""
-        for at, part in enumerate(parts):
-            last = end and at == len(parts) - 1
+        for index, part in enumerate(parts):
+            last = end and index == len(parts) - 1
             if isinstance(part, bytes):
                 self.connection.send_data(stream, part, end_stream=last)
             else:

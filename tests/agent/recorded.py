@@ -36,11 +36,11 @@ def read_tree(roots: Roots) -> Reading:
 
 def rows(reading: Reading, *tables: str) -> dict[str, Row]:
     """Return the values by device of several tables together."""
-    found: dict[str, Row] = {}
+    result: dict[str, Row] = {}
     for (table, device, column), value in reading.cells.items():
         if table in tables:
-            found.setdefault(device, {})[column] = value
-    return found
+            result.setdefault(device, {})[column] = value
+    return result
 
 
 def word(path: Path) -> str:
@@ -156,9 +156,12 @@ def assert_functions(sys: Path, found: dict[str, Row]) -> None:
         node = number(folder / "numa_node")
         assert row["numa_node_number"] == (node if node is not None and node >= 0 else None)
         for file, columns in AER.items():
-            words = dict(map(str.split, lines(folder / file))) if (folder / file).is_file() else {}
+            fields = dict(map(str.split, lines(folder / file))) if (folder / file).is_file() else {}
             for name, column in columns.items():
-                assert row[column] == (int(words[name]) if name in words else None), (address, name)
+                assert row[column] == (int(fields[name]) if name in fields else None), (
+                    address,
+                    name,
+                )
 
 
 def cores_of(text: str) -> set[int]:

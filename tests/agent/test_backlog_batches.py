@@ -28,7 +28,7 @@ def restored(message: TelemetryBatch, context_bytes: int) -> list[bytes]:
     if not message.late:
         return [frames.inflate_frame(message.frame)]
     receiver = Receiver(context_bytes)
-    return [receiver.decode(each) for each in message.late]
+    return [receiver.decode(frame) for frame in message.late]
 
 
 def plain(sequence: int, devices: int = 8) -> bytes:
@@ -58,11 +58,13 @@ def test_every_late_frame_comes_out_in_its_order(
 ) -> None:
     """A spool may hold anything: invalid frames are sent alone, and do not affect others."""
     messages = FrameBatchEncoder(context_bytes, late_frames_max)
-    made = list(messages.encode_backlog(late(frame, at) for at, frame in enumerate(sent, 1)))
-    found = [frame for message in made for frame in restored(message, context_bytes)]
-    assert found == [frames.inflate_frame(frames.deflate_frame(frame)) for frame in sent]
+    created = list(
+        messages.encode_backlog(late(frame, index) for index, frame in enumerate(sent, 1))
+    )
+    result = [frame for message in created for frame in restored(message, context_bytes)]
+    assert result == [frames.inflate_frame(frames.deflate_frame(frame)) for frame in sent]
     first = 1
-    for message in made:
+    for message in created:
         assert message.backlog and message.sequence == first and not message.differences
         assert (
             len(message.late) <= messages.frames_per_batch <= min(late_frames_max, LATE_FRAMES_MAX)
@@ -73,16 +75,16 @@ def test_every_late_frame_comes_out_in_its_order(
 
 def test_a_message_is_no_longer_than_a_live_frame_may_wait_for() -> None:
     """Sixteen frames of a host with a thousand ports would be a megabyte in front of live frames."""
-    made = list(
+    created = list(
         FrameBatchEncoder(1 << 15, 16).encode_backlog(
             late(plain(n, devices=24), n) for n in range(1, 33)
         )
     )
-    sizes = [message.ByteSize() for message in made]
-    assert sum(len(message.late) for message in made) == 32 and max(sizes) < BACKLOG_BATCH_BYTES + (
-        1 << 14
-    )
-    assert len(made) > 3
+    sizes = [message.ByteSize() for message in created]
+    assert sum(len(message.late) for message in created) == 32 and max(
+        sizes
+    ) < BACKLOG_BATCH_BYTES + (1 << 14)
+    assert len(created) > 3
 
 
 def test_a_frame_too_large_to_be_inflated_goes_as_it_is() -> None:

@@ -190,9 +190,9 @@ def test_what_only_looks_like_one_is_none(path: str) -> None:
     """A user created a group called job_123 below his own, and another user's job was drained for
     it.
     """
-    found = owner_of(path)
-    assert found.source in ("", "systemd")
-    assert not (found.job_id or found.pod_uid or found.container_id)
+    result = owner_of(path)
+    assert result.source in ("", "systemd")
+    assert not (result.job_id or result.pod_uid or result.container_id)
 
 
 def test_version_1_has_a_line_for_each_hierarchy() -> None:
@@ -229,8 +229,8 @@ def test_a_path_seen_from_another_group(path: str, said: dict[str, str]) -> None
     """An agent in a pod sees the paths of others relative to its own: only the remaining part is
     known.
     """
-    found = owner_of(path)
-    assert (found.attributes(), found.is_relative) == (said, True)
+    result = owner_of(path)
+    assert (result.attributes(), result.is_relative) == (said, True)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,8 @@ def test_a_file_that_is_cut_loses_its_last_line_only() -> None:
 @example("/../../../../")
 def test_any_path_has_an_answer(path: str) -> None:
     """Attributes of an event are short, printable and of known names, for any group name."""
-    said = owner_of(path).attributes()
-    assert all(0 < len(value) <= 255 and value.isprintable() for value in said.values())
+    reported = owner_of(path).attributes()
+    assert all(0 < len(value) <= 255 and value.isprintable() for value in reported.values())
 
 
 PIECES = st.sampled_from(
@@ -282,14 +282,14 @@ def test_a_job_stands_where_slurm_puts_it(pieces: list[str]) -> None:
     """Pieces of true paths in any order: a job only below slurmd's own group at the root, or in a
     pod's container.
     """
-    found = owner_of("/" + "/".join(pieces))
-    if not found.job_id:
+    result = owner_of("/" + "/".join(pieces))
+    if not result.job_id:
         return
     parts = [piece for piece in pieces if piece not in ("", "..")]
-    at = parts.index(f"job_{found.job_id}")
+    at = parts.index(f"job_{result.job_id}")
     before = parts[:at]
     assert before[-2:] in (["slurm", "uid_1"], ["system.slice", "slurmstepd.scope"])
-    assert not before[:-2] or found.pod_uid
+    assert not before[:-2] or result.pod_uid
 
 
 STATUS = "Name:\tpython3\nUid:\t1000\t0\t0\t0\nNSpid:\t4711\t17\t3\nThreads:\t8\n"

@@ -89,16 +89,16 @@ NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 def test_the_full_set_is_enforced() -> None:
     """Only a named, deterministic, fresh and permitted finding stops jobs on this host."""
-    assert [one["name"] for one in verdict.enforced_findings(status(), NOW)] == ["xid79"]
+    assert [finding["name"] for finding in verdict.enforced_findings(status(), NOW)] == ["xid79"]
 
 
 @pytest.mark.parametrize("case", NOT_ENFORCED)
 def test_anything_less_is_not(case: str) -> None:
     """Without any one condition the exit code is 0, with a message."""
-    document, changed, words = NOT_ENFORCED[case]
+    document, changed, message = NOT_ENFORCED[case]
     shown = status(findings=[finding(**changed)], **document)
     assert verdict.enforced_findings(shown, NOW) == []
-    assert words in verdict.not_enforced_reason(shown, shown["findings"][0], NOW)
+    assert message in verdict.not_enforced_reason(shown, shown["findings"][0], NOW)
     assert "Not enforced: " in verdict.summary(shown, NOW)
 
 
@@ -194,15 +194,17 @@ def faults_of(document: dict[str, Any]) -> list[str]:
     try:
         shown = verdict.parse(json.dumps(document).encode())
     except StatusError as error:
-        said, barred = [str(error)], []
+        result, barred = [str(error)], []
     else:
         barred = verdict.enforced_findings(shown, NOW)
-        said = [verdict.summary(shown, NOW), *map(verdict.drain_reason, barred)]
+        result = [verdict.summary(shown, NOW), *map(verdict.drain_reason, barred)]
         if barred and not shown["permit"]:
-            said.append("enforced without a permit\n")
+            result.append("enforced without a permit\n")
     right = {("node", "fatal")}
-    wrong = [one["name"] for one in barred if (one["problem"], one["severity"]) not in right]
-    return [words for words in said if not words or not words.isprintable()] + wrong
+    wrong = [
+        entry["name"] for entry in barred if (entry["problem"], entry["severity"]) not in right
+    ]
+    return [words for words in result if not words or not words.isprintable()] + wrong
 
 
 @pytest.fixture
@@ -211,15 +213,15 @@ def shown(tmp_path: Path) -> Callable[..., Path]:
 
     def write(**changes: Any) -> Path:
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        found = finding(confirmed_ns=now_ns, since_ns=now_ns)
-        made = {
+        result = finding(confirmed_ns=now_ns, since_ns=now_ns)
+        created = {
             "boottime_ns": now_ns,
             "boot_id": check.boot_id() or "none",
             "permit": {"until_ns": now_ns + 50 * SECOND, "reason": "ops: trial"},
-            "findings": [found],
+            "findings": [result],
             **changes,
         }
-        (tmp_path / "status.json").write_text(json.dumps(status(**made)))
+        (tmp_path / "status.json").write_text(json.dumps(status(**created)))
         return tmp_path
 
     return write
@@ -363,10 +365,10 @@ def test_a_file_below_where_somebody_works_is_not_believed(
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.chdir(tmp_path / "work")
     assert cli.main(["check", "--for", purpose]) == 0
-    words = (
+    message = (
         "owned by another user, so it is ignored" if purpose == "person" else "no agent runs here"
     )
-    assert words in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 def test_a_file_of_another_boot(

@@ -553,9 +553,9 @@ def test_a_peer_that_asks_and_does_not_read_is_left(
     real = socket.create_connection
 
     def with_small_buffer(address: tuple[str, int], timeout: float) -> socket.socket:
-        made = real(address, timeout)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        return made
+        result = real(address, timeout)
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return result
 
     monkeypatch.setattr(socket, "create_connection", with_small_buffer)
     settings, ping = bytes(3) + b"\4" + bytes(5), b"\0\0\x08\6" + bytes(13)
@@ -598,21 +598,21 @@ def test_a_vanished_peer_is_noticed_by_the_kernel(
     """The aggregator's machine lost power: the client's own socket options must notice it within 20
     s.
     """
-    made: list[socket.socket] = []
+    result: list[socket.socket] = []
     real = socket.create_connection
 
     def remembering(address: tuple[str, int], timeout: float) -> socket.socket:
-        made.append(real(address, timeout))
-        return made[-1]
+        result.append(real(address, timeout))
+        return result[-1]
 
     monkeypatch.setattr(socket, "create_connection", remembering)
     agent.client(aggregator.port)
     told.until(lambda: aggregator.streams, "streaming")
     options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
-    idle, interval, probes = (made[0].getsockopt(socket.IPPROTO_TCP, o) for o in options)
-    assert made[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle, interval, probes = (result[0].getsockopt(socket.IPPROTO_TCP, o) for o in options)
+    assert result[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert idle + interval * probes <= 20
-    assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+    assert result[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_any_passage_of_time(start: int, steps: list[int]) -> None:
             turns[name].append(now)
         assert schedule.next_ns() > now  # waiting until then never spins
     for name, period in PERIODS.items():
-        slots = [at // period for at in turns[name]]
+        slots = [moment // period for moment in turns[name]]
         assert slots == sorted(set(slots))
         assert len(slots) + schedule.skipped(name) == slots[-1] - slots[0] + 1
         # A slot in which `due` was called has its turn: no slot is skipped without need.

@@ -65,16 +65,16 @@ def test_the_whole_reading_of_a_host_is_the_golden_one(name: str, tmp_path: Path
 def test_the_table_of_collectors_is_whole() -> None:
     """A collector that no table names is never run; one whose name is not its key is never found."""
     roots = Roots(Path("/nowhere"), Path("/nowhere"), "/nowhere/libnvidia-ml.so.1")
-    made = {name: make(roots) for name, make in COLLECTORS.items()}
+    created = {name: make(roots) for name, make in COLLECTORS.items()}
     tables = {name for name in TABLES if not name.startswith(("agent", "collector", "probe"))} - {
         "gpu_1s_probe"
     }
-    assert {name: collector.name for name, collector in made.items()} == {n: n for n in made}
-    of_a_collector = set(made) - set(SAME_TABLES) | set(FURTHER_TABLES)
+    assert {name: collector.name for name, collector in created.items()} == {n: n for n in created}
+    of_a_collector = set(created) - set(SAME_TABLES) | set(FURTHER_TABLES)
     assert {name.removesuffix("_changes") for name in tables} == of_a_collector
-    assert set(FURTHER_TABLES.values()) <= set(made)
-    assert set(SAME_TABLES.values()) <= set(made) and set(SAME_TABLES) <= set(made)
-    assert all(name.endswith(f"_{collector.pace}") for name, collector in made.items())
+    assert set(FURTHER_TABLES.values()) <= set(created)
+    assert set(SAME_TABLES.values()) <= set(created) and set(SAME_TABLES) <= set(created)
+    assert all(name.endswith(f"_{collector.pace}") for name, collector in created.items())
 
 
 def test_a_host_with_nothing_has_no_data_and_no_error() -> None:
@@ -216,8 +216,8 @@ def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) ->
         folder.mkdir(parents=True)
         (folder / "name").write_text(f"{label}\n")
         (folder / "energy_uj").write_text("1\n")
-    found = rapl_zones(tmp_path)
-    assert sorted(found) == ["intel-rapl-mmio:1", "intel-rapl:0", "intel-rapl:0:0"]
+    result = rapl_zones(tmp_path)
+    assert sorted(result) == ["intel-rapl-mmio:1", "intel-rapl:0", "intel-rapl:0:0"]
 
 
 def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:
@@ -313,11 +313,11 @@ def test_what_may_wait_for_a_driver_is_not_in_the_daemons_own_thread() -> None:
     `carrier` could not be read, and the whole agent hung. A frequency takes 10 ms a core on Linux
     5.15.
     """
-    made = {name: make(Roots()) for name, make in COLLECTORS.items()}
+    created = {name: make(Roots()) for name, make in COLLECTORS.items()}
     waiting = ["net_1s", "net_10s", "bond_10s", "nic_10s", "link_10s", "rdma_1s", "rdma_10s"]
     waiting += ["hwmon_1s", "hwmon_10s", "pcie_10s", "pcie_60s", "nvme_60s", "filesystem_60s"]
     waiting += ["host_10s", "cpu_60s", "settings_60s", "tasks_10s", "service_60s"]
-    assert [name for name in waiting if not made[name].enters_driver] == []
+    assert [name for name in waiting if not created[name].enters_driver] == []
 
 
 def test_a_list_is_made_again_after_its_turns() -> None:
@@ -345,8 +345,8 @@ def test_ports_of_a_real_h100_host_are_read_raw(tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     (tmp_path / "class/infiniband").symlink_to(recorded.resolve())
     roots = Roots(tmp_path, tmp_path)
-    made = (rdma.rdma_1s(roots), rdma.rdma_10s(roots))
-    blocks = {block.table: block for collector in made for block in collector.collect()}
+    created = (rdma.rdma_1s(roots), rdma.rdma_10s(roots))
+    blocks = {block.table: block for collector in created for block in collector.collect()}
     rows = dict(rows_of(blocks["rdma_1s_changes"]))
     assert len(rows) == 9
     assert rows["mlx5_1/1"] is not None and rows["mlx5_1/1"]["link_downed_events"] == 255

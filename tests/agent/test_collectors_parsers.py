@@ -124,8 +124,8 @@ def stat(user: int, idle: int, iowait: int, *cores: int) -> bytes:
 
 def test_shares_of_time() -> None:
     """A data loader pinned to one of four cores: the mean says 25 % busy, the busiest core 100 %."""
-    found = shares(stat(100, 900, 0, 0, 0, 0, 0), stat(200, 1200, 0, 100, 0, 100, 100))
-    assert (found.user, found.idle, found.busiest_core) == (0.25, 0.75, 1.0)
+    result = shares(stat(100, 900, 0, 0, 0, 0, 0), stat(200, 1200, 0, 100, 0, 100, 100))
+    assert (result.user, result.idle, result.busiest_core) == (0.25, 0.75, 1.0)
 
 
 def test_shares_are_missing_rather_than_wrong() -> None:
@@ -145,15 +145,15 @@ def test_shares_add_up(ticks: list[tuple[int, ...]]) -> None:
     low = [min(pair) for pair in zip(*ticks, strict=True)]
     high = [max(pair) for pair in zip(*ticks, strict=True)]
     texts = [f"cpu  {' '.join(map(str, each))} 0 0\n".encode() for each in (low, high)]
-    found = shares(*texts)
-    parts = (found.user, found.system, found.idle, found.iowait, found.steal)
+    result = shares(*texts)
+    parts = (result.user, result.system, result.idle, result.iowait, result.steal)
     passed = sum(high) - sum(low)
     if not passed:
         assert parts == (None,) * 5
         return
     assert sum(part or 0 for part in parts) == pytest.approx(1)
-    assert found.user == pytest.approx((high[0] + high[1] - low[0] - low[1]) / passed)
-    assert found.interrupt == pytest.approx((high[5] + high[6] - low[5] - low[6]) / passed)
+    assert result.user == pytest.approx((high[0] + high[1] - low[0] - low[1]) / passed)
+    assert result.interrupt == pytest.approx((high[5] + high[6] - low[5] - low[6]) / passed)
 
 
 def test_meminfo_and_vmstat() -> None:

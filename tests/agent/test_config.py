@@ -116,8 +116,8 @@ def test_a_label_of_ours_that_no_aggregator_reads() -> None:
             f"{name}: expected one of gangline.rack, gangline.power_d"
         )
     for long in ("rack=" + "x" * 129, "rails=" + "x" * 129, "rails=" + " ".join("x" * 65)):
-        words = "at most 128 characters (of gangline.rails up to 64 such names)"
-        assert words in label_error(topology.LABEL_PREFIX + long)
+        message = "at most 128 characters (of gangline.rails up to 64 such names)"
+        assert message in label_error(topology.LABEL_PREFIX + long)
     for good in ("rails=" + " ".join(["x" * 128] * 3), *(f"{name}=x" for name in topology.FIELDS)):
         assert not label_error(topology.LABEL_PREFIX + good)
     assert not label_error("site=a")

@@ -121,7 +121,7 @@ def test_profiling_before_hopper_is_under_the_signals_of_gpm(make: Make) -> None
     host.profile(5, sm="0.75", graphics="1.0")
     result = host.turn()
     assert result.outcome is CollectOutcome.OK, result.message
-    block = next(each for each in result.blocks if each.table == "gpu_fast_1s")
+    block = next(block for block in result.blocks if block.table == "gpu_fast_1s")
     assert block.devices == tuple(UUIDS[:2]), "NVML has GPM for the third"
     assert host.value(result, "gpu_fast.sm_active_ratio", UUIDS[0]) == 0.75
     assert host.value(result, "gpu_fast.tensor_active_ratio", UUIDS[0]) is None
@@ -134,8 +134,8 @@ def test_a_multiplexed_zero_is_no_reading(make: Make) -> None:
     host = make()
     name = "gpu_fast.tensor_active_ratio"
     seen = []
-    for at, tensor in enumerate(["0.5", "0.0", "0.5", "0.0", "0.0", "0.0"], start=1):
-        host.profile(at, sm="0.9", graphics="1.0", tensor=tensor)
+    for index, tensor in enumerate(["0.5", "0.0", "0.5", "0.0", "0.0", "0.0"], start=1):
+        host.profile(index, sm="0.9", graphics="1.0", tensor=tensor)
         seen.append(host.value(host.turn(), name, UUIDS[0]))
     assert seen == [0.5, None, 0.5, None, 0.0, 0.0]
     assert host.value(host.turn(), "dcgm.multiplexed_zeros_count") == 2
@@ -184,8 +184,8 @@ def test_an_incident_that_stands_is_told_again_as_the_same(make: Make) -> None:
     host.engine.lines += ["group 0 0x10", FAILURE]
     host.engine.write()
     host.turn(310)
-    assert [(each.revision, each.count) for each in host.events] == [(0, 1), (1, 2)]
-    assert len({each.event_id for each in host.events}) == 1
+    assert [(event.revision, event.count) for event in host.events] == [(0, 1), (1, 2)]
+    assert len({event.event_id for event in host.events}) == 1
     host.engine.lines.remove(FAILURE)
     host.engine.write()
     assert host.value(host.turn(10), "dcgm.incidents_state") == 0

@@ -51,12 +51,12 @@ VALUES = {
 
 @pytest.fixture
 def latest() -> LatestReadings:
-    found, tables = LatestReadings(), dict[str, dict[str, list[float | None]]]()
+    latest_readings, tables = LatestReadings(), dict[str, dict[str, list[float | None]]]()
     for name, value in VALUES.items():
         tables.setdefault(BY_NAME[name].table, {})[BY_NAME[name].column] = [value]
     for table, values in tables.items():
-        found.update(0, [reading(table, [UUID], **values)])
-    return found
+        latest_readings.update(0, [reading(table, [UUID], **values)])
+    return latest_readings
 
 
 def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -> str:
@@ -138,12 +138,12 @@ def test_every_row_of_the_default_list_is_thought_of() -> None:
 def test_values_are_in_the_units_of_the_list(latest: LatestReadings) -> None:
     """The same PromQL has the same result for both: names, labels, units, no `_total`."""
     lines = text(latest, ExpositionFormat.TEXT).splitlines()
-    found = {
+    result = {
         m[1]: (m[2], float(m[3]))
         for line in lines
         if (m := re.fullmatch(r"(DCGM_\w+)(\{.*\}) (\S+)", line))
     }
-    assert {name: value for name, (_, value) in found.items()} == {
+    assert {name: value for name, (_, value) in result.items()} == {
         "DCGM_FI_DEV_SM_CLOCK": 1410, "DCGM_FI_DEV_MEM_CLOCK": 1593, "DCGM_FI_DEV_MEMORY_TEMP": 52,
         "DCGM_FI_DEV_GPU_TEMP": 41, "DCGM_FI_DEV_POWER_USAGE": 312.5,
         "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1_234_567, "DCGM_FI_DEV_PCIE_TX_THROUGHPUT": 2_500_000,
@@ -153,7 +153,7 @@ def test_values_are_in_the_units_of_the_list(latest: LatestReadings) -> None:
         "DCGM_FI_DEV_FB_USED": 2048, "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 2,
         "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": 0, "DCGM_FI_DEV_ROW_REMAP_FAILURE": 0,
     }  # fmt: skip
-    assert {labels for labels, _ in found.values()} == {LABELS}
+    assert {labels for labels, _ in result.values()} == {LABELS}
     for name, (kind, _) in DEFAULT_LIST.items():
         assert name in WITHOUT_READING or f"# TYPE {name} {kind}" in lines
     assert any(line.startswith("gangline_gpu_sm_clock_hertz") for line in lines), (

@@ -183,7 +183,9 @@ def test_more_links_than_there_is_room_for_is_blind(make: Make) -> None:
 def test_a_switch_that_is_gone_leaves_the_table(make: Make) -> None:
     host = make()
     assert len(host.rows("nvswitch_10s_changes", 1)) == 2
-    host.engine.entities = [each for each in host.engine.entities if each[0] != 3 or each[1] == 0]
+    host.engine.entities = [
+        entity for entity in host.engine.entities if entity[0] != 3 or entity[1] == 0
+    ]
     host.engine.write()
     assert list(host.rows("nvswitch_10s_changes", 70)) == [SWITCHES[0]]
 

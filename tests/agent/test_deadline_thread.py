@@ -73,15 +73,15 @@ def test_a_driver_that_hangs_is_named_at_every_tick_and_left_alone() -> None:
     probe.begin(0)
     assert driver.inside.acquire(timeout=GUARD_SECONDS)
     assert probe.poll(2 * SECOND) is None  # slow, but in time
-    words = []
+    messages = []
     for tick in (32, 42, 600):
         assert not probe.begin(tick * SECOND // 10)
         turn = probe.poll(tick * SECOND // 10)
         assert turn is not None
         assert (turn.outcome, list(turn.blocks)) == (CollectOutcome.HUNG, [])
-        words.append(turn.message)
-    assert words[0] == "did not return for 3.2 s in gpu"
-    assert words[2] == "did not return for 60.0 s in gpu"
+        messages.append(turn.message)
+    assert messages[0] == "did not return for 3.2 s in gpu"
+    assert messages[2] == "did not return for 60.0 s in gpu"
     assert not probe.wait(GUARD_SECONDS)  # no wait for a hung call
     assert (driver.calls, probe.skipped, threading.active_count()) == (1, 3, before + 1)
     driver.gate.release()

@@ -81,8 +81,8 @@ def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
         files = (1000, 10, 7) if point == "/" else (0, 0, 0)
         return os.statvfs_result((4096, 4096, 100, 50, 40, *files, 0, 255))
 
-    found = rows(Filesystems(host.roots, statvfs).collect()[0])
-    root, scratch = found["/"], found["/scratch disk"]
+    result = rows(Filesystems(host.roots, statvfs).collect()[0])
+    root, scratch = result["/"], result["/scratch disk"]
     assert root and scratch
     assert (root["inodes_count"], root["inodes_available_count"]) == (1000, 7)
     assert (scratch["inodes_count"], scratch["inodes_available_count"]) == (None, None)
@@ -93,8 +93,8 @@ def test_mounts_of_another_root_are_not_asked_here(tmp_path: Path) -> None:
     """An agent in a container with the host's /proc reported the size of the container's own
     overlay as the host's /.
     """
-    found = rows(Filesystems(hosts.unpack("h100-ib", tmp_path).roots).collect()[0])
-    root, scratch = found["/"], found["/scratch disk"]
+    result = rows(Filesystems(hosts.unpack("h100-ib", tmp_path).roots).collect()[0])
+    root, scratch = result["/"], result["/scratch disk"]
     assert root and root["size_bytes"] is None and root["read_only_state"] == 0
     assert scratch and scratch["size_bytes"] is None and scratch["read_only_state"] == 1
 
@@ -258,11 +258,11 @@ def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
         ).returncode
     ):
         pytest.skip("no C compiler with linux/nvme_ioctl.h here")
-    told = subprocess.run([program], capture_output=True, check=True, timeout=GUARD_SECONDS)
-    size, number, *offsets = map(int, told.stdout.split())
+    printed = subprocess.run([program], capture_output=True, check=True, timeout=GUARD_SECONDS)
+    size, number, *offsets = map(int, printed.stdout.split())
     assert (size, number) == (storage._PASSTHROUGH.size, storage._ADMIN_COMMAND)
     packed = storage._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
-    marks = [struct.unpack_from("<I", packed, at)[0] for at in offsets]
+    marks = [struct.unpack_from("<I", packed, offset)[0] for offset in offsets]
     assert marks == [2, 3, 4, 5, 6]
 
 
@@ -344,10 +344,10 @@ def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
         return page(kelvin=300, spare=99, threshold=10, media=3)
 
     smart = NvmeSmart(host.roots, read)
-    found = rows(smart.collect()[0])
+    result = rows(smart.collect()[0])
     assert asked == ["nvme0"]  # nvme1 resets
-    assert found["nvme1"] is None
-    drive = found["nvme0"]
+    assert result["nvme1"] is None
+    drive = result["nvme0"]
     assert drive and (drive["temperature_celsius"], drive["media_errors"]) == (27.0, 3)
     assert smart.access_error == ""
     power = host.roots.sys / "class/nvme/nvme0/device/power"
@@ -372,8 +372,8 @@ def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
                 raise broken
             return broken
 
-        found = rows(NvmeSmart(host.roots, read).collect()[0])
-        good, bad = found["nvme1"], found["nvme0"]
+        result = rows(NvmeSmart(host.roots, read).collect()[0])
+        good, bad = result["nvme1"], result["nvme0"]
         assert good and good["media_errors"] == 8
         assert bad and bad["media_errors"] is None
 
@@ -438,5 +438,5 @@ def test_paths_of_one_namespace_are_disks_of_their_own(tmp_path: Path) -> None:
     for name in ("nvme0n1", "nvme0c0n1", "nvme0c1n1"):
         (tmp_path / "block" / name / "device").mkdir(parents=True)
     (tmp_path / "block/dm-0").mkdir()
-    found = storage.disks_with_backing(tmp_path)
-    assert found == ["nvme0c0n1", "nvme0c1n1", "nvme0n1"]
+    result = storage.disks_with_backing(tmp_path)
+    assert result == ["nvme0c0n1", "nvme0c1n1", "nvme0n1"]

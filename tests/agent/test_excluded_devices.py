@@ -79,12 +79,12 @@ def held(collector: Collector, path: Path) -> Iterator[place.Seen]:
 
 def known(collector: Collector) -> dict[str, int]:
     """Return how many cells of each row have a value, over all blocks of a turn."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for block in collector.collect():
         for device, cells in rows_of(block):
             values = [value for value in (cells or {}).values() if value is not None]
-            found[device] = found.get(device, 0) + len(values)
-    return found
+            result[device] = result.get(device, 0) + len(values)
+    return result
 
 
 def spare(collector: Collector, *devices: str) -> None:
@@ -169,8 +169,8 @@ def test_the_chip_of_a_sensor_is_spared_as_a_whole(host: hosts.HostFolder) -> No
     collector = hwmon_10s(host.roots)
     chip = next(iter(known(collector))).rpartition("/")[0]
     spare(collector, chip)
-    found = known(collector)
-    assert all((count == 0) == name.startswith(f"{chip}/") for name, count in found.items())
+    result = known(collector)
+    assert all((count == 0) == name.startswith(f"{chip}/") for name, count in result.items())
 
 
 def test_a_filesystem_a_drive_and_a_function_are_not_asked(host: hosts.HostFolder) -> None:
@@ -209,8 +209,8 @@ def test_an_interface_is_spared_in_each_of_its_tables(host: hosts.HostFolder) ->
     collector = net_1s(host.roots)
     name = next(iter(known(collector)))
     spare(collector, name)
-    found = known(collector)
-    assert found[name] == 0 and sum(found.values()) > 0
+    result = known(collector)
+    assert result[name] == 0 and sum(result.values()) > 0
 
 
 def test_a_long_name_is_spared_by_what_the_place_shows() -> None:

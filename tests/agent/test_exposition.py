@@ -63,7 +63,7 @@ def put(block: Block, column: int, row: int, value: float | None) -> None:
 def reading(table: str, devices: list[str], **values: list[float | None]) -> Block:
     """Return a block of *table* with some of its columns filled, a value per device."""
     block = Block(table, devices)
-    columns = {signal.column: at for at, signal in enumerate(TABLES[table])}
+    columns = {signal.column: index for index, signal in enumerate(TABLES[table])}
     for name, column_values in values.items():
         for row, value in enumerate(column_values):
             put(block, columns[name], row, value)
@@ -205,10 +205,10 @@ def test_old_readings_are_left_out_and_counted() -> None:
     latest = LatestReadings()
     latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
     latest.update(0, [reading("rdma_10s", ["mlx5_0/1"], link_layer_code=[1])])
-    made = exposition(latest, boottime_ns=lambda: now[0])
+    created = exposition(latest, boottime_ns=lambda: now[0])
 
     def shown() -> tuple[set[str], float]:
-        read = {name: value for name, _, value in samples(made.families())}
+        read = {name: value for name, _, value in samples(created.families())}
         return set(read) & {
             "gangline_gpu_temperature_celsius",
             "gangline_rdma_link_layer_code",
@@ -255,15 +255,15 @@ def test_a_silent_device_makes_no_room_for_others() -> None:
     latest = LatestReadings()
     hot = [reading("gpu_1s", gpus, temperature_celsius=[50.0] * 4, memory_free_bytes=[1.0] * 4)]
     latest.update(0, hot)
-    made = exposition(latest, META_SERIES + sum(metrics.RESERVED_SERIES.values()) + 4)
-    before = {name for name, _, _ in samples(made.families())}
+    shown = exposition(latest, META_SERIES + sum(metrics.RESERVED_SERIES.values()) + 4)
+    before = {name for name, _, _ in samples(shown.families())}
     assert "gangline_gpu_temperature_celsius" in before
     assert "gangline_gpu_memory_free_bytes" not in before
     hung = reading(
         "gpu_1s", gpus, temperature_celsius=[None] * 3 + [50.0], memory_free_bytes=[1.0] * 4
     )
     latest.update(0, [hung])
-    after = samples(made.families())
+    after = samples(shown.families())
     assert {name for name, _, _ in after} == before
     assert sum(name == "gangline_gpu_temperature_celsius" for name, _, _ in after) == 1
     assert {n: v for n, _, v in after}["gangline_metrics_left_out_series"] == 4
@@ -272,10 +272,10 @@ def test_a_silent_device_makes_no_room_for_others() -> None:
 def test_what_begins_to_hang_moves_nothing_else() -> None:
     """Each time a call hung, the series of other devices disappeared when they were needed."""
     latest = host("h100-ib")
-    made = exposition(latest)
-    before = {name for name, _, _ in samples(made.families())}
+    shown = exposition(latest)
+    before = {name for name, _, _ in samples(shown.families())}
     latest.update(0, [reading("probe_1s", ["gpu 0000:9b:00.0"], hung_seconds=[3.5], state=[1])])
-    after = {name for name, _, _ in samples(made.families())}
+    after = {name for name, _, _ in samples(shown.families())}
     assert after == before | {"gangline_probe_hung_seconds", "gangline_probe_state"}
 
 

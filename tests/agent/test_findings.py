@@ -141,7 +141,7 @@ def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
     assert name not in host.after(seconds + 30)
     host.read(device, wrong)
     assert name in host.after(seconds)
-    (finding,) = [one for one in host.findings.findings if one.name == name]
+    (finding,) = [finding for finding in host.findings.findings if finding.name == name]
     assert finding.device == device and host.now_ns - finding.confirmed_ns <= 10 * SECOND
     assert "{" not in finding.message
 
@@ -155,7 +155,9 @@ def test_a_reading_that_is_well_again_clears_with_a_record(name: str) -> None:
     assert name in host.after(seconds + 10)
     host.read(device, dict.fromkeys(wrong, 0) | alike)
     assert name not in host.after(150)
-    assert [one.finding.name for one in host.findings.cleared if one.finding.name == name]
+    assert [
+        finding.finding.name for finding in host.findings.cleared if finding.finding.name == name
+    ]
 
 
 @pytest.mark.parametrize("name", ONCE)
@@ -183,9 +185,9 @@ def test_an_event_is_found_and_its_look_alike_is_not(name: str) -> None:
     host.event(**other)  # type: ignore[arg-type]
     assert host.after(8) == []
     host.event(event, code, device)
-    (found,) = [one for one in host.findings.findings] if host.after(1) else [None]
-    assert found is not None and found.name.startswith(name)
-    assert found.device == (GPU if device == ADDRESS else device)
+    (result,) = [finding for finding in host.findings.findings] if host.after(1) else [None]
+    assert result is not None and result.name.startswith(name)
+    assert result.device == (GPU if device == ADDRESS else device)
 
 
 def test_the_aggregator_is_not_contradicted() -> None:
@@ -214,7 +216,7 @@ def test_xids_follow_their_policy() -> None:
     for code in (79, 31, 63, 45):
         host.event("gpu.xid", code)
     assert host.after(1) == ["xid79", "xid63", "xid31"]
-    seen = {one.name: one for one in host.findings.findings}
+    seen = {finding.name: finding for finding in host.findings.findings}
     assert (seen["xid79"].severity, seen["xid31"].severity) == ("fatal", "application")
     assert seen["xid79"].enforceable and not seen["xid63"].enforceable
     assert host.after(601, 60.1) == ["xid79", "xid63"]
@@ -261,9 +263,9 @@ def test_a_double_bit_error_waits_for_its_companion() -> None:
 
 def test_a_recovery_that_is_not_asked_for_any_more() -> None:
     """XID 154 requested a reset, the reset came, and its reading is 0: the event ends as well."""
-    said = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    line = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     host = Host()
-    host.event("gpu.xid", 154, message=said)
+    host.event("gpu.xid", 154, message=line)
     host.read(GPU, {"gpu.recovery_action_state": 0, "gpu.counter_epoch_count": 0})
     assert host.after(9) == ["xid154"]
     assert host.after(3) == []
@@ -392,9 +394,10 @@ def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
         local.now_ns = host.world.now_ns
         local.latest.update(local.now_ns, tables.blocks(host.samplers.states(), (), str))
         local.findings.evaluate(local.latest.tables, local.now_ns)
-    found = local.findings.findings
+    result = local.findings.findings
     return {
-        name: tuple(f"{one.device}" for one in found if one.name == name) for name in local.names()
+        name: tuple(f"{finding.device}" for finding in result if finding.name == name)
+        for name in local.names()
     }
 
 
@@ -468,7 +471,7 @@ def test_a_restart_knows_what_needs_a_boot() -> None:
     after = Host(now_ns=host.now_ns + 60 * SECOND)
     after.findings.restore(kept, after.now_ns)
     assert after.after(1) == ["xid79", "xid95"]
-    assert all(one.enforceable for one in after.findings.findings)
+    assert all(finding.enforceable for finding in after.findings.findings)
     after.read(GPU, {"gpu.energy_joules": 7.0})  # it was reset while no agent ran
     after.read(PORT, ONCE["rdma_port_down"][2])
     assert after.after(40) == ["rdma_port_down", "xid79"]
@@ -483,7 +486,7 @@ def test_what_is_older_than_the_agent_is_not_enforced() -> None:
     host.event("gpu.xid", 79, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 119, boottime_ns=START - 5 * SECOND)
     host.after(1)
-    seen = {one.name: one for one in host.findings.findings}
+    seen = {finding.name: finding for finding in host.findings.findings}
     assert not seen["xid95"].enforceable and "a reset may have ended it" in seen["xid95"].message
     assert seen["xid79"].enforceable  # only a boot ends it, and this is that boot
     assert seen["xid119"].enforceable
@@ -509,8 +512,8 @@ def test_a_device_is_one_by_address_and_by_uuid() -> None:
     assert host.findings.findings[0].device == ADDRESS
     host.findings.set_gpu_addresses({GPU: ADDRESS.upper()})
     host.after(1)
-    (found,) = host.findings.findings
-    assert found.device == GPU and host.findings.address_of(GPU) == ADDRESS
+    (result,) = host.findings.findings
+    assert result.device == GPU and host.findings.address_of(GPU) == ADDRESS
 
 
 def test_another_policy_keeps_what_its_same_rows_know() -> None:
@@ -559,10 +562,10 @@ def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it
     for number, device, choice, seconds in steps:
         name, values = sorted(often.items())[number % len(often)]
         value = values[choice % len(values)]
-        for each in (host, thorough):
-            each.read(device, {name: value})
+        for tested in (host, thorough):
+            tested.read(device, {name: value})
             if often is _OF_A_RESET and choice == 2:
-                each.event("gpu.xid", 95, device)
+                tested.event("gpu.xid", 95, device)
         for _ in range(seconds):
             for table in thorough.findings.table_triggers:
                 table.always_due = table.triggers
@@ -585,12 +588,12 @@ def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
     host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
     host.after(60)
     host.read(GPU, {"gpu.energy_joules": 6e6})
-    tables = {each.name: each for each in host.findings.table_triggers}
+    tables = {table_trigger.name: table_trigger for table_trigger in host.findings.table_triggers}
     for name in ("gpu_1s", "gpu_1s_changes", "rdma_1s", "nvlink_10s_changes", "filesystem_60s"):
         assert not tables[name].due(host.table(name))
     host.read(GPU, {"gpu.lost_state": 1})
-    found = {each.row.name for each in tables["gpu_1s"].due(host.table("gpu_1s"))}  # type: ignore[attr-defined]
-    assert found == {"gpu_lost"}
+    result = {tested.row.name for tested in tables["gpu_1s"].due(host.table("gpu_1s"))}  # type: ignore[attr-defined]
+    assert result == {"gpu_lost"}
 
 
 def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:

@@ -82,27 +82,27 @@ def told(program: str, scenario: Path, library: str) -> Any:
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no /proc/PID/schedstat")
 def test_energy_occupancy_and_work_are_those_of_the_process(tmp_path: Path, library: str) -> None:
     """A stand-in that invented the process' behavior would judge itself."""
-    found = told(PROGRAM, tmp_path / "scenario", library)
+    result = told(PROGRAM, tmp_path / "scenario", library)
     (outer, begin_joules, inner), (inner_end, end_joules, outer_end) = (
-        found["first"],
-        found["second"],
+        result["first"],
+        result["second"],
     )
     joules = end_joules - begin_joules
     computing = POWER.compute_watts - POWER.wait_watts
     seconds_min, seconds_max = inner_end[0] - inner[0], outer_end[0] - outer[0]
     busy_min = inner_end[1] - inner[1] - TICK_SECONDS
     busy_max = outer_end[1] - outer[1] + TICK_SECONDS
-    least = POWER.wait_watts * seconds_min + computing * busy_min
-    most = POWER.wait_watts * seconds_max + computing * busy_max
-    assert least <= joules <= most
+    minimum = POWER.wait_watts * seconds_min + computing * busy_min
+    maximum = POWER.wait_watts * seconds_max + computing * busy_max
+    assert minimum <= joules <= maximum
     duty_min, duty_max = busy_min / seconds_max, min(1.0, busy_max / seconds_min)
-    assert 10.0 + 90.0 * duty_min <= found["sm"] + 1e-6
-    assert found["sm"] <= 10.0 + 90.0 * duty_max + 1e-6
+    assert 10.0 + 90.0 * duty_min <= result["sm"] + 1e-6
+    assert result["sm"] <= 10.0 + 90.0 * duty_max + 1e-6
     rates = (100.0 * 1000 / seconds / 1e6 for seconds in (seconds_max, seconds_min))
-    least, most = rates
-    assert least - 1e-9 <= found["tensor"] <= most + 1e-9
-    assert found["used"] == 100 and found["pids"] == [found["pid"]]
-    assert POWER.wait_watts < found["watts"] <= POWER.compute_watts
+    minimum, maximum = rates
+    assert minimum - 1e-9 <= result["tensor"] <= maximum + 1e-9
+    assert result["used"] == 100 and result["pids"] == [result["pid"]]
+    assert POWER.wait_watts < result["watts"] <= POWER.compute_watts
 
 
 ENDED = """

@@ -66,9 +66,9 @@ def test_a_lost_node_is_replaced_by_a_spare(cluster: SlurmCluster) -> None:
     assert finish(cluster, job) == "0:0"
     before, after = ranks(cluster, job, 0), ranks(cluster, job, 1)
     assert len(after) == 3 and lost not in after and len(before & after) == 2
-    said = cluster.output(job)
-    assert f"gangline gang: lost {lost} (" in said and "restart 1 of at most 3" in said
-    assert "started again on " in said
+    output = cluster.output(job)
+    assert f"gangline gang: lost {lost} (" in output and "restart 1 of at most 3" in output
+    assert "started again on " in output
 
 
 @slurm

@@ -57,15 +57,15 @@ def roots(tmp_path: Path, library: str) -> Roots:
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
     """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
-    made: list[NvmlCollector] = []
+    result: list[NvmlCollector] = []
 
     def make(kind: LaneKind = GpuSecond) -> NvmlCollector:
-        made.append(kind(roots))
-        return made[-1]
+        result.append(kind(roots))
+        return result[-1]
 
     yield make
-    for each in made:
-        each._session.close()
+    for collector in result:
+        collector._session.close()
 
 
 def turn(collector: NvmlCollector) -> CollectResult:
@@ -117,10 +117,10 @@ def test_lanes_fill_all_gpu_tables(roots: Roots, lane: Lane, play: Play) -> None
 ECC = {
     f"ecc_{kind}_{span}_{place}_errors": 107
     + 11 * far
-    + 2 * at
+    + 2 * index
     + (kind == "uncorrected" and place != "cbu")
     for far, span in enumerate(("volatile", "lifetime"))
-    for at, place in enumerate(("l1", "l2", "device", "register", "texture", "cbu"))
+    for index, place in enumerate(("l1", "l2", "device", "register", "texture", "cbu"))
     for kind in ("corrected", "uncorrected")
     if (kind, place) != ("corrected", "cbu")
 }
@@ -225,11 +225,11 @@ VALUES: dict[str, dict[str, float | int | None]] = {
 def said(lane: Lane, play: Play) -> dict[str, float | int | None]:
     """Return all collectors' values of the second GPU at the second step."""
     play(gpus(2)).step(1)
-    told: dict[str, float | int | None] = {}
+    result: dict[str, float | int | None] = {}
     for kind in LANES:
         for block in turn(lane(kind)).blocks:
-            told |= named(block, 1)
-    return told
+            result |= named(block, 1)
+    return result
 
 
 @pytest.mark.parametrize("what", VALUES)
@@ -274,15 +274,15 @@ def test_names_paces_and_the_driver(roots: Roots) -> None:
 @pytest.mark.parametrize("kind", LANES)
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
     """Most machines have no GPU, which is not an error."""
-    said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
-    assert said.outcome is CollectOutcome.NO_DATA
-    assert said.message.startswith("no NVML: ")
+    result = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
+    assert result.outcome is CollectOutcome.NO_DATA
+    assert result.message.startswith("no NVML: ")
 
 
 def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
     """A test of a foreign /sys must not show the GPUs of the machine it runs on."""
-    said = turn(GpuSecond(Roots(sys=tmp_path, proc=tmp_path)))
-    assert (said.outcome, said.message) == (
+    result = turn(GpuSecond(Roots(sys=tmp_path, proc=tmp_path)))
+    assert (result.outcome, result.message) == (
         CollectOutcome.NO_DATA,
         "this host is a folder: it has no driver",
     )
@@ -305,9 +305,9 @@ def test_a_driver_without_gpus_says_which_way(
 ) -> None:
     """`GPU lost` was reported by a whole fleet while its driver was being updated."""
     play(host=host)
-    said = turn(lane())
-    assert said.outcome is outcome
-    assert words in said.message
+    result = turn(lane())
+    assert result.outcome is outcome
+    assert words in result.message
 
 
 def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
@@ -331,11 +331,11 @@ def test_a_container_that_lost_its_devices_blames_no_gpu(
     """
     refuse_devices(monkeypatch, errno.EPERM)
     play(host=host)
-    said = turn(lane())
-    assert said.outcome is CollectOutcome.BLIND
-    assert "no GPU is at fault" in said.message and "daemon-reload" in said.message
-    assert len(said.message) < 300  # limit of a status document
-    assert not said.blocks
+    result = turn(lane())
+    assert result.outcome is CollectOutcome.BLIND
+    assert "no GPU is at fault" in result.message and "daemon-reload" in result.message
+    assert len(result.message) < 300  # limit of a status document
+    assert not result.blocks
 
 
 def test_only_a_cgroup_answers_with_eperm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

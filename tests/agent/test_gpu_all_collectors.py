@@ -76,11 +76,11 @@ class Sampler:
                 fast.samples.ring.sample(self.host.clock.now_ns)
         second = self.host.clock.now_ns // SECOND
         due = [
-            each
-            for each in self.collectors.values()
-            if not paced or second % PERIOD_SECONDS[each.pace] == 0
+            collector
+            for collector in self.collectors.values()
+            if not paced or second % PERIOD_SECONDS[collector.pace] == 0
         ]
-        return {each.name: run_collector(each, self.host.clock) for each in due}
+        return {collector.name: run_collector(collector, self.host.clock) for collector in due}
 
     def release(self) -> None:
         self.host.session.close()
@@ -98,10 +98,10 @@ def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> GpuHo
 
 @pytest.fixture
 def sampler(host: GpuHost, library: str) -> Iterator[Sampler]:
-    made = Sampler(host, library)
-    yield made
-    made.release()
-    assert made.open_things() == (0, 0, 0)
+    created = Sampler(host, library)
+    yield created
+    created.release()
+    assert created.open_things() == (0, 0, 0)
 
 
 def play(host: GpuHost, devices: list[Gpu]) -> Callable[[int], None]:

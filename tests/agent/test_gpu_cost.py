@@ -40,7 +40,7 @@ def test_what_is_slow_takes_turns_and_the_rest_comes_each_second(host: GpuHost) 
     play(host)
     lane = host.second()
     rows = [next(iter(host.read(lane).values())) for _ in range(200)]
-    energy = [at for at, row in enumerate(rows) if row["energy_joules"] is not None]
+    energy = [index for index, row in enumerate(rows) if row["energy_joules"] is not None]
     assert energy[:6] == [0, 1, 2, 3, 4, 5]
     assert 1 <= len(energy[6:]) <= 5, "on a busy machine calls take longer, and come less often"
     for row in rows:

@@ -108,16 +108,16 @@ def values(block: Block, row: int) -> dict[str, float]:
 
 @pytest.fixture
 def lane(roots: Roots, play: Play) -> Iterator[Callable[..., Lane]]:
-    made: list[Lane] = []
+    result: list[Lane] = []
 
     def make(devices: Sequence[Gpu] | None = None, host: str = "") -> Lane:
         play(hoppers() if devices is None else devices, host)
-        made.append(Lane(roots))
-        return made[-1]
+        result.append(Lane(roots))
+        return result[-1]
 
     yield make
-    for each in made:
-        each.fast._session.close()
+    for opened in result:
+        opened.fast._session.close()
 
 
 def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ def test_the_metrics_are_those_of_the_header() -> None:
 
 def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> None:
     """Half a second of waiting and half of work: the mean alone would show neither."""
-    made = lane()
+    fast_lane = lane()
     scenario = Scenario(tmp_path / "scenario", hoppers())
-    made.second(lambda number: scenario.step(0 if number < 5 else 1))
-    row = made.row()
+    fast_lane.second(lambda number: scenario.step(0 if number < 5 else 1))
+    row = fast_lane.row()
     assert row["samples_count"] == 10
     assert (row["sm_clock_min_hertz"], row["sm_clock_max_hertz"]) == (345e6, 1980e6)
     assert row["sm_clock_mean_hertz"] == (345e6 + 1980e6) / 2
@@ -171,25 +171,25 @@ def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> No
 
 
 def test_a_sample_is_told_once(lane: Callable[..., Lane]) -> None:
-    made = lane()
-    made.second()
-    assert made.row()["samples_count"] == 10
-    assert made.fast.collect() == ()
-    made.second()
-    assert made.row()["samples_count"] == 10
+    fast_lane = lane()
+    fast_lane.second()
+    assert fast_lane.row()["samples_count"] == 10
+    assert fast_lane.fast.collect() == ()
+    fast_lane.second()
+    assert fast_lane.row()["samples_count"] == 10
 
 
 def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
     """An A100 next to an H100: no GPM is neither an error nor idleness."""
     older, newer = hoppers()
     older.values["gpm_supported"] = 0
-    made = lane([older, newer])
-    made.second()
-    block = made.fast.collect()[0]
+    fast_lane = lane([older, newer])
+    fast_lane.second()
+    block = fast_lane.fast.collect()[0]
     assert "sm_active_ratio" not in values(block, 0)
     assert values(block, 0)["sm_clock_mean_hertz"] == 345e6
     assert values(block, 1)["sm_active_ratio"] == 0.0
-    assert made.gpm.failed == 0
+    assert fast_lane.gpm.failed == 0
 
 
 @pytest.mark.parametrize("symbol", nvml_gpm.SYMBOLS)
@@ -200,10 +200,10 @@ def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
     play(hoppers())
     (tmp_path / "older").mkdir()
     older = Roots(roots.sys, roots.proc, str(build(tmp_path / "older", missing=[symbol])))
-    made = Lane(older)
-    made.second()
-    row = made.row()
-    made.fast._session.close()
+    lane = Lane(older)
+    lane.second()
+    row = lane.row()
+    lane.fast._session.close()
     assert row["sm_clock_mean_hertz"] == 345e6
     assert "sm_active_ratio" not in row
 
@@ -221,9 +221,9 @@ def test_a_share_that_cannot_be_is_no_reading(
     """A driver rounds 100.02 up; a share of four billion is garbage, and must not raise a mean."""
     gpu, neighbour = hoppers()
     gpu.values["gpm_sm_util"] = value
-    made = lane([gpu, neighbour])
-    made.second()
-    block = made.fast.collect()[0]
+    fast_lane = lane([gpu, neighbour])
+    fast_lane.second()
+    block = fast_lane.fast.collect()[0]
     assert values(block, 0).get("sm_active_ratio") == expected
     assert values(block, 0)["tensor_active_ratio"] == 0.0
     assert values(block, 1)["sm_active_ratio"] == 0.0
@@ -235,19 +235,19 @@ def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     """A GPU was reset: its first sample afterwards must not be compared with an earlier one."""
     sick, well = hoppers()
     sick.lines.append("error nvmlGpmSampleGet 0 999 0")
-    made = lane([sick, well])
+    fast_lane = lane([sick, well])
     scenario = Scenario(tmp_path / "scenario", [sick, well])
-    made.second()
+    fast_lane.second()
     scenario.step(1)
-    made.second()
-    block = made.fast.collect()[0]
-    assert made.gpm.failed == 5
-    assert len(made.known(ACTIVE, 1)) == 9
-    assert len(made.known(ACTIVE, 0)) == 4
+    fast_lane.second()
+    block = fast_lane.fast.collect()[0]
+    assert fast_lane.gpm.failed == 5
+    assert len(fast_lane.known(ACTIVE, 1)) == 9
+    assert len(fast_lane.known(ACTIVE, 0)) == 4
     assert values(block, 1)["samples_count"] == 20
     scenario.step(2)
-    made.second()
-    assert len(made.known(ACTIVE, 0)) == 4 + 4
+    fast_lane.second()
+    assert len(fast_lane.known(ACTIVE, 0)) == 4 + 4
 
 
 def test_what_is_of_no_use_any_more_is_opened_anew(
@@ -257,44 +257,44 @@ def test_what_is_of_no_use_any_more_is_opened_anew(
     devices = hoppers()
     for gpu in devices:
         gpu.lines.append("error * 0 999")
-    made = lane(devices)
+    fast_lane = lane(devices)
     scenario = Scenario(tmp_path / "scenario", devices)
-    made.second()
-    last_ns = made.clock.now_ns
-    assert made.ring.well_ns == last_ns
+    fast_lane.second()
+    last_ns = fast_lane.clock.now_ns
+    assert fast_lane.ring.well_ns == last_ns
     scenario.step(1)
-    made.second()
-    assert made.ring.well_ns == last_ns
+    fast_lane.second()
+    assert fast_lane.ring.well_ns == last_ns
 
 
 def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> None:
     """One sample came late, the next in time: over 15 ms GPM's mean is noise (nvml.h: 100 ms)."""
-    made = lane()
+    fast_lane = lane()
     for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS, PERIOD_NS, 110_000_000, 7_000_000, 8_000_000):
-        made.clock.now_ns += after_ns
-        made.ring.sample(made.clock.now_ns)
+        fast_lane.clock.now_ns += after_ns
+        fast_lane.ring.sample(fast_lane.clock.now_ns)
     # At every second sample; the first has no predecessor, the last is 15 ms after its predecessor.
-    known = [value is not None for value in made.ring.samples(ACTIVE, 0)]
+    known = [value is not None for value in fast_lane.ring.samples(ACTIVE, 0)]
     assert known == [False, False, True, False, True, False, False]
-    assert None not in made.ring.samples(0, 0)
-    assert made.gpm.failed == 0
+    assert None not in fast_lane.ring.samples(0, 0)
+    assert fast_lane.gpm.failed == 0
 
 
 def makings(made: Lane, seconds: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Advance by *seconds*, and return the seconds at which the GPUs' handles were requested."""
-    found: list[int] = []
+    result: list[int] = []
     original = Samples.__init__
     begin_ns = made.clock.now_ns
 
     def noted(self: Samples, *arguments: Any) -> None:
-        found.append((made.clock.now_ns - begin_ns) // 1_000_000_000)
+        result.append((made.clock.now_ns - begin_ns) // 1_000_000_000)
         original(self, *arguments)
 
     monkeypatch.setattr(Samples, "__init__", noted)
     for _ in range(seconds):
         made.second()
         made.fast.collect()
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -316,9 +316,9 @@ def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
     """Eight GPUs were reopened every ten seconds, for a month, because GPM failed on one."""
     devices = hoppers()
     devices[1].lines += lines
-    made = lane(devices)
-    assert makings(made, 1900, monkeypatch) == expected
-    made.fast._session.close()
+    fast_lane = lane(devices)
+    assert makings(fast_lane, 1900, monkeypatch) == expected
+    fast_lane.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_users() == 0
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
@@ -336,14 +336,14 @@ def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path
     """Half a second of work and half of nothing, each second: the shares appear as soon as both
     levels are known.
     """
-    made, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
+    fast_lane, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
     for _ in range(10):
-        made.second(lambda number: scenario.step(0 if number < 5 else 1))
-    row = made.row()
+        fast_lane.second(lambda number: scenario.step(0 if number < 5 else 1))
+    row = fast_lane.row()
     states = [row[f"{state}_ratio"] for state in STATES]
     assert sum(states) == pytest.approx(1)
     assert states[0] == pytest.approx(0.5, abs=0.11)
-    (block,) = made.jobs.collect()
+    (block,) = fast_lane.jobs.collect()
     assert values(block, 0)["job_changes_count"] == 1
     assert values(block, 0)["compute_watts"] == pytest.approx(588.39, rel=0.01)
     assert "step_seconds" not in values(block, 0)
@@ -353,65 +353,67 @@ def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> N
     """With the previous job's levels the next job seems to wait; an additional health check must
     not reset them.
     """
-    made = lane()
+    fast_lane = lane()
     changes = []
     for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
         if pids is not None:
-            made.fast._session.compute_processes = {made.samples.keys[0]: frozenset(pids)}
-        made.second()
-        made.fast.collect()
-        (block,) = made.jobs.collect()
+            fast_lane.fast._session.compute_processes = {fast_lane.samples.keys[0]: frozenset(pids)}
+        fast_lane.second()
+        fast_lane.fast.collect()
+        (block,) = fast_lane.jobs.collect()
         changes.append(values(block, 0)["job_changes_count"])
     assert changes == [0, 1, 1, 1, 2, 2, 2, 3]
-    assert made.samples.tracker.state(1)[0] == "idle"  # no data about the neighbor
+    assert fast_lane.samples.tracker.state(1)[0] == "idle"  # no data about the neighbor
 
 
 def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> None:
     """A neighbor is excluded, NVML is reopened: the job continues with its levels."""
-    made = lane()
-    made.fast._session.compute_processes = {made.samples.keys[0]: frozenset({1})}
-    made.second()
-    made.fast.collect()
-    tracker, history = made.samples.tracker, made.samples.history
-    made.fast._session.close()
+    fast_lane = lane()
+    fast_lane.fast._session.compute_processes = {fast_lane.samples.keys[0]: frozenset({1})}
+    fast_lane.second()
+    fast_lane.fast.collect()
+    tracker, history = fast_lane.samples.tracker, fast_lane.samples.history
+    fast_lane.fast._session.close()
     with pytest.raises(NoData, match="no samples"):
-        made.jobs.collect()
-    made.fast.collect()
-    assert (made.samples.tracker, made.samples.history) == (tracker, history)
-    made.second()
-    made.fast.collect()
-    (block,) = made.jobs.collect()
+        fast_lane.jobs.collect()
+    fast_lane.fast.collect()
+    assert (fast_lane.samples.tracker, fast_lane.samples.history) == (tracker, history)
+    fast_lane.second()
+    fast_lane.fast.collect()
+    (block,) = fast_lane.jobs.collect()
     assert values(block, 0)["job_changes_count"] == 1
 
 
 def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) -> None:
     """A GPU was removed: the next one must not inherit its row."""
-    made = lane(hoppers(3))
-    made.fast._session.compute_processes = {key: frozenset({1}) for key in made.samples.keys}
-    made.second()
-    made.fast.collect()
-    tracker = made.samples.tracker
-    made.fast._session.close()
+    fast_lane = lane(hoppers(3))
+    fast_lane.fast._session.compute_processes = {
+        key: frozenset({1}) for key in fast_lane.samples.keys
+    }
+    fast_lane.second()
+    fast_lane.fast.collect()
+    tracker = fast_lane.samples.tracker
+    fast_lane.fast._session.close()
     play(hoppers(2))
-    made.fast._session.compute_processes = {}
-    made.fast.collect()
-    assert made.samples.tracker is not tracker
-    made.second()
-    made.fast.collect()
-    (block,) = made.jobs.collect()
+    fast_lane.fast._session.compute_processes = {}
+    fast_lane.fast.collect()
+    assert fast_lane.samples.tracker is not tracker
+    fast_lane.second()
+    fast_lane.fast.collect()
+    (block,) = fast_lane.jobs.collect()
     assert [values(block, row)["job_changes_count"] for row in range(2)] == [0, 0]
 
 
 def test_the_history_has_each_sample(lane: Callable[..., Lane]) -> None:
     """It is the source for the step period: power of each sample, GPM of every second one."""
-    made = lane()
-    made.second()
+    fast_lane = lane()
+    fast_lane.second()
     buffer = array("f", bytes(4 * 20))
-    assert made.samples.history.copy_to(1, HISTORY_SIGNALS.index("power_watts"), buffer) == 10
+    assert fast_lane.samples.history.copy_to(1, HISTORY_SIGNALS.index("power_watts"), buffer) == 10
     assert buffer[9] == pytest.approx(69.621)
-    made.samples.history.copy_to(1, HISTORY_SIGNALS.index("sm_active_ratio"), buffer)
+    fast_lane.samples.history.copy_to(1, HISTORY_SIGNALS.index("sm_active_ratio"), buffer)
     assert [math.isnan(value) for value in buffer[:10]] == [True] * 2 + [False, True] * 4
-    made.samples.history.copy_to(0, HISTORY_SIGNALS.index("state"), buffer)
+    fast_lane.samples.history.copy_to(0, HISTORY_SIGNALS.index("state"), buffer)
     assert set(buffer[:10]) == {STATES.index("idle")}
 
 
@@ -473,10 +475,10 @@ def test_a_job_keeps_its_step_until_its_signals_have_another() -> None:
 def test_samples_are_freed(lane: Callable[..., Lane], library: str) -> None:
     alive = ctypes.CDLL(library).fake_nvml_gpm_samples
     before = alive()
-    made = lane()
+    fast_lane = lane()
     assert alive() == before + 4
-    made.fast._session.close()
-    made.fast._session.close()
+    fast_lane.fast._session.close()
+    fast_lane.fast._session.close()
     assert alive() == before
 
 
@@ -529,16 +531,16 @@ def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
         folder = roots.proc / "driver/nvidia/gpus" / gpu.address
         folder.mkdir(parents=True)
     play(devices)
-    made = Lane.__new__(Lane)
-    made.clock, made.fast = HandedClock(), GpuFast(roots)
-    made.fast._session.clock = made.clock
-    made.fast.exclude(frozenset({devices[1].address}))
-    made.fast.collect()
-    made.second()
-    (block,) = made.fast.collect()
+    created = Lane.__new__(Lane)
+    created.clock, created.fast = HandedClock(), GpuFast(roots)
+    created.fast._session.clock = created.clock
+    created.fast.exclude(frozenset({devices[1].address}))
+    created.fast.collect()
+    created.second()
+    (block,) = created.fast.collect()
     assert values(block, 0)["samples_count"] == 10
     assert values(block, 1) == {}
-    made.fast._session.close()
+    created.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 
@@ -568,6 +570,6 @@ def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, pla
     assert decode_recording(lane.fast.record(2, 1 << 20)).samples == 21
     row_bytes = 8 + 4 * len(HISTORY_SIGNALS) * 2
     small = decode_recording(lane.fast.record(300, gpu_fast.RECORDING_HEADER_BYTES + 7 * row_bytes))
-    assert list(small.offsets_ns) == [PERIOD_NS * at for at in range(7)]
+    assert list(small.offsets_ns) == [PERIOD_NS * index for index in range(7)]
     assert small.column(1, 0) == power[-7:]
     lane.fast._session.close()

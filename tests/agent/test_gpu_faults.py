@@ -129,14 +129,14 @@ def test_a_fault_at_any_call_costs_cells_and_passes(
         lane = KINDS[name](host)
         faulty.at(call, code)
         for _ in range(3):
-            said = turn(host, lane)
-            wrong = {c: v for c, v in cells(said).items() if v is not None and v != well.get(c)}
+            result = turn(host, lane)
+            wrong = {c: v for c, v in cells(result).items() if v is not None and v != well.get(c)}
             assert not wrong, (call, wrong)
-            assert rises(said) <= ({0} if code != LOST else {0, 1})
-        said, turns = turn(host, lane), 0
-        while said.outcome is not CollectOutcome.OK or cells(said) != well:
-            said, turns = turn(host, lane), turns + 1
-            assert turns < RETRY_SECONDS + 3, (call, said.outcome, said.message)
+            assert rises(result) <= ({0} if code != LOST else {0, 1})
+        result, turns = turn(host, lane), 0
+        while result.outcome is not CollectOutcome.OK or cells(result) != well:
+            result, turns = turn(host, lane), turns + 1
+            assert turns < RETRY_SECONDS + 3, (call, result.outcome, result.message)
         lane._session.close()
         assert faulty.users() == 0, call
 

@@ -27,9 +27,9 @@ FLAG = 0x40
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
-    made = GpuHost(tmp_path, library, monkeypatch)
-    yield made
-    made.close()
+    gpu_host = GpuHost(tmp_path, library, monkeypatch)
+    yield gpu_host
+    gpu_host.close()
 
 
 #: A second of a true counter: throttled share, and whether the flag is seen at its end.
@@ -153,7 +153,7 @@ def test_a_true_counter_is_never_taken_for_another(episodes: list[tuple[float, b
         flags.append(FLAG if share > 0 and (seen or share >= 0.5) else 0)
     published = sample(proof, values, flags)
     assert not proof.contradiction
-    assert all(said in (None, value) for said, value in zip(published, values, strict=True))
+    assert all(logged in (None, value) for logged, value in zip(published, values, strict=True))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, FLAG, None])), max_size=60))
@@ -301,9 +301,9 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
         scenario.step(step)
         turn = host.turn(lane)
         assert turn.outcome is CollectOutcome.OK
-    said = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
+    logged = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
     field = "gpu.violation_hw_thermal_nanoseconds is not published"
-    assert said == [f"GPU {devices[0].uuid}: {field}: it decreased without a reset"]
+    assert logged == [f"GPU {devices[0].uuid}: {field}: it decreased without a reset"]
     rows = host.read(lane)
     assert rows[devices[0].uuid]["violation_hw_thermal_field_state"] == FieldState.UNSUPPORTED
     assert rows[devices[0].uuid]["violation_sw_thermal_field_state"] == FieldState.VERIFIED

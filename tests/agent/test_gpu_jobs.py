@@ -56,8 +56,8 @@ def host(tmp_path: Path) -> JobsHost:
 def test_a_slurm_job_is_named(host: JobsHost) -> None:
     """A GPU was slow and its job was unknown."""
     host.process(4711, SLURM, start=5_000)
-    said = host.settle(host.collector(), 4711)
-    assert said == {
+    attributes = host.settle(host.collector(), 4711)
+    assert attributes == {
         "state": "running", "source": "slurm", "job_id": "123", "step": "0", "task": "0",
         "user_id": "1000", "start_nanoseconds": str(5_000 * 10_000_000),
     }  # fmt: skip
@@ -69,10 +69,14 @@ def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
     """
     (host.proc.parent / f"var/log/pods/ml_trainer-0_{POD}").mkdir(parents=True)
     host.process(4711, POD_CGROUP, pids="4711\t17")
-    said = host.settle(host.collector(), 4711)
-    assert said["source"] == "kubernetes"
-    assert (said["namespace"], said["pod"], said["pod_uid"]) == ("ml", "trainer-0", POD)
-    assert (said["container_id"], said["qos"], said["namespace_pid"]) == (
+    attributes = host.settle(host.collector(), 4711)
+    assert attributes["source"] == "kubernetes"
+    assert (attributes["namespace"], attributes["pod"], attributes["pod_uid"]) == (
+        "ml",
+        "trainer-0",
+        POD,
+    )
+    assert (attributes["container_id"], attributes["qos"], attributes["namespace_pid"]) == (
         CONTAINER,
         "burstable",
         "17",
@@ -167,9 +171,9 @@ def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> N
     host.settle(collector, 4711)
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     last = host.turns(RECHECK_TURNS + 1, collector, 4711)
-    said = host.told()[-1].attributes
-    assert (said["source"], said["unknown"]) == ("unknown", REUSED)
-    assert "unit" not in said and "job_id" not in said
+    attributes = host.told()[-1].attributes
+    assert (attributes["source"], attributes["unknown"]) == ("unknown", REUSED)
+    assert "unit" not in attributes and "job_id" not in attributes
     assert host.counts(last)["unknown_count"] == 1
 
 
@@ -231,15 +235,19 @@ def test_a_zombie_in_no_group_was_seen(host: JobsHost) -> None:
     day.
     """
     host.process(4711, "0::/\n", state="Z", threads=1)
-    said = host.settle(host.collector(), 4711)
-    assert (said["state"], said["unknown"]) == ("dead", NO_GROUP)
+    attributes = host.settle(host.collector(), 4711)
+    assert (attributes["state"], attributes["unknown"]) == ("dead", NO_GROUP)
 
 
 def test_a_process_that_was_gone_before_the_agent_came(host: JobsHost) -> None:
     """The agent was restarted because of memory without an owner, and saw no process."""
     collector = host.collector()
-    said = host.settle(collector, 4711)
-    assert (said["state"], said["source"], said["dead"]) == ("dead", "unknown", "gone")
+    attributes = host.settle(collector, 4711)
+    assert (attributes["state"], attributes["source"], attributes["dead"]) == (
+        "dead",
+        "unknown",
+        "gone",
+    )
 
 
 def test_a_process_that_ends_as_others_do_is_no_finding(host: JobsHost) -> None:
@@ -265,12 +273,16 @@ def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
     """/proc was mounted with hidepid=2: every process on the host was reported as ended."""
     host.end(1)
     collector = host.collector()
-    said = host.settle(collector, 4711)
+    reported = host.settle(collector, 4711)
     last = host.turn(collector, 4711)
     for _ in range(RECHECK_TURNS):
         host.turn(collector, 4711)
-    said = said or dict(host.told()[-1].attributes)
-    assert (said["source"], said["unknown"], said["state"]) == ("unknown", HIDDEN, "running")
+    reported = reported or dict(host.told()[-1].attributes)
+    assert (reported["source"], reported["unknown"], reported["state"]) == (
+        "unknown",
+        HIDDEN,
+        "running",
+    )
     assert (last.outcome, last.message) == (CollectOutcome.BLIND, HIDEPID[:240])
     assert (host.counts(last)["unknown_count"], host.counts(last)["dead_count"]) == (1, 0)
 
@@ -295,8 +307,8 @@ def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
     host.process(4711, SLURM)
     collector = host.collector()
     last = host.turns(RECHECK_TURNS + 2, collector, 4711)
-    said = host.told()[-1].attributes
-    assert (said["source"], said["unknown"]) == ("unknown", FOREIGN)
+    attributes = host.told()[-1].attributes
+    assert (attributes["source"], attributes["unknown"]) == ("unknown", FOREIGN)
     assert (last.outcome, last.message) == (CollectOutcome.BLIND, _NAMESPACE_REMEDY)
     assert host.counts(last)["unknown_count"] == 1
 
@@ -325,12 +337,12 @@ def test_mig_instances_are_told_apart(host: JobsHost) -> None:
     collector = host.collector()
     rows = [GpuProcess(GPU, 4711, 1, 0, 1), GpuProcess(GPU, 4712, 2, 0, 1)]
     last = host.turns(3, collector, *rows)
-    told = host.told()
-    assert [(e.attributes["job_id"], e.attributes["gpu_instance"]) for e in told] == [
+    reported = host.told()
+    assert [(e.attributes["job_id"], e.attributes["gpu_instance"]) for e in reported] == [
         ("123", "1"),
         ("124", "2"),
     ]
-    assert len({e.event_id for e in told}) == 2
+    assert len({e.event_id for e in reported}) == 2
     assert host.counts(last)["jobs_count"] == 2
 
 
@@ -359,8 +371,8 @@ def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
     host.process(4711, SLURM.replace("123", "124"), start=90_000)
     for _ in range(3):
         host.turn(collector, 4711)
-    told = [(e.attributes["job_id"], e.attributes["state"]) for e in host.told()]
-    assert told == [("123", "ended"), ("124", "running")]
+    reported = [(e.attributes["job_id"], e.attributes["state"]) for e in host.told()]
+    assert reported == [("123", "ended"), ("124", "running")]
 
 
 def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
@@ -505,10 +517,10 @@ def test_who_shows_himself_later_stays_one_event(
     host.process(4711, SLURM)
     host.turns(2 * RECHECK_TURNS, hidden, 4711)
     host.turn(hidden)
-    told = host.told()
-    assert [e.attributes["source"] for e in told][-2:] == ["slurm", "slurm"]
-    assert [e.attributes["state"] for e in told][-1] == "ended"
-    assert len({e.event_id for e in told}) == 1
+    reported = host.told()
+    assert [e.attributes["source"] for e in reported][-2:] == ["slurm", "slurm"]
+    assert [e.attributes["state"] for e in reported][-1] == "ended"
+    assert len({e.event_id for e in reported}) == 1
 
 
 def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
@@ -599,5 +611,5 @@ def test_a_collector_may_be_made_without_a_host(tmp_path: Path) -> None:
     from gangline.agent.collector import run_collector
     from gangline.agent.hardware.files import Roots
 
-    made = GpuJobs(Roots(sys=tmp_path, proc=tmp_path / "proc"))
-    assert run_collector(made, SystemClock()).outcome is CollectOutcome.NO_DATA
+    gpu_jobs = GpuJobs(Roots(sys=tmp_path, proc=tmp_path / "proc"))
+    assert run_collector(gpu_jobs, SystemClock()).outcome is CollectOutcome.NO_DATA

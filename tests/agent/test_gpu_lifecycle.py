@@ -36,9 +36,9 @@ from tests.fake_nvml.scenario import Gpu, gpus
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
-    made = GpuHost(tmp_path, library, monkeypatch)
-    yield made
-    made.close()
+    gpu_host = GpuHost(tmp_path, library, monkeypatch)
+    yield gpu_host
+    gpu_host.close()
 
 
 def epochs(rows: dict[str, dict[str, float | int | None]]) -> dict[str, float | int | None]:
@@ -315,8 +315,8 @@ def test_a_gpu_in_another_slot_is_the_same_gpu(host: GpuHost) -> None:
     after = [replace(before[0], address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
     assert epochs(rows) == {before[0].uuid: 1, before[1].uuid: 0}
-    words = host.teller.take_inventory_request()
-    assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in words
+    message = host.teller.take_inventory_request()
+    assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in message
 
 
 def test_another_gpu_in_the_slot_is_another_gpu(host: GpuHost) -> None:
@@ -326,9 +326,9 @@ def test_another_gpu_in_the_slot_is_another_gpu(host: GpuHost) -> None:
     after = [replace(before[0], uuid=other, address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
     assert set(rows) == {other, before[1].uuid}
-    words = host.teller.take_inventory_request()
-    assert f"GPU {other} appeared" in words
-    assert f"GPU {before[0].uuid} is gone" in words
+    message = host.teller.take_inventory_request()
+    assert f"GPU {other} appeared" in message
+    assert f"GPU {before[0].uuid} is gone" in message
 
 
 def test_another_gpu_at_the_same_address_is_noticed(host: GpuHost) -> None:

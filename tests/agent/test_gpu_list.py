@@ -65,7 +65,7 @@ class Machine:
         self, gpus: Mapping[str, str], *others: HostDevice, words: str = "", **more: object
     ) -> None:
         """Set the inventory to these GPUs, and a disk."""
-        found = [HostDevice("gpu", key, {"pci_address": at}) for key, at in gpus.items()]
+        found = [HostDevice("gpu", key, {"pci_address": address}) for key, address in gpus.items()]
         devices = (*found, *others, HostDevice("disk", "sda"))
         self.registration.update(Inventory(devices, {}, words, **more))  # type: ignore[arg-type]
 
@@ -74,19 +74,25 @@ class Machine:
         for _ in range(round(minutes * 6)):
             self.clock.now_ns += 10 * SECOND
             self.answers.update()
-        return [one.device for one in self.answers.findings.findings if one.name == "gpu_missing"]
+        return [
+            finding.device
+            for finding in self.answers.findings.findings
+            if finding.name == "gpu_missing"
+        ]
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path)
-    made.finds(EIGHT)
-    assert made.after(5) == []
-    return made
+    created = Machine(tmp_path)
+    created.finds(EIGHT)
+    assert created.after(5) == []
+    return created
 
 
 def without(*numbers: int) -> dict[str, str]:
-    return {key: at for key, at in EIGHT.items() if key not in {f"GPU-{n}" for n in numbers}}
+    return {
+        key: address for key, address in EIGHT.items() if key not in {f"GPU-{n}" for n in numbers}
+    }
 
 
 @pytest.mark.parametrize("boots", [True, False])
@@ -143,8 +149,8 @@ def _is_released(machine: Machine) -> None:
 
 def _is_hidden(machine: Machine) -> None:
     machine.boot()
-    told = {"pci_address": EIGHT["GPU-3"], "hidden": "no permission"}
-    machine.finds(without(3), HostDevice("gpu", "GPU-3", told))
+    reported = {"pci_address": EIGHT["GPU-3"], "hidden": "no permission"}
+    machine.finds(without(3), HostDevice("gpu", "GPU-3", reported))
 
 
 def _is_passed_through(machine: Machine) -> None:
@@ -200,9 +206,9 @@ def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         parse_gpus(content)
     (tmp_path / FILE_NAME).write_bytes(content)
-    made = GpuList(tmp_path)
-    assert made.last_error and not list(made.check(GpuInventory(EIGHT), (), UPTIME))
-    assert parse_gpus((tmp_path / FILE_NAME).read_bytes()) == EIGHT and not made.last_error
+    gpu_list = GpuList(tmp_path)
+    assert gpu_list.last_error and not list(gpu_list.check(GpuInventory(EIGHT), (), UPTIME))
+    assert parse_gpus((tmp_path / FILE_NAME).read_bytes()) == EIGHT and not gpu_list.last_error
 
 
 def test_a_lost_gpu_has_one_name(machine: Machine) -> None:

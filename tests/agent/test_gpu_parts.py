@@ -99,15 +99,15 @@ def roots(tmp_path: Path, library: str) -> Roots:
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
     """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
-    made: list[GpuPartsCollector] = []
+    result: list[GpuPartsCollector] = []
 
     def make(kind: LaneKind) -> GpuPartsCollector:
-        made.append(kind(roots))
-        return made[-1]
+        result.append(kind(roots))
+        return result[-1]
 
     yield make
-    for each in made:
-        each._session.close()
+    for collector in result:
+        collector._session.close()
 
 
 def turn(collector: GpuPartsCollector) -> CollectResult:
@@ -141,12 +141,12 @@ def test_each_lane_fills_its_tables(kind: LaneKind, lane: Lane, play: Play) -> N
     """A table without a source would be missing on every host, unnoticed."""
     play(everything())
     collector = lane(kind)
-    said = turn(collector)
-    assert (said.outcome, said.message) == (CollectOutcome.OK, "")
+    result = turn(collector)
+    assert (result.outcome, result.message) == (CollectOutcome.OK, "")
     device_kind = collector.name.rpartition("_")[0]
     tables = {n for n, signals in TABLES.items() if signals[0].device_kind == device_kind}
-    assert {block.table for block in said.blocks} == tables
-    for block in said.blocks:
+    assert {block.table for block in result.blocks} == tables
+    for block in result.blocks:
         assert block.rows and all(present(named(block, r)) for r in range(block.rows))
         assert all(device.startswith(("GPU-", "MIG-")) for device in block.devices)
 
@@ -154,9 +154,9 @@ def test_each_lane_fills_its_tables(kind: LaneKind, lane: Lane, play: Play) -> N
 @pytest.mark.parametrize("kind", LANES)
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
     """Most machines have no GPU, which is not an error."""
-    said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
-    assert said.outcome is CollectOutcome.NO_DATA
-    assert said.message.startswith("no NVML: ")
+    result = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
+    assert result.outcome is CollectOutcome.NO_DATA
+    assert result.message.startswith("no NVML: ")
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_a_lost_gpu_costs_no_neighbour(kind: LaneKind, lane: Lane, play: Play) -
     collector = lane(kind)
     assert turn(collector).outcome is CollectOutcome.OK
     scenario.step(1)
-    said = turn(collector)
-    assert (said.outcome, said.message) == (CollectOutcome.OK, "")
-    for block in said.blocks:
+    result = turn(collector)
+    assert (result.outcome, result.message) == (CollectOutcome.OK, "")
+    for block in result.blocks:
         values = {d: present(named(block, row)) for row, d in enumerate(block.devices)}
         of_lost = [v for d, v in values.items() if "00000001" in d]
         assert not any(of_lost), block.table
@@ -244,9 +244,9 @@ def test_a_gpu_that_answers_with_an_error_is_named(kind: LaneKind, lane: Lane, p
     collector = lane(kind)
     turn(collector)
     scenario.step(1)
-    said = turn(collector)
-    assert said.outcome is CollectOutcome.BLIND and len(said.blocks) > 0
-    assert said.message.startswith(f"GPU {devices[1].address}: nvml")
+    result = turn(collector)
+    assert result.outcome is CollectOutcome.BLIND and len(result.blocks) > 0
+    assert result.message.startswith(f"GPU {devices[1].address}: nvml")
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Play) -> None:
@@ -258,9 +258,9 @@ def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Pla
     play(devices)
     collector = lane(GpuFabric)
     for _ in range(3):
-        said = turn(collector)
-        assert said.outcome is CollectOutcome.BLIND and said.blocks[0].rows == 2
-        assert said.message.startswith(f"GPU {devices[1].address}: nvmlDeviceGetHandleByPciBusId")
+        result = turn(collector)
+        assert result.outcome is CollectOutcome.BLIND and result.blocks[0].rows == 2
+        assert result.message.startswith(f"GPU {devices[1].address}: nvmlDeviceGetHandleByPciBusId")
 
 
 @pytest.mark.parametrize("kind", LANES)
@@ -274,7 +274,7 @@ def test_a_gpu_that_comes_back_is_found_again(kind: LaneKind, lane: Lane, play: 
     first = turn(collector)
     scenario.step(1)
     turns = [turn(collector) for _ in range(61 if collector.pace == "1s" else 7)]
-    assert all(said.outcome is CollectOutcome.OK for said in turns)
+    assert all(turn.outcome is CollectOutcome.OK for turn in turns)
     assert len(first.blocks[0].devices) < len(turns[-1].blocks[0].devices)
 
 
@@ -313,9 +313,9 @@ def test_a_hang_is_named(lane: Lane, play: Play, tmp_path: Path) -> None:
 def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
     """Eight GPUs with eighteen links: 144 rows, in the units of their names."""
     play(hgx()).step(1)
-    said = turn(lane(NvLinkCollector))
-    changes = rows(said, "nvlink_10s_changes")
-    assert len(changes) == len(rows(said, "nvlink_10s")) == 144
+    result = turn(lane(NvLinkCollector))
+    changes = rows(result, "nvlink_10s_changes")
+    assert len(changes) == len(rows(result, "nvlink_10s")) == 144
     key = "GPU-00000003-1111-2222-3333-444444444444/link17"
     assert present(changes[key]) == {
         "link_state": 1,
@@ -325,7 +325,7 @@ def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
         "recovery_errors": 0,
         "crc_errors": 1,
     }
-    assert present(rows(said, "nvlink_10s")[key]) == {
+    assert present(rows(result, "nvlink_10s")[key]) == {
         "transmitted_data_bytes": 5_120_000_000,
         "received_data_bytes": 6_144_000_000,
     }
@@ -334,15 +334,15 @@ def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
 def test_nvlink_5_is_read_whole(lane: Lane, play: Play) -> None:
     """Blackwell has other counters: recoveries, error ratios, a history of the error correction."""
     play([with_links(gpus(1)[0], 18, BLACKWELL)]).step(1)
-    said = turn(lane(NvLinkCollector))
+    result = turn(lane(NvLinkCollector))
     key = "GPU-00000000-1111-2222-3333-444444444444/link0"
-    errors = rows(said, "nvlink_10s_changes")[key]
+    errors = rows(result, "nvlink_10s_changes")[key]
     assert (errors["malformed_packets_errors"], errors["transmit_discards_packets"]) == (0, 6)
     assert (errors["link_recovery_events"], errors["effective_errors"]) == (2, 5)
     assert errors["effective_bit_error_ratio"] == pytest.approx(3e-12)
     assert errors["symbol_bit_error_ratio"] == pytest.approx(1e-9)
     assert errors["replay_errors"] is None
-    traffic = rows(said, "nvlink_10s")[key]
+    traffic = rows(result, "nvlink_10s")[key]
     assert (traffic["fec_history_0_count"], traffic["fec_history_15_count"]) == (10**12, 1)
     assert (traffic["received_bytes"], traffic["transmitted_data_bytes"]) == (2**41, None)
 
@@ -388,14 +388,14 @@ def test_a_gpu_that_does_not_tell_its_links_is_said_and_asked_again(lane: Lane, 
     scenario = play(devices)
     collector = lane(NvLinkCollector)
     for _ in range(2):
-        said = turn(collector)
-        assert said.outcome is CollectOutcome.BLIND
-        assert f"GPU {devices[0].address}: no permission" in said.message
-        assert len(said.blocks[0].devices) == 2
+        result = turn(collector)
+        assert result.outcome is CollectOutcome.BLIND
+        assert f"GPU {devices[0].address}: no permission" in result.message
+        assert len(result.blocks[0].devices) == 2
     scenario.step(1)
-    said = [turn(collector) for _ in range(8)][-1]
-    assert said.outcome is CollectOutcome.OK
-    assert len(said.blocks[0].devices) == 4
+    result = [turn(collector) for _ in range(8)][-1]
+    assert result.outcome is CollectOutcome.OK
+    assert len(result.blocks[0].devices) == 4
 
 
 def test_c2c_links_of_a_superchip(lane: Lane, play: Play) -> None:
@@ -429,11 +429,11 @@ def test_each_instance_is_a_device(lane: Lane, play: Play) -> None:
     with_mig(devices[0])
     with_mig(devices[1], 0, 1)
     play([*devices, mig_device(0, 1), mig_device(0, 2, profile=14, start=4)]).step(1)
-    said = turn(lane(MigDevices))
-    assert len(rows(said, "mig_10s")) == 2
+    result = turn(lane(MigDevices))
+    assert len(rows(result, "mig_10s")) == 2
     second = "MIG-00000000-0002-0014-0000-000000000000"
-    assert present(rows(said, "mig_10s")[second]) == {"memory_used_bytes": float(1 << 30)}
-    assert rows(said, "mig_10s_changes")[second] == {
+    assert present(rows(result, "mig_10s")[second]) == {"memory_used_bytes": float(1 << 30)}
+    assert rows(result, "mig_10s_changes")[second] == {
         "gpu_instance_number": 2,
         "compute_instance_number": 0,
         "profile_number": 14,
@@ -504,13 +504,13 @@ def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     else:
         device.lines.append("error nvmlDeviceGetMemoryInfo 4")
     play([gpu, device])
-    said = turn(lane(MigDevices))
-    assert said.outcome is CollectOutcome.BLIND
-    assert f"GPU {gpu.address}" in said.message
-    assert len(said.message) <= MESSAGE_CHARACTERS_MAX
+    result = turn(lane(MigDevices))
+    assert result.outcome is CollectOutcome.BLIND
+    assert f"GPU {gpu.address}" in result.message
+    assert len(result.message) <= MESSAGE_CHARACTERS_MAX
     line = mig_monitor_line(replace(roots, proc=Path("/proc"), dev=Path("/dev")))
     assert len(f"GPU {gpu.address}: MIG: no permission; {line}") <= MESSAGE_CHARACTERS_MAX
-    assert bool(said.blocks) != whole
+    assert bool(result.blocks) != whole
 
 
 def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0) -> None:
@@ -600,8 +600,10 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
     collector, starts = lane(GpuProcesses), []
     for ticks in (100, 900):
         list_in_proc(roots, 4242, ticks)
-        said = [turn(collector) for _ in range(UNCHANGED_TURNS_MAX + 1)]  # NVML's list is the same
-        row = rows(said[-1], "gpu_process_1s_changes")[f"{gpu.uuid}/4242"]
+        reported = [
+            turn(collector) for _ in range(UNCHANGED_TURNS_MAX + 1)
+        ]  # NVML's list is the same
+        row = rows(reported[-1], "gpu_process_1s_changes")[f"{gpu.uuid}/4242"]
         starts.append(row["start_nanoseconds"])
     assert starts[0] != starts[1]
 
@@ -644,8 +646,8 @@ def test_a_process_that_ends_leaves_no_row(lane: Lane, play: Play) -> None:
 def test_no_process_is_an_empty_table_not_no_data(lane: Lane, play: Play) -> None:
     """An idle GPU has no process, which is known."""
     play(gpus(2))
-    said = turn(lane(GpuProcesses))
-    assert said.outcome is CollectOutcome.OK and said.blocks[0].rows == 0
+    result = turn(lane(GpuProcesses))
+    assert result.outcome is CollectOutcome.OK and result.blocks[0].rows == 0
 
 
 def test_mig_processes_are_kept_apart_by_instance(lane: Lane, play: Play) -> None:
@@ -653,8 +655,8 @@ def test_mig_processes_are_kept_apart_by_instance(lane: Lane, play: Play) -> Non
     gpu = gpus(1)[0]
     gpu.lines += [process(5, 1, instance=1, compute=0), process(5, 2, instance=2, compute=0)]
     play([gpu])
-    found = rows(turn(lane(GpuProcesses)), "gpu_process_1s_changes")
-    assert {device: row["memory_used_bytes"] for device, row in found.items()} == {
+    result = rows(turn(lane(GpuProcesses)), "gpu_process_1s_changes")
+    assert {device: row["memory_used_bytes"] for device, row in result.items()} == {
         f"{gpu.uuid}/gi1/ci0/5": 1.0,
         f"{gpu.uuid}/gi2/ci0/5": 2.0,
     }
@@ -666,9 +668,9 @@ def test_a_garbage_count_costs_its_gpu_only(lane: Lane, play: Play) -> None:
     devices[0].values["mps_count"] = 4_294_967_294
     devices[1].lines.append(process(9))
     play(devices)
-    said = turn(lane(GpuProcesses))
-    assert said.outcome is CollectOutcome.BLIND and "4294967294 processes" in said.message
-    assert said.blocks[0].devices == (f"{devices[1].uuid}/9",)
+    result = turn(lane(GpuProcesses))
+    assert result.outcome is CollectOutcome.BLIND and "4294967294 processes" in result.message
+    assert result.blocks[0].devices == (f"{devices[1].uuid}/9",)
 
 
 PROCESSES = st.builds(
@@ -688,20 +690,20 @@ def test_merging_loses_no_process_and_adds_no_memory(processes: list[Process]) -
     places = [(p.pid, p.gpu_instance, p.compute_instance) for p in whole]
     assert len(places) == len(set(places))
     assert set(places) == {(p.pid, p.gpu_instance, p.compute_instance) for p in processes}
-    for one in whole:
-        same = [p for p in processes if (p.pid, *p[2:4]) == (one.pid, *one[2:4])]
+    for merged in whole:
+        same = [p for p in processes if (p.pid, *p[2:4]) == (merged.pid, *merged[2:4])]
         known = [p.memory_bytes for p in same if p.memory_bytes is not None]
-        assert one.memory_bytes == (max(known) if known else None)
-        assert all(one.kinds & p.kinds for p in same)
+        assert merged.memory_bytes == (max(known) if known else None)
+        assert all(merged.kinds & p.kinds for p in same)
 
 
 @given(st.lists(PROCESSES, unique_by=lambda p: (p.pid, p.gpu_instance, p.compute_instance)))
 def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
     """Two rows with one key are one row too few."""
-    told = [p for p in processes if p.gpu_instance is not None or p.compute_instance is None]
-    keys = [process_key("GPU-1", p) for p in told]
-    assert len(set(keys)) == len(told)
-    assert all(key.rpartition("/")[2] == str(p.pid) for key, p in zip(keys, told, strict=True))
+    reported = [p for p in processes if p.gpu_instance is not None or p.compute_instance is None]
+    keys = [process_key("GPU-1", p) for p in reported]
+    assert len(set(keys)) == len(reported)
+    assert all(key.rpartition("/")[2] == str(p.pid) for key, p in zip(keys, reported, strict=True))
 
 
 def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> None:
@@ -756,7 +758,7 @@ def test_no_mask_is_no_health() -> None:
 @given(st.integers(0, 255), st.integers(-1, 2**32 - 1), st.integers(0, 255))
 def test_a_fabric_of_garbage_has_no_state(state: int, clique: int, summary: int) -> None:
     """A GPU whose memory reads as ones had `registration state 255`, and looked healthy."""
-    said = values_of(Fabric(bytes(16), state, 0, clique, 2**32 - 1, summary))
-    assert said[0] == (state if state <= 3 else None)
-    assert said[2] in (None, clique) and said[2] != 2**32 - 1
-    assert said[-1] == (summary if summary in (1, 2, 3) else None)
+    reported = values_of(Fabric(bytes(16), state, 0, clique, 2**32 - 1, summary))
+    assert reported[0] == (state if state <= 3 else None)
+    assert reported[2] in (None, clique) and reported[2] != 2**32 - 1
+    assert reported[-1] == (summary if summary in (1, 2, 3) else None)

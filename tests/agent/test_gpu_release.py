@@ -135,7 +135,7 @@ class Host:
         """Start a releaser like an agent: releases of an earlier agent stay in force."""
         file = ReleaseStateFile(self.root, b"boot")
         before = file.read(self.clock.now_ns)
-        self.samplers.until_ns = {each.address: each.until_ns for each in before}
+        self.samplers.until_ns = {released.address: released.until_ns for released in before}
         nodes = {"nvidia0": A, "nvidia1": B}
         return GpuReleaser(
             cast(Any, self.samplers),
@@ -186,8 +186,8 @@ def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: Host) -> Non
     host.samplers.holding, host.samplers.stuck = True, [Stuck(), Stuck("x", state=State.WELL)]
     host.release()
     host.later(RELEASE_NS_MAX / SECOND_NS)
-    words = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
-    assert host.answers == [[UnreleasedHandle("", 0, words)]]
+    message = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
+    assert host.answers == [[UnreleasedHandle("", 0, message)]]
     assert host.samplers.released() != {}, "it stays let go of"
 
 
@@ -219,7 +219,7 @@ def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
 def test_it_is_taken_back_at_its_expiry_and_told(host: Host) -> None:
     host.release(A, seconds=600)
     host.later(599)
-    assert [each.address for each in host.way.released()] == [A]
+    assert [released.address for released in host.way.released()] == [A]
     host.later(2)
     assert host.way.released() == []
     assert host.words()[-1] == (A, 1, f"resumed: {A} (its release expired)")
@@ -245,7 +245,7 @@ def test_the_drivers_line_names_its_gpu() -> None:
 def test_resume_takes_back_only_what_is_named(host: Host) -> None:
     host.release(A, B)
     assert host.way.resume(frozenset((B, "0000:ff:00.0"))) == [B]
-    assert [each.address for each in host.way.released()] == [A]
+    assert [released.address for released in host.way.released()] == [A]
     assert host.way.resume(frozenset((B,))) == []
 
 
@@ -265,11 +265,11 @@ def test_the_longer_of_two_times_stands(host: Host) -> None:
     host.release(A, seconds=7200)
     host.release(A, B, seconds=60)
     host.later(61)
-    assert [each.address for each in host.way.released()] == [A]
+    assert [released.address for released in host.way.released()] == [A]
     host.release(seconds=7200)
     host.release(seconds=60)
     host.later(61)
-    assert None in [each.address for each in host.way.released()]
+    assert None in [released.address for released in host.way.released()]
     assert host.way.resume(None) and not host.way.released()
 
 
@@ -551,12 +551,12 @@ def test_however_it_storms_each_rest_begins_seldom_and_none_is_missed(
     began: dict[str, int] = {}
     for seconds, code, device in steps:
         now_ns += seconds * SECOND_NS
-        found = rests.check(xid(code, device, now_ns), now_ns)
+        result = rests.check(xid(code, device, now_ns), now_ns)
         wanted = code in HANGING_XIDS and device != "x"
         since_ns = now_ns - began.get(device, -REPEAT_NS_MIN)
-        assert (found is not None) == (wanted and since_ns >= REPEAT_NS_MIN)
-        if found:
-            assert found == (device, HANGING_XIDS[code])
+        assert (result is not None) == (wanted and since_ns >= REPEAT_NS_MIN)
+        if result:
+            assert result == (device, HANGING_XIDS[code])
             began[device] = now_ns
 
 

@@ -40,9 +40,9 @@ NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
-    made = GpuHost(tmp_path, library, monkeypatch)
-    yield made
-    made.session.close()
+    gpu_host = GpuHost(tmp_path, library, monkeypatch)
+    yield gpu_host
+    gpu_host.session.close()
 
 
 @pytest.fixture
@@ -130,8 +130,8 @@ def test_a_gpu_that_kills_whoever_asks_it_is_left_alone(host: GpuHost) -> None:
     for lane in (host.second(), host.ten_seconds(), host.minute()):
         rows = read(host.turn(lane).blocks)
         assert list(rows) == [gpu.uuid for gpu in devices]
-        said = {name for name, value in rows[devices[2].uuid].items() if value is not None}
-        assert said <= {"counter_epoch_count", "driver_updating_state"} | {
+        readings = {name for name, value in rows[devices[2].uuid].items() if value is not None}
+        assert readings <= {"counter_epoch_count", "driver_updating_state"} | {
             "driver_calls_count",
             "driver_calls_left_out_count",
         }
@@ -204,8 +204,8 @@ def test_when_all_are_left_alone_nvml_is_not_even_opened(
         rows = host.read(lane)
         assert [row["lost_state"] for row in rows.values()] == [None, None]
     assert ctypes.CDLL(library).fake_nvml_users() == 0
-    said = host.turn(NvLinkCollector(host.roots))
-    assert (said.outcome, said.message) == (CollectOutcome.NO_DATA, "all GPUs are skipped")
+    readings = host.turn(NvLinkCollector(host.roots))
+    assert (readings.outcome, readings.message) == (CollectOutcome.NO_DATA, "all GPUs are skipped")
     host.play(devices)
     spare(host)
     assert [row["lost_state"] for row in host.read(lane).values()] == [0, 0]
@@ -274,9 +274,9 @@ def test_garbage_of_one_gpu_costs_no_neighbour(host: GpuHost) -> None:
     talks_garbage(devices[1])
     host.play(devices)
     for lane in (host.second(), host.ten_seconds(), host.minute()):
-        said = host.turn(lane)
-        assert said.outcome in (CollectOutcome.OK, CollectOutcome.BLIND)
-        rows = read(said.blocks)
+        readings = host.turn(lane)
+        assert readings.outcome in (CollectOutcome.OK, CollectOutcome.BLIND)
+        rows = read(readings.blocks)
         assert len(rows) == 3
         for name, value in rows[devices[1].uuid].items():
             assert value is None or value < 2**63 or name.endswith("_flags"), name
@@ -339,15 +339,15 @@ def test_calls_are_capped_counted_and_the_cap_is_told_once(host: GpuHost) -> Non
     # skipped: missing, but not a failure
     assert rows[devices[0].uuid]["temperature_celsius"] is None
     assert rows[devices[0].uuid]["calls_failed_errors"] == 0
-    said = read(host.turn(slow, 2).blocks)[devices[0].uuid]
-    assert (said["driver_calls_left_out_count"] or 0) > account.left_out
-    assert said["driver_calls_count"] == nvml.account(devices[0].address).calls
-    told = [event for event in host.events if event.name == "gpu.driver_calls_capped"]
-    assert [event.device for event in told] == [gpu.uuid for gpu in devices]
+    readings = read(host.turn(slow, 2).blocks)[devices[0].uuid]
+    assert (readings["driver_calls_left_out_count"] or 0) > account.left_out
+    assert readings["driver_calls_count"] == nvml.account(devices[0].address).calls
+    capped = [event for event in host.events if event.name == "gpu.driver_calls_capped"]
+    assert [event.device for event in capped] == [gpu.uuid for gpu in devices]
     links = NvLinkCollector(host.roots)
     links._session.open()
-    words = host.turn(links).message
-    assert "left out, over 120 calls a second" in words
+    message = host.turn(links).message
+    assert "left out, over 120 calls a second" in message
     nvml.cap(0)
     assert host.read(lane)[devices[0].uuid]["temperature_celsius"] == 41
 
@@ -395,8 +395,8 @@ def test_processes_that_open_accounts_at_the_same_time_mix_up_none() -> None:
         children.append(child)
     gate[0] = 1
     assert {os.waitpid(child, 0)[1] for child in children} == {0}
-    found = {each.address: each.uuid for each in nvml.accounts() if each.address}
-    assert found == {
+    result = {account.address: account.uuid for account in nvml.accounts() if account.address}
+    assert result == {
         f"{number:04x}:{gpu:02x}:00.0": f"GPU-{number}-{gpu}"
         for number in range(4)
         for gpu in range(30)
@@ -422,8 +422,8 @@ def test_the_rows_that_are_looked_at_are_those_that_changed(
     last: list[int | None] | None = None
     known: list[int | None] = [None] * 6
     for turn in turns:
-        for at, value in enumerate(turn):
-            ints[at], valid[at] = value or 0, value is not None
+        for index, value in enumerate(turn):
+            ints[index], valid[index] = value or 0, value is not None
         seen = [None if value is None else value & mask for value in turn]
         differ = [
             r

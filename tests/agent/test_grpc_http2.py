@@ -97,8 +97,8 @@ def test_a_refusal_is_told_in_its_words(
     terminal.
     """
     session, server, call = registering()
-    found = session.receive(server.answer(call, HEAD + trailers))
-    assert found == [CallEnd(call, REGISTER, status, words)]
+    result = session.receive(server.answer(call, HEAD + trailers))
+    assert result == [CallEnd(call, REGISTER, status, words)]
 
 
 def test_the_stream_carries_messages_both_ways_until_it_ends() -> None:
@@ -112,8 +112,8 @@ def test_the_stream_carries_messages_both_ways_until_it_ends() -> None:
     assert [TelemetryBatch.FromString(m).sequence for m in server.messages(call)] == [1, 2]
     acks = [IngestAck(credit_frames=n) for n in (1, 2, 3)]
     data = server.answer(call, HEAD, *(framed(a.SerializeToString()) for a in acks), end=False)
-    found = [answer for byte in data for answer in session.receive(bytes((byte,)))]
-    assert found == [CallResponse(call, "StreamTelemetry", ack) for ack in acks]
+    result = [answer for byte in data for answer in session.receive(bytes((byte,)))]
+    assert result == [CallResponse(call, "StreamTelemetry", ack) for ack in acks]
     session.finish(call)
     session.finish(call)  # the socket did not accept the end at once
     server.receive(session.data_to_send())
@@ -171,9 +171,9 @@ def test_messages_arrive_whole_and_in_order_whatever_the_windows(
         elif what == "report":
             session.call(EVENTS, RegisterNodeRequest(), "s-1")
         elif what == "settle":
-            said = server.receive(session.data_to_send(), acknowledge=False)
+            reply = server.receive(session.data_to_send(), acknowledge=False)
             server.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: size})
-            session.receive(said + server.connection.data_to_send())
+            session.receive(reply + server.connection.data_to_send())
             server.receive(session.data_to_send(), acknowledge=False)
         elif what == "carry":
             server.receive(session.data_to_send(), acknowledge=False)
@@ -194,8 +194,8 @@ def test_receipts_never_end_whatever_the_window() -> None:
     session.receive(server.answer(stream, HEAD, end=False))
     ack = IngestAck(refused=[RefusedFrame(sequence=1, reason="x" * 5000)])
     for _ in range(100):
-        said = server.answer(stream, framed(ack.SerializeToString()), end=False)
-        assert [a.message for a in session.receive(said) if isinstance(a, CallResponse)] == [ack]
+        reply = server.answer(stream, framed(ack.SerializeToString()), end=False)
+        assert [a.message for a in session.receive(reply) if isinstance(a, CallResponse)] == [ack]
         server.receive(session.data_to_send())
 
 
@@ -207,7 +207,7 @@ def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) 
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
-    said, wanted = server.answer(stream, HEAD, end=False), []
+    reply, wanted = server.answer(stream, HEAD, end=False), []
     for number, part in enumerate(parts):
         if part in ("ack", "padded"):
             wanted.append(IngestAck(credit_frames=number))
@@ -220,8 +220,12 @@ def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) 
         else:
             server.connection.increment_flow_control_window(1000, stream)
             server.connection.increment_flow_control_window(1000)
-        said += server.connection.data_to_send()
-    got = [a for at in range(0, len(said), step) for a in session.receive(said[at : at + step])]
+        reply += server.connection.data_to_send()
+    got = [
+        a
+        for index in range(0, len(reply), step)
+        for a in session.receive(reply[index : index + step])
+    ]
     assert [answer.message for answer in got if isinstance(answer, CallResponse)] == wanted
     server.receive(session.data_to_send())
     session.send(stream, TelemetryBatch(frame=bytes(65_000 + 1000 * parts.count("widen"))))
@@ -235,15 +239,15 @@ def test_a_big_answer_is_taken_whatever_the_window() -> None:
     server.receive(session.data_to_send())
     answer = ReportEventsResponse(duplicate_event_ids=["x" * 1000] * 300)
     body = framed(answer.SerializeToString())
-    found = session.receive(server.answer(call, HEAD, end=False))
+    result = session.receive(server.answer(call, HEAD, end=False))
     while body:
         size = min(len(body), 16_384, server.connection.local_flow_control_window(call))
         assert size > 0
-        found += session.receive(server.answer(call, body[:size], end=False))
+        result += session.receive(server.answer(call, body[:size], end=False))
         server.receive(session.data_to_send())
         body = body[size:]
-    found += session.receive(server.answer(call, OK))
-    assert found == [CallResponse(call, EVENTS, answer)]
+    result += session.receive(server.answer(call, OK))
+    assert result == [CallResponse(call, EVENTS, answer)]
 
 
 def reset(server: Server, call: int) -> bytes:
@@ -264,13 +268,13 @@ def test_an_end_is_told_whatever_follows_it() -> None:
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
     ack = IngestAck(credit_frames=3)
-    said = server.answer(stream, HEAD, framed(ack.SerializeToString()), end=False)
+    reply = server.answer(stream, HEAD, framed(ack.SerializeToString()), end=False)
     end = b"\0\0\x08\7\0\0\0\0\0" + b"\x7f\xff\xff\xff" + bytes(4)
     for last in (ping(server, stream), server.answer(stream, OK)):
-        said += end + last
-    with pytest.raises(SessionError, match="closes the connection") as told:
-        session.receive(said)
-    assert told.value.received == [CallResponse(stream, "StreamTelemetry", ack)]
+        reply += end + last
+    with pytest.raises(SessionError, match="closes the connection") as raised:
+        session.receive(reply)
+    assert raised.value.received == [CallResponse(stream, "StreamTelemetry", ack)]
 
 
 def ping(server: Server, call: int) -> bytes:
@@ -322,8 +326,8 @@ def test_a_foreign_protocol_is_named(data: bytes, words: str, step: int) -> None
     """The agent got the port of a web server or sshd: report it, and do not wait for more."""
     session = ClientSession("127.0.0.1:22")
     with pytest.raises(SessionError, match=words):
-        for at in range(0, len(data), step):
-            session.receive(data[at : at + step])
+        for index in range(0, len(data), step):
+            session.receive(data[index : index + step])
 
 
 def test_a_frame_too_long_is_told_by_its_head() -> None:
@@ -373,8 +377,8 @@ def refusal(session: ClientSession, data: bytes, step: int) -> str | None:
     None: the data is accepted. Any other error fails the test.
     """
     try:
-        for at in range(0, len(data), step):
-            session.receive(data[at : at + step])
+        for index in range(0, len(data), step):
+            session.receive(data[index : index + step])
             session.data_to_send()
     except SessionError as error:
         return str(error)

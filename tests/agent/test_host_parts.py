@@ -41,9 +41,9 @@ def read(collector: Collector, table: int = 0) -> dict[str, Row | None]:
 
 
 def row(collector: Collector, device: str = "host", table: int = 0) -> Row:
-    found = read(collector, table)[device]
-    assert found is not None
-    return found
+    result = read(collector, table)[device]
+    assert result is not None
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,11 @@ def test_a_core_that_only_serves_interrupts(tmp_path: Path) -> None:
     collector = CpuMinute(Roots(tmp_path, tmp_path))
     assert read(collector) == {"cpu0": None, "cpu1": None}
     write(tmp_path, {"stat": stat((25, 0, 75, 0), (0, 10, 0, 90))})
-    found = read(collector)
-    assert found["cpu0"] is not None and found["cpu1"] is not None
-    assert (found["cpu0"]["busy_ratio"], found["cpu0"]["interrupt_ratio"]) == (0.25, 0.0)
-    assert (found["cpu1"]["busy_ratio"], found["cpu1"]["interrupt_ratio"]) == (1.0, 0.9)
-    assert found["cpu1"]["frequency_hertz"] is None
+    result = read(collector)
+    assert result["cpu0"] is not None and result["cpu1"] is not None
+    assert (result["cpu0"]["busy_ratio"], result["cpu0"]["interrupt_ratio"]) == (0.25, 0.0)
+    assert (result["cpu1"]["busy_ratio"], result["cpu1"]["interrupt_ratio"]) == (1.0, 0.9)
+    assert result["cpu1"]["frequency_hertz"] is None
 
 
 def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
     write(tmp_path, {"stat": stat(*one)})
     assert list(read(collector)) == ["cpu0"]
     write(tmp_path, {"stat": stat((60, 0, 160, 0), (5, 0, 300, 0))})
-    found = read(collector)
-    assert found["cpu1"] is None
-    assert found["cpu0"] is not None and found["cpu0"]["busy_ratio"] == 0.5
+    result = read(collector)
+    assert result["cpu1"] is None
+    assert result["cpu0"] is not None and result["cpu0"]["busy_ratio"] == 0.5
 
 
 def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
     collector = NumaTenSeconds(Roots(tmp_path, tmp_path))
     assert read(collector) == {"node0": None, "node1": None}
     write(tmp_path, {"stat": stat((0, 0, 50, 0), (0, 0, 50, 0), (50, 0, 0, 0), (0, 0, 50, 0))})
-    found = read(collector)
-    busy = [(r["cpu_busy_ratio"], r["cpu_busiest_core_ratio"]) for r in found.values() if r]
+    result = read(collector)
+    busy = [(r["cpu_busy_ratio"], r["cpu_busiest_core_ratio"]) for r in result.values() if r]
     assert busy == [(0.0, 0.0), (0.5, 1.0)]
 
 
@@ -156,9 +156,9 @@ def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
             f"{folder}/thermal_throttle/package_throttle_total_time_ms": "90\n",
         }
     write(tmp_path, files)
-    found = row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)
-    assert found["cpu_core_throttles_count"] == 11
-    assert (found["cpu_throttles_count"], found["cpu_throttled_milliseconds"]) == (7, 90)
+    result = row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)
+    assert result["cpu_core_throttles_count"] == 11
+    assert (result["cpu_throttles_count"], result["cpu_throttled_milliseconds"]) == (7, 90)
     write(tmp_path, {"devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "N/A\n"})
     assert (
         row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)["cpu_core_throttles_count"] is None
@@ -182,8 +182,8 @@ def test_a_sensor_keeps_its_name_when_the_numbers_change(tmp_path: Path) -> None
 def test_two_chips_of_one_name_stay_apart(tmp_path: Path) -> None:
     """Two chips without a device: both are reported, in numeric order, 10 after 2."""
     write(tmp_path, {f"class/hwmon/hwmon{n}/name": "acpi\n" for n in (10, 2)})
-    found = {name: folder.name for name, folder in chips(tmp_path).items()}
-    assert found == {"acpi": "hwmon2", "acpi#2": "hwmon10"}
+    result = {name: folder.name for name, folder in chips(tmp_path).items()}
+    assert result == {"acpi": "hwmon2", "acpi#2": "hwmon10"}
 
 
 def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> None:
@@ -208,10 +208,10 @@ def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder)
     assert row(collector, "mc0/dimm1")["corrected_errors"] == 16
     assert row(collector, "mc0")["corrected_unlocated_errors"] == 1
     assert row(collector, "mc1/csrow0")["uncorrected_errors"] == 1
-    found = read(collector)
-    assert "mc0/csrow0" not in found
-    assert found["mc1/csrow0/ch1"] is None  # `N/A`
-    lost = found["mc1/csrow0/ch0"]
+    result = read(collector)
+    assert "mc0/csrow0" not in result
+    assert result["mc1/csrow0/ch1"] is None  # `N/A`
+    lost = result["mc1/csrow0/ch0"]
     assert lost is not None and lost["uncorrected_errors"] == 1, "the channel names the DIMM"
 
 
@@ -254,19 +254,19 @@ def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
 
 def test_a_clock_that_nobody_keeps() -> None:
     """The time daemon died: the state shows it at once, while the offset keeps its last value."""
-    found = clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
-    assert (found.synchronised, found.leap_state, found.error_max_seconds) == (False, 5, 16.0)
+    result = clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
+    assert (result.synchronised, result.leap_state, result.error_max_seconds) == (False, 5, 16.0)
 
 
 @given(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 7))
 def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: clock.Timex) -> None:
     """Garbage in a struct of another layout: plausible values, or missing."""
-    found = clock.parse_timex(answer)
-    assert found.offset_seconds is None or abs(found.offset_seconds) <= 1
-    for error in (found.error_estimated_seconds, found.error_max_seconds):
+    result = clock.parse_timex(answer)
+    assert result.offset_seconds is None or abs(result.offset_seconds) <= 1
+    for error in (result.error_estimated_seconds, result.error_max_seconds):
         assert error is None or 0 <= error <= 16
-    assert found.leap_state is None or 0 <= found.leap_state <= 5
-    assert found.status_flags is None or found.status_flags >= 0
+    assert result.leap_state is None or 0 <= result.leap_state <= 5
+    assert result.status_flags is None or result.status_flags >= 0
 
 
 def test_this_machines_clock_is_really_asked() -> None:
@@ -276,10 +276,10 @@ def test_this_machines_clock_is_really_asked() -> None:
     assert error_max >= 0 and error_estimated >= 0 and abs(tai) < 1000
     turn = run_collector(ClockTenSeconds(Roots()), StoppedClock())
     assert turn.outcome is CollectOutcome.OK, turn.message
-    found = dict(rows_of(turn.blocks[0]))["host"]
-    assert found is not None
-    assert found["synchronised_state"] == int(not status & clock.STA_UNSYNC)
-    assert found["error_max_seconds"] is not None
+    result = dict(rows_of(turn.blocks[0]))["host"]
+    assert result is not None
+    assert result["synchronised_state"] == int(not status & clock.STA_UNSYNC)
+    assert result["error_max_seconds"] is not None
 
 
 def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
@@ -297,8 +297,8 @@ def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
 
 def test_a_folders_clock_is_handed_in() -> None:
     """All values of a reading arrive, each in its column."""
-    found = row(ClockTenSeconds(Roots(), lambda: (1, 0x2011, 500, 65536, 1500, 25, 37)))
-    assert found == {
+    result = row(ClockTenSeconds(Roots(), lambda: (1, 0x2011, 500, 65536, 1500, 25, 37)))
+    assert result == {
         "offset_seconds": pytest.approx(5e-7),
         "error_estimated_seconds": 25e-6,
         "error_max_seconds": 1500e-6,
@@ -330,10 +330,10 @@ def test_settings_that_somebody_changed(tmp_path: Path) -> None:
             "devices/system/cpu/intel_pstate/no_turbo": "1\n",
         },
     )
-    found = row(collector)
-    assert found["idle_latency_max_microseconds"] == 170.0
-    assert found["transparent_hugepages_state"] == 2
-    assert (found["clocksource_state"], found["turbo_state"]) == (10, 0)
+    result = row(collector)
+    assert result["idle_latency_max_microseconds"] == 170.0
+    assert result["transparent_hugepages_state"] == 2
+    assert (result["clocksource_state"], result["turbo_state"]) == (10, 0)
 
 
 def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
@@ -350,19 +350,19 @@ def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
 
 def test_settings_of_this_machine_are_true() -> None:
     """Compared with the files themselves."""
-    found = row(SettingsMinute(Roots()))
+    result = row(SettingsMinute(Roots()))
     tainted = int(Path("/proc/sys/kernel/tainted").read_text())
-    assert found["kernel_taint_flags"] == tainted
-    assert found["process_ids_max_count"] == int(Path("/proc/sys/kernel/pid_max").read_text())
-    handles = found["open_files_count"]
+    assert result["kernel_taint_flags"] == tainted
+    assert result["process_ids_max_count"] == int(Path("/proc/sys/kernel/pid_max").read_text())
+    handles = result["open_files_count"]
     assert handles is not None and handles > 0
 
 
 def test_every_setting_of_the_catalogue_has_a_reader(h100: hosts.HostFolder) -> None:
     """A row without a reader is a permanently empty column."""
-    found = row(SettingsMinute(h100.roots))
-    assert set(found) == {s.column for s in TABLES["settings_60s"]}
-    assert [name for name, value in found.items() if value is None] == []
+    result = row(SettingsMinute(h100.roots))
+    assert set(result) == {s.column for s in TABLES["settings_60s"]}
+    assert [name for name, value in result.items() if value is None] == []
 
 
 #: Possible content in place of the kernel's keywords and numbers.

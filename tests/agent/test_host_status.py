@@ -37,9 +37,9 @@ def answers(host: Host, tmp_path: Path, **settings: Any) -> HostStatus:
         run_folder=str(tmp_path / "run"),
         **settings,
     )
-    made = HostStatus(config, host.latest, host, BOOT, gpus=lambda: {GPU: "0000:9b:00.0"})
-    host.findings = made.findings
-    return made
+    host_status = HostStatus(config, host.latest, host, BOOT, gpus=lambda: {GPU: "0000:9b:00.0"})
+    host.findings = host_status.findings
+    return host_status
 
 
 def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
@@ -47,10 +47,10 @@ def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
     policy, any signal may be requested.
     """
     read = [Block("gpu_1s", ["GPU-a"]), Block("net_1s", ["eth0"])]
-    some, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
-    for latest in (some, every):
+    selected, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
+    for latest in (selected, every):
         latest.update(0, read)
-    assert some.tables.keys() == {"gpu_1s"} and every.tables.keys() == {"gpu_1s", "net_1s"}
+    assert selected.tables.keys() == {"gpu_1s"} and every.tables.keys() == {"gpu_1s", "net_1s"}
     assert judged_tables(AgentConfig(metrics_listen="127.0.0.1:9400")) is None
     assert judged_tables(AgentConfig(policy_file=str(tmp_path / "policy.toml"))) is None
 
@@ -58,10 +58,10 @@ def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
 def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: Path) -> None:
     """A clean-up of /run removed it: the host's prologs took the agent for dead."""
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made)
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
     shutil.rmtree(tmp_path / "run")
-    second(host, made, 12)
+    second(host, host_status, 12)
     assert (tmp_path / "run/status.json").exists()
 
 
@@ -75,45 +75,45 @@ def test_an_event_is_judged_when_it_comes(tmp_path: Path) -> None:
 
     def names() -> list[str]:
         shown = json.loads((tmp_path / "run/status.json").read_text())
-        return [one["name"] for one in shown["findings"]]
+        return [entry["name"] for entry in shown["findings"]]
 
-    made = answers(host, tmp_path)
-    made.post_with(post)
-    second(host, made)
-    made.observe(xid_event(79, host.now_ns))
-    made.observe(xid_event(31, host.now_ns))
+    host_status = answers(host, tmp_path)
+    host_status.post_with(post)
+    second(host, host_status)
+    host_status.observe(xid_event(79, host.now_ns))
+    host_status.observe(xid_event(31, host.now_ns))
     assert len(posted) == 1 and names() == []  # one pass for both
     posted.pop()()
     assert names()[:1] == ["xid79"]
-    assert "xid79" in made.health_check().output
+    assert "xid79" in host_status.health_check().output
 
 
 def test_a_storm_of_events_is_judged_so_often_and_no_more(tmp_path: Path) -> None:
     """Each of a thousand incidents wrote the status, while the samplers waited."""
     host, writes, full = Host(), list[int](), list[bool]()
-    made = answers(host, tmp_path)
+    host_status = answers(host, tmp_path)
 
     def post(callback: Callable[[], None]) -> bool:
         if not full:
             callback()
         return not full
 
-    made.post_with(post)
-    made.observe(xid_event(79, host.now_ns))
-    assert made.file.writes == 0, "nothing was read yet: what it says would be of nothing"
+    host_status.post_with(post)
+    host_status.observe(xid_event(79, host.now_ns))
+    assert host_status.file.writes == 0, "nothing was read yet: what it says would be of nothing"
     for _ in range(2):
-        second(host, made)
-        before = made.file.writes
+        second(host, host_status)
+        before = host_status.file.writes
         for number in range(100):
-            made.observe(xid_event(62, host.now_ns, f"0000:{number:02x}:00"))
-        writes.append(made.file.writes - before)
+            host_status.observe(xid_event(62, host.now_ns, f"0000:{number:02x}:00"))
+        writes.append(host_status.file.writes - before)
     assert writes == [EARLY_UPDATES_MAX] * 2
     full.append(True)
-    second(host, made)
-    made.observe(xid_event(95, host.now_ns))  # no capacity to request a pass
+    second(host, host_status)
+    host_status.observe(xid_event(95, host.now_ns))  # no capacity to request a pass
     full.clear()
-    made.observe(xid_event(95, host.now_ns))
-    assert any(one.name == "xid95" for one in made.findings.findings)
+    host_status.observe(xid_event(95, host.now_ns))
+    assert any(finding.name == "xid95" for finding in host_status.findings.findings)
 
 
 def xid_event(code: int, now_ns: int, address: str = "0000:9b:00") -> HealthEvent:
@@ -140,28 +140,28 @@ def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
     after the other.
     """
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
-    assert made.health_check(["--no-slurm"]).success
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    assert host_status.health_check(["--no-slurm"]).success
     host.event("gpu.xid", 79)
-    second(host, made)
-    healthy = made.health_check()
+    second(host, host_status)
+    healthy = host_status.health_check()
     assert (healthy.success, healthy.exit_code, healthy.error) == (True, 0, "")
     assert json.loads(healthy.output)["fail_count"] == 0
     assert json.loads(healthy.output)["findings"] == [f"xid79 {GPU}: GPU has fallen off the bus"]
-    made.permit.update(RegisterNodeResponse(permit=Permit(seconds=60, reason="ops: trial")))
-    second(host, made)
-    barred = made.health_check()
+    host_status.permit.update(RegisterNodeResponse(permit=Permit(seconds=60, reason="ops: trial")))
+    second(host, host_status)
+    barred = host_status.health_check()
     assert (barred.success, barred.exit_code) == (False, 1)
-    said = json.loads(barred.output)
-    assert (said["fail_count"], said["failed_checks"]) == (1, ["xid79 0000:9b:00.0"])
-    made.permit.update(ack(0))
-    second(host, made)
-    assert made.health_check().success
-    made.permit.update(ack(4_000_000))  # a permit of weeks at once is not accepted
-    second(host, made)
-    assert not made.health_check().success
-    second(host, made, 60)
-    assert made.health_check().success
+    reported = json.loads(barred.output)
+    assert (reported["fail_count"], reported["failed_checks"]) == (1, ["xid79 0000:9b:00.0"])
+    host_status.permit.update(ack(0))
+    second(host, host_status)
+    assert host_status.health_check().success
+    host_status.permit.update(ack(4_000_000))  # a permit of weeks at once is not accepted
+    second(host, host_status)
+    assert not host_status.health_check().success
+    second(host, host_status, 60)
+    assert host_status.health_check().success
 
 
 def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
@@ -169,43 +169,43 @@ def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
     forever.
     """
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
-    made.permit.update(ack())
-    second(host, made)
-    assert not made.health_check().success
+    host_status.permit.update(ack())
+    second(host, host_status)
+    assert not host_status.health_check().success
     host.now_ns += 29 * SECOND
-    assert not made.health_check().success
+    assert not host_status.health_check().success
     host.now_ns += SECOND
-    assert made.health_check().success
+    assert host_status.health_check().success
 
 
 def test_the_file_is_written_when_something_changed_and_every_ten_seconds(tmp_path: Path) -> None:
     """One write a second on ten thousand hosts is too many; a minute of silence looks dead."""
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made, 60)
-    assert made.file.writes == 6
+    host_status = answers(host, tmp_path)
+    second(host, host_status, 60)
+    assert host_status.file.writes == 6
     host.event("gpu.xid", 79)
-    second(host, made)
-    assert made.file.writes == 7
+    second(host, host_status)
+    assert host_status.file.writes == 7
     path = tmp_path / "run" / "status.json"
     read = verdict.parse(path.read_bytes())
-    assert [one["name"] for one in read["findings"]] == ["xid79"]
+    assert [entry["name"] for entry in read["findings"]] == ["xid79"]
     assert path.stat().st_mode & 0o777 == 0o644
-    assert [one.name for one in path.parent.iterdir()] == ["status.json"]
-    made.close()
+    assert [entry.name for entry in path.parent.iterdir()] == ["status.json"]
+    host_status.close()
     assert not path.exists()
 
 
 def test_the_file_is_bounded_and_readable_whatever_stands(tmp_path: Path) -> None:
     """Four hundred faulty links with long names: the most severe are shown, the rest counted."""
     host = Host()
-    made = answers(host, tmp_path)
+    host_status = answers(host, tmp_path)
     for number in range(400):
         host.event("disk.error", device=f"{number}" + "x" * 5000, message="y" * 5000)
     host.event("gpu.xid", 79)
-    second(host, made)
+    second(host, host_status)
     content = (tmp_path / "run" / "status.json").read_bytes()
     assert len(content) <= verdict.STATUS_BYTES_MAX
     assert verdict.parse(content)["findings"][0]["name"] == "xid79"
@@ -215,9 +215,9 @@ def test_a_run_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> No
     """The disk is full, or the folder a file: the socket still answers."""
     (tmp_path / "run").write_text("a file")
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made)
-    assert made.health_check().success and "status.json" in made.file.last_error
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
+    assert host_status.health_check().success and "status.json" in host_status.file.last_error
 
 
 def test_an_unknown_name_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -231,12 +231,12 @@ def test_an_unknown_name_is_refused_at_the_start(tmp_path: Path) -> None:
 def test_a_restart_keeps_what_stands(tmp_path: Path) -> None:
     """XID 79, then an upgrade of the agent: the new one knows it without the kernel's log."""
     host = Host()
-    made = answers(host, tmp_path)
+    host_status = answers(host, tmp_path)
     host.event("gpu.xid", 79)
-    second(host, made, 2)
+    second(host, host_status, 2)
     host = Host(now_ns=host.now_ns)
-    made = answers(host, tmp_path)
-    second(host, made)
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
     assert host.names() == ["xid79"]
 
 
@@ -248,10 +248,10 @@ def test_a_torn_file_of_what_was_kept_is_replaced(
     kept = tmp_path / "state" / "findings.json"
     kept.write_text('{"boot_id": "62')
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made)
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
     assert "findings.json: does not contain findings" in caplog.text
-    assert made.document is not None and made.document["notes"] == []
+    assert host_status.document is not None and host_status.document["notes"] == []
     assert json.loads(kept.read_text())["boot_id"] == BOOT.hex()
 
 
@@ -260,17 +260,17 @@ def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
     a repaired host.
     """
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid95", "xid79"))
+    host_status = answers(host, tmp_path, enforcing=("xid95", "xid79"))
     host.event("gpu.xid", 95)
     host.event("gpu.xid", 79)
     host.read(GPU, {"gpu.energy_joules": 5e6})
-    second(host, made, 600)
+    second(host, host_status, 600)
     for away, sure in ((100, True), (3600, False)):
         later = Host(now_ns=host.now_ns + away * SECOND)
         restarted = answers(later, tmp_path, enforcing=("xid95", "xid79"))
         later.read(GPU, {"gpu.energy_joules": 6e6})
         restarted.update()
-        seen = {one.name: one.enforceable for one in later.findings.findings}
+        seen = {finding.name: finding.enforceable for finding in later.findings.findings}
         assert seen == {"xid95": sure, "xid79": True}, away
 
 
@@ -292,39 +292,41 @@ def test_a_policy_is_checked_taken_and_kept(tmp_path: Path) -> None:
     """Good, then bad, then a restart with the bad one: the last good policy always judges."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
-    made = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
+    host_status = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
     host.read(GPU, {"gpu.lost_state": 7})
     host.after(0)
-    second(host, made)
-    assert made.document is not None and made.document["policy"] == "mine-1 over 1"
-    assert made.document["enforcing"] == ["gpu_busy"]
+    second(host, host_status)
+    assert host_status.document is not None and host_status.document["policy"] == "mine-1 over 1"
+    assert host_status.document["enforcing"] == ["gpu_busy"]
     host.judge()
     assert "gpu_busy" in host.after(2)
     file.write_text(MINE.replace("lost_state", "lots_state"))
-    second(host, made, 21)
-    (note,) = made.document["notes"]
+    second(host, host_status, 21)
+    (note,) = host_status.document["notes"]
     assert "line 3: row 'gpu_busy': no signal is called 'gpu.lots_state'" in note
-    assert made.document["policy"] == "mine-1 over 1"
-    made = answers(Host(), tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
-    made.update()
-    assert made.document is not None
-    assert made.document["policy"] == "mine-1 over 1" and made.document["notes"]
+    assert host_status.document["policy"] == "mine-1 over 1"
+    host_status = answers(Host(), tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
+    host_status.update()
+    assert host_status.document is not None
+    assert host_status.document["policy"] == "mine-1 over 1" and host_status.document["notes"]
 
 
 def test_a_policy_waits_for_its_share(tmp_path: Path) -> None:
     """The first step of a rollout excludes this host: it keeps the old policy, and reports it."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE.replace("share = 1.0", "share = 0.0"))
-    made = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy", "xid79"))
-    second(host, made)
-    assert made.document is not None
+    host_status = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy", "xid79"))
+    second(host, host_status)
+    assert host_status.document is not None
     waits = "mine-1 over 1 waits: this host is not among its 0 %"
-    assert made.document["policy"] == f"{builtin().version}; {waits}"
-    assert made.document["enforcing"] == ["xid79"]
-    assert len(made.document["notes"]) == 1, "but gpu_busy, nothing is wrong: cron would mail it"
+    assert host_status.document["policy"] == f"{builtin().version}; {waits}"
+    assert host_status.document["enforcing"] == ["xid79"]
+    assert len(host_status.document["notes"]) == 1, (
+        "but gpu_busy, nothing is wrong: cron would mail it"
+    )
     file.write_text(MINE)
-    second(host, made, 21)
-    assert (made.document["policy"], made.document["notes"]) == ("mine-1 over 1", [])
+    second(host, host_status, 21)
+    assert (host_status.document["policy"], host_status.document["notes"]) == ("mine-1 over 1", [])
 
 
 def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
@@ -333,30 +335,32 @@ def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
     """
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
-    made = answers(host, tmp_path, policy_file=str(file))
-    second(host, made)
+    host_status = answers(host, tmp_path, policy_file=str(file))
+    second(host, host_status)
     for length in range(len(MINE) + 40, len(MINE) + 43):
         file.write_text(f"{MINE}# {'x' * length}".replace("mine-1", "mine-2"))
-        second(host, made, 10)
-        assert made.document is not None and made.document["policy"] == "mine-1 over 1"
-    second(host, made, 10)
-    assert made.document is not None and made.document["policy"] == "mine-2 over 1"
+        second(host, host_status, 10)
+        assert (
+            host_status.document is not None and host_status.document["policy"] == "mine-1 over 1"
+        )
+    second(host, host_status, 10)
+    assert host_status.document is not None and host_status.document["policy"] == "mine-2 over 1"
 
 
 def test_what_bars_the_host_is_counted_without_a_permit(tmp_path: Path) -> None:
     """The aggregator withholds the permit by this count: it must not fall to 0 for that reason."""
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
-    assert made.blocking_findings() == 0
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    assert host_status.blocking_findings() == 0
     host.event("gpu.xid", 79)
     host.event("gpu.xid", 95)
-    second(host, made)
-    assert made.blocking_findings() == 1
-    made.permit.update(ack())
-    second(host, made)
-    assert made.blocking_findings() == 1
+    second(host, host_status)
+    assert host_status.blocking_findings() == 1
+    host_status.permit.update(ack())
+    second(host, host_status)
+    assert host_status.blocking_findings() == 1
     host.now_ns += 31 * SECOND
-    assert made.blocking_findings() == 0, "the daemon hangs: nothing is known"
+    assert host_status.blocking_findings() == 0, "the daemon hangs: nothing is known"
 
 
 @pytest.mark.parametrize("make", ["missing", "folder", "fifo", "binary", "huge"])
@@ -370,10 +374,10 @@ def test_a_policy_file_that_is_none(make: str, tmp_path: Path) -> None:
     elif make != "missing":
         file.write_bytes(b"\xff\xfe" * (10 if make == "binary" else 200_000))
     host = Host()
-    made = answers(host, tmp_path, policy_file=str(file))
-    second(host, made)
-    assert made.document is not None
-    assert str(file) in made.document["notes"][0] and made.document["policy"] == "1"
+    host_status = answers(host, tmp_path, policy_file=str(file))
+    second(host, host_status)
+    assert host_status.document is not None
+    assert str(file) in host_status.document["notes"][0] and host_status.document["policy"] == "1"
 
 
 class Stuck(IntEnum):
@@ -398,12 +402,12 @@ def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
     """Which device, in which call, for how long: at once when it begins, but not every second."""
     host, devices = Host(), [Hanging()]
     config = AgentConfig(host="h", state_folder=tmp_path / "s", run_folder=str(tmp_path / "r"))
-    made = HostStatus(config, host.latest, host, BOOT, devices=lambda: cast(Any, devices))
-    second(host, made)
+    host_status = HostStatus(config, host.latest, host, BOOT, devices=lambda: cast(Any, devices))
+    second(host, host_status)
     devices[0].hung_seconds = 4.0
-    second(host, made, 2)
-    assert made.file.writes == 1 and made.document is not None
-    assert made.document["devices"] == [
+    second(host, host_status, 2)
+    assert host_status.file.writes == 1 and host_status.document is not None
+    assert host_status.document["devices"] == [
         {
             "lane": "gpu",
             "device": "0000:9b:00.0",
@@ -414,8 +418,8 @@ def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
         }
     ]
     devices.clear()
-    second(host, made)
-    assert made.file.writes == 2 and made.document["devices"] == []
+    second(host, host_status)
+    assert host_status.file.writes == 2 and host_status.document["devices"] == []
 
 
 class Kept:
@@ -439,7 +443,7 @@ def test_an_observer_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture)
     teller.observe(_chokes)
     teller.observe(lambda event: seen.append(event.event_id))
     teller.publish(HealthEvent(name="gpu.xid", code=79))
-    assert [one.event_id for one in queue.events] == seen and seen[0]
+    assert [event.event_id for event in queue.events] == seen and seen[0]
     assert "an observer of events failed" in caplog.text
 
 
@@ -448,13 +452,13 @@ def test_a_judge_that_fails_does_not_end_the_daemon(
 ) -> None:
     """A bug in the findings: logged, and the file becomes outdated, which means exit code 0."""
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
-    made.permit.update(ack())
-    second(host, made)
-    monkeypatch.setattr(made.findings, "evaluate", lambda *_: 1 / 0)
-    second(host, made)
-    assert "judging this host failed" in caplog.text and not made.health_check().success
+    host_status.permit.update(ack())
+    second(host, host_status)
+    monkeypatch.setattr(host_status.findings, "evaluate", lambda *_: 1 / 0)
+    second(host, host_status)
+    assert "judging this host failed" in caplog.text and not host_status.health_check().success
     host.now_ns += 30 * SECOND
-    made.update()
-    assert made.health_check().success
+    host_status.update()
+    assert host_status.health_check().success

@@ -66,12 +66,12 @@ class Heard:
 @contextmanager
 def listening(prefix: str) -> Iterator[tuple[LinkListener, Heard]]:
     """Yield a listener that knows all current links."""
-    heard = Heard()
+    listened = Heard()
     listener = LinkListener(Roots(), is_watched=lambda link: link.name.startswith(prefix))
-    listener.start(heard.teller)
+    listener.start(listened.teller)
     try:
         assert listener.ready.wait(GUARD_SECONDS)
-        yield listener, heard
+        yield listener, listened
     finally:
         listener.close()
         # On a loaded machine `close` returns before the thread has ended.
@@ -85,24 +85,24 @@ def choose(*names: str) -> Callable[[Path], dict[str, Path]]:
 
 def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
     """Each step is reported within moments, in order, and the inventory is requested again."""
-    with listening("glh") as (listener, heard):
-        heard.teller.take_inventory_request()
+    with listening("glh") as (listener, listened):
+        listened.teller.take_inventory_request()
         with veth.pair("glh") as (name, peer):
-            assert heard.until(name, 3).attributes["kind"] == "veth"
-            heard.wants("appeared")
-            heard.until(name, 1)
+            assert listened.until(name, 3).attributes["kind"] == "veth"
+            listened.wants("appeared")
+            listened.until(name, 1)
             veth.switch(peer, False)
-            down = heard.until(name, 0)
+            down = listened.until(name, 0)
             assert down.attributes["previous_state"] == "up"
             assert "switched_on" not in down.attributes  # the far end was switched
-            assert heard.until(peer, 0).attributes["switched_on"] == "no"
+            assert listened.until(peer, 0).attributes["switched_on"] == "no"
             veth.switch(peer, True)
-            assert heard.until(name, 1).attributes["previous_state"] == "down"
-            heard.teller.take_inventory_request()
+            assert listened.until(name, 1).attributes["previous_state"] == "down"
+            listened.teller.take_inventory_request()
             veth.delete(name)
-            gone = heard.until(name, 2)
+            gone = listened.until(name, 2)
             assert gone.boottime_ns <= SystemClock().boottime_ns() and gone.event_id
-            heard.wants("removed")
+            listened.wants("removed")
         row = dict(rows_of(listener.collect()[0]))["host"]
         assert row is not None and row["malformed_count"] == 0 and row["overruns_events"] == 0
         assert row["transitions_events"] and row["transitions_events"] >= 6
@@ -138,16 +138,16 @@ def test_two_interfaces_that_change_their_names() -> None:
     until a restart.
     """
     with veth.pair("gls") as (name, peer), veth.pair("glt") as (other, _):
-        for each in (name, peer, other):
-            veth.switch(each, False)  # older kernels do not rename active interfaces
+        for interface in (name, peer, other):
+            veth.switch(interface, False)  # older kernels do not rename active interfaces
         collector = net.net_1s(Roots(), choose(name, other))
         collector.collect()
         veth.rename(name, "glx0")
         veth.rename(other, name)
         veth.rename("glx0", other)
-        for each in (name, other):
-            row = row_of(collector, "net_1s", each)
-            assert row and row["counter_epoch_count"] == veth.index_of(each)
+        for interface in (name, other):
+            row = row_of(collector, "net_1s", interface)
+            assert row and row["counter_epoch_count"] == veth.index_of(interface)
 
 
 def test_a_replaced_interface_is_no_rate() -> None:
@@ -166,8 +166,8 @@ def test_a_replaced_interface_is_no_rate() -> None:
         old = veth.index_of(name)
         veth.delete(name)
         veth.add(name, peer)
-        for each in (name, peer):
-            veth.switch(each, True)
+        for interface in (name, peer):
+            veth.switch(interface, True)
         veth.wait_until_up(name)
         veth.send(name, 5000)
         assert max(seen.packets(collector, name) for _ in range(3)) < 80
@@ -193,7 +193,7 @@ class Seen:
 
     def _plan(self, name: str, ids: tuple[int, ...]) -> tuple[Any, ...]:
         known = [signal.signal_id for signal in self.tables[name].signals]
-        columns = [known.index(each) for each in ids]
+        columns = [known.index(identifier) for identifier in ids]
         return name, ids, -1, [-1] * len(ids), list(self.tables).index(name), columns, False, 0
 
     def _places(self, host: int, table: int, devices: tuple[str, ...]) -> Indexes:
@@ -211,8 +211,8 @@ class Seen:
         for table in self.tables.values():
             table.advance(table.pending_rows())
         table = self.tables["net_1s"]
-        heard = table.age_seconds(np.array([1], dtype=np.int32), np.array([now]))
-        return float(table.recent("transmitted_packets", heard)[0])
+        listened = table.age_seconds(np.array([1], dtype=np.int32), np.array([now]))
+        return float(table.recent("transmitted_packets", listened)[0])
 
 
 def test_the_driver_is_asked_and_the_gone_interface_costs_no_neighbour() -> None:
@@ -248,19 +248,19 @@ def test_a_storm_of_messages_is_resynchronised() -> None:
                 raise Overrun
             return data
 
-    heard = Heard()
+    listened = Heard()
     with veth.pair("glo") as (name, peer):
         listener = LinkListener(
             Roots(),
             open_socket=Lossy,
             is_watched=lambda link: link.name in (name, peer, f"{name}x"),
         )
-        listener.start(heard.teller)
+        listener.start(listened.teller)
         try:
             assert listener.ready.wait(GUARD_SECONDS)
             lost += [1] * 8
             veth.switch(peer, False)
-            assert heard.until(name, 0).attributes["previous_state"] == "up"
+            assert listened.until(name, 0).attributes["previous_state"] == "up"
             assert listener.overruns >= 1
         finally:
             listener.close()

@@ -36,9 +36,9 @@ def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> inventory.Inventory:
     host = hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
-    found = inventory.read(host.roots)
-    assert found.reason == ""
-    return found
+    listing = inventory.read(host.roots)
+    assert listing.reason == ""
+    return listing
 
 
 def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
@@ -114,12 +114,12 @@ def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None
 
 def test_this_machine_has_an_inventory() -> None:
     """With psutil, pyroute2 and pynvml if they are installed; all keys occur once."""
-    found = inventory.read(Roots())
-    assert found.reason == ""
-    assert {"hostname", "kernel", "cpu_cores"} <= set(found.labels)
-    keys = [(device.kind, device.key) for device in found.devices]
+    listing = inventory.read(Roots())
+    assert listing.reason == ""
+    assert {"hostname", "kernel", "cpu_cores"} <= set(listing.labels)
+    keys = [(device.kind, device.key) for device in listing.devices]
     assert len(keys) == len(set(keys))
-    assert all(isinstance(v, str) for device in found.devices for v in device.attributes.values())
+    assert all(isinstance(v, str) for device in listing.devices for v in device.attributes.values())
 
 
 def test_the_daemons_side_is_light() -> None:
@@ -143,8 +143,10 @@ def test_a_child_that_hangs_is_ended_in_time() -> None:
     """nvmlInit did not return for 45 s; the daemon's thread waits only for its limit."""
     gc.collect()  # an earlier test's child must not be taken for this one
     before = len(os.listdir("/proc/self/fd"))
-    found = run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3)
-    assert found == inventory.Inventory(reason="the inventory took longer than 0.3 s")
+    listing = run(
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3
+    )
+    assert listing == inventory.Inventory(reason="the inventory took longer than 0.3 s")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -176,22 +178,22 @@ def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
 def test_what_was_printed_before_the_hang_is_kept() -> None:
     """A thread in the driver keeps the process from ending; its answer is still complete."""
     line = json.dumps({"devices": [{"kind": "numa", "key": "node0"}], "labels": {}})
-    found = run(f"import signal; print('''{line}''', flush=True); signal.pause()")
-    assert found.devices == (inventory.HostDevice("numa", "node0"),)
-    assert found.reason == ""
+    listing = run(f"import signal; print('''{line}''', flush=True); signal.pause()")
+    assert listing.devices == (inventory.HostDevice("numa", "node0"),)
+    assert listing.reason == ""
 
 
 def test_a_child_that_says_too_much_is_ended() -> None:
     """The parent sets the limits: a broken library must not fill the daemon's memory."""
-    found = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
-    assert found.reason == f"the inventory printed more than {inventory.OUTPUT_BYTES_MAX} bytes"
+    listing = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
+    assert listing.reason == f"the inventory printed more than {inventory.OUTPUT_BYTES_MAX} bytes"
 
 
 def test_a_child_that_dies_is_quoted() -> None:
     """The last line of its error; not a traceback in every log line."""
-    found = run("raise RuntimeError('driver/library version mismatch')")
-    assert "driver/library version mismatch" in found.reason
-    assert "Traceback" not in found.reason
+    listing = run("raise RuntimeError('driver/library version mismatch')")
+    assert "driver/library version mismatch" in listing.reason
+    assert "Traceback" not in listing.reason
 
 
 def test_no_second_child_joins_one_that_would_not_die() -> None:
@@ -228,8 +230,8 @@ def test_any_answer_is_an_inventory_or_words(output: bytes) -> None:
     """A child of another version answers differently; the daemon reads the known parts and never
     raises.
     """
-    found = inventory.parse(output)
-    assert found.reason or (found.devices is not None and found.labels is not None)
+    listing = inventory.parse(output)
+    assert listing.reason or (listing.devices is not None and listing.labels is not None)
 
 
 def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
@@ -247,9 +249,9 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
 
     node = inventory.HostDevice("numa", "node0")
     sections = {"GPUs": hang, "links": fail, "nodes": lambda roots: [node]}
-    found, problems = child.run_sections(sections, Roots(), 0.1)
+    listing, problems = child.run_sections(sections, Roots(), 0.1)
     release.set()
-    assert found == [node]
+    assert listing == [node]
     assert problems == ["GPUs: no answer within 0.1 s", "links: OSError: no such library"]
 
 
@@ -272,9 +274,9 @@ def test_two_sections_that_hang_cost_no_third() -> None:
         return [inventory.HostDevice("disk", "sda")]
 
     sections = {"a driver": hang, "another": hang, "links": wait_for_third, "disks": answer}
-    found, problems = child.run_sections(sections, Roots(), 0.5)
+    listing, problems = child.run_sections(sections, Roots(), 0.5)
     free.set()
-    assert [device.key for device in found] == ["eth0", "sda"]
+    assert [device.key for device in listing] == ["eth0", "sda"]
     assert [problem.partition(":")[0] for problem in problems] == ["a driver", "another"]
 
 
@@ -300,10 +302,10 @@ def test_what_a_card_could_run_at_is_told() -> None:
     """Eight ports of 400G ran at 200G from the first day: without their maximum speed this looked
     normal.
     """
-    said = links.mode_attributes(
+    reported = links.mode_attributes(
         modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full")
     )
-    assert said == {
+    assert reported == {
         "speed_max": "400000 Mb/s",
         "lanes_max": "4",
         "link_modes": "400000baseCR4/Full 200000baseCR4/Full 1000baseKX/Full",
@@ -324,9 +326,9 @@ def test_the_text_of_many_modes_ends_at_a_name() -> None:
 def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
     """With the real kernel and driver: modes are valid, or missing if the driver has none."""
     for device in links.interfaces(Roots()):
-        told = {"speed_max", "lanes_max", "link_modes"} & device.attributes.keys()
-        assert len(told) in (0, 3)
-        if told:
+        modes_known = {"speed_max", "lanes_max", "link_modes"} & device.attributes.keys()
+        assert len(modes_known) in (0, 3)
+        if modes_known:
             named = [parse_mode(name) for name in device.attributes["link_modes"].split()]
             speeds = [mode.speed_megabits for mode in named if mode is not None]
             assert len(speeds) == len(named)
@@ -340,9 +342,9 @@ def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.Mo
         raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")
 
     monkeypatch.setattr(links, "EthtoolNetlink", refuse)
-    found = {d.key: d.attributes for d in links.interfaces(Roots())}
-    assert set(found) >= set(interfaces_with_device(Path("/sys")))
-    assert not any("link_modes" in attributes for attributes in found.values())
+    listing = {d.key: d.attributes for d in links.interfaces(Roots())}
+    assert set(listing) >= set(interfaces_with_device(Path("/sys")))
+    assert not any("link_modes" in attributes for attributes in listing.values())
 
 
 def test_gpus_by_nvidias_own_binding(
@@ -355,15 +357,15 @@ def test_gpus_by_nvidias_own_binding(
     Scenario(tmp_path / "scenario", devices)
     for gpu in devices:
         (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
-    found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
-    assert found.reason == ""
-    told = of_kind(found, "gpu")
-    assert len(told) == 8
-    first = told[devices[0].uuid]
+    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
+    assert listing.reason == ""
+    modes_known = of_kind(listing, "gpu")
+    assert len(modes_known) == 8
+    first = modes_known[devices[0].uuid]
     assert first["name"] == "NVIDIA H100 80GB HBM3"
     assert first["pci_address"] == devices[0].address
     assert first["memory_bytes"] == "85520809984"
-    assert told[devices[2].address]["problem"] == "NVML does not respond for this GPU"
+    assert modes_known[devices[2].address]["problem"] == "NVML does not respond for this GPU"
 
 
 @pytest.mark.slow
@@ -379,9 +381,9 @@ def test_a_driver_that_hangs_costs_the_gpus_only(
     host = hosts.unpack("plain-vm", tmp_path)
     command = [sys.executable, "-m", "gangline.agent.inventory", "--seconds", "3"]
     command += ["--sys", str(host.roots.sys), "--proc", str(host.roots.proc), "--nvml", library]
-    found = inventory.parse(*inventory.run_child(command, GUARD_SECONDS))
-    assert found.reason == "GPUs: no answer within 3 s"
-    assert set(of_kind(found, "disk")) == {"vda"}
+    listing = inventory.parse(*inventory.run_child(command, GUARD_SECONDS))
+    assert listing.reason == "GPUs: no answer within 3 s"
+    assert set(of_kind(listing, "disk")) == {"vda"}
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -400,10 +402,10 @@ def test_a_gpu_that_is_not_to_be_touched_is_not(
         (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
     left_out = frozenset((devices[1].address,))
-    found = inventory.read(roots, 10, lambda: left_out)
-    assert (found.reason, found.left_out) == ("", left_out)
+    listing = inventory.read(roots, 10, lambda: left_out)
+    assert (listing.reason, listing.left_out) == ("", left_out)
     known = {devices[0].uuid, devices[2].uuid} if listed else set[str]()
-    assert of_kind(found, "gpu").keys() == known
+    assert of_kind(listing, "gpu").keys() == known
 
 
 def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
@@ -412,8 +414,8 @@ def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
     """`nvmlInit` opens the driver's control node, which made an unload of the driver fail."""
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {tmp_path / 'never'}")
-    found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
-    assert (found.reason, found.left_out, of_kind(found, "gpu")) == ("", None, {})
+    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
+    assert (listing.reason, listing.left_out, of_kind(listing, "gpu")) == ("", None, {})
 
 
 @pytest.mark.parametrize("seen", ["at once", "while it runs"])
@@ -429,7 +431,7 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
     avoided: list[inventory.ExcludedGpus] = [frozenset()]
     if seen == "at once":  # between the start and its registration
         answers = iter([frozenset[str]()])
-        found = inventory.read(roots, 60, lambda: next(answers, None))
+        listing = inventory.read(roots, 60, lambda: next(answers, None))
     else:
         done: list[inventory.Inventory] = []
         thread = threading.Thread(
@@ -443,8 +445,8 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
         inventory.interrupt(avoided[0])
         thread.join(GUARD_SECONDS)
         os.close(held)
-        (found,) = done
-    assert found.reason == "stopped, because GPUs are released or skipped"
+        (listing,) = done
+    assert listing.reason == "stopped, because GPUs are released or skipped"
     assert inventory._running is None
 
 
@@ -457,5 +459,5 @@ def test_nvml_addresses_are_written_as_sysfs_does() -> None:
 def test_a_host_without_hardware_has_an_inventory_of_nothing() -> None:
     """No /sys, no /proc, no NVML: empty, and not an error."""
     nowhere = Path("/nowhere")
-    found = inventory.read(Roots(nowhere, nowhere, "/nowhere/libnvidia-ml.so.1"))
-    assert (found.devices, found.labels, found.reason) == ((), {}, "")
+    listing = inventory.read(Roots(nowhere, nowhere, "/nowhere/libnvidia-ml.so.1"))
+    assert (listing.devices, listing.labels, listing.reason) == ((), {}, "")

@@ -41,8 +41,8 @@ def test_a_size_that_nvml_does_not_know_is_not_told(
     """The inventory had a GPU of 18 exabytes: NVML's all ones for "not available"."""
     gpu = gpus(1)[0]
     gpu.values["memory_total"] = 2**64 - 1
-    said = of_kind(read([gpu], library, tmp_path, monkeypatch), "gpu")[gpu.uuid]
-    assert "memory_bytes" not in said and said["name"]
+    attributes = of_kind(read([gpu], library, tmp_path, monkeypatch), "gpu")[gpu.uuid]
+    assert "memory_bytes" not in attributes and attributes["name"]
 
 
 def test_a_gpu_says_all_that_an_operator_asks_for(
@@ -50,11 +50,11 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
 ) -> None:
     """Two GPUs of one gang had different VBIOSes; this was invisible without a shell on each host."""
     gpu = with_inventory(with_fabric(with_links(gpus(1)[0], 18)))
-    found = read([gpu], library, tmp_path, monkeypatch)
-    assert found.reason == ""
-    said = of_kind(found, "gpu")[gpu.uuid]
+    listed = read([gpu], library, tmp_path, monkeypatch)
+    assert listed.reason == ""
+    attributes = of_kind(listed, "gpu")[gpu.uuid]
     assert (
-        said.items()
+        attributes.items()
         >= {
             "name": "NVIDIA H100 80GB HBM3",
             "pci_address": "0000:19:00.0",
@@ -90,8 +90,8 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
             "platform_guid": "0102030405060708",
         }.items()
     )
-    assert "sm_count" not in said  # NVML has it only for MIG devices: it is not guessed
-    assert said["nvswitch_errors"].startswith("no-data: ")
+    assert "sm_count" not in attributes  # NVML has it only for MIG devices: it is not guessed
+    assert attributes["nvswitch_errors"].startswith("no-data: ")
 
 
 @pytest.mark.parametrize("driver", ["535.183.01", "580.159.04", "590.36.01", "590.48.01"])
@@ -102,8 +102,8 @@ def test_every_driver_describes_its_gpus(
     devices = [with_inventory(gpu) for gpu in gpus(2)]
     Scenario(tmp_path / "scenario", devices, host=f"driver {driver}\n{host_lines(devices)}")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    found = of_kind(inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library)), "gpu")
-    assert {key: gpu["serial"] for key, gpu in found.items()} == {
+    listed = of_kind(inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library)), "gpu")
+    assert {key: gpu["serial"] for key, gpu in listed.items()} == {
         gpu.uuid: gpu.serial for gpu in devices
     }
 
@@ -130,9 +130,9 @@ def test_mig_devices_know_their_gpu(
 ) -> None:
     """A MIG UUID alone does not identify the board."""
     gpu = with_mig(gpus(1)[0])
-    found = of_kind(read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch), "mig")
+    listed = of_kind(read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch), "mig")
     assert (
-        found["MIG-00000000-0001-0009-0000-000000000000"].items()
+        listed["MIG-00000000-0001-0009-0000-000000000000"].items()
         >= {
             "gpu": gpu.uuid,
             "gpu_instance": "1",
@@ -150,9 +150,9 @@ def test_what_one_gpu_does_not_say_costs_only_itself(
     devices = [with_inventory(gpu) for gpu in gpus(3)]
     devices[0].lines.append("error nvmlDeviceGetInforomImageVersion 14")
     devices[1].lines.append("error * 999")
-    found = of_kind(read(devices, library, tmp_path, monkeypatch), "gpu")
-    assert set(found) == {devices[0].uuid, devices[2].uuid}
-    assert set(found[devices[2].uuid]) - set(found[devices[0].uuid]) == {"inforom_image"}
+    listed = of_kind(read(devices, library, tmp_path, monkeypatch), "gpu")
+    assert set(listed) == {devices[0].uuid, devices[2].uuid}
+    assert set(listed[devices[2].uuid]) - set(listed[devices[0].uuid]) == {"inforom_image"}
 
 
 def test_garbage_counts_are_bounded(
@@ -162,9 +162,9 @@ def test_garbage_counts_are_bounded(
     gpu = with_mig(with_links(gpus(1)[0], 18))
     gpu.fields[91] = ("uint", 4_294_967_294)
     gpu.values["mig_devices_max"] = 4_294_967_294
-    found = read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch)
-    assert len(of_kind(found, "nvlink")) == 64
-    assert len(of_kind(found, "mig")) == 1
+    listed = read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch)
+    assert len(of_kind(listed, "nvlink")) == 64
+    assert len(of_kind(listed, "mig")) == 1
 
 
 @pytest.mark.parametrize(
@@ -191,22 +191,22 @@ def test_the_older_layout_has_a_rack_instead_of_a_chassis() -> None:
 @given(st.binary(max_size=80), st.integers(0, 4))
 def test_any_platform_bytes_are_text(data: bytes, version: int) -> None:
     """Firmware writes anything into sixteen bytes; an inventory is JSON."""
-    said = platform(data, version)
-    assert all(value and value.isprintable() and value.isascii() for value in said.values())
-    assert (not said) == (len(data) < 41 or version not in (1, 2))
+    attributes = platform(data, version)
+    assert all(value and value.isprintable() and value.isascii() for value in attributes.values())
+    assert (not attributes) == (len(data) < 41 or version not in (1, 2))
 
 
 @given(st.binary(max_size=32))
 def test_serials_are_told_apart(data: bytes) -> None:
     """Two racks with GUIDs that are not text must not become one rack of question marks."""
-    said = text_or_hex(data)
+    attributes = text_or_hex(data)
     raw = data.rstrip(b"\0")
-    assert said in (raw.hex(), raw.decode("ascii", errors="replace").strip())
+    assert attributes in (raw.hex(), raw.decode("ascii", errors="replace").strip())
 
 
 @given(st.binary(max_size=20), st.integers(0, 2**32 - 1), st.integers(0, 255))
 def test_a_fabric_is_told_when_it_is_one(cluster: bytes, clique: int, state: int) -> None:
     """Cluster and clique of an unfinished registration are meaningless."""
-    said = fabric(cluster, clique, state)
-    assert bool(said) == (state == 3 and len(cluster) == 16)
-    assert ("fabric_cluster" in said) == (bool(said) and any(cluster))
+    attributes = fabric(cluster, clique, state)
+    assert bool(attributes) == (state == 3 and len(cluster) == 16)
+    assert ("fabric_cluster" in attributes) == (bool(attributes) and any(cluster))

@@ -111,10 +111,10 @@ def host(tmp_path: Path) -> Host:
 @pytest.fixture
 def ranks(host: Host) -> Iterator[list[Rank]]:
     with ExitStack() as stack:
-        found = [Rank(host.folder, number, "77") for number in range(2)]
-        for rank in found:
+        created = [Rank(host.folder, number, "77") for number in range(2)]
+        for rank in created:
             stack.callback(rank.end)
-        yield found
+        yield created
 
 
 def cell(block: Block, row: int, name: str) -> float | None:
@@ -193,9 +193,9 @@ def test_a_slot_that_lies_harms_its_own_rank_only(
     """Time that runs back, a count that falls, more than a day a step: no number, no exception, and
     the other rank is unaffected.
     """
-    for at, lying in enumerate(((10, 5.0), lie)):
+    for index, lying in enumerate(((10, 5.0), lie)):
         ranks[0].write(*lying)
-        ranks[1].write(10 * (1 + at), 5.0 + at)
+        ranks[1].write(10 * (1 + index), 5.0 + index)
         block = host.collect()
     seconds = cell(block, 0, "step_seconds")
     assert seconds is None or 0 < seconds <= job_steps.STEP_SECONDS_MAX
@@ -305,7 +305,9 @@ def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], start
     """Four users with 64 slots each used the whole limit: an honest job that began before them was
     not read.
     """
-    live = {f"{user}-{number}": slot(user, at) for number, (user, at) in enumerate(others)}
+    live = {
+        f"{user}-{number}": slot(user, started) for number, (user, started) in enumerate(others)
+    }
     live |= {"honest": slot(99, started)}
     chosen = fair_choice(live)
     assert "honest" in chosen and len(chosen) <= SLOTS_MAX
@@ -313,7 +315,7 @@ def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], start
     assert max(users.values()) <= SLOTS_PER_USER_MAX
     for name in live.keys() - chosen:  # skipped: one of its user's latest, and no user has two more
         user, at = live[name].user_id, live[name].started
-        assert all(live[one].started <= at for one in chosen if live[one].user_id == user)
+        assert all(live[name].started <= at for name in chosen if live[name].user_id == user)
         assert users[user] == SLOTS_PER_USER_MAX or users[user] >= max(users.values()) - 1
 
 
@@ -365,11 +367,11 @@ def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:
 
 def open_below(folder: Path) -> list[str]:
     """Return this process' open files in *folder*."""
-    found = []
+    result = []
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-    return [path for path in found if path.startswith(str(folder))]
+            result.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in result if path.startswith(str(folder))]
 
 
 def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:

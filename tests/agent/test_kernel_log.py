@@ -264,57 +264,57 @@ def test_only_the_kernel_speaks_for_the_kernel() -> None:
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     """An update of the agent repeats nothing, and reports later events."""
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     ring.say(XID.format(1, 79))
-    first = Agent(ring, tmp_path, told)
+    first = Agent(ring, tmp_path, reported)
     first.read()
     first.wait()
     ring.say(XID.format(2, 79))
-    second = Agent(ring, tmp_path, told)
+    second = Agent(ring, tmp_path, reported)
     second.read()
     second.wait()
-    assert [e.device for e in told] == ["0000:01:00.0", "0000:02:00.0"]
+    assert [e.device for e in reported] == ["0000:01:00.0", "0000:02:00.0"]
     assert second.follower.read_count == 1
-    Agent(ring, tmp_path, told).read()
-    assert len(told) == 2
+    Agent(ring, tmp_path, reported).read()
+    assert len(reported) == 2
 
 
 def test_another_boot_is_another_log(tmp_path: Path) -> None:
     """After a reboot numbers start again: low numbers are not old."""
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     for _ in range(5):
         ring.say(XID.format(1, 79))
-    Agent(ring, tmp_path, told).read()
+    Agent(ring, tmp_path, reported).read()
     fresh = Ring()
     fresh.say(XID.format(1, 79))
-    Agent(fresh, tmp_path, told, boot=bytes(16)).read()
-    assert len({e.event_id for e in told}) == 2
+    Agent(fresh, tmp_path, reported, boot=bytes(16)).read()
+    assert len({e.event_id for e in reported}) == 2
 
 
 def test_numbers_that_go_back_within_a_boot_are_a_new_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sandbox was restored from its image, boot id and all."""
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     for _ in range(50):
         ring.say("nothing")
     ring.say(XID.format(1, 79))
-    first = Agent(ring, tmp_path, told)
+    first = Agent(ring, tmp_path, reported)
     first.read()
     first.wait()
     fresh = Ring()
     fresh.say(XID.format(2, 79))
-    agent = Agent(fresh, tmp_path, told)
+    agent = Agent(fresh, tmp_path, reported)
     agent.read()
     assert "the kernel log restarted" in caplog.text
-    assert [e.device for e in kept(told).values()] == ["0000:01:00.0", "0000:02:00.0"]
+    assert [e.device for e in kept(reported).values()] == ["0000:01:00.0", "0000:02:00.0"]
     assert agent.follower.lost_count == 0
     fresh.next, agent.source.at = 0, 0  # and once more, during the run
     fresh.records.clear()
     fresh.say(XID.format(3, 79))
     agent.read()
-    assert told[-1].device == "0000:03:00.0"
-    assert len({e.event_id for e in told}) == 3
+    assert reported[-1].device == "0000:03:00.0"
+    assert len({e.event_id for e in reported}) == 3
 
 
 def test_an_overrun_is_told_with_how_many_were_lost() -> None:
@@ -379,17 +379,17 @@ def test_a_line_in_pieces_is_read_whole() -> None:
 
 def test_an_event_that_is_in_memory_only_holds_the_position_back(tmp_path: Path) -> None:
     """The disk of the events is full: after a crash they must be read again."""
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     ring.say(XID.format(1, 79))
-    agent = Agent(ring, tmp_path, told)
+    agent = Agent(ring, tmp_path, reported)
     agent.on_disk = False
     agent.read()
     agent.wait()
     assert not (tmp_path / FILE_NAME).exists()
-    agent = Agent(ring, tmp_path, told)
+    agent = Agent(ring, tmp_path, reported)
     agent.read()
     agent.wait()
-    assert len(kept(told)) == 1
+    assert len(kept(reported)) == 1
     assert (tmp_path / FILE_NAME).exists()
 
 
@@ -397,9 +397,9 @@ def test_a_disk_that_takes_events_again_lets_the_position_move(tmp_path: Path) -
     """It was full for a minute; a week later a restart reported all records lost from the ring
     since then.
     """
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     ring.say(XID.format(1, 79))
-    agent = Agent(ring, tmp_path, told)
+    agent = Agent(ring, tmp_path, reported)
     agent.on_disk = False
     agent.read()
     agent.wait()
@@ -407,7 +407,7 @@ def test_a_disk_that_takes_events_again_lets_the_position_move(tmp_path: Path) -
     agent.on_disk = True
     agent.wait(SAVE_NS)
     assert parse_position((tmp_path / FILE_NAME).read_bytes()).sequence == 0
-    assert len(kept(told)) == 1 and {e.revision for e in told} == {0}
+    assert len(kept(reported)) == 1 and {e.revision for e in reported} == {0}
 
 
 def test_a_position_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -426,17 +426,17 @@ def test_a_position_that_cannot_be_kept_is_said_once(
     hint.
     """
     (tmp_path / "state").write_text("in the way")
-    ring, told = Ring(), list[HealthEvent]()
-    agent = Agent(ring, tmp_path / "state", told)
+    ring, reported = Ring(), list[HealthEvent]()
+    agent = Agent(ring, tmp_path / "state", reported)
     for bus in range(3):
         ring.say(XID.format(bus, 79))
         agent.read()
         agent.wait()
-    [words] = [
+    [message] = [
         r.getMessage() for r in caplog.records if "cannot save the position" in r.getMessage()
     ]
-    assert f"{tmp_path / 'state' / FILE_NAME}: File exists. A restart reads" in words
-    assert [e.device for e in told] == [f"0000:{bus:02x}:00.0" for bus in range(3)]
+    assert f"{tmp_path / 'state' / FILE_NAME}: File exists. A restart reads" in message
+    assert [e.device for e in reported] == [f"0000:{bus:02x}:00.0" for bus in range(3)]
 
 
 def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None:
@@ -470,11 +470,11 @@ def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
     lives: list[tuple[list[tuple[str, int, int]], int, bool]],
 ) -> None:
     """kill -9 between record, event and position, life after life; the last life reads to the end."""
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     truth: dict[tuple[str, int], int] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for lines, dies_at, orderly in [*lives, ([], -1, True)]:
-            agent = Agent(ring, Path(temporary), told)
+            agent = Agent(ring, Path(temporary), reported)
             agent.dies_at = dies_at
             try:
                 for kind, bus, code in lines:
@@ -489,7 +489,7 @@ def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
                     agent.follower.finish()
             except Killed:
                 continue
-    counted = {(e.device, e.code): e.count for e in kept(told).values()}
+    counted = {(e.device, e.code): e.count for e in kept(reported).values()}
     assert counted == truth  # one event each, with every line
 
 
@@ -537,7 +537,7 @@ def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
     queue.close()
     assert len({e.event_id for e in events}) == len(events) == 240
     assert {(e.device, e.code) for e in events} == {
-        (f"0000:{at % 200:02x}:00.0", 100 + at // 200) for at in range(240)
+        (f"0000:{index % 200:02x}:00.0", 100 + index // 200) for index in range(240)
     }
 
 
@@ -559,9 +559,9 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
     ring.say(LOADS.format("98"))
     ring.say(LOADS.format("9a"))
     agent.read()
-    told = [(e.name, e.device, e.attributes.get("state")) for e in agent.told]
+    reported = [(e.name, e.device, e.attributes.get("state")) for e in agent.told]
     failed = "rdma.adapter_failed", "0000:98:00.0"
-    assert told == [(*failed, None), (*failed, "back")]
+    assert reported == [(*failed, None), (*failed, "back")]
     agent.wait()
     again = Agent(ring, tmp_path, agent.told, wanted=adapters.is_wanted)
     assert again.follower.resumed and not agent.follower.resumed

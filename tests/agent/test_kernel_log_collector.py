@@ -208,11 +208,11 @@ def test_a_closed_log_is_blindness_with_the_line_that_opens_it() -> None:
     """
     if os.geteuid() != 0 or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("needs root to leave it, and kernel.dmesg_restrict=1")
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", CLOSED], capture_output=True, text=True, check=True
     ).stdout
-    assert "AmbientCapabilities=CAP_SYSLOG" in said and "kernel.dmesg_restrict=0" in said
-    assert len(said) <= 240
+    assert "AmbientCapabilities=CAP_SYSLOG" in completed and "kernel.dmesg_restrict=0" in completed
+    assert len(completed) <= 240
 
 
 def closed_by(number: int) -> Callable[[Path], Kmsg]:

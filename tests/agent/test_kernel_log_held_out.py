@@ -159,9 +159,9 @@ STORIES: dict[str, tuple[str, list[tuple[float, int]], list[int]]] = {
 def test_a_resumed_virtual_machine_is_not_stuck(name: str) -> None:
     """After a live migration, "stuck for 3208s" on each core made the host SUSPECT for an hour."""
     form, reports, codes = STORIES[name]
-    times, found = StuckTimes(), []
+    times, result = StuckTimes(), []
     for at, seconds in reports:
         parsed = classify(form.format(seconds, "swapper/3:0"))
         assert parsed is not None
-        found.append(times.confirm(parsed, at).code)
-    assert found == codes
+        result.append(times.confirm(parsed, at).code)
+    assert result == codes

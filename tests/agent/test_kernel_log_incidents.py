@@ -357,12 +357,12 @@ def test_memory_is_bounded_whatever_the_lines_say() -> None:
     log = Log()
     tracemalloc.start()
     for number in range(30_000):
-        words = f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
+        text = f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
         notice = ParsedLine(
             "pcie.aer", device=f"d{number % 2000}", group=f"aer d{number % 2000}",
-            process_id=number + 1, process_name=words, attributes={words: words},
+            process_id=number + 1, process_name=text, attributes={text: text},
         )  # fmt: skip
-        log.note(notice, f"{words} " * 200, 1_000_000)
+        log.note(notice, f"{text} " * 200, 1_000_000)
         log.told.clear()
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

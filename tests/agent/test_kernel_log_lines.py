@@ -655,8 +655,8 @@ def test_a_user_cannot_make_the_kernel_say_it(line: str) -> None:
     for length in range(1, 16):
         for form in OF_A_PROCESS:
             for file in (line, line[length:]):
-                said = line[:length] + form.format(file.replace("/", "_")[:255])
-                assert classify(said) is None, said
+                text = line[:length] + form.format(file.replace("/", "_")[:255])
+                assert classify(text) is None, text
 
 
 @pytest.mark.parametrize("word", ["BUG", "Oops", "NVRM", "LustreError", "watchdog"])
@@ -823,16 +823,16 @@ def test_each_link_has_a_story_of_its_own() -> None:
 def test_a_real_log_with_a_hung_gsp() -> None:
     """Five XID 119 of one GPU, by three processes, between a stack trace and tables."""
     lines = (SHARED / "dmesg-with-xid-119.log").read_text().splitlines()
-    found = [n for line in lines if (n := classify(re.sub(r"^\[[^]]*\] ", "", line)))]
-    told = [
-        (n.name, n.code, n.device, n.process_name) for n in found if n.part is not LinePart.DETAIL
+    result = [n for line in lines if (n := classify(re.sub(r"^\[[^]]*\] ", "", line)))]
+    reported = [
+        (n.name, n.code, n.device, n.process_name) for n in result if n.part is not LinePart.DETAIL
     ]
     message = ("gpu.needs_reset", 0, "0000:9b:00.0", "")
-    assert [each for each in told if each != message] == [
+    assert [each for each in reported if each != message] == [
         ("gpu.xid", 119, "0000:9b:00.0", name)
         for name in ("nvidia-smi",) * 3 + ("cache_mgr_main", "gpud")
     ]
-    assert told.count(message) == 1
+    assert reported.count(message) == 1
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")

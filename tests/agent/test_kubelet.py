@@ -82,9 +82,9 @@ class Kubelet:
 @pytest.fixture
 def path(short_path: Path) -> Path:
     """Return kubelet's socket on a host with this folder."""
-    found = short_path / KUBELET_SOCKET
-    found.parent.mkdir(parents=True)
-    return found
+    result = short_path / KUBELET_SOCKET
+    result.parent.mkdir(parents=True)
+    return result
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ class Host:
         (self.anew if event.name == RESYNC_NAME else self.events).append(copy)
 
     def told(self) -> list[HealthEvent]:
-        told, self.events = self.events, []
-        return told
+        result, self.events = self.events, []
+        return result
 
     def turn(self) -> CollectResult:
         self.clock.now_ns += 10 * SECOND
@@ -130,11 +130,11 @@ def host(short_path: Path) -> Host:
 def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
     """Two GPUs were idle for a week: a pod held them without a process."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU, MIG), pod("web"))
-    said = host.turn()
-    assert said.outcome is CollectOutcome.OK, said.message
-    assert read(said.blocks)["host"] == {"containers_count": 1, "gpus_count": 2}
-    told = host.told()
-    assert [(e.device, e.name, dict(e.attributes)) for e in told] == [
+    result = host.turn()
+    assert result.outcome is CollectOutcome.OK, result.message
+    assert read(result.blocks)["host"] == {"containers_count": 1, "gpus_count": 2}
+    reported = host.told()
+    assert [(e.device, e.name, dict(e.attributes)) for e in reported] == [
         (device, "gpu.allocation", {
             "state": "held", "source": "kubelet", "namespace": "ml", "pod": "trainer-0",
             "container": "main", "resource": "nvidia.com/gpu",
@@ -147,7 +147,7 @@ def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
     host.turn()
     [back] = host.told()
     assert (back.device, back.attributes["state"]) == (GPU, "released")
-    assert back.event_id == told[0].event_id and back.revision > told[0].revision
+    assert back.event_id == reported[0].event_id and back.revision > reported[0].revision
     assert back.message == "pod ml/trainer-0 container main has given back nvidia.com/gpu"
 
 
@@ -185,8 +185,8 @@ def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -
             other.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 other.connect(str(path))
-        said = host.turn()
-        assert (said.outcome, said.message) == (
+        result = host.turn()
+        assert (result.outcome, result.message) == (
             CollectOutcome.ERROR,
             f"KubeletError: UNAVAILABLE: {path} accepts no more connections",
         )
@@ -209,10 +209,10 @@ def test_a_shared_gpu_is_held_several_times(host: Host, served: Kubelet) -> None
         pod("a", f"{GPU}::0", resource="nvidia.com/gpu.shared"),
         pod("b", f"{GPU}::1", resource="nvidia.com/gpu.shared"),
     )
-    said = host.turn()
-    assert read(said.blocks)["host"] == {"containers_count": 2, "gpus_count": 1}
-    told = host.told()
-    assert {(e.device, e.attributes["pod"], e.attributes["replica"]) for e in told} == {
+    result = host.turn()
+    assert read(result.blocks)["host"] == {"containers_count": 2, "gpus_count": 1}
+    reported = host.told()
+    assert {(e.device, e.attributes["pod"], e.attributes["replica"]) for e in reported} == {
         (GPU, "a", "0"),
         (GPU, "b", "1"),
     }
@@ -267,11 +267,11 @@ def test_a_kubelet_that_answers_with_a_status(host: Host, served: Kubelet) -> No
         raise RuntimeError("devices manager not ready")
 
     served.answer = fail
-    said = host.turn()
+    result = host.turn()
     assert (
-        said.outcome is CollectOutcome.ERROR
-        and "UNKNOWN: " in said.message
-        and "not ready" in said.message
+        result.outcome is CollectOutcome.ERROR
+        and "UNKNOWN: " in result.message
+        and "not ready" in result.message
     )
 
 
@@ -348,7 +348,7 @@ def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
     call, server = UnaryCall(LIST_METHOD, b"", 1.0), Server()
     call.answer(server.receive(call.data_to_send()))
     body = framed(bytes(size))
-    parts = [body[at : at + 16_000] for at in range(0, len(body), 16_000)]
+    parts = [body[index : index + 16_000] for index in range(0, len(body), 16_000)]
     data = server.answer(1, HEAD, *parts, OK)
     server.connection.close_connection()
     assert call.answer(data + server.connection.data_to_send()) == bytes(size)
@@ -369,6 +369,6 @@ def test_no_bytes_break_the_call(data: bytes) -> None:
 def test_no_answer_breaks_the_parser(data: bytes) -> None:
     """A kubelet of another version."""
     try:
-        assert all(isinstance(one, Allocation) for one in parse_allocations(data))
+        assert all(isinstance(allocation, Allocation) for allocation in parse_allocations(data))
     except KubeletError as error:
         assert "ListPodResourcesResponse" in str(error)

@@ -75,8 +75,8 @@ def test_who_is_urgent_or_new_is_read_at_once(tmp_path: Path, reads: Counter[int
     write_process(tmp_path, 99)
     (tmp_path / "50/stat").unlink()
     (tmp_path / "50").rmdir()
-    found = {t.number for t in processes.read(lambda task: task.is_blocked)}
-    assert reads[3] == reads[99] == 1 and 99 in found and 50 not in found
+    result = {t.number for t in processes.read(lambda task: task.is_blocked)}
+    assert reads[3] == reads[99] == 1 and 99 in result and 50 not in result
     assert processes.count == 50
 
 
@@ -140,9 +140,9 @@ def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
     """Each used its share, there were more collectors than shares, and the spool could not be
     opened.
     """
-    made = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
-    paces = Counter(c.pace for c in made if isinstance(c, CounterFileCollector))
-    remembered = [x for c in made for x in vars(c).values() if isinstance(x, FileCache)]
+    created = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
+    paces = Counter(c.pace for c in created if isinstance(c, CounterFileCollector))
+    remembered = [x for c in created for x in vars(c).values() if isinstance(x, FileCache)]
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     for soft in (1024, before[0]):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
@@ -158,8 +158,8 @@ def test_a_value_that_no_cell_holds_is_missing() -> None:
     put(block, "nfs.all_operations", 0, 1 << 64)
     put(block, "nfs.all_errors", 0, (1 << 64) - 1)
     put(block, "nfs.age_seconds", 0, 1 << 70)
-    found = dict(rows_of(block))["/data"]
-    assert found and found["all_operations"] is None
-    assert (found["all_errors"], found["age_seconds"]) == ((1 << 64) - 1, float(1 << 70))
+    result = dict(rows_of(block))["/data"]
+    assert result and result["all_operations"] is None
+    assert (result["all_errors"], result["age_seconds"]) == ((1 << 64) - 1, float(1 << 70))
     assert block_of(block, ["/data"]) is block
     assert block_of(block, ["/data", "/home"]).devices == ("/data", "/home")

@@ -114,25 +114,27 @@ def test_what_went_while_messages_were_lost() -> None:
 def test_a_thousand_flaps_a_second_are_few_events_that_count_them_all() -> None:
     """A bad module flapped for an hour: 3.6 million events would have hidden everything else."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=0, downs=0))
-    told: list[LinkEvent] = []
+    reported: list[LinkEvent] = []
     now = 0
     for flap in range(1, 20_001):
         now += SECOND // 1000
         up = flap % 2 == 0
-        told += watch.observe(LinkInfo(2, "eth0", up, ups=flap // 2, downs=(flap + 1) // 2), now)
+        reported += watch.observe(
+            LinkInfo(2, "eth0", up, ups=flap // 2, downs=(flap + 1) // 2), now
+        )
         if flap % 1000 == 0:
-            told += watch.release_due(now)
+            reported += watch.release_due(now)
     for _ in range(60):
         now += SECOND
-        told += watch.release_due(now)
-    assert len(told) <= BURST_EVENTS_MAX + 20 / EVENT_SECONDS + 4
+        reported += watch.release_due(now)
+    assert len(reported) <= BURST_EVENTS_MAX + 20 / EVENT_SECONDS + 4
     totals = Counter[LinkEventCode]()
-    for event in told:
+    for event in reported:
         totals[event.code] += event.count
     assert totals == {LinkEventCode.DOWN: 10_000, LinkEventCode.UP: 10_000}
     assert watch.transitions == 20_000
-    assert all(event.first_ns <= event.last_ns for event in told)
-    assert len(told[-1].attributes["history"].split(",")) <= HISTORY_MAX
+    assert all(event.first_ns <= event.last_ns for event in reported)
+    assert len(reported[-1].attributes["history"].split(",")) <= HISTORY_MAX
 
 
 STEPS = st.lists(
@@ -148,27 +150,27 @@ def test_every_change_is_told_once_and_in_bounds(steps: list[tuple[int, str, int
     """Any order of changes: the reported counts eventually equal the changes."""
     watch = LinkFlapFilter(lambda _: True)
     watch.resync(set(), 0)
-    told: list[LinkEvent] = []
+    reported: list[LinkEvent] = []
     now, state = 0, dict[int, bool]()
     happened = 0
     for index, what, wait in steps:
         now += wait * SECOND
         name = f"eth{index}"
         if what == "settle":
-            told += watch.release_due(now)
+            reported += watch.release_due(now)
         elif what == "gone":
             happened += state.pop(index, None) is not None
-            told += watch.observe(LinkRemoved(index), now)
+            reported += watch.observe(LinkRemoved(index), now)
         else:
             happened += state.get(index) != (what == "up")
             state[index] = what == "up"
-            told += watch.observe(LinkInfo(index, name, what == "up"), now)
+            reported += watch.observe(LinkInfo(index, name, what == "up"), now)
     for _ in range(100):
         now += SECOND
-        told += watch.release_due(now)
-    assert sum(event.count for event in told) == watch.transitions == happened
-    for name in {event.interface for event in told}:
-        mine = [event for event in told if event.interface == name]
+        reported += watch.release_due(now)
+    assert sum(event.count for event in reported) == watch.transitions == happened
+    for name in {event.interface for event in reported}:
+        mine = [event for event in reported if event.interface == name]
         assert len(mine) <= BURST_EVENTS_MAX + now / SECOND / EVENT_SECONDS + 1
     assert watch.count == len(state)
 

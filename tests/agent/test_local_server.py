@@ -70,11 +70,11 @@ def serving(
 
 @contextmanager
 def channel(folder: Path) -> Iterator[grpc.Channel]:
-    made = grpc.insecure_channel(f"unix:{folder / 'agent.sock'}")
+    client = grpc.insecure_channel(f"unix:{folder / 'agent.sock'}")
     try:
-        yield made
+        yield client
     finally:
-        made.close()
+        client.close()
 
 
 def unary(made: grpc.Channel, path: str) -> Callable[..., bytes]:
@@ -83,10 +83,10 @@ def unary(made: grpc.Channel, path: str) -> Callable[..., bytes]:
 
 @contextmanager
 def raw(folder: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
-        made.settimeout(GUARD_SECONDS)
-        made.connect(str(folder / "agent.sock"))
-        yield made
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as created:
+        created.settimeout(GUARD_SECONDS)
+        created.connect(str(folder / "agent.sock"))
+        yield created
 
 
 def is_closed(made: socket.socket) -> bool:
@@ -100,8 +100,8 @@ def is_closed(made: socket.socket) -> bool:
 
 
 def test_a_real_client_is_answered(tmp_path: Path) -> None:
-    with serving(tmp_path), channel(tmp_path) as made:
-        ask = unary(made, ECHO)
+    with serving(tmp_path), channel(tmp_path) as client:
+        ask = unary(client, ECHO)
         for size in (0, 1, 1000, grpc_session.MESSAGE_BYTES_MAX):
             message = os.urandom(size)
             assert ask(message, timeout=GUARD_SECONDS) == message
@@ -109,22 +109,22 @@ def test_a_real_client_is_answered(tmp_path: Path) -> None:
 
 def test_many_calls_at_once_on_one_connection(tmp_path: Path) -> None:
     """More than the limit of a connection: the client waits, no call is refused."""
-    with serving(tmp_path), channel(tmp_path) as made:
-        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = made.unary_unary(ECHO)
+    with serving(tmp_path), channel(tmp_path) as client:
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.unary_unary(ECHO)
         messages = [os.urandom(2000) for _ in range(4 * grpc_session.STREAMS_MAX)]
-        begun = [ask.future(message, timeout=GUARD_SECONDS) for message in messages]
-        assert [each.result() for each in begun] == messages
+        calls = [ask.future(message, timeout=GUARD_SECONDS) for message in messages]
+        assert [connection.result() for connection in calls] == messages
 
 
 def test_a_client_of_another_make_is_answered(tmp_path: Path) -> None:
     """grpclib frames header and message differently from grpcio."""
 
     async def ask() -> bytes:
-        made = grpclib.client.Channel(path=str(tmp_path / "agent.sock"), codec=Raw())
-        async with made.request(ECHO, Cardinality.UNARY_UNARY, bytes, bytes) as stream:
+        channel = grpclib.client.Channel(path=str(tmp_path / "agent.sock"), codec=Raw())
+        async with channel.request(ECHO, Cardinality.UNARY_UNARY, bytes, bytes) as stream:
             await stream.send_message(b"hello", end=True)
             answer = await stream.recv_message()
-        made.close()
+        channel.close()
         assert isinstance(answer, bytes)
         return answer
 
@@ -160,13 +160,13 @@ def test_an_error_has_a_status_and_words(
     tmp_path: Path, path: str, message: bytes, status: grpc.StatusCode, words: str
 ) -> None:
     """The connection survives."""
-    with serving(tmp_path), channel(tmp_path) as made:
+    with serving(tmp_path), channel(tmp_path) as client:
         with pytest.raises(grpc.RpcError) as raised:
-            unary(made, path)(message, timeout=GUARD_SECONDS)
+            unary(client, path)(message, timeout=GUARD_SECONDS)
         assert isinstance(raised.value, grpc.Call)
         assert raised.value.code() is status
         assert words in (raised.value.details() or "")
-        assert unary(made, ECHO)(b"again", timeout=GUARD_SECONDS) == b"again"
+        assert unary(client, ECHO)(b"again", timeout=GUARD_SECONDS) == b"again"
 
 
 def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
     later = DeferredResponse()
     with (
         serving(tmp_path, {SLOW: Method(lambda message, peer: later)}),
-        channel(tmp_path) as made,
+        channel(tmp_path) as client,
     ):
-        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = made.unary_unary(SLOW)
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.unary_unary(SLOW)
         slow = ask.future(b"", timeout=GUARD_SECONDS)
-        assert unary(made, ECHO)(b"quick", timeout=GUARD_SECONDS) == b"quick"
+        assert unary(client, ECHO)(b"quick", timeout=GUARD_SECONDS) == b"quick"
         assert not slow.done()
         later.respond(b"at last")
         later.refuse("INTERNAL", "once is enough")
@@ -187,13 +187,13 @@ def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
 
 def test_a_keepalive_is_answered(tmp_path: Path) -> None:
     """A client whose ping is not answered takes the agent for dead."""
-    with serving(tmp_path), raw(tmp_path) as made:
+    with serving(tmp_path), raw(tmp_path) as created:
         client = H2Connection()
         client.initiate_connection()
         client.ping(b"12345678")
-        made.sendall(client.data_to_send())
+        created.sendall(client.data_to_send())
         answered: list[bytes] = []
-        while not answered and (data := made.recv(1 << 16)):
+        while not answered and (data := created.recv(1 << 16)):
             events = client.receive_data(data)
             answered += [e.ping_data for e in events if isinstance(e, PingAckReceived)]
         assert answered == [b"12345678"]
@@ -232,18 +232,18 @@ def test_who_gives_up_is_waited_for_no_more(tmp_path: Path, how: str) -> None:
         began.set()
         return later
 
-    with serving(tmp_path, {SLOW: Method(slow)}), raw(tmp_path) as made:
+    with serving(tmp_path, {SLOW: Method(slow)}), raw(tmp_path) as created:
         client = H2Connection()
         client.initiate_connection()
         client.send_headers(1, head(SLOW))
         client.send_data(1, bytes(5), end_stream=True)
-        made.sendall(client.data_to_send())
+        created.sendall(client.data_to_send())
         assert began.wait(GUARD_SECONDS)
         if how == "cancels":
             client.reset_stream(1, 8)
-            made.sendall(client.data_to_send())
+            created.sendall(client.data_to_send())
         else:
-            made.close()
+            created.close()
         until(lambda: later.is_cancelled, "the call of a client that gave up")
         later.respond(b"late")
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
@@ -256,8 +256,8 @@ def test_the_peer_is_who_the_kernel_says(tmp_path: Path) -> None:
         peers.append(peer)
         return b""
 
-    with serving(tmp_path, {ASK: Method(ask)}), channel(tmp_path) as made:
-        unary(made, ASK)(b"", timeout=GUARD_SECONDS)
+    with serving(tmp_path, {ASK: Method(ask)}), channel(tmp_path) as client:
+        unary(client, ASK)(b"", timeout=GUARD_SECONDS)
     assert peers == [Peer(os.getpid(), os.getuid(), os.getgid())]
 
 
@@ -320,11 +320,11 @@ def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) 
     """A launcher keeps its channel for days; its next call automatically opens another connection."""
     with (
         serving(tmp_path, limits=LocalServerLimits(idle_seconds_max=0.05)) as server,
-        channel(tmp_path) as made,
+        channel(tmp_path) as client,
     ):
-        ask = unary(made, ECHO)
+        ask = unary(client, ECHO)
         states: list[grpc.ChannelConnectivity] = []
-        made.subscribe(states.append)
+        client.subscribe(states.append)
         for _ in range(3):
             assert ask(b"x", timeout=GUARD_SECONDS) == b"x"
             until(lambda: not server._connections, "the idle connection's end")
@@ -339,10 +339,10 @@ def test_after_many_calls_a_connection_is_made_anew(
 ) -> None:
     """h2 remembers every stream of a connection: an endless connection would be a leak."""
     monkeypatch.setattr("gangline.agent.local.server.CALLS_MAX", 5)
-    with serving(tmp_path) as server, channel(tmp_path) as made:
+    with serving(tmp_path) as server, channel(tmp_path) as client:
         for number in range(23):
             message = str(number).encode()
-            answer = unary(made, ECHO)(message, timeout=GUARD_SECONDS, wait_for_ready=True)
+            answer = unary(client, ECHO)(message, timeout=GUARD_SECONDS, wait_for_ready=True)
             assert answer == message
         assert server.served == 23
 
@@ -355,15 +355,15 @@ def test_a_crowd_does_not_lock_out_the_operator(tmp_path: Path) -> None:
     with serving(tmp_path, limits=limits) as server:
         server._privileged_users = {12345}  # as if run by another user
         crowd = [socket.socket(socket.AF_UNIX) for _ in range(7)]
-        for each in crowd:
-            each.settimeout(GUARD_SECONDS)
-            each.connect(str(tmp_path / "agent.sock"))
-        assert all(is_closed(each) for each in crowd[4:])
+        for connection in crowd:
+            connection.settimeout(GUARD_SECONDS)
+            connection.connect(str(tmp_path / "agent.sock"))
+        assert all(is_closed(connection) for connection in crowd[4:])
         assert server.refused_connections == 3
         server._privileged_users = {os.getuid()}
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
-        for each in crowd:
-            each.close()
+        for connection in crowd:
+            connection.close()
 
 
 def test_who_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

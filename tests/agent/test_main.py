@@ -83,8 +83,8 @@ class Aggregator(telemetry_pb2_grpc.TelemetryServiceServicer):
     def StreamTelemetry(self, request_iterator, context):  # type: ignore[no-untyped-def]
         for batch in request_iterator:
             self.frames.append(frames.decode(batch.frame))
-            one = telemetry_pb2.SequenceRange(first=batch.sequence, last=batch.sequence)
-            yield telemetry_pb2.IngestAck(durable=[one], credit_frames=16)
+            span = telemetry_pb2.SequenceRange(first=batch.sequence, last=batch.sequence)
+            yield telemetry_pb2.IngestAck(durable=[span], credit_frames=16)
 
     def ReportEvents(self, request, context):  # type: ignore[no-untyped-def]
         self.events.extend(request.events)
@@ -110,9 +110,9 @@ def test_an_agent_without_an_aggregator_samples_spools_and_ends_when_asked(tmp_p
     with agent(tmp_path) as process:
         until(lambda: spool_bytes(tmp_path) > 2000, "more than a frame in the spool")
         assert process.stop() == cli.OK
-    said = process.said()
-    assert "stopping on SIGTERM" in said
-    assert "trace=" not in said
+    output = process.said()
+    assert "stopping on SIGTERM" in output
+    assert "trace=" not in output
     kept = spooled(tmp_path)
     sequences = [frame.stamp.sequence for frame in kept]
     assert sequences == list(range(1, len(kept) + 1))
@@ -152,14 +152,16 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
             "the outcome of a collector with nothing to read",
         )
         assert process.stop() == cli.OK
-        said = process.said()
-    assert "trace=" not in said and " connected" in said.replace('"', " ")
+        output = process.said()
+    assert "trace=" not in output and " connected" in output.replace('"', " ")
     # On a slow machine an earlier request may have no devices yet.
     request = aggregator.registered[-1]
     assert (request.node, len(request.run_id), len(request.boot_id)) == ("here", 16, 16)
     assert {signal.name for signal in request.signals} >= {"host.memory_available_bytes"}
     assert any(device.kind for device in request.devices)
-    assert len([one for one in aggregator.registered if one.devices]) == 1
+    assert (
+        len([registration for registration in aggregator.registered if registration.devices]) == 1
+    )
     codes = {event.code for event in aggregator.events if event.name == "collector.outcome"}
     assert CollectOutcome.NO_DATA in codes
     ids = {(event.event_id, event.revision) for event in aggregator.events}

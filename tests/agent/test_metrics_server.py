@@ -296,7 +296,7 @@ def test_a_crowd_of_scrapers_takes_a_tenth_of_a_processor() -> None:
         second.sendall(GET)
         before = turns[0]
         until(lambda: turns[0] > before + 2, "it looks at the time")
-        assert not any(each.answer for each in server._connections.values())
+        assert not any(connection.answer for connection in server._connections.values())
         assert spent[0] < 2 * BURST_SECONDS, "nothing is rendered for the second one"
         clock.now += 1.0
         assert all_of(second).endswith(BODY)
@@ -352,10 +352,11 @@ def test_what_is_served_is_named_as_the_inventory_has_it(tmp_path: Path) -> None
             client.settimeout(GUARD_SECONDS)
             until(lambda: client.connect_ex(str(path)) == 0, "it accepts")
             client.sendall(GET)
-            said = all_of(client).decode()
+            response = all_of(client).decode()
     finally:
         server.close()
     assert (
-        'gangline_gpu_temperature_celsius{uuid="GPU-a",pci_address="0000:9b:00.0"} 50.0\n' in said
+        'gangline_gpu_temperature_celsius{uuid="GPU-a",pci_address="0000:9b:00.0"} 50.0\n'
+        in response
     )
-    assert 'host="gpu-017"} 1\n' in said
+    assert 'host="gpu-017"} 1\n' in response

@@ -48,10 +48,10 @@ class Host:
     def turn(self, seconds: int = 10) -> dict[int, tuple[float, ...] | None]:
         """Run a turn, and return the shares of each instance by its number; None without shares."""
         self.clock.now_ns += seconds * SECOND
-        said = run_collector(self.mig, self.clock)
-        self.outcome, self.words = said.outcome, said.message
+        result = run_collector(self.mig, self.clock)
+        self.outcome, self.words = result.outcome, result.message
         shares: dict[int, tuple[float, ...] | None] = {}
-        for row in read(said.blocks).values():
+        for row in read(result.blocks).values():
             values = tuple(row[name] for _, _, name in SHARES)
             number = row["gpu_instance_number"]
             assert isinstance(number, int)
@@ -61,9 +61,9 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, library: str) -> Iterator[Host]:
-    made = Host(tmp_path, library)
-    yield made
-    made.mig._session.close()
+    created = Host(tmp_path, library)
+    yield created
+    created.mig._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 

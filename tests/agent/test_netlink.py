@@ -78,15 +78,15 @@ def test_a_count_that_is_not_of_32_bits_is_not_known(form: str) -> None:
 def test_a_message_that_is_cut_off_invents_nothing(name: bytes, cut: int) -> None:
     """A buffer too small showed half a message: a link without a name, and a carrier of 0."""
     whole = message(16, link_payload(name, carrier=1))
-    told = netlink.parse_link_messages(whole[:cut], 0)
-    assert told == ([] if cut < len(whole) else netlink.parse_link_messages(whole, 0))
+    messages = netlink.parse_link_messages(whole[:cut], 0)
+    assert messages == ([] if cut < len(whole) else netlink.parse_link_messages(whole, 0))
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
     """Another kernel, another family, a broken driver: nothing, or values of the bytes."""
-    for told in netlink.parse_link_messages(data, 0):
-        assert isinstance(told.content, LinkInfo | LinkRemoved | DumpEnd | MalformedMessage)
+    for message in netlink.parse_link_messages(data, 0):
+        assert isinstance(message.content, LinkInfo | LinkRemoved | DumpEnd | MalformedMessage)
     link = netlink.parse_link(data)
     assert link is None or (link.index > 0 and link.name)
     for value in netlink.attributes(data).values():
@@ -101,9 +101,9 @@ def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
     for mode in netlink.parse_supported_modes(data):
         assert mode == netlink.parse_mode(mode.name)
     for parse in parsers:
-        said = parse(data)
-        for name in said.__dataclass_fields__:
-            number = getattr(said, name)
+        parsed = parse(data)
+        for name in parsed.__dataclass_fields__:
+            number = getattr(parsed, name)
             assert number is None or 0 <= number < 2**64
     family = netlink.parse_family(data)
     assert family is None or family >= 0
@@ -238,8 +238,8 @@ def test_all_modes_of_a_400g_card_are_read() -> None:
     like 1G.
     """
     names = [b"Autoneg", b"1000baseKX/Full", b"FIBRE", b"100000baseCR4/Full", b"400000baseSR8/Full"]
-    found = netlink.parse_supported_modes(modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe"))
-    assert [mode.name for mode in found] == [
+    result = netlink.parse_supported_modes(modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe"))
+    assert [mode.name for mode in result] == [
         "1000baseKX/Full",
         "100000baseCR4/Full",
         "400000baseSR8/Full",
@@ -253,8 +253,8 @@ def test_a_list_of_modes_that_is_cut_off_invents_none(cut: int) -> None:
     """Half a name was read as the name: `400000base` had become `40baseT`."""
     names = [f"{speed}baseSR4/Full" for speed in (40_000, 100_000, 200_000, 400_000, 800_000)]
     whole = modes_reply(*(name.encode() for name in names))
-    found = [mode.name for mode in netlink.parse_supported_modes(whole[:cut])]
-    assert found == ([] if cut < len(whole) - 8 else names)
+    result = [mode.name for mode in netlink.parse_supported_modes(whole[:cut])]
+    assert result == ([] if cut < len(whole) - 8 else names)
 
 
 def test_replies_are_told_from_refusals_and_strangers() -> None:
@@ -295,15 +295,17 @@ def test_the_kernel_of_this_machine_is_understood() -> None:
     source = LinkSocket()
     try:
         source.request_all(1)
-        told: list[LinkMessage] = []
-        while not any(isinstance(t.content, DumpEnd) for t in told):
+        messages: list[LinkMessage] = []
+        while not any(isinstance(t.content, DumpEnd) for t in messages):
             assert source.wait(GUARD_SECONDS)
-            told += netlink.parse_link_messages(source.receive() or b"", 1)
+            messages += netlink.parse_link_messages(source.receive() or b"", 1)
         loopback = [
-            t.content for t in told if isinstance(t.content, LinkInfo) and t.content.name == "lo"
+            t.content
+            for t in messages
+            if isinstance(t.content, LinkInfo) and t.content.name == "lo"
         ]
         assert loopback[0].index == 1 and loopback[0].changes is not None
-        assert not any(isinstance(t.content, MalformedMessage) for t in told)
+        assert not any(isinstance(t.content, MalformedMessage) for t in messages)
         source.wake()
         assert source.wait(GUARD_SECONDS) is False
     finally:

@@ -52,8 +52,8 @@ def read_port(roots: Roots, port: str = "mlx5_0/1") -> Values:
 def test_every_name_of_a_counter_is_a_signal_of_the_catalogue() -> None:
     """Only the first host of that vendor would reveal a misspelled name."""
     sources = set(rdma.FIELDS) | set(rdma.ALTERNATIVE_FIELDS)
-    made = {"rdma.counter_epoch_count", "rdma.unnamed_counters_count"}
-    assert sources | made == {name for name in BY_NAME if name.startswith("rdma.")} - {
+    created = {"rdma.counter_epoch_count", "rdma.unnamed_counters_count"}
+    assert sources | created == {name for name in BY_NAME if name.startswith("rdma.")} - {
         name for name, signal in BY_NAME.items() if signal.kind is Kind.EVENT
     }
     files = [file for names in ALTERNATIVE_FILES.values() for file in names]
@@ -158,7 +158,7 @@ def test_omni_path_counts_under_names_of_its_own(tmp_path: Path) -> None:
     folder.mkdir()
     for name, value in device.items():
         (folder / name).write_text(f"{value}\n")
-    found = read_port(Roots(tmp_path, tmp_path), "hfi1_0/1")
+    result = read_port(Roots(tmp_path, tmp_path), "hfi1_0/1")
     of_port = (
         "ack_timeout_errors", "packet_sequence_errors", "out_of_sequence_packets",
         "receiver_not_ready_errors", "implied_nak_errors", "duplicate_requests_packets",
@@ -169,9 +169,9 @@ def test_omni_path_counts_under_names_of_its_own(tmp_path: Path) -> None:
         "congestion_marked_packets", "congestion_notifications_handled_packets",
         "link_crc_errors", "link_transmit_replays_count", "link_receive_replays_count",
     )  # fmt: skip
-    assert [found[name] for name in of_port] == list(ours.values())
-    assert [found[name] for name in of_device] == list(device.values())[:-1]
-    assert found["unnamed_counters_count"] == 1  # SDMAErrCt
+    assert [result[name] for name in of_port] == list(ours.values())
+    assert [result[name] for name in of_device] == list(device.values())[:-1]
+    assert result["unnamed_counters_count"] == 1  # SDMAErrCt
 
 
 def test_a_counter_that_no_signal_stands_for_is_counted_and_named(tmp_path: Path) -> None:
@@ -228,11 +228,11 @@ def test_what_would_open_a_port(error: int, said: str | None) -> None:
     """Only hidden counters mean blindness; a port without such counters hides nothing."""
     path = "/sys/class/infiniband/mlx5_2/ports/1/counters/symbol_error"
     other = path.replace("mlx5_2", "mlx5_10")
-    words = rdma.access_error([(path, error), (other, error)])
-    assert bool(words) == (said is not None)
+    message = rdma.access_error([(path, error), (other, error)])
+    assert bool(message) == (said is not None)
     if said:
-        assert words.startswith("mlx5_10/1, mlx5_2/1 refuse") and said in words
-        assert len(words) <= 240
+        assert message.startswith("mlx5_10/1, mlx5_2/1 refuse") and said in message
+        assert len(message) <= 240
 
 
 def test_a_port_that_was_made_again_starts_over(tmp_path: Path) -> None:
@@ -352,12 +352,12 @@ def test_bonds_and_vlans_in_the_inventory(tmp_path: Path) -> None:
         "VLAN Dev name    | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\n"
         "bond0.100      | 100  | bond0\n"
     )
-    found = {d.key: d.attributes for d in links.interfaces(Roots(tmp_path, tmp_path / "proc"))}
-    assert set(found) == {"bond0", "bond0.100"}
-    assert found["bond0"]["slaves"] == "eth0=up/3 eth1=down/3"
-    assert (found["bond0"]["mode"], found["bond0"]["active_slave"]) == ("active-backup 1", "eth0")
-    assert (found["bond0"]["state"], found["bond0"]["transmit_hash"]) == ("up", "layer3+4 1")
-    assert (found["bond0.100"]["vlan"], found["bond0.100"]["below"]) == ("100", "bond0")
+    result = {d.key: d.attributes for d in links.interfaces(Roots(tmp_path, tmp_path / "proc"))}
+    assert set(result) == {"bond0", "bond0.100"}
+    assert result["bond0"]["slaves"] == "eth0=up/3 eth1=down/3"
+    assert (result["bond0"]["mode"], result["bond0"]["active_slave"]) == ("active-backup 1", "eth0")
+    assert (result["bond0"]["state"], result["bond0"]["transmit_hash"]) == ("up", "layer3+4 1")
+    assert (result["bond0.100"]["vlan"], result["bond0.100"]["below"]) == ("100", "bond0")
 
 
 @given(st.binary(max_size=200))

@@ -50,9 +50,9 @@ def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
         assert all(n is None or 0 <= n <= U64_MAX for n in mount.values)
     for stat in storage.parse_lustre_stats(data).values():
         assert 0 <= stat.samples <= U64_MAX and (stat.total is None or stat.total <= U64_MAX)
-    told = storage.parse_lustre_import(data)
-    assert told.state is None or told.state in storage.LUSTRE_STATES.values()
-    assert told.timeouts is None or 0 <= told.timeouts <= U64_MAX
+    parsed = storage.parse_lustre_import(data)
+    assert parsed.state is None or parsed.state in storage.LUSTRE_STATES.values()
+    assert parsed.timeouts is None or 0 <= parsed.timeouts <= U64_MAX
     for each in storage.parse_network_mounts(data):
         assert each.type not in storage.LOCAL_FILESYSTEMS
 
@@ -90,9 +90,9 @@ def test_bind_mounts_of_one_source_are_one_mount() -> None:
     body = "\tage:\t9\n\tper-op statistics\n\t        READ: 5 6 1 0 0 2 3 4 0\n"
     text = mounted("s:/x", "/a", body) + mounted("s:/x", "/pods/1", body)
     text += mounted("s:/y", "/pods/2", body) + mounted("tmpfs", "/t", "", "tmpfs")
-    found = storage.parse_mountstats(text.encode())
-    assert [mount.point for mount in found] == ["/a", "/pods/2"]
-    assert found[0].reads == [5, 6, 1, 2, 3, 4, 0] and found[0].all_calls == [5, 6, 1, 0]
+    result = storage.parse_mountstats(text.encode())
+    assert [mount.point for mount in result] == ["/a", "/pods/2"]
+    assert result[0].reads == [5, 6, 1, 2, 3, 4, 0] and result[0].all_calls == [5, 6, 1, 0]
 
 
 def test_transports_of_every_kind() -> None:
@@ -202,9 +202,9 @@ def test_a_host_without_lustre_is_looked_at_each_minute_and_the_turns_between_ar
 def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
     """An OST evicted the client: reads hung, and no counter of the mount changed."""
     collector = LustreTargets(hosts.unpack("h100-ib", tmp_path).roots)
-    found = rows(collector.collect()[0])
-    assert set(found) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
-    lost = found["fs-OST0001"]
+    result = rows(collector.collect()[0])
+    assert set(result) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
+    lost = result["fs-OST0001"]
     assert lost and (lost["connection_state"], lost["timeouts_count"]) == (3, 61)
     evicted = storage.parse_lustre_import(
         b"import:\n    state: EVICTED\n\0\0       generation: 2\n"
@@ -235,9 +235,9 @@ def test_one_hidden_target_costs_its_own_row(tmp_path: Path) -> None:
     (host.roots.sys / "kernel/debug/lustre/osc" / name / "import").unlink()
     turn = run_collector(LustreTargets(host.roots), StoppedClock())
     assert turn.outcome is CollectOutcome.BLIND and name in turn.message
-    found = rows(turn.blocks[0])
-    assert found["fs-OST0001"] is None
-    assert found["fs-OST0000"] and found["fs-OST0000"]["connection_state"] == 9
+    result = rows(turn.blocks[0])
+    assert result["fs-OST0001"] is None
+    assert result["fs-OST0000"] and result["fs-OST0000"]["connection_state"] == 9
 
 
 def test_two_mounts_of_one_lustre_stay_apart() -> None:

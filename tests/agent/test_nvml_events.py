@@ -124,9 +124,9 @@ def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play)
     assert (event.device_kind, event.count, event.last_boottime_ns) == ("gpu", 1, 0)
     assert event.wall_time_ns == told.wall_ns()
     assert {event.name, "gpu.driver_event", "gpu.driver_binding"} <= set(BY_NAME)
-    said = turn(events, told)
-    assert said.outcome is CollectOutcome.OK
-    counts = values(said)
+    result = turn(events, told)
+    assert result.outcome is CollectOutcome.OK
+    counts = values(result)
     assert counts.pop("driver_calls_count")
     assert counts == {
         "received_events": 1,
@@ -218,9 +218,9 @@ def test_one_gpu_without_events_costs_no_neighbour(
     scenario.step(1)
     second(events, told)
     assert told.events[0].device == devices[2].uuid
-    said = turn(events, told)
-    assert said.outcome is CollectOutcome.BLIND
-    assert f"GPU {devices[1].address}: nvmlDeviceRegisterEvents" in said.message
+    result = turn(events, told)
+    assert result.outcome is CollectOutcome.BLIND
+    assert f"GPU {devices[1].address}: nvmlDeviceRegisterEvents" in result.message
 
 
 def test_under_mig_the_listener_knows_that_it_sees_less(
@@ -229,9 +229,9 @@ def test_under_mig_the_listener_knows_that_it_sees_less(
     """NVML does not refuse: without mig/monitor it omits events of instances, and all looks clean."""
     play(with_events([with_mig(gpu) for gpu in gpus(1)]))
     events.start(told.teller)
-    said = turn(events, told)
-    assert said.outcome is CollectOutcome.BLIND
-    assert "driver/nvidia/capabilities/mig/monitor" in said.message
+    result = turn(events, told)
+    assert result.outcome is CollectOutcome.BLIND
+    assert "driver/nvidia/capabilities/mig/monitor" in result.message
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,9 @@ def test_a_host_that_has_no_events_says_why(
     devices[0].lines.append(line)
     play(devices)
     events.start(told.teller)
-    said = turn(events, told)
-    assert said.outcome is outcome
-    assert words in said.message
+    result = turn(events, told)
+    assert result.outcome is outcome
+    assert words in result.message
 
 
 def test_no_library_is_no_data(tmp_path: Path, told: Told) -> None:
@@ -265,8 +265,8 @@ def test_no_library_is_no_data(tmp_path: Path, told: Told) -> None:
     )
     assert turn(collector, told).message.startswith("no subscriber")
     collector.start(told.teller)
-    said = turn(collector, told)
-    assert (said.outcome, said.message[:9]) == (CollectOutcome.NO_DATA, "no NVML: ")
+    result = turn(collector, told)
+    assert (result.outcome, result.message[:9]) == (CollectOutcome.NO_DATA, "no NVML: ")
     collector.close()
 
 
@@ -295,9 +295,9 @@ def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
     wait failed.
     """
     play(with_events(gpus(1)), host="error nvmlEventSetWait_v2 15")
-    made = sets_made(events, told, library)
-    assert made == [0, 1, 3, 7, 15, 31, 63, 123, 183]
-    assert events.failed_waits == len(made)
+    created = sets_made(events, told, library)
+    assert created == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert events.failed_waits == len(created)
     assert ctypes.CDLL(library).fake_nvml_event_sets() == 0
 
 
@@ -315,14 +315,14 @@ def sets_made(events: NvmlEvents, told: Told, library: str) -> list[int]:
     """Return the seconds of 200 in which sets of events are created."""
     created = ctypes.CDLL(library).fake_nvml_calls
     events.start(told.teller)
-    begin, made, before = told.now_ns, [], 0
+    begin, result, before = told.now_ns, [], 0
     turn(events, told)
     for _ in range(200):
         if created(b"nvmlEventSetCreate") != before:
             before = created(b"nvmlEventSetCreate")
-            made.append((told.now_ns - begin) // SECOND)
+            result.append((told.now_ns - begin) // SECOND)
         second(events, told)
-    return made
+    return result
 
 
 def test_release_lets_go_and_the_next_turn_listens_again(

@@ -286,17 +286,17 @@ def test_any_configuration_space_is_read_in_bounded_time(data: bytes) -> None:
         return data[offset : offset + count]
 
     try:
-        found = parse_express(read)
+        result = parse_express(read)
     except ConfigHidden:
-        found = ExpressRegisters()
+        result = ExpressRegisters()
     assert reads <= 600
     for size in (
-        found.max_payload_bytes,
-        found.max_payload_supported_bytes,
-        found.max_read_request_bytes,
+        result.max_payload_bytes,
+        result.max_payload_supported_bytes,
+        result.max_read_request_bytes,
     ):
         assert size is None or size in (128, 256, 512, 1024, 2048, 4096)
-    assert found.acs_flags is None or 0 <= found.acs_flags < 1 << 16
+    assert result.acs_flags is None or 0 <= result.acs_flags < 1 << 16
 
 
 def _edited(space: bytes, edits: list[tuple[int, int]]) -> bytes:
@@ -381,12 +381,12 @@ def test_the_nearest_of_several(h100: hosts.HostFolder) -> None:
     """A job took the NIC that was listed first. None is near if all are on the other socket."""
     functions = pci.watched_functions(h100.roots.sys)
     nics = [f for f in functions.values() if f.is_network]
-    word, found = pci.nearest(functions[GPU], nics)
-    assert (word, [f.address for f in found]) == ("same switch", ["0000:1a:00.0"])
+    word, result = pci.nearest(functions[GPU], nics)
+    assert (word, [f.address for f in result]) == ("same switch", ["0000:1a:00.0"])
     far = [f for f in nics if f.address in ("0000:9c:00.0", "0000:bc:00.0")]
     assert pci.nearest(functions[GPU], far) == ("", [])
-    word, found = pci.nearest(functions[GPU], [f for f in nics if f.address == "0000:3c:00.0"])
-    assert (word, len(found)) == ("same socket", 1)
+    word, result = pci.nearest(functions[GPU], [f for f in nics if f.address == "0000:3c:00.0"])
+    assert (word, len(result)) == ("same socket", 1)
 
 
 def test_an_nvswitch_is_watched_and_another_bridge_is_not(tmp_path: Path) -> None:

@@ -200,10 +200,10 @@ def test_receipts_do_not_hide_a_forgotten_call_for_ever(talk: Talk) -> None:
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(0.0)
-    for at in range(20, int(CALL_SECONDS_MAX), 20):
+    for index in range(20, int(CALL_SECONDS_MAX), 20):
         talk.append()
-        talk.step(float(at))
-        talk.receipt(at // 20, at // 20, float(at), head=at == 20)
+        talk.step(float(index))
+        talk.receipt(index // 20, index // 20, float(index), head=index == 20)
     with pytest.raises(SessionError, match="no answer to ReportEvents within 300 s"):
         talk.conversation.step(CALL_SECONDS_MAX)
 
@@ -294,7 +294,7 @@ def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
     for number, size in enumerate(sizes):
         talk.events.put(HealthEvent(event_id=f"e{number}", message="x" * size))
     taken: list[str] = []
-    words = "Received message larger than max (3,000,000 vs. 1,048,576)"
+    message = "Received message larger than max (3,000,000 vs. 1,048,576)"
     for report in range(5, 105, 2):
         talk.step(0.0)
         if report not in talk.server.headers:
@@ -302,7 +302,7 @@ def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
         [request] = talk.server.messages(report)
         events = ReportEventsRequest.FromString(request).events
         if sum(len(event.message) for event in events) > 4:
-            ends: list[Any] = [[*HEAD, ("grpc-status", "8"), ("grpc-message", words)]]
+            ends: list[Any] = [[*HEAD, ("grpc-status", "8"), ("grpc-message", message)]]
         else:
             taken += [event.event_id for event in events]
             answer = ReportEventsResponse(accepted=len(events)).SerializeToString()
@@ -344,8 +344,8 @@ def test_credit_without_a_receipt_is_a_word(talk: Talk) -> None:
         talk.step(float(second))
         ack = framed(IngestAck(credit_frames=second + 64).SerializeToString())
         head = [HEAD] if second == 0 else []
-        said = talk.server.answer(STREAM, *head, ack, end=False)
-        talk.conversation.receive(said, float(second))
+        reply = talk.server.answer(STREAM, *head, ack, end=False)
+        talk.conversation.receive(reply, float(second))
     assert talk.frames() == list(range(1, 181))
     assert talk.spool.unacknowledged_frames == 180
 
@@ -391,9 +391,12 @@ def test_backlog_goes_several_frames_a_message_where_the_aggregator_takes_that(t
     talk.step(3.0)
     live, first, second = talk.batches()
     assert live.differences and not live.backlog and not live.late
-    assert [(each.sequence, len(each.late)) for each in (first, second)] == [(1, 4), (5, 1)]
+    assert [(message.sequence, len(message.late)) for message in (first, second)] == [
+        (1, 4),
+        (5, 1),
+    ]
     receiver = Receiver()
-    assert [receiver.decode(each) for each in first.late] == old[:4]
+    assert [receiver.decode(message) for message in first.late] == old[:4]
     assert Receiver().decode(second.late[0]) == old[4], "it builds on no message before"
     assert first.backlog and not first.frame and not first.differences
     assert talk.spool.unacknowledged_frames == 1
@@ -469,11 +472,11 @@ def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
     talk.step(1.0)
     talk.receipt(1, 1, 1.0, head=True)
     ack = IngestAck(durable=[SequenceRange(first=2, last=2)])
-    said = talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+    reply = talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
     talk.server.connection.close_connection()
-    said += talk.server.connection.data_to_send()
+    reply += talk.server.connection.data_to_send()
     with pytest.raises(SessionError, match="closes the connection"):
-        talk.conversation.receive(said, 2.0)
+        talk.conversation.receive(reply, 2.0)
     assert talk.spool.unacknowledged_frames == 0
 
 

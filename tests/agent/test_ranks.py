@@ -54,9 +54,9 @@ class Process:
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    made = Process({"RANK": "3", "WORLD_SIZE": "16", "SLURM_JOB_GPUS": "0,2-3"} | SECRETS)
-    yield made
-    made.end()
+    created = Process({"RANK": "3", "WORLD_SIZE": "16", "SLURM_JOB_GPUS": "0,2-3"} | SECRETS)
+    yield created
+    created.end()
 
 
 def answers(reader: RankReader) -> list[RankAnswer]:
@@ -94,9 +94,9 @@ def test_it_reads_the_ranks_and_nothing_else(process: Process) -> None:
             },
         )
     ]  # fmt: skip
-    [said] = run("/proc", f"{process.pid}:{process.identity[1]}")
-    assert "hunter2" not in json.dumps(said)
-    assert set(said["variables"]) == {"RANK", "WORLD_SIZE", "SLURM_JOB_GPUS"}  # type: ignore[call-overload]
+    [attributes] = run("/proc", f"{process.pid}:{process.identity[1]}")
+    assert "hunter2" not in json.dumps(attributes)
+    assert set(attributes["variables"]) == {"RANK", "WORLD_SIZE", "SLURM_JOB_GPUS"}  # type: ignore[call-overload]
 
 
 def test_a_secret_in_the_name_of_a_rank_is_not_read(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_an_environment_that_may_not_be_read(
         return opened(path, flags)
 
     monkeypatch.setattr(os, "open", refuse)
-    said = job_ranks_child.answer("/proc", *process.identity)
-    assert said["refused"] == "no permission"
-    refused = RankReader(PROC, HandedClock(), _printing(json.dumps(said)))
+    attributes = job_ranks_child.answer("/proc", *process.identity)
+    assert attributes["refused"] == "no permission"
+    refused = RankReader(PROC, HandedClock(), _printing(json.dumps(attributes)))
     refused.request([process.identity])
     assert answers(refused) == [RankAnswer(process.identity, {}, "no permission")]
     assert "CAP_SYS_PTRACE" in refused.access_error and "read_ranks=false" in refused.access_error
@@ -152,12 +152,16 @@ def test_a_rank_becomes_part_of_what_is_told(tmp_path: Path) -> None:
         host.turn(collector, 4711)
         if (child := collector._ranks._child) is not None:
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    told = host.told()
-    said = told[-1].attributes
+    reported = host.told()
+    attributes = reported[-1].attributes
     collector.close()
-    assert (said["rank"], said["rank_source"], said["world_size"]) == ("9", "SLURM_PROCID", "16")
-    assert (said["array_job_id"], said["array_task_id"]) == ("100", "4")
-    assert told[-1].message.startswith(
+    assert (attributes["rank"], attributes["rank_source"], attributes["world_size"]) == (
+        "9",
+        "SLURM_PROCID",
+        "16",
+    )
+    assert (attributes["array_job_id"], attributes["array_task_id"]) == ("100", "4")
+    assert reported[-1].message.startswith(
         "process 4711 (python3) of Slurm job 123 step 0, rank 9 of 16"
     )
 
@@ -282,8 +286,8 @@ def test_closing_ends_the_helper() -> None:
 )
 def test_launchers_differ(variables: dict[str, str], rank: str, source: str) -> None:
     """The variable's name is reported with it."""
-    said = attributes_of(variables)
-    assert (said["rank"], said["rank_source"]) == (rank, source)
+    attributes = attributes_of(variables)
+    assert (attributes["rank"], attributes["rank_source"]) == (rank, source)
 
 
 @given(st.binary(max_size=300))
@@ -308,10 +312,10 @@ def test_only_what_has_its_form_comes_out(entries: list[tuple[bytes, bytes]], ch
     os.close(writing)
     before, job_ranks_child.CHUNK_BYTES = job_ranks_child.CHUNK_BYTES, chunk
     try:
-        found = job_ranks_child.variables_of(reading)
+        result = job_ranks_child.variables_of(reading)
     finally:
         job_ranks_child.CHUNK_BYTES = before
         os.close(reading)
-    for name, value in found.items():
+    for name, value in result.items():
         assert job_ranks_child.NAMES[name.encode()].fullmatch(value.encode())
         assert f"{name}={value}\0".encode() in data

@@ -211,10 +211,10 @@ def test_a_sampler_that_cannot_let_go_is_named(
     monkeypatch.setattr("gangline.agent.gpu_release.RELEASE_NS_MAX", 50_000_000)
     agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
     agent.samplers.abandoned_count = 1
-    words = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
+    message = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
     code, out, err = run(agent, capsys, "release", B)
     assert (code, out) == (1, "")
-    assert err == f"still held: the driver by the agent: {words}\n"
+    assert err == f"still held: the driver by the agent: {message}\n"
     code, out, _ = run(agent, capsys, "release", "--status")
     assert code == 0
     assert re.search(

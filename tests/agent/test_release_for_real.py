@@ -104,9 +104,9 @@ def host(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Host
 def test_no_descriptor_is_left_and_all_are_taken_back(host: Host) -> None:
     with host.running():
         until(lambda: host.held() >= ALL, "every GPU is sampled")
-        code, said = host.run("release", GPUS[1].address, "--for", "5m")
+        code, output = host.run("release", GPUS[1].address, "--for", "5m")
         assert (code, host.held() & ALL) == (0, ALL - {"nvidia1"})
-        assert re.fullmatch(rf"released: {GPUS[1].address} until \S+ \(asked by process \d+\)\n", said)  # fmt: skip
+        assert re.fullmatch(rf"released: {GPUS[1].address} until \S+ \(asked by process \d+\)\n", output)  # fmt: skip
         code, _ = host.run("release", "--for", "5m")
         assert (code, host.held()) == (0, set()), "an unload needs the control node too"
         assert host.run("resume")[0] == 0

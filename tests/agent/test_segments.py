@@ -21,9 +21,9 @@ FRAME = b"x" * 84  # a record of 100 bytes
 @pytest.fixture
 def segments(tmp_path: Path) -> Segments:
     """Return segments with space for ten records, four a segment; the first segment is begun."""
-    made = Segments(tmp_path, bytes_max=1000, segment_bytes=400)
-    made.begin(1)
-    return made
+    created = Segments(tmp_path, bytes_max=1000, segment_bytes=400)
+    created.begin(1)
+    return created
 
 
 def found(segments: Segments, after: int = 0) -> list[int]:

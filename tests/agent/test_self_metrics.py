@@ -60,7 +60,9 @@ def test_the_list_of_results_is_another_one_only_when_a_turn_ends_otherwise() ->
     assert own.last_results() is before
     for outcome, message in [(CollectOutcome.BLIND, "closed"), (CollectOutcome.BLIND, "shut")]:
         own.record(CollectResult("gpu_1s", (), 0.6, outcome, message), 1)
-        assert [(one.outcome, one.message) for one in own.last_results()] == [(outcome, message)]
+        assert [(result.outcome, result.message) for result in own.last_results()] == [
+            (outcome, message)
+        ]
 
 
 def told(own: SelfMetrics, turn: CollectResult, skipped: int) -> tuple[object, ...] | None:
@@ -78,8 +80,8 @@ class Connection:
 def test_the_log_tells_what_changed_and_only_that(caplog: pytest.LogCaptureFixture) -> None:
     """An operator reads in the agent's log since when it is disconnected, and why."""
     connection, lost = Connection(), [0, 0]
-    words = {"frames refused": lambda: "too old", "frames dropped": lambda: "it was full"}
-    troubles = ConnectionLog(cast(Any, connection), words, lambda: (lost[0], lost[1]))
+    reasons = {"frames refused": lambda: "too old", "frames dropped": lambda: "it was full"}
+    troubles = ConnectionLog(cast(Any, connection), reasons, lambda: (lost[0], lost[1]))
     with caplog.at_level(logging.INFO, "gangline"):
         troubles.update()
         connection.last_error = "Connection refused"

@@ -31,12 +31,12 @@ class Manager:
 
     def heard(self) -> list[str]:
         """Return the first line of each message since the last call."""
-        said: list[str] = []
+        result: list[str] = []
         while True:
             try:
-                said.append(self.socket.recv(4096).decode().splitlines()[0])
+                result.append(self.socket.recv(4096).decode().splitlines()[0])
             except BlockingIOError:
-                return said
+                return result
 
 
 @pytest.fixture(params=["abstract", "path"])
@@ -44,11 +44,11 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
     """Yield a manager with either kind of address: a path, and the abstract namespace, as in
     containers.
     """
-    made = Manager(
+    created = Manager(
         str(tmp_path / "notify") if request.param == "path" else f"@gangline-test-{os.getpid()}"
     )
-    yield made
-    made.socket.close()
+    yield created
+    created.socket.close()
 
 
 def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: Manager) -> None:
@@ -56,14 +56,18 @@ def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: M
     now = [0]
     notifier = Notifier(lambda: now[0], {**manager.environment, "WATCHDOG_USEC": "30000000"})
     assert manager.heard() == []
-    heard = []
+    messages = []
     for second in range(31):
         now[0] = second * SECOND_NS
         notifier.heartbeat()
-        heard.append(manager.heard())
-    assert heard[0] == ["READY=1"]
-    assert [second for second, said in enumerate(heard) if said == ["WATCHDOG=1"]] == [10, 20, 30]
-    assert sum(map(len, heard)) == 4
+        messages.append(manager.heard())
+    assert messages[0] == ["READY=1"]
+    assert [second for second, lines in enumerate(messages) if lines == ["WATCHDOG=1"]] == [
+        10,
+        20,
+        30,
+    ]
+    assert sum(map(len, messages)) == 4
     notifier.stopping()
     assert manager.heard() == ["STOPPING=1"]
     notifier.close()
@@ -112,14 +116,14 @@ def test_another_process_is_watched(manager: Manager) -> None:
 
 def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
     """PID 1 was busy with a thousand units; its socket's buffer was full, and the agent hung."""
-    made = Manager(str(tmp_path / "notify"))
+    manager = Manager(str(tmp_path / "notify"))
     now = [0]
-    notifier = Notifier(lambda: now[0], {**made.environment, "WATCHDOG_USEC": "1"})
+    notifier = Notifier(lambda: now[0], {**manager.environment, "WATCHDOG_USEC": "1"})
     for now[0] in range(0, 5000 * 334, 334):
         notifier.heartbeat()
-    assert made.heard()[0] == "READY=1"
+    assert manager.heard()[0] == "READY=1"
     notifier.close()
-    made.socket.close()
+    manager.socket.close()
 
 
 @pytest.fixture

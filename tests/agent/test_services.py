@@ -24,8 +24,8 @@ def stat(number: int, name: str, start: int) -> str:
 
 
 def states(collector: Services) -> dict[str, tuple[float | int | None, float | int | None]]:
-    found = dict(rows_of(collector.collect()[0]))
-    return {n: (v["running_state"], v["enabled_state"]) for n, v in found.items() if v}
+    result = dict(rows_of(collector.collect()[0]))
+    return {n: (v["running_state"], v["enabled_state"]) for n, v in result.items() if v}
 
 
 def test_services_of_a_host(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_host_without_these_services_has_no_data(tmp_path: Path) -> None:
 )
 def test_any_text_of_a_cgroup(data: bytes) -> None:
     """`max`, a process of another namespace (0), a file cut off: no process is invented."""
-    told = settings.parse_populated(data)
-    assert told is None or (b"populated %d" % told) in data
+    parsed = settings.parse_populated(data)
+    assert parsed is None or (b"populated %d" % parsed) in data
     assert all(0 < n < 1 << 64 for n in settings.parse_processes(data))
     assert settings.parse_populated(None) is None and settings.parse_processes(None) == []
 
@@ -133,8 +133,8 @@ def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:
     shutil.rmtree(host.roots.proc / "1")
     turn = run_collector(Services(host.roots), StoppedClock())
     assert turn.outcome is CollectOutcome.BLIND and "hidepid" in turn.message
-    found = dict(rows_of(turn.blocks[0]))
-    fabric, imex = found["nvidia-fabricmanager"], found["nvidia-imex"]
+    result = dict(rows_of(turn.blocks[0]))
+    fabric, imex = result["nvidia-fabricmanager"], result["nvidia-imex"]
     assert fabric and fabric["running_state"] == 1  # its cgroup shows it
     assert imex and imex["running_state"] is None and imex["enabled_state"] == 1
 

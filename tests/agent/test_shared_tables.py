@@ -40,10 +40,10 @@ SECOND = 1_000_000_000
 
 
 def block(table: str, devices: Sequence[str], value: int) -> Block:
-    made = Block(table, devices)
-    for row in range(made.rows):
-        made.put_int(0, row, value)
-    return made
+    created = Block(table, devices)
+    for row in range(created.rows):
+        created.put_int(0, row, value)
+    return created
 
 
 def test_a_table_of_one_collector_is_left_as_it_is() -> None:
@@ -137,11 +137,11 @@ class MixedHost:
 
     def register(self) -> None:
         """Register the GPUs like the inventory."""
-        found = [(d.key, dict(d.attributes)) for d in gpus.amd_devices(self.roots)]
-        found += [
+        result = [(d.key, dict(d.attributes)) for d in gpus.amd_devices(self.roots)]
+        result += [
             (key, {"name": "NVIDIA H100 PCIe", "pci_address": at}) for key, at in self.nvidia()
         ]
-        devices = [telemetry_pb2.Device(kind="gpu", key=key, attributes=has) for key, has in found]
+        devices = [telemetry_pb2.Device(kind="gpu", key=key, attributes=has) for key, has in result]
         self.fleet.register("mixed", simulated=False, boot_id=b"B" * 16, devices=devices)
 
     def nvidia(self) -> list[tuple[str, str]]:
@@ -161,7 +161,7 @@ class MixedHost:
                 if (self.second - shift) % period == 1 % period:
                     turn = run_collector(collector, self.clock)
                     assert turn.outcome is CollectOutcome.OK, (turn.collector, turn.message)
-                    filled += [(turn.collector, each) for each in turn.blocks]
+                    filled += [(turn.collector, block) for block in turn.blocks]
             frame = self.builder.build(
                 self.second, self.clock.now_ns, self.clock.now_ns, self.shared.join(filled)
             )
@@ -179,10 +179,10 @@ class MixedHost:
         """
         known: dict[str, dict[str, float | int | None]] = {}
         for frame in self.sent:
-            for each in frame.blocks:
-                for row, device in enumerate(each.devices):
+            for block in frame.blocks:
+                for row, device in enumerate(block.devices):
                     of_device = known.setdefault(device, {})
-                    of_device |= {BY_ID[i].name: value for i, value in each.values(row)}
+                    of_device |= {BY_ID[i].name: value for i, value in block.values(row)}
         return known
 
 

@@ -46,12 +46,12 @@ def append(spool: Spool, *frames: bytes) -> list[int]:
 
 def everything(spool: Spool, count_max: int = 7) -> dict[int, bytes]:
     """Read the whole backlog in small steps."""
-    found: dict[int, bytes] = {}
-    while rows := spool.pending(max(found, default=0), count_max):
+    result: dict[int, bytes] = {}
+    while rows := spool.pending(max(result, default=0), count_max):
         assert [sequence for sequence, _ in rows] == sorted({sequence for sequence, _ in rows})
-        assert len(rows) <= count_max and rows[0][0] > max(found, default=0)
-        found.update(rows)
-    return found
+        assert len(rows) <= count_max and rows[0][0] > max(result, default=0)
+        result.update(rows)
+    return result
 
 
 def segments(folder: Path) -> list[Path]:
@@ -117,11 +117,11 @@ class SpoolAgainstModel(RuleBasedStateMachine):
         self.spool.close()
         path = data.draw(st.sampled_from(segments(self.folder)))
         content = bytearray(path.read_bytes())
-        at = data.draw(st.integers(0, max(len(content) - 1, 0)))
+        position = data.draw(st.integers(0, max(len(content) - 1, 0)))
         if truncate:
-            del content[at:]
+            del content[position:]
         elif content:
-            content[at] ^= data.draw(st.integers(1, 255))
+            content[position] ^= data.draw(st.integers(1, 255))
         path.write_bytes(content)
         self._reopen(new_boot=truncate)  # a power cut shortens files, a bad cell flips bits
         self._take_stock()
@@ -144,13 +144,13 @@ class SpoolAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_uncounted(self) -> None:
-        found = everything(self.spool)
-        lost = sorted(set(self.waiting) - set(found))
+        result = everything(self.spool)
+        lost = sorted(set(self.waiting) - set(result))
         assert len(lost) == self.spool.dropped_frames - self.counted
-        assert not lost or not found or lost[-1] < min(found), "not the oldest went first"
+        assert not lost or not result or lost[-1] < min(result), "not the oldest went first"
         self.waiting = {s: frame for s, frame in self.waiting.items() if s not in lost}
         self.counted = self.spool.dropped_frames
-        assert found == self.waiting
+        assert result == self.waiting
 
     @invariant()
     def it_is_bounded_and_knows_its_size(self) -> None:
@@ -198,9 +198,9 @@ def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
             agent.send_signal(signal.SIGKILL)
             seen = max([seen, *map(int, agent.stdout.read().split("\n")[:-1])])
     spool = Spool.open(folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m")
-    found = everything(spool, 100)
-    assert all(frame == b"%d," % sequence * 50 for sequence, frame in found.items())
-    assert found.keys() >= set(range(1, seen + 1))
+    result = everything(spool, 100)
+    assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
+    assert result.keys() >= set(range(1, seen + 1))
     spool.close()
 
 
@@ -304,26 +304,28 @@ def test_flipped_bytes_cost_their_own_frames_and_all_are_counted(
             sequence = spool.next_sequence()
             if not data.draw(st.integers(0, 9)):  # some got their receipt in the head
                 sequence += data.draw(st.integers(1, 3))
-            written[sequence] = bytes((sequence + at) % 7 for at in range(size))
+            written[sequence] = bytes((sequence + index) % 7 for index in range(size))
             spool.append(sequence, written[sequence])
         spool.close()
         paths = segments(folder)
         contents = [bytearray(path.read_bytes()) for path in paths]
-        places = [(file, at) for file, one in enumerate(contents) for at in range(len(one))]
-        several = places[: -16 - sizes[-1]]
+        places = [
+            (file, index) for file, content in enumerate(contents) for index in range(len(content))
+        ]
+        early = places[: -16 - sizes[-1]]
         contiguous = len(written) == max(written)
-        at_once = st.lists(st.sampled_from(several or places), min_size=1, max_size=9, unique=True)
-        one = st.sampled_from(places).map(lambda place: [place])
-        flips = data.draw(st.one_of(one, at_once) if several and contiguous else one)
-        for file, at in flips:
-            contents[file][at] ^= data.draw(st.integers(1, 255))
+        at_once = st.lists(st.sampled_from(early or places), min_size=1, max_size=9, unique=True)
+        single = st.sampled_from(places).map(lambda place: [place])
+        flips = data.draw(st.one_of(single, at_once) if early and contiguous else single)
+        for file, position in flips:
+            contents[file][position] ^= data.draw(st.integers(1, 255))
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content)
         spool = open_spool(folder)
-        found = everything(spool)
-        assert found.items() <= written.items() and list(found) == sorted(found)
-        assert len(found) + spool.dropped_frames == len(written)
-        assert len(written) - len(found) <= len(flips)
+        result = everything(spool)
+        assert result.items() <= written.items() and list(result) == sorted(result)
+        assert len(result) + spool.dropped_frames == len(written)
+        assert len(written) - len(result) <= len(flips)
         spool.close()
 
 
@@ -407,10 +409,10 @@ def test_full_means_the_oldest_first(folder: Path) -> None:
     """
     spool = open_spool(folder)
     sequences = append(spool, *(b"%4d" % n * 100 for n in range(300)))
-    found = everything(spool)
-    assert sorted(found) == sequences[-len(found) :]
-    assert len(found) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
-    assert spool.dropped_frames == 300 - len(found)
+    result = everything(spool)
+    assert sorted(result) == sequences[-len(result) :]
+    assert len(result) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
+    assert spool.dropped_frames == 300 - len(result)
     spool.close()
 
 
@@ -423,9 +425,9 @@ def test_a_receipt_that_comes_while_its_frame_is_read(
     read = FileSegment.read
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        found = read(segment, sequences)
+        result = read(segment, sequences)
         spool.acknowledge(2, 2)
-        return found
+        return result
 
     monkeypatch.setattr(FileSegment, "read", slow)
     assert spool.pending(0, 10) == [(1, b"one"), (3, b"three")]
@@ -442,9 +444,9 @@ def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
     read = FileSegment.read
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        found = read(segment, sequences)
+        result = read(segment, sequences)
         spool.acknowledge(1, 2)
-        return found
+        return result
 
     monkeypatch.setattr(FileSegment, "read", slow)
     assert [sequence for sequence, _ in spool.pending(0, 10)] == [3, 4]
@@ -496,14 +498,14 @@ def test_appending_and_sending_at_once(folder: Path) -> None:
     frames = [b"%d," % n * 20 for n in range(count)]
     daemon = threading.Thread(target=append, args=(spool, *frames))
     daemon.start()
-    found: dict[int, bytes] = {}
-    while len(found) < count:
+    result: dict[int, bytes] = {}
+    while len(result) < count:
         rows = spool.pending(0, 50)
-        found.update(rows)
+        result.update(rows)
         for sequence, _ in rows:
             spool.acknowledge(sequence, sequence)
     daemon.join(GUARD_SECONDS)
-    assert [found[sequence] for sequence in sorted(found)] == frames
+    assert [result[sequence] for sequence in sorted(result)] == frames
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 0)
     assert len(segments(folder)) == 1
     spool.close()

@@ -472,14 +472,14 @@ def memory() -> Iterator[Path]:
 def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> None:
     """Half of the frames are in memory, half on the disk, and one is being moved at the end."""
     spool_folder = tmp_path / "spool"
-    told = 0
+    confirmed = 0
     for _ in range(3):
         child = subprocess.Popen(
             [sys.executable, "-c", APPENDER, spool_folder, memory], stdout=subprocess.PIPE
         )
         assert child.stdout is not None
         for _ in range(700):
-            told = int(child.stdout.readline())
+            confirmed = int(child.stdout.readline())
         child.send_signal(signal.SIGKILL)
         child.stdout.close()
         child.wait(GUARD_SECONDS)
@@ -487,9 +487,9 @@ def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> 
         spool_folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=BOOT, owner="m",
         memory_folder=memory,
     )  # fmt: skip
-    found = everything(spool, 100)
-    assert set(range(1, told + 1)) <= found.keys()
-    assert all(frame == b"%d," % sequence * 50 for sequence, frame in found.items())
+    result = everything(spool, 100)
+    assert set(range(1, confirmed + 1)) <= result.keys()
+    assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
     assert spool.dropped_frames == 0
     spool.close()
 
@@ -503,9 +503,9 @@ def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) 
     )
     (command,) = [line for line in page.splitlines() if "gangline-spool-" in line]
     places = {"/dev/shm": tmp_path / "memory", "/var/lib/gangline/spool": tmp_path / "it" / "spool"}
-    for place, here in places.items():
+    for place, folder in places.items():
         assert place in command
-        command = command.replace(place, str(here))
+        command = command.replace(place, str(folder))
     other, it = open_spool(tmp_path), tmp_path / "it"
     it.mkdir()
     (it / "memory").symlink_to(tmp_path / "memory")
@@ -516,6 +516,6 @@ def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) 
     assert len(list((tmp_path / "memory").iterdir())) == 2
     subprocess.run(["sh", "-c", command], check=True)
     (left,) = (tmp_path / "memory").iterdir()
-    of = (tmp_path / "spool").stat()
-    assert left.name == f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+    status = (tmp_path / "spool").stat()
+    assert left.name == f"gangline-spool-{status.st_dev:x}-{status.st_ino:x}"
     assert any(left.glob("*.seg"))

@@ -62,9 +62,9 @@ def test_the_link_of_a_function_that_sleeps_is_not_read(tmp_path: Path) -> None:
     collector = PcieTenSeconds(host.roots)
     assert row(collector, GPU)["link_width_lanes"] == 8
     sleep(gpu)
-    found = row(collector, GPU)
-    assert found["link_width_lanes"] is None and found["link_width_max_lanes"] is None
-    assert found["class_code"] == 0x030200
+    result = row(collector, GPU)
+    assert result["link_width_lanes"] is None and result["link_width_max_lanes"] is None
+    assert result["class_code"] == 0x030200
     assert row(collector, GPU, table=1)["aer_correctable_errors"] == 66  # the kernel keeps it
     sleep(gpu, "active")
     assert row(collector, GPU)["link_width_lanes"] == 8
@@ -89,9 +89,9 @@ def test_the_inventory_lets_a_function_sleep(tmp_path: Path) -> None:
     """The link's limits are read from the device itself; its other data remains."""
     host = hosts.unpack("h100-ib", tmp_path)
     sleep(host.roots.sys / "bus/pci/devices" / GPU)
-    found = {d.key: d.attributes for d in kernel.pcie_functions(host.roots)}
-    assert "link_speed_max" not in found[GPU] and found[GPU]["class"] == "0x030200"
-    assert "link_speed_max" in found["0000:15:01.0"]
+    result = {d.key: d.attributes for d in kernel.pcie_functions(host.roots)}
+    assert "link_speed_max" not in result[GPU] and result[GPU]["class"] == "0x030200"
+    assert "link_speed_max" in result["0000:15:01.0"]
 
 
 class Here(Roots):

@@ -98,8 +98,8 @@ def test_a_task_is_blocked_since_it_was_first_seen_so(looks: list[tuple[int, set
     for step, numbers in looks:
         now += step
         began = {n: began.get(n, now) for n in numbers}
-        found = since.observe([blocked(n) for n in numbers], now)
-        assert found == {(n, 5): now - began[n] for n in numbers}
+        result = since.observe([blocked(n) for n in numbers], now)
+        assert result == {(n, 5): now - began[n] for n in numbers}
 
 
 def test_a_number_that_is_another_task_now_begins_anew() -> None:

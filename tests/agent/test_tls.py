@@ -221,8 +221,8 @@ def test_an_aggregator_of_another_ca(
     """A server in its place must receive nothing, least of all the token."""
     other = Secured(tmp_path / "other", tmp_path / "data")
     with serving(told, other, client_certificates=False) as aggregator:
-        words = failure(told, agent, aggregator.port)
-        assert str(secured.ca) in words and "no CA in" in words
+        message = failure(told, agent, aggregator.port)
+        assert str(secured.ca) in message and "no CA in" in message
         assert not aggregator.registrations
 
 
@@ -231,14 +231,14 @@ def test_a_name_that_the_certificate_has_not(
 ) -> None:
     """Called by an address missing in the certificate; `tls_server_name` helps."""
     with serving(told, secured) as aggregator:
-        words = failure(told, agent, aggregator.port, "127.0.0.2")
-        assert "not for '127.0.0.2'" in words or "refused" in words.lower()
+        message = failure(told, agent, aggregator.port, "127.0.0.2")
+        assert "not for '127.0.0.2'" in message or "refused" in message.lower()
         ours = agent.credentials
         agent.credentials = Credentials(
             ours.tls_ca_file, ours.tls_certificate_file, ours.tls_key_file, "head.example"
         )
-        words = failure(told, agent, aggregator.port)
-        assert "not for 'head.example'" in words
+        message = failure(told, agent, aggregator.port)
+        assert "not for 'head.example'" in message
         agent.credentials = Credentials(
             ours.tls_ca_file, ours.tls_certificate_file, ours.tls_key_file, "localhost"
         )
@@ -259,8 +259,8 @@ def test_a_certificate_of_another_time(
     theirs.folder = tmp_path / "ca"
     theirs.server = theirs.authority(ago).issue_server(["127.0.0.1"], 30, force=True)
     with serving(told, theirs, client_certificates=False) as aggregator:
-        said = failure(told, agent, aggregator.port)
-        assert words in said and "clock" in said and "UTC" in said
+        message = failure(told, agent, aggregator.port)
+        assert words in message and "clock" in message and "UTC" in message
 
 
 def test_tls_against_plain_text_and_the_reverse(
@@ -295,8 +295,8 @@ def test_files_that_cannot_be_used_are_named(
     }
     agent.credentials = Credentials(**{**values, what: str(file)})
     with serving(told, secured) as aggregator:
-        words = failure(told, agent, aggregator.port)
-    assert str(file) in words and "top secret" not in words and "two words" not in words
+        message = failure(told, agent, aggregator.port)
+    assert str(file) in message and "top secret" not in message and "two words" not in message
 
 
 def listening(answer: Callable[[socket.socket], None]) -> tuple[int, threading.Thread]:

@@ -112,10 +112,10 @@ def test_a_pasted_line_is_decoded(capsys: pytest.CaptureFixture[str]) -> None:
     """The process that met the hang is named, but not blamed."""
     code, out = said(capsys, GSP)
     assert code == cli.OK and out.startswith("XID 119: GSP did not answer")
-    words = " ".join(out.split())
-    assert "Device 0000:9b:00.0" in words
-    assert "nvidia-smi pid 2024380; it ran into the fault, and may not be its cause" in words
-    assert "the driver waited 6 s for GSP_RM_ALLOC" in words
+    card = " ".join(out.split())
+    assert "Device 0000:9b:00.0" in card
+    assert "nvidia-smi pid 2024380; it ran into the fault, and may not be its cause" in card
+    assert "the driver waited 6 s for GSP_RM_ALLOC" in card
 
 
 def test_the_line_decides(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,9 +145,9 @@ def test_an_unknown_code_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str
 )
 def test_what_is_no_code_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """The refusal shows the correct form, and repeats no control characters."""
-    words = refused(capsys, text)
-    assert "expected an XID (94), an SXID (sxid:20034) or a line of the kernel log" in words
-    assert "\x1b" not in words
+    message = refused(capsys, text)
+    assert "expected an XID (94), an SXID (sxid:20034) or a line of the kernel log" in message
+    assert "\x1b" not in message
 
 
 @pytest.mark.parametrize("text", ["xid 79", "XID 79", "Xid: 79", "XID#79", "xid79", " 79 "])
@@ -188,8 +188,8 @@ def test_any_line_of_the_kernel_log(
     """
     code, out = said(capsys, prefix + line)
     assert code == cli.OK
-    words = " ".join(out.split())
-    assert [one for one in wanted if one not in words] == []
+    card = " ".join(out.split())
+    assert [one for one in wanted if one not in card] == []
 
 
 @pytest.mark.parametrize(("line", "why"), [

@@ -66,19 +66,19 @@ def test_what_is_heard_is_told_after_the_hold() -> None:
     hearings = PendingReports()
     hearings.add("xid 79", 0)
     assert hearings.due(DUPLICATE_NS_MAX - 1, DUPLICATE_NS_MAX) == []
-    ((about, heard),) = hearings.due(DUPLICATE_NS_MAX, DUPLICATE_NS_MAX)
-    assert (about, heard.first_ns, heard.count) == ("xid 79", 0, 1)
+    ((about, hearing),) = hearings.due(DUPLICATE_NS_MAX, DUPLICATE_NS_MAX)
+    assert (about, hearing.first_ns, hearing.count) == ("xid 79", 0, 1)
     assert hearings.due(100 * SECOND_NS, 0) == []
 
 
 def test_a_storm_is_one_telling_in_ten_seconds() -> None:
     """A GPU with a bad row delivered a thousand ECC events a second to the fast lane."""
     hearings = PendingReports()
-    told: list[int] = []
+    reported: list[int] = []
     for millisecond in range(0, 30_000, 10):
         hearings.add("ECC", millisecond * 1_000_000)
-        told += [heard.count for _, heard in hearings.due(millisecond * 1_000_000, 0)]
-    assert told == [1, 1000, 1000]
+        reported += [hearing.count for _, hearing in hearings.due(millisecond * 1_000_000, 0)]
+    assert reported == [1, 1000, 1000]
 
 
 def test_a_flood_of_different_things_is_bounded() -> None:
@@ -107,23 +107,23 @@ STEPS = st.lists(
 def test_nothing_heard_is_lost_or_told_twice(steps: list[Step], hold_ns: int) -> None:
     """For any times: counts add up, no report is too early or too frequent, none is kept forever."""
     hearings, now = PendingReports(), 0
-    heard: dict[object, int] = {}
-    told: dict[object, int] = {}
+    hearing: dict[object, int] = {}
+    reported: dict[object, int] = {}
     last: dict[object, int] = {}
 
     def collect() -> None:
         for about, what in hearings.due(now, hold_ns):
             assert now >= what.first_ns + hold_ns and what.last_ns >= what.first_ns
             assert now - last.get(about, now - REPEAT_NS_MIN) >= REPEAT_NS_MIN
-            told[about] = told.get(about, 0) + what.count
+            reported[about] = reported.get(about, 0) + what.count
             last[about] = now
 
     for step in steps:
         now += step.after_ns
         if step.about is not None:
             hearings.add(step.about, now)
-            heard[step.about] = heard.get(step.about, 0) + 1
+            hearing[step.about] = hearing.get(step.about, 0) + 1
         collect()
     now += REPEAT_NS_MIN + hold_ns
     collect()
-    assert told == heard
+    assert reported == hearing

@@ -103,9 +103,9 @@ def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: in
     """For any number of wraps the sum equals the truth (blank readings span the gap)."""
     total, value, counted = 0, start, 0
     before = Observation(start, 0, BOOT)
-    for at, increment in enumerate(increments, 1):
+    for index, increment in enumerate(increments, 1):
         total, value = total + increment, (value + increment) % 2**32
-        after = Observation(value, at * SECOND_NS, BOOT)
+        after = Observation(value, index * SECOND_NS, BOOT)
         result = compare(before, after, CounterSpec(32))
         counted += result.count
         if result.outcome in (StepOutcome.DELTA, StepOutcome.WRAPPED):

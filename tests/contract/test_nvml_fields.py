@@ -48,13 +48,13 @@ def header(folder: str) -> dict[str, int]:
 
 def names_of_sources() -> dict[str, str]:
     """Return reading -> name of its field, from the catalogue's sources."""
-    found = {}
+    result = {}
     for field in FIELDS:
         source = BY_NAME[f"gpu.{field.reading}"].source
         name = re.search(r"NVML_FI_\w+", source)
         assert name, f"gpu.{field.reading} does not name its field: {source}"
-        found[field.reading] = name.group()
-    return found
+        result[field.reading] = name.group()
+    return result
 
 
 @pytest.mark.parametrize(("folder", "driver"), [("older", "575.57.08"), ("newest", "9999.0")])

@@ -116,9 +116,9 @@ def test_a_wrong_policy_is_named_with_its_line(edit: tuple[str, str], words: str
 )
 def test_a_wrong_row_of_an_event(text: str, words: str) -> None:
     """Events have no duration, and the tables judge codes."""
-    said = 'severity = "hazard"\nwords = "w"\naction = "a"\nclears = "reboot"\nsource = "s"\n'
+    fields = 'severity = "hazard"\nwords = "w"\naction = "a"\nclears = "reboot"\nsource = "s"\n'
     with pytest.raises(PolicyError, match=words):
-        parse(f'version = "1"\nrollout_share = 1\n[[row]]\nname = "my_row"\n{text}\n{said}')
+        parse(f'version = "1"\nrollout_share = 1\n[[row]]\nname = "my_row"\n{text}\n{fields}')
 
 
 def test_the_table_of_codes_says_it_all() -> None:
@@ -226,11 +226,11 @@ def test_lines_in_any_order(lines: list[str]) -> None:
 
 def _try(text: str) -> None:
     try:
-        made = parse(text)
+        created = parse(text)
     except PolicyError as error:
         assert str(error).isprintable() and len(str(error)) < 700
     else:
-        assert 0 <= made.rollout_share <= 1 and made.version
+        assert 0 <= created.rollout_share <= 1 and created.version
 
 
 def test_what_is_judged_is_no_agents() -> None:
@@ -241,8 +241,8 @@ def test_what_is_judged_is_no_agents() -> None:
             'severity = "fatal"\nwords = "is slow"\naction = "look"\nclears = "reading"\nsource = "assumed"\n'
         )
     )
-    (made,) = parse(row).rows
-    assert (made.judged, made.evidence_signal, made.signals) == (
+    (created,) = parse(row).rows
+    assert (created.judged, created.evidence_signal, created.signals) == (
         "gang.slow_host",
         "gang.slow_host",
         (),

@@ -56,9 +56,9 @@ def test_what_was_written_is_read(level: int) -> None:
 def test_the_header_is_read_without_the_samples() -> None:
     """A list of recordings reads a kilobyte of each."""
     data = encode_recording(made())
-    found = decode_header(data[:2000])
-    assert (found.host, found.reason, found.samples) == ("gpu-017", "gpu.xid 79 GPU-0", 0)
-    assert found.header_seconds == pytest.approx(2.9)
+    result = decode_header(data[:2000])
+    assert (result.host, result.reason, result.samples) == ("gpu-017", "gpu.xid 79 GPU-0", 0)
+    assert result.header_seconds == pytest.approx(2.9)
 
 
 def test_every_truncation_is_refused() -> None:
@@ -74,9 +74,9 @@ def test_every_truncation_is_refused() -> None:
 def test_every_changed_byte_is_refused() -> None:
     """A disk that returns other bytes than written must not lead to a wrong power."""
     data, source = encode_recording(made(1, 3)), random.Random(1)
-    for at in range(len(data)):
+    for index in range(len(data)):
         changed = bytearray(data)
-        changed[at] ^= 1 << source.randrange(8)
+        changed[index] ^= 1 << source.randrange(8)
         with pytest.raises(RecordingError):
             decode_recording(bytes(changed))
 

@@ -224,10 +224,10 @@ def test_damage_is_refused_or_makes_another_frame(data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(damaged) - 1))
         damaged[at] ^= data.draw(st.integers(1, 255))
     try:
-        found = receiver.decode(bytes(damaged))
+        output = receiver.decode(bytes(damaged))
     except StreamError as error:
         assert str(error)
         return
-    if found != sent[2]:
+    if output != sent[2]:
         with pytest.raises(FrameError, match="checksum"):
-            frames.decode(found)
+            frames.decode(output)

@@ -107,13 +107,13 @@ def test_a_child_is_killed_on_command_and_when_its_time_is_over(
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_child_outlives_its_fork_server(is_killed: bool) -> None:
     """The owner or the fork server was killed for memory: the children of either held every GPU."""
-    one = Owner()
-    with request_child(one.control, 1, FOREVER) as connection:
-        one.started(1)
+    owner = Owner()
+    with request_child(owner.control, 1, FOREVER) as connection:
+        owner.started(1)
         assert connection.recv(16)
         if is_killed:
-            os.kill(one.pid, signal.SIGKILL)
-        one.close()
+            os.kill(owner.pid, signal.SIGKILL)
+        owner.close()
         assert connection.recv(16) == b""  # the last of its descriptors is closed: it has ended
 
 
@@ -129,18 +129,18 @@ def test_a_host_without_a_process_to_give(monkeypatch: pytest.MonkeyPatch) -> No
         return fork()
 
     monkeypatch.setattr(os, "fork", fork_once)
-    one = Owner()
-    request_child(one.control, 5).close()
-    assert one.report() == ChildReport(ChildEvent.FAILED, 5, errno.EAGAIN)
-    assert one.close() == 0
+    owner = Owner()
+    request_child(owner.control, 5).close()
+    assert owner.report() == ChildReport(ChildEvent.FAILED, 5, errno.EAGAIN)
+    assert owner.close() == 0
 
 
 def test_without_a_fork_server_the_owner_is_told() -> None:
-    one = Owner()
-    os.kill(one.pid, signal.SIGKILL)
-    os.waitpid(one.pid, 0)
-    until(lambda: select.select([one.control], [], [], 0)[0], "the end of the connection")
-    kill_child(one.control, 1)  # no such child
+    owner = Owner()
+    os.kill(owner.pid, signal.SIGKILL)
+    os.waitpid(owner.pid, 0)
+    until(lambda: select.select([owner.control], [], [], 0)[0], "the end of the connection")
+    kill_child(owner.control, 1)  # no such child
     with pytest.raises(OSError):
-        request_child(one.control, 1)
-    one.control.close()
+        request_child(owner.control, 1)
+    owner.control.close()

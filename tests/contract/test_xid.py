@@ -191,9 +191,9 @@ class TestCompanions:
         self, beside: dict[int, float], age: float, severity: XidSeverity, waiting: bool
     ) -> None:
         """It waits 5 s; 94 removes the drain, 95 and 64 cause it at once, 171 adds a text."""
-        found = assess(lookup(48), beside, age)
-        assert (found.severity, found.waiting) == (severity, waiting)
-        assert bool(found.details) == any(
+        result = assess(lookup(48), beside, age)
+        assert (result.severity, result.waiting) == (severity, waiting)
+        assert bool(result.details) == any(
             c.code in beside and abs(beside[c.code]) <= 5 for c in companions(48)
         )
 
@@ -268,13 +268,13 @@ class TestOthers:
 
     def test_the_disagreements_of_the_design(self) -> None:
         """The cases that made an explanation necessary."""
-        said = {
+        claims = {
             (code, other.tool): other.words for code in policy() for other in tool_actions(code)
         }
-        assert "reboots" in said[94, "GPUd"] and "fatal" in said[63, "GPUd"]
-        assert "fatal" in said[63, "EKS node agent"]
-        assert said[109, "k8s-device-plugin"] == "ignores it"
-        assert "unhealthy" in said[94, "k8s-device-plugin"]
+        assert "reboots" in claims[94, "GPUd"] and "fatal" in claims[63, "GPUd"]
+        assert "fatal" in claims[63, "EKS node agent"]
+        assert claims[109, "k8s-device-plugin"] == "ignores it"
+        assert "unhealthy" in claims[94, "k8s-device-plugin"]
 
     def test_every_claim_has_its_source_and_code(self) -> None:
         """A claim about a code that does not exist was mistyped."""

@@ -144,9 +144,9 @@ class TestMemory:
             "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at "
             "physAddr 0x18f31d80 partition 16, subpartition 3."
         )
-        found = decode(48, text).attributes
-        assert found["memory"] == "framebuffer" and found["physical_address"] == "0x18f31d80"
-        assert (found["partition"], found["subpartition"]) == ("16", "3")
+        result = decode(48, text).attributes
+        assert result["memory"] == "framebuffer" and result["physical_address"] == "0x18f31d80"
+        assert (result["partition"], result["subpartition"]) == ("16", "3")
 
     def test_row_remap(self) -> None:
         """The row, to recognize it later."""
@@ -165,10 +165,10 @@ class TestMemory:
 
     def test_where_it_was(self) -> None:
         """171 and 172 distinguish DRAM from SRAM, 160 shows whether a reboot is due."""
-        found = decode(171, "HBM, Uncorrectable DRAM error in FBPA 6 subpartition 0 physAddr 0x13")
-        assert (found.attributes["memory"], found.attributes["fbpa"]) == ("DRAM", "6")
-        found = decode(160, "Marking Channel 3 in FBPA 2 for repair; Node Reboot Required")
-        assert found.attributes["memory_channel"] == "3" and "reboot of the host" in found.words
+        output = decode(171, "HBM, Uncorrectable DRAM error in FBPA 6 subpartition 0 physAddr 0x13")
+        assert (output.attributes["memory"], output.attributes["fbpa"]) == ("DRAM", "6")
+        output = decode(160, "Marking Channel 3 in FBPA 2 for repair; Node Reboot Required")
+        assert output.attributes["memory_channel"] == "3" and "reboot of the host" in output.words
 
 
 def test_other_codes() -> None:
@@ -178,14 +178,14 @@ def test_other_codes() -> None:
     text = (
         "MMU Fault: ENGINE CE2 HUBCLIENT_CE0 faulted @ 0x792c_58000000. FAULT_PDE ACCESS_TYPE_READ"
     )
-    found = decode(31, text).attributes
-    assert (found["engine"], found["address"]) == ("CE2", "0x792c_58000000")
-    assert (found["fault"], found["access"]) == ("FAULT_PDE", "ACCESS_TYPE_READ")
+    result = decode(31, text).attributes
+    assert (result["engine"], result["address"]) == ("CE2", "0x792c_58000000")
+    assert (result["fault"], result["access"]) == ("FAULT_PDE", "ACCESS_TYPE_READ")
     decoded = decode(45, "pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149")
     assert decoded.attributes["caused_by"] == "149" and "XID 149" in decoded.words
     text = "Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 76 (FREE)"
-    found = decode(119, text).attributes
-    assert (found["waited_seconds"], found["function"]) == ("6", "FREE")
+    result = decode(119, text).attributes
+    assert (result["waited_seconds"], result["function"]) == ("6", "FREE")
 
 
 class TestNvlink4:
@@ -203,8 +203,8 @@ class TestNvlink4:
         """Only bits that the catalogue ignores, and only without other bits."""
         ignorable = "link 3(0x40000001, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
         assert decode(74, ignorable).severity is XidSeverity.IGNORE
-        beside = "link 3(0x40000011, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
-        assert decode(74, beside).severity is XidSeverity.HAZARD
+        other = "link 3(0x40000011, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
+        assert decode(74, other).severity is XidSeverity.HAZARD
         assert (
             decode(74, "link 3(0x0, 0x1, 0x0, 0x0, 0x0, 0x0, 0x0)").attributes["weight"]
             == "unknown"
@@ -217,8 +217,8 @@ class TestNvlink4:
 
 def line5(unit: str, word: str, *numbers: int, link: str = "01") -> str:
     """Return the message of an NVLink 5 line."""
-    words = " ".join(f"0x{n:08x}" for n in numbers)
-    return f"{unit} {word} XC0 i0 Link {link} ({words} 0x00000000)"
+    message = " ".join(f"0x{n:08x}" for n in numbers)
+    return f"{unit} {word} XC0 i0 Link {link} ({message} 0x00000000)"
 
 
 class TestNvlink5:
@@ -270,11 +270,11 @@ class TestNvlink5:
 
     def test_what_the_line_says(self) -> None:
         """Unit, link, containment, injection, registers; also a pair with brackets and blanks."""
-        found = decode(149, "NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x021425c6]", OLD).attributes
-        assert found["unit"] == "NETIR_LINK_EVT" and found["link"] == "1"
-        assert (found["cross_contained"], found["injected"]) == ("yes", "yes")
-        assert (found["intrinfo"], found["reason"]) == ("0x021425c6", "33")
-        assert "error_status" not in found
+        result = decode(149, "NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x021425c6]", OLD).attributes
+        assert result["unit"] == "NETIR_LINK_EVT" and result["link"] == "1"
+        assert (result["cross_contained"], result["injected"]) == ("yes", "yes")
+        assert (result["intrinfo"], result["reason"]) == ("0x021425c6", "33")
+        assert "error_status" not in result
 
     def test_the_other_end(self) -> None:
         """Replacing the GPU at the other end is the costliest mistake of NVLink."""

@@ -41,12 +41,12 @@ class Sweeping:
     def row(self, row: int) -> dict[str, float | int | None]:
         """Return one GPU's readings from memory."""
         ints, floats = memoryview(self.cells).cast("Q"), memoryview(self.cells).cast("d")
-        said: dict[str, float | int | None] = {}
+        result: dict[str, float | int | None] = {}
         for column, name in enumerate(self.readings):
             cell = column * len(self.addresses) + row
             cells: memoryview[float] | memoryview[int] = floats if READINGS[name] is float else ints
-            said[name] = cells[cell] if self.valid[cell] else None
-        return said
+            result[name] = cells[cell] if self.valid[cell] else None
+        return result
 
 
 def missing(said: Mapping[str, float | int | None]) -> set[str]:

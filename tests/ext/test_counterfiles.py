@@ -401,12 +401,12 @@ def test_a_cell_that_adds_up_what_a_counter_counts(tmp_path: Path) -> None:
     files = CounterFiles([(cells, valid)])
     files.add_file(file)
     files.add_cell(0, scale=1e-6, gauge=True, span=100_000_000, most=100_000_000)
-    found: list[float | None] = []
+    result: list[float | None] = []
     for text in ("90000000", "95000000", "1000000", "", "100000001", "50000000"):
         file.write_text(text)
         files.read()
-        found.append(memoryview(cells).cast("d")[0] if valid[0] else None)
-    assert found == [0.0, 5.0, 11.0, None, None, 60.0]
+        result.append(memoryview(cells).cast("d")[0] if valid[0] else None)
+    assert result == [0.0, 5.0, 11.0, None, None, 60.0]
     with pytest.raises(ValueError, match="is a gauge"):
         files.add_cell(0, span=7)
 

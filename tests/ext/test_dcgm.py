@@ -34,14 +34,14 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostEngine:
     """Return a host engine with two GPUs."""
     monkeypatch.setenv("GANGLINE_FAKE_DCGM", str(tmp_path / "engine"))
-    made = HostEngine(tmp_path / "engine")
-    made.gpu(0, UUID.format(0), "0000:9b:00.0", 8)
-    made.gpu(1, UUID.format(1), "0000:c4:00.0", 8)
-    made.switch(0, "0000:05:00.0", 4)
-    made.switch(1, "0000:06:00.0", 4)
-    made.set_of(3, 0, 858, "i", 5, 45)
-    made.write()
-    return made
+    host_engine = HostEngine(tmp_path / "engine")
+    host_engine.gpu(0, UUID.format(0), "0000:9b:00.0", 8)
+    host_engine.gpu(1, UUID.format(1), "0000:c4:00.0", 8)
+    host_engine.switch(0, "0000:05:00.0", 4)
+    host_engine.switch(1, "0000:06:00.0", 4)
+    host_engine.set_of(3, 0, 858, "i", 5, 45)
+    host_engine.write()
+    return host_engine
 
 
 @pytest.fixture(params=[3, 4, "true"])
@@ -52,13 +52,13 @@ def client(
     if request.param == "true":
         if not TRUE_ADDRESS:
             pytest.skip("no host engine: GANGLINE_TEST_DCGM=localhost:5555 names one that runs")
-        made = Dcgm()
-        made.connect(TRUE_ADDRESS, 900)
+        dcgm = Dcgm()
+        dcgm.connect(TRUE_ADDRESS, 900)
     else:
-        made = Dcgm(libraries[request.param])
-        made.connect(ADDRESS, 900)
-    yield made
-    made.disconnect()
+        dcgm = Dcgm(libraries[request.param])
+        dcgm.connect(ADDRESS, 900)
+    yield dcgm
+    dcgm.disconnect()
 
 
 class TestContract:
@@ -166,7 +166,7 @@ def test_blanks_are_no_values(libraries: dict[int, str], engine: HostEngine) -> 
     engine.set(0, 1004, "d", 5, "!-17")
     engine.write()
     values = client.latest([0], [1002, 1003, 230, 50, 1004])
-    assert [each.value for each in values] == [None, 0.25, None, None, None]
+    assert [value.value for value in values] == [None, 0.25, None, None, None]
     assert values[4].status == dcgm.NO_PERMISSION
 
 

@@ -16,15 +16,15 @@ def with_holes(size: int) -> tuple[list[bytes], set[int]]:
     """Return objects of *size* with as many holes between them, and the pages where the holes
     begin.
     """
-    made = [bytes(size) for _ in range(600)]
-    holes = {id(each) // PAGE_BYTES for each in made[::2]}
-    del made[::2]
-    return made, holes
+    result = [bytes(size) for _ in range(600)]
+    holes = {id(item) // PAGE_BYTES for item in result[::2]}
+    del result[::2]
+    return result, holes
 
 
 def pages_of_new(size: int) -> set[int]:
-    made = [bytes(size) for _ in range(200)]
-    return {id(each) // PAGE_BYTES for each in made}
+    result = [bytes(size) for _ in range(200)]
+    return {id(item) // PAGE_BYTES for item in result}
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])

@@ -33,15 +33,15 @@ def test_a_glance_shows_what_came_went_and_was_put_back(tmp_path: Path) -> None:
     folder.mkdir()
     assert glance.look() == 0  # empty folder
     (folder / "one").symlink_to("/a")
-    one = glance.look()
+    first = glance.look()
     (folder / "two").symlink_to("/b")
     both = glance.look()
-    assert 0 != one != both == glance.look()
+    assert 0 != first != both == glance.look()
     (folder / "new").symlink_to("/b")  # another inode while the old one exists
     (folder / "new").rename(folder / "two")
     assert glance.look() != both
     (folder / "two").unlink()
-    assert glance.look() == one
+    assert glance.look() == first
 
 
 def test_a_glance_follows_the_name_not_the_folder(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_a_file_is_read_whole_and_to_a_limit(tmp_path: Path) -> None:
         path.write_bytes(b"x" * size)
         assert read_file(path) == b"x" * size
     path.write_bytes(b"y" * (FILE_BYTES_MAX + 9000))
-    found = read_file(path)
-    assert found is not None and FILE_BYTES_MAX <= len(found) < FILE_BYTES_MAX + 9000
+    result = read_file(path)
+    assert result is not None and FILE_BYTES_MAX <= len(result) < FILE_BYTES_MAX + 9000
     os.mkfifo(tmp_path / "fifo")
     assert read_file(tmp_path / "fifo") == b""
     for name in ("gone", "zero\0byte", "\ud800", "."):

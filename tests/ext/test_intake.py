@@ -34,13 +34,15 @@ KINDS = ("gpu_1s", "host_1s", "rdma_1s_changes", "nvlink_10s_changes", "gpu_10s"
 def read_blocks(data: bytes, reader: Reader | None = None) -> list[tuple[object, ...]]:
     """Return the tables' content, by the fast reader."""
     frame = (reader or Reader(CATALOGUE, frames.decode)).read(data)
-    found = []
-    for at, shape in enumerate(frame.shapes):
-        block = Block(shape.columns.table, frame.devices(at), shape.columns.signal_ids)
-        block.offset_ns = frame.offset_ns(at)
-        unpack(frame.packed_cells(at), block.cells, block.valid, len(block.signal_ids), block.rows)
-        found.append(content(block))
-    return found
+    result = []
+    for index, shape in enumerate(frame.shapes):
+        block = Block(shape.columns.table, frame.devices(index), shape.columns.signal_ids)
+        block.offset_ns = frame.offset_ns(index)
+        unpack(
+            frame.packed_cells(index), block.cells, block.valid, len(block.signal_ids), block.rows
+        )
+        result.append(content(block))
+    return result
 
 
 @settings(deadline=None)
@@ -166,17 +168,17 @@ def test_a_host_that_boots_again_and_again_is_heard() -> None:
 @given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=4))
 def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> None:
     """Frames of several hosts and of other columns, one after another: no cell is lost or moved."""
-    made = [
-        HostFrame(f"h{at % 2}", read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), at, 5, 0), each)), 7)
-        for at, each in enumerate(several)
+    created = [
+        HostFrame(f"h{index % 2}", read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), index, 5, 0), frame)), 7)
+        for index, frame in enumerate(several)
     ]  # fmt: skip
-    tables = {name: arrow.to_pylist() for name, arrow in batch(made).tables()}
-    for at, each in enumerate(several):
-        for block in each:
+    tables = {name: arrow.to_pylist() for name, arrow in batch(created).tables()}
+    for index, frame in enumerate(several):
+        for block in frame:
             rows = [tables[block.table].pop(0) for _ in range(block.rows)]
             signals = LAYOUTS[block.table].signals
             for row, found in enumerate(rows):
-                assert (found["host"], found["device"]) == (f"h{at % 2}", block.devices[row])
+                assert (found["host"], found["device"]) == (f"h{index % 2}", block.devices[row])
                 assert found["boottime_ns"] == max(0, 5 + block.offset_ns)
                 time_us = max(0, min(12 + block.offset_ns, TIME_NS_MAX)) // 1000
                 assert found["time"] == datetime(1970, 1, 1) + timedelta(microseconds=time_us)
@@ -196,9 +198,9 @@ def test_a_frame_is_counted_as_what_a_commit_makes_of_it(several: list[Block]) -
     but counted as 3.
     """
     frame = read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), several))
-    made = [arrow for _, arrow in batch([HostFrame("h", frame, 0)]).tables()]
+    created = [arrow for _, arrow in batch([HostFrame("h", frame, 0)]).tables()]
     devices = [len(name.encode()) + 4 for block in several for name in block.devices]
-    assert sum(arrow.nbytes for arrow in made) <= frame.size_bytes + 2 * sum(devices)
+    assert sum(arrow.nbytes for arrow in created) <= frame.size_bytes + 2 * sum(devices)
 
 
 def test_signals_of_one_place_are_of_the_last() -> None:
@@ -218,7 +220,7 @@ def test_places_are_looked_up_once() -> None:
     cost nothing.
     """
     reader = Reader(Catalogue(_plan), frames.decode)
-    unknown = [Block(f"strange_{at}", ["G"], tuple(range(20_000, 20_512))) for at in range(4)]
+    unknown = [Block(f"strange_{index}", ["G"], tuple(range(20_000, 20_512))) for index in range(4)]
     data = frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), unknown)
     assert [reader.read(data).looked_up for _ in range(2)] == [4 * 512, 0]
 
@@ -228,17 +230,17 @@ def test_tables_of_each_second_are_known_again_among_those_of_each_minute() -> N
     second had none.
     """
     reader = Reader(CATALOGUE, frames.decode)
-    often = [Block("gpu_1s", [f"GPU-{at}" for at in range(8)]), Block("host_1s", ["host"])]
-    seldom = [Block(f"{at}_60s", [f"device-{at}"] * 20, (1, 2, 3)) for at in range(40)]
+    often = [Block("gpu_1s", [f"GPU-{index}" for index in range(8)]), Block("host_1s", ["host"])]
+    seldom = [Block(f"{index}_60s", [f"device-{index}"] * 20, (1, 2, 3)) for index in range(40)]
 
     def shapes(blocks: list[Block]) -> list[object]:
         return list(reader.read(frames.encode(Stamp(bytes(16), bytes(16), 1, 5, 0), blocks)).shapes)
 
     shapes(seldom + often)
     kept = shapes(often)
-    assert all(one is other for one, other in zip(shapes(often), kept, strict=True))
-    shapes([Block("huge_1s", [f"device-{at}" for at in range(4096)], (1,))])
-    assert all(one is other for one, other in zip(shapes(often), kept, strict=True))
+    assert all(shape is other for shape, other in zip(shapes(often), kept, strict=True))
+    shapes([Block("huge_1s", [f"device-{index}" for index in range(4096)], (1,))])
+    assert all(shape is other for shape, other in zip(shapes(often), kept, strict=True))
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
@@ -262,17 +264,17 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
     """Like a dict of tuples: the same name on another host is another device."""
     known: dict[tuple[int, str], int] = {}
-    found, hosts = DeviceKeys(), np.zeros(300, np.int32)
-    found.bind(hosts)
+    device_keys, hosts = DeviceKeys(), np.zeros(300, np.int32)
+    device_keys.bind(hosts)
     for host, name in keys:
-        assert found.find(host, name) == known.get((host, name), -1)
+        assert device_keys.find(host, name) == known.get((host, name), -1)
         if (host, name) not in known:
-            known[host, name] = found.add(host, name)
+            known[host, name] = device_keys.add(host, name)
         else:
             with pytest.raises(ValueError, match="has row"):
-                found.add(host, name)
-    assert [(hosts[row], found.name(row)) for row in range(len(found))] == list(known)
-    assert list(known.values()) == list(range(len(found)))
+                device_keys.add(host, name)
+    assert [(hosts[row], device_keys.name(row)) for row in range(len(device_keys))] == list(known)
+    assert list(known.values()) == list(range(len(device_keys)))
 
 
 @settings(max_examples=200, deadline=None)
@@ -286,66 +288,70 @@ def test_rows_that_are_given_to_others_are_found(turns: list[tuple[int, str, int
     rewritten.
     """
     known: dict[tuple[int, str], int] = {}
-    found, hosts = DeviceKeys(), np.zeros(400, np.int32)
-    found.bind(hosts)
+    device_keys, hosts = DeviceKeys(), np.zeros(400, np.int32)
+    device_keys.bind(hosts)
     for host, name, row in turns:
-        of_row = {at: one for one, at in known.items()}
-        if 0 <= row < len(found):
+        of_row = {row: key for key, row in known.items()}
+        if 0 <= row < len(device_keys):
             key = int(hosts[row]), name
             if key in known:
                 with pytest.raises(ValueError, match="has a row"):
-                    found.rename(row, name)
+                    device_keys.rename(row, name)
                 continue
-            found.rename(row, name)
+            device_keys.rename(row, name)
             del known[of_row[row]]
             known[key] = row
         elif (host, name) not in known:
-            known[host, name] = found.add(host, name)
-        assert found.find(host, name) == known.get((host, name), -1)
-    assert {(int(hosts[row]), found.name(row)): row for row in range(len(found))} == known
+            known[host, name] = device_keys.add(host, name)
+        assert device_keys.find(host, name) == known.get((host, name), -1)
+    assert {
+        (int(hosts[row]), device_keys.name(row)): row for row in range(len(device_keys))
+    } == known
 
 
 def test_a_row_is_renamed_without_end() -> None:
     """A year of pods on one host: names are found, and old names take no memory."""
-    found = DeviceKeys()
-    found.bind(np.zeros(100, np.int32))
+    device_keys = DeviceKeys()
+    device_keys.bind(np.zeros(100, np.int32))
     names = [f"pod-{row}" for row in range(100)]
     for name in names:
-        found.add(0, name)
+        device_keys.add(0, name)
     tracemalloc.start()
     for turn in range(20_000):
         row, name = turn * 7 % 100, f"pods/{turn:032}/volume"
         before, names[row] = names[row], name
-        found.rename(row, name)
-        assert found.find(0, before) == -1 and found.find(0, name) == row
-    assert [found.name(row) for row in range(100)] == names
+        device_keys.rename(row, name)
+        assert device_keys.find(0, before) == -1 and device_keys.find(0, name) == row
+    assert [device_keys.name(row) for row in range(100)] == names
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     with pytest.raises(IndexError):
-        found.rename(100, "x")
+        device_keys.rename(100, "x")
     with pytest.raises(ValueError, match="bytes"):
-        found.rename(0, "x" * 256)
+        device_keys.rename(0, "x" * 256)
 
 
 def test_many_keys_are_found_again() -> None:
     """More than the initial slots and memory hold."""
-    source, found = random.Random(1), DeviceKeys()
+    source, device_keys = random.Random(1), DeviceKeys()
     gpus = [f"GPU-{source.getrandbits(64):x}" for _ in range(250)]
     names = [name for gpu in gpus for name in (gpu, *(f"{gpu}/{link}" for link in range(19)))]
     # 64 KiB in total, from the first of these
     names += [f"{gpus[0]}-{part}" for part in range(15_000)]
-    found.bind(np.zeros(20_000, np.int32))
+    device_keys.bind(np.zeros(20_000, np.int32))
     for host, name in enumerate(names):
-        found.add(host % 7, name)
-    assert [found.find(host % 7, name) for host, name in enumerate(names)] == list(range(20_000))
-    assert [found.name(row) for row in range(20_000)] == names
-    assert found.find(1, names[0]) == -1
+        device_keys.add(host % 7, name)
+    assert [device_keys.find(host % 7, name) for host, name in enumerate(names)] == list(
+        range(20_000)
+    )
+    assert [device_keys.name(row) for row in range(20_000)] == names
+    assert device_keys.find(1, names[0]) == -1
     with pytest.raises(IndexError):
-        found.name(20_000)
-    assert found.find(0, "x" * 256) == -1
+        device_keys.name(20_000)
+    assert device_keys.find(0, "x" * 256) == -1
     with pytest.raises(ValueError, match="bytes"):
-        found.add(0, "x" * 256)
+        device_keys.add(0, "x" * 256)
     with pytest.raises(ValueError, match="row 20000"):
-        found.add(0, "x")
+        device_keys.add(0, "x")
     with pytest.raises(ValueError, match="20000"):
-        found.bind(np.zeros(19_999, np.int32))
+        device_keys.bind(np.zeros(19_999, np.int32))

@@ -27,10 +27,10 @@ def test_a_garbage_count_is_bounded(library: str, play: Play) -> None:
     for count in (4294967295, 100):
         play(gpus(2), host=f"count {count}")
         before = counted(b"nvmlDeviceGetHandleByIndex_v2")
-        found = Nvml(library)
-        assert len(found.devices()) == 2
+        result = Nvml(library)
+        assert len(result.devices()) == 2
         assert counted(b"nvmlDeviceGetHandleByIndex_v2") - before <= nvml.GPUS_MAX
-        found.close()
+        result.close()
 
 
 def test_a_gpu_that_cannot_be_found_does_not_hide_the_others(library: str, play: Play) -> None:
@@ -39,11 +39,11 @@ def test_a_gpu_that_cannot_be_found_does_not_hide_the_others(library: str, play:
     devices[1].lines.append("error nvmlDeviceGetHandleByIndex_v2 15")
     devices[2].lines.append("error nvmlDeviceGetUUID 999")
     play(devices)
-    found = Nvml(library)
-    assert [d.uuid for d in found.devices()] == [devices[0].uuid, "", devices[3].uuid]
+    nvml = Nvml(library)
+    assert [d.uuid for d in nvml.devices()] == [devices[0].uuid, "", devices[3].uuid]
     with pytest.raises(NvmlError, match="Not Found"):
-        found.device("0000:ff:00.0")
-    found.close()
+        nvml.device("0000:ff:00.0")
+    nvml.close()
 
 
 def test_a_sweep_attaches_only_the_gpus_it_is_given(library: str, play: Play) -> None:
@@ -112,9 +112,9 @@ def test_while_a_call_blocks_python_goes_on(library: str, play: Play, tmp_path: 
         thread = threading.Thread(target=sweeping.sweep.run, daemon=True)
         thread.start()
         held = os.open(fifo, os.O_WRONLY)
-        here = place.here()
-        assert (here.device, here.call) == (devices[1].address, "nvmlDeviceGetPerformanceState")
-        assert here.entered_ns > 0
+        seen = place.here()
+        assert (seen.device, seen.call) == (devices[1].address, "nvmlDeviceGetPerformanceState")
+        assert seen.entered_ns > 0
         assert missing(sweeping.row(0)) == set()  # the neighbor was read before
         assert thread.is_alive()
         os.close(held)
@@ -139,29 +139,29 @@ def test_closed_is_closed(library: str, play: Play) -> None:
 def test_memory_outside_the_block_is_refused(library: str, play: Play) -> None:
     """A column too many would be written over memory behind the block."""
     play(gpus(1))
-    found = Nvml(library)
+    nvml = Nvml(library)
     cells, valid = bytearray(16), bytearray(2)
-    Sweep(found, ["0000:19:00.0"], {"lost_state": (cells, valid, 1)}).run()
+    Sweep(nvml, ["0000:19:00.0"], {"lost_state": (cells, valid, 1)}).run()
     assert valid == b"\0\1"
     for column in (2, -1):
         with pytest.raises(ValueError, match=f"column {column} of 1 rows lies outside"):
-            Sweep(found, ["0000:19:00.0"], {"lost_state": (cells, valid, column)})
+            Sweep(nvml, ["0000:19:00.0"], {"lost_state": (cells, valid, column)})
     with pytest.raises(KeyError):
-        Sweep(found, ["0000:19:00.0"], {"no_such_reading": (cells, valid, 0)})
+        Sweep(nvml, ["0000:19:00.0"], {"no_such_reading": (cells, valid, 0)})
     with pytest.raises(ValueError, match="PCI address"):
-        Sweep(found, ["0000:19:00.0" * 3], {})
-    found.close()
+        Sweep(nvml, ["0000:19:00.0" * 3], {})
+    nvml.close()
 
 
 def test_memory_in_use_cannot_be_moved(library: str, play: Play) -> None:
     """A bytearray that grows under a sweep would leave it writing into freed memory."""
     play(gpus(1))
-    found = Nvml(library)
+    nvml = Nvml(library)
     cells, valid = bytearray(8), bytearray(1)
-    sweep = Sweep(found, ["0000:19:00.0"], {"lost_state": (cells, valid, 0)})
+    sweep = Sweep(nvml, ["0000:19:00.0"], {"lost_state": (cells, valid, 0)})
     for memory in (cells, valid):
         with pytest.raises(BufferError):
             memory.extend(b"more")
     sweep.run()
     assert not math.isnan(cells[0])
-    found.close()
+    nvml.close()

@@ -32,8 +32,8 @@ def test_a_blank_is_missing_and_all_else_is_kept(
     with Sweeping(library, [gpu.address], ["ecc_uncorrected_volatile_errors"]) as sweeping:
         for step, value in enumerate(values):
             scenario.step(step)
-            said = sweeping.read()[0]["ecc_uncorrected_volatile_errors"]
-            assert said == (None if value in BLANKS or value > 2**62 else value)
+            readings = sweeping.read()[0]["ecc_uncorrected_volatile_errors"]
+            assert readings == (None if value in BLANKS or value > 2**62 else value)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_what_cannot_be_is_missing(line: str, reading: str, library: str, play: 
     gpu.lines.append(line)
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert missing(said) == {reading}
-    assert said["calls_failed_errors"] == 0
+        readings = sweeping.read()[0]
+    assert missing(readings) == {reading}
+    assert readings["calls_failed_errors"] == 0
 
 
 def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
@@ -219,9 +219,9 @@ def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Pl
     devices[1].lines.append(line)
     play(devices)
     with Sweeping(library, addresses(devices)) as sweeping:
-        said = sweeping.read()
-    assert (said[0], said[2]) == (expected[0], expected[2])
-    wrong = {n: v for n, v in said[1].items() if v is not None and v != expected[1][n]}
+        readings = sweeping.read()
+    assert (readings[0], readings[2]) == (expected[0], expected[2])
+    wrong = {n: v for n, v in readings[1].items() if v is not None and v != expected[1][n]}
     assert set(wrong) <= OF_THE_SWEEP | {"power_average_watts"}
 
 
@@ -275,9 +275,11 @@ def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play
     gpu.values |= {"sram_unique": 3, "sram_unique_passed": 1}
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert said["sram_unique_uncorrected_count"] == 3
-    assert said["sram_unique_uncorrected_errors"] is said["sram_unique_parity_count"] is None
+        readings = sweeping.read()[0]
+    assert readings["sram_unique_uncorrected_count"] == 3
+    assert (
+        readings["sram_unique_uncorrected_errors"] is readings["sram_unique_parity_count"] is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,14 +306,16 @@ def test_a_blank_is_missing_wherever_it_stands(blank: int, library: str, play: P
     gpu.fields = {number: ("ull", blank) for number in gpu.fields}
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
+        readings = sweeping.read()[0]
     narrow = {  # 32-bit values: they cannot hold the larger blanks, and show another value
         row.name for row in ROWS if row.shape != "long" or row.name in NAMED
     }
     # a margin may be -1; the stand-in adds used and reserved memory
-    present = LIBRARY_READINGS - missing(said) - {"temperature_margin_celsius", "memory_used_bytes"}
+    present = (
+        LIBRARY_READINGS - missing(readings) - {"temperature_margin_celsius", "memory_used_bytes"}
+    )
     assert present <= (narrow if blank > 2**32 else set())
-    assert all(said[name] != blank for name in present)
+    assert all(readings[name] != blank for name in present)
 
 
 def test_a_value_type_that_nobody_knows_is_missing(library: str, play: Play) -> None:
@@ -380,9 +384,9 @@ def test_a_gpu_we_may_not_open_is_missing_not_lost(library: str, play: Play) -> 
     gpu.lines.append("error nvmlDeviceGetHandleByPciBusId_v2 4")
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
+        readings = sweeping.read()[0]
         refused = {gpu.address: "nvmlDeviceGetHandleByPciBusId_v2"}
-        assert (sweeping.sweep.refusals(), sweeping.read()) == (refused, [said])
+        assert (sweeping.sweep.refusals(), sweeping.read()) == (refused, [readings])
         assert sweeping.sweep.refusals() == refused  # also between two tries
-    assert missing(said) == LIBRARY_READINGS | {"lost_state", "error_code_state"}
-    assert said["calls_failed_errors"] == 0
+    assert missing(readings) == LIBRARY_READINGS | {"lost_state", "error_code_state"}
+    assert readings["calls_failed_errors"] == 0

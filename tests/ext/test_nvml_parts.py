@@ -62,17 +62,17 @@ def play(play: Play) -> Play:
 @pytest.fixture
 def opened(library: str) -> Iterator[Open]:
     """Yield a function that opens GPUs, and releases them at the end of the test."""
-    made: list[Nvml] = []
+    created: list[Nvml] = []
 
     def start(devices: Iterable[Gpu], path: str = library) -> Parts:
-        made.append(Nvml(path))
-        parts = Parts(made[-1])
+        created.append(Nvml(path))
+        parts = Parts(created[-1])
         for gpu in devices:
             parts.open(gpu.address)
         return parts
 
     yield start
-    for nvml in made:
+    for nvml in created:
         nvml.close()
 
 
@@ -376,9 +376,9 @@ def test_what_is_not_ours_to_see_is_refused_not_zero(play: Play, opened: Open) -
     device.lines.append("error nvmlDeviceGetMemoryInfo 4")
     gpu.lines.append("error nvmlDeviceGetGpuInstanceById 4")
     play([gpu, device])
-    found = opened([gpu]).mig_devices(gpu.address, 7)[0]
-    assert found.refused
-    assert (found.memory_used_bytes, found.profile, found.multiprocessors) == (None, None, 60)
+    result = opened([gpu]).mig_devices(gpu.address, 7)[0]
+    assert result.refused
+    assert (result.memory_used_bytes, result.profile, result.multiprocessors) == (None, None, 60)
 
 
 def test_a_garbage_count_of_mig_devices_is_bounded(play: Play, opened: Open, library: str) -> None:
@@ -410,11 +410,11 @@ def test_lists_that_say_the_same_are_the_same(play: Play, opened: Open) -> None:
     devices[1].lines += [process(20, 5), process(20, 6, last=1), process(21, 7, first=4)]
     scenario = play(devices)
     lists = ProcessLists(opened(devices), [gpu.address for gpu in devices])
-    said: list[tuple[bool, list[int | None]]] = []
+    passes: list[tuple[bool, list[int | None]]] = []
     for step in range(6):
         scenario.step(step)
-        said.append((lists.run(), [p.memory_bytes for p in lists.of(devices[1].address)]))
-    assert said == [
+        passes.append((lists.run(), [p.memory_bytes for p in lists.of(devices[1].address)]))
+    assert passes == [
         (False, [5, 6]),
         (True, [5, 6]),
         (False, [5]),
@@ -432,17 +432,17 @@ def test_a_gpu_that_fails_says_nothing_that_it_said_before(play: Play, opened: O
     devices[0].lines.append("error nvmlDeviceGetGraphicsRunningProcesses_v3 0 0 15 15 0 0")
     scenario = play(devices)
     lists = ProcessLists(opened(devices), [gpu.address for gpu in devices])
-    said = []
+    passes = []
     for step in range(6):
         scenario.step(step)
-        said.append(lists.run())
+        passes.append(lists.run())
         if step in (2, 3):
             with pytest.raises(
                 NvmlError, match=r"nvmlDeviceGetGraphicsRunningProcesses_v3.*\(NVML error 15\)"
             ):
                 lists.of(devices[0].address)
         assert len(lists.of(devices[1].address)) == 1
-    assert said == [False, True, False, False, False, True]
+    assert passes == [False, True, False, False, False, True]
     assert len(lists.of(devices[0].address)) == 1
 
 
@@ -503,9 +503,9 @@ def test_a_driver_with_a_summary_tells_it(play: Play, opened: Open) -> None:
     gpu = with_fabric(gpus(1)[0])
     gpu.values["fabric_summary"] = 3
     play([gpu])
-    told = opened([gpu]).fabric(gpu.address)
-    assert told is not None
-    assert (told.health_mask, told.health_summary) == (0xAA, 3)
+    fabric = opened([gpu]).fabric(gpu.address)
+    assert fabric is not None
+    assert (fabric.health_mask, fabric.health_summary) == (0xAA, 3)
 
 
 def test_only_what_is_supported_is_registered(play: Play, opened: Open) -> None:
@@ -554,7 +554,7 @@ COSTS: dict[str, set[str]] = {
 
 def had(parts: Parts, address: str) -> set[str]:
     """Return the available parts."""
-    found = {
+    result = {
         "count": parts.nvlink_count(address) == 2,
         "state": parts.nvlink_state(address, 1) == 1,
         "fields": Fields(parts, [(address, 201, 1)]).run() == [10],
@@ -564,7 +564,7 @@ def had(parts: Parts, address: str) -> set[str]:
         "fabric": parts.fabric(address) is not None,
         "events": _registered(parts, address) == 8,
     }
-    return {name for name, there in found.items() if there}
+    return {name for name, there in result.items() if there}
 
 
 def _registered(parts: Parts, address: str) -> int:

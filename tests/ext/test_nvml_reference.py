@@ -154,9 +154,9 @@ def by_nvidia(library: str, scenario: Scenario, steps: int) -> dict[str, Any]:
     environment = os.environ | {"LD_LIBRARY_PATH": str(Path(library).parent)}
     command = [sys.executable, str(REFERENCE), str(scenario.path), str(steps)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    said = json.loads(done.stdout)
-    assert isinstance(said, dict)
-    return said
+    result = json.loads(done.stdout)
+    assert isinstance(result, dict)
+    return result
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -191,10 +191,10 @@ def test_devices_are_what_nvidias_own_binding_finds(library: str, play: Play) ->
     """Inventory and collectors must refer to the same GPU."""
     theirs = by_nvidia(library, play(gpus(8)), 0)
     ours = Nvml(library)
-    found = ours.devices()
-    assert [(f"0000{d.address}".upper(), d.uuid, d.name, d.serial) for d in found] == [
+    result = ours.devices()
+    assert [(f"0000{d.address}".upper(), d.uuid, d.name, d.serial) for d in result] == [
         tuple(device) for device in theirs["devices"]
     ]
     assert ours.driver_version() == theirs["driver"]
-    assert ours.device(found[3].address) == found[3]
+    assert ours.device(result[3].address) == result[3]
     ours.close()

@@ -80,9 +80,9 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nvml]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GANGLINE_FAKE_NVML", str(folder / "scenario"))
         Scenario(folder / "scenario", gpus(1))
-        made = Nvml(str(build(folder)))
-        yield made
-        made.close()
+        created = Nvml(str(build(folder)))
+        yield created
+        created.close()
 
 
 several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -183,8 +183,8 @@ def test_what_follows_the_ring_has_its_samples(
             else:
                 assert math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-30)
         watts = [sample[0][row] for sample in taken]
-        believed = [each for each in watts if each is not None and each < 99_999]
-        if believed or all(each is None for each in watts):
+        believed = [watt for watt in watts if watt is not None and watt < 99_999]
+        if believed or all(watt is None for watt in watts):
             assert (tracker.take_second(row) is not None) == bool(believed)
 
 

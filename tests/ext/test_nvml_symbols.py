@@ -93,9 +93,9 @@ def test_a_missing_symbol_costs_its_reading_only(symbol: str, folder: Path, play
         assert sweeping.nvml.missing_symbols == {symbol}
         assert len(sweeping.nvml.devices()) == 1
         assert sweeping.nvml.driver_version() in ("590.48.01", "")
-        said = sweeping.read()[0]
-    assert missing(said) == COSTS.get(symbol, set())
-    assert said["calls_failed_errors"] == 0
+        readings = sweeping.read()[0]
+    assert missing(readings) == COSTS.get(symbol, set())
+    assert readings["calls_failed_errors"] == 0
 
 
 def test_an_old_driver_gives_what_it_has(folder: Path, play: Play) -> None:
@@ -111,15 +111,15 @@ def test_an_old_driver_gives_what_it_has(folder: Path, play: Play) -> None:
     gpu = gpus(1)[0]
     play([gpu]).step(1)
     with Sweeping(str(build(folder, missing=lacks)), [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert missing(said) == FIELD_ONLY | {"temperature_margin_celsius", "memory_reserved_bytes"}
-    assert said["power_watts"] == 629.45
-    assert said["energy_joules"] == 5000629.573
-    assert said["ecc_corrected_volatile_errors"] == 7
-    assert said["ecc_corrected_lifetime_errors"] == 19
-    assert said["pcie_replays_count"] == 9
-    assert said["temperature_celsius"] == 67
-    assert said["clock_event_reasons_flags"] == 4
+        readings = sweeping.read()[0]
+    assert missing(readings) == FIELD_ONLY | {"temperature_margin_celsius", "memory_reserved_bytes"}
+    assert readings["power_watts"] == 629.45
+    assert readings["energy_joules"] == 5000629.573
+    assert readings["ecc_corrected_volatile_errors"] == 7
+    assert readings["ecc_corrected_lifetime_errors"] == 19
+    assert readings["pcie_replays_count"] == 9
+    assert readings["temperature_celsius"] == 67
+    assert readings["clock_event_reasons_flags"] == 4
 
 
 VERSIONED: dict[str, set[str]] = {
@@ -141,9 +141,9 @@ def test_a_driver_that_does_not_know_a_version_is_asked_the_older_call(
     gpu.lines.append(f"error {symbol} 25")
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert missing(said) == VERSIONED[symbol]
-    assert (said["temperature_celsius"], said["calls_failed_errors"]) == (41, 0)
+        readings = sweeping.read()[0]
+    assert missing(readings) == VERSIONED[symbol]
+    assert (readings["temperature_celsius"], readings["calls_failed_errors"]) == (41, 0)
 
 
 def test_no_library_is_said_in_words(tmp_path: Path) -> None:

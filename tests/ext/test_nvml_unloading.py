@@ -28,9 +28,9 @@ class Driver:
 
     def install(self, version: str) -> None:
         """Replace the library by renaming, like a package."""
-        made = self.library.with_name("new")
-        shutil.copy(self._built[version], made)
-        made.rename(self.library)
+        created = self.library.with_name("new")
+        shutil.copy(self._built[version], created)
+        created.rename(self.library)
 
     def load(self, version: str, *lines: str) -> Scenario:
         """Set the version of the kernel's driver, or several versions over the steps."""
@@ -46,10 +46,10 @@ class Driver:
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    made = Driver(tmp_path)
-    made.install(OLDER)
-    made.load(OLDER)
-    return made
+    created = Driver(tmp_path)
+    created.install(OLDER)
+    created.load(OLDER)
+    return created
 
 
 def test_nothing_is_called_in_a_library_that_was_let_go_of(driver: Driver) -> None:

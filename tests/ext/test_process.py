@@ -28,7 +28,7 @@ def test_a_process_is_named_as_it_says() -> None:
 
 def test_a_child_dies_with_its_parent() -> None:
     """The daemon was killed: its children held every GPU until an operator found them."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     parent = os.fork()
     if not parent:
         child = os.fork()
@@ -37,7 +37,7 @@ def test_a_child_dies_with_its_parent() -> None:
             os.write(tell, f"{os.getpid()}".encode())
             signal.pause()
         signal.pause()
-    child = int(os.read(told, 32))
+    child = int(os.read(read_end, 32))
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     stat = Path(f"/proc/{child}/stat")
@@ -45,7 +45,7 @@ def test_a_child_dies_with_its_parent() -> None:
         lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z",
         "the end of the child",
     )
-    os.close(told)
+    os.close(read_end)
     os.close(tell)
 
 

@@ -31,7 +31,7 @@ def test_parts_are_right_where_they_are_said_and_not_said_where_nothing_separate
     """With tensor parallelism there is traffic in the whole step: "backward 85 %" made a user
     optimize it.
     """
-    said = [0] * len(PARTS)
+    reported = [0] * len(PARTS)
     off: list[float] = []
     for seed in range(12):
         shares, true, confidence = parts_of(kind, 6.0 + seed, seed)
@@ -41,9 +41,9 @@ def test_parts_are_right_where_they_are_said_and_not_said_where_nothing_separate
                 # The sum is right wherever the two parts are distinguished.
                 instead = step_parts.FORWARD if part == step_parts.FORWARD_BACKWARD else part
                 assert {part, instead} & {*step_parts.KINDS[kind]}, f"{PARTS[part]} of seed {seed}"
-                said[part] += 1
+                reported[part] += 1
                 off.append(abs(share - true[part]))
-    assert all(said[part] >= 4 for part in step_parts.KINDS[kind])
+    assert all(reported[part] >= 4 for part in step_parts.KINDS[kind])
     assert not off or (np.median(off) < 0.02 and np.mean(off) < 0.04)
 
 

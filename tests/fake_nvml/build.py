@@ -74,16 +74,16 @@ def _objects(version: str) -> list[str]:
     """Compile every source, once in this process; for another version only the file that depends on
     it.
     """
-    made, running = [], []
+    result, running = [], []
     for source in sorted(FOLDER.glob("*.c")):
         own = version if source.stem == "fake_nvml" else ""
-        made.append(_objects_folder() / f"{source.stem}-{own}.o")
-        if not made[-1].exists():
-            running.append(_compiling(source, made[-1], own))
+        result.append(_objects_folder() / f"{source.stem}-{own}.o")
+        if not result[-1].exists():
+            running.append(_compiling(source, result[-1], own))
     for compiling in running:
         if compiling.wait():
             raise subprocess.CalledProcessError(compiling.returncode, compiling.args)
-    return [str(each) for each in made]
+    return [str(path) for path in result]
 
 
 def _compiling(source: Path, made: Path, version: str) -> subprocess.Popen[bytes]:

@@ -160,14 +160,14 @@ class Gpu:
 
 def gpus(count: int = 8) -> list[Gpu]:
     """Return GPUs that differ from each other like GPUs of one host."""
-    made = []
+    result = []
     for i in range(count):
         gpu = Gpu(f"GPU-0000000{i}-1111-2222-3333-444444444444", f"0000:{0x19 + 0x11 * i:02x}:00.0")
         gpu.serial = f"165012345678{i}"
         gpu.values["sm_clock"] = (345 + 15 * i, 1980 - 15 * i)
         gpu.fields[186] = ("uint", (69620 + i, 588390 + i))
-        made.append(gpu)
-    return made
+        result.append(gpu)
+    return result
 
 
 class Scenario:

@@ -132,9 +132,11 @@ def test_a_recording_shows_before_and_after_what_began(host: Host) -> None:
     host.seconds(2)
     (stored,) = host.storage.recordings()
     assert (stored.reason, stored.devices) == ("gpu.xid 79 GPU-1", 1)
-    found = decode_recording(host.storage.read(stored.name))
-    assert (found.host, found.boot_id) == ("gpu-017", (b"b" * 16).hex())
-    assert found.wall_time_ns - found.boottime_ns == host.clock.wall_ns() - host.clock.boottime_ns()
+    result = decode_recording(host.storage.read(stored.name))
+    assert (result.host, result.boot_id) == ("gpu-017", (b"b" * 16).hex())
+    assert (
+        result.wall_time_ns - result.boottime_ns == host.clock.wall_ns() - host.clock.boottime_ns()
+    )
 
 
 def test_a_storm_is_one_recording_a_minute(host: Host) -> None:
@@ -182,7 +184,9 @@ def test_a_finding_that_begins_is_recorded_once(host: Host) -> None:
     assert host.samplers.orders == 0
     host.findings = [old, Finding("gpu_slow", "GPU-1", host.clock.boottime_ns())]
     host.seconds(1000)
-    assert [each.reason for each in host.storage.recordings()] == ["finding gpu_slow GPU-1"]
+    assert [recording.reason for recording in host.storage.recordings()] == [
+        "finding gpu_slow GPU-1"
+    ]
 
 
 def test_a_request_is_answered_from_memory(host: Host) -> None:

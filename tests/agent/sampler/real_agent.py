@@ -50,23 +50,23 @@ class RealAgent(Process):
             "collectors_off": '["inventory"]', "metrics_listen": f"unix:{folder / 'metrics'}",
             "metrics_series_max": 10_000,
         }  # fmt: skip
-        words = [w for k, v in (given | settings).items() for w in ("--set", f"{k}={v}")]
-        super().__init__(["agent", *words], folder / "log")
+        options = [w for k, v in (given | settings).items() for w in ("--set", f"{k}={v}")]
+        super().__init__(["agent", *options], folder / "log")
 
     def events(self, name: str = "") -> list[HealthEvent]:
         """Return the events on its disk with that name (all, if empty)."""
         file = self.folder / "events" / FILE_NAME
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        told = [parse_line(line) for line in lines if line.endswith(b"\n")]
-        return [each for each in told if name in ("", each.name)]
+        result = [parse_line(line) for line in lines if line.endswith(b"\n")]
+        return [event for event in result if name in ("", event.name)]
 
     def series(self, name: str, label: str) -> dict[str, float]:
         """Return its current Prometheus samples of that name, by a label; empty until it serves
         any.
         """
         form = rf'^{name}{{(?:.*,)?{label}="([^"]+)".*}} (\S+)$'
-        found = re.finditer(form, self._metrics(), re.MULTILINE)
-        return {match[1]: float(match[2]) for match in found}
+        result = re.finditer(form, self._metrics(), re.MULTILINE)
+        return {match[1]: float(match[2]) for match in result}
 
     def _metrics(self) -> str:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -94,11 +94,11 @@ class RealAgent(Process):
 
     def family(self) -> set[int]:
         """Return all its running descendants."""
-        found, new = set[int](), {self.pid}
+        result, new = set[int](), {self.pid}
         while new:
-            new = {child for pid in new for child in children(Path("/proc"), pid)} - found
-            found |= new
-        return found
+            new = {child for pid in new for child in children(Path("/proc"), pid)} - result
+            result |= new
+        return result
 
     def frames(self) -> list[frames.Frame]:
         """Return all frames of its spool, after it has ended."""

@@ -47,9 +47,9 @@ def main(library: str, proc: Path, slow_seconds: int) -> None:
         signals.watch_descriptors(samplers.descriptors)
         while not signals.stop.is_set():
             now_ns = clock.boottime_ns()
-            said = read(samplers.poll(now_ns))
-            if said:
-                print(json.dumps(told(samplers, said)), flush=True)
+            readings = read(samplers.poll(now_ns))
+            if readings:
+                print(json.dumps(told(samplers, readings)), flush=True)
             signals.wait(min(now_ns + SECOND // 4, samplers.next_ns(now_ns) or now_ns + SECOND))
         samplers.close()
 
@@ -58,8 +58,8 @@ def told(samplers: SamplerPool, said: dict[str, bool]) -> dict[str, object]:
     roles = [process.role.value for process in samplers._supervisor.processes.values()]
     return {
         "whole": said,
-        "states": {each.device: each.state.name for each in samplers.states()},
-        "calls": {each.device: each.call for each in samplers.states()},
+        "states": {state.device: state.state.name for state in samplers.states()},
+        "calls": {state.device: state.call for state in samplers.states()},
         "roles": sorted(roles),
         "takeovers": samplers.takeovers_count,
     }

@@ -55,7 +55,7 @@ def say(samplers: SamplerPool, now_ns: int) -> None:
         for block in timed.result.blocks if timed.result.outcome is CollectOutcome.OK else ():
             rows = enumerate(block.devices)
             read[block.table] = [device for row, device in rows if block.valid[row]]
-    states = {each.device: [each.state.name, each.call] for each in samplers.states()}
+    states = {state.device: [state.state.name, state.call] for state in samplers.states()}
     shown = {"read": read, "states": states, "processes": samplers.processes}
     print(json.dumps(shown), flush=True)
 

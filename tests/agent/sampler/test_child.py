@@ -73,11 +73,11 @@ class Daemon:
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    made = Daemon()
-    yield made
-    made.here.close()
-    made.there.close()
-    os.close(made.bell)
+    created = Daemon()
+    yield created
+    created.here.close()
+    created.there.close()
+    os.close(created.bell)
     place.use(bytearray(place.SIZE_BYTES))
 
 

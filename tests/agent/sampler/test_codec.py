@@ -94,18 +94,18 @@ def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
     """
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     again = data.draw(st.lists(st.sampled_from(sent), max_size=6)) if sent else []
-    for told in [*sent, *again]:
-        for block in (block for timed in told.results for block in timed.result.blocks):
+    for batch in [*sent, *again]:
+        for block in (block for timed in batch.results for block in timed.result.blocks):
             block.cells.reverse()  # the same blocks, refilled
-        message = encoder.encode(*told)
+        message = encoder.encode(*batch)
         cut = data.draw(st.integers(0, len(message)))
         feed(decoder, message[:cut])
         if cut < len(message):
             assert decoder.next() is None
         feed(decoder, message[cut:])
-        found = decoder.next()
-        assert isinstance(found, SampleBatch)
-        assert plain(found) == plain(told)
+        result = decoder.next()
+        assert isinstance(result, SampleBatch)
+        assert plain(result) == plain(batch)
 
 
 @given(rounds(), st.integers(0, 1 << 16), st.integers(0, 255), st.integers(0, 1 << 16))
@@ -133,13 +133,13 @@ def test_turns_of_fewer_blocks_than_before_and_of_all_again() -> None:
     sides.
     """
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
-    one, two, other = (Block(name, ["a"]) for name in ("gpu_1s", "disk_1s", "rdma_1s"))
-    told = []
-    for blocks in ([one, two], [one], [one, two], [other, two], [], [other, two]):
+    message, two, other = (Block(name, ["a"]) for name in ("gpu_1s", "disk_1s", "rdma_1s"))
+    reported = []
+    for blocks in ([message, two], [message], [message, two], [other, two], [], [other, two]):
         turns = [TimedResult(1, CollectResult("gpu_1s", blocks, 0.0, CollectOutcome.OK))]
         feed(decoder, encoder.encode(1, 0.0, 0, 0, turns, frozenset()))
-        told.append([block.table for block in decoder.next().results[0].result.blocks])
-    assert told == [
+        reported.append([block.table for block in decoder.next().results[0].result.blocks])
+    assert reported == [
         ["gpu_1s", "disk_1s"],
         ["gpu_1s"],
         ["gpu_1s", "disk_1s"],
@@ -205,7 +205,7 @@ def test_what_only_the_collector_still_knows_gives_its_memory_back(
         TimedResult(1, CollectResult("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, CollectOutcome.OK))
     ]
     encoder.encode(1, 0.0, 0, 0, turns, frozenset())
-    knot: list[object] = [each for each in gc.get_objects() if type(each).__name__ == "_Known"]
+    knot: list[object] = [thing for thing in gc.get_objects() if type(thing).__name__ == "_Known"]
     knot.append(knot)
     del encoder, turns, knot
     gc.collect()
@@ -225,17 +225,17 @@ def test_a_turn_that_no_message_can_tell_is_refused_where_it_is_made(
 
 def test_after_a_lost_message_everything_is_told_again() -> None:
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
-    told = SampleBatch(
+    sample_batch = SampleBatch(
         1,
         0.0,
         0,
         0,
         [TimedResult(1, CollectResult("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, CollectOutcome.OK))],
     )
-    whole = encoder.encode(*told)
-    assert len(encoder.encode(*told)) < len(whole)
+    whole = encoder.encode(*sample_batch)
+    assert len(encoder.encode(*sample_batch)) < len(whole)
     encoder.forget()
-    feed(decoder, encoder.encode(*told))
+    feed(decoder, encoder.encode(*sample_batch))
     assert isinstance(decoder.next(), SampleBatch)
 
 
@@ -347,7 +347,7 @@ def test_an_order_to_record_and_its_end_come_out_as_they_went_in(
     buffer, decoder = MessageBuffer(), SampleBatchDecoder(NAMES)
     order = messages.RecordCommand(number, size)
     buffer.feed(messages.encode_command(order))
-    assert [messages.decode_command(*one) for one in buffer] == [order]
+    assert [messages.decode_command(*message) for message in buffer] == [order]
     recorded = messages.SamplesRecorded(number, size, message)
     feed(decoder, messages.encode_recorded(recorded))
     assert decoder.next() == recorded

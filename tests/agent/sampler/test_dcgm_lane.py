@@ -48,7 +48,7 @@ def test_an_engine_that_hangs_for_45_seconds_costs_nvml_no_sample(holds: bool) -
     for gpu in GPUS:
         assert host.on_time("gpu_1s", gpu, first_ns, 150) >= 0.999
         assert host.on_time("gpu_fast_1s", gpu, first_ns, 150) >= 0.999
-    times = [at for at in host.latest.times[TABLE, ENGINE] if at > first_ns + SECOND]
+    times = [moment for moment in host.latest.times[TABLE, ENGINE] if moment > first_ns + SECOND]
     assert first_ns + 50 * SECOND < times[0] < first_ns + 140 * SECOND, "it is taken up again"
 
 
@@ -64,11 +64,14 @@ def test_an_engine_that_kills_its_client_costs_nvml_no_sample() -> None:
 
 def test_the_engine_has_a_lane_of_its_own_or_none() -> None:
     world = World(lanes, SECOND)
-    collectors = [each for members in lanes(world).values() for each in members]
+    collectors = [member for members in lanes(world).values() for member in members]
     grouped = group_collectors(collectors)
     assert [each.name for each in grouped[DCGM]] == [DCGM_COLLECTOR] and GPU in grouped
     absent = DcgmListener(Roots(Path("/nowhere"), Path("/nowhere")))  # no library is installed
-    collectors = [*(each for each in collectors if each.name != DCGM_COLLECTOR), absent]
+    collectors = [
+        *(collector for collector in collectors if collector.name != DCGM_COLLECTOR),
+        absent,
+    ]
     assert DCGM not in group_collectors(collectors)
 
 

@@ -52,6 +52,6 @@ def test_a_mount_point_that_hangs_is_named_and_everything_else_goes_on(tmp_path:
             until_read("filesystem_60s", "/")
             until_read("rdma_1s", *PORTS)
         assert files.waiting() == 1  # no other process has entered it
-        assert max(each["processes"] for each in lines()[hung:]) <= PROCESSES_MAX
+        assert max(line["processes"] for line in lines()[hung:]) <= PROCESSES_MAX
         files.let(fuse.MOUNT)
         until_read("filesystem_60s", "/", str(point))  # by the same daemon

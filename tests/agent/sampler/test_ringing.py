@@ -34,31 +34,31 @@ def rang(bell: int) -> int:
 
 def test_what_is_said_at_once_rings_and_what_is_only_said_does_not(bell: int) -> None:
     """Each sampler woke the daemon each second: two wakings that cost as much as their readings."""
-    here, there = socket.socketpair()
-    with here, there:
-        mouth = MessageSender(there, bell)
+    daemon_end, sampler_end = socket.socketpair()
+    with daemon_end, sampler_end:
+        mouth = MessageSender(sampler_end, bell)
         assert mouth.send(b"a round")
         assert rang(bell) == 0
         assert mouth.send_urgent(b", an XID") and mouth.send_urgent(b" and another")
         assert rang(bell) == 2
-        assert here.recv(100) == b"a round, an XID and another"
+        assert daemon_end.recv(100) == b"a round, an XID and another"
 
 
 def test_a_bell_that_was_rung_too_often_stops_nobody(bell: int) -> None:
     os.eventfd_write(bell, (1 << 64) - 2)
-    here, there = socket.socketpair()
-    with here, there:
-        assert MessageSender(there, bell).send_urgent(b"XID")
+    daemon_end, sampler_end = socket.socketpair()
+    with daemon_end, sampler_end:
+        assert MessageSender(sampler_end, bell).send_urgent(b"XID")
 
 
 def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
     world = World(lambda _: {}, START)
     world.devices["a"] = Device()
     collector = Telling(world, "gpu_1s", ["a"])
-    said: list[str] = []
+    reported: list[str] = []
 
     def say(how: str) -> bool:
-        said.append(how)
+        reported.append(how)
         return True
 
     sampler = Worker(
@@ -67,10 +67,10 @@ def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
     sampler.handle(SamplerTask("gpu"))
     collector.teller.publish(HealthEvent(name="gpu.xid"))
     collector.teller.request_inventory("a GPU came")
-    assert said == ["at once", "at once"]
+    assert reported == ["at once", "at once"]
     collector.collect = list  # type: ignore[method-assign]
     sampler.tick()
-    assert said == ["at once", "at once", "round"]
+    assert reported == ["at once", "at once", "round"]
 
 
 class Poll:
@@ -117,10 +117,10 @@ def test_a_turn_that_is_passed_over_is_in_no_round() -> None:
     """The turn comes again later; the batch of that second, which shows that the sampler lives, is
     still sent.
     """
-    world, said = World(lambda _: {}, START), bytearray()
+    world, reported = World(lambda _: {}, START), bytearray()
 
     def say(message: bytes) -> bool:
-        said.extend(message)
+        reported.extend(message)
         return True
 
     decoder = SampleBatchDecoder(["gpu_1s"])
@@ -129,7 +129,7 @@ def test_a_turn_that_is_passed_over_is_in_no_round() -> None:
     for _ in range(4):
         sampler.tick()
         world.now_ns += SECOND
-    feed(decoder, bytes(said))
+    feed(decoder, bytes(reported))
     rounds = [decoder.next() for _ in range(4)]
     assert [len(each.results) for each in rounds if isinstance(each, SampleBatch)] == [1, 0, 1, 0]
 

@@ -87,17 +87,19 @@ def test_all_gpus_that_hang_at_once_are_one_finding_and_come_back_without_a_rest
         until_read(agent, 2, devices)
         assert (agent.alive(), agent.pid, stuck.waiting()) == (True, pid, 0)
         assert agent.stop() == 0
-        told = agent.events()
-    assert [each.name for each in told].count("probe.driver_hung") == 1
+        reported = agent.events()
+    assert [event.name for event in reported].count("probe.driver_hung") == 1
     # before it was known that all hang
-    assert [each.name for each in told].count("probe.hung") == 1
-    (answered,) = [each for each in told if each.name == "probe.driver_answered"]
+    assert [event.name for event in reported].count("probe.hung") == 1
+    (answered,) = [event for event in reported if event.name == "probe.driver_answered"]
     assert (
         answered.boottime_ns < due_ns
     )  # the end of a stuck process has shown it: no trial was needed
-    said = list(judged(agent.frames(), told, devices))
-    assert all([each.device for each in found] in ([], ["host"]) for found in said)
-    (driver,) = said[-1]  # it remains for another half minute
+    verdicts = list(judged(agent.frames(), reported, devices))
+    assert all(
+        [evidence.device for evidence in findings] in ([], ["host"]) for findings in verdicts
+    )
+    (driver,) = verdicts[-1]  # it remains for another half minute
     assert f", in {CALL} (" in driver.words
     for table in (
         "host_1s",
@@ -122,7 +124,7 @@ def judged(
             fleet.observe_event("here", event, now_ns, event.wall_time_ns)
         fleet.observe("here", read_frame(encode(frame.stamp, frame.blocks)), now_ns)
         verdict = evaluate(fleet, now_ns, verdict)
-        yield [each for each in verdict.hosts[0].evidence if is_of_gpus(each)]
+        yield [evidence for evidence in verdict.hosts[0].evidence if is_of_gpus(evidence)]
 
 
 def is_of_gpus(evidence: Evidence) -> bool:
@@ -140,7 +142,7 @@ def seconds_missed(frames: Sequence[Frame], table: str) -> int:
         if block.table == table and any(is_sampled(block, row) for row in range(block.rows))
     }
     first, last = (frames[at].stamp.boottime_ns // SECOND for at in (2, -2))
-    return sum(at not in sampled for at in range(first, last))
+    return sum(index not in sampled for index in range(first, last))
 
 
 @pytest.mark.slow

@@ -99,8 +99,8 @@ def test_lost_garbage_a_crash_and_calls_that_ignore_sigkill(
             os.kill(run.process.pid, signal.SIGKILL)
         with running(library, proc, log.with_suffix(".2")) as run:
             run.wait(*others, "mlx5_1/1")
-            found = run.last("states")
-            assert (found[stuck.address], found[PORT]) == ("ABANDONED", "ABANDONED")
+            result = run.last("states")
+            assert (result[stuck.address], result[PORT]) == ("ABANDONED", "ABANDONED")
             assert files.waiting() == 2  # no process has entered either
             scenario.step(0)
             files.let("gpu")

@@ -43,9 +43,9 @@ def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
         scenario.step(1)
         until(lambda: lines()[-1]["states"] == {slow.address: "SLOW"}, "one that is slow")
         apart = len(lines())
-        until(lambda: sum(each["whole"][slow.uuid] for each in lines()[apart:]) > 1, "its rows")
-        for each in lines()[well:]:
-            assert all(each["whole"][uuid] for uuid in others)
+        until(lambda: sum(line["whole"][slow.uuid] for line in lines()[apart:]) > 1, "its rows")
+        for line in lines()[well:]:
+            assert all(line["whole"][uuid] for uuid in others)
         assert "solo" in lines()[-1]["roles"]
         assert lines()[-1]["takeovers"] == 0  # without killing a process
 
@@ -70,9 +70,9 @@ class Cutting(SparingSweep):
 
 
 def cutting(world: World) -> dict[str, list[Collector]]:
-    made = hosts_lanes(world)
-    made["gpu"] = [Cutting(world, "gpu_1s", GPUS, call="nvmlDeviceGetFieldValues")]
-    return made
+    lanes = hosts_lanes(world)
+    lanes["gpu"] = [Cutting(world, "gpu_1s", GPUS, call="nvmlDeviceGetFieldValues")]
+    return lanes
 
 
 def test_it_comes_back_when_its_own_sampler_says_that_it_is_fast_and_not_before() -> None:
@@ -83,7 +83,7 @@ def test_it_comes_back_when_its_own_sampler_says_that_it_is_fast_and_not_before(
     host.run(10)
     host.world.devices[GPUS[4]].seconds = 0.2  # below the limit of a sampler of its own
     host.run(600)
-    assert {each.device: each.state for each in host.samplers.states()} == {
+    assert {state.device: state.state for state in host.samplers.states()} == {
         GPUS[4]: QuarantineState.SLOW
     }
     assert len(host.told("probe.hung")) == 1
@@ -107,7 +107,7 @@ def test_slow_ones_leave_room_for_the_trial_of_one_that_hung() -> None:
     host.world.devices[GPUS[6]].hangs_until_ns = host.world.now_ns + 20 * SECOND
     host.run(100)
     assert host.on_time("gpu_1s", GPUS[6], host.world.now_ns - 10 * SECOND, 10) == 1.0
-    slow = [each.device for each in host.samplers.states() if each.state is QuarantineState.SLOW]
+    slow = [state.device for state in host.samplers.states() if state.state is QuarantineState.SLOW]
     assert len(slow) == 1
     for name in set(GPUS[1:4]) - set(slow):  # cut short in their lane, but still read
         assert host.on_time("gpu_1s", name, host.world.now_ns - 10 * SECOND, 10) == 1.0

@@ -85,7 +85,7 @@ class Model:
         for lane in LANES:
             process = self.machine.group_process(lane)
             if process is not None and process.task is not None:
-                released = {each for each in self.machine.released() if each}
+                released = {task for task in self.machine.released() if task}
                 sick = {device for of, device, _ in self.machine.quarantined if of == lane}
                 assert process.task.excluded_devices <= sick | released, (
                     "a healthy device is spared"
@@ -296,7 +296,7 @@ def test_a_process_that_only_waits_for_a_cpu_hangs_in_nothing() -> None:
     for tick in range(1, 9):
         now_ns = START + tick * SECOND
         assert machine.next_ns(now_ns - SECOND // 2, seen) is not None
-        assert not any(isinstance(each, Kill | ReportEvent) for each in machine.check(now_ns, seen))
+        assert not any(isinstance(task, Kill | ReportEvent) for task in machine.check(now_ns, seen))
         assert machine.report_late(now_ns, "gpu", seen[1]) == []
         assert machine.states(now_ns) == []
     seen[1] = Seen(0, 1, "", "", "")
@@ -344,8 +344,8 @@ def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_no
     )
     actions = machine.died(START + 30 * SECOND, serial, "has ended", nowhere)
     actions += machine.check(START + 31 * SECOND, {})
-    trial = [each.task for each in actions if isinstance(each, AssignTask)]
-    assert [each.only_device for each in trial] == ["g1"]
+    trial = [action.task for action in actions if isinstance(action, AssignTask)]
+    assert [task.only_device for task in trial] == ["g1"]
 
 
 def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> None:
@@ -379,7 +379,7 @@ def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
             break
     assert standby.role is ProcessRole.ENDING and not machine.quarantined
     assert machine.group_process("gpu") is not None
-    assert not any(isinstance(each, WarmSampler) for each in actions)
+    assert not any(isinstance(action, WarmSampler) for action in actions)
 
 
 def test_a_standby_that_dies_of_being_made_ready_is_not_forked_in_a_storm() -> None:
@@ -388,7 +388,7 @@ def test_a_standby_that_dies_of_being_made_ready_is_not_forked_in_a_storm() -> N
     actions = machine.start(START)
     for second in range(1, 600):
         now_ns = START + second * SECOND
-        for warm in [each for each in actions if isinstance(each, WarmSampler)]:
+        for warm in [action for action in actions if isinstance(action, WarmSampler)]:
             warms += 1
             if warm.serial in machine.processes:
                 deaths += 1
@@ -404,7 +404,7 @@ def test_when_nothing_can_be_forked_it_is_tried_ever_more_rarely() -> None:
     machine, now_ns, forks = Supervisor(LANES), START, 0
     actions = machine.start(now_ns)
     for second in range(600):
-        for fork in [each for each in actions if isinstance(each, Fork)]:
+        for fork in [action for action in actions if isinstance(action, Fork)]:
             forks += 1
             machine.died(now_ns, fork.serial, "could not be forked", None)
         now_ns = START + second * SECOND
@@ -472,7 +472,7 @@ def test_what_was_released_before_the_start_is_entered_by_nobody() -> None:
     machine = Supervisor(LANES)
     actions = machine.start(START, {None: START + 60 * SECOND})
     assert machine.group_process("gpu") is None and not machine.may_hold(None)
-    assert not any(isinstance(each, WarmSampler) for each in actions)
+    assert not any(isinstance(action, WarmSampler) for action in actions)
     machine.check(START + 60 * SECOND, {})
     assert machine.group_process("gpu") is not None
 

@@ -45,7 +45,7 @@ def hang(host: Watched, *devices: str, seconds: float = 1e9, holds: bool = False
 
 
 def states(host: Watched) -> dict[str, QuarantineState]:
-    return {f"{each.group} {each.device}": each.state for each in host.samplers.states()}
+    return {f"{state.group} {state.device}": state.state for state in host.samplers.states()}
 
 
 def told(host: Watched) -> tuple[dict[str, int], list[str]]:
@@ -64,7 +64,7 @@ def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice() -> None
     assert host.wakings == 10 + 4  # including the first births
     host.run(0.5)
     for table, device in (("gpu_1s", GPUS[0]), ("disk_1s", DISKS[1]), ("host_1s", "host")):
-        seconds = [at // SECOND for at in host.latest.times[table, device]]
+        seconds = [moment // SECOND for moment in host.latest.times[table, device]]
         assert seconds == list(range(START // SECOND, START // SECOND + 10))
     assert host.alive == 3
     assert not host.events.events and not host.samplers.states()
@@ -137,7 +137,7 @@ def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> No
     assert host.samplers.abandoned_count == 1
     assert host.alive == 4
     assert states(host) == {f"gpu {GPUS[5]}": QuarantineState.ABANDONED}
-    hung = next(each.hung_seconds for each in host.samplers.states())
+    hung = next(state.hung_seconds for state in host.samplers.states())
     assert 3590 < hung < 3610
 
 
@@ -286,9 +286,9 @@ def test_a_host_without_a_process_to_spare_keeps_the_daemon_and_gets_its_sampler
 
 def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
     def lanes(world: World) -> dict[str, list[Collector]]:
-        made = hosts_lanes(world)
-        made["host"].append(Sweeping(world, "numa_10s", ["node0"], call="read meminfo"))
-        return made
+        collectors = hosts_lanes(world)
+        collectors["host"].append(Sweeping(world, "numa_10s", ["node0"], call="read meminfo"))
+        return collectors
 
     def prepared(world: World) -> dict[str, list[Collector]]:
         world.devices.setdefault("node0", Device())
@@ -299,7 +299,7 @@ def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
     hang(host, "node0")
     host.run(100)
     (state, *_) = [
-        each for each in host.samplers.states() if each.state is not QuarantineState.WELL
+        state for state in host.samplers.states() if state.state is not QuarantineState.WELL
     ]
     assert (state.device, state.collector) == ("", "numa_10s")
     assert host.on_time("disk_1s", DISKS[0], host.world.now_ns - 60 * SECOND, 60) == 1.0
@@ -373,18 +373,18 @@ def test_what_a_collector_tells_in_its_sampler_arrives_and_what_a_trial_tells_do
             return super().collect()
 
     def lanes(world: World) -> dict[str, list[Collector]]:
-        made = hosts_lanes(world)
-        made["gpu"] = [Alarm(world, "gpu_1s", GPUS)]
-        return made
+        collectors = hosts_lanes(world)
+        collectors["gpu"] = [Alarm(world, "gpu_1s", GPUS)]
+        return collectors
 
     host = Watched(lanes)
     host.run(10)
     assert len(host.told("gpu.lost")) == 10
     hang(host, *GPUS)
     host.run(1)
-    told = len(host.told("gpu.lost"))
+    reported = len(host.told("gpu.lost"))
     host.run(30)  # only trials
-    assert len(host.told("gpu.lost")) <= told + 2
+    assert len(host.told("gpu.lost")) <= reported + 2
 
 
 def test_late_turns_keep_their_time_and_have_a_frame_of_their_own() -> None:
@@ -398,7 +398,7 @@ def test_late_turns_keep_their_time_and_have_a_frame_of_their_own() -> None:
 
     host = Watched(lanes)
     host.run(3)
-    seconds = [round(at / SECOND) for at in host.latest.times["disk_1s", "node0"]]
+    seconds = [round(moment / SECOND) for moment in host.latest.times["disk_1s", "node0"]]
     assert seconds[:3] == [START // SECOND + n for n in range(3)]
 
 
@@ -409,9 +409,9 @@ def test_every_device_of_the_host_stuck_for_ever_leaves_the_count_of_processes_b
     def lanes(world: World) -> dict[str, list[Collector]]:
         for name in disks:
             world.devices.setdefault(name, Device())
-        made = hosts_lanes(world)
-        made["host"].append(SparingSweep(world, "net_1s", disks))
-        return made
+        collectors = hosts_lanes(world)
+        collectors["host"].append(SparingSweep(world, "net_1s", disks))
+        return collectors
 
     host = Watched(lanes)
     host.run(5)
@@ -451,7 +451,7 @@ def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
         )
     assert samplers.takeovers_count > 2000
     assert max(used[2000:]) <= max(used[:1000])
-    gone = [each for each in host.world.children.values() if each.dead]
+    gone = [child for child in host.world.children.values() if child.dead]
     assert len(gone) > 2000
     assert sum(not each.closed for each in gone) <= 3  # not noticed yet
     assert max(child.slot for child in samplers._workers.values()) <= PROCESSES_MAX

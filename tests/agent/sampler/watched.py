@@ -124,13 +124,13 @@ class Watched:
 
     def __init__(self, lanes=hosts_lanes) -> None:  # type: ignore[no-untyped-def]
         self.world = World(lanes, START)
-        made = lanes(self.world)
+        created = lanes(self.world)
         self.events, self.latest, nowhere = Kept(), Noting(), Nowhere()
         ids = (str(number) for number in itertools.count())
         teller = EventPublisher(self.world, self.events, nowhere.notify, lambda: next(ids))
-        known = [each for each in GPUS if each in self.world.devices]
-        self.samplers = SamplerPool(made, self.world, self.world, devices_of=lambda: known)
-        collectors = [Here(), *(each for those in made.values() for each in those)]
+        known = [gpu for gpu in GPUS if gpu in self.world.devices]
+        self.samplers = SamplerPool(created, self.world, self.world, devices_of=lambda: known)
+        collectors = [Here(), *(device for those in created.values() for device in those)]
         self.daemon = Daemon(
             collectors,
             clock=self.world,
@@ -167,7 +167,7 @@ class Watched:
         their grid point.
         """
         times = self.latest.times[table, device]
-        hit = {round(at / SECOND) for at in times if at >= first_ns - SECOND // 2}
+        hit = {round(moment / SECOND) for moment in times if moment >= first_ns - SECOND // 2}
         grid = range(first_ns // SECOND, first_ns // SECOND + seconds)
         return sum(point in hit for point in grid) / seconds
 

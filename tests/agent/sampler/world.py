@@ -108,7 +108,7 @@ class Child:
             self.talked += 1
             assert self.talked < 10_000, "it is heard for ever"
             self.said.insert(0, (self.world.now_ns, 3 * self.talks))
-        ready = [each for each in self.said if each[0] <= self.world.now_ns]
+        ready = [message for message in self.said if message[0] <= self.world.now_ns]
         if ready:
             data = b"".join(data for _, data in ready)
             size = put(room, data)
@@ -174,7 +174,7 @@ class Child:
     def die(self, words: str) -> None:
         if not self.dead:
             self.dead, self.words = True, words
-            self.said = [each for each in self.said if each[0] <= self.world.now_ns]
+            self.said = [message for message in self.said if message[0] <= self.world.now_ns]
             self.world.ended.append(ProcessReport(self.serial, 0, words))
 
     def show(self) -> None:
@@ -186,8 +186,8 @@ class Child:
             if began <= self.world.now_ns < ended:
                 since, device, call = began, named, called
         collector = self.collector if since else ""
-        words = (collector.encode(), device.encode(), call.encode())
-        _PLACE.pack_into(self.memory, 0, since, self.calls, *words)
+        encoded = (collector.encode(), device.encode(), call.encode())
+        _PLACE.pack_into(self.memory, 0, since, self.calls, *encoded)
 
 
 class World:
@@ -222,7 +222,7 @@ class World:
         child = self.children[serial] = Child(serial, self.slot(slot), self)
         child.sampler = Worker(self.lanes(self), child, child.say, send_urgent=child.say_at_once)
         self.ended.append(ProcessReport(serial, 10_000 + serial, ""))
-        self.most = max(self.most, sum(not each.dead for each in self.children.values()))
+        self.most = max(self.most, sum(not child.dead for child in self.children.values()))
         return child
 
     def kill(self, serial: int) -> None:
@@ -238,11 +238,11 @@ class World:
     def reports(self) -> list[ProcessReport] | None:
         if self.is_gone:
             return None
-        found, self.ended = self.ended, []
-        return found
+        result, self.ended = self.ended, []
+        return result
 
     def clear_wakeup(self) -> None:
-        self.rings = [each for each in self.rings if each > self.now_ns]
+        self.rings = [ring for ring in self.rings if ring > self.now_ns]
 
     def descriptors(self) -> list[int]:
         return [] if self.is_gone else [REPORTS, BELL]
@@ -262,10 +262,10 @@ class World:
     def wait(self, until_ns: int, polled: Sequence[int]) -> list[int]:
         """Advance to *until_ns*, or until one of *polled* can be read; return the readable ones."""
         while not self._readable(polled):
-            alive = [each for each in self.children.values() if not each.dead]
-            times = [(each.next_ns(), each.serial) for each in alive]
-            times += [(at, 0) for each in alive for at, _ in each.said if at > self.now_ns]
-            times += [(at, 0) for at in self.rings if at > self.now_ns]
+            alive = [child for child in self.children.values() if not child.dead]
+            times = [(message.next_ns(), message.serial) for message in alive]
+            times += [(at, 0) for message in alive for at, _ in message.said if at > self.now_ns]
+            times += [(ring, 0) for ring in self.rings if ring > self.now_ns]
             heapq.heapify(times)
             at, serial = times[0] if times else (FOREVER, 0)
             if at > until_ns:
@@ -289,14 +289,14 @@ class World:
 
     def _readable(self, polled: Sequence[int]) -> list[int]:
         now_ns = self.now_ns
-        found = {
+        result = {
             child.fileno()
             for child in self.children.values()
             if child.dead or any(at <= now_ns for at, _ in child.said)
         }
-        found |= {REPORTS} if self.ended else set()
-        found |= {BELL} if any(at <= now_ns for at in self.rings) else set()
-        return [each for each in polled if each in found]
+        result |= {REPORTS} if self.ended else set()
+        result |= {BELL} if any(ring <= now_ns for ring in self.rings) else set()
+        return [message for message in polled if message in result]
 
     def call(self, collector: str, device: str, call: str) -> None:
         """Make a collector's call to a device."""
