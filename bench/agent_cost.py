@@ -83,7 +83,6 @@ def _command(log: Path, *arguments: str, **environment: str) -> Iterator[int]:
 
 
 def _service_environment() -> dict[str, str]:
-    """Return the environment of the service unit."""
     lines = (line.partition("Environment=") for line in UNIT.read_text().splitlines())
     return dict(assignment.split("=", 1) for before, key, assignment in lines if key and not before)
 

@@ -70,7 +70,6 @@ def _installed(folder: Path) -> Path:
 
 
 def _show(folder: Path) -> None:
-    """Write the status of a host with active findings."""
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     result = {
         **dict.fromkeys(verdict.FINDING_TEXTS, "a text of some length"),

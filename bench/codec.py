@@ -138,7 +138,6 @@ def _microseconds(call: Callable[[], object]) -> float:
 
 
 def _simulated(seed: int, *tables: str) -> Iterator[list[Block]]:
-    """Yield the readings of one host of a simulated world per second: *tables*, or all."""
     live = LiveWorld(World("calm", seed, hosts=1))
     for _ in range(STREAM_SECONDS):
         ((_, blocks, _),) = live.step(1.0)
@@ -164,9 +163,8 @@ def _xor(frame: bytes, other: bytes) -> bytes:
 
 
 def _xor_stream(sent: Sequence[bytes]) -> tuple[list[bytes], float, float]:
-    """Return the stream by XOR and zlib, both ends with unlimited memory;
-
-    CPU to code and to decode a frame.
+    """Return the stream by XOR and zlib, both ends with unlimited memory; CPU to code and to decode
+    a frame.
     """
     known: dict[int, bytes] = {}
     coded, restored = list[tuple[int, bytes]](), list[bytes]()

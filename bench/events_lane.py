@@ -223,7 +223,6 @@ def _follower(events: list[HealthEvent]) -> LogReader:
 
 
 def _take(follower: LogReader, records: list[bytes]) -> float:
-    """Return the CPU seconds to process *records*."""
     begin = time.process_time()
     for record in records:
         follower.feed(record, live=False)
@@ -254,7 +253,6 @@ def _storm() -> tuple[float, float, list[HealthEvent]]:
 
 
 def _ordinary(lines: int) -> float:
-    """Return the CPU microseconds of a line without an event."""
     records = [
         f"6,{n},{n},-;IPv6: ADDRCONF(NETDEV_CHANGE): cali{n:x}: link becomes ready\n".encode()
         for n in range(lines)

@@ -249,8 +249,6 @@ def _pod(name: str) -> Any:
 
 
 def _create(access: ApiAccess, things: list[Any], path: str) -> None:
-    """Create *things*, several at one time."""
-
     def some(first: int) -> None:
         with closing(ApiServer(access)) as api:
             for thing in things[first::CREATORS]:

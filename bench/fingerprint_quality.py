@@ -158,9 +158,8 @@ def searched_families(runs: FamilyRuns, *, with_users: bool) -> Searched:
 
 
 class Found(NamedTuple):
-    """Counts of *runs*:
-
-    `missed` found no earlier run, `wrong` first found a run of another workload.
+    """Counts of *runs*: `missed` found no earlier run, `wrong` first found a run of another
+    workload.
     """
 
     runs: int

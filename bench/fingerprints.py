@@ -78,7 +78,6 @@ def _fleet() -> Fleet:
 
 
 def _forecasts(seed: int) -> list[Result]:
-    """Measure the forecasts of all jobs each second: in each second some are due."""
     fleet, accumulator, forecasts = _fleet(), RunAccumulator(), RunForecasts()
     random = np.random.default_rng(seed)
     fast = fleet.tables["gpu_fast_1s"]

@@ -40,7 +40,6 @@ ERRORS_EVERY_HOSTS = 100
 
 
 def _names(host: int) -> dict[str, list[str]]:
-    """Return the devices of a host as an agent names them."""
     source = random.Random(host)
     gpus = [f"GPU-{source.getrandbits(128):032x}-{index:04x}" for index in range(GPUS)]
     links = [f"{gpu}/link{index}" for gpu in gpus for index in range(LINKS // GPUS)]

@@ -169,7 +169,6 @@ def _make_minutes(connection: Any, folder: Path, gpus: int) -> None:
 
 
 def _last(table: str, each: int) -> pa.Table:
-    """Return a reading of every device of *table*, as of LAST_S."""
     layout, count = LAYOUTS[table], HOSTS * each
     source = np.random.default_rng(len(table))
     columns = {

@@ -60,7 +60,6 @@ def made(seed: int, rows_per_second: int, seconds: int) -> list[Paced]:
 
 
 async def _send(hosts: list[Paced], seconds: int) -> None:
-    """Print a line a second, from the first frame on."""
     begin = min(host.begin for host in hosts)
     for second in range(1, seconds + 1):
         await asyncio.sleep(max(0.0, begin + second - time.time()))

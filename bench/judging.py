@@ -70,7 +70,6 @@ def fill(hosts: int) -> Any:
 
 
 def _inventory(named: dict[str, list[str]]) -> list[Any]:
-    """Return the GPUs of a host, each below three ports of PCI Express."""
     from gangline.contract.wire.telemetry_pb2 import Device
 
     result = []

@@ -76,7 +76,6 @@ def _start_executor(
 
 
 def _until(condition: Callable[[], object]) -> float:
-    """Wait for *condition*; return when it held."""
     end = time.monotonic() + GUARD_SECONDS
     while not condition():
         assert time.monotonic() < end, "never"

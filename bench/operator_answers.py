@@ -88,7 +88,6 @@ def _child(module: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def _questions(port: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], int]]:
-    """Return each command's call, and the bytes of the largest answer."""
     options = ConnectionOptions(f"127.0.0.1:{port}")
     scores, jobs = ScoreClient(options), JobClient(options)
     name = scores.names()[0]

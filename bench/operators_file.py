@@ -52,7 +52,6 @@ def write_file(folder: Path) -> list[Result]:
 
 
 def _written(path: Path) -> list[pa.Table]:
-    """Return the latest readings of every device and table in an operators' file."""
     result = []
     with duckdb.connect(str(path), read_only=True, config=CONFIG) as connection:
         for table, each in TABLES.items():

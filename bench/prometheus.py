@@ -79,7 +79,6 @@ def _targets(seed: int) -> Iterator[int]:
 
 
 def _metric(port: int, name: str) -> float:
-    """Return a current sample of Prometheus' own /metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(x.split()[-1]) for x in lines if x.split("{")[0].split(" ")[0] == name)

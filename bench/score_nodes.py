@@ -168,7 +168,6 @@ def _rows(calls: Times, what: str, limit: float) -> list[Result]:
 
 
 def _loads(address: str, seed: int) -> dict[str, tuple[str, ...]]:
-    """Return load -> the module that sends it, and its arguments."""
     to = ("--address", address, "--seed", str(seed))
     gpu_rows, seconds = str(GPU_ROWS_PER_SECOND), str(LOAD_SECONDS)
     return {

@@ -57,7 +57,6 @@ def _changing(*given: Any, **named: Any) -> Judgement:
 
 
 async def _move(aggregator: Aggregator) -> None:
-    """Update the readings of all hosts each second."""
     second = 0
     while True:
         await asyncio.sleep(1.0)

@@ -192,7 +192,6 @@ def _follow(
 
 
 def _stop_and_count(report: LoadReport, running: Running, store: Path) -> None:
-    """Stop the aggregator, and count the GPU rows in its store."""
     os.kill(running.pid, signal.SIGTERM)
     end = time.monotonic() + 60
     while Path(f"/proc/{running.pid}/cmdline").read_bytes() and time.monotonic() < end:

@@ -132,7 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(seed: int, plan: RunPlan) -> str:
-    """Return the command that makes the same page again."""
     default = RunPlan()
     settings = [
         ("SEED", seed, PUBLISHED_SEED),

@@ -215,9 +215,8 @@ SMI: dict[str, dict[str, tuple[str, float]]] = {
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:
-    """Return the number at the start of *text*, in the unit of a column;
-
-    None for other texts ("[N/A]").
+    """Return the number at the start of *text*, in the unit of a column; None for other texts
+    ("[N/A]").
     """
     if text in ("No", "Yes"):
         return float(text == "Yes")

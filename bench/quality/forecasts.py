@@ -134,7 +134,6 @@ def _score_run(run: KnownRun, scores: Scores) -> None:
 
 
 def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
-    """Return the mean duration of checkpoints so far."""
     is_on = np.array([int(np.argmax(second.shares)) == CHECKPOINT for second in seconds])
     begins = int((np.diff(np.concatenate([[0], is_on.astype(int)])) == 1).sum())
     return float(is_on.sum() / begins) if begins else 0.0
@@ -301,7 +300,6 @@ def _percent(share: float) -> str:
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the part of the page about forecasts."""
     kinds = [(kind, offset) for kind in forecast_runs.GANG_KINDS for offset in range(GANGS)]
     gangs = []
     for number_, (kind, offset) in enumerate(kinds):
@@ -336,7 +334,6 @@ def section(seed: int, progress: Progress) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.forecasts", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     print(section(parser.parse_args().seed, Bar()))

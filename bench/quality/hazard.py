@@ -56,7 +56,6 @@ def shuffled(faults: FaultTable, seed: int) -> FaultTable:
 def _controls(
     faults: FaultTable, terms: EvaluationTerms, progress: Callable[[str, float], None]
 ) -> list[str]:
-    """Return the model's results on fleets without predictive history."""
     rows = []
     for index in range(CONTROLS):
         progress("negative controls", index / CONTROLS)

@@ -139,7 +139,6 @@ def not_here(one: Section) -> str:
 
 
 def _path_text(path: Path) -> str:
-    """Return the text of a recording's path: relative to the checkout."""
     parts = path.parts
     return "/".join(parts[parts.index("..") :]) if ".." in parts else path.name
 

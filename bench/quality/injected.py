@@ -136,7 +136,6 @@ def _fault(group: Sequence[InjectedHost]) -> list[str]:
 
 
 def _over(group: Sequence[InjectedHost]) -> str:
-    """Return the final states of hosts."""
     ends = Counter(subject.played.name for subject in group)
     return ", ".join(f"{name} ({count} of {len(group)})" for name, count in ends.items())
 
@@ -147,7 +146,6 @@ def _control(group: Sequence[InjectedHost]) -> list[str]:
 
 
 def _others(group: Sequence[InjectedHost]) -> str:
-    """Return the other findings on hosts, and the number of hosts with each."""
     counts = Counter(
         name for subject in group for name in {other.name for other in subject.others.values()}
     )
@@ -158,7 +156,6 @@ def _others(group: Sequence[InjectedHost]) -> str:
 
 
 def _advice(subjects: Sequence[InjectedHost]) -> str:
-    """Return the advice about hosts with a fault, and about healthy hosts."""
     right = Counter(action for s in subjects if not s.kind.is_control for action in s.advised)
     wrong = counted(
         sum(bool(s.advised) for s in subjects if s.kind.is_control),
@@ -197,7 +194,6 @@ def _answers(played: Sequence[RoundResult]) -> str:
 
 
 def main() -> None:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.injected", description=(__doc__ or "").partition("\n")[0]
     )

@@ -92,8 +92,6 @@ SAME_FIELDS = {
 
 
 def _repairs(errors: int, seconds: float, times: int) -> Doing:
-    """Make the GPU repair *errors* more bit errors every *seconds*."""
-
     def act(host: InjectedHostFolder) -> Act:
         _change(host.gpu, {"ecc_corrected_volatile": [errors * (n + 1) for n in range(times)]})
         yield 0.0
@@ -155,8 +153,6 @@ def _log_xid(code: int, facility: int = 0) -> Doing:
 
 
 def _counts(counter: str, each: int, seconds: float = 0.5, times: int = 40) -> Doing:
-    """Make a counter of the port rise."""
-
     def act(host: InjectedHostFolder) -> Act:
         yield 0.0
         file = LINK.format(host.rdma, counter)

@@ -249,10 +249,7 @@ class Stage:
             unlisted(finding)
 
     def _request(self) -> list[NodeScore] | None:
-        """Return the listing;
-
-        None without an answer, which is counted because it is a result, too.
-        """
+        """Return the listing; None without an answer, which is counted because it is a result, too."""
         self.requests += 1
         try:
             return self.listing()

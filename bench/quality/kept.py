@@ -70,9 +70,8 @@ class ScoreCache:
         self._path(name).write_text(f"{self._key}\n{text}")
 
     def read(self, name: str) -> str | None:
-        """Return a section that was made from the same commit by the same command;
-
-        None if there is none.
+        """Return a section that was made from the same commit by the same command; None if there is
+        none.
         """
         if not self.made.is_committed:
             return None  # uncommitted changes cannot be distinguished
@@ -83,9 +82,8 @@ class ScoreCache:
         return text if key == self._key else None
 
     def pieces(self, name: str) -> Pieces | None:
-        """Return the pieces of a section of the same commit and command;
-
-        None with uncommitted changes.
+        """Return the pieces of a section of the same commit and command; None with uncommitted
+        changes.
         """
         key = sha256(self._key.encode()).hexdigest()[:12]
         folder = self.folder / f"{name}-{key}"

@@ -163,7 +163,6 @@ def _probability_rows(jobs: list[Judged]) -> list[list[str]]:
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about jobs that pause."""
     jobs: list[Judged] = []
     with ProcessPoolExecutor(2) as pool:
         for judged in pool.map(judge, range(1000 * seed, 1000 * seed + JOBS), chunksize=4):
@@ -193,7 +192,6 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.paused_jobs", description=__doc__
     )

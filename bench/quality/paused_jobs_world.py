@@ -208,9 +208,8 @@ class JobDraw:
 
 
 def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
-    """Return a random job of *seconds*;
-
-    *fixed*: attributes of `JobDraw` with given values, and `gpm`, `power_window`, `gaps`.
+    """Return a random job of *seconds*; *fixed*: attributes of `JobDraw` with given values, and
+    `gpm`, `power_window`, `gaps`.
     """
     random = np.random.default_rng([seed, 35])
     draw = JobDraw(random, **fixed)

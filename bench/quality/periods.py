@@ -170,7 +170,6 @@ HEADINGS = ("period", "abstained", "median error", "wrong period (half, double, 
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about periods."""
     lines = [
         "## The period of a step",
         "",
@@ -190,7 +189,6 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.periods", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     print(section(parser.parse_args().seed, lambda *_: None))

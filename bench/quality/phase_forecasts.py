@@ -314,7 +314,6 @@ def _f1(counts: Sequence[int]) -> str:
 
 
 def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
-    """Return the sums of the counts of several runs."""
     tracked_run = TrackedRun("", True, "")
     for run in runs:
         for index in range(3):
@@ -391,7 +390,6 @@ def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD) -> str:
-    """Return the part of the page about states and forecasts."""
     plans = [
         (world, kind, 1000 * seed + number, has_gpm)
         for world, kind in RUNS for has_gpm in (True, False) for number in range(per_world if has_gpm else per_world // 2)
@@ -411,7 +409,6 @@ def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.phase_forecasts", description=__doc__
     )

@@ -55,7 +55,6 @@ def control_of(control: str, seed: int, *, has_gpm: bool = True) -> GangScenario
 
 
 def _varied(name: str, one: GangScenario) -> GangScenario:
-    """Return the variation *name* of a run."""
     fault = one.faults[0]
     match name:
         case "no GPM (A100 and older)":
@@ -103,7 +102,6 @@ ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and
 
 
 def _without(name: str, one: GangScenario) -> GangScenario:
-    """Return a run without a kind of evidence."""
     if name in EVIDENCE:
         return replace(one, withheld=frozenset({name}))
     return replace(
@@ -304,7 +302,6 @@ def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]
 
 
 def _blamed(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how many hosts were blamed, and by which rules."""
     rules = sorted(
         {
             rule
@@ -397,7 +394,6 @@ def healing_text(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about the third world."""
     plan = GangPlan.of_seed(seed)
     scenarios = [
         *plan.faults,
@@ -463,7 +459,6 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.pipeline_gangs", description=__doc__
     )

@@ -141,7 +141,6 @@ def _by_second(values: np.ndarray) -> np.ndarray:
 
 
 def _smoothed(values: Floats, weight: float) -> Floats:
-    """Return a low pass of first order over the samples."""
     result = np.empty_like(values)
     now = values[0]
     for index, value in enumerate(values):
@@ -151,7 +150,6 @@ def _smoothed(values: Floats, weight: float) -> Floats:
 
 
 def _mean_of(values: Floats, samples: int) -> Floats:
-    """Return the moving mean over *samples* samples."""
     total = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
     at = np.arange(1, len(values) + 1)
     first = np.maximum(at - samples, 0)
@@ -235,7 +233,6 @@ class HostAgent:
         return 0.0, None
 
     def _fill_constants(self) -> None:
-        """Fill the columns that never change."""
         limit = self._readings.record.limit_watts[self._rows]
         self._put("gpu_1s", lost_state=0, recovery_action_state=0)
         self._put(

@@ -287,7 +287,6 @@ def packing_rows(seed: int, name: str, orders: int) -> tuple[dict[str, list[list
 
 
 def packing_section(seed: int) -> str:
-    """Return the section of the published page. Raises OSError if the recordings are missing."""
     known = published()
     texts: list[str] = []
     for name, orders in ((LISTS[0], ORDERS), (LISTS[1], 1)):

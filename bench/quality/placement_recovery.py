@@ -255,7 +255,6 @@ def _in_memory(case: Case, option: RecoveryOption) -> bool:
 def _running(
     case: Case, nodes: Indexes, hazards: Floats, speeds: Floats, per: float, luck: Luck
 ) -> Floats:
-    """Return the loss of the gang on *nodes* until the end of the job."""
     needs, site = case.needs, case.site
     gross = 8.0 * nodes.size * needs.hours
     members = members_of(case.table, nodes)

@@ -129,7 +129,6 @@ def section(rows: Sequence[LeftOut]) -> str:
 
 
 def scaling_section() -> str:
-    """Return the section of the published page. Raises OSError if the recordings are missing."""
     result = throughputs()
     keys = [LLM, *(key for key in sorted(result) if key != LLM)]
     return section([row for key in keys for row in left_out(" ".join(key), result[key])])

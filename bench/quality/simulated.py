@@ -102,7 +102,6 @@ def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
 
 
 def _others(world: World, hosts: tuple[int, ...], count: int, number: int) -> tuple[int, ...]:
-    """Return *count* neighbours elsewhere in the fleet, by *number*."""
     total, among = world.scenario.hosts, {*hosts}
     first = number * STRIDE_HOSTS % total
     everyone = ((first + step) % total for step in range(total))

@@ -157,12 +157,10 @@ def _around(run: SimulatedRun, wanted: Wanted) -> tuple[str, str]:
 
 
 def _largest(run: SimulatedRun) -> float:
-    """Return the number of causes that an episode of the commonest class represents."""
     return max((score.weight for score in run.fault_scores()), default=0.0)
 
 
 def _causes_table(run: SimulatedRun) -> str:
-    """Return the table of reasons of false drains, with the cause nearby and the first message."""
     kinds: Counter[tuple[str, str, str]] = Counter()
     texts: dict[tuple[str, str, str], str] = {}
     for score in run.scores:

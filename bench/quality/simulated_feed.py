@@ -233,7 +233,6 @@ class SimulatedAggregator:
 
 
 def _cries(judged: Judgement) -> Iterator[Cry]:
-    """Yield the findings against each host, by rule."""
     for host, holds in judged.tracked_symptoms.items():
         for hold in holds.values():
             if hold.active:

@@ -50,7 +50,6 @@ def page(run: SimulatedRun) -> str:
 
 
 def _in_short(run: SimulatedRun) -> str:
-    """Return the short summary."""
     findings = [score.found for score in run.scores if score.found]
     shown = [finding for finding in findings if RIGHT[finding.class_name]]
     named = [finding for finding in shown if finding.rule]

@@ -158,7 +158,6 @@ HEADINGS = (
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about the parts of a step."""
     short = run(seed, SHORT_SECONDS, lambda share: progress("parts of short steps", share))
     result = sum(int(row[3].split()[0]) for row in short)
     rows = run(seed, LONG_SECONDS, lambda share: progress("parts of a step", share))
@@ -175,7 +174,6 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.step_parts", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     print(section(parser.parse_args().seed, lambda *_: None))

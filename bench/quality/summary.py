@@ -59,7 +59,6 @@ def _title(section: str) -> str:
 
 
 def _rows(section: str, first_column: str) -> Iterator[Sequence[str]]:
-    """Yield the cells of each row of the table with the first heading *first_column*."""
     lines = iter(section.splitlines())
     for line in lines:
         if line.startswith("|") and line.split("|")[1].strip() == first_column:
@@ -101,7 +100,6 @@ def _bullet(section: str, name: str) -> str:
 
 
 def _drains(text: str) -> str:
-    """Return the counted rate, the budget, and whether it is shown to be met."""
     result = re.search(
         r"(\d+) seen in ([\d,]+) node-days, (\S+ \[.+?\]) a 1,000; the budget is (\S+)\. \*\*(.+?)\*\*",
         text,

@@ -308,10 +308,8 @@ def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
 
 
 def test_what_may_wait_for_a_driver_is_not_in_the_daemons_own_thread() -> None:
-    """A NIC's firmware did not answer while its driver held the kernel's network lock:
-
-    `carrier` could not be read, and the whole agent hung. A frequency takes 10 ms a core on Linux
-    5.15.
+    """A NIC's firmware did not answer while its driver held the kernel's network lock: `carrier`
+    could not be read, and the whole agent hung. A frequency takes 10 ms a core on Linux 5.15.
     """
     created = {name: make(Roots()) for name, make in COLLECTORS.items()}
     waiting = ["net_1s", "net_10s", "bond_10s", "nic_10s", "link_10s", "rdma_1s", "rdma_10s"]

@@ -29,10 +29,7 @@ SERIALS = ["1650523000001", "1650523000002"]
 
 
 def dcgm3(**changes: Any) -> dict[str, Any]:
-    """Return a report as DCGM 3.3 prints it:
-
-    GPUs by number in strings, serial numbers by number.
-    """
+    """Return a report as DCGM 3.3 prints it: GPUs by number in strings, serial numbers by number."""
     pcie = [{"gpu_id": "0", "status": "Pass"}, {"gpu_id": "1", "status": "Fail", **changes}]
     return {
         "DCGM GPU Diagnostic": {

@@ -37,10 +37,7 @@ ROOM = os.statvfs_result((4096, 4096, 1 << 24, 1 << 23, 1 << 23, 1000, 900, 900,
 
 
 def healthy(tmp_path: Path, name: str = "h100-ib", **changes: Any) -> DiagnosedHost:
-    """Return a folder host with a healthy running agent;
-
-    *changes* of the host seen by the checks.
-    """
+    """Return a folder host with a healthy running agent; *changes* of the host seen by the checks."""
     host = unpack(name, tmp_path / "host")
     agent = section(NOW)
     process = host.root / f"proc/{agent['pid']}"

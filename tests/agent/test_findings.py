@@ -592,7 +592,7 @@ def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
     for name in ("gpu_1s", "gpu_1s_changes", "rdma_1s", "nvlink_10s_changes", "filesystem_60s"):
         assert not tables[name].due(host.table(name))
     host.read(GPU, {"gpu.lost_state": 1})
-    result = {tested.row.name for tested in tables["gpu_1s"].due(host.table("gpu_1s"))}  # type: ignore[attr-defined]
+    result = {trigger.row.name for trigger in tables["gpu_1s"].due(host.table("gpu_1s"))}  # type: ignore[attr-defined]
     assert result == {"gpu_lost"}
 
 

@@ -423,9 +423,8 @@ def test_a_gpu_that_answers_nothing_says_with_which_code(
 def test_a_gpu_that_cannot_be_opened_says_with_which_code(
     code: int, roots: Roots, lane: Lane, play: Play
 ) -> None:
-    """nvidia-smi reports "Unable to determine the device handle ...:
-
-    GPU requires reset"; the agent skipped that GPU.
+    """nvidia-smi reports "Unable to determine the device handle ...: GPU requires reset"; the agent
+    skipped that GPU.
     """
     devices = gpus(3)
     for gpu in devices:

@@ -63,10 +63,7 @@ class Sampler:
             collector.start(host.teller)
 
     def tick(self, *, paced: bool = False) -> dict[str, CollectResult]:
-        """Advance a second with its samples, and run every collector;
-
-        *paced*: only due collectors.
-        """
+        """Advance a second with its samples, and run every collector; *paced*: only due collectors."""
         fast = self.collectors["gpu_fast_1s"]
         assert isinstance(fast, GpuFast)
         self.host.session.poll_events()

@@ -100,9 +100,8 @@ def without(*numbers: int) -> dict[str, str]:
 def test_a_gpu_that_was_there_before_is_missing(
     machine: Machine, numbers: tuple[int, ...], boots: bool
 ) -> None:
-    """A host booted with 7 of 8 GPUs, or its agent began without any:
-
-    `gangline check` reported that nothing is wrong.
+    """A host booted with 7 of 8 GPUs, or its agent began without any: `gangline check` reported
+    that nothing is wrong.
     """
     if boots:
         machine.boot(20 * SECOND)

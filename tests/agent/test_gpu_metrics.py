@@ -71,10 +71,7 @@ def _is_array(revision: str, field: str, name: str) -> bool:
 
 
 def test_the_sizes_are_those_of_the_kernel() -> None:
-    """MI300 drivers report 3,872 bytes for 1.8;
-
-    1.6 had two layouts, distinguished by their size.
-    """
+    """MI300 drivers report 3,872 bytes for 1.8; 1.6 had two layouts, distinguished by their size."""
     assert {(*key[:2], key[2]) for key in LAYOUTS} == {
         (1, 3, 120), (1, 4, 288), (1, 5, 360), (1, 6, 384), (1, 6, 1664), (1, 7, 2208), (1, 8, 3872),
     }  # fmt: skip

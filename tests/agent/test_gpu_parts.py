@@ -493,9 +493,8 @@ def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Pl
 def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     whole: bool, lane: Lane, play: Play, roots: Roots
 ) -> None:
-    """Without mig/monitor an agent sees only its own instances;
-
-    `no errors` for the others was a guess.
+    """Without mig/monitor an agent sees only its own instances; `no errors` for the others was a
+    guess.
     """
     grant(roots, minor=2)
     gpu, device = with_mig(gpus(1)[0]), mig_device(0, 1)

@@ -372,9 +372,8 @@ def test_a_session_that_is_no_header_is_refused() -> None:
 
 
 def refusal(session: ClientSession, data: bytes, step: int) -> str | None:
-    """Return the message of the refusal;
-
-    None: the data is accepted. Any other error fails the test.
+    """Return the message of the refusal; None: the data is accepted. Any other error fails the
+    test.
     """
     try:
         for index in range(0, len(data), step):

@@ -200,9 +200,8 @@ def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> 
 
 
 def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder) -> None:
-    """17 errors of a controller:
-
-    16 of one DIMM, one without a DIMM. Rows of a driver that knows DIMMs would count them twice.
+    """17 errors of a controller: 16 of one DIMM, one without a DIMM. Rows of a driver that knows
+    DIMMs would count them twice.
     """
     collector = edac_10s(h100.roots)
     assert row(collector, "mc0/dimm1")["corrected_errors"] == 16

@@ -50,10 +50,7 @@ class HandedClock:
 
 
 class Ring:
-    """The kernel's ring, with its behavior:
-
-    EPIPE after an overrun, EINVAL for a record too long.
-    """
+    """The kernel's ring, with its behavior: EPIPE after an overrun, EINVAL for a record too long."""
 
     def __init__(self, records_max: int = 1000) -> None:
         self.clock = HandedClock()

@@ -124,9 +124,8 @@ def test_the_time_is_over_and_they_are_taken_back(host: Host) -> None:
 
 @pytest.mark.slow
 def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
-    """kill -9:
-
-    `release` reports that nothing is held, and the next agent answers at the same place.
+    """kill -9: `release` reports that nothing is held, and the next agent answers at the same
+    place.
     """
     with host.running() as agent:
         before = host.status().process_id

@@ -29,9 +29,8 @@ def states(collector: Services) -> dict[str, tuple[float | int | None, float | i
 
 
 def test_services_of_a_host(tmp_path: Path) -> None:
-    """Fabric Manager runs;
-
-    IMEX is enabled and does not; chronyd was masked by the operator: no row.
+    """Fabric Manager runs; IMEX is enabled and does not; chronyd was masked by the operator: no
+    row.
     """
     host = hosts.unpack("h100-ib", tmp_path)
     assert states(Services(host.roots)) == {
@@ -125,9 +124,8 @@ def test_cgroups_of_v1_hybrid_and_v2(tmp_path: Path) -> None:
 
 
 def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:
-    """hidepid=invisible and no cgroup of systemd:
-
-    IMEX ran in a container, and was reported as failed.
+    """hidepid=invisible and no cgroup of systemd: IMEX ran in a container, and was reported as
+    failed.
     """
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.proc / "1")
@@ -140,10 +138,7 @@ def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:
 
 
 def test_hidden_processes_are_not_the_absence_of_services(tmp_path: Path) -> None:
-    """Nothing installed on the host, all in containers, all hidden:
-
-    `no-data` would look healthy.
-    """
+    """Nothing installed on the host, all in containers, all hidden: `no-data` would look healthy."""
     (tmp_path / "proc/4711").mkdir(parents=True)
     (tmp_path / "proc/4711/stat").write_text(stat(4711, "agent", 5))
     roots = Roots(tmp_path / "sys", tmp_path / "proc", run=tmp_path / "run")

@@ -219,9 +219,8 @@ def test_both_vendors_of_a_host_are_read(mixed: MixedHost, late: int) -> None:
 
 
 def test_each_vendors_gpus_are_judged_among_themselves(mixed: MixedHost) -> None:
-    """A throttled GPU is named by its key;
-
-    GPUs of the other vendor, with other clocks, are not its peers.
+    """A throttled GPU is named by its key; GPUs of the other vendor, with other clocks, are not its
+    peers.
     """
     mixed.run(25)
     assert mixed.judgement is not None

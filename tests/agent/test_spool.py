@@ -548,10 +548,8 @@ time.sleep(600)
 def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_folder(
     folder: Path,
 ) -> None:
-    """A call into the driver never returned;
-
-    `kill -9` left a zombie that kept the lock, and the new agent refused to start on exactly that
-    host.
+    """A call into the driver never returned; `kill -9` left a zombie that kept the lock, and the
+    new agent refused to start on exactly that host.
     """
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
@@ -667,10 +665,7 @@ print("went through", errors)
 
 
 def test_a_full_disk_drops_the_oldest_and_recovers(tmp_path: Path) -> None:
-    """Another program's checkpoint filled the disk:
-
-    ENOSPC, on a file system that is really full.
-    """
+    """Another program's checkpoint filled the disk: ENOSPC, on a file system that is really full."""
     inside = f'mount -t tmpfs -o size=256k none "{tmp_path}" && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside, "sh"]
     if (

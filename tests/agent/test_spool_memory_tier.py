@@ -138,9 +138,8 @@ TestHeadAgainstModel.settings = settings(
 
 
 def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
-    """The agent wrote each frame to the disk and deleted it a minute later:
-
-    1.5 GB a year for nothing.
+    """The agent wrote each frame to the disk and deleted it a minute later: 1.5 GB a year for
+    nothing.
     """
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)

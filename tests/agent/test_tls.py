@@ -153,9 +153,8 @@ def test_everything_is_delivered_by_tls(
 def test_a_reader_that_is_slow_costs_nothing_but_time(
     told: Told, secured: Secured, agent: SecureAgent
 ) -> None:
-    """Twelve megabytes against a small send buffer:
-
-    OpenSSL takes parts, and requires the same bytes in the next call.
+    """Twelve megabytes against a small send buffer: OpenSSL takes parts, and requires the same
+    bytes in the next call.
     """
     with serving(told, secured) as aggregator:
         aggregator.credit_frames = 64

@@ -55,9 +55,8 @@ def job(tracker: PhaseTracker, made: Trace) -> dict[str, float]:
 
 
 def checkpointing(times: int, every: int, seconds: float, shift: float = 0.0) -> Plan:
-    """Return steps of a second with a checkpoint after each *every*;
-
-    *shift*: each is this much longer than the last.
+    """Return steps of a second with a checkpoint after each *every*; *shift*: each is this much
+    longer than the last.
     """
     plan: list[tuple[int, float]] = []
     for number in range(times):

@@ -81,10 +81,7 @@ class RealAgent(Process):
             return connection.getresponse().read().decode()
 
     def next_trial_ns(self, device: str) -> int:
-        """Return the boot time of a GPU's next trial, by PCI address (empty: its driver);
-
-        0: none.
-        """
+        """Return the boot time of a GPU's next trial, by PCI address (empty: its driver); 0: none."""
         asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         answer = call(self.folder / "run/agent.sock", STATUS, b"", GUARD_SECONDS)
         for each in GetStatusResponse.FromString(answer).devices:

@@ -442,9 +442,8 @@ def test_a_lane_that_dies_again_and_again_by_itself_starts_ever_later() -> None:
 
 
 def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
-    """A disk hung, and the standby, which had NVML ready, took the host's lane over:
-
-    `rmmod nvidia` was refused all day, although `release` had reported that nothing was held.
+    """A disk hung, and the standby, which had NVML ready, took the host's lane over: `rmmod nvidia`
+    was refused all day, although `release` had reported that nothing was held.
     """
     model = Model()
     model.hung["r0"] = True

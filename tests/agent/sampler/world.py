@@ -191,7 +191,7 @@ class Child:
 
 
 class World:
-    """Time, devices, and the fork server (see `agent.sampler.pool.Nursery`)."""
+    """Time, devices, and the fork server (see `agent.sampler.pool.SamplerForker`)."""
 
     def __init__(self, lanes: Callable[[World], dict[str, list[Collector]]], now_ns: int) -> None:
         self.now_ns = now_ns
