@@ -62,7 +62,6 @@ class AmdHost:
         self.collectors: dict[str, Collector] = {}
 
     def collector(self, name: str) -> Collector:
-        """Return the collector of that name, created and started at the first call."""
         if name not in self.collectors:
             created = self.collectors[name] = COLLECTORS[name](self.host.roots)
             if name in NAMES:
@@ -70,7 +69,6 @@ class AmdHost:
         return self.collectors[name]
 
     def turn(self, name: str, seconds: float = 1.0) -> CollectResult:
-        """Advance the time, and run a turn of a collector."""
         self.clock.now_ns += round(seconds * SECOND_NS)
         return run_collector(self.collector(name), self.clock)
 
@@ -98,7 +96,6 @@ class AmdHost:
         self.write(gpu, "gpu_metrics", data)
 
     def write(self, gpu: int, file: str, data: bytes | str) -> None:
-        """Write a file of a GPU."""
         path = self.folder(gpu) / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data.encode() if isinstance(data, str) else data)

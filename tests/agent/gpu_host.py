@@ -86,7 +86,6 @@ class GpuHost:
         return Scenario(self._scenario, devices, host=host)
 
     def list_in_proc(self, devices: Iterable[Gpu], version: str = "590.48.01") -> None:
-        """Make the kernel's side of the driver list exactly these GPUs."""
         driver = self.roots.proc / "driver/nvidia"
         listed = {gpu.address: gpu.uuid for gpu in devices}
         for address, uuid in listed.items():
@@ -114,14 +113,12 @@ class GpuHost:
         return lane
 
     def turn(self, lane: Collector, turns: int = 1) -> CollectResult:
-        """Run *turns* turns, one a second, and return the last result."""
         for _ in range(turns - 1):
             self.turn(lane)
         self.clock.now_ns += SECOND
         return run_collector(lane, self.clock)
 
     def read(self, lane: Collector) -> dict[str, dict[str, float | int | None]]:
-        """Take a turn and return GPU -> column -> value."""
         return read(self.turn(lane).blocks)
 
     def close(self) -> None:
@@ -130,7 +127,6 @@ class GpuHost:
 
 
 def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
-    """Return GPU -> column -> value of all blocks together."""
     result: dict[str, dict[str, float | int | None]] = {}
     for block in blocks:
         for row, key in enumerate(block.devices):

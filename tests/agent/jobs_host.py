@@ -52,7 +52,6 @@ class HandedClock:
 
 
 def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
-    """Return device -> column -> value of all blocks together."""
     result: dict[str, dict[str, float | int | None]] = {}
     for block in blocks:
         for row, key in enumerate(block.devices):
@@ -89,7 +88,6 @@ class JobsHost:
         self.process(1, "0::/init.scope\n", start=2, name="systemd")
 
     def in_namespace(self, link: str) -> None:
-        """Set the agent's own PID namespace."""
         (self.proc / "self/ns/pid").unlink(missing_ok=True)
         (self.proc / "self/ns/pid").symlink_to(link)
 
@@ -135,7 +133,6 @@ class JobsHost:
         return True
 
     def told(self) -> list[HealthEvent]:
-        """Return the events since the last call."""
         result, self.events = self.events, []
         return result
 
@@ -151,13 +148,11 @@ class JobsHost:
     def turn(
         self, collector: GpuJobs, *holdings: GpuProcess | int, **more: Iterable[str]
     ) -> CollectResult:
-        """Run a turn with this list, a second after the last."""
         self.list(*holdings, **more)
         self.clock.now_ns += SECOND
         return run_collector(collector, self.clock)
 
     def turns(self, count: int, collector: GpuJobs, *holdings: GpuProcess | int) -> CollectResult:
-        """Run *count* turns with one list; return the last result."""
         for _ in range(count - 1):
             self.turn(collector, *holdings)
         return self.turn(collector, *holdings)
@@ -170,5 +165,4 @@ class JobsHost:
         return dict(result[-1].attributes) if result else {}
 
     def counts(self, turn: CollectResult, gpu: str = GPU) -> dict[str, float | int | None]:
-        """Return a GPU's columns."""
         return read(turn.blocks)[gpu]

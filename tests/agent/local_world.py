@@ -50,7 +50,6 @@ class Host:
             table.setdefault(device, {})[name] = value
 
     def unread(self, table: str) -> None:
-        """Stop the readings of *table*."""
         del self._cells[table]
 
     def after(self, seconds: float, step_seconds: float = 1.0) -> list[str]:
@@ -61,7 +60,6 @@ class Host:
         return self.names()
 
     def table(self, name: str) -> TableSnapshot:
-        """Return the current readings of a table."""
         self.latest.update(self.now_ns, [_block(name, self._cells[name])])
         return self.latest.tables[name]
 
@@ -76,7 +74,6 @@ class Host:
         return [finding.name for finding in self.findings.findings]
 
     def event(self, name: str, code: int = 0, device: str = ADDRESS, **more: object) -> HealthEvent:
-        """Publish an event with the current time."""
         self._ids += 1
         fields: dict[str, object] = {
             "event_id": f"e{self._ids}",

@@ -35,7 +35,6 @@ def read_tree(roots: Roots) -> Reading:
 
 
 def rows(reading: Reading, *tables: str) -> dict[str, Row]:
-    """Return the values by device of several tables together."""
     result: dict[str, Row] = {}
     for (table, device, column), value in reading.cells.items():
         if table in tables:
@@ -44,7 +43,6 @@ def rows(reading: Reading, *tables: str) -> dict[str, Row]:
 
 
 def word(path: Path) -> str:
-    """Return the first word of a file; empty without one."""
     return (
         (path.read_text(errors="replace").split() or [""])[0].rstrip(":") if path.is_file() else ""
     )

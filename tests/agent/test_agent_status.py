@@ -110,7 +110,6 @@ def test_every_source_is_read_or_has_its_reason(outcomes: list[tuple[CollectOutc
 
 
 def section(now_ns: int, **changes: Any) -> dict[str, Any]:
-    """Return the status of a healthy agent."""
     return {
         "pid": 42,
         "aggregator": "10.0.0.1:7600",
@@ -142,9 +141,6 @@ NOW = 50_000 * SECOND
 def run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str]]:
-    """Return a function that runs a command over a status file with this section; it returns exit
-    code and output.
-    """
     monkeypatch.setattr(time, "clock_gettime_ns", lambda _: NOW)
 
     def ask(

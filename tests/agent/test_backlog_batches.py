@@ -24,7 +24,6 @@ def late(frame: bytes, sequence: int) -> OutgoingFrame:
 
 
 def restored(message: TelemetryBatch, context_bytes: int) -> list[bytes]:
-    """Return the decoded plain frames of a message."""
     if not message.late:
         return [frames.inflate_frame(message.frame)]
     receiver = Receiver(context_bytes)

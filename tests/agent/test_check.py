@@ -29,7 +29,6 @@ NOW = 5_000 * SECOND
 
 
 def status(**changes: Any) -> dict[str, Any]:
-    """Return a document in which XID 79 is enforced."""
     return {
         "format": verdict.FORMAT,
         "host": "gpu-017",

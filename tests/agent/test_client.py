@@ -472,8 +472,6 @@ def _answer_all(listener: socket.socket, answer: bytes) -> None:
 
 @contextmanager
 def http_server() -> Iterator[int]:
-    """A web server of the standard library."""
-
     class Quiet(http.server.BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -74,7 +74,6 @@ class Streaming:
         self.receipted()
 
     def add(self) -> None:
-        """Spool a frame of readings, like the daemon, and notify the client."""
         sequence = self.agent.spool.next_sequence()
         block = Block("gpu_1s", ["GPU-0"])
         block.put_int(0, 0, sequence)

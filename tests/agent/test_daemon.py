@@ -145,7 +145,6 @@ class Fixture:
         )
 
     def run(self, seconds: int) -> None:
-        """Run the loop until *seconds* have passed, from any clock position."""
         end_ns = self.clock.now_ns + seconds * SECOND
         self.stop.clear()
 
@@ -157,7 +156,6 @@ class Fixture:
         self.daemon.run(self.stop, wait)
 
     def tables(self, name: str) -> list[tuple[int, Block]]:
-        """All blocks of a table with the time of their readings."""
         return [
             (frame.stamp.boottime_ns + block.offset_ns, block)
             for frame in self.spool.frames

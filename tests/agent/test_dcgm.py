@@ -51,7 +51,6 @@ class DcgmHost:
         self.events.append(event)
 
     def turn(self, seconds: int = 1) -> CollectResult:
-        """Advance by *seconds*, a turn each; return the last result."""
         for _ in range(seconds):
             self.clock.now_ns += SECOND
             result = run_collector(self.listener, self.clock)
@@ -70,7 +69,6 @@ class DcgmHost:
         return None
 
     def profile(self, at: int, **values: object) -> None:
-        """Set the first GPU's profiling fields at a moment."""
         numbers = {"sm": 1002, "tensor": 1004, "graphics": 1001}
         for name, value in values.items():
             self.engine.set(0, numbers[name], "d", at, value)

@@ -51,7 +51,6 @@ class SwitchHost(DcgmHost):
         self.engine.write()
 
     def rows(self, table: str, seconds: int = 10) -> dict[str, dict[str, float | int | None]]:
-        """Advance the time, and return the latest table."""
         for _ in range(seconds):
             result = self.turn()
             assert result.outcome is CollectOutcome.OK, result.message

@@ -78,7 +78,6 @@ def healthy(tmp_path: Path, name: str = "h100-ib", **changes: Any) -> DiagnosedH
 
 
 def found(host: DiagnosedHost, level: str) -> list[DiagnosisResult]:
-    """Return the checks' results of one level."""
     return [result for result in diagnosis.diagnose(host) if result.level == level]
 
 
@@ -116,7 +115,6 @@ def test_without_an_agent_the_sources_are_read_here(name: str, tmp_path: Path) -
 
 
 def only(host: DiagnosedHost, name: str, level: str = PROBLEM) -> DiagnosisResult:
-    """Return the only result of a check at that level."""
     (result,) = [result for result in found(host, level) if result.check == name]
     return result
 

@@ -45,7 +45,6 @@ def host(tmp_path: Path) -> hosts.HostFolder:
 
 @contextmanager
 def hanging(path: Path) -> Iterator[None]:
-    """Replace a file by one whose open does not return."""
     path = path.resolve()
     content = path.read_bytes()
     path.unlink()

@@ -68,7 +68,6 @@ TICK_SECONDS = 0.011
 
 
 def told(program: str, scenario: Path, library: str) -> Any:
-    """Return the output of a program that uses the library."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(Path(library).parent),

@@ -27,7 +27,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def ranks(cluster: SlurmCluster, job: str, start: int) -> set[str]:
-    """Return the nodes on which a start has a rank."""
     return {
         line.split()[2]
         for line in cluster.output(job).splitlines()

@@ -49,7 +49,6 @@ LaneKind = Callable[[Roots], NvmlCollector]
 
 @pytest.fixture
 def roots(tmp_path: Path, library: str) -> Roots:
-    """Return a host with only the library."""
     (tmp_path / "proc").mkdir()
     return Roots(sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library)
 
@@ -73,12 +72,10 @@ def turn(collector: NvmlCollector) -> CollectResult:
 
 
 def named(block: Block, row: int) -> dict[str, float | int | None]:
-    """Return one GPU's values by column name."""
     return {BY_ID[i].column: value for i, value in block.values(row)}
 
 
 def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
-    """Make the kernel's side of the driver list a GPU."""
     folder = roots.proc / "driver/nvidia/gpus" / address
     folder.mkdir(parents=True)
     (folder / "information").write_text(INFORMATION.format(uuid=uuid))
@@ -311,7 +308,6 @@ def test_a_driver_without_gpus_says_which_way(
 
 
 def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Make the driver's control device refuse access, like the kernel."""
     kernel_open = os.open
 
     def opened(path: str | Path, *arguments: int) -> int:

@@ -41,7 +41,6 @@ from tests.fake_nvml.scenario import Gpu, gpus
 
 
 def everything(count: int = 2) -> list[Gpu]:
-    """Return GPUs with all parts, and a MIG device on each."""
     devices = [
         with_gpm(with_fabric(with_mig(with_c2c(with_links(gpu, 2), 1)))) for gpu in gpus(count)
     ]

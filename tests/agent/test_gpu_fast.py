@@ -48,7 +48,6 @@ ACTIVE = COLUMN_NAMES.index("sm_active_ratio")
 
 
 def hoppers(count: int = 2) -> list[Gpu]:
-    """Return GPUs with GPM."""
     return [with_gpm(gpu) for gpu in gpus(count)]
 
 
@@ -93,11 +92,9 @@ class Lane:
                 self.ring.sample(self.clock.now_ns)
 
     def known(self, column: int, row: int) -> list[int]:
-        """Return the known values of a reading among the stored samples."""
         return [value for value in self.ring.samples(column, row) if value is not None]
 
     def row(self, row: int = 0) -> dict[str, float]:
-        """Return one GPU's row of the turn's block."""
         (block,) = self.fast.collect()
         return values(block, row)
 

@@ -97,7 +97,6 @@ def turn(host: GpuHost, lane: NvmlCollector | GpuPartsCollector) -> CollectResul
 
 
 def rises(said: CollectResult) -> set[float | int | None]:
-    """Return the epochs of a turn's GPUs."""
     return {
         value
         for block in said.blocks

@@ -318,7 +318,6 @@ def test_what_a_field_has_proved_the_next_process_knows(host: GpuHost) -> None:
     course = throttling(60)
 
     def first(driver: str) -> float | int | None:
-        """Return the first value in another process."""
         host.session.close()
         host.begin(anew=False)
         devices = [behave_as(gpu, driver, course) for gpu in gpus(1)]

@@ -89,7 +89,6 @@ def play(play: Play) -> Play:
 
 @pytest.fixture
 def roots(tmp_path: Path, library: str) -> Roots:
-    """Return a host with only the library."""
     (tmp_path / "proc").mkdir()
     return Roots(
         sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library, dev=tmp_path / "dev"
@@ -98,7 +97,6 @@ def roots(tmp_path: Path, library: str) -> Roots:
 
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
-    """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
     result: list[GpuPartsCollector] = []
 
     def make(kind: LaneKind) -> GpuPartsCollector:
@@ -115,7 +113,6 @@ def turn(collector: GpuPartsCollector) -> CollectResult:
 
 
 def rows(said: CollectResult, table: str) -> dict[str, dict[str, float | int | None]]:
-    """Return a table's values by device and column."""
     block = next(block for block in said.blocks if block.table == table)
     return {device: named(block, row) for row, device in enumerate(block.devices)}
 
@@ -129,7 +126,6 @@ def present(values: dict[str, float | int | None]) -> dict[str, float | int]:
 
 
 def everything(count: int = 3) -> list[Gpu]:
-    """Return GPUs with all parts, and a MIG device on each."""
     devices = [with_fabric(with_mig(with_c2c(with_links(g, 2), 1))) for g in gpus(count)]
     for i, gpu in enumerate(devices):
         gpu.lines.append(process(4000 + i))

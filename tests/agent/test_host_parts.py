@@ -48,7 +48,6 @@ def row(collector: Collector, device: str = "host", table: int = 0) -> Row:
 
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> hosts.HostFolder:
-    """Return a host that tests only read."""
     return hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
 
 

@@ -16,7 +16,6 @@ from tests.processes import GUARD_SECONDS, Process, free_port, until
 
 
 def check(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Return exit code and output of the command."""
     ended = subprocess.run(
         [sys.executable, "-m", "gangline.cli", "check", "--run-folder", str(folder), *arguments],
         capture_output=True,
@@ -122,7 +121,6 @@ def test_a_permit_reaches_the_host_and_leaves_it(tmp_path: Path) -> None:
 
 
 def permit(port: int, *arguments: str) -> tuple[int, str]:
-    """Return exit code and output of `gangline permit`."""
     ended = subprocess.run(
         [
             sys.executable,

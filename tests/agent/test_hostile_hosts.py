@@ -199,7 +199,6 @@ def test_devices_with_odd_names(whole: tuple[Host, Reading]) -> None:
 
 @contextmanager
 def _twin(model: Path, place: Path) -> Iterator[None]:
-    """Add another device like *model*, with another name."""
     place.symlink_to(model.resolve())
     try:
         yield

@@ -79,7 +79,6 @@ def listening(prefix: str) -> Iterator[tuple[LinkListener, Heard]]:
 
 
 def choose(*names: str) -> Callable[[Path], dict[str, Path]]:
-    """Return a function that lists these interfaces, if they exist."""
     return lambda sys: {n: sys / "class/net" / n for n in names if (sys / "class/net" / n).exists()}
 
 

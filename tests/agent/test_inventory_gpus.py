@@ -25,7 +25,6 @@ from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 def read(
     devices: list[Gpu], library: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> inventory.Inventory:
-    """Return the inventory of a host with only these GPUs."""
     Scenario(folder / "scenario", devices, host=host_lines(devices))
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(folder / "scenario"))
     return inventory.read(Roots(folder / "sys", folder / "proc", library))

@@ -366,7 +366,6 @@ def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:
 
 
 def open_below(folder: Path) -> list[str]:
-    """Return this process' open files in *folder*."""
     result = []
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):

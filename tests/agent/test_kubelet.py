@@ -81,7 +81,6 @@ class Kubelet:
 
 @pytest.fixture
 def path(short_path: Path) -> Path:
-    """Return kubelet's socket on a host with this folder."""
     result = short_path / KUBELET_SOCKET
     result.parent.mkdir(parents=True)
     return result

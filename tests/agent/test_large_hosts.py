@@ -38,7 +38,6 @@ def write_process(proc: Path, number: int, state: str = "S", start: int = 5) -> 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Count how often each process is read."""
     count: Counter[int] = Counter()
     read_task = tasks.read_task
 

@@ -23,7 +23,6 @@ SECOND = 1_000_000_000
 
 
 def a_watch(*links: LinkInfo) -> LinkFlapFilter:
-    """Return a filter that knows these links."""
     watch = LinkFlapFilter(lambda link: link.kind != "veth")
     for link in links:
         assert watch.observe(link, 0) == []

@@ -40,7 +40,6 @@ HEAVY = {
 
 
 def agent(folder: Path, *arguments: str, module: str = "gangline.cli") -> Process:
-    """Return an agent with its data in *folder*; its address is unused unless *arguments* set one."""
     command = ["agent"] if module == "gangline.cli" else []
     command += ["--aggregator", "127.0.0.1:9", "--set", "host=here"]
     command += ["--set", f"spool_folder={folder / 'spool'}"]
@@ -175,7 +174,6 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
 
 
 def unacknowledged(sent: list[frames.Frame]) -> float:
-    """Return the agent's last count of frames without a receipt."""
     own = [block for frame in sent for block in frame.blocks if block.table == "agent_10s"][-1]
     return float(dict(own.values(0))[BY_NAME["agent.unacknowledged_frames"].signal_id] or 0)
 

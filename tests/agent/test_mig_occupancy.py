@@ -27,8 +27,6 @@ IDLE, WORK = (0.0, 0.0, 0.0, 0.01), (0.97, 0.22, 0.51, 0.38)
 
 @pytest.fixture
 def play(play: Play) -> Play:
-    """Count MIG devices separately from GPUs."""
-
     def write(devices: Iterable[Gpu]) -> Scenario:
         listed = list(devices)
         return play(listed, host=host_lines(listed))
@@ -68,7 +66,6 @@ def host(tmp_path: Path, library: str) -> Iterator[Host]:
 
 
 def hopper(lines: Iterable[str] = ()) -> Gpu:
-    """Return a GPU in MIG mode with GPM."""
     gpu = with_gpm(with_mig(gpus(1)[0]))
     gpu.lines += lines
     return gpu

@@ -101,7 +101,6 @@ def test_every_type_of_error_is_a_signal_of_its_own(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> hosts.HostFolder:
-    """Return a host that tests only read."""
     return hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
 
 

@@ -53,7 +53,6 @@ class Talk:
         self.begin()
 
     def begin(self, *, differences: bool = True) -> None:
-        """Start a connection with its other end."""
         self.server = Server()
         self.conversation = TelemetryProtocol(
             ClientSession("a:1"),
@@ -88,7 +87,6 @@ class Talk:
             self.spool.append(self.spool.next_sequence(), bytes(100))
 
     def append_readings(self) -> bytes:
-        """Spool a frame like the daemon, and return it."""
         sequence = self.spool.next_sequence()
         frame = frames.encode(
             frames.Stamp(self.spool.run_id, b"b" * 16, sequence, sequence, sequence),

@@ -60,7 +60,6 @@ def process() -> Iterator[Process]:
 
 
 def answers(reader: RankReader) -> list[RankAnswer]:
-    """Poll until the helper has answered."""
     until = time.monotonic() + GUARD_SECONDS
     while time.monotonic() < until:
         if found := reader.poll():

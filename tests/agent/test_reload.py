@@ -45,7 +45,6 @@ class Manager:
 
 @contextmanager
 def managed(folder: Path, *arguments: str) -> Iterator[tuple[Process, Manager]]:
-    """Yield an agent under a manager, with settings in `agent.toml`."""
     manager = Manager(folder / "notify")
     os.environ["NOTIFY_SOCKET"] = str(folder / "notify")
     settings = (
@@ -157,7 +156,6 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(
 
 
 def opened(fifo: Path, descriptors: list[int]) -> bool:
-    """Open the FIFO for writing, if it has a reader."""
     try:
         descriptors.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:

@@ -128,7 +128,6 @@ def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 
 @pytest.fixture
 def unblocked() -> Iterator[None]:
-    """Restore SIGHUP."""
     yield
     service_manager.unblock_signals()
 

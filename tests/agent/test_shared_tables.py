@@ -136,7 +136,6 @@ class MixedHost:
         self.sent: list[frames.Frame] = []
 
     def register(self) -> None:
-        """Register the GPUs like the inventory."""
         result = [(d.key, dict(d.attributes)) for d in gpus.amd_devices(self.roots)]
         result += [
             (key, {"name": "NVIDIA H100 PCIe", "pci_address": at}) for key, at in self.nvidia()
@@ -145,7 +144,6 @@ class MixedHost:
         self.fleet.register("mixed", simulated=False, boot_id=b"B" * 16, devices=devices)
 
     def nvidia(self) -> list[tuple[str, str]]:
-        """Return UUID and PCI address of NVIDIA's GPUs."""
         return [(gpu.uuid, gpu.address) for gpu in gpus_of(self.host)]
 
     def run(self, seconds: int, late: int = 0) -> None:

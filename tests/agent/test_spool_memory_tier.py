@@ -53,7 +53,6 @@ class Seconds:
 
 
 def open_spool(root: Path, seconds: Seconds | None = None, *, boot_id: bytes = BOOT) -> Spool:
-    """Open the spool of *root*/spool with its head in *root*/memory."""
     (root / "memory").mkdir(exist_ok=True)
     return Spool.open(
         root / "spool",
@@ -77,7 +76,6 @@ def disk_bytes(root: Path) -> int:
 
 
 def plain(sequence: int, run_id: bytes) -> bytes:
-    """Return a frame that deflates well."""
     stamp = frames.Stamp(run_id, BOOT, sequence, 1, 2)
     return frames.encode(stamp, [Block("gpu_1s", ["GPU-0"] * 8)], deflate=False)
 
@@ -463,7 +461,6 @@ while True:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Yield a folder in memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gangline-test-") as name:
         yield Path(name)
 

@@ -188,7 +188,6 @@ def test_credentials_are_read_anew_at_each_connection(
 
 
 def failure(told: Told, agent: SecureAgent, port: int, name: str = "127.0.0.1") -> str:
-    """Return the message of the first connection's failure."""
     client = agent.client(port, name=name)
     told.until(lambda: client.last_error, "failed")
     client.close(0.0)

@@ -29,7 +29,6 @@ SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:8b:00.0): 20034, Fatal, Link 30 LTSSM
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run the command; return its exit code and output."""
     code = cli.main(["xid", *arguments])
     return code, capsys.readouterr().out
 

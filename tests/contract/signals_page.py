@@ -42,7 +42,6 @@ def _row(signal: Signal) -> str:
 
 
 def page() -> str:
-    """Return the whole page."""
     events = [signal for signal in SIGNALS if signal.kind is Kind.EVENT]
     parts = [_HEAD, *map(_group, SIGNAL_GROUPS)]
     parts.append(

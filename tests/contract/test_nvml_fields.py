@@ -35,7 +35,6 @@ REASONS = {
 
 
 def header(folder: str) -> dict[str, int]:
-    """Return the field ids that a header defines."""
     text = (
         (older_header_folder() if folder == "older" else header_folder())
         .joinpath("nvml.h")
@@ -47,7 +46,6 @@ def header(folder: str) -> dict[str, int]:
 
 
 def names_of_sources() -> dict[str, str]:
-    """Return reading -> name of its field, from the catalogue's sources."""
     result = {}
     for field in FIELDS:
         source = BY_NAME[f"gpu.{field.reading}"].source

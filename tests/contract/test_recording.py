@@ -23,7 +23,6 @@ from gangline.contract.recording import (
 
 
 def made(devices: int = 2, samples: int = 30) -> GpuRecording:
-    """Return a recording of two signals and the state, with a missing reading."""
     values = array("f", range(devices * 3 * samples))
     values[1] = nan
     return GpuRecording(

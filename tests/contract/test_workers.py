@@ -61,7 +61,6 @@ class Owner:
         return report.value
 
     def close(self) -> int:
-        """End it like its owner's exit; return its wait status."""
         self.control.close()
         return os.waitpid(self.pid, 0)[1]
 

@@ -216,7 +216,6 @@ class TestNvlink4:
 
 
 def line5(unit: str, word: str, *numbers: int, link: str = "01") -> str:
-    """Return the message of an NVLink 5 line."""
     message = " ".join(f"0x{n:08x}" for n in numbers)
     return f"{unit} {word} XC0 i0 Link {link} ({message} 0x00000000)"
 

@@ -116,7 +116,6 @@ def trace(
 
 
 def _states(plan: Plan) -> Iterator[int]:
-    """Yield the state of each tick."""
     at = end = 0.0
     for state, seconds in plan:
         end += seconds
@@ -132,7 +131,6 @@ class Seen(NamedTuple):
     confidence: list[float]
 
     def mean(self, state: int, first: int = 0) -> float:
-        """Return the mean share of a state after a second."""
         chosen = [second[state] for second in self.shares[first:]]
         return math.fsum(chosen) / len(chosen)
 
@@ -155,6 +153,5 @@ def follow(tracker: PhaseTracker, made: Trace, row: int = 0) -> Seen:
 
 
 def true_mean(made: Trace, state: int, first: int = 0) -> float:
-    """Return the true mean share of a state."""
     chosen = [second[state] for second in made.truth[first:]]
     return math.fsum(chosen) / len(chosen)

@@ -34,12 +34,10 @@ class Sweeping:
         self.nvml.close()
 
     def read(self) -> list[dict[str, float | int | None]]:
-        """Sweep once, and return each GPU's readings."""
         self.sweep.run()
         return [self.row(i) for i in range(len(self.addresses))]
 
     def row(self, row: int) -> dict[str, float | int | None]:
-        """Return one GPU's readings from memory."""
         ints, floats = memoryview(self.cells).cast("Q"), memoryview(self.cells).cast("d")
         result: dict[str, float | int | None] = {}
         for column, name in enumerate(self.readings):
@@ -50,7 +48,6 @@ class Sweeping:
 
 
 def missing(said: Mapping[str, float | int | None]) -> set[str]:
-    """Return the names of the readings without a value."""
     return {name for name, value in said.items() if value is None}
 
 

@@ -33,7 +33,6 @@ class Cells:
         )
 
     def values(self) -> list[int | None]:
-        """Read once and return the numbers."""
         self.files.read()
         numbers = memoryview(self.cells).cast("Q")
         return [n if v else None for n, v in zip(numbers, self.valid, strict=True)]

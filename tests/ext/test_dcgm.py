@@ -25,14 +25,12 @@ UUID = "GPU-00000000-0000-0000-0000-00000000000{}"
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Return the stand-in of each major."""
     folder = tmp_path_factory.mktemp("fake_dcgm")
     return {major: str(build(folder, major)) for major in MAJORS}
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostEngine:
-    """Return a host engine with two GPUs."""
     monkeypatch.setenv("GANGLINE_FAKE_DCGM", str(tmp_path / "engine"))
     host_engine = HostEngine(tmp_path / "engine")
     host_engine.gpu(0, UUID.format(0), "0000:9b:00.0", 8)

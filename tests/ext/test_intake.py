@@ -32,7 +32,6 @@ KINDS = ("gpu_1s", "host_1s", "rdma_1s_changes", "nvlink_10s_changes", "gpu_10s"
 
 
 def read_blocks(data: bytes, reader: Reader | None = None) -> list[tuple[object, ...]]:
-    """Return the tables' content, by the fast reader."""
     frame = (reader or Reader(CATALOGUE, frames.decode)).read(data)
     result = []
     for index, shape in enumerate(frame.shapes):

@@ -395,7 +395,6 @@ def test_a_garbage_count_of_mig_devices_is_bounded(play: Play, opened: Open, lib
 
 
 def listed(parts: Parts, address: str) -> list[Process]:
-    """Return the list of one GPU."""
     lists = ProcessLists(parts, [address])
     assert not lists.run()  # the first list is always new
     return lists.of(address)
@@ -553,7 +552,6 @@ COSTS: dict[str, set[str]] = {
 
 
 def had(parts: Parts, address: str) -> set[str]:
-    """Return the available parts."""
     result = {
         "count": parts.nvlink_count(address) == 2,
         "state": parts.nvlink_state(address, 1) == 1,

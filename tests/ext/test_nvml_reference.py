@@ -115,7 +115,6 @@ FIELD_LIMITS = {
 
 
 def limits(name: str) -> tuple[int, int]:
-    """Return the minimum and the maximum of a value."""
     if name in ("memory_total", "bar1_total"):  # memory in use must fit
         return 2**47, 2**48
     if name in ("memory_used", "memory_reserved", "bar1_used"):
@@ -177,7 +176,6 @@ def test_every_value_is_what_nvidias_own_binding_reads(seed: int, library: str, 
 
 
 def differences(ours: list[Said], theirs: list[Said]) -> Iterator[tuple[int, str, str, Any, Any]]:
-    """Yield step, GPU and reading for each difference."""
     for step, (said, reference) in enumerate(zip(ours, theirs, strict=True)):
         assert said.keys() == reference.keys()
         for uuid, row in said.items():

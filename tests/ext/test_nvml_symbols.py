@@ -25,7 +25,6 @@ FIELD_ONLY = {reading for reading in fields_of("590.48.01") if reading not in WI
 
 
 def starting(*beginnings: str) -> set[str]:
-    """Return the readings whose names begin with one of *beginnings*."""
     return {name for name in READINGS if name.startswith(beginnings)}
 
 

@@ -93,7 +93,6 @@ class Host:
         )
 
     def seconds(self, count: int) -> None:
-        """Advance by *count* seconds."""
         for _ in range(count):
             self.clock.now_ns += SECOND_NS
             self.recorder.tick()
@@ -111,7 +110,6 @@ class Host:
         return number
 
     def answer(self) -> UploadRecordingRequest:
-        """Return the next uploaded piece."""
         piece = self.uploads.next_piece()
         assert piece is not None
         self.uploads.accept()
@@ -120,7 +118,6 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """Return a host with a working disk."""
     return Host(tmp_path)
 
 

@@ -59,7 +59,6 @@ class Files:
             self._stuck.add(name)
 
     def let(self, name: str) -> None:
-        """Answer all pending and future reads of that file."""
         with self._lock:
             self._stuck.discard(name)
             ready = [(number, body) for waits, number, body in self._waiting if waits == name]
@@ -68,7 +67,6 @@ class Files:
             self._answer(number, body)
 
     def waiting(self) -> int:
-        """Return the number of blocked callers."""
         with self._lock:
             return len(self._waiting)
 

@@ -90,7 +90,6 @@ class RealAgent(Process):
         return 0
 
     def family(self) -> set[int]:
-        """Return all its running descendants."""
         result, new = set[int](), {self.pid}
         while new:
             new = {child for pid in new for child in children(Path("/proc"), pid)} - result
@@ -98,7 +97,6 @@ class RealAgent(Process):
         return result
 
     def frames(self) -> list[frames.Frame]:
-        """Return all frames of its spool, after it has ended."""
         folder = self.folder / "spool"
         owner = json.loads((folder / "meta.json").read_text())["owner"]
         spool = Spool.open(folder, bytes_max=SPOOL_BYTES_MAX, boot_id=b"x" * 16, owner=owner)

@@ -61,7 +61,6 @@ def rounds(draw: st.DrawFn) -> SampleBatch:
 
 
 def plain(told: SampleBatch) -> object:
-    """Return the content that must be preserved."""
     return (
         told.grid_ns,
         told.cpu_seconds,

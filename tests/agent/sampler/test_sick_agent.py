@@ -51,7 +51,6 @@ def played() -> list[Gpu]:
 
 
 def until_read(agent: RealAgent, step: int, devices: Sequence[Gpu]) -> None:
-    """Play *step* until it was read from each of these GPUs."""
     agent.scenario.step(step)
 
     def are_read() -> bool:

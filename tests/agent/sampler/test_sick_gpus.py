@@ -44,7 +44,6 @@ class Run:
         }
 
     def wait(self, *names: str) -> None:
-        """Wait until these have new readings."""
         line = len(self.lines())
         until(lambda: set(names) <= self.read_since(line), f"readings of {names}")
 

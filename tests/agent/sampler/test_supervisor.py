@@ -70,7 +70,6 @@ class Model:
         self.check()
 
     def check(self) -> None:
-        """Check the invariants."""
         processes = self.machine.processes.values()
         # without a new request there is nothing to do later either
         if self.machine._reconciler.is_settled:

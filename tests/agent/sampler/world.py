@@ -38,7 +38,6 @@ def put(room: SampleBatchDecoder, data: bytes) -> int:
 
 
 def feed(decoder: SampleBatchDecoder, data: bytes) -> None:
-    """Make a decoder receive all of *data*."""
     while data:
         size = put(decoder, data)
         decoder.came(size)
@@ -132,7 +131,6 @@ class Child:
         self.closed = True
 
     def next_ns(self) -> int:
-        """Return when its next work is due."""
         if self.dead or self.stopped:
             return FOREVER
         if self.stuck_in:
@@ -145,7 +143,6 @@ class Child:
         return FOREVER if due is None else max(due + 1_000, self.world.now_ns)
 
     def run(self) -> None:
-        """Do the work that is due now."""
         self.timeline.clear()
         if self.stuck_in:
             self.stuck_in = None
@@ -299,7 +296,6 @@ class World:
         return [message for message in polled if message in result]
 
     def call(self, collector: str, device: str, call: str) -> None:
-        """Make a collector's call to a device."""
         child, how = self.current, self.devices[device]
         assert child is not None
         child.calls += 1
