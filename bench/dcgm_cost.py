@@ -1,4 +1,4 @@
-"""CPU of reading DCGM: two agents on one host over the same seconds, one of them with a host
+"""CPU of reading DCGM: two agents on one host over the same seconds, only the second with a host
 engine.
 
 The engine is the stand-in's, with eight GPUs before Hopper, every profiling field and health

@@ -1,9 +1,12 @@
 """CPU and latency of an executor: real Slurm, real advice over gRPC, and the executor's own loop.
 
-- From PROPOSED to the answer of the last command, and until the job runs elsewhere. Peer: the same commands
-  by a script that knows node and job beforehand (hold, requeue, `StartTime=now` in the next second), the floor.
-- A controller of 10,000 nodes without their slurmd: a start that reconciles 100 marks, and 100 advisories at once.
-- CPU of slurmctld for the executor's reading: the time of all RPCs that `sdiag` counts while the executor is the only client.
+- From PROPOSED to the answer of the last command, and until the job runs elsewhere. Peer: the same
+  commands by a script that knows node and job beforehand (hold, requeue, `StartTime=now` in the
+  next second), the floor.
+- A controller of 10,000 nodes without their slurmd: a start that reconciles 100 marks, and 100
+  advisories at once.
+- CPU of slurmctld for the executor's reading: the time of all RPCs that `sdiag` counts while the
+  executor is the only client.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class TimedSlurm(Slurm):
         return errors
 
     def last(self, kind: type[Step]) -> float:
-        """Return when the last step of *kind* was answered; 0 if none was."""
+        """Return when the last step of *kind* was answered; 0 if never."""
         return max((when for step, when in self.answered if step is kind), default=0.0)
 
 

@@ -259,7 +259,9 @@ def _create(access: ApiAccess, things: list[Any], path: str) -> None:
 
 
 def _schedule(real: RealKubernetes, api: ApiServer, extenders: list[Any], prefix: str) -> float:
-    """Create pods while no scheduler runs; return the seconds a pod takes, from the first one bound to the last."""
+    """Create pods while no scheduler runs; return the seconds a pod takes, from the first one bound
+    to the last.
+    """
     real.stop_scheduler()
     _create(api.access, [_pod(f"{prefix}-{index}") for index in range(PODS)], f"/api/v1/namespaces/{NAMESPACE}/pods")  # fmt: skip
     pods, version = api.list_all("/api/v1/pods")

@@ -1,4 +1,6 @@
-"""CPU of runs of jobs: one second of 1,024 hosts in 200 jobs, forecasts, and the most similar runs of 100,000."""
+"""CPU of runs of jobs: one second of 1,024 hosts in 200 jobs, forecasts, and the most similar runs
+of 100,000.
+"""
 
 from __future__ import annotations
 

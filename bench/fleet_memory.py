@@ -2,10 +2,10 @@
 
 A process of its own reads generated frames of 10,000 hosts through the code of the service: 8 GPUs,
 9 ports and 144 links each, in every table, twice, so that counters have an increase. Every cell has
-a value; one host in a hundred has every error count, the others have none. The floor is 9 bytes (a
-cell and its validity) for each cell that judgement reads. Not included: gRPC connections, the
-memory of streams for differences (at most 32 KiB), DuckDB (at most its memory_limit), and pending
-frames.
+a value; one host in a hundred has every error count, other hosts have no errors. The floor is 9
+bytes (a cell and its validity) for each cell that judgement reads. Not included: gRPC connections,
+the memory of streams for differences (at most 32 KiB), DuckDB (at most its memory_limit), and
+pending frames.
 """
 
 from __future__ import annotations

@@ -115,9 +115,7 @@ def _tokens(names: Sequence[str]) -> tuple[dict[str, str], list[tokens.Token]]:
 
 
 class Honest:
-    """Honest agents in a thread: they send by the clock, so that slow periods have as many frames
-    as fast ones.
-    """
+    """Honest agents in a thread: they send by the clock, at an equal rate in slow and fast periods."""
 
     def __init__(self, world: HostileWorld) -> None:
         self.samples: list[Sample] = []

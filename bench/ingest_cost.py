@@ -272,7 +272,7 @@ class Agent:
 
 
 def _ingest_seconds(hosts: list[IngestHost]) -> tuple[float, float]:
-    """Return CPU seconds (the aggregator's, ours)."""
+    """Return CPU seconds (aggregator, this process)."""
     with aggregator(None, *SETTINGS) as running:
         _rest(running)  # after its first judgement, and the operators' file of an empty store
         (begin, _), own_cpu_seconds = running.cpu(), time.process_time()

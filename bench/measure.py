@@ -27,7 +27,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Return ours / theirs; below 1 we are better, because every figure is a cost."""
+        """Return the figure over the peer's; every figure is a cost, so below 1 is better."""
         return self.value / self.peer_value if self.peer_value else float("nan")
 
     def row(self) -> str:

@@ -1,4 +1,6 @@
-"""NVML's time per second and GPU on an H200, by its calls' recorded costs, against every call at its collector's pace."""
+"""NVML's time per second and GPU on an H200, by its calls' recorded costs, against every call at
+its collector's pace.
+"""
 
 from __future__ import annotations
 

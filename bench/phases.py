@@ -2,7 +2,7 @@
 only copies the ring.
 
 The same ring takes the same samples with and without phases, back to back, in simulated time; CPU
-time is the thread's own. The sweep makes no driver calls, so that neither figure includes NVML.
+time is the thread's own. The sweep calls no driver: NVML is not included.
 """
 
 from __future__ import annotations

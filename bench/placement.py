@@ -2,11 +2,11 @@
 
 The server is the aggregator of `score_nodes`: a separate process answers scores and plans, with
 declared racks, leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate,
-so that load affects both. First all is idle; then 10,000 hosts are judged each second during ingest
-of GPU rows. Further: eight options, a gang that does not fit with its changes priced, the price of
-nodes chosen by the caller, and a gang of 512 that lost three members. Last, ScoreNodes on the same
-port while another caller sends 20 plans a second, and while one sends plans that weigh groups one
-after another: those run in a thread, and must not block the event loop.
+so that load affects both. First without load; then 10,000 hosts are judged each second during
+ingest of GPU rows. Further: eight options, a gang that does not fit with its changes priced, the
+price of nodes chosen by the caller, and a gang of 512 that lost three members. Last, ScoreNodes on
+the same port while another caller sends 20 plans a second, and while one sends plans that weigh
+groups one after another: those run in a thread, and must not block the event loop.
 """
 
 from __future__ import annotations

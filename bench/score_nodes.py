@@ -32,8 +32,8 @@ WARM_UP_CALLS = 50
 #: Every this many rounds a call goes to the aggregator's own port: an odd number, so that it delays
 #: both alike.
 SERVICE_EVERY = 11
-#: Hosts that send all their tables each second, in addition to the judged hosts; and the rows of as
-#: many GPUs as are judged.
+#: Hosts that send all their tables each second, in addition to the judged hosts; and the rows per
+#: second of all judged GPUs.
 LOAD_HOSTS, LOAD_SECONDS = 150, 21
 GPU_ROWS_PER_SECOND = 80_000
 #: Limit of a call from a scheduler's loop.

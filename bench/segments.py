@@ -75,7 +75,7 @@ class Fed:
         )
 
     def stop_history(self) -> None:
-        """Stop the history's thread, and create one that can be started."""
+        """Stop the history's thread, and create a new thread."""
         self.history.stop()
         self.history = self._new_history()
 

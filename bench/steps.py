@@ -1,7 +1,7 @@
 """A training step with reporting against one without: 1 ms of work, in alternating rounds in one
 process.
 
-The step is a stand-in optimizer that calls the hook like torch. A second row is the hook's own
+The step is a fake optimizer that calls the hook like torch. A second row is the hook's own
 cost, against a call of an empty function; both without the loop around them.
 """
 

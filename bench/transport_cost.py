@@ -226,7 +226,7 @@ def run(seed: int) -> list[Result]:
 
 
 def main(role: str, port: str = "", hertz: str = "", count: str = "", ca: str = "") -> None:
-    """Run a role. asyncio is imported only by roles that use it: its memory would count as ours."""
+    """Run a role. asyncio is imported only by roles that use it, because its memory would count."""
     if role in ("ours", "tls"):
         seconds = stream_gangline(int(port), float(hertz), int(count), ca)
     else:

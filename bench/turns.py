@@ -1,4 +1,6 @@
-"""Alternates turns of one load with and without an addition in one run, so that noise of the machine affects both."""
+"""Alternates turns of one load with and without an addition in one run, so that noise of the
+machine affects both.
+"""
 
 from __future__ import annotations
 

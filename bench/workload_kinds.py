@@ -32,8 +32,9 @@ _PHASES = (
 class JobKind(NamedTuple):
     """Ranges of a kind's jobs. `sm`, `tensor`, `memory`: activity while kernels run.
 
-    Traffic is in bytes a second, drawn by its logarithm, and 0 in half of the jobs if the range begins at 0.
-    `step_found`, `checkpoint_found`: share of the jobs in which the agents find a period.
+    Traffic is in bytes a second, drawn by its logarithm, and 0 in half of the jobs if the range
+    begins at 0. `step_found`, `checkpoint_found`: share of the jobs in which the agents find a
+    period.
     """
 
     label: str
@@ -157,7 +158,9 @@ KINDS: dict[str, JobKind] = {
 
 
 class KindRuns(NamedTuple):
-    """`values`: (runs, NUMBERS); `label`: index of each run's class in CLASSES; `kind`: its index in KINDS."""
+    """`values`: (runs, NUMBERS); `label`: index of each run's class in CLASSES; `kind`: its index
+    in KINDS.
+    """
 
     values: Floats
     label: npt.NDArray[np.intp]

@@ -99,7 +99,9 @@ def run(
     background: Callable[[Running], None] | None = None,
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Run the plan against an aggregator of its own. *background* is called once the load has begun."""
+    """Run the plan against an aggregator of its own. *background* is called once the load has
+    begun.
+    """
     report = LoadReport(plan, period_seconds)
     length = sum(seconds for _, seconds in plan)
     with aggregator(folder, *settings) as running:

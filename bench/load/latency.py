@@ -21,7 +21,7 @@ class Latencies:
         self.max = max(self.max, seconds)
 
     def share(self, share: float) -> float:
-        """Return the latency in seconds at *share* of the sorted counts; NaN if there are none."""
+        """Return the latency in seconds at *share* of the sorted counts; NaN without counts."""
         wanted, cumulative = share * self.count, 0
         for index, count in enumerate(self._counts):
             cumulative += count

@@ -1,4 +1,5 @@
-"""Scrape targets without cost: prerendered texts of one host in rotation, on every loopback address.
+"""Scrape targets without cost: prerendered texts of one host in rotation, on every loopback
+address.
 
     python -m bench.load.targets SEED
 

@@ -87,7 +87,7 @@ class Episode:
 
 
 class _Levels:
-    """Random levels of an episode: of the parts and of the workload."""
+    """Random levels of an episode's parts and workload."""
 
     def __init__(self, plan: Plan, random: np.random.Generator) -> None:
         shape = plan.hosts, GPUS

@@ -34,7 +34,9 @@ class Activity(NamedTuple):
 
 
 class ActivityJob(NamedTuple):
-    """Activities of a job; `step`, `interval`: seconds of its step and between checkpoints, NaN for none."""
+    """Activities of a job; `step`, `interval`: seconds of its step and between checkpoints, NaN for
+    none.
+    """
 
     activities: list[Activity]
     step: float = float("nan")

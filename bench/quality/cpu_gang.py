@@ -75,7 +75,7 @@ class CpuGangHost(InjectedHostFolder):
         self.pid, self.job = 0, 0
 
     def follow(self, pid: int, job: int, work: Path, units_per_second_max: float) -> None:
-        """Let its GPU follow *pid*. Call this before the start."""
+        """Make its GPU follow *pid*. Call this before the start."""
         self.pid, self.job = pid, job
         following(self.gpu, pid, work, units_per_second_max=units_per_second_max)
 
@@ -113,7 +113,7 @@ class Blame:
 class CpuGangResult:
     """The result of a run; hosts by name.
 
-    A control treats the rank as slowed although it is not.
+    In a control the rank is not slowed, but evaluated alike.
     """
 
     slowed: int  # rank
@@ -152,7 +152,7 @@ class CpuGangResult:
 
 
 def missing() -> str:
-    """Return why a gang cannot run here; "" if it can."""
+    """Return why a gang cannot run here; "" otherwise."""
     if not Path("/proc/self/schedstat").exists():
         return "the kernel has no /proc/PID/schedstat"
     if len(os.sched_getaffinity(0)) < 2:
@@ -317,7 +317,7 @@ class CpuGangRun:
             )
             end = time.monotonic()
             gang.check()
-            # The first and second half before the slowing; for a control also the time after it.
+            # The first and second half before the slowing; a control includes later steps.
             half = (began + middle) / 2
             early, late = gang.compute_seconds(began, half), gang.compute_seconds(half, middle)
             drifts = slowdowns(late, early)

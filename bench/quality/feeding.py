@@ -84,7 +84,7 @@ def infiniband(path: Path, bed: Bed) -> tuple[int, str]:
 
 
 def ttar(path: Path, bed: Bed) -> tuple[int, str]:
-    """Feed a /proc and /sys packed as text."""
+    """Feed a /proc and /sys packed in a text archive."""
     with tempfile.TemporaryDirectory() as folder:
         unpack_ttar(path, Path(folder))
         _host(Path(folder) / "fixtures", bed)

@@ -56,7 +56,8 @@ class Scores:
     abstained: int = 0
     asked: int = 0
     brier: dict[str, dict[int, float]] = field(default_factory=dict)
-    #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins within".
+    #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins
+    #: within".
     within: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
     #: Kind of pause -> per onset (true in 50 %, true in 90 %, width of 90 %, error, error of the
     #: last interval again), and the count without a window.

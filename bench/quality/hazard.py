@@ -1,4 +1,6 @@
-"""The hazard model and its baselines on a real recording of faults, by the code of `gangline evaluate hazard`."""
+"""The hazard model and its baselines on a real recording of faults, by the code of `gangline
+evaluate hazard`.
+"""
 
 from __future__ import annotations
 

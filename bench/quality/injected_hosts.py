@@ -186,7 +186,7 @@ def healthy_gpus(source: random.Random) -> list[Gpu]:
 
 @contextmanager
 def folder(within: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary folder; in memory if this machine has it."""
+    """Yield a temporary folder, in memory if *within* is writable."""
     place = within if within and os.access(within, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as created:
         yield Path(created)

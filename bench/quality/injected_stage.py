@@ -109,7 +109,7 @@ def not_yet(_: InjectedHost) -> None:
 
 
 def forgotten(subject: InjectedHost) -> None:
-    """Record a missing host: the restarted aggregator has had LISTED_SECONDS."""
+    """Record a missing host, LISTED_SECONDS after the restart."""
     subject.change(NOT_LISTED)
 
 

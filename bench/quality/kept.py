@@ -19,9 +19,7 @@ def _always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Numbered pieces of one section, in a folder of their own; of one run and of the runs that
-    resume it.
-    """
+    """Numbered pieces of one section, shared by a run and the runs that resume it."""
 
     folder: Path
     #: While it returns False, nothing more is stored.
@@ -70,9 +68,7 @@ class ScoreCache:
         self._path(name).write_text(f"{self._key}\n{text}")
 
     def read(self, name: str) -> str | None:
-        """Return a section that was made from the same commit by the same command; None if there is
-        none.
-        """
+        """Return a section that was made from the same commit by the same command; None if missing."""
         if not self.made.is_committed:
             return None  # uncommitted changes cannot be distinguished
         try:

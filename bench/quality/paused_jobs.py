@@ -56,7 +56,8 @@ class Judged:
     #: Counted after the fourth checkpoint.
     known_seconds: float = 0.0
     known_labeled_seconds: float = 0.0
-    #: Stated probability, whether it came true, error in seconds, and the error of the last interval again.
+    #: Stated probability, whether it came true, error in seconds, and the error of the last
+    #: interval again.
     predictions: list[tuple[float, bool, float, float]] = field(
         default_factory=list[tuple[float, bool, float, float]]
     )

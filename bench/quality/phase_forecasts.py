@@ -99,7 +99,7 @@ class TrackedRun:
         default_factory=lambda: [0, 0, 0]
     )  # the same, counted after the fourth checkpoint
     in_the_end: list[int] = field(default_factory=lambda: [0, 0, 0])
-    right_seconds: int = 0  # seconds in which the largest share is that of the true state
+    right_seconds: int = 0  # seconds whose largest share is the true state's
     seconds: int = 0
     windows: dict[float, ForecastScore] = field(default_factory=dict[float, ForecastScore])
     state: ForecastScore = field(default_factory=ForecastScore)

@@ -205,8 +205,8 @@ def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
-    """Return falsely blamed hosts per node-day, and the upper bound of 95 % (three over the days if
-    there are none).
+    """Return falsely blamed hosts per node-day, and the upper bound of 95 % (three over the days
+    without any).
     """
     wrong, days = (
         sum(len(outcome.wrong) for outcome in outcomes),

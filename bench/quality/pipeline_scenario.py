@@ -83,7 +83,9 @@ class GangScenario:
 
 @dataclass(frozen=True)
 class GangRun:
-    """A job that runs on some GPUs for some time. *gpus*: flat numbers by (stage, replica, tensor rank)."""
+    """A job that runs on some GPUs for some time. *gpus*: flat numbers by (stage, replica, tensor
+    rank).
+    """
 
     job_id: int
     gpus: Rows

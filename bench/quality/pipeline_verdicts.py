@@ -75,7 +75,7 @@ class GangOutcome:
 
     @property
     def wrong(self) -> list[int]:
-        """Return the wrongly named hosts: without a fault, before it, or first named after it."""
+        """Return the wrongly named hosts: without a fault, or first named outside its time."""
         faults = {fault.host: fault for fault in self.scenario.faults}
         return [
             host for host, verdict in self.verdicts.items()

@@ -258,7 +258,7 @@ def _host_counts(run: SimulatedRun, sort: str) -> str:
 
 
 def _of_class(scores: Sequence[Score], name: str, what: str) -> str:
-    """Return the count of *what* (for names: of hosts), and the number of episodes with it."""
+    """Return the count of *what* (hosts, for "name"), and the number of its episodes."""
     result = [
         [
             wrong.host

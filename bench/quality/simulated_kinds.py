@@ -30,7 +30,7 @@ PASSED_SECONDS = (WINDOWS + 1) * WINDOW_NS / 1e9 + AFTER_SECONDS
 BLAMED = frozenset({HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY})
 NOT_REPORTED = frozenset({HealthState.HEALTHY, HealthState.UNKNOWN})
 
-#: Class -> its right reasons. Classes without symptoms have none.
+#: Class -> its right reasons. Classes without symptoms have no reasons.
 RIGHT: dict[str, frozenset[Reason]] = {
     name: frozenset(reasons)
     for name, reasons in {

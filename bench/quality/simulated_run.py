@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.quality.simulated_kinds import CaseFinding, Score
 from gangline.simulator.scenario import FaultClass
 
-#: A class with a smaller share of named causes is not detected, as text.
+#: A class with a smaller share of named causes is called "not detected".
 DETECTED_RATIO = 0.5
 
 

@@ -1,4 +1,6 @@
-"""One episode of a gang through the real fleet and judge: the agents' frames, and the hosts that are named."""
+"""One episode of a gang through the real fleet and judge: the agents' frames, and the hosts that
+are named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""First section of the page, for users: its main figures, taken from the text of the other sections."""
+"""First section of the page, for users: its main figures, taken from the text of the other
+sections.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Classes of jobs (*simulated*): generated jobs of two generators, one of which the model has never seen."""
+"""Classes of jobs (*simulated*): generated jobs of two generators, one of which the model has never
+seen.
+"""
 
 from __future__ import annotations
 

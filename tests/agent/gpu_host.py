@@ -68,7 +68,7 @@ class GpuHost:
     def begin(self, *, anew: bool = True) -> None:
         """Make later lanes begin as in a process of their own.
 
-        *anew*: the agent's first process.
+        *anew*: in the agent's first process.
         """
         if anew:
             nvml.forget_accounts()

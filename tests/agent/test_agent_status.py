@@ -63,7 +63,9 @@ def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[st
 
 
 def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
-    """An operator looks whether the agent is back, and must not wait for the next renewal of the file."""
+    """An operator looks whether the agent is back, and must not wait for the next renewal of the
+    file.
+    """
     world = World(last_error="10.0.0.1:7600: Connection refused")
     host, created, read = shown(world, tmp_path)
     second(host, created, 15)
@@ -233,7 +235,7 @@ def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
     )
     second(host, created)
     assert created.file.writes == writes + 1, "words that change each second cost a write each"
-    # an aggregator of an earlier version, or one before its first judgement
+    # an aggregator of an earlier version, or before its first judgement
     created.on_response(IngestAck())
     second(host, created)
     assert read()["verdict"] is None

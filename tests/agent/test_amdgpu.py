@@ -66,7 +66,9 @@ def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -
 
 
 def test_what_holds_a_gpu_down_is_time(tmp_path: Path) -> None:
-    """Residencies count firmware cycles of no fixed length: as nanoseconds they were a thousand times off."""
+    """Residencies count firmware cycles of no fixed length: as nanoseconds they were a thousand
+    times off.
+    """
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     held(host, 0, ppt_residency_acc=0, prochot_residency_acc=7, socket_thm_residency_acc=0,

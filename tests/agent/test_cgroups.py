@@ -187,9 +187,7 @@ def test_each_form_is_known(path: str, said: dict[str, str]) -> None:
     ],
 )
 def test_what_only_looks_like_one_is_none(path: str) -> None:
-    """A user created a group called job_123 below his own, and another user's job was drained for
-    it.
-    """
+    """A user created a nested group called job_123, and another user's job was drained for it."""
     result = owner_of(path)
     assert result.source in ("", "systemd")
     assert not (result.job_id or result.pod_uid or result.container_id)

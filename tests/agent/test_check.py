@@ -176,8 +176,8 @@ _JSON = st.recursive(
 
 @given(st.sampled_from(sorted(status())), _JSON)
 def test_a_field_of_anything(key: str, value: Any) -> None:
-    """Any field may hold anything: the rest is read, or all is refused, but nothing is enforced by
-    it.
+    """Any field may hold anything: the document is read or refused, but a bad field enforces
+    nothing.
     """
     assert faults_of(status(**{key: value})) == []
 
@@ -334,7 +334,9 @@ def test_a_file_that_is_none(
 
 
 def test_the_command_knows_half_a_file(tmp_path: Path) -> None:
-    """With `json` imported, as here, its scanner raises ValueError; in the command's own process it could not."""
+    """With `json` imported, as here, its scanner raises ValueError; in the command's own process it
+    could not.
+    """
     _half(tmp_path / "status.json")
     command = [sys.executable, "-m", "gangline.cli", "check", "--run-folder", str(tmp_path)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -354,7 +356,7 @@ def test_a_file_below_where_somebody_works_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A user left `var/agent/run/status.json` in the working folder of root's prolog: his host was
+    """A user left `var/agent/run/status.json` in the working folder of root's prolog: the host was
     drained.
     """
     below = tmp_path / "work/var/agent/run"
@@ -414,7 +416,9 @@ def test_who_does_not_read_changes_nothing(where: str, shown: Callable[..., Path
 
 
 def test_the_command_is_light(shown: Callable[..., Path]) -> None:
-    """It runs twice a job on each host: no argparse, no dataclasses, no protobuf, no json with its re."""
+    """It runs twice a job on each host: no argparse, no dataclasses, no protobuf, no json with its
+    re.
+    """
     code = (
         "import sys; before = set(sys.modules); from gangline.agent.commands import check; "
         f"check.main(['--run-folder', '{shown()}']); print(*sorted(set(sys.modules) - before))"

@@ -168,7 +168,7 @@ def test_a_device_gone_between_list_and_read_costs_no_neighbour(tmp_path: Path) 
 
 @contextlib.contextmanager
 def as_nobody() -> Iterator[None]:
-    """Drop root's privileges to those of an unprivileged user; other users have none."""
+    """Drop root's privileges to those of an unprivileged user; other users need no change."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)
@@ -202,7 +202,9 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
 
 
 def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) -> None:
-    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum over zones was twice the host's power."""
+    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum over zones was twice the
+    host's power.
+    """
     zones = {
         "intel-rapl:0": "package-0",
         "intel-rapl:0:0": "dram",
@@ -247,7 +249,7 @@ def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
 
 
 def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
-    """Its size is missing, the others' sizes are not."""
+    """Only its own size is missing."""
     host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:

@@ -211,7 +211,9 @@ def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_di
 def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not_at_every_one() -> (
     None
 ):
-    """A NIC that flaps for an hour: the child that reads the inventory must not be started each second."""
+    """A NIC that flaps for an hour: the child that reads the inventory must not be started each
+    second.
+    """
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
     fixture = Fixture(inventory)
     fixture.run(1)
@@ -346,7 +348,9 @@ def test_a_collector_that_passes_over_its_turn_is_not_called_and_nothing_is_miss
 
 
 def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() -> None:
-    """Two threads that were awake at once waited for each other at the interpreter's lock, each second of each host."""
+    """Two threads that were awake at once waited for each other at the interpreter's lock, each
+    second of each host.
+    """
     order: list[str] = []
 
     def on_second() -> None:

@@ -134,7 +134,8 @@ def test_fields_that_nobody_watches_are_tried_each_minute(make: Make) -> None:
     host = make()
     host.rows("nvswitch_10s_changes", 61)
     calls = sum(call == "dcgmEntitiesGetLatestValues" for call in host.engine.calls)
-    # XIDs and profiling 7 times each; addresses, switches and links at the first turn and a minute later
+    # XIDs and profiling 7 times each; addresses, switches and links at the first turn and a minute
+    # later
     assert calls == 2 * 7 + 2 * 3
 
 

@@ -120,7 +120,9 @@ def only(host: DiagnosedHost, name: str, level: str = PROBLEM) -> DiagnosisResul
 
 
 def test_driver_and_library_of_different_versions(tmp_path: Path) -> None:
-    """An unattended upgrade replaces the library under a loaded driver: `Driver/library version mismatch`, no GPU."""
+    """An unattended upgrade replaces the library under a loaded driver: `Driver/library version
+    mismatch`, no GPU.
+    """
     library = tmp_path / "lib"
     library.mkdir()
     (library / "libnvidia-ml.so.595.10").touch()

@@ -224,9 +224,7 @@ def test_a_long_name_is_spared_by_what_the_place_shows() -> None:
 
 
 def test_files_of_no_device_are_not_told(tmp_path: Path) -> None:
-    """The main process reads files without a driver: nobody watches them, and the slot is not
-    written.
-    """
+    """The main process reads files without a driver, unwatched: the slot is not written."""
     (tmp_path / "file").write_text("7\n")
     cells, valid = bytearray(16), bytearray(2)
     files = CounterFiles([(cells, valid)])

@@ -312,7 +312,9 @@ def test_any_words_come_back_as_they_were(
 
 
 def test_bytes_that_are_no_text_are_spelt_out() -> None:
-    """Two mount points that differed in such a byte became one series twice, which Prometheus refuses."""
+    """Two mount points that differed in such a byte became one series twice, which Prometheus
+    refuses.
+    """
     latest = LatestReadings()
     latest.update(0, [reading("filesystem_60s", ["/\udcff", "/\udcfe"], size_bytes=[1.0, 2.0])])
     labels = [labels for _, labels, _ in samples(exposition(latest).families()) if labels]

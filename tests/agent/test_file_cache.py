@@ -20,7 +20,7 @@ CHANGES = st.tuples(
 
 
 def all_of(folder: Path, files: FileReader) -> dict[str, str | None]:
-    """Read some files, one of them only if a folder has it."""
+    """Read some files; the files of a folder only if listed."""
     names = ["a", "b", *(f"folder/{name}" for name in files.names(folder / "folder"))]
     return {name: files.text(folder / name) for name in names}
 

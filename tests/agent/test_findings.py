@@ -1,4 +1,4 @@
-"""Each row of the policy: its fault is found, and its look-alike is not."""
+"""Each row of the policy finds its fault but not its look-alike."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_only_what_was_well_before_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_event_is_found_and_its_look_alike_is_not(name: str) -> None:
-    """Another code, another boot, or an earlier boot: none of them counts against this host now."""
+    """Another code, another boot, or an earlier boot does not count against this host."""
     event, code, device, alike = EVENTS[name]
     host = Host()
     other: dict[str, object] = {"name": event, "code": code, "device": device, **alike}

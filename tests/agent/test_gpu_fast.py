@@ -118,7 +118,7 @@ def lane(roots: Roots, play: Play) -> Iterator[Callable[..., Lane]]:
 
 
 def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
-    """With a struct of another length the driver would write past ours, on ten thousand hosts."""
+    """With a struct of another length the driver would write past its end, on ten thousand hosts."""
     source = tmp_path / "sizes.c"
     source.write_text(
         "#include <nvml.h>\n#include <stddef.h>\n#include <stdio.h>\n"
@@ -177,7 +177,7 @@ def test_a_sample_is_told_once(lane: Callable[..., Lane]) -> None:
 
 
 def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
-    """An A100 next to an H100: no GPM is neither an error nor idleness."""
+    """An A100 next to an H100: missing GPM means neither an error nor idleness."""
     older, newer = hoppers()
     older.values["gpm_supported"] = 0
     fast_lane = lane([older, newer])

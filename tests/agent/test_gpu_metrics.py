@@ -99,7 +99,7 @@ def test_attributes_stand_in_any_order(order: list[str]) -> None:
 
 
 def test_attributes_of_tomorrow_are_passed_over() -> None:
-    """Linux 7.0 added six; an older agent must find known attributes after them."""
+    """Linux 7.0 added six; an older agent must find known attributes behind the new."""
     unknown = struct.pack("<Q3H", 2 << 20 | 900 << 10 | 3, 1, 2, 3)
     known = struct.pack("<QH", 2 << 20 | 3 << 10 | 1, 640)
     body = unknown + known

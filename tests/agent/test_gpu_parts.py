@@ -539,7 +539,7 @@ def test_who_sees_all_mig_instances(
 
 
 def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
-    """A driver that was never loaded has none; the message still names its place."""
+    """A driver that was never loaded has no such file; the message still names its path."""
     nothing = Roots(proc=tmp_path, dev=tmp_path)
     assert not sees_all_mig_instances(nothing)
     assert "driver/nvidia/capabilities/mig/monitor" in mig_monitor_line(nothing)

@@ -469,7 +469,7 @@ def test_whatever_is_said_a_gpu_with_a_driver_is_not_let_go_of_for_long(
     steps: list[tuple[str, str]],
 ) -> None:
     """The three signs come in any order: a GPU with a driver for STAYS_NS is sampled, a GPU without
-    one is not.
+    a driver is released.
     """
     bound, now_ns = {A, B}, 0
     unbinding, off = DriverUnbindTracker(frozenset(bound)), set[str]()

@@ -64,7 +64,9 @@ def test_a_unary_call_is_grpc() -> None:
 
 @pytest.mark.parametrize(("tls", "scheme"), [(False, "http"), (True, "https")])
 def test_the_scheme_is_the_connections(tls: bool, scheme: str) -> None:
-    """A proxy that compares the scheme with the transport refuses `http` over TLS (RFC 9113, 8.3.1)."""
+    """A proxy that compares the scheme with the transport refuses `http` over TLS (RFC 9113,
+    8.3.1).
+    """
     session, server = ClientSession("127.0.0.1:7600", tls=tls), Server()
     session.receive(server.receive(session.data_to_send()))
     call = session.call(REGISTER, RegisterNodeRequest(node="a"))

@@ -199,7 +199,7 @@ def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> 
 
 
 def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder) -> None:
-    """17 errors of a controller: 16 of one DIMM, one without a DIMM. Rows of a driver that knows
+    """17 errors of a controller: 16 belong to a DIMM, 1 does not. Rows of a driver that knows
     DIMMs would count them twice.
     """
     collector = edac_10s(h100.roots)
@@ -268,7 +268,9 @@ def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: clock.Timex) -> 
 
 
 def test_this_machines_clock_is_really_asked() -> None:
-    """The call itself, on this kernel: seven numbers in their ranges, and a turn that is not an error."""
+    """The call itself, on this kernel: seven numbers in their ranges, and a turn that is not an
+    error.
+    """
     state, status, _, _, error_max, error_estimated, tai = adjtimex.read()
     assert 0 <= state <= 5 and 0 <= status < 1 << 16
     assert error_max >= 0 and error_estimated >= 0 and abs(tai) < 1000

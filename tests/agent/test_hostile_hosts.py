@@ -93,7 +93,9 @@ def test_any_file_may_hold_anything(whole: tuple[Host, Reading]) -> None:
 
 @pytest.mark.parametrize("way", ["blank", "word", "nothing", "vanished", "binary"])
 def test_every_file_of_a_host_may_be_the_same_wreck(whole: tuple[Host, Reading], way: str) -> None:
-    """A broken /sys of a virtual machine showed 2^32-1 in all of its files, which became four billion errors."""
+    """A broken /sys of a virtual machine showed 2^32-1 in all of its files, which became four
+    billion errors.
+    """
     host, _ = whole
     reading = host.read(damaged_files(host.files, way, [way]), spared=host.files)
     assert_sane(reading)

@@ -324,7 +324,7 @@ def test_the_text_of_many_modes_ends_at_a_name() -> None:
 
 
 def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
-    """With the real kernel and driver: modes are valid, or missing if the driver has none."""
+    """With the real kernel and driver: modes are valid or missing."""
     for device in links.interfaces(Roots()):
         modes_known = {"speed_max", "lanes_max", "link_modes"} & device.attributes.keys()
         assert len(modes_known) in (0, 3)
@@ -336,7 +336,7 @@ def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
 
 
 def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux 5.4 does not have it: only the speeds are missing."""
+    """Linux 5.4 lacks it: only the speeds are missing."""
 
     def refuse() -> EthtoolNetlink:
         raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")

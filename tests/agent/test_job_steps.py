@@ -153,7 +153,7 @@ def test_the_time_is_of_the_last_ten_seconds(host: Host, ranks: list[Rank]) -> N
 def test_a_step_longer_than_the_window_has_the_time_of_the_last(
     host: Host, ranks: list[Rank]
 ) -> None:
-    """A step of 20 s ends in one second of twenty: its time must be present in all of them."""
+    """A step of 20 s ends in one second of twenty: its time must be present in each second."""
     for number in range(1, 4):
         ranks[0].write(number, 20.0 * number)
         block = host.collect(20)

@@ -391,7 +391,7 @@ def test_an_incident_goes_on_over_a_restart() -> None:
 
 
 def test_forms_leave_numbers_out_and_stay_few() -> None:
-    """`GPC 3, TPC 6` and `GPC 4, TPC 1` are the same; two units are not."""
+    """`GPC 3, TPC 6` and `GPC 4, TPC 1` have one form; two units have two."""
     assert template_of("Ch 0000000a, GPC2 at 0x2b57_b3000000: 12 ms") == "Ch #, GPC# at #_#: # ms"
     assert template_of("face dead beef") == "face dead beef"
     forms = MessageTemplates()

@@ -55,7 +55,8 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("gpu.driver_message", 2, "0000:0a:00.0", 0, "", {}),
     "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  "
     "The GPU likely needs to be reset.": ("gpu.needs_reset", 0, "0000:9b:00.0", 0, "", {}),
-    # its content decides: lost (0x0F), reset required (0x62), reboot required; public reports of open-gpu-kernel-modules
+    # its content decides: lost (0x0F), reset required (0x62), reboot required; public reports of
+    # open-gpu-kernel-modules
     "NVRM: rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d1a616; hParent=0x5c000054; hObject=0x5c00005b; "
     "hClass=0x0000c86f; paramsSize=0x00000170; paramsStatus=0x00000062; status=0x00000062":
         ("gpu.needs_reset", 0, "host", 0, "", {}),
@@ -294,7 +295,8 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("net.link_message", 0, "ens1f0", 0, "", {"bond": "bond0"}),
     "bonding: bond0: link status definitely up for interface eth1, 25000 Mbps full duplex":
         ("net.link_message", 1, "eth1", 0, "", {}),
-    # adapters of other makers: bnxt_en with bnxt_re, ionic, ice with irdma, mana, hns3; EFA as its own driver prints it
+    # adapters of other makers: bnxt_en with bnxt_re, ionic, ice with irdma, mana, hns3; EFA as its
+    # own driver prints it
     "bnxt_en 0000:c2:00.0 enp194s0f0np0: Error (timeout: 5000000) msg {0xb4 0x1f3d} len:0":
         ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {"interface": "enp194s0f0np0"}),
     "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware fatal reset event received":

@@ -72,7 +72,7 @@ def hopper(lines: Iterable[str] = ()) -> Gpu:
 
 
 def instance(number: int, **where: int) -> Gpu:
-    """Return a GPU instance that waits at step 0 and works after that."""
+    """Return a GPU instance that waits at step 0 and works later."""
     return with_gpm(mig_device(0, number, **where))
 
 

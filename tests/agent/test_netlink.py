@@ -66,7 +66,7 @@ def test_a_link_is_read_as_it_was_written(
 
 @pytest.mark.parametrize("form", ["=B", "=H", "=Q"])
 def test_a_count_that_is_not_of_32_bits_is_not_known(form: str) -> None:
-    """A damaged message of eight bytes meant quadrillions of changes of a link that had none."""
+    """A damaged message of eight bytes meant quadrillions of changes of an unchanged link."""
     data = struct.pack(form, 200)
     body = attribute(3, b"ib0\0") + b"".join(attribute(kind, data) for kind in (35, 47, 48))
     link = netlink.parse_link(struct.pack("=BxHiII", 0, 1, 3, 0x41, 0) + body)

@@ -337,7 +337,7 @@ def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
     late: str, tmp_path: Path
 ) -> None:
     """A GPU's IOMMU group came when its driver was bound (Grace), and for an hour it was reported
-    to have none.
+    as missing.
     """
     host = hosts.unpack("h100-ib", tmp_path)
     function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()

@@ -378,8 +378,8 @@ def test_live_frames_go_as_differences_and_backlog_whole_between_them(talk: Talk
 
 
 def test_backlog_goes_several_frames_a_message_where_the_aggregator_takes_that(talk: Talk) -> None:
-    """A minute of disconnection, sent in messages of one frame, cost as much as three hosts'
-    minutes.
+    """A minute of backlog, sent in messages of one frame, cost the aggregator three times a normal
+    minute.
     """
     old = [talk.append_readings() for _ in range(5)]
     talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)

@@ -99,7 +99,7 @@ def test_it_reads_the_ranks_and_nothing_else(process: Process) -> None:
 
 
 def test_a_secret_in_the_name_of_a_rank_is_not_read(tmp_path: Path) -> None:
-    """A user stored his token in RANK; a value that is not a number is not a rank."""
+    """A token was stored in RANK; a value that is not a number is not a rank."""
     host = JobsHost(tmp_path)
     folder = host.process(7, SLURM, start=9)
     lines = [b"RANK=s3cret", b"WORLD_SIZE=12345678901", b"SLURM_JOB_GPUS=token", b"LOCAL_RANK=1"]

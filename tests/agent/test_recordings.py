@@ -156,7 +156,7 @@ def test_pcie_functions(ttar: tuple[Roots, Reading]) -> None:
     assert len(result) == 3
     assert_functions(roots.sys, result)
     for address, row in rows(reading, "pcie_60s").items():
-        # a link to a group missing in this tree does not mean that there is none
+        # a link to a group outside this tree is still a group
         has_group = (roots.sys / "bus/pci/devices" / address / "iommu_group").is_symlink()
         assert row["iommu_state"] == (None if has_group else 0), address
 

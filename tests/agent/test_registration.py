@@ -158,7 +158,9 @@ def test_a_gpu_that_is_not_read_and_does_not_answer_is_no_error_of_the_inventory
 
 
 def test_a_gpu_that_does_not_answer_once_keeps_its_description_and_its_parts() -> None:
-    """One handle call returned NOT_FOUND, and the GPU had no model, serial or links for ten minutes."""
+    """One handle call returned NOT_FOUND, and the GPU had no model, serial or links for ten
+    minutes.
+    """
     counted = Counted()
     link = Gpu("GPU-a/link0", "nvlink", {"gpu": "GPU-a", "active": "1"})
     counted.found = Found(

@@ -454,9 +454,7 @@ def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
 
 
 def test_a_small_spool_has_small_segments(folder: Path) -> None:
-    """The newest segment cannot be dropped: if it were as large as the spool, the spool would have
-    no limit.
-    """
+    """The newest segment cannot be dropped: with the size of the spool it would break the limit."""
     spool = Spool.open(folder, bytes_max=BYTES_MAX, segment_bytes=1 << 20, boot_id=BOOT, owner="o")
     for _ in range(100):
         append(spool, bytes(1000))

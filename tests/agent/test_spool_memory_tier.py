@@ -298,7 +298,7 @@ def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
-    """Any user can create a folder in /dev/shm, and could make the agent send his data."""
+    """Any user can create a folder in /dev/shm, and could make the agent send foreign data."""
     spool = open_spool(tmp_path)
     head = next((tmp_path / "memory").iterdir())
     spool.close()
@@ -330,7 +330,9 @@ def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
-    """The agent's user logged out, and logind removed his files in /dev/shm: frames were lost."""
+    """The agent's user logged out, and logind removed the user's files in /dev/shm: frames were
+    lost.
+    """
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two")

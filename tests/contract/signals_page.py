@@ -1,4 +1,6 @@
-"""`python -m tests.contract.signals_page`: prints the catalogue of signals as the page docs/signals.md."""
+"""`python -m tests.contract.signals_page`: prints the catalogue of signals as the page
+docs/signals.md.
+"""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_a_file_is_laid_over_the_builtin_one() -> None:
 
 
 def test_a_rollout_goes_by_the_same_hosts_first() -> None:
-    """1 %, 10 %, all: a host keeps it when the share grows, and about that share has it."""
+    """1 %, 10 %, all: a host keeps it when the share grows, and about this share of hosts has it."""
     hosts = [f"gpu-{number:04}" for number in range(4000)]
     takers = []
     for share in ("0.0", "0.01", "0.1", "1.0"):
@@ -191,7 +191,7 @@ def test_what_may_not_be_enforced(name: str, words: str) -> None:
 
 
 def test_every_row_says_where_its_limit_is_from() -> None:
-    """At three in the morning an operator asks where that number comes from."""
+    """At three in the morning an operator asks for the source of that number."""
     for row in builtin().rows:
         assert row.source
         assert not row.enforceable or row.policy or row.severity is FindingSeverity.FATAL

@@ -49,7 +49,7 @@ def test_interfaces_that_there_are_not(name: str) -> None:
 
 
 def test_a_driver_without_statistics_says_so() -> None:
-    """The loopback has none: an error, not zeroes."""
+    """The loopback has no statistics: an error, not zeroes."""
     with pytest.raises(OSError) as error:
         DriverStatistics().names("lo")
     assert error.value.errno == errno.EOPNOTSUPP

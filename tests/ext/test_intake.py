@@ -215,8 +215,8 @@ def test_signals_of_one_place_are_of_the_last() -> None:
 
 
 def test_places_are_looked_up_once() -> None:
-    """Look-ups that cost as much as a row count as one (`agent_rows_per_second_max`); known columns
-    cost nothing.
+    """An expensive look-up counts as a row (`agent_rows_per_second_max`); known columns cost
+    nothing.
     """
     reader = Reader(Catalogue(_plan), frames.decode)
     unknown = [Block(f"strange_{index}", ["G"], tuple(range(20_000, 20_512))) for index in range(4)]
@@ -226,7 +226,7 @@ def test_places_are_looked_up_once() -> None:
 
 def test_tables_of_each_second_are_known_again_among_those_of_each_minute() -> None:
     """The first frame of a host has all its tables: they filled the memory, and the tables of each
-    second had none.
+    second did not fit.
     """
     reader = Reader(CATALOGUE, frames.decode)
     often = [Block("gpu_1s", [f"GPU-{index}" for index in range(8)]), Block("host_1s", ["host"])]

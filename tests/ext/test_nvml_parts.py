@@ -508,7 +508,7 @@ def test_a_driver_with_a_summary_tells_it(play: Play, opened: Open) -> None:
 
 
 def test_only_what_is_supported_is_registered(play: Play, opened: Open) -> None:
-    """Registering a type too many fails for all of them."""
+    """Registering one unsupported type fails for every type."""
     devices = gpus(2)
     devices[0].values["events_supported"] = 0x10B
     play(devices)

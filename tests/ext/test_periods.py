@@ -1,6 +1,4 @@
-"""The period of a step: repetition is found, anything else is not, with any other content of the
-signals.
-"""
+"""The period of a step: only repetition is found, with any other content of the signals."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_short_steps_and_steps_that_differ_have_no_parts() -> None:
 
 @pytest.mark.parametrize("value", [nan, 0.0, 1.0, -1.0, 1e30, float("inf")])
 def test_odd_readings_have_no_parts(value: float) -> None:
-    """A driver that repeats one number, or has none, must cause neither a crash nor an estimate."""
+    """A driver with a constant or missing number must cause neither a crash nor an estimate."""
     for samples in (1, 24, 1200):
         signals = memoryview(array("f", [value] * (7 * samples))).cast("B").cast("f", (7, samples))
         assert tuple(map(isnan, split(signals, 0.1, 6.0)[:-1])) == SILENT

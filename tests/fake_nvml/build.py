@@ -19,12 +19,16 @@ SONAME = "libnvidia-ml.so.1"
 
 
 def header_folder() -> Path:
-    """Return the folder of the newest nvml.h; it comes with the development package nvidia-nvml-dev."""
+    """Return the folder of the newest nvml.h; it comes with the development package
+    nvidia-nvml-dev.
+    """
     return _header_folder("nvidia.cu13")
 
 
 def older_header_folder() -> Path:
-    """Return the folder of the nvml.h of 12.9 (nvidia-nvml-dev-cu12), where some field ids are others."""
+    """Return the folder of the nvml.h of 12.9 (nvidia-nvml-dev-cu12), where some field ids are
+    others.
+    """
     return _header_folder("nvidia.nvml_dev")
 
 

@@ -28,7 +28,8 @@ HOPPER: dict[int, tuple[str, Steps]] = {
     165: ("uint", 1),
     166: ("uint", 6),
 }
-#: The same of NVLink 5 (Blackwell): packets, recoveries, error ratios, history of the error correction.
+#: The same of NVLink 5 (Blackwell): packets, recoveries, error ratios, history of the error
+#: correction.
 BLACKWELL: dict[int, tuple[str, Steps]] = {
     164: ("uint", 53_125),
     165: ("uint", 1),

@@ -125,7 +125,7 @@ class Files:
     def _answer(self, number: int, body: bytes, error: int = 0) -> None:
         try:
             os.write(self._device, _OUT.pack(_OUT.size + len(body), -error, number) + body)
-        except OSError as problem:  # the caller has gone
+        except OSError as problem:  # the caller ended
             assert problem.errno in (errno.ENOENT, errno.ENODEV), problem
 
 

@@ -33,7 +33,9 @@ def rang(bell: int) -> int:
 
 
 def test_what_is_said_at_once_rings_and_what_is_only_said_does_not(bell: int) -> None:
-    """Each sampler woke the daemon each second: two wakings that cost as much as their readings."""
+    """Each sampler woke the daemon each second: two wakings, which doubled the cost of the
+    readings.
+    """
     daemon_end, sampler_end = socket.socketpair()
     with daemon_end, sampler_end:
         mouth = MessageSender(sampler_end, bell)
