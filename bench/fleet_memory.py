@@ -35,7 +35,7 @@ DEVICES = {
 SECOND_NS = 1_000_000_000
 #: Suffixes of gauges that are zero on a healthy host.
 COUNTED = ("_bytes", "_count", "_ratio", "_seconds")
-#: One host in this number has counted errors, on each of its devices.
+#: One host per this many hosts has counted errors, on each of its devices.
 ERRORS_EVERY_HOSTS = 100
 
 

@@ -14,7 +14,7 @@ from .measure import Result
 SIZES = (300, 1800)
 SECONDS = 6
 FLEET_HOSTS = 10_000
-#: Seconds between operators' files: never, and for a second run of the larger size.
+#: Seconds between operators' files: 3600 means never; 1 is for a second run of the larger size.
 OPS_SECONDS = (3600, 1)
 
 

@@ -30,7 +30,7 @@ CORES_MAX, PASSES_MAX = 0.25, 10.0
 CORES_REMEMBER_MAX = 0.02
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 100_000 * SECOND_NS
-#: One host in this number has a slow and hot GPU, as every fleet has.
+#: One host per this many hosts has a slow and hot GPU, as every fleet has.
 SLOW_EVERY_HOSTS = 1000
 GAUGES = {
     "sm_clock_hertz": 1.7e9, "power_watts": 550.0, "power_limit_watts": 700.0, "utilization_ratio": 0.98,

@@ -1,4 +1,4 @@
-"""Forecasts of a job against the outcome: state, next checkpoint and host stall, power and traffic."""
+"""Forecasts of a job against what happened: state, next checkpoint and host stall, power and traffic."""
 
 from __future__ import annotations
 
