@@ -11,7 +11,7 @@ import sys
 
 from .measure import HEADING, Result
 
-#: Name -> what it measures. Each is a module of this package with `run(seed) -> list[Result]`.
+#: Name -> subject. Each is a module of this package with `run(seed) -> list[Result]`.
 BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU, memory, wake-ups and writes against a C program with the same reads and calls",
@@ -57,7 +57,6 @@ BENCHES = {
 
 
 def machine() -> str:
-    """Say what this ran on; ratios travel, absolutes do not."""
     day = datetime.date.today().isoformat()
     return (
         f"{day}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -65,15 +64,14 @@ def machine() -> str:
 
 
 def main() -> int:
-    """Run the benches named, or all; print one table."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("bench", nargs="*", choices=[*BENCHES, []], default=[])
     options = parser.parse_args()
     results: list[Result] = []
     names = options.bench or list(BENCHES)
-    for at, name in enumerate(names, 1):
-        print(f"[{at}/{len(names)}] {name}: {BENCHES[name]}", file=sys.stderr, flush=True)
+    for index, name in enumerate(names, 1):
+        print(f"[{index}/{len(names)}] {name}: {BENCHES[name]}", file=sys.stderr, flush=True)
         results += importlib.import_module(f".{name}", __package__).run(options.seed)
     print(f"{machine()}\n\n{HEADING}")
     print("\n".join(result.row() for result in results))

@@ -1,7 +1,9 @@
-"""Accepts of 100 advisories while the disk and the store are busy: by the journal, by the store (as before), and a bare fsync.
+"""Latency of accepting 100 advisories while disk and store are busy: by journal, by store, and a
+bare fsync.
 
-The disk is busy with processes that write and fsync; the store with transactions that insert rows. All three are measured in
-turns of the same run, each answer against an append and fsync of as many bytes beside the journal.
+Other processes write and fsync; transactions insert rows into the store. All three alternate in the
+same run. Each accept is compared with an append and fsync of the same number of bytes beside the
+journal.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from gangline.aggregator.store.store import Store
 from tests.aggregator.executors.advice_server import LIMITS, case_of
 
 ADVISORIES, TURNS = 100, 2
-#: By the store each takes seconds: fewer are enough.
+#: Fewer than by journal: by the store each accept takes seconds.
 STORE_ADVISORIES = 20
 DISK_WRITERS, DISK_BYTES = 2, 64 << 20
 STORE_ROWS = 1_000_000
@@ -57,7 +59,6 @@ def busy_disk(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def busy_store(store: Store) -> Iterator[None]:
-    """Keep the store's writer in transactions that insert rows."""
     is_over = threading.Event()
 
     def insert(connection: Any) -> None:
@@ -78,7 +79,6 @@ def busy_store(store: Store) -> Iterator[None]:
 
 
 def floor_seconds(file: int) -> float:
-    """Append ANSWER_BYTES and fsync."""
     begin = time.perf_counter()
     os.write(file, bytes(ANSWER_BYTES))
     os.fsync(file)
@@ -94,9 +94,9 @@ async def accept_all(
     engine._step(Tick(time.time_ns()))
     await engine.persisted()
     accepts, floors = list[float](), list[float]()
-    for one in engine.open_advisories()[:count]:
+    for advisory in engine.open_advisories()[:count]:
         begin = time.perf_counter()
-        await engine.answer(Acked(time.time_ns(), one.name, AdvisoryState.ACCEPTED, "bench"))
+        await engine.answer(Acked(time.time_ns(), advisory.name, AdvisoryState.ACCEPTED, "bench"))
         accepts.append(time.perf_counter() - begin)
         floors.append(floor_seconds(file))
     assert len(accepts) == count, len(accepts)

@@ -1,9 +1,10 @@
-"""CPU of the agent at its real rate with cold caches, against a C program that does the same reads (floor.c).
+"""CPU of the agent at its real rate with cold caches, against a C program with the same reads
+(floor.c).
 
-A host that is a folder (`tests/hosts`, with RDMA ports up to the counter files of a large GPU host) and eight
-GPUs of the stand-in NVML; all collectors, the ring of 10 Hz, frames, spool and transport to a real aggregator. The
-agent and its children count together. What NVML calls it makes is counted by the stand-in, first of all; the floor
-makes as many, and the counts of both over the measured seconds are compared.
+The host is a folder (`tests/hosts`, with RDMA ports up to the counter files of a large GPU host)
+with eight GPUs of the stand-in NVML; all collectors, the ring of 10 Hz, frames, spool and transport
+to a real aggregator run. Agent and children count together. The stand-in first counts the agent's
+NVML calls; the floor makes the same number, and both counts over the measured seconds are compared.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from .measure import CallTimer, ProcessCost, Result, family
 
 GPUS = 8
 WARM_UP_SECONDS = 12
-#: Counts calls over two turns of what is read every ten seconds.
+#: Seconds in which calls are counted: two turns of the ten-second readings.
 COUNTED_SECONDS = 20
 MEASURED_SECONDS = 60
-#: The floor makes the agent's calls but for this share, or the run is none.
+#: The run is invalid if the floor's number of calls differs from the agent's by more than this
+#: share.
 CALLS_SHARE_MAX = 0.05
-#: What is wanted (issue 4): ratio of CPU, MB, wake-ups a second.
+#: Targets (issue 4): ratio of CPU, MB, wake-ups a second.
 MEMORY_MB, WAKES_MAX = 40.0, 25.0
-#: Where the run folder is, which on a host is /run: in memory.
+#: On a host the run folder is in /run, which is memory.
 MEMORY_FOLDER = "/dev/shm"
 AGGREGATOR = "127.0.0.1:7690"
 HERE = Path(__file__).parent
@@ -44,7 +46,7 @@ UNIT = HERE.parent / "packaging/systemd/gangline-agent.service"
 
 @dataclass(frozen=True)
 class Ground:
-    """What the agent and the floor both stand on."""
+    """Files, library and folders that agent and floor share."""
 
     folder: Path
     root: Path
@@ -62,7 +64,7 @@ class Ground:
         return cls(folder, roots.sys.parent, run_folder, build(folder / "nvml"), files)
 
     def gpus(self, name: str) -> CallTimer:
-        """Make the scenario of GPUs for one process family, whose calls are counted."""
+        """Create the GPU scenario of one process family, with counted calls."""
         return CallTimer(self.library, Scenario(self.folder / name, gpus(GPUS)).path)
 
 
@@ -81,14 +83,13 @@ def _command(log: Path, *arguments: str, **environment: str) -> Iterator[int]:
 
 
 def _service_environment() -> dict[str, str]:
-    """Return what the service is started with."""
     lines = (line.partition("Environment=") for line in UNIT.read_text().splitlines())
     return dict(assignment.split("=", 1) for before, key, assignment in lines if key and not before)
 
 
 @contextmanager
 def _agent(ground: Ground, calls: CallTimer) -> Iterator[int]:
-    """Run an agent of that host; yields its pid once it has been at work for a while."""
+    """Run an agent of that host; yield its pid after its start-up."""
     folder, root = ground.folder, ground.root
     settings = {
         "host": "bench", "sys_root": root / "sys", "proc_root": root / "proc",
@@ -130,8 +131,10 @@ def _floor(ground: Ground, calls: CallTimer, wanted: Mapping[str, float]) -> Ite
 
 
 def run(seed: int) -> list[Result]:
-    """Measure agent, floor and node_exporter on the same folder and at the same time: on a machine that others use
-    too, one second is twice as dear as another. *seed* is of no use: nothing here is by chance."""
+    """Measure agent, floor and node_exporter on the same folder at the same time.
+
+    On a shared machine the cost of a second varies by a factor of two. *seed* is ignored.
+    """
     del seed
     memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
     with (
@@ -153,23 +156,23 @@ def run(seed: int) -> list[Result]:
         if exporter:
             pids["exporter"], sizes = enter(node_exporter.scraped(exporter, ground.root))
         time.sleep(5)
-        costs, made = _measure(pids, calls)
+        costs, calls_made = _measure(pids, calls)
         if len(sizes) < MEASURED_SECONDS // 2:
             raise RuntimeError(f"node_exporter answered {len(sizes)} scrapes of {MEASURED_SECONDS}")
         log = (folder / "agent.log").read_text()
     if "cause=aggregator.connected" not in log:
         raise RuntimeError(f"the agent never reached the aggregator:\n{log[-2000:]}")
-    return _results(ground, costs, made)
+    return _results(ground, costs, calls_made)
 
 
 def _measure(
     pids: Mapping[str, int], calls: Mapping[str, CallTimer]
 ) -> tuple[dict[str, ProcessCost], dict[str, float]]:
-    """Return each family's cost over the same seconds, and each one's calls a GPU and second."""
+    """Return the cost per family over the same seconds, and its calls per GPU and second."""
     before = {name: ProcessCost.now(family(pid)) for name, pid in pids.items()}
-    counted = {name: each.counts() for name, each in calls.items()}
+    counted = {name: call.counts() for name, call in calls.items()}
     time.sleep(MEASURED_SECONDS)
-    now = {name: sum(each.counts()) - sum(counted[name]) for name, each in calls.items()}
+    now = {name: sum(call.counts()) - sum(counted[name]) for name, call in calls.items()}
     costs = {name: ProcessCost.now(family(pids[name])).since(before[name]) for name in pids}
     return costs, {name: count / MEASURED_SECONDS / GPUS for name, count in now.items()}
 
@@ -185,15 +188,15 @@ def _results(
         )
     split = ", ".join(f"{len(paths)} files each {pace}" for pace, paths in ground.files.items())
     shares = " + ".join(
-        f"{name} {each * 1e6 / MEASURED_SECONDS:.0f}"
-        for name, each in zip(agent.names, agent.cpu_by_process, strict=True)
+        f"{name} {seconds * 1e6 / MEASURED_SECONDS:.0f}"
+        for name, seconds in zip(agent.names, agent.cpu_by_process, strict=True)
     )
     notes = (
         f"by process {shares}; {split} ({PORTS} RDMA ports), {GPUS} stand-in GPUs at 1 Hz and 10 Hz, {MEASURED_SECONDS} s; "
         "the agent with frames, spool and transport"
     )
     second = MEASURED_SECONDS
-    found = [
+    result = [
         Result("agent CPU, all processes", agent.cpu_seconds * 1e6 / second, "us/s",
                "C, same reads and calls", floor.cpu_seconds * 1e6 / second, notes),
         Result("driver calls a GPU", made["agent"], "1/s", "C, same reads and calls", made["floor"],
@@ -208,7 +211,7 @@ def _results(
     ]  # fmt: skip
     if "exporter" in costs:
         exporter = costs["exporter"]
-        found.append(
+        result.append(
             Result("node_exporter CPU, a scrape a second", exporter.cpu_seconds * 1e6 / second, "us/s",
                    "C, same reads and calls", floor.cpu_seconds * 1e6 / second,
                    f"Debian's, its default collectors, no GPU; PSS {exporter.pss_bytes / 1e6:.0f} MB, "
@@ -216,4 +219,4 @@ def _results(
         )  # fmt: skip
     else:
         print(f"no {node_exporter.PACKAGE} to be had: its row is left out", file=sys.stderr)
-    return found
+    return result

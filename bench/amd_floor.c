@@ -1,11 +1,11 @@
-/* The floor of a sweep over AMD GPUs: the same files through kept descriptors, the same fields of each table and the
- * same numbers, into an array; nothing else. Compiled and run by bench/amd_sweep.py.
+/* The floor of a sweep over AMD GPUs: reads only the same files through kept descriptors, and copies the same
+ * table fields and numbers into an array. Compiled and run by bench/amd_sweep.py.
  *
  *     amd_floor FILES TURNS
  *
- * FILES holds a path a line: `m` and a table of gpu_metrics 1.8, `n` and a file of one number, `r` and a RAS count, of
- * which a turn reads a tenth. Waits for a line on standard input before each of TURNS sweeps, and prints the nanoseconds
- * of CPU that it took. */
+ * FILES has a path per line: `m` and a table of gpu_metrics 1.8, `n` and a file of one number, `r` and a RAS count
+ * (a turn reads a tenth of these). Waits for a line on standard input before each of TURNS sweeps, and prints its CPU
+ * time in nanoseconds. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@
 
 #define FILES_MAX 1024
 #define TABLE_BYTES 4096
-/* struct gpu_metrics_v1_8: offset, bytes and how many, of what the agent's lane of a second takes. */
+/* struct gpu_metrics_v1_8: offset, bytes and count of the fields that the agent reads each second. */
 static const struct {
     int offset, bytes, count;
 } fields[] = {

@@ -1,8 +1,9 @@
 """CPU of reading eight AMD GPUs, against a C program that reads the same files.
 
-The host is the folder of an MI300X host in SPX: eight tables of 3,872 bytes, their memory in use, and a tenth of 48 RAS
-counts a turn. CPU time of the thread alone, the median over the turns: back to back, as a sweep is compared, and cold,
-once a second, as it is. Both take their turns in the same seconds, a batch of each, each first as often as the other.
+The host is the folder of an MI300X host in SPX: eight tables of 3,872 bytes, memory in use, and a
+tenth of 48 RAS counts a turn. CPU time of the thread alone, the median over the turns: back to back
+(for the comparison), and cold, once a second (as in the agent). Both programs take alternate
+batches in the same seconds, and each goes first equally often.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from .measure import Result
 
 HERE = Path(__file__).parent
 TURNS, BATCH, COLD_TURNS = 4000, 200, 30
-#: Turns at the begin that count for neither: every GPU's RAS counts are read in them.
+#: Warm-up turns that are not counted: they read the RAS counts of every GPU.
 FIRST_TURNS = 12
 
 
 def run(seed: int) -> list[Result]:
-    """Measure; the host is the same for every *seed*."""
     del seed
     with tempfile.TemporaryDirectory(dir=_fast_folder()) as name:
         folder = Path(name)
@@ -54,18 +54,18 @@ def run(seed: int) -> list[Result]:
 
 
 class PassingClock:
-    """A clock that passes a second each time it is read, so that what is due every ten turns is."""
+    """A clock that advances a second per reading, so that ten-second readings are due every ten
+    turns.
+    """
 
     def __init__(self) -> None:
         self.now_ns = 10**18
 
     def boottime_ns(self) -> int:
-        """Return the next second."""
         self.now_ns += 10**9
         return self.now_ns
 
     def wall_ns(self) -> int:
-        """Return the same."""
         return self.now_ns
 
 

@@ -17,11 +17,11 @@ from gangline.agent.commands import check
 from gangline.agent.local import check as verdict
 
 RUNS = 80
-#: What everybody's prolog pays for a script of one line.
+#: Baseline: the cost of a one-line script in a prolog.
 BARE = ("/usr/bin/python3", "-c", "pass")
 
 
-#: What pip writes for the command.
+#: The script that pip writes for the command.
 SCRIPT = """#!{python}
 import sys
 from gangline.cli import main
@@ -31,7 +31,9 @@ if __name__ == "__main__":
 
 
 def run(seed: int) -> list[Result]:
-    """Start each in turn, RUNS times; return the medians: installed as from a wheel, and from this tree."""
+    """Start each in turn, RUNS times; return the medians: installed as from a wheel, and from this
+    tree.
+    """
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         _show(where)
@@ -56,7 +58,7 @@ def run(seed: int) -> list[Result]:
 
 
 def _installed(folder: Path) -> Path:
-    """Make an environment that holds this package as a wheel would leave it; return its command."""
+    """Create an environment with this package as installed from a wheel; return its command."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     (site,) = folder.glob("lib/python*/site-packages")
@@ -68,9 +70,8 @@ def _installed(folder: Path) -> Path:
 
 
 def _show(folder: Path) -> None:
-    """Write the status of a host on which something stands."""
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    found = {
+    result = {
         **dict.fromkeys(verdict.FINDING_TEXTS, "a text of some length"),
         "since_ns": now_ns,
         "confirmed_ns": now_ns,
@@ -84,18 +85,18 @@ def _show(folder: Path) -> None:
         "enforcing": ["xid79"],
         "permit": None,
         "notes": [],
-        "findings": [found] * 4,
+        "findings": [result] * 4,
         "left_out": 0,
     }
     (folder / "status.json").write_text(json.dumps({**shown, "boot_id": check.boot_id()}))
 
 
 def _in_turn(commands: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return the median seconds of each; in turn, so that what else runs here meets all alike."""
+    """Return the median seconds of each; alternating, so that other load affects all equally."""
     durations: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(RUNS):
         for name, command in commands.items():
             begin = time.perf_counter()
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
             durations[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(each) for name, each in durations.items()}
+    return {name: statistics.median(duration) for name, duration in durations.items()}

@@ -1,13 +1,14 @@
 """The frame codec against the libraries that could replace it: protobuf and Arrow.
 
-One host's `gpu_1s` table of eight GPUs, values of a training job; bytes on the wire and CPU for encode
-and decode. Everything is deflated alike (level 1, raw), so that what differs is the coding.
+Input: one host's `gpu_1s` table of eight GPUs, values of a training job. Output: bytes on the wire
+and CPU to encode and decode. All are deflated alike (level 1, raw), so that only the coding
+differs.
 
-And the same table each second of a stream, as differences to the second before, against the samples of
-Prometheus remote-write: of the values above, drawn again each second, which is more noise than hardware
-has; and of a host of the simulated world, whose noise is its physical model's. Then the frames of that host with
-all tables, as its agent sends them. All streams also against what zlib alone could do: each frame XOR the last one
-of the same length, deflated.
+Streams send the same table each second as differences to the previous second. They are compared
+with the samples of Prometheus remote-write, for three inputs: the values above, drawn again each
+second (noisier than hardware); a host of the simulated world, with the noise of its physical model;
+all tables of that host, as its agent sends them. Streams are also compared with zlib alone: each
+frame XOR the last one of the same length, deflated.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ ROUNDS = 500
 PASSES = 15
 STAMP = Stamp(b"r" * 16, b"b" * 16, 1, 10**15, 17 * 10**17)
 STREAM_SECONDS = 300
-#: Bytes a GPU row of about 45 samples in Prometheus remote-write (snappy-compressed protobuf, labels
-#: by series), measured once with the prototype; not of this run.
+#: Bytes per GPU row of about 45 samples in Prometheus remote-write (snappy-compressed protobuf,
+#: labels by series), measured once with the prototype, not in this run.
 REMOTE_WRITE_BYTES_A_ROW = 454.0
 XOR = "XOR with the frame before, deflated"
 
 
 def gpu_block(source: random.Random, gpus: int = 8) -> Block:
-    """Return readings that look like a training job's: near each other, and not equal."""
+    """Return readings like those of a training job: close to each other, but different."""
     return next(gpu_blocks(source, gpus))
 
 
 def gpu_blocks(source: random.Random, gpus: int = 8) -> Iterator[Block]:
-    """Yield such readings for ever: each signal keeps its level, its noise is drawn again."""
+    """Yield such readings endlessly: each signal keeps its level and gets new noise."""
     uuids = [f"GPU-{source.getrandbits(128):032x}" for _ in range(gpus)]
     signals = TABLES["gpu_1s"]
     levels: list[int] = []
@@ -68,7 +69,7 @@ def gpu_blocks(source: random.Random, gpus: int = 8) -> Iterator[Block]:
 
 
 def _protobuf_class() -> Any:
-    """A message of packed columns, as one would write it by hand: repeated double and uint64."""
+    """Return a message of packed columns as usually handwritten: repeated double and uint64."""
     file = descriptor_pb2.FileDescriptorProto(name="bench.proto", package="bench", syntax="proto3")
     column = file.message_type.add(name="Column")
     column.field.add(name="signal", number=1, type=13, label=1)
@@ -87,8 +88,8 @@ def _protobuf(block: Block) -> tuple[Callable[[], bytes], Callable[[bytes], obje
 
     def encode() -> bytes:
         table = kind(device=block.devices)
-        for at, signal_id in enumerate(block.signal_ids):
-            span = slice(at * block.rows, (at + 1) * block.rows)
+        for index, signal_id in enumerate(block.signal_ids):
+            span = slice(index * block.rows, (index + 1) * block.rows)
             if is_float(signal_id):
                 table.column.add(signal=signal_id, gauge=block.floats[span])
             else:
@@ -106,10 +107,10 @@ def _arrow(block: Block) -> tuple[Callable[[], bytes], Callable[[bytes], object]
 
     def encode() -> bytes:
         arrays = [pa.array(block.devices)]
-        for at, signal_id in enumerate(block.signal_ids):
+        for index, signal_id in enumerate(block.signal_ids):
             view = block.floats if is_float(signal_id) else block.ints
             kind = pa.float64() if is_float(signal_id) else pa.uint64()
-            cells = pa.py_buffer(view[at * block.rows : (at + 1) * block.rows])
+            cells = pa.py_buffer(view[index * block.rows : (index + 1) * block.rows])
             arrays.append(pa.Array.from_buffers(kind, block.rows, [None, cells]))
         sink = pa.BufferOutputStream()
         batch = pa.record_batch(arrays, names)
@@ -124,7 +125,9 @@ def _arrow(block: Block) -> tuple[Callable[[], bytes], Callable[[bytes], object]
 
 
 def _microseconds(call: Callable[[], object]) -> float:
-    """CPU of a call: the median of PASSES, since shared cores change their pace within a second."""
+    """Return the CPU of a call: the median of PASSES, since shared cores change their pace within a
+    second.
+    """
     passes = []
     for _ in range(PASSES):
         begin = time.process_time_ns()
@@ -135,7 +138,6 @@ def _microseconds(call: Callable[[], object]) -> float:
 
 
 def _simulated(seed: int, *tables: str) -> Iterator[list[Block]]:
-    """Yield what one host of a simulated world reads each second: *tables*, or all."""
     live = LiveWorld(World("calm", seed, hosts=1))
     for _ in range(STREAM_SECONDS):
         ((_, blocks, _),) = live.step(1.0)
@@ -143,7 +145,9 @@ def _simulated(seed: int, *tables: str) -> Iterator[list[Block]]:
 
 
 def _plain(source: random.Random, seconds: Iterable[list[Block]]) -> tuple[list[bytes], int]:
-    """Return the frames of successive seconds, with clocks that are never quite on time, and their rows."""
+    """Return the frames of successive seconds, with slightly irregular clocks, and their number of
+    rows.
+    """
     builder, sent, rows = FrameBuilder(STAMP.run_id, STAMP.boot_id), [], 0
     for second, blocks in enumerate(seconds, 1):
         boottime_ns = STAMP.boottime_ns + second * 10**9 + source.randrange(10**5)
@@ -159,7 +163,9 @@ def _xor(frame: bytes, other: bytes) -> bytes:
 
 
 def _xor_stream(sent: Sequence[bytes]) -> tuple[list[bytes], float, float]:
-    """Return the stream by XOR and zlib, both ends without a limit of memory; CPU to code and to decode a frame."""
+    """Return the stream by XOR and zlib, both ends with unlimited memory; CPU to code and to decode
+    a frame.
+    """
     known: dict[int, bytes] = {}
     coded, restored = list[tuple[int, bytes]](), list[bytes]()
     begin = time.process_time_ns()
@@ -180,7 +186,9 @@ def _xor_stream(sent: Sequence[bytes]) -> tuple[list[bytes], float, float]:
 
 
 def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) -> list[Result]:
-    """Measure a stream past its first two frames, which name its tables; what comes out is what went in."""
+    """Measure a stream after its first two frames, which name its tables; check that it decodes to
+    its input.
+    """
     sent, rows = _plain(source, seconds)
     whole = [frames.deflate_frame(frame) for frame in sent]
     encode, decode, differences = [], [], list[bytes]()
@@ -191,7 +199,7 @@ def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) ->
         begin = time.process_time_ns()
         differences = [sender.encode(frame) for frame in sent[2:]]
         between = time.process_time_ns()
-        restored = [receiver.decode(each) for each in differences]
+        restored = [receiver.decode(difference) for difference in differences]
         end = time.process_time_ns()
         assert restored == sent[2:]
         encode.append((between - begin) / len(differences) / 1e3)
@@ -200,13 +208,13 @@ def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) ->
     xor, xor_encode, xor_decode = _xor_stream(sent)
     notes = f"deflated whole: {sum(map(len, whole[2:])) / rows:.1f} B a row"
     encoding, decoding = percentile(encode, 0.5), percentile(decode, 0.5)
-    found = [
+    result = [
         Result(f"{what}: bytes a row", a_row, "B", XOR, sum(map(len, xor[2:])) / rows, notes),
         Result(f"{what}: encode differences", encoding, "us CPU", XOR, xor_encode),
         Result(f"{what}: decode differences", decoding, "us CPU", XOR, xor_decode),
     ]
-    if len(set(map(len, sent))) == 1:  # one table, whose last frame stands for all
-        found += [
+    if len(set(map(len, sent))) == 1:  # one table; all frames have the length of the last
+        result += [
             Result(f"{what}: bytes a row", a_row, "B", "Prometheus remote-write",
                    REMOTE_WRITE_BYTES_A_ROW),
             Result(f"{what}: encode differences", encoding, "us CPU", "deflating it",
@@ -214,11 +222,10 @@ def _stream(source: random.Random, what: str, seconds: Iterable[list[Block]]) ->
             Result(f"{what}: decode differences", decoding, "us CPU", "inflating it",
                    _microseconds(partial(frames.inflate_frame, whole[-1]))),
         ]  # fmt: skip
-    return found
+    return result
 
 
 def run(seed: int) -> list[Result]:
-    """Measure bytes a row, and encode and decode CPU a frame."""
     block = gpu_block(random.Random(seed))
     encoded = frames.encode(STAMP, [block])
     encode = _microseconds(partial(frames.encode, STAMP, [block]))

@@ -1,7 +1,8 @@
 """CPU of the collectors that read files, cold: one turn a second, asleep in between.
 
-On the folder host of `agent_cost`. CPU time of the thread alone, the median over the turns; against one pass of
-`ext.counterfiles` over the same files, which is C without a line of Python between two reads.
+They run on the folder host of `agent_cost`. CPU time of the thread alone, the median over the
+turns; against one pass of `ext.counterfiles` over the same files, which is C without Python between
+two reads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PACES = ("1s", "10s", "60s")
 
 
 def bare_pass(paths: set[str]) -> Callable[[], object]:
-    """Return a pass over files that each hold a number, or not."""
+    """Return a pass over files; a file may hold no number."""
     cells, valid = bytearray(8 * len(paths)), bytearray(len(paths))
     files = CounterFiles([(cells, valid)], kept_max=len(paths))
     for index, path in enumerate(sorted(paths)):
@@ -33,7 +34,7 @@ def bare_pass(paths: set[str]) -> Callable[[], object]:
 
 
 def cold_microseconds(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median CPU time of a turn of each, all taking their turns at each full second."""
+    """Return the median CPU time per kind of turn; all kinds run at each full second."""
     spent: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(TURNS):
         time.sleep(1 - time.monotonic() % 1)
@@ -41,23 +42,22 @@ def cold_microseconds(turns: Mapping[str, Callable[[], object]]) -> dict[str, fl
             begin = time.thread_time_ns()
             turn()
             spent[name].append((time.thread_time_ns() - begin) / 1e3)
-    return {name: statistics.median(each[2:]) for name, each in spent.items()}
+    return {name: statistics.median(seconds[2:]) for name, seconds in spent.items()}
 
 
 def run(seed: int) -> list[Result]:
-    """Measure; the host is the same for every *seed*."""
     del seed
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as the agent does
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))  # as the agent does
     with tempfile.TemporaryDirectory() as name:
         roots = make_host(Path(name))
         files = {pace: files_of(roots, pace) for pace in PACES}
-        # One after the other: in the same second the one would find the caches warmed by the other.
-        found = cold_microseconds({pace: bare_pass(paths) for pace, paths in files.items()})
-        found |= cold_microseconds(
-            {name: made.collect for name, made in collectors_of_files(roots).items()}
+        # Measured separately: in the same second the first would warm the caches of the second.
+        result = cold_microseconds({pace: bare_pass(paths) for pace, paths in files.items()})
+        result |= cold_microseconds(
+            {name: collector.collect for name, collector in collectors_of_files(roots).items()}
         )
-    return [_result(pace, found) for pace in PACES]
+    return [_result(pace, result) for pace in PACES]
 
 
 def _result(pace: str, found: dict[str, float]) -> Result:

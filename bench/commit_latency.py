@@ -1,4 +1,4 @@
-"""Latency of commits and receipts with operators' queries against the same without, alternating under one load."""
+"""Latency of commits and receipts with and without operators' queries, alternating under one load."""
 
 from __future__ import annotations
 
@@ -13,45 +13,48 @@ from .load.fleet_run import run as run_load
 from .measure import Result
 from .turns import MeasuredTurns, Sample, results
 
-#: Some eighth of what this machine sustains (`make load`), so that what is measured is no queue of its own.
+#: About an eighth of this machine's capacity (`make load`), so that the load itself causes no
+#: queue.
 HOSTS = 50
 OPS_SECONDS = 4
-#: More commits than usual, so that a p99 is not of ten.
+#: Shorter than in production, for enough commits for a p99.
 COMMIT_SECONDS = 0.1
-#: Before the first turn: the first frames hold all tables.
+#: Excludes the first frames, which hold all tables.
 WARM_SECONDS = 6
-#: To start and to end what is beside takes no longer than so on a machine that does other things too.
+#: Seconds to start and stop the background load on a busy machine.
 CHANGE_SECONDS = 8
 
 Buckets = dict[float, float]
 
 
 def buckets(figures: dict[str, float]) -> Buckets:
-    """Return upper bound -> commits of that bucket alone, from what /metrics said."""
-    found = {
+    """Return upper bound -> commits in that bucket alone, from the figures of /metrics."""
+    result = {
         float(name.split('"')[1]): count
         for name, count in figures.items()
         if name.startswith("commit_seconds_bucket")
     }
     alone, before = dict[float, float](), 0.0
-    for bound in sorted(found):
-        alone[bound], before = found[bound] - before, found[bound]
+    for bound in sorted(result):
+        alone[bound], before = result[bound] - before, result[bound]
     return alone
 
 
 def spread_out(counts: Buckets) -> list[float]:
-    """Return as many seconds as there are commits: those of a bucket evenly within it."""
+    """Return seconds per commit; the commits of a bucket are spread evenly over it."""
     seconds, low = list[float](), 0.0
     for bound in sorted(counts):
         count = round(counts[bound])
         high = low if math.isinf(bound) else bound
-        seconds += [low + (high - low) * (at + 0.5) / count for at in range(count)]
+        seconds += [low + (high - low) * (index + 0.5) / count for index in range(count)]
         low = high
     return seconds
 
 
 class BackgroundLoad:
-    """One load, and turns without and with what *start* starts; then what commits and receipts took."""
+    """One load; turns alternate between without and with *start*; collects times of commits and
+    receipts.
+    """
 
     def __init__(self, start: Callable[[Running], Callable[[], None]], hosts: int = HOSTS) -> None:
         self.rows = 0.0
@@ -61,7 +64,6 @@ class BackgroundLoad:
         self._turns = MeasuredTurns(lambda: lambda: None)
 
     def measure(self, seed: int, settings: tuple[str, ...]) -> None:
-        """Run it all."""
         length = (
             math.ceil(self._turns.whole_seconds) + WARM_SECONDS + CHANGE_SECONDS * self._turns.pairs
         )
@@ -84,7 +86,7 @@ class BackgroundLoad:
         self._turns.run()
 
     def results(self, what: str, notes: str) -> list[Result]:
-        """Return them; *what*: what was beside."""
+        """Return the results; *what* names the background load."""
         turns = self._turns.done
         assert len(turns) == 2 * self._turns.pairs, "the load was over before the turns were"
         ends = zip(self._marks[::2], self._marks[1::2], strict=True)
@@ -97,7 +99,7 @@ class BackgroundLoad:
 
 
 class _Operator:
-    """Who asks, by turns."""
+    """A client that sends operators' queries in every other turn."""
 
     def __init__(self) -> None:
         self.queries = 0
@@ -116,7 +118,6 @@ class _Operator:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure commits and receipts."""
     operator = _Operator()
     background = BackgroundLoad(operator.start)
     background.measure(seed, (f"ops_seconds={OPS_SECONDS}", f"commit_seconds={COMMIT_SECONDS}"))

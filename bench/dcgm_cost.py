@@ -1,7 +1,9 @@
-"""CPU of reading DCGM: two agents on one host over the same seconds, one of them with a host engine.
+"""CPU of reading DCGM: two agents on one host over the same seconds, only the second with a host
+engine.
 
-The engine is the stand-in's, with eight GPUs before Hopper, every profiling field and health watched: the dearest that `listen` meets. The stand-in
-answers within the agent's process, where a true client waits for a socket.
+The engine is the stand-in's, with eight GPUs before Hopper, every profiling field and health
+watched: the most expensive case for `listen`. The stand-in answers within the agent's process; a
+real client waits for a socket.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from .agent_cost import (
 )
 from .measure import ProcessCost, Result, family
 
-#: On a loaded machine the agent takes its time to fork its samplers.
+#: On a loaded machine the agent is slow to fork its samplers.
 LANES_SECONDS_MAX = 120
-#: Of CPU and of memory, over the agent without DCGM (issue 25).
+#: Limits of CPU and memory, relative to the agent without DCGM (issue 25).
 CPU_RATIO_MAX = 1.1
 
 
@@ -57,7 +59,9 @@ def _agent(ground: Ground, name: str, engine: fake_dcgm.HostEngine, *options: st
 
 
 def _engine(folder: Path, capability: int) -> fake_dcgm.HostEngine:
-    """An engine in which somebody watches every profiling field at 1 Hz, XIDs and the health of all systems."""
+    """Return an engine that watches every profiling field at 1 Hz, XIDs and the health of all
+    systems.
+    """
     engine = fake_dcgm.HostEngine(folder / "engine")
     for number, gpu in enumerate(gpus(GPUS)):
         engine.gpu(number, gpu.uuid, gpu.address, capability)
@@ -72,7 +76,7 @@ def _engine(folder: Path, capability: int) -> fake_dcgm.HostEngine:
 
 
 def _wait_for_lanes(pid: int, *, with_dcgm: bool) -> None:
-    """Wait until an agent has forked its samplers. Raises RuntimeError when it does not."""
+    """Wait until an agent has forked its samplers. Raises RuntimeError after LANES_SECONDS_MAX."""
     wanted = {"gangline-gpu", "gangline-host"} | ({"gangline-dcgm"} if with_dcgm else set())
     for _ in range(LANES_SECONDS_MAX):
         time.sleep(1)
@@ -82,13 +86,15 @@ def _wait_for_lanes(pid: int, *, with_dcgm: bool) -> None:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure GPUs of Hopper, and those before it, whose profiling metrics are read each second. *seed* is of no use."""
+    """Measure Hopper GPUs, and older GPUs, whose profiling metrics are read each second.
+
+    *seed* is ignored.
+    """
     del seed
     return [*_measure("Hopper", 9), *_measure("before Hopper", 8)]
 
 
 def _measure(kind: str, capability: int) -> list[Result]:
-    """Measure both agents at the same time."""
     memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
     with (
         tempfile.TemporaryDirectory() as name,
@@ -108,20 +114,20 @@ def _measure(kind: str, capability: int) -> list[Result]:
         for each, pid in pids.items():
             _wait_for_lanes(pid, with_dcgm=each == "with")
         time.sleep(WARM_UP_SECONDS)
-        # of these and no others: the inventory's child comes and goes
-        families = {each: family(pid) for each, pid in pids.items()}
-        before = {each: ProcessCost.now(families[each]) for each in pids}
+        # fixed sets of processes: the inventory's child starts and exits
+        families = {name: family(pid) for name, pid in pids.items()}
+        before = {name: ProcessCost.now(families[name]) for name in pids}
         calls = len(engine.calls)
         time.sleep(MEASURED_SECONDS)
-        costs = {each: ProcessCost.now(families[each]).since(before[each]) for each in pids}
+        costs = {name: ProcessCost.now(families[name]).since(before[name]) for name in pids}
         calls = len(engine.calls) - calls
     if calls < MEASURED_SECONDS // 10:
         raise RuntimeError(f"the agent made {calls} calls of DCGM in {MEASURED_SECONDS} s")
     second = MEASURED_SECONDS
     ours, peer = costs["with"], costs["without"]
     shares = " + ".join(
-        f"{process} {each * 1e6 / second:.0f}"
-        for process, each in zip(ours.names, ours.cpu_by_process, strict=True)
+        f"{process} {seconds * 1e6 / second:.0f}"
+        for process, seconds in zip(ours.names, ours.cpu_by_process, strict=True)
     )
     notes = f"{calls} calls in {second} s, {GPUS} GPUs, 13 health systems; by process {shares}"
     return [

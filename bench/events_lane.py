@@ -1,8 +1,9 @@
 """Latency of an event, from the kernel log record to the aggregator's receipt, against a bare echo.
 
-Both between the same two processes, in turn, by the same HTTP/2 client and server libraries. The lane is
-the agent's own reader, queue and client and a whole aggregator: two fsyncs, four threads. The echo is one
-unary call of the same event that nobody looks at. Also: what a line costs in a storm of 800,000.
+Both run alternately between the same two processes, by the same HTTP/2 client and server libraries.
+The lane is the agent's own reader, queue and client and a complete aggregator: two fsyncs, four
+threads. The echo is one unary call with the same event, which the server ignores. Also measured:
+the cost of a line in a storm of 800,000.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gangline.agent.transport.grpc_http2 import EVENTS, CallResponse, ClientSess
 from gangline.contract.wire import telemetry_pb2
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
-#: An incident each: fewer than are kept apart at once (`incidents.OPEN_MAX`), so in rounds.
+#: One incident per event; a round is smaller than `incidents.OPEN_MAX`.
 EVENTS_PER_ROUND, ROUNDS = 200, 4
 WARM_UP_EVENTS = 20
 STORM_LINES, STORM_FORMS = 800_000, 29
@@ -48,7 +49,7 @@ LINE = (
 
 
 class TimedQueue:
-    """The agent's own queue, with the moments at which an event came, was on disk, had its receipt."""
+    """The agent's own queue, with the times of arrival, disk write and receipt per event."""
 
     def __init__(self, queue: EventQueue) -> None:
         self._queue = queue
@@ -78,7 +79,7 @@ class TimedQueue:
 
 
 class NoFrames:
-    """No readings: what is measured is the events' way."""
+    """A spool without frames: only the events' path is measured."""
 
     def __init__(self) -> None:
         self.run_id, self.boot_id = os.urandom(16), bytes(16)
@@ -94,7 +95,7 @@ class NoFrames:
 
 
 class EchoLane:
-    """A bare unary call by the agent's HTTP/2 session over a socket that blocks."""
+    """A bare unary call by the agent's HTTP/2 session over a blocking socket."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -102,7 +103,6 @@ class EchoLane:
         self._session = ClientSession(f"127.0.0.1:{port}")
 
     def seconds(self, event: HealthEvent) -> float:
-        """Send the event, wait for the answer."""
         begin = time.perf_counter()
         self._session.call(EVENTS, telemetry_pb2.ReportEventsRequest(events=[event]))
         self._socket.sendall(self._session.data_to_send())
@@ -120,7 +120,7 @@ class EchoLane:
 
 @contextmanager
 def _server(folder: Path) -> Iterator[tuple[int, int, list[float]]]:
-    """Give both ports, and a list that holds the server's fsyncs in microseconds afterwards."""
+    """Yield both ports, and a list that afterwards holds the server's fsyncs in microseconds."""
     command = [sys.executable, "-m", "bench.events_server", str(folder)]
     appends: list[float] = []
     with subprocess.Popen(
@@ -134,7 +134,7 @@ def _server(folder: Path) -> Iterator[tuple[int, int, list[float]]]:
 
 
 class EventLaneBed:
-    """The agent's half: a log to write to, its reader, its queue and its client."""
+    """The agent's side: a log to write to, its reader, its queue and its client."""
 
     def __init__(self, folder: Path, client: Client, queue: TimedQueue, number: int) -> None:
         self.parts: dict[str, list[float]] = {"parse": [], "agent fsync": [], "call": []}
@@ -149,7 +149,7 @@ class EventLaneBed:
         self._reader.start(EventPublisher(SystemClock(), queue, client.notify))
 
     def seconds(self, sequence: int) -> float:
-        """Write a record, wait for its receipt."""
+        """Write a record; return the seconds until its receipt."""
         line = LINE.format(self._number, sequence)
         stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         record = f"3,{sequence},{stamp},-;{line}\n".encode()
@@ -174,7 +174,7 @@ class EventLaneBed:
 
 
 def _measure(folder: Path) -> tuple[list[float], list[float], dict[str, list[float]]]:
-    """Return seconds of lane and echo, in turn, and the lane's parts."""
+    """Return the seconds of lane and echo, alternating, and the parts of the lane."""
     totals: list[float] = []
     echoes: list[float] = []
     parts: dict[str, list[float]] = {}
@@ -201,7 +201,7 @@ def _measure(folder: Path) -> tuple[list[float], list[float], dict[str, list[flo
         client.close()
         echo.close()
         queue.close()
-    parts["server fsync"] = [each / 1e6 for each in appends]
+    parts["server fsync"] = [append / 1e6 for append in appends]
     return totals, echoes, parts
 
 
@@ -225,7 +225,6 @@ def _follower(events: list[HealthEvent]) -> LogReader:
 
 
 def _take(follower: LogReader, records: list[bytes]) -> float:
-    """Return the seconds of CPU for records at hand."""
     begin = time.process_time()
     for record in records:
         follower.feed(record, live=False)
@@ -234,18 +233,20 @@ def _take(follower: LogReader, records: list[bytes]) -> float:
 
 
 def _storm() -> tuple[float, float, list[HealthEvent]]:
-    """Return the microseconds of CPU a line, the bytes that the process grew by, what was reported."""
+    """Return the CPU microseconds a line, the growth of the process in bytes, and the reported
+    events.
+    """
     events: list[HealthEvent] = []
     follower = _follower(events)
     tokens = [f"{chr(97 + n // 6)}{chr(103 + n % 6)}" for n in range(STORM_FORMS)]
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     spent = 0.0
     memory = pss_bytes([os.getpid()])
-    for at in range(0, STORM_LINES, 1000):
+    for index in range(0, STORM_LINES, 1000):
         group = [
             f"3,{n},{stamp},-;NVRM: Xid (PCI:0000:9b:00): 95, pid={n}, name=python, Uncontained: "
             f"{tokens[n % STORM_FORMS]}. RST: Yes, D-RST: No (0x{n:x})\n".encode()
-            for n in range(at, at + 1000)
+            for n in range(index, index + 1000)
         ]
         spent += _take(follower, group)
     grown = pss_bytes([os.getpid()]) - memory
@@ -254,7 +255,6 @@ def _storm() -> tuple[float, float, list[HealthEvent]]:
 
 
 def _ordinary(lines: int) -> float:
-    """Return the CPU microseconds of a line without an event."""
     records = [
         f"6,{n},{n},-;IPv6: ADDRCONF(NETDEV_CHANGE): cali{n:x}: link becomes ready\n".encode()
         for n in range(lines)
@@ -263,7 +263,7 @@ def _ordinary(lines: int) -> float:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure the lane and the storm. *seed* changes nothing here."""
+    """Measure the lane and the storm. *seed* is ignored."""
     with tempfile.TemporaryDirectory() as folder:
         lane, echo, parts = _measure(Path(folder))
     text = ", ".join(

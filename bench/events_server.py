@@ -1,9 +1,9 @@
-"""A whole aggregator and a bare echo server on the same process and event loop.
+"""A complete aggregator and a bare echo server in the same process and event loop.
 
-    python -m bench.events_server FOLDER
+python -m bench.events_server FOLDER
 
-Prints both ports, serves until its standard input closes, then prints how long each fsynced append to
-the event journal took, in microseconds, as JSON.
+Prints both ports, serves until its standard input closes, then prints the time of each fsynced
+append to the event journal, in microseconds, as JSON.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gangline.contract.wire import telemetry_pb2, telemetry_pb2_grpc
 
 
 class EchoServicer(telemetry_pb2_grpc.TelemetryServiceServicer):
-    """Answers the same call without looking at it."""
+    """Answers the same call and ignores its content."""
 
     async def ReportEvents(self, request: Any, context: Any) -> Any:
         return telemetry_pb2.ReportEventsResponse(accepted=len(request.events))
 
 
 def timed(times: list[float]) -> None:
-    """Note what each append to a journal takes, its fsync included."""
+    """Record the duration of each append to a journal, including its fsync."""
     append = EventJournal.append
 
     def timed_append(self: EventJournal, events: Sequence[StoredEvent]) -> int:
@@ -45,7 +45,6 @@ def timed(times: list[float]) -> None:
 
 
 async def serve(folder: Path) -> None:
-    """Serve both."""
     times: list[float] = []
     timed(times)
     aggregator = Aggregator(AggregatorConfig(listen="127.0.0.1:0", data=folder))

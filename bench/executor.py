@@ -1,10 +1,12 @@
 """CPU and latency of an executor: real Slurm, real advice over gRPC, and the executor's own loop.
 
-- From PROPOSED to the last command answered, and until the job runs elsewhere. Peer: the same commands by a script that knows node and
-  job beforehand (hold, requeue, `StartTime=now` in the next second), which is the floor.
-- A controller of 10,000 nodes without their slurmd: a start that brings 100 marks into line, and 100 advisories at one time.
-- What slurmctld spends on the executor's reading, by its own account: the time of all RPCs that `sdiag` counts while nobody but the
-  executor asks anything.
+- From PROPOSED to the answer of the last command, and until the job runs elsewhere. Peer: the same
+  commands by a script that knows node and job beforehand (hold, requeue, `StartTime=now` in the
+  next second), the floor.
+- A controller of 10,000 nodes without their slurmd: a start that reconciles 100 marks, and 100
+  advisories at once.
+- CPU of slurmctld for the executor's reading: the time of all RPCs that `sdiag` counts while the
+  executor is the only client.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 RUNS, NODES, JOB_NODES = 20, 8, 3
 LARGE_NODES, ADVISORIES = 10_000, 100
 QUIET_SECONDS = 30.0
-#: Without slurmd they are down, which is not told of: nobody advises about nodes that are out.
+#: Without slurmd these nodes are down, and no advisories are made for nodes that are out of
+#: service.
 LARGE = (
     f"NodeName=host[0-{LARGE_NODES - 1}] NodeHostname=localhost NodeAddr=127.0.0.1 "
     f"Port=[20000-{20_000 + LARGE_NODES - 1}] State=DOWN"
@@ -50,7 +53,7 @@ SCRIPT = "#!/bin/bash\nsleep 600\n"
 
 
 class TimedSlurm(Slurm):
-    """Notes when commands were answered."""
+    """Records when commands were answered."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         super().__init__(partial(run_command, environment=cluster.environment))
@@ -63,15 +66,15 @@ class TimedSlurm(Slurm):
         return errors
 
     def last(self, kind: type[Step]) -> float:
-        """Return when the last step of *kind* was answered; 0 for none."""
-        return max((when for one, when in self.answered if one is kind), default=0.0)
+        """Return when the last step of *kind* was answered; 0 if never."""
+        return max((when for step, when in self.answered if step is kind), default=0.0)
 
 
 @contextmanager
 def executing(
     advice: AdviceServer, slurm: Slurm, folder: Path, **settings: object
 ) -> Iterator[Executor]:
-    """Have an executor that turns in a thread of its own."""
+    """Run an executor in a thread of its own."""
     config = ExecutorConfig(ledger=str(folder), **settings)  # type: ignore[arg-type]
     wake = threading.Event()
     with connected_client(advice, config.actor, wake.set) as client:
@@ -87,7 +90,7 @@ def executing(
 
 
 def run(seed: int) -> list[Result]:
-    """Return rows; nothing where Slurm is not installed."""
+    """Return the rows; no rows if Slurm is not installed."""
     if not has_slurm():
         print(MISSING, file=sys.stderr)
         return []
@@ -202,8 +205,8 @@ def _large() -> list[Result]:
         ) as executor:
             _until(lambda: executor.counters.turns > 2, "it turns")
             share, count = _rpc_share(cluster)
-            for at in range(ADVISORIES):
-                advice.fault(f"host{at}", Action.AVOID, tell=False)
+            for index in range(ADVISORIES):
+                advice.fault(f"host{index}", Action.AVOID, tell=False)
             begin = time.perf_counter()
             advice.tick()
             _until(lambda: len(slurm.answered) >= ADVISORIES, "all holds are set")
@@ -230,7 +233,7 @@ def _large() -> list[Result]:
 
 
 def _rpc_share(cluster: SlurmCluster) -> tuple[float, int]:
-    """Return the share of a while that slurmctld spends in RPCs, and their number."""
+    """Return the share of time that slurmctld spends in RPCs, and their number."""
     cluster.command("sdiag", "--reset")
     begin = time.perf_counter()
     time.sleep(QUIET_SECONDS)
@@ -240,7 +243,7 @@ def _rpc_share(cluster: SlurmCluster) -> tuple[float, int]:
 
 
 def share_of_rpcs(text: str, seconds: float) -> tuple[float, int]:
-    """Return the same of the output of `sdiag`, which counts microseconds by user."""
+    """Return share and number from the output of `sdiag`, which counts microseconds by user."""
     users = text.partition("statistics by user")[2].partition("\n\n")[0]
     rows = re.findall(r"count:([0-9]+)\s+ave_time:[0-9]+\s+total_time:([0-9]+)", users)
     microseconds = sum(int(total) for _, total in rows)

@@ -1,4 +1,6 @@
-"""Latency of the scheduler extender against an echo of as many bytes, and of the real kube-scheduler with and without it."""
+"""Latency of the scheduler extender against an echo of equal size, and of kube-scheduler with and
+without it.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ from tests.kubernetes_cluster import (
 from tests.processes import GUARD_SECONDS, free_port
 
 NODES = 5000
-#: Of one request: a scheduler of 5,000 nodes shows a tenth of them.
+#: Nodes in one request: a scheduler of 5,000 nodes considers a tenth of them.
 SHOWN = 500
 ROUNDS, REQUESTS, PODS = 5, 1000, 200
 CREATORS = 4
 
 
 def run(seed: int, nodes: int = NODES) -> list[Result]:
-    """Measure the answer, and the scheduler where Kubernetes is. Nothing here depends on *seed*."""
+    """Measure the answer, and the scheduler if Kubernetes is installed. *seed* is ignored."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         mirror = Path(folder, "mirror", "nodes")
         mirror.parent.mkdir()
@@ -60,16 +62,20 @@ def run(seed: int, nodes: int = NODES) -> list[Result]:
 
 @contextmanager
 def fresh_mirror(path: Path, nodes: int) -> Iterator[None]:
-    """Have a mirror that is written every 3 s, as `gangline mirror` does: its reading is part of what is measured."""
-    found = [mirror_node(f"n{at}", at % 4, ready=at % 100 != 7) for at in range(1, nodes + 1)]
+    """Run a mirror that is written every 3 s, as by `gangline mirror`: reading it is part of the
+    measurement.
+    """
+    result = [
+        mirror_node(f"n{index}", index % 4, ready=index % 100 != 7) for index in range(1, nodes + 1)
+    ]
     ended = threading.Event()
 
     def write() -> None:
         while not ended.is_set():
-            write_mirror(path, found)
+            write_mirror(path, result)
             ended.wait(3.0)
 
-    write_mirror(path, found)
+    write_mirror(path, result)
     thread = threading.Thread(target=write)
     thread.start()
     try:
@@ -81,7 +87,7 @@ def fresh_mirror(path: Path, nodes: int) -> Iterator[None]:
 
 @contextmanager
 def extender_process(mirror: Path) -> Iterator[int]:
-    """Have the extender as it is run; yield its port."""
+    """Run the extender as in production; yield its port."""
     port = free_port()
     command = [str(Path(sys.executable).with_name("gangline")), "executor", "kubernetes", "extender",
                "--set", f"extender_listen=127.0.0.1:{port}", "--set", f"extender_mirror={mirror}"]  # fmt: skip
@@ -97,9 +103,6 @@ def extender_process(mirror: Path) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(GUARD_SECONDS)
-
-
-# ---------------------------------------------------------------- the answer
 
 
 class Echo(asyncio.Protocol):
@@ -130,8 +133,8 @@ def _echo(taken: int, given: int, port: int, ready: ProcessEvent) -> None:
 
 
 def answers(port: int, verb: str) -> Result:
-    """Compare the p99 of an answer with the echo's, by turns."""
-    names = [f"n{10 * at + 1}" for at in range(SHOWN)]
+    """Compare the p99 of an answer with the p99 of the echo, alternating."""
+    names = [f"n{10 * index + 1}" for index in range(SHOWN)]
     pod = {"metadata": {"name": "train-0", "namespace": NAMESPACE}, "spec": {"containers": [{"name": "main", "image": "none"}]}}  # fmt: skip
     body = json.dumps(
         {"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")
@@ -177,19 +180,16 @@ def _first_size(plain: socket.socket, request: bytes) -> int:
 
 
 def _round(ours: socket.socket, echo: socket.socket, request: bytes, size: int) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Return the seconds of REQUESTS answers of both, one by one in turn: what else runs here meets both alike."""
+    """Return the seconds of REQUESTS answers of both, alternating: other load affects both equally."""
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(REQUESTS):
-        for plain, found in zip((ours, echo), seconds, strict=True):
+        for plain, durations in zip((ours, echo), seconds, strict=True):
             begin, left = time.perf_counter(), size
             plain.sendall(request)
             while left:
                 left -= len(plain.recv(1 << 17))
-            found.append(time.perf_counter() - begin)
+            durations.append(time.perf_counter() - begin)
     return seconds
-
-
-# ---------------------------------------------------------------- the scheduler
 
 
 def scheduler(real: RealKubernetes, port: int, nodes: int) -> list[Result]:
@@ -205,19 +205,19 @@ def scheduler(real: RealKubernetes, port: int, nodes: int) -> list[Result]:
             except ApiError:
                 assert time.monotonic() < end
                 time.sleep(0.2)
-        _create(access, [_node(at) for at in range(1, nodes + 1)], "/api/v1/nodes")
+        _create(access, [_node(index) for index in range(1, nodes + 1)], "/api/v1/nodes")
         both = configuration(port)
         ranks = {key: value for key, value in both.items() if key != "filterVerb"}
-        found: dict[str, list[float]] = {"without it": [], "ranks": [], "ranks and filters": []}
+        result: dict[str, list[float]] = {"without it": [], "ranks": [], "ranks and filters": []}
         for number in range(ROUNDS):
-            for name, extenders in zip(found, ([], [ranks], [both]), strict=True):
-                found[name].append(
+            for name, extenders in zip(result, ([], [ranks], [both]), strict=True):
+                result[name].append(
                     _schedule(real, api, extenders, f"{name[-2:]}{number}".replace(" ", ""))
                 )
         people.api.close()
     return [
-        _compare(name, found[name], found["without it"], nodes)
-        for name in found
+        _compare(name, result[name], result["without it"], nodes)
+        for name in result
         if name != "without it"
     ]
 
@@ -249,8 +249,6 @@ def _pod(name: str) -> Any:
 
 
 def _create(access: ApiAccess, things: list[Any], path: str) -> None:
-    """Create *things*, several at one time."""
-
     def some(first: int) -> None:
         with closing(ApiServer(access)) as api:
             for thing in things[first::CREATORS]:
@@ -261,9 +259,11 @@ def _create(access: ApiAccess, things: list[Any], path: str) -> None:
 
 
 def _schedule(real: RealKubernetes, api: ApiServer, extenders: list[Any], prefix: str) -> float:
-    """Create pods while no scheduler runs; return the seconds a pod takes, from the first one bound to the last."""
+    """Create pods while no scheduler runs; return the seconds a pod takes, from the first one bound
+    to the last.
+    """
     real.stop_scheduler()
-    _create(api.access, [_pod(f"{prefix}-{at}") for at in range(PODS)], f"/api/v1/namespaces/{NAMESPACE}/pods")  # fmt: skip
+    _create(api.access, [_pod(f"{prefix}-{index}") for index in range(PODS)], f"/api/v1/namespaces/{NAMESPACE}/pods")  # fmt: skip
     pods, version = api.list_all("/api/v1/pods")
     watch = api.watch("/api/v1/pods", version)
     real.start_scheduler(extenders=extenders)

@@ -1,8 +1,10 @@
-"""Time from a kernel log line until the job runs elsewhere: real agent, aggregator, executor and Slurm, no operator.
+"""Time from a kernel log line until the job runs elsewhere: real agent, aggregator, executor and
+Slurm, no operator.
 
-Each round has new processes of all four. The job runs on three of eight nodes; the agent is one of these hosts, and reads a FIFO as
-/dev/kmsg. Slurm has the settings that docs/slurm.md recommends. What Slurm needs alone (28 s to notice a dead slurmd with
-SlurmdTimeout=15, and 121 s of delay) was measured once, by `kill -9` of slurmd: 149 s.
+Each round has new processes of all four. The job runs on three of eight nodes; the agent is one of
+these hosts, and reads a FIFO as /dev/kmsg. Slurm has the settings that docs/slurm.md recommends.
+Slurm alone needs 149 s (28 s to notice a dead slurmd with SlurmdTimeout=15, and 121 s of delay),
+measured once by `kill -9` of slurmd.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ SLURM_ALONE_SECONDS = 149.0
 
 
 def run(seed: int) -> list[Result]:
-    """Return rows; nothing where Slurm is not installed."""
+    """Return the rows; no rows if Slurm is not installed."""
     if not has_slurm():
         print(MISSING, file=sys.stderr)
         return []
@@ -37,10 +39,14 @@ def run(seed: int) -> list[Result]:
     proposed, running = list[float](), list[float]()
     for number in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
-            one = _round(Path(folder), moments.random())
-        proposed.append(one[0])
-        running.append(one[1])
-        print(f"  {number + 1} of {ROUNDS}: {one[0]:.3f} {one[1]:.3f}", file=sys.stderr, flush=True)
+            seconds = _round(Path(folder), moments.random())
+        proposed.append(seconds[0])
+        running.append(seconds[1])
+        print(
+            f"  {number + 1} of {ROUNDS}: {seconds[0]:.3f} {seconds[1]:.3f}",
+            file=sys.stderr,
+            flush=True,
+        )
     notes = (
         f"{ROUNDS} rounds, {JOB_NODES} of {NODES} nodes; p95 {sorted(running)[-2]:.2f}, worst {max(running):.2f} s; PROPOSED after "
         f"{percentile(proposed, 0.5):.2f} s (p50); wanted: 1.0 s median, 1.5 s p95"
@@ -59,7 +65,7 @@ def _round(folder: Path, wait_seconds: float) -> tuple[float, float]:
     dev = folder / "dev"
     dev.mkdir()
     os.mkfifo(dev / "kmsg")
-    log = os.open(dev / "kmsg", os.O_RDWR)  # held open: else the agent reads that it has ended
+    log = os.open(dev / "kmsg", os.O_RDWR)  # held open: else the agent reads end of file
     (folder / "slurm").mkdir()
     try:
         with ExitStack() as stack:

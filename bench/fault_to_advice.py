@@ -1,7 +1,9 @@
-"""Time from a kernel log line to the host's local verdict and to a proposed advisory, against the limit and an echo.
+"""Time from a kernel log line to the host's local verdict and to a proposed advisory, against the
+limit and an echo.
 
-A real agent reads a FIFO as /dev/kmsg, a real aggregator judges, a watcher takes the advice. Each round is a new pair of
-processes, for one host of the fleet may be out at a time; the line falls anywhere within the second.
+A real agent reads a FIFO as /dev/kmsg, a real aggregator judges, a watcher receives the advice.
+Each round starts new processes, because only one host of the fleet may be out at a time; the line
+is written at a random moment within the second.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tests.processes import Process
 ROUNDS, ECHOES = 20, 20
 LIMIT_SECONDS = 0.5
 ROUND_SECONDS_MAX = 60.0
-#: A new store has written the first of each table by then, and the host was judged.
+#: By then a new store has written the first rows of each table, and the host was judged.
 WARM_SECONDS = 3.0
 POLL_SECONDS = 0.001
 NAME = "bench-host"
@@ -39,7 +41,9 @@ CODE = "xid79"
 
 
 class RoundSeconds(NamedTuple):
-    """Seconds from the line to the host's own status, to the watcher; and of an empty call on the watcher's connection."""
+    """Seconds from the line to the host's own status and to the watcher, and of an empty call by
+    the watcher.
+    """
 
     status: float
     proposed: float
@@ -47,7 +51,7 @@ class RoundSeconds(NamedTuple):
 
 
 class AdviceWatch:
-    """Takes advice in a thread of its own, and notes when the first proposal came."""
+    """Receives advice in a thread of its own, and records when the first proposal came."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -68,7 +72,7 @@ class AdviceWatch:
             return  # the channel was closed
 
     def echo_seconds(self) -> float:
-        """Return what an empty call takes on the same connection."""
+        """Return the seconds of an empty call on the same connection."""
         begin = time.perf_counter()
         self.stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest(page_size=1))
         return time.perf_counter() - begin
@@ -79,7 +83,6 @@ class AdviceWatch:
 
 
 def wait_for(condition: Callable[[], object], what: str) -> float:
-    """Return when *condition* held."""
     end = time.perf_counter() + ROUND_SECONDS_MAX
     while not condition():
         if time.perf_counter() > end:
@@ -89,7 +92,7 @@ def wait_for(condition: Callable[[], object], what: str) -> float:
 
 
 def text_of(path: Path) -> str:
-    """Return what is in a file, "" where there is none yet."""
+    """Return the content of a file; "" if it does not exist."""
     try:
         return path.read_text()
     except OSError:
@@ -99,14 +102,14 @@ def text_of(path: Path) -> str:
 def agent_process(
     folder: Path, running: Running, dev: Path, sys_root: Path, proc_root: Path, name: str = NAME
 ) -> Process:
-    """Return an agent of host *name* that reads the kernel log of *dev*."""
+    """Start an agent of host *name* that reads the kernel log of *dev*."""
     folders = {name: folder / name for name in ("spool", "events", "state", "run")}
     settings = [
         f"host={name}", f"dev_root={dev}", f"sys_root={sys_root}", f"proc_root={proc_root}",
         "spool_head_folder=", "nvml_library=none", *(f"{name}_folder={path}" for name, path in folders.items()),
     ]  # fmt: skip
-    words = [word for one in settings for word in ("--set", one)]
-    return Process(["agent", "--aggregator", running.address, *words], folder / "agent.log")
+    options = [word for setting in settings for word in ("--set", setting)]
+    return Process(["agent", "--aggregator", running.address, *options], folder / "agent.log")
 
 
 def _round(folder: Path, wait_seconds: float) -> RoundSeconds:
@@ -114,7 +117,7 @@ def _round(folder: Path, wait_seconds: float) -> RoundSeconds:
     dev = folder / "dev"
     dev.mkdir()
     os.mkfifo(dev / "kmsg")
-    log = os.open(dev / "kmsg", os.O_RDWR)  # held open: else the agent reads that it has ended
+    log = os.open(dev / "kmsg", os.O_RDWR)  # held open: else the agent reads end of file
     status = folder / "run" / "status.json"
     try:
         with aggregator(folder / "aggregator") as running:
@@ -137,7 +140,7 @@ def _round(folder: Path, wait_seconds: float) -> RoundSeconds:
 
 
 def _p95(values: list[float]) -> float:
-    """Return the nearest rank: of 20 values the 19th. The worst stands in the notes."""
+    """Return the nearest rank: the 19th of 20 values. The notes contain the maximum."""
     return sorted(values)[ceil(0.95 * len(values)) - 1]
 
 
@@ -149,9 +152,9 @@ def run(seed: int) -> list[Result]:
         with tempfile.TemporaryDirectory() as folder:
             rounds.append(_round(Path(folder), moments.random()))
         print(f"  {number + 1} of {ROUNDS}: {rounds[-1]}", file=sys.stderr, flush=True)
-    echo = percentile([one.echo for one in rounds], 0.5)
-    proposed = [one.proposed for one in rounds]
-    status = [one.status for one in rounds]
+    echo = percentile([timing.echo for timing in rounds], 0.5)
+    proposed = [timing.proposed for timing in rounds]
+    status = [timing.status for timing in rounds]
     notes = f"XID 79, {ROUNDS} rounds of a new agent and aggregator, the line at any moment of the second"
     worst = f"the worst {max(proposed):.3f} s; an empty call on the watcher's connection {1000 * echo:.1f} ms"
     return [

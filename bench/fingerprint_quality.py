@@ -40,29 +40,30 @@ from .run_families import FamilyRuns, generate_families
 TRAINING_SEEDS, HELD_OUT_SEEDS = (1, 2, 3, 4, 5), (111, 112, 113)
 WORKLOADS, RUNS_OF_EACH = 600, 4
 HISTORY_RUNS = 2000
-#: Runs of each kind of job, for classes. This share of the runs of a class may be outside its range, in each number.
+#: Runs of each kind of job, for classes. This share of the runs of a class may be outside its
+#: range, per number.
 RUNS_OF_KIND, OUTSIDE_RATIO = 200, 0.002
-#: What the file system of the day and the number of steps between checkpoints move: spreads are so many times what is
-#: generated. Set by hand, after one look at `run_families.py` of other seeds (7, 101).
+#: Factors of the spread of numbers that depend on the day's file system and on the steps between
+#: checkpoints. Set by hand, after one look at `run_families.py` of other seeds (7, 101).
 WIDENED = {
     "host_stall_ratio": 2.0, "checkpoint_ratio": 2.0, "disk_pressure_ratio": 2.0, "checkpoint_interval_seconds": 3.0,
 }  # fmt: skip
 
 
 def train() -> None:
-    """Train the model of classes and that of similarity, and write both as JSON."""
+    """Train the models of classes and of similarity, and write both as JSON."""
     from sklearn.linear_model import LogisticRegression
 
     runs = [generate_kinds(seed, RUNS_OF_KIND) for seed in TRAINING_SEEDS]
-    features = class_features(np.concatenate([each.values for each in runs]))
-    labels = np.concatenate([each.label for each in runs])
+    features = class_features(np.concatenate([run.values for run in runs]))
+    labels = np.concatenate([run.label for run in runs])
     middle = np.nanmedian(features, axis=0)
     model = LogisticRegression(C=0.3, max_iter=400, tol=1e-3).fit(inputs_of(features, middle), labels)  # fmt: skip
     by_class = [features[labels == label] for label in range(len(CLASSES))]
-    # A number that no run of the class has: any value is outside.
+    # no run of the class has this number: any value is outside
     low, high = (
         np.nan_to_num(
-            np.stack([np.nanquantile(each, ratio, axis=0) for each in by_class]), nan=empty
+            np.stack([np.nanquantile(values, ratio, axis=0) for values in by_class]), nan=empty
         )
         for ratio, empty in ((OUTSIDE_RATIO, 1e9), (1.0 - OUTSIDE_RATIO, -1e9))
     )
@@ -70,16 +71,16 @@ def train() -> None:
     stored = {
         "fingerprint_version": FINGERPRINT_VERSION, "numbers": list(NUMBERS), "classes": list(CLASSES),
         "trained_on": f"generated fingerprints, seeds {TRAINING_SEEDS}: simulated",
-        **{name: np.round(each, 4).tolist() for name, each in numbers.items()},
+        **{name: np.round(number, 4).tolist() for name, number in numbers.items()},
     }  # fmt: skip
     MODEL_FILE.write_text(json.dumps(stored) + "\n")
     load_model.cache_clear()
-    several = [generate(seed, WORKLOADS, RUNS_OF_EACH) for seed in TRAINING_SEEDS]
-    similarity = fit_similarity(np.concatenate([pairs_of(one) for one in several]))
+    generated = [generate(seed, WORKLOADS, RUNS_OF_EACH) for seed in TRAINING_SEEDS]
+    similarity = fit_similarity(np.concatenate([pairs_of(runs) for runs in generated]))
     stored = {
         "fingerprint_version": FINGERPRINT_VERSION, "numbers": list(NUMBERS),
         "trained_on": f"generated fingerprints, seeds {TRAINING_SEEDS}: simulated",
-        **{name: np.round(each, 5).tolist() for name, each in similarity._asdict().items()},
+        **{name: np.round(values, 5).tolist() for name, values in similarity._asdict().items()},
     }  # fmt: skip
     SIMILARITY_FILE.write_text(json.dumps(stored) + "\n")
     load_similarity.cache_clear()
@@ -99,7 +100,7 @@ def fit_similarity(pairs: Floats) -> SimilarityModel:
     variance = np.where(known.any(axis=0), np.maximum(variance, 0.01), 1.0)
     for name, factor in WIDENED.items():
         variance[NUMBERS.index(name)] *= factor**2
-    # Limits by how many features both know: also where more is unknown than generated runs leave out.
+    # Limits by the number of features that both know, also for fewer than generated runs have.
     random = np.random.default_rng(0)
     repeated = np.concatenate([pairs] * 4)
     dropped = random.random(repeated.shape) < random.uniform(0.0, 0.7, (len(repeated), 1))
@@ -108,22 +109,25 @@ def fit_similarity(pairs: Floats) -> SimilarityModel:
     squares = np.nansum(repeated**2 / variance, axis=1)
     count = np.isfinite(repeated).sum(axis=1)
     limits = [1.0]
-    for each in range(1, len(NUMBERS) + 1):
-        of = squares[count == each]
-        found = np.quantile(of, 1.0 - NOT_FOUND_RATIO) if len(of) >= 30 else 0.0
-        limits.append(max(limits[-1], float(found)))  # more is known: the limit does not fall
+    for number in range(1, len(NUMBERS) + 1):
+        matching = squares[count == number]
+        result = np.quantile(matching, 1.0 - NOT_FOUND_RATIO) if len(matching) >= 30 else 0.0
+        # with more known features the limit does not fall
+        limits.append(max(limits[-1], float(result)))
     return SimilarityModel(variance, np.array(limits))
 
 
 class Searched(NamedTuple):
-    """Runs that are searched for earlier ones: fingerprint, user ("": not known), and the number of the workload."""
+    """Runs whose earlier runs are searched: fingerprint, user ("": unknown), and the number of the
+    workload.
+    """
 
     fingerprints: list[Fingerprint]
     users: list[str]
     workloads: list[int]
 
     def indexed(self) -> RunIndex:
-        """Return an index of all."""
+        """Return an index of all runs."""
         index = RunIndex()
         for fingerprint, user in zip(self.fingerprints, self.users, strict=True):
             index.add(fingerprint, user)
@@ -134,28 +138,29 @@ class Searched(NamedTuple):
         return Searched(self.fingerprints[first::2], self.users[first::2], self.workloads[first::2])
 
     def taken_for_known(self, index: RunIndex) -> int:
-        """Return how many of these, none of whose workloads is in *index*, find a run of theirs."""
-        each = zip(self.fingerprints, self.users, strict=True)
-        return sum(bool(index.same_workload(one, 1, user=user)) for one, user in each)
+        """Return how many of these runs find a match in *index*, which has none of their workloads."""
+        values = zip(self.fingerprints, self.users, strict=True)
+        return sum(bool(index.same_workload(runs, 1, user=user)) for runs, user in values)
 
 
 def searched(runs: GeneratedRuns, which: Sequence[int] | None = None) -> Searched:
-    """Return generated runs, of whose users nothing is known."""
+    """Return generated runs without users."""
     places = range(len(runs.values)) if which is None else which
-    found = [Fingerprint(tuple(runs.values[at].tolist())) for at in places]
-    return Searched(found, [""] * len(found), [int(runs.workload[at]) for at in places])
+    result = [Fingerprint(tuple(runs.values[place].tolist())) for place in places]
+    return Searched(result, [""] * len(result), [int(runs.workload[place]) for place in places])
 
 
 def searched_families(runs: FamilyRuns, *, with_users: bool) -> Searched:
-    """Return runs of families."""
     each = zip(runs.values, runs.gpu_models, strict=True)
-    found = [Fingerprint(tuple(values.tolist()), gpu_model=model) for values, model in each]
-    users = runs.users if with_users else [""] * len(found)
-    return Searched(found, users, runs.variant.tolist())
+    result = [Fingerprint(tuple(values.tolist()), gpu_model=model) for values, model in each]
+    users = runs.users if with_users else [""] * len(result)
+    return Searched(result, users, runs.variant.tolist())
 
 
 class Found(NamedTuple):
-    """Of *runs*: `missed` found no earlier one, `wrong` one of another workload first."""
+    """Counts of *runs*: `missed` found no earlier run, `wrong` first found a run of another
+    workload.
+    """
 
     runs: int
     missed: int
@@ -165,17 +170,19 @@ class Found(NamedTuple):
 def reruns(all_runs: Searched, which: Sequence[int]) -> Found:
     """Search each run of *which* among all others."""
     index, missed, wrong = all_runs.indexed(), 0, 0
-    for at in which:
-        found = index.same_workload(
-            all_runs.fingerprints[at], 1, user=all_runs.users[at], without=(at,)
+    for row in which:
+        result = index.same_workload(
+            all_runs.fingerprints[row], 1, user=all_runs.users[row], without=(row,)
         )
-        missed += not found
-        wrong += bool(found) and all_runs.workloads[found[0].run] != all_runs.workloads[at]
+        missed += not result
+        wrong += bool(result) and all_runs.workloads[result[0].run] != all_runs.workloads[row]
     return Found(len(which), missed, wrong)
 
 
 def similarity_section() -> list[str]:
-    """Return how many runs find an earlier one of their workload, and how many of new workloads find a wrong one."""
+    """Return the table of runs that find an earlier run of their workload, and of new workloads
+    that find a wrong one.
+    """
     lines = ["| workloads | runs | seen before, said to be new | found another workload first | new, taken for known |", "|---|---|---|---|---|"]  # fmt: skip
     for label, name in enumerate(WORKLOAD_CLASSES):
         total, new_known, new_count = Found(0, 0, 0), 0, 0
@@ -183,8 +190,8 @@ def similarity_section() -> list[str]:
             runs, new = generate(seed, WORKLOADS, 2), generate(seed + 1000, 300, 1)
             of_class = searched(new, np.flatnonzero(new.label == label).tolist())
             known = searched(runs)
-            found = reruns(known, np.flatnonzero(runs.label == label)[::2].tolist())
-            total = Found(*(a + b for a, b in zip(total, found, strict=True)))
+            result = reruns(known, np.flatnonzero(runs.label == label)[::2].tolist())
+            total = Found(*(a + b for a, b in zip(total, result, strict=True)))
             new_known += of_class.taken_for_known(known.indexed())
             new_count += len(of_class.users)
         lines.append(_similarity_row(name, total, new_known, new_count))
@@ -201,15 +208,15 @@ def _families_rows(*, with_users: bool) -> list[str]:
         known = searched_families(runs, with_users=with_users)
         new = searched_families(generate_families(seed + 1000, 600, 1, 1), with_users=with_users)
         which = np.arange(0, len(runs.values), 2)
-        found = reruns(known, which.tolist())
+        result = reruns(known, which.tolist())
         slow = reruns(known, which[runs.slowdown[which] >= 0.1].tolist())
-        total = Found(*(a + b for a, b in zip(total, found, strict=True)))
+        total = Found(*(a + b for a, b in zip(total, result, strict=True)))
         slow_total = Found(*(a + b for a, b in zip(slow_total, slow, strict=True)))
         new_known += new.taken_for_known(known.indexed())
         new_count += len(new.users)
-        several = searched_families(generate_families(seed + 2000, 300, 2, 1), with_users=with_users)  # fmt: skip
-        first = several.part(0)
-        variant_known += several.part(1).taken_for_known(first.indexed())
+        generated = searched_families(generate_families(seed + 2000, 300, 2, 1), with_users=with_users)  # fmt: skip
+        first = generated.part(0)
+        variant_known += generated.part(1).taken_for_known(first.indexed())
         variant_count += len(first.users)
     users = "users known" if with_users else "no users"
     return [
@@ -226,25 +233,26 @@ def _similarity_row(name: str, found: Found, known: int | None, new: int) -> str
 
 
 def history_section() -> list[str]:
-    """Return of how many runs it is said that they are slower than earlier ones: as before, and slow from birth."""
+    """Return the table of runs reported as slower than earlier runs: unchanged runs, and runs that
+    were always slow.
+    """
     random = np.random.default_rng(HELD_OUT_SEEDS[0])
     lines = ["| earlier runs | as before, said to be slower | 5 % slower, found | 10 % | 15 % |", "|---|---|---|---|---|"]  # fmt: skip
     for earlier in (1, 2, 4, 8, 32):
         cells = []
         for loss in (0.0, 0.05, 0.1, 0.15):
-            found = 0
+            result = 0
             for _ in range(HISTORY_RUNS):
-                spread = random.choice([0.005, 0.01, 0.02])  # of this workload
+                spread = random.choice([0.005, 0.01, 0.02])
                 paces = np.exp(random.normal(0.0, spread, earlier + 1))
                 comparison = compare_pace(float(paces[0]) * (1.0 - loss), paces[1:].tolist())
-                found += comparison is not None and comparison.is_slower
-            cells.append(f"{100 * found / HISTORY_RUNS:.1f} %")
+                result += comparison is not None and comparison.is_slower
+            cells.append(f"{100 * result / HISTORY_RUNS:.1f} %")
         lines.append(f"| {earlier} | {' | '.join(cells)} |")
     return lines
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", action="store_true")
     if parser.parse_args().train:

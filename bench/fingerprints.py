@@ -1,4 +1,6 @@
-"""CPU of runs of jobs: one second of 1,024 hosts in 200 jobs, forecasts, and the most similar runs of 100,000."""
+"""CPU of runs of jobs: one second of 1,024 hosts in 200 jobs, forecasts, and the most similar runs
+of 100,000.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from gangline.fingerprints.similarity import RunIndex
 
 RUNS, TURNS = 100_000, 21
 HOSTS, GPUS, JOBS = 1024, 8, 200
-#: Seconds of a job that writes a checkpoint of five seconds each minute, and those of them that are measured.
+#: Seconds of a job that writes a checkpoint of five seconds each minute, and the number of measured
+#: seconds.
 FORECAST_SECONDS, FORECAST_SECONDS_MEASURED = 420, 40
 FORECAST_BUDGET_SECONDS = 0.030
 SEARCH_BUDGET_SECONDS, SECOND_BUDGET_SECONDS = 0.010, 0.010
@@ -41,7 +44,7 @@ def _search(seed: int) -> Result:
     query = Fingerprint(tuple(values[7].tolist()))
     of_query = features_of(query.values)
     ours, plain = [], []
-    for _ in range(TURNS):  # in turns, so that both meet the same machine
+    for _ in range(TURNS):  # alternating, so that other load affects both equally
         ours.append(_seconds(lambda: index.nearest(query)))
         plain.append(
             _seconds(lambda: np.argsort(np.nanmean((features - of_query) ** 2, axis=1))[:32])
@@ -77,7 +80,6 @@ def _fleet() -> Fleet:
 
 
 def _forecasts(seed: int) -> list[Result]:
-    """Measure the forecasts of all jobs each second: some of them are due in each."""
     fleet, accumulator, forecasts = _fleet(), RunAccumulator(), RunForecasts()
     random = np.random.default_rng(seed)
     fast = fleet.tables["gpu_fast_1s"]
@@ -135,5 +137,4 @@ def _second(seed: int) -> list[Result]:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure all."""
     return [_search(seed), *_second(seed), *_forecasts(seed)]

@@ -1,6 +1,7 @@
 """Rising fleet load until receipts fall behind, and the CPU per row at the largest sustained load.
 
-Against a raw Arrow insert of as many GPU rows. `python -m bench.load` runs longer, and other loads.
+Peer: a raw Arrow insert of the same number of GPU rows. `python -m bench.load` runs longer, and
+other loads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .measure import Result
 
 STEPS = (50, 100, 200, 300, 400)
 STEP_SECONDS = 8
-#: What the design asks of one machine.
+#: Design target for one machine.
 FLEET_HOSTS = 10_000
 
 

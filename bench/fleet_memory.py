@@ -1,10 +1,11 @@
 """Memory of the fleet state with 80,000 GPUs, their ports and links, against the raw cells.
 
-A process of its own reads made frames of 10,000 hosts through the same code as the service: 8 GPUs, 9 ports and
-144 links each, in every table of theirs, twice, so that counters have a step: every cell has a value, and of one
-host in a hundred every count of errors; the other hosts have had none. The floor is 9 bytes (a cell and whether it
-is there) for each cell that judgement reads. Not in it: what gRPC has of a connection, what a stream
-remembers of differences (at most 32 KiB), DuckDB's own (at most its memory_limit), and frames that wait.
+A process of its own reads generated frames of 10,000 hosts through the code of the service: 8 GPUs,
+9 ports and 144 links each, in every table, twice, so that counters have an increase. Every cell has
+a value; one host in a hundred has every error count, other hosts have no errors. The floor is 9
+bytes (a cell and its validity) for each cell that judgement reads. Not included: gRPC connections,
+the memory of streams for differences (at most 32 KiB), DuckDB (at most its memory_limit), and
+pending frames.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gangline.contract.signal import Kind
 from gangline.contract.signals import TABLES
 
 HOSTS, GPUS, PORTS, LINKS = 10_000, 8, 9, 144
-#: What all of an aggregator with so large a fleet may take at any moment.
+#: Limit of all memory of an aggregator with a fleet of this size, at any moment.
 LIMIT_BYTES = 1.5e9
 #: Devices of a host, by kind.
 DEVICES = {
@@ -32,19 +33,18 @@ DEVICES = {
     "probe": GPUS, "collector": 24, "clock": 1, "numa": 2, "edac": 2,
 }  # fmt: skip
 SECOND_NS = 1_000_000_000
-#: Of gauges, those that nobody should find to be more than zero.
+#: Suffixes of gauges that are zero on a healthy host.
 COUNTED = ("_bytes", "_count", "_ratio", "_seconds")
-#: One host of so many has counted errors, on each of its devices.
+#: One host per this many hosts has counted errors, on each of its devices.
 ERRORS_EVERY_HOSTS = 100
 
 
 def _names(host: int) -> dict[str, list[str]]:
-    """Return the devices of a host as an agent names them."""
     source = random.Random(host)
-    gpus = [f"GPU-{source.getrandbits(128):032x}-{at:04x}" for at in range(GPUS)]
-    links = [f"{gpu}/link{at}" for gpu in gpus for at in range(LINKS // GPUS)]
-    ports = [f"mlx5_{at}/1" for at in range(PORTS)]
-    functions = [f"0000:{at:02x}:00.0" for at in range(DEVICES["pcie"])]
+    gpus = [f"GPU-{source.getrandbits(128):032x}-{index:04x}" for index in range(GPUS)]
+    links = [f"{gpu}/link{index}" for gpu in gpus for index in range(LINKS // GPUS)]
+    ports = [f"mlx5_{index}/1" for index in range(PORTS)]
+    functions = [f"0000:{index:02x}:00.0" for index in range(DEVICES["pcie"])]
     named = {
         "gpu": gpus,
         "gpu_fast": gpus,
@@ -55,14 +55,15 @@ def _names(host: int) -> dict[str, list[str]]:
     }
     named |= {"rdma": ports, "link": ports}
     return {
-        kind: named.get(kind, [f"{kind}{at}" for at in range(count)])
+        kind: named.get(kind, [f"{kind}{index}" for index in range(count)])
         for kind, count in DEVICES.items()
     }
 
 
 def _block(table: str, rows: int, second: int, *, errors: bool) -> Block:
-    """Return readings that nobody finds anything in: states and what is counted now are zero, and
-    without *errors* also what counts them."""
+    """Return readings of a healthy device: states and current counts are zero, and without *errors*
+    also error counters.
+    """
     block = Block(table, [""] * rows)
     block.valid[:] = b"\1" * len(block.valid)
     for column, signal in enumerate(TABLES[table]):
@@ -81,7 +82,7 @@ def _resident_bytes() -> int:
 
 
 def _child(hosts: int) -> dict[str, float]:
-    """Return what the state takes in this process, in bytes, and how long a judgement takes."""
+    """Return the bytes of the state in this process, and the seconds of a judgement."""
     from gangline.aggregator.fleet.fleet import Fleet
     from gangline.aggregator.fleet.tables import TRACKED_SIGNALS
     from gangline.aggregator.ingest.frame_reader import CATALOGUE
@@ -148,16 +149,16 @@ def run(seed: int) -> list[Result]:
         [sys.executable, "-m", f"{__package__}.fleet_memory", str(HOSTS)],
         stdout=subprocess.PIPE, check=True,
     ).stdout  # fmt: skip
-    found = json.loads(output)
+    result = json.loads(output)
     notes = (
-        f"{HOSTS} hosts of {GPUS} GPUs, {PORTS} ports, {LINKS} links; arrays {found['arrays'] / 1e6:.0f} MB, not all written; "
-        f"the process {found['all'] / 1e6:.0f} MB; a judgement "
-        f"{found['judge']:.2f} s, the first {found['judge_first']:.2f}"
+        f"{HOSTS} hosts of {GPUS} GPUs, {PORTS} ports, {LINKS} links; arrays {result['arrays'] / 1e6:.0f} MB, not all written; "
+        f"the process {result['all'] / 1e6:.0f} MB; a judgement "
+        f"{result['judge']:.2f} s, the first {result['judge_first']:.2f}"
     )
     return [
-        Result("state of a fleet of 80,000 GPUs", found["taken"] / 1e6, "MB", "the cells that are read, 9 B each",
-               found["floor"] / 1e6, notes),
-        Result("the same process at its peak", found["peak"] / 1e6, "MB",
+        Result("state of a fleet of 80,000 GPUs", result["taken"] / 1e6, "MB", "the cells that are read, 9 B each",
+               result["floor"] / 1e6, notes),
+        Result("the same process at its peak", result["peak"] / 1e6, "MB",
                "limit of a whole aggregator", LIMIT_BYTES / 1e6, "VmHWM, two judgements among it"),
     ]  # fmt: skip
 

@@ -16,7 +16,7 @@ from gangline.contract.signal import Kind, Signal
 GPUS, HOSTS = 80_000, 10_000
 LAST_S = 1_700_000_000
 MINUTES = 1440
-#: Beside GPUs: what a host of eight has by `gangline simulate`.
+#: Other devices of a host of eight GPUs in `gangline simulate`.
 LINKS, OTHERS = 144, 72
 #: Tables of such a host's GPUs and ports -> devices a host.
 TABLES = {
@@ -25,12 +25,12 @@ TABLES = {
     "rdma_10s_changes": 8, "pcie_10s": 16, "pcie_10s_changes": 16, "host_1s": 1, "host_10s": 1,
     "collector_10s": 32, "nvlink_10s": 144, "nvlink_10s_changes": 144,
 }  # fmt: skip
-#: This long before its last reading the operators' file was written that the next one begins with.
+#: Seconds before the last reading at which the previous operators' file was written.
 FILES_SECONDS = 15
-#: Readings of the last so many seconds there are of all tables: what the next file looks through.
+#: All tables have the readings of this period, which the next file searches.
 READINGS_SECONDS = 2 * FILES_SECONDS
 PART_SECONDS = PART_MINUTES * 60
-#: Of so many GPUs there are minutes: what one's day costs does not hang on how many there are.
+#: Number of GPUs with minutes: the cost of the day of one GPU does not depend on it.
 MINUTES_GPUS_MAX = 10_000
 TICKS_AT_ONCE = 20
 
@@ -47,7 +47,7 @@ _VALUES = {
 
 
 def make_store(folder: Path, seed: int, rows: int) -> None:
-    """Make it in *folder*, with *rows* of gpu_1s; its minutes in `minutes/`."""
+    """Build it in *folder*, with *rows* of gpu_1s; its minutes in `minutes/`."""
     writer = Writer(folder / "gangline.duckdb", retention_hours=24, history_days=14)
     with writer.cursor() as connection:
         connection.execute("SET memory_limit = '4GB'; SET threads = 2")
@@ -77,13 +77,13 @@ def _make_records(connection: Any) -> None:
         f"INSERT INTO devices SELECT {_HOST}, 'gpu', {_DEVICE}, {board} FROM range({GPUS}) t(i)"
     )
     link = "MAP {'active': '1', 'remote_kind': 'switch', 'remote_pci_address': '0000:07:00.0'}"
-    for kind, each, attributes in (
+    for kind, count, attributes in (
         ("nvlink", LINKS, link),
         ("other", OTHERS, "MAP {'numa_node': '0'}"),
     ):
         connection.execute(
-            f"INSERT INTO devices SELECT format('gpu-{{:05d}}', i // {each}), '{kind}', '{kind}' || i % {each}, "
-            f"{attributes} FROM range({HOSTS * each}) t(i)"
+            f"INSERT INTO devices SELECT format('gpu-{{:05d}}', i // {count}), '{kind}', '{kind}' || i % {count}, "
+            f"{attributes} FROM range({HOSTS * count}) t(i)"
         )
     connection.execute(
         f"INSERT INTO scores BY NAME SELECT {last} - to_seconds(300 * k + h % 300) AS time, "
@@ -117,24 +117,24 @@ def _make_readings(connection: Any, ticks: int) -> None:
     for part in range(first // PART_SECONDS * PART_SECONDS, last + 1, PART_SECONDS):
         table = _make_table(connection, "gpu_1s", part)
         begin, end = max(first, part), min(last, part + PART_SECONDS - 1)
-        for at in range(begin, end + 1, TICKS_AT_ONCE):
+        for index in range(begin, end + 1, TICKS_AT_ONCE):
             connection.execute(
                 f"INSERT INTO {table} BY NAME SELECT host, device, make_timestamp(s * 1000000) AS time, "
                 f"s::UBIGINT * 1000000 AS boottime_ns, {columns} "
                 f"FROM (SELECT *, s - {first} AS second, hash(i * 100000 + s) AS x "
-                f"FROM range({at}, {min(at + TICKS_AT_ONCE, end + 1)}) t(s), gpus)"
+                f"FROM range({index}, {min(index + TICKS_AT_ONCE, end + 1)}) t(s), gpus)"
             )
 
 
 def _make_table(connection: Any, table: str, at_s: int) -> str:
-    """Make the table of the five minutes of *at_s*, as the store does; return its name."""
+    """Create the table of the five minutes of *at_s*, as the store does; return its name."""
     name = f'hours."{table}__{part_name(at_s * 10**9)}"'
     connection.execute(f"CREATE TABLE {name} ({definitions(LAYOUTS[table].columns)})")
     return name
 
 
 def _make_last(connection: Any, table: str, last: pa.Table) -> None:
-    """Insert *last* as often as such a table is read in READINGS_SECONDS, the newest last."""
+    """Insert *last* once per period of its table in READINGS_SECONDS, the newest last."""
     name = _make_table(connection, table, LAST_S)
     period = int(table.split("_")[-1][:-1]) if not table.endswith("_changes") else READINGS_SECONDS
     connection.register("last", last)
@@ -152,7 +152,7 @@ def _value(signal: Signal) -> str:
 
 
 def _make_minutes(connection: Any, folder: Path, gpus: int) -> None:
-    """Write a day's minutes of so many GPUs, a file an hour, sorted by device and time."""
+    """Write a day's minutes of *gpus* GPUs, a file per hour, sorted by device and time."""
     folder.mkdir()
     for hour in range(24):
         first = LAST_S // 3600 * 3600 - (23 - hour) * 3600
@@ -169,7 +169,6 @@ def _make_minutes(connection: Any, folder: Path, gpus: int) -> None:
 
 
 def _last(table: str, each: int) -> pa.Table:
-    """Return a reading of every device of *table*, as of LAST_S."""
     layout, count = LAYOUTS[table], HOSTS * each
     source = np.random.default_rng(len(table))
     columns = {

@@ -1,6 +1,6 @@
 """Memory of the aggregator per connected host: two fleet sizes, the slope, and the limit.
 
-And what comes on top while the operators' file is written, which is bounded: the limit is for the peak.
+Also the bounded extra memory while the operators' file is written: the limit is for the peak.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from .fleet_memory import LIMIT_BYTES
 from .load.fleet_run import run as run_load
 from .measure import Result
 
-#: Of the smaller one each host speaks as much more often: what DuckDB holds of readings is the same of both.
+#: Hosts of the smaller fleet send proportionally more often: DuckDB holds the same readings in
+#: both.
 SIZES = (300, 1800)
 SECONDS = 6
 FLEET_HOSTS = 10_000
-#: The larger size once more, with the operators' file written again and again: never, this often.
+#: Seconds between operators' files: 3600 means never; 1 is for a second run of the larger size.
 OPS_SECONDS = (3600, 1)
 
 
 def run(seed: int) -> list[Result]:
-    """Measure: three loads."""
+    """Measure three loads."""
     never, often = OPS_SECONDS
     reports = [
         run_load([(hosts, SECONDS)], seed, warm=0, period_seconds=SECONDS * hosts // SIZES[1], probe=False,

@@ -1,11 +1,11 @@
-/* The floor of the agent's cost: the same files through kept descriptors and the same NVML calls as often, nothing
- * else: no frame, no spool, no transport. Compiled and run by bench/agent_cost.py.
+/* The floor of the agent's cost: the same files through kept descriptors and the same number of NVML calls,
+ * without frames, spool and transport. Compiled and run by bench/agent_cost.py.
  *
  *     floor FILES_1S FILES_10S FILES_60S NVML_LIBRARY CALLS SECONDS
  *
- * The lists hold a path a line; CALLS holds `nvmlDeviceGetClockInfo 10.2` a line, calls a GPU and second as the
- * stand-in counted the agent's. Wakes TICKS times a second, as the agent's ring of GPU samples does (-DTICKS=10).
- * Prints what it read, so that nothing can be optimised away. */
+ * The lists have a path per line; CALLS has lines like `nvmlDeviceGetClockInfo 10.2`: calls per GPU and second, as
+ * the stand-in counted for the agent. Wakes TICKS times a second, like the agent's ring of GPU samples (-DTICKS=10).
+ * Prints its readings, so that the compiler cannot remove them. */
 #define _GNU_SOURCE
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <dlfcn.h>
@@ -22,14 +22,14 @@
 #define FILES_MAX 8192
 #define GPUS_MAX 64
 #define CALLS_MAX 128
-/* /proc/stat of a large host is the longest that the agent reads. */
+/* The agent's longest file is /proc/stat of a large host. */
 #define FILE_BYTES_MAX 65536
 
 typedef struct {
     int count, descriptors[FILES_MAX];
 } Files;
 
-/* How a function is called behind its device; what is not named here is given rooms for its answers alone. */
+/* Arguments of a function after its device; others only get buffers for their answers. */
 enum kind { ROOMS, NUMBERED, VERSIONED, FIELDS, LISTED, FREE };
 
 typedef struct {
@@ -59,7 +59,7 @@ static const struct {
     {"nvmlDeviceGetComputeRunningProcesses_v3", LISTED, 0, 0},
     {"nvmlDeviceGetGraphicsRunningProcesses_v3", LISTED, 0, 0},
     {"nvmlDeviceGetMPSComputeRunningProcesses_v3", LISTED, 0, 0},
-    {"nvmlGpmSampleGet", FREE, 0, 0}, /* these need what the bench's stand-in has no use for */
+    {"nvmlGpmSampleGet", FREE, 0, 0}, /* these need data that the bench's stand-in lacks */
     {"nvmlGpmMetricsGet", FREE, 0, 0},
     {"nvmlEventSetCreate", FREE, 0, 0},
     {"nvmlEventSetFree", FREE, 0, 0},
@@ -88,7 +88,7 @@ static void open_all(const char *list, Files *files)
         fclose(in);
 }
 
-/* Every number in the text, as the agent's readers must take them; most files hold one. */
+/* Parse every number in the text, like the agent's readers; most files have one. */
 static void read_all(const Files *files)
 {
     static char text[FILE_BYTES_MAX];
@@ -146,7 +146,7 @@ static void load(const char *path, const char *list)
         handle(i, &devices[i]);
 }
 
-/* The ring asks for one field, the turn of the second for ten. */
+/* The ring reads one field, the turn of each second ten. */
 static void ask_fields(const Call *call, nvmlDevice_t device, int tick)
 {
     static const unsigned ids[] = {186, 3, 4, 74, 75, 76, 82, 83, 185, 230};

@@ -1,4 +1,6 @@
-"""A host as a folder, with as many counter files as a large GPU host, and the list of those that the agent reads."""
+"""A host as a folder, with as many counter files as a large GPU host, and the list of files that
+the agent reads.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.hosts import unpack
 
 PORTS = 12
 FILES_MIN = 710
-#: Those of NVML, and the ones that wait by themselves for what the kernel tells.
+#: NVML's collectors, and collectors that wait for kernel messages.
 NOT_OF_FILES = (
     "gpu",
     "nvlink",
@@ -34,7 +36,9 @@ NOT_OF_FILES = (
 
 
 def make_host(folder: Path) -> Roots:
-    """Make the folder of an H100 host; its first RDMA device is copied until there are PORTS of them."""
+    """Create the folder of an H100 host; its first RDMA device is copied until there are PORTS of
+    them.
+    """
     host = unpack("h100-ib", folder / "host")
     devices = host.root / "sys/class/infiniband"
     first = min(devices.iterdir())
@@ -44,35 +48,36 @@ def make_host(folder: Path) -> Roots:
 
 
 def collectors_of_files(roots: Roots, pace: str = "") -> dict[str, Collector]:
-    """Return the collectors of a pace (`1s`) that have something to read on this host, after a first turn."""
-    found: dict[str, Collector] = {}
+    """Return the collectors of a pace (`1s`) with readings on this host, after a first turn."""
+    result: dict[str, Collector] = {}
     for name, make in COLLECTORS.items():
         if not name.startswith(NOT_OF_FILES) and name.endswith(pace):
             collector = make(roots)
             with suppress(NoData, AccessDenied):
                 collector.collect()
-                found[name] = collector
-    return found
+                result[name] = collector
+    return result
 
 
 def files_of(roots: Roots, pace: str) -> set[str]:
-    """Return the files that the collectors of a pace read in each turn through kept descriptors, or would.
+    """Return the files that the collectors of a pace read in each turn through kept descriptors.
 
-    Those that are reopened each time (unit files, processes) are not among them: the agent reads more. To be
-    called while this process keeps no other collector's descriptors: they are how it finds out.
+    Files that are reopened each time (unit files, processes) are not included: the agent reads
+    more. Call this while no other collector of this process has open descriptors, because it lists
+    the open descriptors.
     """
-    gc.collect()  # the descriptors of a call before
+    gc.collect()  # closes the descriptors of an earlier call
     root = str(roots.sys.parent)
-    made = collectors_of_files(roots, pace)
-    found = {
+    created = collectors_of_files(roots, pace)
+    result = {
         path
-        for each in made.values()
-        if isinstance(each, CounterFileCollector)
-        for path in each.paths
+        for collector in created.values()
+        if isinstance(collector, CounterFileCollector)
+        for path in collector.paths
     }
     open_files = {
         os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
     }
-    # Real paths, as the links in /proc/self/fd are: most devices of /sys/class are links.
-    found = {os.path.realpath(path) for path in found} | open_files
-    return {path for path in found if path.startswith(root) and os.path.isfile(path)}
+    # Real paths, like the links in /proc/self/fd: most devices of /sys/class are links.
+    result = {os.path.realpath(path) for path in result} | open_files
+    return {path for path in result if path.startswith(root) and os.path.isfile(path)}

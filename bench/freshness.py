@@ -1,4 +1,6 @@
-"""Delay from a reading until the API shows it, and until its receipt, under a fleet's load; against the limit."""
+"""Delay from a reading until the API shows it, and until its receipt, under a fleet's load; against
+the limit.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from .measure import Result
 
 HOSTS, SECONDS, WARM_SECONDS = 200, 30, 6
 LIMIT_SECONDS = 2.0
-#: A commit takes in what came since the one before: the first of it has waited so long.
+#: A commit contains everything since the previous commit: its first frame has waited this long.
 FLOOR_SECONDS = AggregatorConfig.commit_seconds
 
 
 def run(seed: int) -> list[Result]:
-    """Measure at one load; whether it was sustained is in the notes."""
+    """Measure at one load; the notes show whether it was sustained."""
     report = run_load([(HOSTS, SECONDS)], seed, warm=WARM_SECONDS)
     (step,) = report.steps()
     fresh, receipts = report.probe["fresh"], report.last["receipts"]

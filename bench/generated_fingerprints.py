@@ -1,7 +1,8 @@
-"""Generated fingerprints for training and evaluation of similarity: simulated; every assumption is in this file.
+"""Generated fingerprints for training and evaluation of similarity: simulated; every assumption is
+in this file.
 
-A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so two runs differ by a
-few percent; some are slow, on other GPUs, or without GPM.
+A workload is drawn from its class: its levels and shares. A run is drawn around its workload, so
+two runs differ by a few percent; some runs are slow, on other GPUs, or without GPM.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import numpy as np
 
 from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
-#: Each workload is drawn from the ranges of its class.
 CLASSES = ("training", "fine-tuning", "inference", "data preparation", "interactive", "reserved")
 
-#: Number -> range from which each class draws a workload's value; shares are normalized after. These are assumptions
-#: from publications about clusters (steady periodic training; bursty inference bound by HBM; data preparation bound by
-#: CPU and disk), not measurements. Ranges overlap on purpose.
+#: Number -> range from which each class draws a workload's value; shares are normalized after.
+#: These are assumptions from publications about clusters (steady periodic training; bursty
+#: inference bound by HBM; data preparation bound by CPU and disk), not measurements. Ranges overlap
+#: on purpose.
 _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "training": {
         "step_seconds": (0.3, 40.0), "compute_ratio": (0.55, 0.95), "wait_ratio": (0.03, 0.35),
@@ -68,19 +69,21 @@ _RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "host_cpu_ratio": (0.001, 0.1), "disk_pressure_ratio": (0.0, 0.02), "checkpoint_interval_seconds": (0.0, 0.0),
     },
 }  # fmt: skip
-#: Share of runs on GPUs without GPM, by agents without phases, and that are slow because they wait for one host.
+#: Shares of runs on GPUs without GPM, by agents without phases, and slowed by one host.
 WITHOUT_GPM, WITHOUT_PHASES, SLOW = 0.15, 0.1, 0.15
 SLOWDOWNS = (0.05, 0.3)
 _GPM = ("sm_ratio", "tensor_ratio", "memory_bandwidth_ratio", "pcie_bytes_per_second", "nvlink_bytes_per_second")  # fmt: skip
 _STATES = ("compute_ratio", "wait_ratio", "host_stall_ratio", "checkpoint_ratio", "idle_ratio")
 _PHASES = ("step_seconds", *_STATES, "compute_power_ratio", "wait_power_ratio", "checkpoint_interval_seconds")  # fmt: skip
-_AT = {name: at for at, name in enumerate(NUMBERS)}
+_AT = {name: index for index, name in enumerate(NUMBERS)}
 _STATE_AT = [_AT[name] for name in _STATES]
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedRuns:
-    """`values`: (runs, NUMBERS); `workload`, `label`: (runs); `slowdown`: share of pace lost; 0: none."""
+    """`values`: (runs, NUMBERS); `workload`, `label`: (runs); `slowdown`: share of pace lost; 0:
+    none.
+    """
 
     values: Floats
     workload: np.ndarray[tuple[int], np.dtype[np.intp]]
@@ -89,19 +92,19 @@ class GeneratedRuns:
 
 
 def generate(seed: int, workloads: int, runs_of_each: int) -> GeneratedRuns:
-    """Return runs of *workloads* workloads of all classes in equal parts."""
+    """Return runs of *workloads* workloads, in equal parts per class."""
     random = np.random.default_rng(seed)
-    found, names, labels, slow = [], [], [], []
+    result, names, labels, slow = [], [], [], []
     for workload in range(workloads):
         label = workload % len(CLASSES)
         base = _workload(random, CLASSES[label])
         for _ in range(runs_of_each):
             loss = random.uniform(*SLOWDOWNS) if label < 2 and random.random() < SLOW else 0.0
-            found.append(_run(random, base, loss))
+            result.append(_run(random, base, loss))
             names.append(workload)
             labels.append(label)
             slow.append(loss)
-    return GeneratedRuns(np.array(found), np.array(names), np.array(labels), np.array(slow))
+    return GeneratedRuns(np.array(result), np.array(names), np.array(labels), np.array(slow))
 
 
 def _workload(random: np.random.Generator, name: str) -> Floats:
@@ -122,14 +125,16 @@ def _workload(random: np.random.Generator, name: str) -> Floats:
 def _run(random: np.random.Generator, base: Floats, loss: float) -> Floats:
     """Return one run: 2 % of jitter in the period, 3 points in shares and levels, 15 % in rates."""
     values = base.copy()
-    for at, name in enumerate(NUMBERS):
+    for index, name in enumerate(NUMBERS):
         if name.endswith("_per_second"):
-            values[at] *= np.exp(random.normal(0, 0.15))
+            values[index] *= np.exp(random.normal(0, 0.15))
         elif name.endswith("_seconds"):
-            values[at] *= np.exp(random.normal(0, 0.02))
+            values[index] *= np.exp(random.normal(0, 0.02))
         else:
-            values[at] = max(0.0, values[at] + random.normal(0, 0.03) * min(1.0, 5 * values[at]))
-    if loss:  # all wait for one host
+            values[index] = max(
+                0.0, values[index] + random.normal(0, 0.03) * min(1.0, 5 * values[index])
+            )
+    if loss:  # all ranks wait for one host
         pace = 1 - loss
         values[_AT["step_seconds"]] /= pace
         states = values[_STATE_AT] * pace
@@ -143,7 +148,7 @@ def _run(random: np.random.Generator, base: Floats, loss: float) -> Floats:
     share = values[_AT["compute_ratio"]]
     values[_AT["power_ratio"]] = share * compute + (1 - share) * wait + random.normal(0, 0.01)
     if np.isfinite(values[_AT["step_seconds"]]) and random.random() < 0.1:
-        values[_AT["step_seconds"]] = np.nan  # it abstains
+        values[_AT["step_seconds"]] = np.nan  # unknown
     if random.random() < WITHOUT_GPM:
         values[[_AT[name] for name in _GPM]] = np.nan
     if random.random() < WITHOUT_PHASES:

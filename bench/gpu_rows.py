@@ -20,18 +20,18 @@ from dataclasses import dataclass
 
 from .ingest_cost import GPUS, FrameShape, IngestHost, connections, hosts_of
 
-#: With a credit of 64 frames each: 1,000 frames/s, and receipts after some seconds.
+#: With a credit of 64 frames each: 1,000 frames/s, and receipts within seconds.
 STREAMS = 128
 #: Readings of each GPU in a frame.
 MOMENTS = 10
 ROWS = MOMENTS * GPUS
-#: What making the frames and connecting takes at most: their stamps begin then.
+#: Maximum seconds to create the frames and connect: the stamps begin then.
 MAKING_SECONDS = 20.0
 
 
 @dataclass
 class Paced(IngestHost):
-    """A host whose frames come when their stamps say, as far as its credit goes."""
+    """A host that sends frames at the time of their stamps, within its credit."""
 
     begin: float = 0.0  # time.time()
     period_seconds: float = 1.0
@@ -46,21 +46,20 @@ class Paced(IngestHost):
 
 
 def made(seed: int, rows_per_second: int, seconds: int) -> list[Paced]:
-    """Return the hosts, each with its messages; they begin within one period of one another."""
+    """Return the hosts with their messages; all begin within one period."""
     period_seconds, begin = STREAMS * ROWS / rows_per_second, time.time() + MAKING_SECONDS
     frames = round(seconds / period_seconds)
     shape = FrameShape("", MOMENTS, frames, streams=STREAMS, step_ns=round(period_seconds * 1e9))
     return [
         Paced(
-            f"gpus-{at}", host.run_id, host.boot_id, host.messages,
-            begin=begin + period_seconds * at / STREAMS, period_seconds=period_seconds,
+            f"gpus-{index}", host.run_id, host.boot_id, host.messages,
+            begin=begin + period_seconds * index / STREAMS, period_seconds=period_seconds,
         )
-        for at, host in enumerate(hosts_of(seed, shape, round(begin * 1e9)))
+        for index, host in enumerate(hosts_of(seed, shape, round(begin * 1e9)))
     ]  # fmt: skip
 
 
 async def _send(hosts: list[Paced], seconds: int) -> None:
-    """Print a line a second, from the first frame on."""
     begin = min(host.begin for host in hosts)
     for second in range(1, seconds + 1):
         await asyncio.sleep(max(0.0, begin + second - time.time()))
@@ -73,7 +72,7 @@ async def _send(hosts: list[Paced], seconds: int) -> None:
 async def _run(address: str, hosts: list[Paced], seconds: int) -> None:
     async with connections(address, len(hosts)) as channels:
         sending = asyncio.gather(
-            *(host.run(each) for host, each in zip(hosts, channels, strict=True))
+            *(host.run(channel) for host, channel in zip(hosts, channels, strict=True))
         )
         print(json.dumps({"connected": len(hosts)}), flush=True)
         await _send(hosts, seconds)
@@ -81,7 +80,6 @@ async def _run(address: str, hosts: list[Paced], seconds: int) -> None:
 
 
 def main() -> None:
-    """Make the frames, send them, say how far it is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
     parser.add_argument("--rows-per-second", type=int, default=80_000)

@@ -43,18 +43,19 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from gangline.contract.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.aggregator.auth.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
 
-#: Honest agents, each of which sends a frame every so often, whether it has its receipts or not: 80 frames a second in all.
+#: Honest agents, and the period at which each sends a frame, with or without receipts: 80 frames a
+#: second in all.
 HOSTS, PERIOD_SECONDS = 20, 0.25
 COMMIT_SECONDS = 0.1
-#: Who comes again and again waits in line, as he does by default.
+#: The default limit of reconnects, after which clients wait.
 RECONNECTS = f"reconnects_per_second={AggregatorConfig.reconnects_per_second}"
-#: Beside nothing hostile at all, a process that burns a processor.
+#: A process that only uses CPU and sends nothing.
 CONTROL = "control"
 
 
 @dataclass(frozen=True)
 class HostileWorld:
-    """An aggregator in a folder of its own, and everybody's tokens."""
+    """An aggregator in a folder of its own, and the tokens of all agents."""
 
     running: Running
     folder: Path
@@ -62,16 +63,14 @@ class HostileWorld:
 
     @property
     def ca(self) -> Path:
-        """The certificate of its CA."""
         return certificate_paths(self.folder, "ca").certificate
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self.running.address.rpartition(":")[2])
 
     def attacked(self, attacks: Sequence[str], seconds: float) -> subprocess.Popen[str]:
-        """Start the hostile agents; return once it begins."""
+        """Start the hostile agents; return when the attack has begun."""
         hostile = [
             "-m", "bench.load.lowest", "tests.aggregator.auth.hostile", ",".join(attacks), str(self.port),
             str(self.ca), str(self.folder), str(seconds),
@@ -88,7 +87,7 @@ class HostileWorld:
 
 @contextmanager
 def world(attacks: Sequence[str]) -> Iterator[HostileWorld]:
-    """Run one until the end of the block."""
+    """Run an aggregator until the end of the block."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_authority(folder, "bench", datetime.now(UTC))
@@ -108,13 +107,15 @@ def world(attacks: Sequence[str]) -> Iterator[HostileWorld]:
 
 
 def _tokens(names: Sequence[str]) -> tuple[dict[str, str], list[tokens.Token]]:
-    """Return the secrets of agents by name, and what an aggregator keeps of them."""
-    made = {name: tokens.make_token(Role.AGENT, name, 1, int(time.time())) for name in names}
-    return {name: secret for name, (secret, _) in made.items()}, [row for _, row in made.values()]
+    """Return the secrets of agents by name, and the aggregator's token records."""
+    result = {name: tokens.make_token(Role.AGENT, name, 1, int(time.time())) for name in names}
+    return {name: secret for name, (secret, _) in result.items()}, [
+        row for _, row in result.values()
+    ]
 
 
 class Honest:
-    """Honest agents in a thread: they send by the clock, so that a slow time has as many frames as a quick one."""
+    """Honest agents in a thread: they send by the clock, at an equal rate in slow and fast periods."""
 
     def __init__(self, world: HostileWorld) -> None:
         self.samples: list[Sample] = []
@@ -170,8 +171,8 @@ class Honest:
         async for ack in stream:
             now = time.monotonic()
             self.lost += len(ack.refused)
-            for one in ack.durable:
-                for number in range(one.first, one.last + 1):
+            for span in ack.durable:
+                for number in range(span.first, span.last + 1):
                     due = sent.pop(number)
                     self.samples.append((due, now - due))
 
@@ -182,43 +183,43 @@ def run(seed: int) -> list[Result]:
 
 
 def measured(name: str, attacks: Sequence[str]) -> list[Result]:
-    """Measure without and under *attacks* in turns, in an aggregator of its own."""
+    """Measure without and under *attacks*, alternating, in an aggregator of its own."""
     tally: dict[str, Counter[str]] = {}
     spent: list[float] = []
     memory: list[int] = []
-    with world([one for one in attacks if one != CONTROL]) as it:
+    with world([attack for attack in attacks if attack != CONTROL]) as attacked_world:
 
         def each() -> None:
-            spent.append(it.running.cpu()[0])
-            memory.append(it.running.memory_bytes())
+            spent.append(attacked_world.running.cpu()[0])
+            memory.append(attacked_world.running.memory_bytes())
 
         def start() -> Callable[[], None]:
-            child = it.attacked(attacks, TURN_SECONDS + SETTLE_SECONDS + 0.5)
+            child = attacked_world.attacked(attacks, TURN_SECONDS + SETTLE_SECONDS + 0.5)
 
             def end() -> None:
-                for one, answers in json.loads(child.communicate(timeout=120)[0]).items():
-                    tally.setdefault(one, Counter()).update(answers)
+                for attack, answers in json.loads(child.communicate(timeout=120)[0]).items():
+                    tally.setdefault(attack, Counter()).update(answers)
 
             return end
 
-        with Honest(it) as honest:
+        with Honest(attacked_world) as honest:
             time.sleep(2 * SETTLE_SECONDS)
             turns = MeasuredTurns(start, each)
             turns.run()
             assert not honest.lost, "an honest frame was refused"
-    seconds = [two - one for one, two in zip(spent[::2], spent[1::2], strict=True)]
+    seconds = [two - before for before, two in zip(spent[::2], spent[1::2], strict=True)]
     without, attacked = (sum(seconds[at::2]) / len(seconds[at::2]) / TURN_SECONDS for at in (0, 1))
     notes = (
         f"the aggregator's cores {without:.2f} without, {attacked:.2f} with; memory "
         f"{memory[0] / 1e6:.0f} MB at first, {max(memory) / 1e6:.0f} at most; it was answered "
-        f"{ {one: dict(answers) for one, answers in tally.items()} }"
+        f"{ {attack: dict(answers) for attack, answers in tally.items()} }"
     )
-    found = [turn.of(honest.samples) for turn in turns.done]
-    return results(f"a receipt while an agent is hostile: {name}", turns, found, notes)
+    result = [turn.of(honest.samples) for turn in turns.done]
+    return results(f"a receipt while an agent is hostile: {name}", turns, result, notes)
 
 
 def main() -> int:
-    """Measure each way named, or each there is, alone."""
+    """Measure each named attack alone, or all attacks one by one."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,8 +227,8 @@ def main() -> int:
     parser.add_argument("attack", nargs="*", choices=[*scenarios, []], default=[])
     attacks = parser.parse_args().attack or scenarios
     print(HEADING)
-    for at, attack in enumerate(attacks, 1):
-        print(f"[{at}/{len(attacks)}] {attack}", file=sys.stderr, flush=True)
+    for index, attack in enumerate(attacks, 1):
+        print(f"[{index}/{len(attacks)}] {attack}", file=sys.stderr, flush=True)
         for result in measured(attack, [attack]):
             print(result.row(), flush=True)
     return 0

@@ -1,14 +1,15 @@
 """CPU per row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
 
-Ours: a real aggregator process; messages made beforehand, sent on as many gRPC streams as fill a commit
-within their credit, by this process, until the last receipt. Its judging and history are put off: they are
-not on a row's way; so are the limits on who comes back and what comes late. Peers: the same rows into the same table of a DuckDB file from Arrow,
-8,000 or a row group (122,880) a commit, with as many threads.
+Ours: a real aggregator process. This process sends prepared messages on enough gRPC streams to fill
+a commit within their credit, until the last receipt. Judging and history are postponed, because
+they are not part of ingest; limits on reconnects and late frames are off. Peers: the same rows into
+the same table of a DuckDB file from Arrow, 8,000 or a row group (122,880) a commit, with the same
+number of threads.
 
-Shapes: a live second of eight GPUs as differences, as an agent sends it; ten such seconds in one frame (a
-host's frame of all its tables has as many rows); and backlog, frames of one second each, which the agent's own
-spool and conversation have made messages of: as it sends them now, and one a message, whole and deflated, as agents
-of before.
+Shapes: a live second of eight GPUs as differences, as an agent sends it; ten seconds in one frame
+(a host's frame of all its tables has as many rows); and backlog: frames of one second each, packed
+into messages by the agent's own spool and protocol, and one frame a message, complete and deflated,
+as older agents send.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ from gangline.contract.stream import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
 from gangline.contract.wire import telemetry_pb2 as wire
 
 GPUS = 8
-#: With a credit of 64 frames of eight rows each, so many streams have a row group on their way.
+#: With a credit of 64 frames of eight rows each, these streams have a row group in flight.
 STREAMS = 256
-#: Hosts of different readings; the streams are theirs in turn.
+#: Hosts with different readings; streams use them in rotation.
 TEMPLATES = 8
 BATCHES_ROWS = (8_000, 122_880)
 THREADS = 1
-#: Frames come faster than they say that they were made: a clock so far off would be a finding with each.
+#: Frames come faster than their stamps say: with a larger step each frame would cause a clock
+#: finding.
 STEP_NS = 5_000_000
 BOOTED_NS = 1_700_000_000 * 10**9
 CREDIT_FRAMES = 64
@@ -67,14 +69,14 @@ SETTINGS = (
 
 
 class FrameShape(NamedTuple):
-    """How rows come."""
+    """The shape of frames and messages."""
 
     name: str
-    moments: int  # seconds a frame
-    frames: int  # of a stream
-    late_frames: int | None = None  # that the agent may send in one message; None: they are live
+    moments: int  # seconds in a frame
+    frames: int  # per stream
+    late_frames: int | None = None  # frames per message of an agent; None: live frames
     streams: int = STREAMS
-    step_ns: int = STEP_NS  # between two frames, by their stamps
+    step_ns: int = STEP_NS  # between the stamps of two frames
 
 
 LIVE_SECOND = FrameShape("1 s of 8 GPUs a frame", 1, 240)
@@ -89,10 +91,10 @@ SHAPES = (
 def readings(source: random.Random, name: str, count: int) -> list[Block]:
     """Return *count* seconds of a training host's GPUs: gauges jitter, counters grow, states stay.
 
-    A gauge is a decimal of few places, as drivers give them; one in four counters stands still.
+    A gauge is a decimal with few places, as from drivers; one in four counters does not change.
     """
     generator = np.random.default_rng(source.getrandbits(64))
-    devices = [f"GPU-{name}-{source.getrandbits(64):016x}-{at}" for at in range(GPUS)]
+    devices = [f"GPU-{name}-{source.getrandbits(64):016x}-{index}" for index in range(GPUS)]
     signals = TABLES["gpu_1s"]
     cells = np.zeros((count, len(signals), GPUS), np.uint64)
     for column, signal in enumerate(signals):
@@ -102,13 +104,13 @@ def readings(source: random.Random, name: str, count: int) -> list[Block]:
             cells[:, column] = np.where(generator.random((count, GPUS)) < 0.7, noise, level).view(np.uint64)  # fmt: skip
         elif signal.kind is Kind.COUNTER and column % 4:
             cells[:, column] = np.cumsum(generator.integers(0, 10**6, (count, GPUS)), 0) + 10**12
-    found = []
-    for at in range(count):
+    result = []
+    for index in range(count):
         block = Block("gpu_1s", devices)
-        block.cells[:] = cells[at].tobytes()
+        block.cells[:] = cells[index].tobytes()
         block.valid[:] = b"\1" * len(block.valid)
-        found.append(block)
-    return found
+        result.append(block)
+    return result
 
 
 @dataclass
@@ -118,16 +120,16 @@ class IngestHost:
     name: str
     run_id: bytes
     boot_id: bytes
-    messages: list[tuple[int, bytes]]  # frames in it, the message
+    messages: list[tuple[int, bytes]]  # (frame count, message)
     durable: int = 0
 
     @property
     def frames(self) -> int:
-        """How many it has to send."""
+        """Return the number of frames to send."""
         return sum(count for count, _ in self.messages)
 
     async def run(self, channel: grpc.aio.Channel) -> None:
-        """Register, send everything, return when everything is durable."""
+        """Register and send everything; return when everything is durable."""
         register = channel.unary_unary(
             SERVICE + "RegisterNode",
             request_serializer=wire.RegisterNodeRequest.SerializeToString,
@@ -153,9 +155,9 @@ class IngestHost:
 
     def _receipt(self, ack: wire.IngestAck) -> None:
         assert not ack.refused, ack.refused[0].reason
-        for each in ack.durable:
-            self.durable += each.last - each.first + 1
-            for _ in range(each.first, each.last + 1):
+        for span in ack.durable:
+            self.durable += span.last - span.first + 1
+            for _ in range(span.first, span.last + 1):
                 self.room.release()
         if self.durable == self.frames:
             self.done.set()
@@ -169,30 +171,34 @@ class IngestHost:
 
 
 def hosts_of(seed: int, shape: FrameShape, begin_ns: int | None = None) -> list[IngestHost]:
-    """Return the hosts with their messages, made by the wall clock from *begin_ns* on (None: now)."""
+    """Return the hosts with their messages, stamped from *begin_ns* of the wall clock (None: now)."""
     source = random.Random(seed)
     wall = begin_ns or time.time_ns()
-    templates = [readings(source, f"{at}", shape.moments * shape.frames) for at in range(TEMPLATES)]
+    templates = [
+        readings(source, f"{index}", shape.moments * shape.frames) for index in range(TEMPLATES)
+    ]
     hosts = []
     with tempfile.TemporaryDirectory() as folder:
-        for at in range(shape.streams):
+        for index in range(shape.streams):
             agent = Agent(Path(folder), shape.late_frames or 0)
             stamps = (
                 Stamp(agent.spool.run_id, bytes(16), sequence, wall - BOOTED_NS + sequence * shape.step_ns,
                       wall + sequence * shape.step_ns + source.randrange(10**6))
                 for sequence in range(1, shape.frames + 1)
             )  # fmt: skip
-            made = _frames(stamps, templates[at % TEMPLATES], shape.moments)
-            messages = _live(made) if shape.late_frames is None else agent.backlog(made)
-            hosts.append(IngestHost(f"bench-{at}", agent.spool.run_id, bytes(16), messages))
+            frames_made = _frames(stamps, templates[index % TEMPLATES], shape.moments)
+            messages = (
+                _live(frames_made) if shape.late_frames is None else agent.backlog(frames_made)
+            )
+            hosts.append(IngestHost(f"bench-{index}", agent.spool.run_id, bytes(16), messages))
             agent.close()
     return hosts
 
 
 def _frames(stamps: Iterator[Stamp], blocks: list[Block], moments: int) -> Iterator[bytes]:
     encoder = frames.Encoder()
-    for at, stamp in enumerate(stamps):
-        host_blocks = blocks[at * moments : (at + 1) * moments]
+    for index, stamp in enumerate(stamps):
+        host_blocks = blocks[index * moments : (index + 1) * moments]
         for moment, block in enumerate(host_blocks, 1):
             block.offset_ns = (moment - len(host_blocks)) * 10**9
         yield encoder.encode(stamp, host_blocks, deflate=False)
@@ -208,7 +214,7 @@ def _live(made: Iterator[bytes]) -> list[tuple[int, bytes]]:
 
 
 class Agent:
-    """The agent's spool and conversation, on a connection that keeps what it says."""
+    """The agent's spool and protocol, on a connection that records the messages."""
 
     unsent_bytes = 0
     waiting = False  # events
@@ -221,7 +227,7 @@ class Agent:
         self._received: list[CallResponse | CallEnd] = []
 
     def backlog(self, made: Iterator[bytes]) -> list[tuple[int, bytes]]:
-        """Return what an agent says that finds these frames in its spool when it connects."""
+        """Return the messages of an agent that finds these frames in its spool when it connects."""
         for frame in made:
             self.spool.append(self.spool.next_sequence(), frame)
         conversation = TelemetryProtocol(
@@ -245,36 +251,28 @@ class Agent:
         return [(len(batch.late) or 1, batch.SerializeToString()) for batch in self._sent]
 
     def close(self) -> None:
-        """Leave nothing to the next."""
         self.spool.close()
         shutil.rmtree(self._folder)
 
-    # As a Session ----------------------------------------------------------------------------
-
     def call(self, *_: Any) -> int:
-        """Begin a call of which nothing is kept."""
         return 1
 
     def open_stream(self, _: str) -> int:
-        """Begin the stream."""
         return 3
 
     def send(self, _: int, message: wire.TelemetryBatch) -> None:
-        """Keep a message."""
         self._sent.append(message)
 
     def data_to_send(self) -> bytes:
-        """Return nothing."""
         return b""
 
     def receive(self, _: bytes) -> list[CallResponse | CallEnd]:
-        """Return what the aggregator would have said."""
         received, self._received = self._received, []
         return received
 
 
 def _ingest_seconds(hosts: list[IngestHost]) -> tuple[float, float]:
-    """Return CPU seconds (the aggregator's, ours)."""
+    """Return CPU seconds (aggregator, this process)."""
     with aggregator(None, *SETTINGS) as running:
         _rest(running)  # after its first judgement, and the operators' file of an empty store
         (begin, _), own_cpu_seconds = running.cpu(), time.process_time()
@@ -283,7 +281,7 @@ def _ingest_seconds(hosts: list[IngestHost]) -> tuple[float, float]:
 
 
 def _rest(running: Running) -> None:
-    """Return when it does next to nothing, after ten seconds at most."""
+    """Wait until the aggregator is idle, at most ten seconds."""
     before = -1.0
     for _ in range(20):
         time.sleep(0.5)
@@ -295,7 +293,7 @@ def _rest(running: Running) -> None:
 
 @asynccontextmanager
 async def connections(address: str, count: int) -> AsyncIterator[list[grpc.aio.Channel]]:
-    """Yield channels as from so many machines: use a new id for each request connection."""
+    """Yield separate channels, as from *count* machines: use a new id for each request connection."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
     yield channels
@@ -312,10 +310,10 @@ async def _send(address: str, hosts: list[IngestHost]) -> None:
 
 
 def _table(seed: int, rows: int) -> Any:
-    """Return the rows of as many hosts and seconds as the store holds them, second after second."""
+    """Return the rows of the hosts and seconds in the order of the store: second by second."""
     source = random.Random(seed)
     seconds = -(-rows // (STREAMS * GPUS))
-    templates = [readings(source, f"{at}", seconds) for at in range(TEMPLATES)]
+    templates = [readings(source, f"{index}", seconds) for index in range(TEMPLATES)]
     order = [(second, host) for second in range(seconds) for host in range(STREAMS)]
     blocks = [templates[host % TEMPLATES][second] for second, host in order]
     shape = len(order), len(TABLES["gpu_1s"]), GPUS
@@ -328,8 +326,8 @@ def _table(seed: int, rows: int) -> Any:
         "time": pa.array(times + time.time_ns() // 1000, pa.timestamp("us")),
         "boottime_ns": pa.array(times.astype(np.uint64) * 1000),
     }
-    for at, signal in enumerate(TABLES["gpu_1s"]):
-        column = np.ascontiguousarray(cells[:, at]).reshape(-1)
+    for index, signal in enumerate(TABLES["gpu_1s"]):
+        column = np.ascontiguousarray(cells[:, index]).reshape(-1)
         gauge = is_float(signal.signal_id)
         columns[signal.column] = pa.array(column.view(np.float64) if gauge else column)
     return pa.table(columns).slice(0, rows)
@@ -343,8 +341,8 @@ def _raw(table: Any, batch_rows: int) -> float:
             base.register("empty", table.slice(0, 0))
             base.execute("CREATE TABLE raw AS FROM empty")
             begin = time.process_time()
-            for at in range(0, table.num_rows, batch_rows):
-                base.register("batch", table.slice(at, batch_rows))
+            for index in range(0, table.num_rows, batch_rows):
+                base.register("batch", table.slice(index, batch_rows))
                 base.execute("INSERT INTO raw SELECT * FROM batch")
             return (time.process_time() - begin) / int(table.num_rows) * 1e6
 
@@ -356,7 +354,7 @@ def raw_costs(seed: int) -> dict[int, float]:
 
 
 def cost(seed: int, shape: FrameShape) -> tuple[float, str]:
-    """Return the aggregator's CPU us a row from the wire to durable, and words on what came."""
+    """Return the aggregator's CPU us a row from the wire to durable, and notes on the input."""
     hosts = hosts_of(seed, shape)
     rows = STREAMS * shape.frames * shape.moments * GPUS
     sent_bytes = sum(len(message) for host in hosts for _, message in host.messages)
@@ -368,7 +366,7 @@ def cost(seed: int, shape: FrameShape) -> tuple[float, str]:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure each shape, and the raw inserts of the same rows beside."""
+    """Measure each shape, and raw inserts of the same rows."""
     raw = raw_costs(seed)
     results = []
     for shape in SHAPES:

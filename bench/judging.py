@@ -1,9 +1,11 @@
-"""CPU of judging 10,000 hosts of 8 GPUs every second, in cores, and the ratio to one numpy pass over the same arrays.
+"""CPU of judging 10,000 hosts of 8 GPUs every second, in cores, and the ratio to one numpy pass
+over the same arrays.
 
-A process of its own fills the arrays of a fleet directly, with the devices of `fleet_memory`, and moves them on between
-two judgements as a second of frames would: all that is told each second, a tenth of what comes every ten, and of what
-comes on change the keyframes (a sixtieth). What is measured is all that judging does with them: counters brought up to
-date, rules, scores, columns, and which scores to write. The floor reads every cell that is kept once.
+A process of its own fills the arrays of a fleet directly, with the devices of `fleet_memory`.
+Between two judgements it updates them like a second of frames: all one-second tables, a tenth of
+the ten-second tables, and the keyframes (a sixtieth) of tables sent on change. The figure includes
+all work of judging: counter increases, rules, scores, columns, and the choice of scores to write.
+The floor reads every stored cell once.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from bench.fleet_memory import DEVICES, GPUS, LIMIT_BYTES, LINKS, SECOND_NS, _na
 from bench.measure import Result
 
 HOSTS, SECONDS = 10_000, 30
-#: Judgements between those of two seconds, which are measured apart.
+#: Early judgements between two seconds, measured separately.
 EARLY_JUDGEMENTS = 10
-#: Of one core, at the most; and so many times one pass over the same arrays.
+#: Limits: share of one core, and multiple of one pass over the same arrays.
 CORES_MAX, PASSES_MAX = 0.25, 10.0
-#: What is stored of what judging remembers may take this share of a core.
+#: Limit for storing the memory of judging, as a share of a core.
 CORES_REMEMBER_MAX = 0.02
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 100_000 * SECOND_NS
-#: Every thousandth host has a GPU that is slow and hot: a fleet has always some.
+#: One host per this many hosts has a slow and hot GPU, as every fleet has.
 SLOW_EVERY_HOSTS = 1000
 GAUGES = {
     "sm_clock_hertz": 1.7e9, "power_watts": 550.0, "power_limit_watts": 700.0, "utilization_ratio": 0.98,
@@ -42,13 +44,13 @@ STATES = {"port_state": 4, "physical_state": 5, "carrier_state": 1, "link_state"
 
 
 def fill(hosts: int) -> Any:
-    """Return a fleet of *hosts* hosts, each of which was heard once."""
+    """Return a fleet of *hosts* hosts, each with one received frame."""
     from gangline.aggregator.fleet.fleet import Fleet
 
     fleet = Fleet()
     kinds = [
         kind for kind in DEVICES if kind in fleet.devices and kind != "probe"
-    ]  # only of the sick
+    ]  # only of faulty hosts
     first = {table.devices.kind: table for table in fleet.tables.values() if table.is_tracked}
     for host in range(hosts):
         named = _names(host)
@@ -68,29 +70,28 @@ def fill(hosts: int) -> Any:
 
 
 def _inventory(named: dict[str, list[str]]) -> list[Any]:
-    """Return the GPUs of a host, each below three ports of PCI Express."""
     from gangline.contract.wire.telemetry_pb2 import Device
 
-    found = []
-    for at, key in enumerate(named["gpu"]):
-        address, *parents = named["pcie"][4 * at : 4 * at + 4]
-        found.append(
+    result = []
+    for index, key in enumerate(named["gpu"]):
+        address, *parents = named["pcie"][4 * index : 4 * index + 4]
+        result.append(
             Device(kind="gpu", key=key, attributes={"name": "H100", "pci_address": address})
         )
-        found.append(Device(kind="pcie", key=address, attributes={"parents": " ".join(parents)}))
-    return found
+        result.append(Device(kind="pcie", key=address, attributes={"parents": " ".join(parents)}))
+    return result
 
 
 def _furnish(table: Any, fleet: Any) -> None:
     table._fit()
     count = table.devices.count
     noise = np.random.default_rng(1).normal(1.0, 0.01, count)
-    for column, at in table.column.items():
+    for column, index in table.column.items():
         if table.is_gauge(column):
-            table._bits[at, :count] = (GAUGES.get(column, 0.0) * noise).view(np.uint64)
+            table._bits[index, :count] = (GAUGES.get(column, 0.0) * noise).view(np.uint64)
         else:
-            table._bits[at, :count] = STATES.get(column, 0)
-        table._valid[at, :count] = True
+            table._bits[index, :count] = STATES.get(column, 0)
+        table._valid[index, :count] = True
     if table.name == "gpu_1s":
         slow = np.arange(0, count, SLOW_EVERY_HOSTS * GPUS)
         clock, heat = table.column["sm_clock_hertz"], table.column["temperature_celsius"]
@@ -103,7 +104,7 @@ def _furnish(table: Any, fleet: Any) -> None:
 
 
 def move(fleet: Any, second: int) -> int:
-    """Let a second of frames come; return what time it is."""
+    """Update the fleet as by a second of frames; return the time."""
     hosts, now_ns = len(fleet), START_NS + second * SECOND_NS
     fleet._boottime_ns[:hosts] = UPTIME_NS + second * SECOND_NS
     fleet._last_received_ns[:hosts] = now_ns
@@ -113,7 +114,7 @@ def move(fleet: Any, second: int) -> int:
         host = table.devices.host
         share = 60 if table.on_change else round(table.period_seconds)
         rows = np.flatnonzero(host % share == second % share)
-        if not table.on_change:  # what counts all the time
+        if not table.on_change:  # gauges, which change all the time
             for column in (c for c in table.counter if not c.endswith(ERRORS)):
                 table._bits[table.column[column], rows] += np.uint64(table.period_seconds)
         table._boottime_ns[rows] = UPTIME_NS + second * SECOND_NS
@@ -126,7 +127,7 @@ def move(fleet: Any, second: int) -> int:
 
 
 def one_pass(fleet: Any) -> float:
-    """Return the seconds that reading every kept cell once takes numpy."""
+    """Return the seconds of one numpy pass over all stored cells."""
     begin = time.thread_time()
     for table in fleet.tables.values():
         count = table.devices.count
@@ -169,13 +170,15 @@ def _child(hosts: int, seconds: int) -> dict[str, float]:
 
 
 def _remember(fleet: Any, judgement: Any) -> tuple[float, float]:
-    """Return (seconds of CPU, bytes) of what is stored in a minute of what judging remembers, if each host has symptoms."""
+    """Return (CPU seconds, bytes) to store a minute of judging's memory, if each host has symptoms."""
     from dataclasses import replace
 
     from gangline.aggregator.scoring.checkpoint import MemoryLog
 
-    one = next(iter(judgement.tracked_symptoms.values()))
-    every = replace(judgement, tracked_symptoms=dict.fromkeys(range(len(fleet)), one), settling={})
+    symptoms = next(iter(judgement.tracked_symptoms.values()))
+    every = replace(
+        judgement, tracked_symptoms=dict.fromkeys(range(len(fleet)), symptoms), settling={}
+    )
     begin = time.process_time()
     rows = MemoryLog(every).take_due(every, fleet, ())
     size = sum(len(row.body()) for row in rows if row.body is not None)
@@ -183,19 +186,19 @@ def _remember(fleet: Any, judgement: Any) -> tuple[float, float]:
 
 
 def _early_judgements(fleet: Any, judgement: Any, second: int) -> list[float]:
-    """Return the seconds of CPU of judgements that each follow a regular one by a third of a second, for an XID 79."""
+    """Return the CPU seconds of judgements a third of a second after a regular one, for an XID 79."""
     from gangline.aggregator.scoring.evaluate import evaluate
     from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
     spent: list[float] = []
-    for at in range(EARLY_JUDGEMENTS):
-        now_ns = move(fleet, second + at)
+    for index in range(EARLY_JUDGEMENTS):
+        now_ns = move(fleet, second + index)
         judgement = evaluate(fleet, now_ns, judgement)
         event = HealthEvent(
-            event_id=f"e{at}", name="gpu.xid", code=79, device=fleet.devices["gpu"].names[8 * at], count=1,
-            boottime_ns=UPTIME_NS + (second + at) * SECOND_NS,
+            event_id=f"e{index}", name="gpu.xid", code=79, device=fleet.devices["gpu"].names[8 * index], count=1,
+            boottime_ns=UPTIME_NS + (second + index) * SECOND_NS,
         )  # fmt: skip
-        if not fleet.observe_event(fleet.names[at], event, now_ns):
+        if not fleet.observe_event(fleet.names[index], event, now_ns):
             raise RuntimeError("the event asks for no early judgement")
         begin = time.process_time()
         judgement = evaluate(fleet, now_ns + SECOND_NS // 3, judgement)
@@ -204,24 +207,24 @@ def _early_judgements(fleet: Any, judgement: Any, second: int) -> list[float]:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure in a process of its own; *seed* changes nothing here."""
+    """Measure in a process of its own; *seed* is ignored."""
     del seed
     command = [sys.executable, "-m", f"{__package__}.judging", str(HOSTS), str(SECONDS)]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-    found = json.loads(output)
+    result = json.loads(output)
     notes = (
         f"{HOSTS} hosts of {GPUS} GPUs and {LINKS} links, {SECONDS} judgements; the longest "
-        f"{found['longest']:.2f} s, the first {found['first']:.2f} s; {found['slow']:.0f} hosts DEGRADED"
+        f"{result['longest']:.2f} s, the first {result['first']:.2f} s; {result['slow']:.0f} hosts DEGRADED"
     )
     return [
-        Result("judging each second", found["judge"], "cores", "limit", CORES_MAX, notes),
-        Result("the same", found["judge"], "s", f"{PASSES_MAX:.0f} passes over the arrays",
-               PASSES_MAX * found["pass"], "one numpy pass reads each kept cell once"),
-        Result("an early judgement, for a fatal event", found["early"], "s CPU", "one of each second", found["judge"],
-               f"{EARLY_JUDGEMENTS} of them; the longest {found['early_longest']:.2f} s; a storm of events has a tenth of the loop"),
-        Result("what judging remembers, rows of a minute", found["remember"], "s CPU", f"{CORES_REMEMBER_MAX:.0%} of a core", 60 * CORES_REMEMBER_MAX,
-               f"if each host has symptoms, as one has here: {found['remembered_bytes'] / 1e6:.1f} MB"),
-        Result("the process at its peak", found["peak"] / 1e6, "MB", "limit of a whole aggregator",
+        Result("judging each second", result["judge"], "cores", "limit", CORES_MAX, notes),
+        Result("the same", result["judge"], "s", f"{PASSES_MAX:.0f} passes over the arrays",
+               PASSES_MAX * result["pass"], "one numpy pass reads each kept cell once"),
+        Result("an early judgement, for a fatal event", result["early"], "s CPU", "one of each second", result["judge"],
+               f"{EARLY_JUDGEMENTS} of them; the longest {result['early_longest']:.2f} s; a storm of events has a tenth of the loop"),
+        Result("what judging remembers, rows of a minute", result["remember"], "s CPU", f"{CORES_REMEMBER_MAX:.0%} of a core", 60 * CORES_REMEMBER_MAX,
+               f"if each host has symptoms, as one has here: {result['remembered_bytes'] / 1e6:.1f} MB"),
+        Result("the process at its peak", result["peak"] / 1e6, "MB", "limit of a whole aggregator",
                LIMIT_BYTES / 1e6, "VmHWM"),
     ]  # fmt: skip
 

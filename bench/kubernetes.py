@@ -1,7 +1,9 @@
-"""Latency of the Kubernetes executor: a real API server with RBAC, real advice over gRPC, and the executor's own loop.
+"""Latency of the Kubernetes executor: a real API server with RBAC, real advice over gRPC, and the
+executor's own loop.
 
-From PROPOSED until somebody else reads the taint, and until all pods of an evicted gang are deleted. Peer: the same JSON patch by a script
-that knows the node beforehand and keeps no ledger, which is the floor.
+From PROPOSED until another client reads the taint, and until all pods of an evicted gang are
+deleted. Peer: the same JSON patch by a script that knows the node beforehand and keeps no ledger,
+which is the floor.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ PAUSE_SECONDS = 0.002
 
 
 def run(seed: int) -> list[Result]:
-    """Measure, where Kubernetes is."""
+    """Measure, if Kubernetes is installed."""
     if not has_kubernetes():
         print(MISSING, file=sys.stderr)
         return []
@@ -59,7 +61,7 @@ def run(seed: int) -> list[Result]:
 def _start_executor(
     cluster: UsedCluster, site: KubernetesSite, advice: AdviceServer, stack: ExitStack
 ) -> None:
-    # The store behind this server of advice is a stand-in that takes one caller at a time.
+    # The store behind this advice server is a stand-in for a single caller.
     config, wake = KubernetesConfig(report_outcomes=False), threading.Event()
     api = ApiServer(cluster.access)
     stack.callback(api.close)
@@ -74,7 +76,6 @@ def _start_executor(
 
 
 def _until(condition: Callable[[], object]) -> float:
-    """Wait for *condition*; return when it held."""
     end = time.monotonic() + GUARD_SECONDS
     while not condition():
         assert time.monotonic() < end, "never"

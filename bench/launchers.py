@@ -1,7 +1,9 @@
-"""NVIDIA's launcher: its client at an agent's health check against a grpcio echo, and at the attribution service against the limit.
+"""NVIDIA's launcher: its client at an agent's health check against a grpcio echo, and at the
+attribution service against the limit.
 
-Each version asks as its launcher does, by a new connection each time. The fleet of the attribution service has 10,000 hosts in 200 jobs, 50 of
-them with a fault. Without `GANGLINE_NVRX` (tests/rigs/nvrx.sh) there is nothing to measure.
+Each version asks as its launcher does, by a new connection each time. The fleet of the attribution
+service has 10,000 hosts in 200 jobs, 50 of them with a fault. Without `GANGLINE_NVRX`
+(tests/rigs/nvrx.sh) the result is empty.
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ LIMIT_SECONDS = 0.05
 def _view() -> HealthView:
     now = time.time()
     jobs, cycles = {}, {}
-    for at in range(JOBS):
-        hosts = frozenset(f"gpu{at * HOSTS_PER_JOB + k:05}" for k in range(HOSTS_PER_JOB))
-        jobs[str(at)] = ScheduledJob(str(at), "RUNNING", hosts, started=now - 600)
-        cycles[str(at)] = CycleInfo(
-            str(at), 0, 1, now + 600, 0.0, f"/logs/{at}_cycle1.log", hosts, frozenset()
+    for index in range(JOBS):
+        hosts = frozenset(f"gpu{index * HOSTS_PER_JOB + k:05}" for k in range(HOSTS_PER_JOB))
+        jobs[str(index)] = ScheduledJob(str(index), "RUNNING", hosts, started=now - 600)
+        cycles[str(index)] = CycleInfo(
+            str(index), 0, 1, now + 600, 0.0, f"/logs/{index}_cycle1.log", hosts, frozenset()
         )
     faults = [
-        Advice(f"a{at}", "", "EVICT_NOW", "PROPOSED", f"gpu{at * 199:05}", reason="XID 79", basis="DETERMINISTIC")
-        for at in range(1, FAULTS + 1)
+        Advice(f"a{index}", "", "EVICT_NOW", "PROPOSED", f"gpu{index * 199:05}", reason="XID 79", basis="DETERMINISTIC")
+        for index in range(1, FAULTS + 1)
     ]  # fmt: skip
     return health_view(SchedulerState({}, jobs), cycles, faults, HealthView(), now, is_live=True)
 
@@ -65,15 +67,15 @@ def _attribution(version: str) -> list[Result]:
     worst, plain = [], []
     with closing(AttributionServer(board, "127.0.0.1:0")) as server:
         server.start()
-        for at in range(ROUNDS):
-            log = f"/logs/{at * 30}_cycle0.log"
-            got = run_nvrx(version, "attribution", f"http://{server.address}", log, "log", POLLS, SLURM_JOB_ID=str(at * 30))  # fmt: skip
+        for index in range(ROUNDS):
+            log = f"/logs/{index * 30}_cycle0.log"
+            got = run_nvrx(version, "attribution", f"http://{server.address}", log, "log", POLLS, SLURM_JOB_ID=str(index * 30))  # fmt: skip
             worst.append(percentile(got["seconds"][10:], 0.99))
             plain.append(percentile(got["answer_seconds"][10:], 0.99))
     return [
         Result(
             f"{what}, p99", statistics.median(values) * 1e3, "ms", "limit", LIMIT_SECONDS * 1e3,
-            f"median of {ROUNDS} rounds of {POLLS} calls, {how}; {', '.join(f'{one * 1e3:.1f}' for one in values)} ms",
+            f"median of {ROUNDS} rounds of {POLLS} calls, {how}; {', '.join(f'{value * 1e3:.1f}' for value in values)} ms",
         )
         for what, values, how in (
             (f"attribution by the client of {version}", worst, "a new connection and TLS context each"),
@@ -83,7 +85,7 @@ def _attribution(version: str) -> list[Result]:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure. *seed* changes nothing here."""
+    """Measure. *seed* is ignored."""
     if not has_nvrx():
         print(MISSING, file=sys.stderr)
         return []

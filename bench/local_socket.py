@@ -1,8 +1,10 @@
-"""The health check on the agent's Unix socket against an echo of as many bytes, by one real gRPC client.
+"""The health check on the agent's Unix socket against an echo of equal size, by one real gRPC
+client.
 
-Two echoes, in turn with the health check, in one run: one on the same server (what the check itself costs), one on a
-server of grpcio's own, in C below a Python handler (what our server costs). Each server is a process of its own; the
-health check is asked of one that does nothing else, and of a whole agent that samples this machine meanwhile.
+Two echoes alternate with the health check in one run: one on the same server (the cost of the
+check), one on a server of grpcio, in C below a Python handler (the cost of our server). Each server
+is a process of its own; the health check goes to an idle server, and to a complete agent that
+samples this machine.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def _server(kind: str, folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return the seconds of each call by what was called, and the servers' CPU seconds a call."""
+    """Return the seconds of each call by name, and the servers' CPU seconds a call."""
     with ExitStack() as stack:
         agent_socket, agent_pid = stack.enter_context(_server("agent", folder))
         grpcios, their_pid = stack.enter_context(_server("grpcio", folder))
@@ -74,7 +76,7 @@ def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
         seconds: dict[str, list[float]] = {name: [] for name in calls}
         before = cpu_seconds(agent_pid), cpu_seconds(their_pid)
         for number in range(CALLS + WARM_UP_CALLS):
-            # each comes first in turn: who follows a call to the same server finds it awake
+            # each call goes first in turn: a later call to the same server finds it awake
             at = number % len(calls)
             names = [*calls][at:] + [*calls][:at]
             for name in names:
@@ -83,16 +85,16 @@ def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
                 ask(message, timeout=SECONDS_MAX)
                 if number >= WARM_UP_CALLS:
                     seconds[name].append(time.perf_counter() - began)
-        made = CALLS + WARM_UP_CALLS
+        call_count = CALLS + WARM_UP_CALLS
         spent = {
-            "ours": (cpu_seconds(agent_pid) - before[0]) / (2 * made),
-            "grpcio": (cpu_seconds(their_pid) - before[1]) / made,
+            "ours": (cpu_seconds(agent_pid) - before[0]) / (2 * call_count),
+            "grpcio": (cpu_seconds(their_pid) - before[1]) / call_count,
         }
     return seconds, spent
 
 
 def run(seed: int) -> list[Result]:
-    """Measure. *seed* changes nothing here."""
+    """Measure. *seed* is ignored."""
     with tempfile.TemporaryDirectory() as folder:
         seconds, spent = _measure(Path(folder))
     results = [

@@ -27,11 +27,10 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Ours over theirs; below 1 we are better, for everything we measure is a cost."""
+        """Return the figure over the peer's; every figure is a cost, so below 1 is better."""
         return self.value / self.peer_value if self.peer_value else float("nan")
 
     def row(self) -> str:
-        """Return the result as a row of a Markdown table."""
         return (
             f"| {self.name} | {self.value:.4g} {self.unit} | {self.peer}: {self.peer_value:.4g} "
             f"{self.unit} | **{self.ratio:.2f}** | {self.notes} |"
@@ -42,10 +41,10 @@ HEADING = "| what | ours | against | ratio | notes |\n|---|---|---|---|---|"
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a living process, its threads and its reaped children, by the kernel.
+    """Return the CPU time of a running process, its threads and its reaped children, by the kernel.
 
-    /proc/PID/schedstat counts nanoseconds on the processor where the kernel keeps it for every
-    thread; /proc/PID/stat counts ticks of 10 ms.
+    /proc/PID/schedstat counts nanoseconds on the processor if the kernel has it for every thread;
+    /proc/PID/stat counts ticks of 10 ms.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     reaped = (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND
@@ -61,7 +60,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Proportional set size of the processes together: shared pages counted once."""
+    """Return the proportional set size of all processes: shared pages count once."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -71,7 +70,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 
 def family(pid: int) -> list[int]:
-    """The process and all its living descendants."""
+    """Return the process and all its running descendants."""
     pids = [pid]
     for at in pids:
         for task in Path(f"/proc/{at}/task").glob("*/children"):
@@ -81,12 +80,12 @@ def family(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ProcessCost:
-    """What processes have cost together since they were started, and what they hold now."""
+    """Costs of processes since their start, and their current memory."""
 
     cpu_seconds: float
-    wakes: int  # threads that waited and were woken
-    write_bytes: int  # handed to write(2) and its like
-    disk_bytes: int  # of them, what is or will be written to a disk
+    wakes: int  # how often a thread woke from waiting
+    write_bytes: int  # passed to write(2) and similar calls
+    disk_bytes: int  # part of write_bytes that reaches a disk
     pss_bytes: int
     cpu_by_process: tuple[float, ...]  # in the order of the processes
     names: tuple[str, ...]  # in the same order, as `ps -o comm` shows them
@@ -95,14 +94,14 @@ class ProcessCost:
 
     @classmethod
     def now(cls, pids: Sequence[int]) -> ProcessCost:
-        """Return the cost of living processes until now."""
+        """Return the cost of running processes until now."""
         tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
         io = [_numbers(Path(f"/proc/{pid}/io")) for pid in pids]
         return cls(
             sum(map(cpu_seconds, pids)),
             sum(_numbers(task / "status")["voluntary_ctxt_switches"] for task in tasks),
-            sum(each["wchar"] for each in io),
-            sum(each["write_bytes"] - each["cancelled_write_bytes"] for each in io),
+            sum(counts["wchar"] for counts in io),
+            sum(counts["write_bytes"] - counts["cancelled_write_bytes"] for counts in io),
             pss_bytes(pids),
             tuple(map(cpu_seconds, pids)),
             tuple(Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids),
@@ -111,7 +110,7 @@ class ProcessCost:
         )
 
     def since(self, before: ProcessCost) -> ProcessCost:
-        """Return what was spent since then, and what is held now."""
+        """Return the cost since *before*, with the current memory."""
         return replace(
             self,
             cpu_seconds=self.cpu_seconds - before.cpu_seconds,
@@ -126,16 +125,19 @@ class ProcessCost:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return the lines of a file of /proc that are a name and one number."""
+    """Return the lines of a /proc file that have a name and one number."""
     lines = (line.partition(":") for line in path.read_text().splitlines())
     return {name: int(value) for name, _, value in lines if value.strip().isdecimal()}
 
 
 class CallTimer:
-    """How often each function of the stand-in NVML was called by all processes that play a scenario."""
+    """Calls of each function of the stand-in NVML by all processes that play a scenario."""
 
     def __init__(self, library: Path, scenario: Path) -> None:
-        """*scenario*: its path; the counts lie beside it. Before the first process loads it."""
+        """Create the counters.
+
+        *scenario*: its path, beside the counts. Call this before the first process loads it.
+        """
         name_of = ctypes.CDLL(str(library)).fake_nvml_call_name
         name_of.restype = ctypes.c_char_p
         self.names: list[str] = []
@@ -150,14 +152,16 @@ class CallTimer:
         return list(struct.unpack(f"{len(self.names)}L", self._counts.read_bytes()))
 
     def rates(self, seconds: int, gpus: int) -> dict[str, float]:
-        """Count for this long; return the calls a GPU and second of each function that was called."""
+        """Count for *seconds*; return the calls per GPU and second of each function that was
+        called.
+        """
         before = self.counts()
         time.sleep(seconds)
-        made = zip(self.names, before, self.counts(), strict=True)
-        return {name: (end - begin) / seconds / gpus for name, begin, end in made if end > begin}
+        result = zip(self.names, before, self.counts(), strict=True)
+        return {name: (end - begin) / seconds / gpus for name, begin, end in result if end > begin}
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which *share* of *values* lie (nearest rank)."""
+    """Return the value at *share* of the sorted *values* (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

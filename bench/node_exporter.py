@@ -19,7 +19,7 @@ SCRAPE_SECONDS_MAX = 5.0
 
 
 def find(folder: Path) -> Path | None:
-    """Return the program: the installed one, or the package's unpacked in *folder*; None without either."""
+    """Return the program, installed or unpacked from the package in *folder*; None without both."""
     installed = shutil.which(PACKAGE)
     if installed:
         return Path(installed)
@@ -38,7 +38,9 @@ def find(folder: Path) -> Path | None:
 
 @contextmanager
 def scraped(program: Path, root: Path) -> Iterator[tuple[int, list[int]]]:
-    """Run it over a host's folder, scraped once a second; yields its pid and the size of each answer in bytes."""
+    """Run it over a host's folder, scraped once a second; yield its pid and the sizes of its
+    answers in bytes.
+    """
     options = [f"--path.sysfs={root}/sys", f"--path.procfs={root}/proc", f"--path.rootfs={root}"]
     child = subprocess.Popen(
         [program, *options, f"--web.listen-address={ADDRESS}"],

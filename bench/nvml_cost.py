@@ -1,4 +1,6 @@
-"""NVML's time per second and GPU on an H200, by its calls' recorded costs, against every call at its collector's pace."""
+"""NVML's time per second and GPU on an H200, by its calls' recorded costs, against every call at
+its collector's pace.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ SECONDS = 300
 
 
 def run(seed: int) -> list[Result]:
-    """*seed*: not used, the costs are recorded."""
+    """Return the results. *seed* is ignored: the costs are recorded."""
     paced, spacing = _measure()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -1,10 +1,11 @@
-"""Latency of the operator's commands at the client: `hosts`, `explain`, `job` and `advise`, for 32 and 1,000 hosts.
+"""Latency of the operator's commands at the client: `hosts`, `explain`, `job` and `advise`, for 32
+and 1,000 hosts.
 
-A real aggregator in a process of its own, with hosts of eight GPUs that run one job of all hosts, idle and while it judges
-each second. Peer: an echo of as many bytes by the same server library. The time of a call includes decoding; starting Python
-(about half a second) is not included.
+A real aggregator in a process of its own, with hosts of eight GPUs that run one job of all hosts,
+idle and while it judges each second. Peer: an echo of equal size by the same server library. The
+time of a call includes decoding, but not the start of Python (about half a second).
 
-    python -m bench operator_answers
+python -m bench operator_answers
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 
 JOB = "bench"
 SIZES = (32, 1000)
-#: Most that a call may take, by size.
+#: Limit of a call, by fleet size.
 BUDGET_SECONDS = {32: 0.2, 1000: 1.0}
 CALLS = 15
 
@@ -61,7 +62,7 @@ async def _serve(hosts: int) -> None:
         while aggregator.snapshot_holder.snapshot is None:
             await asyncio.sleep(0.05)
         windows = aggregator.runs.windows
-        # Nothing reports the job to the fleet: it must not end with the next turn.
+        # Nothing reports the job to the fleet: without this it would end with the next turn.
         windows.step = lambda *_: []  # type: ignore[method-assign]
         windows.records[f"slurm/{JOB}"] = _job(tuple(aggregator.fleet.names))
         moving = asyncio.create_task(score_server._move(aggregator))
@@ -87,7 +88,6 @@ def _child(module: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def _questions(port: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], int]]:
-    """Return each command's call, and the bytes of the largest answer."""
     options = ConnectionOptions(f"127.0.0.1:{port}")
     scores, jobs = ScoreClient(options), JobClient(options)
     name = scores.names()[0]
@@ -98,7 +98,7 @@ def _questions(port: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], in
         "explain": lambda: scores.host(name),
         "job": lambda: jobs.story(JOB),
         "advise": lambda: advice.ListAdvisories(request, timeout=10),
-    }, lambda: sum(one.ByteSize() for one in scores.hosts().scores)
+    }, lambda: sum(score.ByteSize() for score in scores.hosts().scores)
 
 
 def _times(call: Callable[[], Any]) -> list[float]:
@@ -128,10 +128,10 @@ def run(seed: int) -> list[Result]:
                     floor = percentile(_times(echo), 0.5)
                     for name, call in questions.items():
                         times = _times(call)
-                        most = max(times)
+                        maximum = max(times)
                         notes = f"p50 {1e3 * percentile(times, 0.5):.1f} ms, target {BUDGET_SECONDS[hosts]:g} s"
                         results.append(
-                            Result(f"`{name}`, {hosts} hosts, {state}: slowest of {CALLS}", most, "s", "echo of the table, p50", floor, notes)
+                            Result(f"`{name}`, {hosts} hosts, {state}: slowest of {CALLS}", maximum, "s", "echo of the table, p50", floor, notes)
                         )  # fmt: skip
     return results
 

@@ -29,7 +29,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class QueryCase:
-    """A question, by view or macro and by hand."""
+    """A query by view or macro, and its hand-written equivalent."""
 
     name: str
     file: str
@@ -39,13 +39,16 @@ class QueryCase:
 
 
 def run(seed: int, rows: int = ROWS_DEFAULT) -> list[Result]:
-    """Return the ratios of all questions, and what the operators' file costs."""
+    """Return the ratios of all queries, and the cost of the operators' file."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_store(folder, seed, rows)
         written = write_file(folder)
         device = _some_device(folder)
-        return [*(_ask(folder, one, rows) for one in _questions(folder, device)), *written]
+        return [
+            *(_ask(folder, question, rows) for question in _questions(folder, device)),
+            *written,
+        ]
 
 
 _COLUMNS = ", ".join(f'"{name}"' for name, _ in LAYOUTS["gpu_1s"].columns)
@@ -148,7 +151,9 @@ def _ask(folder: Path, one: QueryCase, rows: int) -> Result:
 
 
 def _times(connection: Any, queries: Sequence[str]) -> list[float]:
-    """Return the median seconds of CPU of each, asked in turn: a busy machine does not change them."""
+    """Return the median CPU seconds of each query; queries alternate, so that load affects all
+    equally.
+    """
     durations: list[list[float]] = [[] for _ in queries]
     for _ in range(REPEATS):
         for query, times in zip(queries, durations, strict=True):

@@ -1,4 +1,6 @@
-"""Cost of the snapshot file of 80,000 GPUs, and how long writing it holds the GIL: a part of `operator_sql`."""
+"""Cost of the snapshot file of 80,000 GPUs, and how long writing it holds the GIL: used by
+`operator_sql`.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "1GB"
 
 
 def write_file(folder: Path) -> list[Result]:
-    """Write the operators' file of such a fleet; return what that costs, and how long it held the GIL."""
+    """Write the operators' file of such a fleet; return its cost, and how long it held the GIL."""
     writer = Writer(folder / "gangline.duckdb", retention_hours=24, history_days=14)
     now_ns = LAST_S * 10**9 + 10**9 // 2
     file = OpsFile(folder, writer.cursor, 200_000)
     first = _cost(lambda: file.write(now_ns - FILES_SECONDS * 10**9))
-    Path("/proc/self/clear_refs").write_text("5")  # the highest starts over
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _memory_bytes("VmRSS")
     with _Gil() as gil:
         again = _cost(lambda: file.write(now_ns))
@@ -50,21 +52,20 @@ def write_file(folder: Path) -> list[Result]:
 
 
 def _written(path: Path) -> list[pa.Table]:
-    """Return the latest readings that an operators' file has: of every device of every table."""
-    found = []
+    result = []
     with duckdb.connect(str(path), read_only=True, config=CONFIG) as connection:
         for table, each in TABLES.items():
-            found.append(connection.sql(f"FROM latest.{table}").to_arrow_table())
-            assert found[-1].num_rows == HOSTS * each, (table, found[-1].num_rows)
-    return found
+            result.append(connection.sql(f"FROM latest.{table}").to_arrow_table())
+            assert result[-1].num_rows == HOSTS * each, (table, result[-1].num_rows)
+    return result
 
 
 def _bare(path: Path, latest: list[pa.Table]) -> None:
-    """The floor: those tables straight from Arrow, without anything else."""
+    """Write the same tables straight from Arrow: the floor."""
     with duckdb.connect(str(path), config={"threads": 1}) as connection:
-        for at, arrow in enumerate(latest):
+        for index, arrow in enumerate(latest):
             connection.register("new_rows", arrow)
-            connection.execute(f"CREATE TABLE t{at} AS FROM new_rows")
+            connection.execute(f"CREATE TABLE t{index} AS FROM new_rows")
         connection.execute("CHECKPOINT")
 
 
@@ -80,7 +81,7 @@ def _cost(work: Callable[[], Any]) -> float:
 
 
 class _Gil:
-    """How late a thread that sleeps for a millisecond wakes: what ingest would see."""
+    """Measures how late a thread wakes from a sleep of 1 ms, as ingest would."""
 
     def __enter__(self) -> Self:
         self._going, self._late = True, [0.0]
@@ -101,7 +102,9 @@ class _Gil:
 
 
 def _show(connection: Any, folder: Path) -> None:
-    """Have the views show those minutes, and the present be the last reading: a store's start recreates both."""
+    """Make the views show these minutes and set the present to the last reading; a store's start
+    recreates both.
+    """
     for grain in ("1m", "1h"):
         view = f"rollups.gpu_1s_{grain} AS FROM read_parquet('{folder}/*.parquet')"
         connection.execute(f"CREATE OR REPLACE VIEW {view}")

@@ -22,10 +22,10 @@ from pathlib import Path
 from .agent_cost import HERE, MEMORY_FOLDER, WARM_UP_SECONDS, Ground
 from .measure import ProcessCost, family
 
-#: Wanted (issue 23): CPU of the packaged agent, as a share of the other's.
+#: Target (issue 23): CPU of the packaged agent relative to the other.
 RATIO_MAX = 1.05
 AGENTS = 2
-#: The process that takes the inventory has ended by then, on a busy machine too.
+#: By then the inventory process has ended, also on a busy machine.
 SETTLED_SECONDS = 4 * WARM_UP_SECONDS
 ROOT = HERE.parent
 
@@ -66,7 +66,7 @@ def start(
 
 
 def main() -> int:
-    """Measure, print both and their ratio; 1 where it is above what is wanted."""
+    """Measure, print both and their ratio; return 1 if the ratio is above RATIO_MAX."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

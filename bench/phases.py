@@ -1,7 +1,8 @@
-"""CPU of job phases on a host: tracker, history and period of eight GPUs, against a C loop that only copies the ring.
+"""CPU of job phases on a host: tracker, history and period of eight GPUs, against a C loop that
+only copies the ring.
 
-The same ring takes the same samples with and without them, one after another as fast as it can, in simulated time; CPU
-time is the thread's own. The sweep asks no driver, so that what NVML costs is in neither.
+The same ring takes the same samples with and without phases, back to back, in simulated time; CPU
+time is the thread's own. The sweep calls no driver: NVML is not included.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from .measure import Result, pss_bytes
 GPUS = 8
 SAMPLES_PER_SECOND = 10
 SECONDS = 1200
-#: What the issue allows: CPU over what the ring costs, and memory.
+#: Limits of the issue: CPU in addition to the ring, and memory.
 MICROSECONDS_MAX, PSS_BYTES_MAX = 150.0, 2_000_000
 REPEATS = 3
-#: The same of the parts of a step.
+#: Limit and repeats for the parts of a step.
 PARTS_MICROSECONDS_MAX, PARTS_REPEATS = 20.0, 100
 
 
@@ -67,7 +68,7 @@ class PhaseLoad:
             history=self.history,
             sources=[COLUMN_NAMES.index(name) for name in SIGNALS],
         )
-        self._states = [self._state(random.Random(seed + at), at) for at in range(64)]
+        self._states = [self._state(random.Random(seed + index), index) for index in range(64)]
 
     def _state(self, draw: random.Random, at: int) -> bytes:
         """Return the cells of a sample: computing in the first 48 of 64."""
@@ -85,13 +86,17 @@ class PhaseLoad:
         return struct.pack(f"<{len(cells)}d", *cells)
 
     def run(self, seconds: int) -> tuple[float, float]:
-        """Take the samples of so many seconds; return the CPU seconds of the samples, and of what is done each second."""
+        """Take the samples of *seconds* seconds; return the CPU seconds of the samples and of the
+        work per second.
+        """
         block, jobs = Block("gpu_fast_1s", ["g"] * GPUS), Block("gpu_fast_10s", ["g"] * GPUS)
         second_columns = [index_of(f"gpu_fast.{name}") for name in SECOND_COLUMNS]
         job_columns = [index_of(f"gpu_fast.{name}") for name in JOB_COLUMNS]
         spent_samples = spent_seconds = now_ns = 0
         for second in range(seconds):
-            states = [self._states[63 if second % 70 >= 60 else at * 6 + 2] for at in range(10)]
+            states = [
+                self._states[63 if second % 70 >= 60 else index * 6 + 2] for index in range(10)
+            ]
             began = time.thread_time_ns()
             for state in states:
                 now_ns += PERIOD_NS
@@ -108,7 +113,7 @@ class PhaseLoad:
 
 
 def _period_seconds(load: PhaseLoad) -> float:
-    """Return the CPU seconds of one estimate of a period, of the last minutes of one GPU."""
+    """Return the CPU seconds to estimate the period of one GPU from its last minutes."""
     assert load.history is not None
     assert load.tracker is not None
     steps = StepPeriods(load.history, load.tracker)
@@ -119,8 +124,10 @@ def _period_seconds(load: PhaseLoad) -> float:
 
 
 def _parts_seconds(seed: int) -> float:
-    """Return the CPU seconds of one look for the parts of a step, of the last two minutes of one GPU; the longest of three lengths."""
-    found: list[float] = []
+    """Return the CPU seconds to find the parts of a step of one GPU in its last two minutes; the
+    maximum of three step lengths.
+    """
+    result: list[float] = []
     for period in (5.0, 8.0, 20.0):
         draw = np.random.default_rng(seed)
         fine, _ = step_parts.timeline(draw, "data parallel", period)
@@ -128,12 +135,12 @@ def _parts_seconds(seed: int) -> float:
         began = time.thread_time_ns()
         for _ in range(PARTS_REPEATS):
             split(signals, PERIOD_NS / 1e9, period)
-        found.append((time.thread_time_ns() - began) / PARTS_REPEATS / 1e9)
-    return max(found)
+        result.append((time.thread_time_ns() - began) / PARTS_REPEATS / 1e9)
+    return max(result)
 
 
 def run(seed: int) -> list[Result]:
-    """Measure both, the best of three: what another process on the machine takes is not of either."""
+    """Measure both, the best of three: this excludes most of the load of other processes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["GANGLINE_FAKE_NVML"] = str(folder / "scenario")

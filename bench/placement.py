@@ -1,11 +1,12 @@
-"""Latency of plans for 4,096 of 10,000 nodes at the client, against an echo of as many bytes.
+"""Latency of plans for 4,096 of 10,000 nodes at the client, against an echo of equal size.
 
-The server is that of `score_nodes`: an aggregator whose scores and plans a process of its own answers, with declared racks,
-leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate, so that both meet the same machine. All
-idle; then with 10,000 hosts judged each second beside rows of GPUs that are ingested. Further: eight options, a gang that
-does not fit with its changes priced, the price of nodes that the caller chose, and a gang of 512 that lost three members. Last,
-ScoreNodes on the same port while another caller sends 20 plans a second, and while one sends plans that weigh groups one
-after another: those run in a thread, and must not hold the loop that answers.
+The server is the aggregator of `score_nodes`: a separate process answers scores and plans, with
+declared racks, leaves and spines. The echo is `grpc.aio` in a process of its own; calls alternate,
+so that load affects both. First without load; then 10,000 hosts are judged each second during
+ingest of GPU rows. Further: eight options, a gang that does not fit with its changes priced, the
+price of nodes chosen by the caller, and a gang of 512 that lost three members. Last, ScoreNodes on
+the same port while another caller sends 20 plans a second, and while one sends plans that weigh
+groups one after another: those run in a thread, and must not block the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PLAN = "/gangline.v1.PlacementService/PlanPlacement"
 EVALUATE = "/gangline.v1.PlacementService/EvaluatePlacement"
 RECOVER = "/gangline.v1.RecoveryService/PlanRecovery"
 GANG_NODES = 512
-#: What is asked for: against the echo, and of the other calls in seconds at the client.
+#: Targets: ratio to the echo, and seconds of the other calls at the client.
 IDLE_RATIO, LOADED_SECONDS_MAX = 2.0, 0.005
 OPTIONS_SECONDS_MAX, EVALUATE_SECONDS_MAX, RECOVERY_SECONDS_MAX = 0.015, 0.002, 0.002
 SIZES, SIZES_SECONDS_MAX = 29, 0.005
@@ -40,7 +41,6 @@ PLANS_PER_SECOND, BESIDE_RATIO, BESIDE_SECONDS = 20.0, 1.1, 8.0
 
 
 def _requests() -> dict[str, bytes]:
-    """Return a request of each kind, serialised."""
     everyone = wire.PlacementCandidates(node_bitmap=b"\xff" * (HOSTS // 8))
     whole = wire.GangRequirements(nodes=NODES, gpus_per_node=8)
     within = wire.GangRequirements(nodes=NODES, gpus_per_node=8, node_score_min=0.99)
@@ -62,7 +62,9 @@ def _requests() -> dict[str, bytes]:
 
 
 def _recovery() -> bytes:
-    """Return a request of a gang that lost three members on two leaves, and has hot spares and free nodes."""
+    """Return a request of a gang that lost three members on two leaves, and has hot spares and free
+    nodes.
+    """
     gang: Any = wire.GangRequirements(gpus_per_node=8)
     gang.length.FromSeconds(48 * 3600)
     bits = np.packbits(np.arange(HOSTS) >= GANG_NODES, bitorder="little").tobytes()
@@ -83,7 +85,9 @@ def _seconds(call: Call, request: bytes) -> float:
 def _alternate(
     plan: Call, echo: Call, request: bytes, seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Return what calls of each took, one first in one round and the other in the next."""
+    """Return the seconds of plans and echoes; they alternate, and each goes first in every second
+    round.
+    """
     ours, theirs, at, end = list[float](), list[float](), 0, time.monotonic() + seconds
     for _ in range(WARM_UP_CALLS):
         plan(request)
@@ -108,16 +112,18 @@ def _rows(ours: list[float], theirs: list[float], what: str, wanted: str) -> lis
 def _other(name: str, call: Call, request: bytes, limit: float, what: str) -> Result:
     for _ in range(5):
         call(request)
-    found = [_seconds(call, request) for _ in range(CALLS // 4)]
-    notes = f"{what}; {len(found)} calls; p50 {percentile(found, 0.5) * 1e3:.2f} ms"
-    return Result(name, percentile(found, 0.99) * 1e3, "ms", "limit", limit * 1e3, notes)
+    result = [_seconds(call, request) for _ in range(CALLS // 4)]
+    notes = f"{what}; {len(result)} calls; p50 {percentile(result, 0.5) * 1e3:.2f} ms"
+    return Result(name, percentile(result, 0.99) * 1e3, "ms", "limit", limit * 1e3, notes)
 
 
 def _beside(
     scores: Call, plan: Any, request: bytes | None, per_second: float
 ) -> tuple[list[float], list[float]]:
-    """Return what calls of *scores* took, and plans that another caller sent meanwhile, at most one at a time."""
-    found, plans, pending = list[float](), list[float](), None
+    """Return the seconds of *scores* calls, and of another caller's concurrent plans, at most one
+    in flight.
+    """
+    result, plans, pending = list[float](), list[float](), None
     end, due = time.monotonic() + BESIDE_SECONDS, 0.0
     while (now := time.monotonic()) < end:
         if request is not None and now >= due and (pending is None or pending.done()):
@@ -126,10 +132,10 @@ def _beside(
             pending.add_done_callback(
                 lambda _, begin=begin: plans.append(time.perf_counter() - begin)
             )
-        found.append(_seconds(scores, b""))
+        result.append(_seconds(scores, b""))
     if pending is not None:
         pending.result()
-    return found, plans
+    return result, plans
 
 
 def _beside_rows(channel: grpc.Channel, requests: dict[str, bytes]) -> list[Result]:
@@ -163,8 +169,8 @@ def run(seed: int) -> list[Result]:
         stdin, address = stack.enter_context(
             _child("score_server", "scores", "--hosts", str(HOSTS), "--places")
         )
-        found = json.loads(address.readline())
-        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{found['port']}"))
+        result = json.loads(address.readline())
+        channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{result['port']}"))
         plan, evaluate = _call(channel, PLAN), _call(channel, EVALUATE)
         recover, lost = _call(channel, RECOVER), _recovery()
         recovered = recovery_pb2.PlanRecoveryResponse.FromString(recover(lost))
@@ -202,7 +208,7 @@ def run(seed: int) -> list[Result]:
         results += _beside_rows(channel, requests)
         stdin.write("judge\n")
         stdin.flush()
-        load = ("--address", f"127.0.0.1:{found['whole']}", "--seed", str(seed),
+        load = ("--address", f"127.0.0.1:{result['whole']}", "--seed", str(seed),
                 "--rows-per-second", str(GPU_ROWS_PER_SECOND), "--seconds", str(LOAD_SECONDS))  # fmt: skip
         with _child("gpu_rows", *load) as (go, told):
             told.readline()  # connected
@@ -210,7 +216,7 @@ def run(seed: int) -> list[Result]:
             go.flush()
             told.readline()
             ours, theirs = _alternate(plan, echo, requests["one"], LOADED_SECONDS)
-        over = sum(one > LOADED_SECONDS_MAX for one in ours) / len(ours)
+        over = sum(latency > LOADED_SECONDS_MAX for latency in ours) / len(ours)
         what = f"{size}; judged each second, {GPU_ROWS_PER_SECOND} rows/s beside it"
         results += _rows(
             ours,

@@ -1,7 +1,9 @@
-"""CPU per row of Debian's Prometheus that scrapes GPU readings each second, against Gangline's for the same rows.
+"""CPU per row of Debian's Prometheus that scrapes GPU readings each second, against Gangline's for
+the same rows.
 
-A row is one GPU at one time, all signals of `gpu_1s`. Prometheus: a target a host, 8 GPUs, prepared texts
-whose values change, at more and more hosts while it keeps up. Ours: `ingest_cost`, live one-second frames of such rows.
+A row is one GPU at one time, all signals of `gpu_1s`. Prometheus: a target a host, 8 GPUs, prepared
+texts with changing values, with more hosts while it keeps up. Ours: `ingest_cost`, live one-second
+frames of such rows.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ STEPS, SECONDS = (250, 1000), 6
 #: Prometheus begins to scrape five seconds after its start.
 WARM_SECONDS = 9
 VARIANTS = 16
-#: A second's scrapes must all have come: Prometheus leaves out what it has no time for.
+#: Minimum share of scrapes: an overloaded Prometheus skips scrapes.
 SUSTAINED_SHARE = 0.95
-#: Samples that Prometheus adds of its own to each scrape: up, scrape_duration_seconds, and three more.
+#: Samples that Prometheus itself adds to each scrape: up, scrape_duration_seconds, and three more.
 SELF_SAMPLES = 5
 _NAMES = [f"gangline_gpu_{signal.column}" for signal in TABLES["gpu_1s"]]
 
@@ -52,7 +54,7 @@ def _text(block: Block) -> bytes:
 
 
 def _config(hosts: int, port: int) -> str:
-    targets = [f"'127.{1 + at // 250}.{at % 250}.1:{port}'" for at in range(hosts)]
+    targets = [f"'127.{1 + index // 250}.{index % 250}.1:{port}'" for index in range(hosts)]
     return (
         "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
         "scrape_configs:\n- job_name: gpus\n  static_configs:\n  - targets: ["
@@ -77,14 +79,13 @@ def _targets(seed: int) -> Iterator[int]:
 
 
 def _metric(port: int, name: str) -> float:
-    """Return a sample of Prometheus' own /metrics, which is of now."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(x.split()[-1]) for x in lines if x.split("{")[0].split(" ")[0] == name)
 
 
 def _prometheus_cost(hosts: int, seed: int) -> tuple[float, float]:
-    """Return (CPU us a row, share of the rows that it took) of Prometheus at so many targets."""
+    """Return (CPU us a row, share of the rows that it stored) of Prometheus with *hosts* targets."""
     program = shutil.which("prometheus")
     assert program
     with _targets(seed) as port, tempfile.TemporaryDirectory() as folder:
@@ -128,7 +129,7 @@ def _ready(port: int) -> None:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure; nothing, with words, where Prometheus is not installed."""
+    """Measure; if Prometheus is not installed, print a message and return nothing."""
     if shutil.which("prometheus") is None:
         print(
             "  left out: no prometheus here (Debian: apt-get install prometheus)", file=sys.stderr

@@ -1,4 +1,6 @@
-"""Receipts and commits of a fleet while the hostile corpus runs through the Query call, against the same without."""
+"""Receipts and commits of a fleet while the hostile corpus runs through the Query call, against the
+same without.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from .measure import Result
 
 
 class Corpus:
-    """The ones who ask, by turns."""
+    """Clients that send hostile queries in every other turn."""
 
     def __init__(self, seed: int) -> None:
         self.answers: Counter[str] = Counter()
         self._seed = seed
 
     def start(self, running: Running) -> Callable[[], None]:
-        """Begin to ask; return what ends it."""
+        """Start the queries; return the function that stops them."""
         self._seed += 1
         child = subprocess.Popen(
             [sys.executable, "-m", "bench.load.lowest", "bench.load.corpus", running.address, str(self._seed)],
@@ -38,7 +40,6 @@ class Corpus:
 
 
 def run(seed: int) -> list[Result]:
-    """Measure receipts and commits."""
     corpus = Corpus(seed)
     background = BackgroundLoad(corpus.start)
     settings = (f"commit_seconds={COMMIT_SECONDS}", f"ops_seconds={OPS_SECONDS}")

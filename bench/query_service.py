@@ -1,7 +1,9 @@
-"""A query through the Query call (a separate process, over gRPC) against the same query on the file in process.
+"""A query through the Query call (a separate process, over gRPC) against the same query on the file
+in process.
 
-Both open the newest snapshot for each query, as an operator's next question does. What is bought with the
-difference: a query that can be killed. And what the spare process takes that makes it quick.
+Both open the newest snapshot for each query, like an operator's next question. The difference is
+the price of a query that can be killed. Also measured: the memory of the spare process that makes
+the call fast.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from gangline.contract.wire import query_pb2
 from gangline.contract.wire.query_pb2_grpc import QueryServiceStub
 
 QUERIES = 60
-#: A small answer, and one that is mostly rows on the way.
+#: A small answer, and an answer dominated by the transfer of rows.
 SMALL, LARGE = "FROM ops.worst(n := 20)", "SELECT range AS n, hash(range) AS h FROM range(500000)"
 FILE = "operators.duckdb"
 
 
 def run(seed: int) -> list[Result]:
-    """Return both queries' times, and the memory of the spare. *seed* changes nothing here."""
+    """Return the times of both queries, and the memory of the spare. *seed* is ignored."""
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_measure(Path(folder)))
 
@@ -57,14 +59,16 @@ async def _measure(folder: Path) -> list[Result]:
 
 async def _against(stub: Any, file: Path, sql: str) -> Result:
     service_seconds, duckdb_seconds = [], []
-    for at in range(QUERIES + 3):
+    for index in range(QUERIES + 3):
         begin = time.perf_counter()
-        rows = [one async for one in stub.Query(query_pb2.QueryRequest(sql=sql))][-1].summary
+        rows = [response async for response in stub.Query(query_pb2.QueryRequest(sql=sql))][
+            -1
+        ].summary
         between = time.perf_counter()
         count = _in_process(file, sql)
         end = time.perf_counter()
         assert rows.row_count == count
-        if at >= 3:
+        if index >= 3:
             service_seconds.append(between - begin)
             duckdb_seconds.append(end - between)
     notes = f"median of {QUERIES}, alternating; through the service p99 {percentile(service_seconds, 0.99) * 1e3:.0f} ms"

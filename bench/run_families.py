@@ -1,9 +1,10 @@
 """Generated runs of a second kind, for evaluation only; nothing is fitted to them (*simulated*).
 
-They share no assumption with `bench/generated_fingerprints.py`. A family is a model that is trained: arithmetic, bytes and a
-reading time for each sample give the time of a step, and from it every share, rate and power follows. A variant of a
-family has another batch or another number of GPUs. Runs of one variant differ by the clocks and the power meters of the
-hosts they got, by the file system of the day, and some are slow: for one host, or on all of them.
+They share no assumption with `bench/generated_fingerprints.py`. A family is a model in training:
+arithmetic, bytes and a reading time per sample give the step time, and every share, rate and power
+follows from that. A variant of a family has another batch or another number of GPUs. Runs of one
+variant differ by the clocks and power meters of their hosts and by the file system of the day; some
+are slow, because of one host or on all.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 
 from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
-_AT = {name: at for at, name in enumerate(NUMBERS)}
-#: Peak of a GPU: arithmetic, HBM, NVLink and its share of the NICs. Rounded figures of an H100 and of an A100.
+_AT = {name: index for index, name in enumerate(NUMBERS)}
+#: Peak of a GPU: arithmetic, HBM, NVLink and its share of the NICs. Rounded figures of an H100 and
+#: of an A100.
 _GPUS = {
     "H100": (990e12, 3.3e12, 4.5e11, 5e10, 0.85),
     "A100": (312e12, 2.0e12, 3.0e11, 2.5e10, 0.7),
@@ -26,9 +28,10 @@ FAMILIES_OF_USER = 15
 
 @dataclass(frozen=True, slots=True)
 class FamilyRuns:
-    """`values`: (runs, NUMBERS); `family`, `variant`: (runs), numbers; `slowdown`: (runs), share of pace lost.
+    """`values`: (runs, NUMBERS); `family`, `variant`: (runs), numbers; `slowdown`: (runs), share of
+    pace lost.
 
-    `users`, `gpu_models`: (runs). Each family is of one user, who has several.
+    `users`, `gpu_models`: (runs). Each family belongs to one user; a user has several families.
     """
 
     values: Floats
@@ -63,14 +66,14 @@ def generate_families(seed: int, families: int, variants: int, runs_of_each: int
         first = _family(random)
         user = f"user-{int(random.integers(max(1, families // FAMILIES_OF_USER)))}"
         for variant in range(variants):
-            made = first if variant == 0 else _other_batch(random, first)
+            variant_model = first if variant == 0 else _other_batch(random, first)
             for _ in range(runs_of_each):
                 draw, loss = random.random(), 0.0
                 if draw < SLOW_FOR_ONE + SLOW_ALL:
                     loss = random.uniform(0.05, 0.3)
-                values.append(_run(random, made, loss, for_one=draw < SLOW_FOR_ONE))
+                values.append(_run(random, variant_model, loss, for_one=draw < SLOW_FOR_ONE))
                 users.append(user)
-                gpu_models.append(made.gpu)
+                gpu_models.append(variant_model.gpu)
                 family_of.append(family)
                 variant_of.append(family * variants + variant)
                 slowdown.append(loss)
@@ -116,14 +119,14 @@ def _run(random: np.random.Generator, of: _Variant, loss: float, *, for_one: boo
     interval = of.steps_between_checkpoints * step + checkpoint
     working = 1.0 - checkpoint / interval
     tensor = of.arithmetic / (peak * step) * working
-    meter = random.normal(1.0, 0.02)  # of the GPUs of these hosts, all together
+    meter = random.normal(1.0, 0.02)  # common to the GPUs of these hosts
     active_power = meter * min(1.0, hot * (0.5 + 0.5 * min(1.0, compute * peak * of.efficiency / max(of.arithmetic, 1.0))) * clock)  # fmt: skip
     wait_power = meter * 0.3
     shares = np.array([compute / step * working, wait / step * working, stall / step * working, checkpoint / interval, 0.0])  # fmt: skip
     shares = np.clip(shares + random.normal(0.0, 0.012, 5) * (shares > 0.005), 0.0, 1.0)
     shares = np.round(shares / shares.sum(), 2)
     power = shares[0] * active_power + (1.0 - shares[0]) * wait_power
-    found = {
+    result = {
         "step_seconds": step * np.exp(random.normal(0.0, 0.004)) if random.random() > 0.12 else np.nan,
         **dict(zip(("compute_ratio", "wait_ratio", "host_stall_ratio", "checkpoint_ratio", "idle_ratio"), shares.tolist(), strict=True)),
         "compute_power_ratio": active_power, "wait_power_ratio": wait_power, "power_ratio": power,
@@ -137,7 +140,7 @@ def _run(random: np.random.Generator, of: _Variant, loss: float, *, for_one: boo
         "checkpoint_interval_seconds": interval if random.random() > 0.3 else np.nan,
     }  # fmt: skip
     values = np.full(len(NUMBERS), np.nan)
-    for name, value in found.items():
+    for name, value in result.items():
         values[_AT[name]] = value
     if of.gpu == "A100" or random.random() < WITHOUT_GPM:
         for name in ("sm_ratio", "tensor_ratio", "memory_bandwidth_ratio", "pcie_bytes_per_second", "nvlink_bytes_per_second"):  # fmt: skip

@@ -1,10 +1,11 @@
-"""Latency of ScoreNodes over 10,000 hosts at the client, against an echo of as many bytes.
+"""Latency of ScoreNodes over 10,000 hosts at the client, against an echo of equal size.
 
-A real aggregator whose scores a process of its own answers (`listen_scores`), and an echo, `grpc.aio` in a process of
-its own too; calls alternate, so that both meet the same machine. Four times: all idle; with 10,000 hosts of eight GPUs
-judged each second; with that, ingest and a hundred watchers: once of whole hosts, as many as two cores bear beside the
-rest, once of as many rows of GPUs as 10,000 hosts have (both rates are in the notes). The same calls to the aggregator's
-own port say what the process is for.
+A process of its own answers the scores of a real aggregator (`listen_scores`); the echo is
+`grpc.aio`, also in a process of its own. Calls alternate, so that load affects both. Four times:
+all idle; with 10,000 hosts of eight GPUs judged each second; and twice with that, ingest and a
+hundred watchers: once frames of complete hosts, at the capacity of two cores, once the GPU rows of
+10,000 hosts (the notes have both rates). The same calls to the aggregator's own port show the
+benefit of the process.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ from gangline.contract.wire import score_pb2
 HOSTS = 10_000
 PHASE_SECONDS = 10.0
 WARM_UP_CALLS = 50
-#: Of so many rounds one goes to the aggregator's own port also: an odd number, so that it is in the way of both alike.
+#: Every this many rounds a call goes to the aggregator's own port: an odd number, so that it delays
+#: both alike.
 SERVICE_EVERY = 11
-#: Hosts that send all their tables each second, beside those that are judged; and what as many GPUs as are judged send.
+#: Hosts that send all their tables each second, in addition to the judged hosts; and the rows per
+#: second of all judged GPUs.
 LOAD_HOSTS, LOAD_SECONDS = 150, 21
 GPU_ROWS_PER_SECOND = 80_000
-#: What a scheduler in a loop has for a call.
+#: Limit of a call from a scheduler's loop.
 BUDGET_SECONDS = 0.005
-#: p99 against the echo's: what is asked for.
+#: Limits of p99 relative to the echo.
 IDLE_RATIO, LOADED_RATIO = 1.3, 2.0
-#: Who watch, and how late a change may be.
+#: Watchers, and the limit of their delay.
 WATCHERS, WATCH_SECONDS, WATCH_LIMIT_SECONDS = 100, 9.0, 1.0
 WATCH = "/gangline.v1.ScoreService/WatchNodeScores"
 SCORE_NODES = "/gangline.v1.ScoreService/ScoreNodes"
-#: A whole aggregator may take this (see `fleet_memory`).
+#: Limit of a complete aggregator (see `fleet_memory`).
 LIMIT_BYTES = 1.5e9
 
 Call = Callable[[bytes], bytes]
@@ -58,7 +61,9 @@ class Times:
 
 @contextmanager
 def _child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Run a module of ours; yield what it reads and says. In a session of its own, as the score process is."""
+    """Run a module of this package in a session of its own, like the score process; yield its stdin
+    and stdout.
+    """
     child = subprocess.Popen(
         [sys.executable, "-m", f"bench.{module}", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -73,7 +78,7 @@ def _child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
 
 
 def _call(channel: grpc.Channel, method: str) -> Call:
-    """A unary call of bytes: what is compared is server and wire, so that neither side parses."""
+    """Return a unary call of bytes: no side parses, so that only server and wire are compared."""
     return cast(Call, channel.unary_unary(method))
 
 
@@ -84,22 +89,24 @@ def _seconds(call: Call) -> float:
 
 
 class Callers:
-    """One client that asks in a loop; of the aggregator's own port, which may take seconds, beside that."""
+    """One client that calls in a loop; calls to the aggregator's own port, which may take seconds,
+    run concurrently.
+    """
 
     def __init__(self, score_process: Call, echo: Call, service: Any) -> None:
         self._score_process, self._echo, self._service = score_process, echo, service
         self._pending: Any = None
-        for at in range(WARM_UP_CALLS):
-            self._round(Times(), at)
+        for index in range(WARM_UP_CALLS):
+            self._round(Times(), index)
 
     def _round(self, times: Times, at: int) -> None:
-        """Ask both, one first in one round and the other in the next: what comes before a round is in the way of the first."""
+        """Call both; the order alternates, because earlier work delays the first call of a round."""
         calls = [(times.score_process, self._score_process), (times.echo, self._echo)]
         for found, call in calls[:: 1 if at % 2 == 0 else -1]:
             found.append(_seconds(call))
 
     def _call_service(self, times: Times) -> None:
-        """Ask the own port, unless it has not answered yet."""
+        """Call the aggregator's own port, unless a call is pending."""
         if self._pending is None or self._pending.done():
             begin = time.perf_counter()
             self._pending = self._service.future(b"")
@@ -108,7 +115,7 @@ class Callers:
             )
 
     def ask(self, seconds: float = PHASE_SECONDS) -> Times:
-        """Return what as many calls took as there is time for."""
+        """Return the times of calls during *seconds*."""
         times, end, at = Times(), time.monotonic() + seconds, 0
         while time.monotonic() < end:
             if at % SERVICE_EVERY == 0:
@@ -120,7 +127,7 @@ class Callers:
 
 
 async def _watch(address: str, seconds: float) -> list[float]:
-    """Return how old each update was at each of the watchers, in seconds."""
+    """Return the age of each update at each of the watchers, in seconds."""
     late: list[float] = []
 
     async def one(channel: grpc.aio.Channel) -> None:
@@ -144,7 +151,7 @@ def _rows(calls: Times, what: str, limit: float) -> list[Result]:
     p50, p99 = (percentile(calls.score_process, 0.5), percentile(calls.score_process, 0.99))
     echo50, echo99 = (percentile(calls.echo, 0.5), percentile(calls.echo, 0.99))
     over, echo_over, service_over = (
-        sum(each > BUDGET_SECONDS for each in times) / len(times)
+        sum(moment > BUDGET_SECONDS for moment in times) / len(times)
         for times in (calls.score_process, calls.echo, calls.service)
     )
     notes = (
@@ -161,7 +168,6 @@ def _rows(calls: Times, what: str, limit: float) -> list[Result]:
 
 
 def _loads(address: str, seed: int) -> dict[str, tuple[str, ...]]:
-    """Return what loads the aggregator -> the module of ours that does, and its arguments."""
     to = ("--address", address, "--seed", str(seed))
     gpu_rows, seconds = str(GPU_ROWS_PER_SECOND), str(LOAD_SECONDS)
     return {
@@ -175,7 +181,9 @@ def _loads(address: str, seed: int) -> dict[str, tuple[str, ...]]:
 def _loaded(
     load: tuple[str, ...], callers: Callers, watched: str
 ) -> tuple[Times, list[float], str]:
-    """Return what calls took while frames came, how late changes were then, and the rates of rows sent and receipted."""
+    """Return call times during ingest, the delays of changes, and the rates of rows sent and
+    receipted.
+    """
     with _child(*load) as (stdin, address):
         address.readline()  # connected
         stdin.write("go\n")
@@ -191,7 +199,7 @@ def _loaded(
 
 
 def _watched(late: list[float], what: str) -> Result:
-    assert len(late) >= WATCHERS, len(late)  # each heard of one at least
+    assert len(late) >= WATCHERS, len(late)  # each received a change
     return Result(
         f"a change of {CHANGES} hosts at the last of {WATCHERS} watchers, p99", percentile(late, 0.99),
         "s", "limit", WATCH_LIMIT_SECONDS, f"{what}; {len(late)} updates taken; the worst {max(late):.3f} s",
@@ -204,8 +212,8 @@ def run(seed: int) -> list[Result]:
         stdin, address = stack.enter_context(
             _child("score_server", "scores", "--hosts", str(HOSTS))
         )
-        found = json.loads(address.readline())
-        scores, whole = (f"127.0.0.1:{found[name]}" for name in ("port", "whole"))
+        result = json.loads(address.readline())
+        scores, whole = (f"127.0.0.1:{result[name]}" for name in ("port", "whole"))
         score_process = _call(stack.enter_context(grpc.insecure_channel(scores)), SCORE_NODES)
         service = _call(stack.enter_context(grpc.insecure_channel(whole)), SCORE_NODES)
         answer = score_process(b"")
@@ -227,7 +235,7 @@ def run(seed: int) -> list[Result]:
             loaded, late, rates = _loaded(load, callers, scores)
             what = f"{size}; judged each second; {rates} {load_name}"
             under_load += [*_rows(loaded, what, LOADED_RATIO), _watched(late, what)]
-        memory = pss_bytes([found["pid"]])
+        memory = pss_bytes([result["pid"]])
     return [
         *_rows(idle, f"{size}; idle otherwise", IDLE_RATIO),
         *_rows(judged, f"{size}; judged each second", LOADED_RATIO),

@@ -31,26 +31,25 @@ from gangline.aggregator.judge_loop import JudgeLoop
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 from gangline.aggregator.server import Aggregator
 
-#: Hosts whose score is another one with each judgement.
+#: Number of hosts whose score changes with each judgement.
 CHANGES = 100
 ECHO = "/bench.Echo/Echo"
-#: Anyone who makes a load connects its hosts one after another, and does not come again when told to wait.
+#: A load generator connects its hosts one after another, and does not retry when it has to wait.
 RECONNECTS = 100_000
 
 
 class ScoreJudge(JudgeLoop):
-    """Judges each second only once it is told to; before that, once."""
+    """Judges once, and each second after `evaluate` was received."""
 
     is_requested = False
 
     async def turn(self) -> None:
-        """Judge, or not."""
         if ScoreJudge.is_requested or self.snapshot_holder.snapshot is None:
             await super().turn()
 
 
 def _changing(*given: Any, **named: Any) -> Judgement:
-    """Judge, and let some hosts be another one each time, in place of faults that come and go."""
+    """Judge, and replace the scores of some hosts each time, in place of faults that come and go."""
     judgement = evaluate(*given, **named)
     columns = judgement.columns._replace(score=judgement.columns.score.copy())
     columns.score[:: max(len(columns.score) // CHANGES, 1)] = 0.5 + 0.1 * (judgement.version % 2)
@@ -58,7 +57,6 @@ def _changing(*given: Any, **named: Any) -> Judgement:
 
 
 async def _move(aggregator: Aggregator) -> None:
-    """Let a second of readings come to all hosts, each second."""
     second = 0
     while True:
         await asyncio.sleep(1.0)
@@ -68,9 +66,14 @@ async def _move(aggregator: Aggregator) -> None:
 
 
 def _declared_places(folder: Path, hosts: int) -> str:
-    """Write where the hosts are: racks of 8, leaves of 32, spines of 512, power domains of 16; return the file."""
+    """Write the places of the hosts: racks of 8, leaves of 32, spines of 512, power domains of 16;
+    return the file.
+    """
     path = folder / "places.csv"
-    rows = [f"host-{at:05d},r{at // 8},l{at // 32},s{at // 512},p{at // 16}" for at in range(hosts)]
+    rows = [
+        f"host-{index:05d},r{index // 8},l{index // 32},s{index // 512},p{index // 16}"
+        for index in range(hosts)
+    ]
     path.write_text("\n".join(["host,rack,leaf,spine,power_domain", *rows, ""]))
     return str(path)
 
@@ -85,12 +88,12 @@ def _made(hosts: int, *, places: bool = False) -> Iterator[Aggregator]:
             data=Path(folder),
             reconnects_per_second=RECONNECTS,
         )
-        made = Aggregator(config)
+        aggregator = Aggregator(config)
         judging.START_NS = time.time_ns()
-        made.fleet = judging.fill(hosts)
+        aggregator.fleet = judging.fill(hosts)
         turns.evaluate = _changing  # type: ignore[attr-defined]
         aggregator_server.JudgeLoop = ScoreJudge  # type: ignore[attr-defined]
-        yield made
+        yield aggregator
 
 
 async def _scores(hosts: int, *, places: bool = False) -> None:
@@ -114,7 +117,7 @@ async def _scores(hosts: int, *, places: bool = False) -> None:
 
 
 class _Echo(grpc.GenericRpcHandler):
-    """Answers every call with the same bytes, serialised already."""
+    """Answers every call with the same serialized bytes."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -137,7 +140,6 @@ async def _echo(size: int) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["scores", "echo"])
     parser.add_argument("--hosts", type=int, default=10_000)

@@ -1,7 +1,8 @@
 """Size of readings in Parquet, the CPU of moving them there, and the effect on commits.
 
-Readings of a simulated world (24 hosts of eight GPUs, five minutes), stored by the store itself. Floor of the CPU:
-DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd: no rollups, no fsync, no checks.
+Readings of a simulated world (24 hosts of eight GPUs, five minutes), stored by the store itself.
+Floor of the CPU: DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd: no
+rollups, no fsync, no checks.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from gangline.simulator.runner import LiveWorld
 from gangline.simulator.world import World
 
 HOSTS, SECONDS = 24, 300
-NOW_NS = 1_795_168_800 * 10**9  # five minutes begin
+NOW_NS = 1_795_168_800 * 10**9  # start of five minutes
 PART_NS = 300 * 10**9
-#: Tables shown one by one; the rest is in the sum.
+#: Tables with rows of their own in the report; the sum contains the others.
 SHOWN = ("gpu_1s", "gpu_fast_1s", "rdma_1s", "nvlink_10s", "host_1s")
 COMMITS, COMMIT_ROWS = 25, 8000
-#: So often commits alone, and commits beside an export of five minutes of all tables, are measured in turn.
+#: How often commits alone and commits during an export of five minutes of all tables alternate.
 TURNS = 8
 
 
 @dataclass
 class SegmentHost:
-    """A host's clocks: its second begins at its own moment, and its readings a little late."""
+    """A host's clocks: its second begins at its own moment, and its readings are slightly late."""
 
     offset_ns: int
     booted_ns: int
 
 
 class Fed:
-    """A store that is fed the same readings part after part."""
+    """A store that receives the same readings repeatedly."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.now_ns = NOW_NS
@@ -65,7 +66,7 @@ class Fed:
         self.history = self._new_history()
         self._sequences = defaultdict[str, int](int)
         self.frames = list(self._simulate(seed))
-        self._readers = dict[str, Reader]()  # as each host's stream has one
+        self._readers = dict[str, Reader]()  # one per stream, as in the service
 
     def _new_history(self) -> History:
         access = StoreAccess(self.store.in_transaction, self.store.reading)
@@ -74,7 +75,7 @@ class Fed:
         )
 
     def stop_history(self) -> None:
-        """End the history's thread, and have another that can be started."""
+        """Stop the history's thread, and create a new thread."""
         self.history.stop()
         self.history = self._new_history()
 
@@ -94,12 +95,12 @@ class Fed:
                 yield name, stamp, frame.blocks, NOW_NS - host.booted_ns
 
     def feed(self, later_ns: int, some: Sequence[Any] | None = None) -> int:
-        """Store *some* frames (all) as of *later_ns* after they were made; return the rows."""
+        """Store *some* frames (None: all) with stamps *later_ns* later; return the rows."""
         last = threading.Event()
-        # Made first, so that no commit waits for this thread to make them.
+        # Created first, so that no commit waits for this thread.
         fed = list(self._received(later_ns, self.frames if some is None else some))
-        for at, (name, frame, offset_ns) in enumerate(fed, 1):
-            done = (lambda _: last.set()) if at == len(fed) else (lambda _: None)
+        for index, (name, frame, offset_ns) in enumerate(fed, 1):
+            done = (lambda _: last.set()) if index == len(fed) else (lambda _: None)
             while not self.store.submit_frame(name, frame, offset_ns, done):
                 time.sleep(0.01)
         self.store.request_commit()
@@ -126,33 +127,35 @@ class Fed:
 def fed(seed: int) -> Iterator[Fed]:
     """Yield an empty store, and readings for it."""
     with tempfile.TemporaryDirectory() as folder:
-        one = Fed(seed, Path(folder))
+        fed_store = Fed(seed, Path(folder))
         try:
-            yield one
+            yield fed_store
         finally:
-            one.close()
+            fed_store.close()
 
 
 def _live_bytes(store: Store, table: str) -> float:
-    """Bytes of a table's blocks; those that several columns share are counted once."""
+    """Return the bytes of a table's blocks; blocks shared by columns count once."""
     with store.reading() as cursor:
-        found = cursor.execute(
+        result = cursor.execute(
             f"SELECT count(DISTINCT block_id) FROM pragma_storage_info('hours.{table}__202611201000') "
             "WHERE block_id >= 0"
         ).fetchone()
-    assert found is not None
-    return float(found[0]) * 262_144
+    assert result is not None
+    return float(result[0]) * 262_144
 
 
 def _export(one: Fed) -> float:
-    """Export all that is closed; return the CPU seconds of this process and the packer's, its start apart."""
+    """Export everything that is closed; return the CPU seconds of this process and the packer,
+    without its start.
+    """
     packing = one.history._packer
     assert isinstance(packing, PackerProcess)
     packing.start()
-    packing.call("discard", "nothing")  # it answers: it has started
+    packing.call("discard", "nothing")  # an answer shows that it has started
     begin = _spent_seconds() + cpu_seconds(packing.pid)
     one.history.turn(one.now_ns, 600)
-    packing.release()  # it is counted once it has ended
+    packing.release()  # its CPU is counted after its exit
     return _spent_seconds() - begin
 
 
@@ -212,7 +215,7 @@ def _weights(one: Fed) -> tuple[list[Result], float]:
 
 
 def _commits(one: Fed, some: Sequence[Any], begin_ns: int) -> dict[bool, list[float]]:
-    """Commit COMMITS times about COMMIT_ROWS rows; return ms, by whether a commit folded in the WAL."""
+    """Commit about COMMIT_ROWS rows COMMITS times; return ms, by whether the commit merged the WAL."""
     honest, wal = one.store._writer.commit, wal_of(one.store.folder / STORE_FILE)
     spent: dict[bool, list[float]] = {False: [], True: []}
 
@@ -223,8 +226,8 @@ def _commits(one: Fed, some: Sequence[Any], begin_ns: int) -> dict[bool, list[fl
         spent[size_of(wal) < before].append(took_ms)
 
     one.store._writer.commit = timed  # type: ignore[method-assign,assignment]
-    for at in range(COMMITS):
-        one.feed(begin_ns + at * 10**9, some)
+    for index in range(COMMITS):
+        one.feed(begin_ns + index * 10**9, some)
     one.store._writer.commit = honest  # type: ignore[method-assign]
     return spent
 
@@ -239,27 +242,28 @@ def _against(
 
 
 def _felt(one: Fed) -> list[Result]:
-    """Commits beside an export by the history's own thread, against commits alone, in turn.
+    """Compare commits during an export by the history's own thread with commits alone, alternating.
 
-    Those that fold in the WAL take twenty times as long, with or without an export: they stand apart.
+    Commits that merge the WAL take twenty times as long, with or without an export: they are
+    separate rows.
     """
     gpus = [
         (name, stamp, tuple(block for block in blocks if block.table == "gpu_1s"), offset_ns)
         for name, stamp, blocks, offset_ns in one.frames
     ]
-    some = gpus[: COMMIT_ROWS // 8]
+    selected = gpus[: COMMIT_ROWS // 8]
     alone: dict[bool, list[float]] = {False: [], True: []}
     loaded: dict[bool, list[float]] = {False: [], True: []}
     exported, exported_seconds = 0, 0.0
     for turn in range(TURNS):
         at_ns = (turn + 1) * 10**13
-        for folding, spent in _commits(one, some, at_ns).items():
+        for folding, spent in _commits(one, selected, at_ns).items():
             alone[folding] += spent
         one.feed(at_ns + PART_NS, one.frames)
         one.now_ns += PART_NS + 10 * 10**9
         begin = time.perf_counter()
         one.history.start(lambda: one.now_ns)
-        for folding, spent in _commits(one, some, at_ns + 10**12).items():
+        for folding, spent in _commits(one, selected, at_ns + 10**12).items():
             loaded[folding] += spent
         exported += one.history.exported_rows
         exported_seconds += time.perf_counter() - begin
@@ -279,7 +283,7 @@ def _felt(one: Fed) -> list[Result]:
 
 
 def run(seed: int) -> list[Result]:
-    """Return bytes and CPU a row of an export, and commits beside one."""
-    with fed(seed) as one:
-        weights, _ = _weights(one)
-        return weights + _felt(one)
+    """Return bytes and CPU a row of an export, and the times of commits during an export."""
+    with fed(seed) as fed_store:
+        weights, _ = _weights(fed_store)
+        return weights + _felt(fed_store)

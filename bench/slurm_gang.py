@@ -1,9 +1,13 @@
-"""Time from the loss of a node until all ranks of a step run on healthy nodes: `gangline gang` with a spare, against a requeue.
+"""Time from the loss of a node until all ranks of a step run on healthy nodes: `gangline gang` with
+a spare, against a requeue.
 
-A real slurmctld and five slurmd on this machine, with settings that wait for nothing (`batch_sched_delay=0,sched_min_interval=0`).
-The loss is `scontrol update state=down`, as an executor sends it; how long Slurm takes to notice a dead host by itself is not in it.
-The requeue is the fastest that Slurm has: the job comes back by itself, and `StartTime=now` takes its hold of 120 s away as soon as it
-is pending and the second in which it was killed is over (in the same second it would fail: "Job already killed"). Both start a program that does nothing but say that it runs: what it reads from a checkpoint is not in it.
+A real slurmctld and five slurmd on this machine, with settings without delays
+(`batch_sched_delay=0,sched_min_interval=0`). The loss is `scontrol update state=down`, as an
+executor sends it; Slurm's time to notice a dead host is not included. The requeue is the fastest of
+Slurm: the job is requeued automatically, and `StartTime=now` removes its hold of 120 s as soon as
+it is pending and the second in which it was killed is over (in the same second it would fail: "Job
+already killed"). Both start a program that only reports that it runs: reading a checkpoint is not
+included.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ RANK = 'echo "rank $SLURMD_NODENAME ${GANGLINE_RESTART:-0}${SLURM_RESTART_COUNT:
 
 
 def run(seed: int) -> list[Result]:
-    """Return a row; nothing where Slurm is not installed."""
+    """Return a row; nothing if Slurm is not installed."""
     if not has_slurm():
         print(MISSING, file=sys.stderr)
         return []
@@ -65,14 +69,14 @@ def _by_requeue(cluster: SlurmCluster, source: random.Random) -> float:
 
 
 def _lose_a_node(cluster: SlurmCluster, source: random.Random, job: str, start: str) -> float:
-    """Take a node of *job* away, and return the seconds until *start* has all ranks."""
+    """Set a node of *job* down, and return the seconds until *start* has all ranks."""
 
     def ranks(which: str) -> list[str]:
         lines = (line.split() for line in cluster.output(job).splitlines())
         return [line[1] for line in lines if line[:1] == ["rank"] and line[2] == which]
 
     cluster.until(lambda: len(ranks("00")) == STEP_NODES, "all ranks of the first start")
-    # The first node runs the batch script: with it the job itself is gone.
+    # The first node runs the batch script: its loss would end the job.
     lost = source.choice(sorted(ranks("00"))[1:])
     begin = time.perf_counter()
     cluster.command("scontrol", "update", f"nodename={lost}", "state=down", "reason=bench")

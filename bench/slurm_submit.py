@@ -1,8 +1,10 @@
-"""Cost of job_submit.lua per submission: `sbatch` to a slurmctld with the plugin, against one without.
+"""Cost of job_submit.lua per submission: `sbatch` to a slurmctld with the plugin, against one
+without.
 
-Two real controllers of 10,000 nodes on this machine (without their slurmd, so that they are down), and submissions to them in turns.
-The mirror is of all nodes with faults among them, which jobs leave out, and swapped as often as `gangline mirror` does for a cluster
-that gets twenty jobs between two files: then the plugin reads and checks a new first line, else it finds the one that it knows.
+Two real controllers of 10,000 nodes on this machine (without slurmd, so their nodes are down), with
+alternating submissions. The mirror has all nodes, some with faults that jobs exclude. It is
+replaced as often as `gangline mirror` would in a cluster that gets twenty jobs between two files:
+then the plugin reads and checks a new first line, else it finds the known line.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm
 
 SUBMISSIONS, NODES, FAULTY, JOBS_PER_FILE = 60, 10_000, 100, 20
 WANTED_RATIO = 1.1
-#: After the partition of all: `Nodes=ALL` has them.
+#: Follows the partition of all nodes: `Nodes=ALL` includes these nodes.
 MORE_NODES = f"NodeName=host[0-{NODES - 1}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[20000-{20_000 + NODES - 1}] State=DOWN"
 
 
 def run(seed: int) -> list[Result]:
-    """Return a row; nothing where Slurm or its plugin for Lua is not installed."""
+    """Return a row; nothing if Slurm or its plugin for Lua is not installed."""
     if not (has_slurm() and has_plugin()):
         print(MISSING_PLUGIN if has_slurm() else MISSING, file=sys.stderr)
         return []
@@ -48,8 +50,8 @@ def run(seed: int) -> list[Result]:
             running_cluster(folders[0], 1, MORE_NODES, "JobSubmitPlugins=lua")
         )
         plain = stack.enter_context(running_cluster(folders[1], 1, MORE_NODES))
-        for at in range(SUBMISSIONS):
-            if at % JOBS_PER_FILE == 0:
+        for index in range(SUBMISSIONS):
+            if index % JOBS_PER_FILE == 0:
                 line_bytes = _write(mirror, source)
             for cluster, seconds in source.sample([(plugged, ours), (plain, others)], 2):
                 seconds.append(_submission(cluster))
@@ -75,8 +77,10 @@ def _submission(cluster: SlurmCluster) -> float:
 
 
 def _write(mirror: Path, source: random.Random) -> int:
-    """Write a file of now with faults on other nodes; return the length of its first line in bytes."""
-    names = [f"host{at}" for at in range(NODES)]
+    """Write a current file with faults on other nodes; return the length of its first line in
+    bytes.
+    """
+    names = [f"host{index}" for index in range(NODES)]
     faulty = set(source.sample(names[1:], FAULTY))
     nodes = [
         MirrorNode(

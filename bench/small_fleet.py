@@ -1,6 +1,7 @@
-"""CPU and memory of all aggregator processes with 33 simulated hosts of eight GPUs, against a budget.
+"""CPU and memory of all aggregator processes with 33 simulated hosts of eight GPUs, against a
+budget.
 
-Long enough for readings to leave for Parquet once (every five minutes), which its packer does.
+The run is long enough for the packer to move readings to Parquet once (every five minutes).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from .load.aggregator import Running, aggregator
 from .measure import Result, cpu_seconds, family, pss_bytes
 
 HOSTS = 33
-#: Hosts register, tell all their tables, and are judged.
+#: Hosts register, send all their tables, and are judged.
 WARM_SECONDS = 60
 SECONDS, POLL_SECONDS = 300, 5
-#: Wanted of a machine that does something else beside.
+#: Budget on a machine with other tasks.
 CPU_SHARE, MEMORY_BYTES = 0.06, 250e6
 
 
 def run(seed: int) -> list[Result]:
-    """Measure while nobody asks, but for the look of this bench at /proc."""
+    """Measure without clients; only this bench reads /proc."""
     with tempfile.TemporaryDirectory() as folder, aggregator() as running:
         fleet = subprocess.Popen(
             [sys.executable, "-m", "gangline.cli", "simulate", "--hosts", str(HOSTS), "--seed", str(seed),
@@ -59,13 +60,13 @@ def _measured(running: Running) -> list[Result]:
 
 
 def _cpu(running: Running) -> float:
-    """Return the CPU seconds of its processes, those that have ended among them."""
+    """Return the CPU seconds of its processes, including ended processes."""
     total = 0.0
     for pid in family(running.pid):
         try:
             total += cpu_seconds(pid)
         except OSError:
-            continue  # it ended: the next look has it among the reaped
+            continue  # ended: the next pass counts it among the reaped
     return total
 
 

@@ -1,7 +1,8 @@
-"""A training step with reporting against one without: 1 ms of work, in alternating rounds in one process.
+"""A training step with reporting against one without: 1 ms of work, in alternating rounds in one
+process.
 
-The step is a stand-in optimizer with the hook's call as torch makes it. Beside it the hook's own cost, against a call of a function
-that does nothing; both without the loop around them.
+The step is a fake optimizer that calls the hook like torch. A second row is the hook's own
+cost, against a call of an empty function; both without the loop around them.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def run(seed: int) -> list[Result]:
         hooks: dict[str, list[Callable[..., None]]] = {"with": [steps._stepped], "without": []}
         loops = _calibrated()
         seconds = {name: list[float]() for name in hooks}
-        for at in range(ROUNDS * STEPS):
-            for name in sorted(hooks, reverse=at % 2 == 1):
+        for index in range(ROUNDS * STEPS):
+            for name in sorted(hooks, reverse=index % 2 == 1):
                 seconds[name].append(_step(optimizer, hooks[name], loops))
         hook = median(_call_ns(steps._stepped, optimizer) for _ in range(ROUNDS))
         bare = median(_call_ns(_nothing, optimizer) for _ in range(ROUNDS))
-    rounds = [slice(at, at + STEPS) for at in range(0, ROUNDS * STEPS, STEPS)]
+    rounds = [slice(index, index + STEPS) for index in range(0, ROUNDS * STEPS, STEPS)]
     ratios = [median(seconds["with"][one]) / median(seconds["without"][one]) for one in rounds]
     with_hook, without = median(seconds["with"]), median(seconds["without"])
     notes = f"medians of {ROUNDS * STEPS} steps each, in turns: {with_hook / without:.5f}, of {ROUNDS} rounds {median(ratios):.5f}; wanted at most 1.001"
@@ -53,17 +54,17 @@ def run(seed: int) -> list[Result]:
 
 
 def _nothing(optimizer: object, arguments: object, options: object) -> None:
-    """The least that a hook can be."""
+    """The cheapest possible hook."""
 
 
 def _calibrated() -> int:
     """Return how often to loop for 1 ms of CPU time."""
-    least = math.inf
+    minimum = math.inf
     for _ in range(20):
         began = time.thread_time_ns()
         _work(50_000)
-        least = min(least, time.thread_time_ns() - began)
-    return max(1, round(50_000 * WORK_NS / least))
+        minimum = min(minimum, time.thread_time_ns() - began)
+    return max(1, round(50_000 * WORK_NS / minimum))
 
 
 def _work(loops: int) -> None:
@@ -72,7 +73,7 @@ def _work(loops: int) -> None:
 
 
 def _step(optimizer: object, hooks: list[Callable[..., None]], loops: int) -> float:
-    """Return the CPU seconds of a step: what other processes do beside us is not in it."""
+    """Return the CPU seconds of a step, without the CPU of other processes."""
     began = time.thread_time()
     _work(loops)
     for hook in hooks:

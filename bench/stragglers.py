@@ -1,8 +1,9 @@
 """CPU of finding stragglers: 1,024 hosts of 8 GPUs in 200 gangs, one pass at the end of a window.
 
-The same arrays as in `judging`, whose hosts work for 200 gangs of five or six hosts. A pass takes the window's means, compares
-each host and each GPU with its gang and its own past, and runs the rules of gangs; between two windows a second costs only
-the sums. Beside the limit of 50 ms stands the plain median of each gang over the same readings, once for each of three.
+The same arrays as in `judging`, with 200 gangs of five or six hosts. A pass takes the window's
+means, compares each host and each GPU with its gang and its own past, and runs the rules of gangs;
+between two windows a second costs only the sums. The limit is 50 ms; the floor is the plain median
+of each gang, for three readings.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _READINGS = (
 
 
 def run(seed: int) -> list[Result]:
-    """Measure passes of windows, after those that make a past."""
+    """Measure passes of windows, after enough windows for a past."""
     fleet, random = fill(HOSTS), np.random.default_rng(seed)
     parts = np.array_split(np.arange(HOSTS), GANGS)
     gangs = [
-        ScheduledGang(f"job-{at}", tuple(fleet.names[host] for host in part), 0)
-        for at, part in enumerate(parts)
+        ScheduledGang(f"job-{index}", tuple(fleet.names[host] for host in part), 0)
+        for index, part in enumerate(parts)
     ]
     fleet.jobs.scheduled = lambda: gangs
     assert all(isinstance(job, Job) for job in fleet.jobs.gangs(fleet.index, fleet.gpus))
@@ -76,7 +77,9 @@ def run(seed: int) -> list[Result]:
 
 
 def _floor(fleet: object, parts: list[np.ndarray]) -> float:
-    """Return the CPU seconds of the median of three readings in each gang, one gang after the other."""
+    """Return the CPU seconds of the median of three readings in each gang, one gang after the
+    other.
+    """
     tables = fleet.tables  # type: ignore[attr-defined]
     host = tables["gpu_1s"].devices.host
     order = np.argsort(host, kind="stable")

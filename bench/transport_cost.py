@@ -1,12 +1,13 @@
-"""The agent's client (sans-IO h2 in a thread) against grpclib for the same calls: CPU per frame, memory.
+"""The agent's client (sans-IO h2 in a thread) against grpclib for the same calls: CPU per frame,
+memory.
 
-Each client is a process of its own that registers and streams frames of 2 KB, as fast as receipts let
-it and at an agent's pace, to one small grpc.aio server. Beside it the agent's client by TLS, against itself in plain
-text. The server and the clients are this module:
+Each client is a process of its own that registers and streams frames of 2 KB to one small grpc.aio
+server, at the rate of receipts and at an agent's pace. Also the agent's client by TLS, against
+itself in plain text. The server and the clients are this module:
 
-    python -m bench.transport_cost server FOLDER
-    python -m bench.transport_cost ours|grpclib PORT HERTZ FRAMES
-    python -m bench.transport_cost tls PORT HERTZ FRAMES CA
+python -m bench.transport_cost server FOLDER
+python -m bench.transport_cost ours|grpclib PORT HERTZ FRAMES
+python -m bench.transport_cost tls PORT HERTZ FRAMES CA
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ from bench.measure import Result, pss_bytes
 from gangline.contract.wire import telemetry_pb2
 
 FRAME_BYTES = 2048
-#: Frames on their way without a receipt. No more than the agent's client sends as live at once.
+#: Frames in flight without a receipt: at most the live frames of the agent's client.
 CREDIT_FRAMES = 8
 #: Frames before the measured ones.
 WARM_UP_FRAMES = 3
-#: Frames a second (0: as fast as receipts come) -> how many are measured.
+#: Frames a second (0: at the rate of receipts) -> number of measured frames.
 PACES = {0: 4000, 20: 100, 1: 12}
-#: A client that takes longer has lost its way.
+#: A client that takes longer has failed.
 SECONDS_MAX = 60.0
 SERVICE = "/gangline.v1.TelemetryService/"
 
 
 async def serve(folder: Path) -> None:
-    """Take frames and answer each with a receipt; print the ports, of plain text and of TLS with the certificate in
-    *folder*; end when standard input closes."""
+    """Answer each frame with a receipt, until standard input closes.
+
+    Prints the ports, of plain text and of TLS with the certificate in *folder*.
+    """
     import asyncio
 
     import grpc.aio
@@ -69,7 +72,7 @@ async def serve(folder: Path) -> None:
 
 
 class FrameServicer:
-    """A spool in memory: what is measured is the way, not the disk."""
+    """A spool in memory, so that no disk is measured."""
 
     run_id = boot_id = bytes(16)
 
@@ -82,7 +85,7 @@ class FrameServicer:
         return self.made + 1
 
     def pending(self, after: int, count_max: int) -> list[Any]:
-        """The frames past *after*, as a spool gives them."""
+        """Return the frames after *after*, like a spool."""
         return [(n, self._frame) for n in range(after + 1, min(self.made, after + count_max) + 1)]
 
     def acknowledge(self, first: int, last: int) -> None:
@@ -93,7 +96,7 @@ class FrameServicer:
 
 
 class NoEvents:
-    """Nothing ever happens."""
+    """An empty event queue."""
 
     waiting = False
 
@@ -105,7 +108,9 @@ class NoEvents:
 
 
 def stream_gangline(port: int, hertz: float, count: int, ca: str = "") -> float:
-    """Send by the agent's client, frames made in this thread, by TLS if given a CA; return the seconds of CPU."""
+    """Send frames made in this thread by the agent's client (by TLS if given a CA); return the CPU
+    seconds.
+    """
     from gangline.agent.transport.client import Client
     from gangline.agent.transport.credentials import Credentials
 
@@ -117,7 +122,7 @@ def stream_gangline(port: int, hertz: float, count: int, ca: str = "") -> float:
         credentials=Credentials(ca),
     )  # fmt: skip
     client.start()
-    while not client.connected:  # a frame of before would be backlog
+    while not client.connected:  # earlier frames would be backlog
         time.sleep(0.01)
     begin = 0.0
     for number in range(WARM_UP_FRAMES + count):
@@ -128,13 +133,13 @@ def stream_gangline(port: int, hertz: float, count: int, ca: str = "") -> float:
         frames.credit.acquire()
         frames.made += 1
         client.notify()
-    for _ in range(CREDIT_FRAMES):  # the last receipt
+    for _ in range(CREDIT_FRAMES):  # waits for the last receipt
         frames.credit.acquire()
     return time.process_time() - begin
 
 
 async def stream_grpclib(port: int, hertz: float, count: int) -> float:
-    """The same by grpclib, one task that makes and sends, one that takes receipts."""
+    """Do the same by grpclib: one task creates and sends frames, one receives receipts."""
     import asyncio
 
     from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
@@ -221,7 +226,7 @@ def run(seed: int) -> list[Result]:
 
 
 def main(role: str, port: str = "", hertz: str = "", count: str = "", ca: str = "") -> None:
-    """Play a role. asyncio is imported by those that use it: it would be memory of ours too."""
+    """Run a role. asyncio is imported only by roles that use it, because its memory would count."""
     if role in ("ours", "tls"):
         seconds = stream_gangline(int(port), float(hertz), int(count), ca)
     else:

@@ -1,4 +1,6 @@
-"""Alternates turns of one load with and without an addition in one run, so that noise of the machine affects both."""
+"""Alternates turns of one load with and without an addition in one run, so that noise of the
+machine affects both.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from .measure import Result, percentile
 
 PAIRS = 3
 TURN_SECONDS = 6.0
-#: After each change so long is of neither: what began before it ends, and what comes has begun.
+#: Seconds after each change that belong to no turn: old work ends, new work begins.
 SETTLE_SECONDS = 1.5
 SHARES = (0.5, 0.99)
 
-#: Starts what is beside; what it returns ends that.
+#: Starts the background load; returns the function that ends it.
 Start = Callable[[], Callable[[], None]]
-#: (when it was, by the monotonic clock; how many seconds it took)
+#: (time of the sample by the monotonic clock; seconds)
 Sample = tuple[float, float]
 
 
@@ -32,13 +34,16 @@ class MeasuredTurn:
     idle_share: float
 
     def of(self, samples: Sequence[Sample]) -> list[float]:
-        """Return the seconds of those within it."""
-        return [seconds for at, seconds in samples if self.begin <= at < self.end]
+        """Return the seconds of the samples within the turn."""
+        return [seconds for moment, seconds in samples if self.begin <= moment < self.end]
 
 
 @dataclass
 class MeasuredTurns:
-    """Runs them: without, with, without, with. *each* is called at the begin and at the end of every turn."""
+    """Alternates turns without and with the load.
+
+    *each* is called at the begin and at the end of every turn.
+    """
 
     start: Start
     each: Callable[[], None] = lambda: None
@@ -49,11 +54,10 @@ class MeasuredTurns:
 
     @property
     def whole_seconds(self) -> float:
-        """How long all take, but for what starting and ending takes."""
+        """Return the seconds of all turns, without starting and ending the load."""
         return 2 * self.pairs * (self.seconds + self.settle_seconds)
 
     def run(self) -> None:
-        """Do them all."""
         for _ in range(self.pairs):
             self._turn(is_loaded=False)
             end = self.start()
@@ -67,13 +71,13 @@ class MeasuredTurns:
         time.sleep(self.seconds)
         end, after = time.monotonic(), _processors()
         self.each()
-        idle, whole = (two - one for one, two in zip(before, after, strict=True))
+        idle, whole = (two - earlier for earlier, two in zip(before, after, strict=True))
         self.done.append(MeasuredTurn(begin, end, is_loaded, idle / whole))
 
     def idle_share(self, *, is_loaded: bool) -> float:
-        """Return what of all processors nobody used."""
-        found = [turn.idle_share for turn in self.done if turn.is_loaded == is_loaded]
-        return sum(found) / len(found)
+        """Return the idle share of all processors."""
+        result = [turn.idle_share for turn in self.done if turn.is_loaded == is_loaded]
+        return sum(result) / len(result)
 
 
 def _processors() -> tuple[float, float]:
@@ -89,19 +93,21 @@ def results(
     notes: str = "",
     shares: Sequence[float] = SHARES,
 ) -> list[Result]:
-    """Return a result for each of *shares*, of all turns together; *by_turn*: the seconds found in each.
+    """Return a result for each of *shares*, of all turns together; *by_turn*: the seconds in each
+    turn.
 
-    The notes say from where to where the ratio went by pair, and how idle the machine was.
+    The notes show the range of the ratio by pair, and how idle the machine was.
     """
-    without, loaded = [list(by_turn[at::2]) for at in (0, 1)]
+    without, loaded = [list(by_turn[offset::2]) for offset in (0, 1)]
     summary = (
         f"{len(without)} pairs; machine {turns.idle_share(is_loaded=False):.0%} idle without, "
         f"{turns.idle_share(is_loaded=True):.0%} with, load average {os.getloadavg()[0]:.1f}"
     )
-    found = []
+    result = []
     for share in shares:
         pooled = [
-            percentile([v for each in side for v in each], share) for side in (loaded, without)
+            percentile([v for side_values in side for v in side_values], share)
+            for side in (loaded, without)
         ]
         pairs = sorted(
             percentile(list(w), share) / percentile(list(o), share)
@@ -109,8 +115,8 @@ def results(
         )
         spread = f"by pair {pairs[0]:.2f} to {pairs[-1]:.2f}, {sum(map(len, without))} and {sum(map(len, loaded))}"
         text = "; ".join(filter(None, (spread, summary, notes))) if share == shares[0] else spread
-        found.append(
+        result.append(
             Result(f"{name}, p{share * 100:.0f}", 1e3 * pooled[0], "ms", "the same without",
                    1e3 * pooled[1], text)
         )  # fmt: skip
-    return found
+    return result

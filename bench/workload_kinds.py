@@ -1,7 +1,9 @@
-"""Generated fingerprints of kinds of jobs, which classes are compared with: simulated; all assumptions are in this file.
+"""Generated fingerprints of kinds of jobs, with which classes are compared: simulated; all
+assumptions are in this file.
 
-Each kind has a row of ranges. Power, utilization and the shares of time follow from the drawn activity. Kinds without a
-class (solvers, rendering, burn-in tests, ...) are there because a job of such a kind must get no class.
+Each kind has a row of ranges. Power, utilization and the shares of time follow from the drawn
+activity. Kinds without a class (solvers, rendering, burn-in tests, ...) exist because such a job
+must get no class.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 Range = tuple[float, float]
 
-#: Classes, in the order of `KindRuns.label`; the last is of kinds without a class. Fine-tuning is training: from outside
-#: it differs only in how long it takes.
+#: Classes, in the order of `KindRuns.label`; the last contains kinds without a class. Fine-tuning
+#: is training: from outside it differs only in its duration.
 CLASSES = ("training", "inference", "data preparation", "interactive", "reserved", "")
 #: Share of the runs without GPM, without phases, and with any one other number unknown.
 _WITHOUT_GPM, _WITHOUT_PHASES, _UNKNOWN = 0.2, 0.1, 0.04
@@ -30,8 +32,9 @@ _PHASES = (
 class JobKind(NamedTuple):
     """Ranges of a kind's jobs. `sm`, `tensor`, `memory`: activity while kernels run.
 
-    Traffic is in bytes a second, drawn by its logarithm, and 0 in half of the jobs if the range begins at 0.
-    `step_found`, `checkpoint_found`: share of the jobs in which the agents find a period.
+    Traffic is in bytes a second, drawn by its logarithm, and 0 in half of the jobs if the range
+    begins at 0. `step_found`, `checkpoint_found`: share of the jobs in which the agents find a
+    period.
     """
 
     label: str
@@ -155,7 +158,9 @@ KINDS: dict[str, JobKind] = {
 
 
 class KindRuns(NamedTuple):
-    """`values`: (runs, NUMBERS); `label`: index of each run's class in CLASSES; `kind`: its index in KINDS."""
+    """`values`: (runs, NUMBERS); `label`: index of each run's class in CLASSES; `kind`: its index
+    in KINDS.
+    """
 
     values: Floats
     label: npt.NDArray[np.intp]
@@ -185,6 +190,7 @@ def _draw(random: np.random.Generator, kind: JobKind, count: int) -> Floats:
 
     busy = by_logarithm(kind.busy, 1e-4) if kind.busy[1] < 0.5 else within(kind.busy)
     # An agent may count the time between kernels as waiting, and short waits as work.
+    #
     counted = random.beta(0.5, 5, count) * (random.random(count) < 0.7)
     wait = busy * within(kind.wait) * (random.random(count) < 0.8) + (1.0 - busy) * counted
     checkpoint = within(kind.checkpoint)

@@ -23,7 +23,7 @@ _BAR = 30
 
 
 def progress(at: int, length: int, line: dict[str, Any]) -> None:
-    """Draw the bar, with what stands now."""
+    """Draw the bar, with the current figures."""
     at = min(at, length)
     done = "#" * (_BAR * at // length)
     waiting = line["flying"] + line["held"]
@@ -32,7 +32,7 @@ def progress(at: int, length: int, line: dict[str, Any]) -> None:
 
 
 def tables(report: LoadReport) -> str:
-    """Return what a run came to, as Markdown."""
+    """Return the results of a run, as Markdown."""
     rows = [
         (
             "| hosts | GPU rows/s | all rows/s | receipted/s | receipt p50, worst second | p99 | "
@@ -94,7 +94,10 @@ def _counts(text: str) -> list[int]:
 
 
 def main() -> int:
-    """Run, and print the tables. 1 when what was receipted is not stored, or nothing could be measured."""
+    """Run, and print the tables.
+
+    Return 1 if stored and receipted rows differ, or nothing was measured.
+    """
     parser = argparse.ArgumentParser(
         prog="make load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -16,15 +16,15 @@ from ..measure import cpu_seconds, family, pss_bytes
 
 #: The first start compiles nothing, but a loaded machine is slow.
 START_SECONDS_MAX = 60.0
-#: Anyone who makes a load connects its hosts one after another, and does not come again when told to wait.
+#: A load generator connects its hosts one after another, and does not retry when it has to wait.
 RECONNECTS = 100_000
-#: Its data folder, in the one that it is given.
+#: Its data folder, within the given folder.
 STORE = "store"
 
 
 @dataclass(frozen=True)
 class Running:
-    """An aggregator that listens."""
+    """A running aggregator."""
 
     pid: int
     address: str
@@ -32,7 +32,7 @@ class Running:
     folder: Path
 
     def cpu(self) -> tuple[float, float]:
-        """Return the CPU seconds of all its threads, and of the one with the loop."""
+        """Return the CPU seconds of all its threads, and of the thread with the event loop."""
         main = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]
         return cpu_seconds(self.pid), int(main) / 1e9
 
@@ -42,13 +42,13 @@ class Running:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def peak_bytes(self) -> int:
-        """Return the largest resident set it ever had (VmHWM), with what its children have beside (PSS)."""
+        """Return its peak resident set (VmHWM), plus the PSS of its children."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         (peak,) = (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
         return peak + pss_bytes(family(self.pid)[1:])
 
     def figures(self) -> dict[str, float]:
-        """Return what it says of itself, by sample."""
+        """Return the figures of its /metrics, by sample."""
         request = urllib.request.Request(self.metrics, headers={"Accept": "text/plain"})
         with urllib.request.urlopen(request, timeout=30) as answer:
             lines = answer.read().decode().splitlines()
@@ -58,7 +58,9 @@ class Running:
 
 @contextmanager
 def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
-    """Run one in *folder* (else a temporary one) with *settings* (`key=value`) until the end of the block."""
+    """Run an aggregator in *folder* (None: a temporary folder) with *settings* (`key=value`) until
+    the end of the block.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         data = folder or Path(temporary)
         given = ["metrics_listen=127.0.0.1:0", f"reconnects_per_second={RECONNECTS}", *settings]
@@ -67,7 +69,7 @@ def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
         with open(log, "wb") as errors:
             child = subprocess.Popen(
                 [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(data / STORE),
-                 "--listen", "127.0.0.1:0", *(w for one in given for w in ("--set", one))],
+                 "--listen", "127.0.0.1:0", *(w for setting in given for w in ("--set", setting))],
                 stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
         assert child.stdout
@@ -92,7 +94,7 @@ def _port_of_metrics(pid: int, address: str) -> int:
         try:
             target = os.readlink(entry)
         except OSError:
-            continue  # closed meanwhile
+            continue  # already closed
         if target.startswith("socket:["):
             sockets.add(target[8:-1])
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:

@@ -1,8 +1,9 @@
-"""An operator who queries: opens the snapshot file read-only, as `duckdb -readonly` does, and runs PER_SECOND queries.
+"""An operator's queries: opens the snapshot file read-only, like `duckdb -readonly`, and runs
+PER_SECOND queries.
 
-    python -m bench.load.asking FOLDER
+python -m bench.load.asking FOLDER
 
-Ends with its standard input; prints how many questions were answered.
+Ends with its standard input; prints the number of answered queries.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ QUESTIONS = (
 
 
 def main() -> int:
-    """Ask until told to stop."""
+    """Run queries until standard input ends."""
     file, queries = Path(sys.argv[1]) / "operators.duckdb", 0
     while not select.select([sys.stdin], [], [], 1 / PER_SECOND)[0]:
         if not file.exists():

@@ -1,9 +1,11 @@
-"""Hostile operators: the hostile query corpus through the gRPC Query call, with all slots taken all the time.
+"""Hostile operators: the hostile query corpus through the gRPC Query call, with all slots always in
+use.
 
-    python -m bench.load.corpus 127.0.0.1:7600 SEED
+python -m bench.load.corpus 127.0.0.1:7600 SEED
 
-Bombs in all places but one, each for BOMB_SECONDS; in that one what is refused, as fast as it goes. To be
-run by `bench.load.lowest`, for these callers are not on the aggregator's machine. Ends with its standard input; prints what it was answered.
+All slots except one run bombs, each for BOMB_SECONDS; the last one sends refused queries at full
+speed. Start it by `bench.load.lowest`, because real callers are not on the aggregator's machine.
+Ends with its standard input; prints the answers.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from gangline.contract.wire.query_pb2_grpc import QueryServiceStub
 from tests.aggregator.query.corpus import FOLDER, Statement, statements
 
 PLACES, BOMB_SECONDS = 4, 3
-#: An answer's pieces are up to 4 MiB, and a bit.
+#: A piece of an answer may exceed 4 MiB slightly.
 _OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 
 class QueryClient:
-    """Asks in threads until told to stop."""
+    """Sends queries in threads until it is stopped."""
 
     def __init__(self, address: str, seed: int) -> None:
         self.answers: Counter[str] = Counter()
@@ -36,7 +38,7 @@ class QueryClient:
         self._address, self._seed = address, seed
 
     def ask(self, kind: list[Statement], number: int) -> None:
-        """Ask statements of *kind*, in an order of this thread's own."""
+        """Send statements of *kind*, in an order of this thread's own."""
         order = random.Random(self._seed * PLACES + number)
         with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
             stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -56,10 +58,11 @@ class QueryClient:
 
 
 def main() -> int:
-    """Ask until told to stop."""
-    known = [one for path in sorted(FOLDER.glob("*.sql")) for one in statements(path.name)]
-    bombs = [one for one in known if one.outcome in ("cut", "cut rows")]
-    refused = [one for one in known if one.outcome == "refused"]
+    known = [
+        statement for path in sorted(FOLDER.glob("*.sql")) for statement in statements(path.name)
+    ]
+    bombs = [statement for statement in known if statement.outcome in ("cut", "cut rows")]
+    refused = [statement for statement in known if statement.outcome == "refused"]
     asker = QueryClient(sys.argv[1], int(sys.argv[2]))
     kinds = [refused, *([bombs] * (PLACES - 1))]
     for number, kind in enumerate(kinds):
@@ -68,7 +71,7 @@ def main() -> int:
     sys.stdin.read()
     asker.over.set()
     print(json.dumps(asker.answers), flush=True)
-    os._exit(0)  # calls that run are ended with their connection
+    os._exit(0)  # ends running calls with their connection
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Frames that the hosts of a load send: those of a simulated world, each reused by many hosts under their own names.
+"""Frames of the hosts of a load: frames of a simulated world, each reused by many hosts under their
+own names.
 
-The world steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow tables and
-keyframes of different templates come at different seconds). Every host of the load is one of them with GPUs,
-run and boot of its own: names are as long as those they stand in place of, and the checksum is recreated.
+The world steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow
+tables and keyframes of different templates are sent at different seconds). Every host of the load
+is a copy of a template with GPUs, run and boot of its own: names have the length of the replaced
+names, and the checksum is recomputed.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from gangline.simulator.world import World
 
 TEMPLATES = 60
 GPUS = 8
-#: Stands in a template's bytes where a host's own name must be.
+#: Placeholder of a host's own name in a template's bytes.
 _MARK = b"zq!HOST!"
 _NAME = "load-" + _MARK.decode()
 _RUN, _BOOT = b"zq!run-of-host!!", b"zq!boot-of-host!"
 _STAMP = struct.Struct("<16s16sQQQ")
 _STAMP_AT, _CRC_FROM, _PAYLOAD_AT = 16, 8, 72
 SECOND_NS = 1_000_000_000
-#: Hosts have been up for this long when the load begins.
+#: Uptime of the hosts when the load begins.
 UPTIME_NS = 3600 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class HostMessage:
-    """What the hosts of one template say in one second."""
+    """The message of one template in one second."""
 
     head: bytes
     payload: bytes
@@ -48,11 +50,11 @@ class HostIdentity:
 
     def __init__(self, number: int, seed: int) -> None:
         self.mark = b"%08x" % number
-        made = hashlib.sha256(b"%d %d" % (seed, number)).digest()
-        self.run_id, self.boot_id = made[:16], made[16:]
+        digest = hashlib.sha256(b"%d %d" % (seed, number)).digest()
+        self.run_id, self.boot_id = digest[:16], digest[16:]
 
     def frame(self, message: HostMessage, sequence: int, boottime_ns: int, wall_ns: int) -> bytes:
-        """Return the plain frame, byte for byte as the agent's framer would make it."""
+        """Return the plain frame, byte for byte like the agent's framer."""
         stamp = _STAMP.pack(self.run_id, self.boot_id, sequence, boottime_ns, wall_ns)
         payload = message.payload.replace(_MARK, self.mark)
         rest = message.head[_CRC_FROM:_STAMP_AT] + stamp
@@ -60,7 +62,6 @@ class HostIdentity:
         return b"%b%b%b%b" % (message.head[:4], crc.to_bytes(4, "little"), rest, payload)
 
     def registration(self, template: bytes, boottime_ns: int, wall_ns: int) -> bytes:
-        """Return the RegisterNodeRequest, serialised."""
         made = template.replace(_MARK, self.mark).replace(_RUN, self.run_id)
         clocks = wire.RegisterNodeRequest(boottime_ns=boottime_ns, wall_time_ns=wall_ns)
         return made.replace(_BOOT, self.boot_id) + clocks.SerializeToString()
@@ -93,19 +94,21 @@ class Model:
         ).SerializeToString()  # fmt: skip
 
     def _marks(self, name: str) -> dict[str, str]:
-        """Return GPU UUID -> the same with the host's mark, which differs in its last digit only."""
+        """Return GPU UUID -> UUID with the host's mark, which differs only in its last digit."""
         uuids = [d.key for d in self._world.devices(name) if d.kind == "gpu"]
-        return {u: f"GPU-{_MARK.decode()}-0000-4000-8000-{at:012d}" for at, u in enumerate(uuids)}
+        return {
+            u: f"GPU-{_MARK.decode()}-0000-4000-8000-{index:012d}" for index, u in enumerate(uuids)
+        }
 
     def second(self) -> list[HostMessage]:
-        """Step by a second and return what each template says."""
+        """Advance by a second and return each template's message."""
         at, self._second = self._second, self._second + 1
         readings = self._world.step(1.0)
         messages: list[HostMessage] = []
         for number, (name, blocks, _) in enumerate(readings):
             keys = self._marks(name) if any(id(b) not in self._renamed for b in blocks) else {}
             for block in blocks:
-                if id(block) not in self._renamed:  # the world hands out the same blocks again
+                if id(block) not in self._renamed:  # the world returns the same blocks again
                     self._renamed.add(id(block))
                     block.devices = tuple(_marked(device, keys) for device in block.devices)
             boottime_ns = UPTIME_NS + (at + number) * SECOND_NS

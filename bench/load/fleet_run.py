@@ -1,4 +1,6 @@
-"""One run: an aggregator, a generator and a prober, one process each; their results by second and in total."""
+"""One run: an aggregator, a generator and a prober, one process each; their results by second and
+in total.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from gangline.aggregator.config import AggregatorConfig
 
 from .aggregator import Running, aggregator
 
-#: A frame waits for the commit that is being made, for the next to be due, and for that one: a commit that takes
-#: longer than they are apart is to fall behind.
+#: A frame waits for the commit in progress, for the next commit's time, and for that commit. A
+#: commit that takes longer than its period falls behind.
 RECEIPT_SECONDS_MAX = 3 * AggregatorConfig.commit_seconds
-#: Of the frames that are due: a generator that says less measures itself.
+#: Minimum share of the due frames: a generator that sends fewer measures itself.
 SENT_SHARE = 0.97
-#: Where `bench` is found.
+#: The folder that contains `bench`.
 ROOT = Path(__file__).parents[2]
 
 Progress = Callable[[int, int, dict[str, Any]], None]
@@ -32,7 +34,7 @@ Progress = Callable[[int, int, dict[str, Any]], None]
 
 @dataclass
 class LoadReport:
-    """What a run came to."""
+    """The results of a run."""
 
     plan: list[tuple[int, int]]
     period_seconds: int = 1
@@ -49,7 +51,7 @@ class LoadReport:
     stored_gpu_rows: int = -1
 
     def between(self, first: int, last: int) -> dict[str, float]:
-        """Return rates a second over the seconds first..last of the run, both ends counted."""
+        """Return rates a second over the seconds first..last of the run, inclusive."""
         one, two = self.seconds[first], self.seconds[last]
         span = two["at"] - one["at"]
         keys = (
@@ -59,16 +61,16 @@ class LoadReport:
         return {key: (two[key] - one[key]) / span for key in keys}
 
     def steps(self) -> list[dict[str, float]]:
-        """Return one row a step of the plan: rates of its second half, and its worst second."""
+        """Return one row per step of the plan: rates of its second half, and its worst second."""
         rows, at = list[dict[str, float]](), 0
         for hosts, length in self.plan:
             middle, end = at + length // 2, at + length - 1
             spans = self.seconds[middle : end + 1]
             row = self.between(max(0, middle - 1), end)
-            receipts = [each["receipt"] for each in spans if each["receipt"]["count"]]
+            receipts = [span["receipt"] for span in spans if span["receipt"]["count"]]
             row["hosts"] = hosts
-            row["p50"] = max((each["p50"] for each in receipts), default=float("nan"))
-            row["p99"] = max((each["p99"] for each in receipts), default=float("nan"))
+            row["p50"] = max((receipt["p50"] for receipt in receipts), default=float("nan"))
+            row["p99"] = max((receipt["p99"] for receipt in receipts), default=float("nan"))
             row["flying"] = spans[-1]["flying"] + spans[-1]["held"]
             row["memory_bytes"] = spans[-1]["memory_bytes"]
             row["sustained"] = float(is_sustained(row, hosts / self.period_seconds))
@@ -78,7 +80,9 @@ class LoadReport:
 
 
 def is_sustained(row: dict[str, float], due: float) -> bool:
-    """Return whether receipts came in time, no host waited for credit, and all frames that were *due* a second were said."""
+    """Return whether receipts came in time, no host waited for credit, and all *due* frames a
+    second were sent.
+    """
     in_time = row["p99"] <= RECEIPT_SECONDS_MAX and row["flying"] <= RECEIPT_SECONDS_MAX * due
     return in_time and not row["stalls"] and row["frames"] >= SENT_SHARE * due
 
@@ -95,7 +99,9 @@ def run(
     background: Callable[[Running], None] | None = None,
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Run the plan against an aggregator of its own. *background* is called once the load has begun."""
+    """Run the plan against an aggregator of its own. *background* is called once the load has
+    begun.
+    """
     report = LoadReport(plan, period_seconds)
     length = sum(seconds for _, seconds in plan)
     with aggregator(folder, *settings) as running:
@@ -188,13 +194,12 @@ def _follow(
 
 
 def _stop_and_count(report: LoadReport, running: Running, store: Path) -> None:
-    """Ask the aggregator to end, and count what its store holds of GPU rows."""
     os.kill(running.pid, signal.SIGTERM)
     end = time.monotonic() + 60
     while Path(f"/proc/{running.pid}/cmdline").read_bytes() and time.monotonic() < end:
         time.sleep(0.1)  # a zombie has no command line
     with duckdb.connect(str(store / "gangline.duckdb"), read_only=True) as base:
-        found = base.execute(
+        result = base.execute(
             "SELECT count(*) FROM readings.gpu_1s WHERE host NOT LIKE 'load-7%'"
         ).fetchone()
-    report.stored_gpu_rows = int(found[0]) if found else -1
+    report.stored_gpu_rows = int(result[0]) if result else -1

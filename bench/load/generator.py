@@ -22,11 +22,11 @@ from bench.load.link import LinkError, LoadLink, batch
 from gangline.contract.stream import Sender
 from gangline.contract.wire import telemetry_pb2 as wire
 
-#: Frames that a host keeps while it has no credit; beyond, the oldest go, and are counted.
+#: Frames that a host keeps while it has no credit; beyond that the oldest are dropped and counted.
 UNACKED_MAX = 64
-#: Who is due within this is sent at once: fewer wake-ups.
+#: Hosts due within this time send at once, for fewer wake-ups.
 GRAIN_SECONDS = 0.004
-#: After the last frame, receipts are waited for at most this long.
+#: Maximum wait for receipts after the last frame.
 LAST_SECONDS = 20.0
 
 
@@ -49,7 +49,7 @@ class LoadHost:
 
 @dataclass(slots=True)
 class LoadCounts:
-    """Since the start."""
+    """Counts since the start."""
 
     frames: int = 0
     rows: int = 0
@@ -64,7 +64,7 @@ class LoadCounts:
 
 
 class Generator:
-    """Connects *hosts*, then sends by *plan*: (hosts that send, seconds), one after another."""
+    """Connects *hosts*, then sends by *plan*: (hosts that send, seconds), step by step."""
 
     def __init__(self, address: tuple[str, int], seed: int, period_seconds: int) -> None:
         self.model = Model(seed)
@@ -80,7 +80,7 @@ class Generator:
         self._begin = time.monotonic()
 
     def connect(self, count: int) -> None:
-        """Open that many connections in all, one after another. Raises LinkError."""
+        """Open connections until there are *count*, one after another. Raises LinkError."""
         while len(self.hosts) < count:
             number = len(self.hosts)
             identity, link = HostIdentity(number, self._seed), LoadLink(self._address)
@@ -103,9 +103,11 @@ class Generator:
         return UPTIME_NS + since_ns, self._begin_wall_ns + since_ns
 
     def run(self, plan: list[tuple[int, int]], warm: int) -> None:
-        """Send; print a line a second. The first *warm* seconds are not counted as latencies."""
+        """Send; print a line a second. Latencies of the first *warm* seconds are not counted."""
         second, seconds = 0, sum(length for _, length in plan)
-        ends = [(count, sum(n for _, n in plan[: at + 1])) for at, (count, _) in enumerate(plan)]
+        ends = [
+            (count, sum(n for _, n in plan[: index + 1])) for index, (count, _) in enumerate(plan)
+        ]
         messages = self.model.second()
         begin = time.monotonic()
         while second < seconds:
@@ -126,13 +128,13 @@ class Generator:
         hosts = self.hosts[:active]
         hosts = hosts[second % self._period :: self._period]
         step = 1.0 / max(1, len(hosts))
-        for at, host in enumerate(hosts):
-            due = begin + at * step
+        for index, host in enumerate(hosts):
+            due = begin + index * step
             now = time.monotonic()
             while due > now + GRAIN_SECONDS:
                 self._listen(due - now)
                 now = time.monotonic()
-            if not at % 64:
+            if not index % 64:
                 self._listen(0.0)
             self.late.add(now - due)
             self._send_message(host, messages[host.number % len(messages)], due)
@@ -186,8 +188,8 @@ class Generator:
     def _take(self, host: LoadHost, ack: wire.IngestAck) -> None:
         now, counts = time.monotonic(), self.counts
         host.credit = ack.credit_frames
-        for each in ack.durable:
-            for sequence in range(each.first, each.last + 1):
+        for span in ack.durable:
+            for sequence in range(span.first, span.last + 1):
                 due, rows = host.flying.pop(sequence)
                 self.receipts.add(now - due)
                 self.span_receipts.add(now - due)
@@ -234,7 +236,7 @@ def plan_of(text: str) -> list[tuple[int, int]]:
 
 
 def main() -> int:
-    """Connect, say so, send, say what came of it."""
+    """Connect, report it, send, report the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
     parser.add_argument("--plan", type=plan_of, required=True)
@@ -245,15 +247,19 @@ def main() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     host, _, port = options.address.rpartition(":")
-    made = Generator((host, int(port)), options.seed, options.period_seconds)
+    generator = Generator((host, int(port)), options.seed, options.period_seconds)
     begin = time.monotonic()
-    made.connect(max(count for count, _ in options.plan))
-    connected = {"connected": len(made.hosts), "seconds": time.monotonic() - begin}
+    generator.connect(max(count for count, _ in options.plan))
+    connected = {"connected": len(generator.hosts), "seconds": time.monotonic() - begin}
     print(json.dumps(connected), flush=True)
     sys.stdin.readline()
-    made.run(options.plan, options.warm)
-    made._report(0)
-    last = {"done": True, "receipts": made.receipts.summary(), "late": made.late.summary()}
+    generator.run(options.plan, options.warm)
+    generator._report(0)
+    last = {
+        "done": True,
+        "receipts": generator.receipts.summary(),
+        "late": generator.late.summary(),
+    }
     print(json.dumps(last), flush=True)
     sys.stdin.read()
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-#: What takes longer is counted as this long.
+#: Longer latencies count as this long.
 MILLISECONDS_MAX = 120_000
 
 
@@ -16,18 +16,17 @@ class Latencies:
         self.count, self.max = 0, 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
         self._counts[min(MILLISECONDS_MAX, max(0, int(seconds * 1000)))] += 1
         self.count += 1
         self.max = max(self.max, seconds)
 
     def share(self, share: float) -> float:
-        """Return the seconds that *share* of them took at most; NaN of none."""
+        """Return the latency in seconds at *share* of the sorted counts; NaN without counts."""
         wanted, cumulative = share * self.count, 0
-        for at, count in enumerate(self._counts):
+        for index, count in enumerate(self._counts):
             cumulative += count
             if count and cumulative >= wanted:
-                return (at + 1) / 1000
+                return (index + 1) / 1000
         return float("nan")
 
     def summary(self) -> dict[str, float]:
@@ -42,5 +41,5 @@ class Latencies:
         }
 
     def counts(self) -> list[tuple[int, int]]:
-        """Return (whole milliseconds, how many) of those that there are."""
-        return [(at, count) for at, count in enumerate(self._counts) if count]
+        """Return (whole milliseconds, count) without zero counts."""
+        return [(index, count) for index, count in enumerate(self._counts) if count]

@@ -1,6 +1,7 @@
-"""One host's connection to the aggregator: hand-written HTTP/2 and gRPC, so that a message costs one write.
+"""One host's connection to the aggregator: hand-written HTTP/2 and gRPC, so that a message costs
+one write.
 
-No more of RFC 9113 than a well-behaved server asks for: its windows are kept, settings and pings answered.
+It implements only the parts of RFC 9113 that a correct server needs: windows, settings and pings.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _INITIAL_WINDOW, _MAX_FRAME = 4, 5
-#: What we take without a word: receipts are small, and a run has an end.
+#: Receive window, never extended: receipts are small, and a run has an end.
 _RECEIVED_BYTES_MAX = 1 << 30
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/gangline.v1.TelemetryService/"
 
 
 class LinkError(Exception):
-    """The connection or a call on it ended; the words say how."""
+    """The connection or a call on it ended, with the reason."""
 
 
 def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
@@ -35,7 +36,7 @@ def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """Return a header without Huffman code and without a place in the table (RFC 7541, 6.2.2)."""
+    """Return a header without Huffman code and without indexing (RFC 7541, 6.2.2)."""
     return b"\0%c%b%c%b" % (len(name), name.encode(), len(value), value.encode())
 
 
@@ -65,16 +66,18 @@ def _varint(number: int) -> bytes:
 
 
 class LoadLink:
-    """Connects at once; `register`, then `open`, then `send`. `receive` yields the stream's messages."""
+    """Connects at once; `register`, then `open`, then `send`. `receive` yields the stream's
+    messages.
+    """
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._authority = f"{address[0]}:{address[1]}"
-        self._out: deque[bytes] = deque()  # of the stream, not sent for lack of window
-        self._unsent = b""  # made frames that the socket did not take
+        self._out: deque[bytes] = deque()  # of the stream, unsent because the window is full
+        self._unsent = b""  # frames that the socket did not accept
         self._received = b""
-        self._blocks: list[bytes] = []  # header blocks, decoded only when a call has failed
+        self._blocks: list[bytes] = []  # header blocks, decoded only after a failed call
         self._message: dict[int, bytes] = {}
         self._window, self._first_window, self._stream_window = 65535, 65535, 65535
         self._frame_max = 16384
@@ -100,7 +103,7 @@ class LoadLink:
                 return message
 
     def open(self, session: str) -> None:
-        """Begin StreamTelemetry; from here on nothing blocks."""
+        """Begin StreamTelemetry; later calls do not block."""
         self._stream, self._stream_window = 3, self._first_window
         self._begin("StreamTelemetry", session)
         self.socket.setblocking(False)
@@ -110,7 +113,7 @@ class LoadLink:
         self._send(frame(_HEADERS, _END_HEADERS, self._stream, block))
 
     def send(self, message: bytes) -> None:
-        """Send a message on the stream, or keep what the windows do not allow yet."""
+        """Send a message on the stream, or queue it if the windows are full."""
         size = len(message) + 5
         if self._out or size > min(self._window, self._stream_window, self._frame_max):
             self._queue(message)
@@ -152,18 +155,18 @@ class LoadLink:
         self._unsent = data[sent:]
 
     def flush(self) -> None:
-        """Send what the socket did not take before."""
+        """Send the data that the socket did not accept before."""
         data, self._unsent = self._unsent, b""
         if data:
             self._send(data)
 
     @property
     def waits(self) -> bool:
-        """Whether the socket should be watched for room."""
+        """Return whether the socket must be watched until it is writable."""
         return bool(self._unsent)
 
     def receive(self) -> Iterator[bytes]:
-        """Yield the messages that came. Raises LinkError when a call or the connection has ended."""
+        """Yield the received messages. Raises LinkError when a call or the connection has ended."""
         try:
             data = self.socket.recv(1 << 16)
         except BlockingIOError:
@@ -236,11 +239,10 @@ class LoadLink:
         self._push()
 
     def _status_message(self) -> str:
-        decoder, found = Decoder(), dict[str, str]()
+        decoder, result = Decoder(), dict[str, str]()
         for block in self._blocks:
-            found |= {str(n): str(v) for n, v in decoder.decode(block)}
-        return f"{found.get('grpc-status', '?')} {found.get('grpc-message', '')}"
+            result |= {str(n): str(v) for n, v in decoder.decode(block)}
+        return f"{result.get('grpc-status', '?')} {result.get('grpc-message', '')}"
 
     def close(self) -> None:
-        """Hang up."""
         self.socket.close()

@@ -1,9 +1,9 @@
 """Runs a module at the lowest CPU priority, so that it does not compete as if on the same machine.
 
-    python -m bench.load.lowest MODULE ARGUMENT...
-    python -m bench.load.lowest burn SECONDS         turns in a loop, and says nothing to anybody
+python -m bench.load.lowest MODULE ARGUMENT...
+python -m bench.load.lowest burn SECONDS         only uses CPU
 
-To be started as the leader of a session. Prints what the module prints.
+Start it as the leader of a session. It prints the output of the module.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gangline.aggregator.process_limits import lower_priority, lower_session_pri
 
 
 def main() -> None:
-    """Go last, and be that module."""
+    """Lower the priority and run the module."""
     del sys.argv[0]
     burns = sys.argv[0] == "burn"
-    if not burns:  # what it imports first: on a busy machine that would else take for ever
+    if not burns:  # imports first: at this priority they would take very long on a busy machine
         importlib.import_module(sys.argv[0])
         del sys.modules[sys.argv[0]]
     lower_session_priority()

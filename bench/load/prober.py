@@ -27,12 +27,12 @@ from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 
 HOSTS, PERIOD_SECONDS = 16, 10.0
 POLL_SECONDS = 0.05
-#: Numbers of its hosts, past any fleet's.
+#: First number of its hosts, above every fleet's.
 FIRST = 0x7000_0000
 
 
 class Prober:
-    """Its hosts, and what of each is not visible yet."""
+    """Its hosts, and their frames that are not visible yet."""
 
     def __init__(self, address: str, seed: int) -> None:
         host, _, port = address.rpartition(":")
@@ -43,7 +43,7 @@ class Prober:
         self.fresh = Latencies()
         self.answered_late = 0
         self._begin_ns = time.time_ns()
-        self._hosts = [self._connect((host, int(port)), at, seed) for at in range(HOSTS)]
+        self._hosts = [self._connect((host, int(port)), index, seed) for index in range(HOSTS)]
         self._waiting: dict[int, int] = {}
 
     def _connect(
@@ -56,17 +56,17 @@ class Prober:
         return host, link, Sender(answer.stream_context_bytes), [0]
 
     def run(self, seconds: float) -> None:
-        """Speak and look until the time is over or standard input ends."""
+        """Send and poll until the time is over or standard input ends."""
         begin = time.monotonic()
-        due = [begin + at * PERIOD_SECONDS / HOSTS for at in range(HOSTS)]
+        due = [begin + index * PERIOD_SECONDS / HOSTS for index in range(HOSTS)]
         while time.monotonic() < begin + seconds:
             now = time.monotonic()
-            for at in range(HOSTS):
-                if now >= due[at]:
-                    due[at] += PERIOD_SECONDS
-                    self._send(at)
-            for at in list(self._waiting):
-                self._poll(at)
+            for index in range(HOSTS):
+                if now >= due[index]:
+                    due[index] += PERIOD_SECONDS
+                    self._send(index)
+            for index in list(self._waiting):
+                self._poll(index)
             for _, link, _, _ in self._hosts:
                 for _ in link.receive():
                     pass
@@ -83,12 +83,14 @@ class Prober:
         )
         link.send(batch(sequence[0], differences))
         if at in self._waiting:
-            self.answered_late += 1  # not seen within a whole period
+            self.answered_late += 1  # not visible within a whole period
             self.fresh.add(PERIOD_SECONDS)
         self._waiting[at] = now_ns
 
     def _poll(self, at: int) -> None:
-        """Ask the API for the host; note how old its last reading is when it is seen."""
+        """Request the host from the API; record the age of its last reading when it becomes
+        visible.
+        """
         name = f"nodes/load-{FIRST + at:08x}"
         try:
             score = self._stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name=name), timeout=10.0)
@@ -102,7 +104,7 @@ class Prober:
 
 
 def main() -> int:
-    """Probe, and print what was found."""
+    """Probe, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
     parser.add_argument("--seconds", type=float, required=True)

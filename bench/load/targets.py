@@ -1,4 +1,5 @@
-"""Scrape targets without cost: prerendered texts of one host in rotation, on every loopback address.
+"""Scrape targets without cost: prerendered texts of one host in rotation, on every loopback
+address.
 
     python -m bench.load.targets SEED
 
@@ -14,7 +15,7 @@ from ..prometheus import texts
 
 
 class _Target(asyncio.Protocol):
-    """Answers whatever comes with the next text, on a connection that stays."""
+    """Answers any request with the next text, on a persistent connection."""
 
     answers: list[bytes]
     turn = 0

@@ -30,16 +30,18 @@ from gangline.simulator.scenario import ScenarioError
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
 CACHE_FOLDER = ROOT / "build" / "quality"
-#: Of what is published; each check at it is reported in looks.md, and nothing is tuned on it.
+#: Seed of the published page; each check at it is reported in looks.md, and nothing is tuned on it.
 PUBLISHED_SEED = 24
-#: Causes of each class, or hours of the fleet: more would take days.
+#: Limit of causes of each class, and of hours of the fleet: more would take days.
 COUNT_MAX = 10_000
 STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"
 
 
 def sections() -> tuple[Section, ...]:
-    """Return the parts of the page, in its order: each a module with `section(seed, progress) -> str`."""
-    recorded = tuple((captures.DATA / one.path, one.what) for one in captures.CAPTURES)
+    """Return the parts of the page, in its order: each a module with `section(seed, progress) ->
+    str`.
+    """
+    recorded = tuple((captures.DATA / capture.path, capture.what) for capture in captures.CAPTURES)
     return (
         Section("hazard", "Real: hazard", ((hazard.RECORDING, STEPFUN),)),
         Section("captures", "Real: logs, sysfs, captures", recorded),
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = sections()
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
     parser.add_argument("--seed", type=int, default=PUBLISHED_SEED)
-    names = [one.name for one in parts]
+    names = [part.name for part in parts]
     parser.add_argument("--only", choices=names, help="print this section; write nothing")
     plan = RunPlan()
     parser.add_argument("--scenario", default=plan.scenario, help="of the simulated fleet")
@@ -98,22 +100,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PAGE.write_text(wrapped(with_summary(PAGE.read_text())))
         return 0
     plan = RunPlan(options.scenario, options.per_class, options.hours)
-    made = ReportHead.now(
+    head_facts = ReportHead.now(
         options.seed, _command(options.seed, plan), ROOT
-    )  # before the page is another
-    wanted = [one for one in parts if options.only in (None, one.name)]
-    tree = Tree(ROOT, made.commit)
-    cache, texts = ScoreCache(CACHE_FOLDER, made, plan.scenario, tree.is_same), list[str]()
+    )  # the page is still unchanged
+    wanted = [part for part in parts if options.only in (None, part.name)]
+    tree = Tree(ROOT, head_facts.commit)
+    cache, texts = ScoreCache(CACHE_FOLDER, head_facts, plan.scenario, tree.is_same), list[str]()
     try:
-        for one in wanted:
-            text = cache.read(one.name) if options.resume else None
+        for section in wanted:
+            text = cache.read(section.name) if options.resume else None
             if text is None:
-                pieces = cache.pieces(one.name)
+                pieces = cache.pieces(section.name)
                 if pieces and not options.resume:
                     pieces.forget()
-                text = _made(one, options.seed, plan, pieces)
-                if not one.missing:  # they may be there next time
-                    cache.write(one.name, text)
+                text = _made(section, options.seed, plan, pieces)
+                if not section.missing:  # the recordings may exist next time
+                    cache.write(section.name, text)
             texts.append(text)
     except ScenarioError as error:
         parser.error(str(error))
@@ -122,15 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only:
         print(texts[0])
     else:
-        first = head(made, parts, tree.later)
-        page = "\n".join([first, *(f"{one.strip()}\n" for one in texts)])
+        first = head(head_facts, parts, tree.later)
+        page = "\n".join([first, *(f"{text.strip()}\n" for text in texts)])
         PAGE.write_text(wrapped(with_summary(page)))
         print(f"wrote {PAGE}", file=sys.stderr)
     return 0
 
 
 def _command(seed: int, plan: RunPlan) -> str:
-    """Return what makes the same page again."""
     default = RunPlan()
     settings = [
         ("SEED", seed, PUBLISHED_SEED),
@@ -140,12 +141,16 @@ def _command(seed: int, plan: RunPlan) -> str:
     return " ".join(
         [
             "make evaluate",
-            *(f"{name}={it}" for name, it, default_value in settings if it != default_value),
+            *(
+                f"{name}={value}"
+                for name, value, default_value in settings
+                if value != default_value
+            ),
         ]
     )
 
 
 if __name__ == "__main__":
-    # Else its aggregators and agents stay behind, and take half the machine.
+    # Without this its aggregators and agents keep running and take half of the machine.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

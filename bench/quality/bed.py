@@ -1,6 +1,6 @@
 """One recorded host under the real judge: readings by real frames, events as the agent sends them.
 
-Time is handed in. What is found is gathered over the whole recording, not at its end alone.
+The caller advances the time. Findings are collected over the whole recording.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTCOME_SIGNAL = "collector.outcome_state"
 
 @dataclass
 class Bed:
-    """A fleet of one host, and what was found of it so far."""
+    """A fleet of one host, and its findings so far."""
 
     devices: Sequence[telemetry_pb2.Device] = ()
     fleet: Fleet = field(default_factory=Fleet)
@@ -38,10 +38,10 @@ class Bed:
     readings: int = 0
     events: int = 0
     judgements: int = 0
-    #: (what, device): signals of evidence, and names of findings.
+    #: (signal of evidence or name of finding, device).
     found: set[tuple[str, str]] = field(default_factory=set)
     states: set[HealthState] = field(default_factory=set)
-    #: What the judge said of its own rules that failed, or of an outage.
+    #: Messages of the judge about failed rules or an outage.
     degraded: set[str] = field(default_factory=set)
     _framer: FrameBuilder = field(default_factory=lambda: FrameBuilder(RUN_ID, BOOT_ID))
     _sequence: int = 0
@@ -49,8 +49,8 @@ class Bed:
 
     def __post_init__(self) -> None:
         self._register(())
-        # A host is UNKNOWN until it was heard for a while: what comes after that is looked at. Its devices are
-        # registered with their first reading, for GPUs of which none is read are UNKNOWN, too.
+        # A new host is UNKNOWN: states are recorded after RECEIVED_SECONDS_MIN. The devices are
+        # registered with their first reading, because GPUs without readings are UNKNOWN, too.
         for _ in range(round(RECEIVED_SECONDS_MIN) + 1):
             self._pass([])
         self._register(self.devices)
@@ -63,11 +63,10 @@ class Bed:
 
     @property
     def boottime_ns(self) -> int:
-        """Of the host."""
         return self.now_ns - START_NS + UPTIME_NS
 
     def second(self, blocks: Sequence[Block]) -> None:
-        """Let a second pass in which *blocks* come, and judge."""
+        """Advance by a second with the readings *blocks*, and judge."""
         self.readings += sum(
             value is not None
             for block in blocks
@@ -78,7 +77,10 @@ class Bed:
         self._gather()
 
     def still(self, seconds: int, blocks: Sequence[Block] = ()) -> None:
-        """Let *seconds* pass in which *blocks* come again and again, and judge. They count once."""
+        """Advance by *seconds* with the same *blocks* each second, and judge.
+
+        The readings count once.
+        """
         if seconds:
             self.second(blocks)
         for _ in range(seconds - 1):
@@ -95,7 +97,7 @@ class Bed:
         self._judged = evaluate(self.fleet, self.now_ns, self._judged)
 
     def event(self, event: telemetry_pb2.HealthEvent) -> None:
-        """Hear of *event*, as of now."""
+        """Receive *event* with the current time."""
         self.events += 1
         event.boottime_ns, event.wall_time_ns = self.boottime_ns, self.now_ns
         self.fleet.observe_event(HOST, event, self.now_ns, self.now_ns)
@@ -105,14 +107,14 @@ class Bed:
         self.judgements += 1
         (host,) = self._judged.hosts
         self.states.add(host.state)
-        self.found |= {(_name(one), one.device) for one in host.evidence}
+        self.found |= {(_name(evidence), evidence.device) for evidence in host.evidence}
         self.found |= {(name, subject.split(" ")[0]) for _, name, subject in self.fleet.findings}
         if self._judged.degraded_reason:
             self.degraded.add(self._judged.degraded_reason)
 
 
 def outcome_name(outcome: CollectOutcome) -> str:
-    """Return what is found where a collector's turn ends so: that it was not let see, and that it failed, are two things."""
+    """Return the finding for a collector's turn; a refused turn (BLIND) and a failed turn differ."""
     return f"{OUTCOME_SIGNAL} {outcome.name}"
 
 
@@ -123,20 +125,23 @@ def _name(one: Evidence) -> str:
 
 
 def block_of(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Block:
-    """Return a block of *rows*, by device and column; what is not named is missing. Raises KeyError for a name that is no column."""
-    made = Block(table, list(rows))
-    columns = {signal.column: (at, signal.kind) for at, signal in enumerate(TABLES[table])}
+    """Return a block of *rows*, by device and column; other columns have no value.
+
+    Raises KeyError for an unknown column.
+    """
+    block = Block(table, list(rows))
+    columns = {signal.column: (index, signal.kind) for index, signal in enumerate(TABLES[table])}
     for row, values in enumerate(rows.values()):
         for name, value in values.items():
             at, kind = columns[name]
             if kind is Kind.GAUGE:
-                made.put_float(at, row, value)
+                block.put_float(at, row, value)
             else:
-                made.put_int(at, row, None if value is None else int(value))
-    return made
+                block.put_int(at, row, None if value is None else int(value))
+    return block
 
 
 def outcomes_of(turns: Iterable[tuple[str, int]]) -> Block:
-    """Return how the turns of collectors (name, outcome) ended, as the agent tells it."""
+    """Return the readings of collector turns (name, outcome) as from the agent."""
     rows = {name: {"turn_seconds": 0.001, "outcome_state": outcome} for name, outcome in turns}
     return block_of("collector_10s", rows)

@@ -1,11 +1,14 @@
-"""A second world, independent of the simulator: a bulk-synchronous gang, step by step, on its own timeline.
+"""A second world, independent of the simulator: a bulk-synchronous gang, step by step, on its own
+timeline.
 
-Every rank has its own work in every step; the barrier, the slowest port and the host's gaps decide when the step ends. The
-timeline of each rank (stall, compute, wait, exchange, checkpoint) is integrated exactly, cut into tenths of a second, and read
-as a driver reads it: power as a delayed, noisy average (of a tenth of a second, or without GPM of one second), utilization as the
-share of time with a kernel, energy as the integral. Levels are drawn for each episode from ranges. The ranges are assumed, but
-for these, which are measured or published: about 150 W waiting and 550 W computing on an H100; healthy parts differ by 2
-to 3 % between quartiles when the clock decides, by 0.1 % when the memory does; NVML samples power for a quarter of the time.
+Every rank has its own work in every step; the barrier, the slowest port and the host's gaps decide
+when the step ends. The timeline of each rank (stall, compute, wait, exchange, checkpoint) is
+integrated exactly, cut into tenths of a second, and read like a driver: power as a delayed, noisy
+average (of a tenth of a second, or without GPM of one second), utilization as the share of time
+with a kernel, energy as the integral. Levels are drawn for each episode from assumed ranges, except
+for these measured or published values: about 150 W waiting and 550 W computing on an H100; healthy
+parts differ by 2 to 3 % between quartiles if the clock decides, by 0.1 % if the memory does; NVML
+samples power for a quarter of the time.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ SLOT_SECONDS = 0.1
 SLOTS_PER_SECOND = 10
 STALL, COMPUTE, WAIT, EXCHANGE, CHECKPOINT = range(5)
 STATES = 5
-#: Seconds over which heat takes a clock down.
+#: Seconds over which heat lowers a clock.
 HEAT_SECONDS = 25.0
 
-#: What can be wrong with one host, or one GPU of it; and what is nobody's fault.
+#: Faults of a host or one of its GPUs; and slowdowns without a culprit.
 NODE_KINDS = (
     "heat", "cap", "cpu", "storage", "pcie", "link", "nvlink", "silent", "gpu",
 )  # fmt: skip
@@ -38,7 +41,10 @@ CONTROL_KINDS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """One episode. *slowdown*: of the work of the culprit; `seconds` all, `onset` when it begins, `heals` when it ends."""
+    """One episode.
+
+    *slowdown*: share of the culprit's work; seconds of the episode, of onset and of healing.
+    """
 
     kind: str
     slowdown: float = 0.1
@@ -56,32 +62,32 @@ class Plan:
 
 @dataclass
 class Episode:
-    """What happened: arrays over tenths of a second, hosts and GPUs, and the truth."""
+    """The episode as arrays over tenths of a second, hosts and GPUs, and the truth."""
 
     plan: Plan
     shares: Floats  # (slots, hosts, 8, STATES): of the time
     watts: Floats  # (slots, hosts, 8)
-    clock: Floats  # (slots, hosts, 8): over the usual one
-    work: Floats  # (slots, hosts, 8): tensor cycles, as a share of the most
+    clock: Floats  # (slots, hosts, 8): ratio to the usual clock
+    work: Floats  # (slots, hosts, 8): tensor cycles, as a share of the maximum
     port_bytes: Floats  # (slots, hosts): sent and received by each port
-    congested: Floats  # (slots, hosts): share of the time in which ports wait for the network
-    pressure: Floats  # (slots, hosts, 2): tasks that wait for a core, and for a disk
+    congested: Floats  # (slots, hosts): share of time in which ports wait for the network
+    pressure: Floats  # (slots, hosts, 2): tasks waiting for a core, and for a disk
     clock_hertz: float
     idle_watts: float
     limit_watts: float
-    capped_watts: float  # the limit of a capped host: what it draws at the clock that is left to it
+    capped_watts: float  # power limit of a capped host: its draw at the lowered clock
     period_seconds: float
     sm_levels: tuple[float, float] = (
         0.86,
         0.15,
-    )  # busy SMs of a rank that computes, and of one that waits
-    delay_slots: int = 1  # of power, behind what it is of
+    )  # busy SMs of a computing and of a waiting rank
+    delay_slots: int = 1  # delay of power readings
     steps: Floats = field(default_factory=lambda: np.zeros(0))  # ends of steps, seconds
     blamed_on: tuple[int, ...] = ()
 
 
 class _Levels:
-    """What an episode draws: levels of the parts and of the workload."""
+    """Random levels of an episode's parts and workload."""
 
     def __init__(self, plan: Plan, random: np.random.Generator) -> None:
         shape = plan.hosts, GPUS
@@ -137,7 +143,8 @@ def play(plan: Plan) -> Episode:
         is_off = middle < plan.onset if plan.kind == "starts" else middle >= plan.onset
         shares[is_off] = 0.0
         watts[is_off] = levels.idle
-    # The same work in each step of all ranks, done while they compute: more cycles at a higher clock.
+    # All ranks do the same work per step while they compute: more cycles per second at a higher
+    # clock.
     work = levels.tensor * shares[..., COMPUTE] * _work_rate(plan, levels, clock, step_of, stretch)
     port_bytes = (
         levels.bytes_per_step / levels.exchange / levels.period * shares[..., EXCHANGE].mean(axis=2)
@@ -158,7 +165,7 @@ def hash_of(text: str) -> int:
 
 
 def _strength(plan: Plan, now: float) -> float:
-    """Return how much of what is wrong is there at *now*: 0 to 1."""
+    """Return the strength of the fault at *now*: 0 to 1."""
     if not plan.onset <= now < plan.heals:
         return 0.0
     return min((now - plan.onset) / HEAT_SECONDS, 1.0) if plan.kind == "heat" else 1.0
@@ -167,7 +174,9 @@ def _strength(plan: Plan, now: float) -> float:
 def _steps(
     plan: Plan, levels: _Levels, random: np.random.Generator
 ) -> tuple[Floats, NDArray[np.int64], Floats, Floats, Floats]:
-    """Return breaks (parts + 1, hosts, 8), the state of each part, and by step: its end, clocks, and work of each rank."""
+    """Return breaks (parts + 1, hosts, 8), the state of each part, and by step: its end, clocks,
+    and work of each rank.
+    """
     breaks = [np.zeros((plan.hosts, GPUS))]
     states: list[int] = []
     ends: list[float] = []
@@ -216,7 +225,7 @@ def _append(
 
 
 class _Step:
-    """One step of a gang: what each rank has to do, and how fast it is; seconds."""
+    """One step of a gang: each rank's work in seconds, and its speed."""
 
     def __init__(
         self, plan: Plan, levels: _Levels, strength: float, random: np.random.Generator
@@ -224,7 +233,7 @@ class _Step:
         shape, period = (plan.hosts, GPUS), levels.period
         slow = plan.slowdown * strength
         base = period * (1.0 - levels.exchange - levels.gap)
-        #: More work than usual, of each rank: what a workload itself does.
+        #: Extra work of each rank, caused by the workload itself.
         self.stretch = np.ones(shape)
         if plan.stages > 1:
             stage = np.arange(plan.hosts) * plan.stages // plan.hosts
@@ -271,9 +280,12 @@ class _Step:
 def _work_rate(
     plan: Plan, levels: _Levels, clock: Floats, step_of: NDArray[np.int64], stretch: Floats
 ) -> Floats:
-    """Return tensor cycles of each moment of computing, over the usual: ranks with equal work have equal sums over a step.
+    """Return tensor cycles per moment of computing relative to usual: ranks with equal work have
+    equal sums per step.
 
-    Who is slow at a normal clock does less in each cycle; who has more to do (*stretch*, by step) does it for longer.
+    A rank that is slow at a normal clock does less per cycle; a rank with more work (*stretch*, by
+    step) works longer.
+
     """
     pace = np.ones_like(stretch[step_of]) if levels.is_memory_bound else clock.copy()
     is_slow = plan.kind in ("silent", "gpu") or (
@@ -291,20 +303,20 @@ def _work_rate(
 
 
 def _congested(plan: Plan, middle: Floats, shares: Floats, random: np.random.Generator) -> Floats:
-    found: Floats = 0.01 * shares[..., EXCHANGE].mean(axis=2)
-    found = np.asarray(found * (1 + 0.2 * random.standard_normal(found.shape)))
+    result: Floats = 0.01 * shares[..., EXCHANGE].mean(axis=2)
+    result = np.asarray(result * (1 + 0.2 * random.standard_normal(result.shape)))
     if plan.kind == "congestion":
-        found *= np.where((middle >= plan.onset) & (middle < plan.heals), 4.0, 1.0)[:, None]
-    return np.asarray(np.maximum(found, 0.0))
+        result *= np.where((middle >= plan.onset) & (middle < plan.heals), 4.0, 1.0)[:, None]
+    return np.asarray(np.maximum(result, 0.0))
 
 
 def _pressure(plan: Plan, middle: Floats, random: np.random.Generator) -> Floats:
-    found: Floats = np.abs(0.004 * random.standard_normal((middle.size, plan.hosts, 2))) + 0.004
+    result: Floats = np.abs(0.004 * random.standard_normal((middle.size, plan.hosts, 2))) + 0.004
     is_on = (middle >= plan.onset) & (middle < plan.heals)
     for culprit in plan.culprits:
         if plan.kind in ("cpu", "storage"):
             which = int(plan.kind == "storage")
-            found[is_on, culprit, which] += min(0.2 + 2 * plan.slowdown, 0.9)
+            result[is_on, culprit, which] += min(0.2 + 2 * plan.slowdown, 0.9)
     if plan.kind == "stall_all":
-        found[is_on, :, 1] += 0.3
-    return found
+        result[is_on, :, 1] += 0.3
+    return result

@@ -1,4 +1,6 @@
-"""Public recordings of real hosts, through the real parsers and the real judge: what is found, and whether it is true."""
+"""Public recordings of real hosts, through the real parsers and the real judge: the findings, and
+whether they are true.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +19,30 @@ from gangline.agent.collector import CollectOutcome
 from gangline.aggregator.model import HealthState
 from gangline.contract.wire import telemetry_pb2
 
-#: Recordings that are no part of the project: beside the checkout.
+#: Recordings are not part of the project; they lie beside the checkout.
 DATA = Path(__file__).parents[2] / "../shared/data"
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A recording, how it is fed, and what is truly wrong in it."""
+    """A recording, how to feed it, and its true faults."""
 
     path: str  # below DATA
     what: str
-    feed: Callable[[Path, Bed], tuple[int, str]]  # returns how much was read, and of what
-    #: What is found of which device (a pattern) -> why it is true.
+    feed: Callable[[Path, Bed], tuple[int, str]]  # returns the number of units read, and their name
+    #: (finding, pattern of devices) -> why the finding is true.
     true: Mapping[tuple[str, str], str] = field(default_factory=dict)
     devices: tuple[telemetry_pb2.Device, ...] = ()
-    worst: HealthState = HealthState.HEALTHY  # it is truly in no other but this and HEALTHY
+    worst: HealthState = HealthState.HEALTHY  # its true states are this and HEALTHY
 
     def covers(self, key: tuple[str, str], found: tuple[str, str]) -> bool:
-        """Return whether *found* is what is declared true under *key*."""
+        """Return whether *found* is declared true under *key*."""
         return key[0] == found[0] and fnmatchcase(found[1], key[1])
 
 
 @dataclass(frozen=True)
 class CaptureResult:
-    """What came of one recording."""
+    """The result of one recording."""
 
     capture: Capture
     read: int
@@ -49,22 +51,26 @@ class CaptureResult:
 
     @property
     def true(self) -> list[tuple[str, str]]:
-        """What was found and is so."""
-        return sorted(one for one in self.bed.found if self._is_true(one))
+        """Return the true findings."""
+        return sorted(finding for finding in self.bed.found if self._is_true(finding))
 
     @property
     def false(self) -> list[tuple[str, str]]:
-        """What was found and is not so; a state that it is not in is one, too."""
-        false = sorted(one for one in self.bed.found if not self._is_true(one))
+        """Return the false findings, including states that the host was not in."""
+        false = sorted(finding for finding in self.bed.found if not self._is_true(finding))
         false += [(message, "the judge itself") for message in sorted(self.bed.degraded)]
         ill = self.bed.states - {HealthState.HEALTHY, self.capture.worst}
         return false + [(f"state {state.name}", "host") for state in sorted(ill)]
 
     @property
     def missed(self) -> list[tuple[str, str]]:
-        """What is so and was not found: a parser that reads nothing finds nothing false either."""
-        covers, found = self.capture.covers, self.bed.found
-        missed = [key for key in self.capture.true if not any(covers(key, one) for one in found)]
+        """Return the true faults without a finding: a parser that reads nothing has no false
+        findings either.
+        """
+        covers, result = self.capture.covers, self.bed.found
+        missed = [
+            key for key in self.capture.true if not any(covers(key, finding) for finding in result)
+        ]
         worst = self.capture.worst
         return missed + ([(f"state {worst.name}", "host")] if worst not in self.bed.states else [])
 
@@ -79,7 +85,8 @@ def _gpus(count: int) -> tuple[telemetry_pb2.Device, ...]:
     )
 
 
-#: Of a collector's turns only that they were blind is true: one that fails or hangs does so here, too.
+#: Only BLIND is a true outcome of these turns: a collector that fails or hangs does so on real
+#: hosts, too.
 _BLIND = outcome_name(CollectOutcome.BLIND)
 _UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
 _CEILING = (
@@ -133,7 +140,7 @@ CAPTURES = (
     ),
 )  # fmt: skip
 
-#: What of the recordings does not reach the judge, and why.
+#: (recording, why it does not reach the judge)
 NOT_REACHED = (
     ("stragglers/trace-*.parquet", "timers of each operation of a training framework: no agent reads them"),
     ("topology/ndv5-topo.xml, topograph_nvl72.yaml", "host topology in formats that are not read (topology comes from sysfs, labels, and Topograph's graph as JSON)"),
@@ -142,20 +149,19 @@ NOT_REACHED = (
 
 
 def result_of(capture: Capture, data: Path = DATA) -> CaptureResult:
-    """Return what comes of *capture*."""
     bed = Bed(capture.devices)
     read, unit = capture.feed(data / capture.path, bed)
     return CaptureResult(capture, read, unit, bed)
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the tables as Markdown. *seed*: nothing is drawn here."""
-    there = [one for one in CAPTURES if (DATA / one.path).exists()]
-    found = []
-    for at, capture in enumerate(there):
-        progress(capture.path, at / len(there))
-        found.append(result_of(capture))
-    return "\n".join((*_head(), *_table(found), ""))
+    """Return the tables as Markdown. *seed* is ignored."""
+    available = [capture for capture in CAPTURES if (DATA / capture.path).exists()]
+    results = []
+    for index, capture in enumerate(available):
+        progress(capture.path, index / len(available))
+        results.append(result_of(capture))
+    return "\n".join((*_head(), *_table(results), ""))
 
 
 def _head() -> list[str]:
@@ -178,32 +184,32 @@ def _head() -> list[str]:
 
 def _table(found: list[CaptureResult]) -> list[str]:
     heads = ("recording", "read", "readings", "events", "judged", "true", "false", "state at worst")
-    hours = sum(one.bed.now_ns - START_NS for one in found) / SECOND_NS / 3600
-    false = sum(len(one.false) for one in found)
+    hours = sum(result.bed.now_ns - START_NS for result in found) / SECOND_NS / 3600
+    false = sum(len(result.false) for result in found)
     ill = [
-        f"- {one.capture.path}: {signal} of {device}"
-        for one in found
-        for signal, device in one.false
+        f"- {result.capture.path}: {signal} of {device}"
+        for result in found
+        for signal, device in result.false
     ]
     missed = [
-        f"- {one.capture.path}: {signal} of {device}"
-        for one in found
-        for signal, device in one.missed
+        f"- {result.capture.path}: {signal} of {device}"
+        for result in found
+        for signal, device in result.missed
     ]
     why = {
         f"{signal} of {device}: {message}"
-        for one in found
-        for (signal, device), message in one.capture.true.items()
+        for result in found
+        for (signal, device), message in result.capture.true.items()
     }
     return [
-        table(heads, [_cells(one) for one in found]),
+        table(heads, [_cells(result) for result in found]),
         "",
         f"**{false} false findings** in {hours:.2f} host-hours{_rate(hours) if not false else ''}.",
         *ill,
         *(["", "**Not found, although true:**", *missed] if missed else []),
         "",
         "True findings, and why they are true:",
-        *sorted(f"- {one}" for one in why),
+        *sorted(f"- {reason}" for reason in why),
         "",
         "Recordings that are not used:",
         *(f"- `{path}`: {message}" for path, message in NOT_REACHED),
@@ -211,7 +217,9 @@ def _table(found: list[CaptureResult]) -> list[str]:
 
 
 def _rate(hours: float) -> str:
-    """Return what none says of the rate: the upper end of the 90 % interval of a Poisson count of 0."""
+    """Return the rate that is consistent with no false finding: the upper end of the 90 % interval
+    of a Poisson count of 0.
+    """
     return (
         f": at 90 % fewer than {weighted_rate([], 1.0)[1] / hours:.1f} an hour, no more. This shows that parsers and rules handle real formats. "
         "The simulated tables show how rare false findings are"

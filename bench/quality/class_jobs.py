@@ -1,7 +1,9 @@
-"""Generated jobs for judging classes (*simulated*): each job is a sequence of activities, from which its fingerprint follows.
+"""Generated jobs for judging classes (*simulated*): each job is a sequence of activities, from
+which its fingerprint follows.
 
-Nothing is shared with `bench/workload_kinds.py`, and nothing is fitted to these jobs. An activity has a share of
-the time, and the work that a program of that kind does in it: arithmetic against the peak, bytes against the bandwidth.
+They share nothing with `bench/workload_kinds.py`, and nothing is fitted to these jobs. An activity
+has a share of the time, and the work of such a program: arithmetic relative to the peak, bytes
+relative to the bandwidth.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Activity(NamedTuple):
 
 
 class ActivityJob(NamedTuple):
-    """Activities of a job; `step`, `interval`: seconds of its step and between checkpoints, NaN for none."""
+    """Activities of a job; `step`, `interval`: seconds of its step and between checkpoints, NaN for
+    none.
+    """
 
     activities: list[Activity]
     step: float = float("nan")
@@ -187,8 +191,10 @@ def fingerprint_values(random: Random, job: ActivityJob) -> Floats:
         stall * (1 - confused),
         compute + wait * confused,
     )
-    computing = [at for at, activity in enumerate(job.activities) if activity.state == "compute"]
-    found = {
+    computing = [
+        index for index, activity in enumerate(job.activities) if activity.state == "compute"
+    ]
+    result = {
         "step_seconds": job.step if random.random() < 0.8 else np.nan,
         "compute_ratio": compute, "wait_ratio": wait, "host_stall_ratio": stall,
         "checkpoint_ratio": share("checkpoint"), "idle_ratio": share("idle"),
@@ -201,5 +207,5 @@ def fingerprint_values(random: Random, job: ActivityJob) -> Floats:
         "checkpoint_interval_seconds": job.interval if random.random() < 0.7 else np.nan,
     }  # fmt: skip
     if random.random() < WITHOUT_GPM:
-        found.update(dict.fromkeys(_GPM, np.nan))
-    return np.array([found[name] for name in NUMBERS])
+        result.update(dict.fromkeys(_GPM, np.nan))
+    return np.array([result[name] for name in NUMBERS])

@@ -1,8 +1,10 @@
-"""A real gang on this machine's cores: four processes that step together, one slowed; is it named, and is any other?
+"""A real gang on this machine's cores: four processes that step together, one slowed. Is it blamed,
+and is any other?
 
-Only the GPU is not real: `follow` of `tests/fake_nvml` shows each process as the one GPU of one host, from the kernel's
-state of the process and its count of work done. The work, the barrier, the contention for cores, the agents, their
-sockets, the aggregator and its judge are real. The truth is the processes' own log of steps.
+Only the GPU is a stand-in: `follow` of `tests/fake_nvml` shows each process as the only GPU of one
+host, from the kernel's state of the process and its count of completed work. The work, the barrier,
+the contention for cores, the agents, their sockets, the aggregator and its judge are real. The
+truth is the processes' own log of steps.
 """
 
 from __future__ import annotations
@@ -36,30 +38,34 @@ from tests.fake_nvml.parts_scenario import following
 from tests.processes import Process, free_port, listening, until
 
 RANKS = 4
-#: Of a core, in each step; and the rest of a step, in which a rank waits. Ranks on one core compute apart.
+#: Seconds on a core per step, and of waiting in the rest of the step. Ranks on one core compute at
+#: different times.
 COMPUTE_SECONDS, WAIT_SECONDS = 0.025, 0.1
-#: What is on the machine beside the gang must be felt as little as may be; where that is refused the gang is as any other.
+#: Niceness that shields the gang from other load; if the kernel refuses it, the gang runs at normal
+#: priority.
 NICE_GANG, NICE_OTHERS = -10, 5
-#: The slowed rank steps back by so much, and the competitor by so much more: of CFS's weights 1024 and 655 of each other.
+#: Added niceness of the slowed rank and of its competitor: CFS gives them weights of 1024 to 655.
 NICE_SLOWED, NICE_COMPETITOR = 10, 12
-#: Well for this long before it is slowed: the judge takes about 100 s of past. And watched for this long then.
+#: Seconds before the slowing (the judge needs about 100 s of past), and seconds of watching
+#: afterwards.
 HEALTHY_SECONDS, SLOWED_SECONDS = 130.0, 140.0
-#: A rank that became slower by less than this was not slowed: the machine had other things to do.
+#: A smaller slowdown of the slowed rank makes the run invalid: the machine had other load.
 SLOWDOWN_MIN = 0.08
-#: What the judge may say of a member, and blame it.
+#: Signals by which the judge blames a member.
 BLAMES = (
     "gang.slow_host", "gang.slow_gpu", "gang.cpu_contention", "gang.storage_stall", "gang.unknown",
 )  # fmt: skip
-#: Two gangs of agents read the same processes: one whose GPUs have GPM, one as A100 and older.
+#: Two gangs of agents read the same processes: one has GPUs with GPM, the other GPUs like A100 and
+#: older.
 GPM = {"gang": True, "plain": False}
 JOBS = {"gang": 7001, "plain": 7002}
-#: No thread of numpy's own: what a rank does is on its one core.
+#: No threads in numpy: a rank uses only its own core.
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 RANK_MODULE = "bench.quality.cpu_gang_rank"
 
 
 class CpuGangHost(InjectedHostFolder):
-    """A host whose one GPU shows what a real process does, and whose /proc has that process, in a job of Slurm's."""
+    """A host with one GPU that follows a real process; its /proc has this process, in a Slurm job."""
 
     def __init__(self, place: Path, name: str, port: int, source: random.Random) -> None:
         """*port*: of the aggregator on the loopback."""
@@ -69,12 +75,12 @@ class CpuGangHost(InjectedHostFolder):
         self.pid, self.job = 0, 0
 
     def follow(self, pid: int, job: int, work: Path, units_per_second_max: float) -> None:
-        """Have its GPU follow *pid*. Before the start."""
+        """Make its GPU follow *pid*. Call this before the start."""
         self.pid, self.job = pid, job
         following(self.gpu, pid, work, units_per_second_max=units_per_second_max)
 
     def boot(self) -> None:
-        """Show the process as its own, and no other GPU than the one; then as any host."""
+        """Show the process in its /proc, and only the one GPU; then boot like any host."""
         place = self.folder / "proc" / str(self.pid)
         place.mkdir(exist_ok=True)
         for name in ("stat", "status"):
@@ -94,7 +100,7 @@ class CpuGangHost(InjectedHostFolder):
 
 @dataclass
 class Blame:
-    """When a host was first blamed, in seconds since the slowing began; for what, and how much."""
+    """The first blame of a host: seconds since the slowing began, its reason, and its size."""
 
     seconds: float
     rule: str
@@ -105,25 +111,30 @@ class Blame:
 
 @dataclass
 class CpuGangResult:
-    """What came of a run. Hosts by name. Of a control, where none is slowed, it is as if the rank had been."""
+    """The result of a run; hosts by name.
 
-    slowed: int  # the rank
-    slowdown: float  # true, as a share, by the logs; of the slowed rank against the others and against before
-    drift: (
-        float  # the most that any rank that was not slowed changed, likewise, in either direction
-    )
-    before: dict[str, Blame] = field(default_factory=dict)  # blamed while none was slowed yet
+    In a control the rank is not slowed, but evaluated alike.
+    """
+
+    slowed: int  # rank
+    # true slowdown by the logs, as a share: of the slowed rank relative to the others and to its
+    # past
+    slowdown: float
+    drift: float  # largest change of any other rank, likewise, in either direction
+    before: dict[str, Blame] = field(default_factory=dict)  # blamed before the slowing
     after: dict[str, Blame] = field(default_factory=dict)
-    windows: str = ""  # what the agents reported, where nobody was named
+    windows: str = ""  # the agents' windows, if a kind of gang has no blame
 
     @property
     def is_valid(self) -> bool:
-        """Return whether the rank that was slowed was slow."""
+        """Return whether the slowed rank was really slow."""
         return self.slowdown >= SLOWDOWN_MIN
 
     @property
     def is_control_valid(self) -> bool:
-        """Return whether no rank was slow before: on a loaded machine one may be, and is rightly named."""
+        """Return whether all ranks were steady before: on a loaded machine a rank may be slow, and
+        be blamed rightly.
+        """
         return self.drift < SLOWDOWN_MIN
 
     def named(self, kind: str) -> Blame | None:
@@ -131,17 +142,17 @@ class CpuGangResult:
         return self.after.get(f"{kind}-{self.slowed}")
 
     def wrong(self, kind: str) -> list[str]:
-        """Return who else was blamed while one was slowed."""
+        """Return the other hosts blamed after the slowing."""
         right = f"{kind}-{self.slowed}"
         return sorted(host for host in self.after if host.startswith(kind) and host != right)
 
     def blamed(self, kind: str) -> list[str]:
-        """Return who was blamed in all of the run."""
+        """Return the hosts blamed in the whole run."""
         return sorted(host for host in {**self.before, **self.after} if host.startswith(kind))
 
 
 def missing() -> str:
-    """Return why a gang cannot run here; "" where it can."""
+    """Return why a gang cannot run here; "" otherwise."""
     if not Path("/proc/self/schedstat").exists():
         return "the kernel has no /proc/PID/schedstat"
     if len(os.sched_getaffinity(0)) < 2:
@@ -150,7 +161,7 @@ def missing() -> str:
 
 
 class CpuGang:
-    """The four processes, and who competes with one of them. Within its context they run."""
+    """The four processes, and the competitor of the slowed rank. They run within its context."""
 
     def __init__(self, place: Path) -> None:
         """*place*: an empty folder."""
@@ -183,7 +194,9 @@ class CpuGang:
         return self._place / f"work-{rank}"
 
     def slow(self, rank: int) -> None:
-        """Have another process take a part of the core of *rank*, and of nobody else on it: the others go first."""
+        """Start a process that competes for the core of *rank* only with that rank: other processes
+        have priority.
+        """
         nice = os.getpriority(os.PRIO_PROCESS, self.pids[rank])
         os.setpriority(os.PRIO_PROCESS, self.pids[rank], nice + NICE_SLOWED)
         self._spawn(self._core(rank), nice + NICE_COMPETITOR)
@@ -191,18 +204,20 @@ class CpuGang:
     def compute_seconds(
         self, begin: float, end: float
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the mean time that each rank computed in a step that began between two moments (monotonic)."""
-        found = []
+        """Return each rank's mean compute seconds over steps that began between two moments
+        (monotonic).
+        """
+        result = []
         for rank in range(RANKS):
             lines = [line.split() for line in self._log(rank).read_text().splitlines()]
             steps = [
-                float(one[1]) for one in lines if len(one) == 3 and begin <= float(one[0]) < end
+                float(line[1]) for line in lines if len(line) == 3 and begin <= float(line[0]) < end
             ]
-            found.append(float(np.mean(steps)) if steps else np.nan)
-        return np.array(found)
+            result.append(float(np.mean(steps)) if steps else np.nan)
+        return np.array(result)
 
     def check(self) -> None:
-        """Raise RuntimeError where a process has ended: it was no gang."""
+        """Raise RuntimeError if a process has ended."""
         if ended := [child.args for child in self._children if child.poll() is not None]:
             raise RuntimeError(f"ended before its time: {ended}")
 
@@ -220,7 +235,7 @@ class CpuGang:
         return max(1, round(COMPUTE_SECONDS / float(out.stdout)))
 
     def _spawn(self, told: object, nice: int) -> int:
-        # In our session: where the scheduler groups by session, niceness counts within one alone.
+        # In our session: if the scheduler groups by session, niceness counts only within a session.
         child = subprocess.Popen(
             [sys.executable, "-m", RANK_MODULE, json.dumps(told)],
             env=self._environment, stdin=subprocess.DEVNULL,
@@ -237,7 +252,7 @@ def slowdowns(
     now: np.ndarray[tuple[int], np.dtype[np.float64]],
     past: np.ndarray[tuple[int], np.dtype[np.float64]],
 ) -> list[float]:
-    """Return how much longer each rank computes over the median of the others than it did, as a share."""
+    """Return each rank's increase of compute time relative to the median of the others, as a share."""
 
     def over_others(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
         return [float(v / np.median(np.delete(values, i))) for i, v in enumerate(values)]
@@ -272,7 +287,10 @@ class CpuGangRun:
         *,
         is_slowed: bool = True,
     ) -> CpuGangResult:
-        """Return what came of it. It ends as soon as the slowed host is named in the gangs of all *kinds*."""
+        """Run it and return the result.
+
+        It ends once the slowed host is blamed in the gangs of all *kinds*.
+        """
         gang_folder = self._disk / "gang"
         gang_folder.mkdir()
         with ExitStack() as left:
@@ -299,15 +317,15 @@ class CpuGangRun:
             )
             end = time.monotonic()
             gang.check()
-            # The first and the second part of the time before, and for a control also that after it.
+            # The first and second half before the slowing; a control includes later steps.
             half = (began + middle) / 2
             early, late = gang.compute_seconds(began, half), gang.compute_seconds(half, middle)
             drifts = slowdowns(late, early)
             true = slowdowns(gang.compute_seconds(middle, end), gang.compute_seconds(began, middle))
             drift = max(map(abs, drifts if is_slowed else [*drifts, *true]))
             self.aggregator.stop()
-            # What was blamed before, and is so still, is not blamed again.
-            after = {host: one for host, one in after.items() if host not in before}
+            # A continued blame from before is not a new blame.
+            after = {host: blame for host, blame in after.items() if host not in before}
             self._check_jobs(kinds)
             return CpuGangResult(
                 self.slowed, true[self.slowed], drift, before, after, self._windows()
@@ -320,9 +338,9 @@ class CpuGangRun:
             values = host.gpu.values
             host.gpu.values = {k: v for k, v in values.items() if not k.startswith("gpm_")}
         at = int(rank)
-        # All of a core, all the time, is 100 % tensor activity.
-        most = gang.units / COMPUTE_SECONDS
-        host.follow(gang.pids[at], JOBS[kind], gang.work(at), most)
+        # A fully used core is 100 % tensor activity.
+        units_per_second = gang.units / COMPUTE_SECONDS
+        host.follow(gang.pids[at], JOBS[kind], gang.work(at), units_per_second)
         host.start()
         os.setpriority(os.PRIO_PROCESS, host.agent.pid, NICE_OTHERS)
         return host
@@ -336,23 +354,27 @@ class CpuGangRun:
     def _watch(
         self, begin: float, end: float, wanted: Sequence[str], progress: partial[None]
     ) -> dict[str, Blame]:
-        """Return who is blamed from *begin* to *end*, or until all *wanted* are."""
-        found: dict[str, Blame] = {}
-        while (now := time.monotonic()) < end and not (wanted and found.keys() >= set(wanted)):
+        """Return the blamed hosts from *begin* to *end*, or until all *wanted* are blamed."""
+        result: dict[str, Blame] = {}
+        while (now := time.monotonic()) < end and not (wanted and result.keys() >= set(wanted)):
             for score in self._scores():
                 host = score.node.removeprefix("nodes/")
-                for one in score.contributions:
-                    if one.signal in BLAMES and host not in found:
+                for contribution in score.contributions:
+                    if contribution.signal in BLAMES and host not in result:
                         state = HealthState(score.state).name
-                        # Of gaps it is a share of the time, of the rest a factor.
-                        excess = one.value - float(one.unit.startswith("times"))
-                        found[host] = Blame(now - begin, one.signal, state, excess, one.words)
+                        # For gaps the value is a share of time, for the others a factor.
+                        excess = contribution.value - float(contribution.unit.startswith("times"))
+                        result[host] = Blame(
+                            now - begin, contribution.signal, state, excess, contribution.words
+                        )
             progress((now - begin) / (end - begin))
             time.sleep(1.0)
-        return found
+        return result
 
     def _check_jobs(self, kinds: Sequence[str]) -> None:
-        """Raise RuntimeError where an agent did not tell whose its process is: without a gang nobody could be blamed."""
+        """Raise RuntimeError if an agent did not report the job of its process: without a gang no
+        host could be blamed.
+        """
         store = self._disk / "data" / "gangline.duckdb"
         with duckdb.connect(str(store), read_only=True) as connection:
             rows = connection.execute("SELECT source, job, hosts FROM ops.jobs").fetchall()
@@ -361,11 +383,11 @@ class CpuGangRun:
             for kind in kinds
         ]
         known = [(source, job, sorted(hosts)) for source, job, hosts in rows]
-        if any(one not in known for one in wanted):
+        if any(wanted_name not in known for wanted_name in wanted):
             raise RuntimeError(f"the gangs are not known as jobs of all their hosts: {rows}")
 
     def _windows(self) -> str:
-        """Return what each host's GPU showed in windows of ten seconds."""
+        """Return the readings of each host's GPU in windows of ten seconds."""
         store = self._disk / "data" / "gangline.duckdb"
         text = []
         with duckdb.connect(str(store), read_only=True) as connection:
@@ -386,7 +408,7 @@ WINDOW_COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def run(seed: int, progress: Progress, *, is_slowed: bool = True) -> CpuGangResult:
-    """Return what came of one run, in folders that go with it."""
+    """Return the result of one run in temporary folders."""
     with folder() as disk, folder(MEMORY) as memory:
         return CpuGangRun(disk, memory, seed).run(progress, is_slowed=is_slowed)
 
@@ -409,7 +431,6 @@ The log of steps of the processes gives the true slowdown.
 
 
 def page(result: CpuGangResult, control: CpuGangResult) -> str:
-    """Return the section."""
     rows = [_slowed_row(result, kind) for kind in GPM] + [
         _control_row(control, kind) for kind in GPM
     ]
@@ -418,10 +439,12 @@ def page(result: CpuGangResult, control: CpuGangResult) -> str:
 
 
 def _slowed_row(result: CpuGangResult, kind: str) -> tuple[str, ...]:
-    one = result.named(kind)
+    blame = result.named(kind)
     true = f"{100 * result.slowdown:.0f} %" if result.is_valid else "not valid: it was not slow"
-    named = f"`{one.rule}`, {one.state}" if one else "no"
-    delay, estimate = (f"{one.seconds:.0f} s", f"{100 * one.excess:.0f} %") if one else ("-", "-")
+    named = f"`{blame.rule}`, {blame.state}" if blame else "no"
+    delay, estimate = (
+        (f"{blame.seconds:.0f} s", f"{100 * blame.excess:.0f} %") if blame else ("-", "-")
+    )
     others = ", ".join(sorted({*result.wrong(kind), *_before(result, kind)})) or "none"
     return "yes", "yes" if GPM[kind] else "no", named, others, delay, estimate, true
 
@@ -439,7 +462,7 @@ def _control_row(control: CpuGangResult, kind: str) -> tuple[str, ...]:
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the part of the page: a run in which one is slowed, and one as long in which none is."""
+    """Return the part of the page: a run with a slowed rank, and one as long without."""
     if reason := missing():
         return f"Not run: {reason}.\n"
     return page(run(seed, progress), run(seed, progress, is_slowed=False))

@@ -1,7 +1,9 @@
-"""One rank of the gang of `cpu_gang.py`: `python -m bench.quality.cpu_gang_rank JSON`. Exits with its parent.
+"""One rank of the gang of `cpu_gang.py`: `python -m bench.quality.cpu_gang_rank JSON`. Exits with
+its parent.
 
-A step: wait, do a fixed count of matrix products, wait, and meet the others at a barrier over sockets, which rank 0
-keeps. The log has a line a step: when it began to compute (monotonic), how long that took, and how much of a core.
+A step: wait, do a fixed count of matrix products, wait, and meet the others at a barrier over
+sockets, which rank 0 runs. The log has a line per step: start of computing (monotonic), its
+duration, and its use of a core.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ CONNECT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What a rank is to do. `wait_seconds`: before it computes, and after."""
+    """The work of a rank. `wait_seconds`: before it computes, and after."""
 
     rank: int
     ranks: int
@@ -38,7 +40,9 @@ class RankPlan:
 
 
 def unit_of_work() -> Callable[[], object]:
-    """Return what does one unit. numpy takes one thread only where the environment says so before it is loaded."""
+    """Return a function that does one unit of work. numpy reads the limit of threads from the
+    environment when it is loaded.
+    """
     import numpy as np
 
     source = np.random.default_rng(0)
@@ -48,18 +52,21 @@ def unit_of_work() -> Callable[[], object]:
 
 
 def unit_seconds(trials: int = 200) -> float:
-    """Return how much of a core one unit takes here: the median."""
-    unit, found = unit_of_work(), []
+    """Return the median CPU seconds of one unit on this machine."""
+    unit, result = unit_of_work(), []
     for _ in range(trials):
         began = time.thread_time()
         unit()
-        found.append(time.thread_time() - began)
-    return sorted(found)[trials // 2]
+        result.append(time.thread_time() - began)
+    return sorted(result)[trials // 2]
 
 
 @contextmanager
 def barrier(plan: RankPlan) -> Iterator[Callable[[], None]]:
-    """Give a function that returns once all ranks are in it. It raises ConnectionError when one is gone."""
+    """Yield a function that returns once all ranks have called it.
+
+    It raises ConnectionError if a rank has ended.
+    """
     with ExitStack() as left:
         if plan.rank == 0:
             server = left.enter_context(socket.create_server(("127.0.0.1", plan.port)))
@@ -67,19 +74,19 @@ def barrier(plan: RankPlan) -> Iterator[Callable[[], None]]:
             peers = [server.accept()[0] for _ in range(plan.ranks - 1)]
         else:
             peers = [_connected(plan.port)]
-        for one in peers:
-            left.enter_context(one)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            one.settimeout(CONNECT_SECONDS)
+        for peer in peers:
+            left.enter_context(peer)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.settimeout(CONNECT_SECONDS)
 
         def receive() -> None:
-            for one in peers:
-                if not one.recv(1):
+            for peer in peers:
+                if not peer.recv(1):
                     raise ConnectionError
 
         def send() -> None:
-            for one in peers:
-                one.sendall(b".")
+            for peer in peers:
+                peer.sendall(b".")
 
         first, second = (receive, send) if plan.rank == 0 else (send, receive)
 
@@ -102,7 +109,7 @@ def _connected(port: int) -> socket.socket:
 
 
 def run(plan: RankPlan) -> None:
-    """Step until the parent is gone, or another rank."""
+    """Step until the parent or another rank ends."""
     parent = os.getppid()
     os.sched_setaffinity(0, {plan.core})
     unit, done = unit_of_work(), 0
@@ -125,7 +132,7 @@ def run(plan: RankPlan) -> None:
 
 
 def compete(core: int) -> None:
-    """Take what there is of a core until the parent is gone."""
+    """Use the core until the parent ends."""
     parent = os.getppid()
     os.sched_setaffinity(0, {core})
     while os.getppid() == parent:
@@ -134,15 +141,17 @@ def compete(core: int) -> None:
 
 
 def main(text: str) -> None:
-    """Be a rank (its plan), or who takes its core (a number)."""
-    told = json.loads(text)
-    if isinstance(told, int):
-        compete(told)
+    """Run a rank (its plan), or the competitor on a core (a number)."""
+    plan_or_core = json.loads(text)
+    if isinstance(plan_or_core, int):
+        compete(plan_or_core)
         return
     try:
-        run(RankPlan(**told))
+        run(RankPlan(**plan_or_core))
     except (ConnectionError, TimeoutError):
-        sys.exit(f"rank {told['rank']}: another is gone; see {Path(told['log']).parent}")
+        sys.exit(
+            f"rank {plan_or_core['rank']}: another is gone; see {Path(plan_or_core['log']).parent}"
+        )
 
 
 if __name__ == "__main__":

@@ -21,26 +21,24 @@ from gangline.agent.kernel_log.timestamps import TimestampConverter
 from gangline.contract.wire import telemetry_pb2
 from tests.agent.recorded import unpack_ttar
 
-#: A recorded host that stands still is judged for this long: longer than any rule's window of a minute.
+#: A static recorded host is judged for this long: longer than any rule's window of a minute.
 STILL_SECONDS = 90
-#: What asks a driver or the kernel of this machine, and not a file of the recorded one.
+#: Collectors that read this machine's driver or kernel instead of the recorded files.
 NOT_FILES = ("gpu", "filesystem_60s", "clock_10s", "nvme_60s", "kernel_log")
 
 
 class Stopped:
-    """A clock of a host that stands still."""
+    """The clock of a static host."""
 
     def boottime_ns(self) -> int:
-        """Return 0."""
         return 0
 
     def wall_ns(self) -> int:
-        """Return 0."""
         return 0
 
 
 def kernel_log(path: Path, bed: Bed) -> tuple[int, str]:
-    """Feed a log, as /dev/kmsg gives it or as `dmesg -T` prints it, to what follows the kernel's log."""
+    """Feed a log, from /dev/kmsg or `dmesg -T`, to the reader of the kernel log."""
     lines = path.read_bytes().splitlines()
     received: list[telemetry_pb2.HealthEvent] = []
 
@@ -72,7 +70,7 @@ def kernel_log(path: Path, bed: Bed) -> tuple[int, str]:
 
 
 def _records(lines: list[bytes]) -> Iterator[bytes]:
-    """Yield records of /dev/kmsg; those of `dmesg -T` are given a level, a number and a time."""
+    """Yield records of /dev/kmsg; lines of `dmesg -T` get a level, a number and a time."""
     for number, line in enumerate(lines):
         printed = re.match(rb"\[[^]]*\] ?(.*)", line)
         yield b"4,%d,%d,-;%s" % (number, 1_000_000 + number, printed[1]) if printed else line
@@ -88,7 +86,7 @@ def infiniband(path: Path, bed: Bed) -> tuple[int, str]:
 
 
 def ttar(path: Path, bed: Bed) -> tuple[int, str]:
-    """Feed a /proc and /sys that was packed as text."""
+    """Feed a /proc and /sys packed in a text archive."""
     with tempfile.TemporaryDirectory() as folder:
         unpack_ttar(path, Path(folder))
         _host(Path(folder) / "fixtures", bed)
@@ -96,30 +94,30 @@ def ttar(path: Path, bed: Bed) -> tuple[int, str]:
 
 
 def tar(path: Path, bed: Bed) -> tuple[int, str]:
-    """Feed a /sys that was packed by tar."""
+    """Feed a /sys packed by tar."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(path) as archive:
-            members = [one for one in archive if not _UNREAD.search(one.name)]
+            members = [member for member in archive if not _UNREAD.search(member.name)]
             archive.extractall(folder, members, filter="tar")
         _host(next(Path(folder).iterdir()), bed)
     return len(members), "files"
 
 
-#: Of 11,495 entries, those that no collector looks at.
+#: The entries of 11,495 that no collector reads.
 _UNREAD = re.compile(
     r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
 )
 
 
 def _host(root: Path, bed: Bed) -> None:
-    """Read a host that is a folder by every collector that reads files, and judge it for a while."""
+    """Read a host folder by every collector that reads files, and judge it for STILL_SECONDS."""
     roots = Roots(root / "sys", root / "proc", "no-nvml", dev=root / "dev", run=root / "run")
     collectors = [
         make(roots) for name, make in COLLECTORS.items() if not name.startswith(NOT_FILES)
     ]
     first = [run_collector(collector, Stopped()) for collector in collectors]
     turns = [run_collector(collector, Stopped()) for collector in collectors]
-    # Of one that is blind to a part, what it sees goes out, as the agent sends it.
+    # A collector that is blind to a part still sends its readings, like the agent.
     blocks = [block for turn in turns for block in turn.blocks]
     outcomes = outcomes_of(
         (turn.collector, max(before.outcome, turn.outcome))
@@ -135,13 +133,13 @@ def _files(folder: Path) -> int:
 
 
 def power(path: Path, bed: Bed) -> tuple[int, str]:
-    """Feed eight GPUs that train: power, utilisation and memory; the last reading of each second."""
+    """Feed eight GPUs that train: power, utilization and memory; the last reading of each second."""
     with path.open(newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file)][1:]
     by_second: dict[str, dict[str, Mapping[str, float | None]]] = {}
-    for at, (time, watts, busy, used) in enumerate(rows):
+    for index, (time, watts, busy, used) in enumerate(rows):
         second = by_second.setdefault(time.partition(".")[0], {})
-        second[GPUS[at % len(GPUS)]] = {
+        second[GPUS[index % len(GPUS)]] = {
             "power_watts": _number(watts),
             "utilization_ratio": _number(busy, 0.01),
             "memory_used_bytes": _number(used, 1 << 20),
@@ -155,12 +153,14 @@ GPUS = tuple(f"GPU-{number}-recorded" for number in range(8))
 
 
 def smi(path: Path, bed: Bed) -> tuple[int, str]:
-    """Feed what `nvidia-smi --query-gpu` printed of a GPU idle and, after it, under load."""
+    """Feed the output of `nvidia-smi --query-gpu` for a GPU that is first idle and then loaded."""
     lines = path.read_text().splitlines()
-    heads = [at for at, line in enumerate(lines) if line.startswith("timestamp, driver_version, ")]
-    for at in heads:
-        names = [re.sub(r" \[.*\]$", "", one) for one in lines[at].split(", ")]
-        row = dict(zip(names, lines[at + 1].split(", "), strict=True))
+    heads = [
+        index for index, line in enumerate(lines) if line.startswith("timestamp, driver_version, ")
+    ]
+    for head in heads:
+        names = [re.sub(r" \[.*\]$", "", member) for member in lines[head].split(", ")]
+        row = dict(zip(names, lines[head + 1].split(", "), strict=True))
         blocks = [
             block_of(table, {GPUS[0]: {c: _number(row[f], by) for c, (f, by) in columns.items()}})
             for table, columns in SMI.items()
@@ -217,7 +217,9 @@ SMI: dict[str, dict[str, tuple[str, float]]] = {
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:
-    """Return the number that *text* begins with, in the unit of a column; None where it is none ("[N/A]")."""
+    """Return the number at the start of *text*, in the unit of a column; None for other texts
+    ("[N/A]").
+    """
     if text in ("No", "Yes"):
         return float(text == "Yes")
     if text.startswith("0x"):

@@ -1,4 +1,4 @@
-"""One GPU's samples, followed as the agent follows them: its phases, its step and its checkpoints."""
+"""One GPU's samples, followed like in the agent: its phases, its step and its checkpoints."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ class FollowedGpu:
         self.tracker.begin_job(0)
 
     def push_second(self, times_ns: NDArray[np.int64], samples: NDArray[np.float32]) -> None:
-        """Take the samples of one second, [samples, SIGNALS], and estimate the step as often as the agent does."""
+        """Take the samples of one second, [samples, SIGNALS], and estimate the step at the agent's
+        interval.
+        """
         columns = [
             (HISTORY_SIGNALS.index(name), np.asarray(sum(samples[:, SIGNALS.index(part)] for part in SUMS.get(name, (name,)))))
             for name in PERIOD_SIGNALS
         ]  # fmt: skip
-        for at, time_ns in enumerate(times_ns):
+        for index, time_ns in enumerate(times_ns):
             self._history.begin(int(time_ns))
             for number, column in columns:
-                self._history.put(0, number, float(column[at]))
+                self._history.put(0, number, float(column[index]))
         if times_ns.size:
             self.tracker.push_samples(
                 0, np.ascontiguousarray(times_ns).data, np.ascontiguousarray(samples).data
@@ -47,6 +49,6 @@ class FollowedGpu:
 
     @property
     def step_seconds(self) -> float:
-        """The step as the agent reports it now; NaN: not known."""
+        """Return the current step of the agent's report; NaN: not known."""
         step = self._periods.step(0)
         return step[0] if step else nan

@@ -38,21 +38,22 @@ from gangline.fingerprints.forecast import (
 
 Floats = NDArray[np.float64]
 BEGIN_NS = 1_000_000_000_000
-#: Seconds of each run, and kinds of gangs: none has a host to blame, most pause.
+#: Seconds of each run, and kinds of gangs: no gang has a faulty host, most pause.
 GANG_SECONDS, WORKLOAD_SECONDS = 1800, 2400
 GANG_KINDS = (
     "healthy", "checkpoints_often", "checkpoints_rare", "evaluates", "stall_all", "sequence",
 )  # fmt: skip
-#: The shortest pause that counts as one.
+#: The shortest counted pause.
 PAUSE_SECONDS_MIN = 2
-#: Checkpoints of the generated workloads that are left out, and the most that their interval varies.
+#: Share of checkpoints that the generated workloads skip, and the largest change of their interval.
 LEFT_OUT, JITTER_MAX = 0.05, 0.1
-_SIGNAL = {name: at for at, name in enumerate(SIGNALS)}
+_SIGNAL = {name: index for index, name in enumerate(SIGNALS)}
 
 
 @dataclass(frozen=True)
 class KnownRun:
-    """`seconds[t]` is what is seen of second t; `state`, `demands` (seconds, DEMANDS) are what is true; NaN: not known.
+    """`seconds[t]` is the aggregator's view of second t; `state`, `demands` (seconds, DEMANDS) are
+    the truth; NaN: unknown.
 
     `onsets`: kind of pause -> when each one begins, seconds.
     """
@@ -65,7 +66,6 @@ class KnownRun:
 
 
 def gang(kind: str, seed: int) -> KnownRun:
-    """Return a gang of two hosts of eight GPUs."""
     plan = bsp.Plan(
         kind, 0.15, hosts=2, seed=seed, seconds=GANG_SECONDS, onset=600.0, culprits=(0,)
     )
@@ -85,47 +85,51 @@ def gang(kind: str, seed: int) -> KnownRun:
     power = episode.watts.reshape(shape).mean(axis=1).sum(axis=(1, 2))
     demands = np.stack([power, np.full(GANG_SECONDS, nan), bsp.GPUS * ports, disks], axis=1)
     seconds = [
-        one._replace(demands=(one.demands[0], nan, float(demands[at, 2]), float(demands[at, 3])))
-        for at, one in enumerate(summaries)
+        summary._replace(
+            demands=(summary.demands[0], nan, float(demands[index, 2]), float(demands[index, 3]))
+        )
+        for index, summary in enumerate(summaries)
     ]
     onsets = {kind: _onsets(shares[:, kind] > 0.5) for kind in (CHECKPOINT, HOST_STALL)}
     return KnownRun(kind, seconds, shares.argmax(axis=1), demands, onsets)
 
 
 def _samples(episode: bsp.Episode, random: np.random.Generator) -> NDArray[np.float32]:
-    """Return what a driver says of each GPU at 10 Hz: (GPUs, samples, SIGNALS)."""
+    """Return the driver's readings of each GPU at 10 Hz: (GPUs, samples, SIGNALS)."""
     slots = episode.watts.shape[0]
     shares = episode.shares.reshape(slots, -1, bsp.STATES)
     gpus = shares.shape[1]
-    found = np.full((gpus, slots, len(SIGNALS)), np.nan, dtype=np.float32)
+    result = np.full((gpus, slots, len(SIGNALS)), np.nan, dtype=np.float32)
     power = episode.watts.reshape(slots, gpus)
     power = power * (1 + 0.01 * random.standard_normal(power.shape))
     delay = episode.delay_slots
     power = np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]])
-    found[:, :, _SIGNAL["power_watts"]] = power.T
-    found[:, :, _SIGNAL["sm_clock_hertz"]] = episode.clock_hertz * episode.clock.reshape(slots, gpus).T  # fmt: skip
+    result[:, :, _SIGNAL["power_watts"]] = power.T
+    result[:, :, _SIGNAL["sm_clock_hertz"]] = episode.clock_hertz * episode.clock.reshape(slots, gpus).T  # fmt: skip
     resident = 1.0 - shares[..., bsp.STALL]
     resident[:, 0] -= 0.97 * shares[:, 0, bsp.CHECKPOINT]  # the writer's GPU is empty
-    # Utilization and GPM come in turns, each of the last two tenths.
+    # Utilization and GPM alternate, each over the last two tenths.
     used = (resident[0::2] + resident[1::2]) / 2
     active = (shares * [0.0, episode.sm_levels[0], *[episode.sm_levels[1]] * 3]).sum(axis=2)
     active = (active[0::2] + active[1::2]) / 2 * (1 + 0.01 * random.standard_normal(used.shape))
     work = episode.work.reshape(slots, gpus)
-    found[:, 0::2, _SIGNAL["utilization_ratio"]] = np.round(np.clip(used, 0, 1), 2).T
-    found[:, 1::2, _SIGNAL["sm_active_ratio"]] = np.clip(active, 0, 1).T
-    found[:, 1::2, _SIGNAL["tensor_active_ratio"]] = ((work[0::2] + work[1::2]) / 2).T
-    return found
+    result[:, 0::2, _SIGNAL["utilization_ratio"]] = np.round(np.clip(used, 0, 1), 2).T
+    result[:, 1::2, _SIGNAL["sm_active_ratio"]] = np.clip(active, 0, 1).T
+    result[:, 1::2, _SIGNAL["tensor_active_ratio"]] = ((work[0::2] + work[1::2]) / 2).T
+    return result
 
 
 def _tracked(samples: NDArray[np.float32], seconds_per_sample: float) -> list[JobSecond]:
-    """Return what hosts send of *samples* (GPUs, samples, SIGNALS) each second, as the mean of the gang."""
+    """Return the hosts' reports of *samples* (GPUs, samples, SIGNALS) per second, as the mean of
+    the gang.
+    """
     gpus, count, _ = samples.shape
     per_second = round(1 / seconds_per_sample)
     tracker = PhaseTracker(gpus)
     for gpu in range(gpus):
         tracker.begin_job(gpu)
     times = BEGIN_NS + (np.arange(count + 1)[1:] * seconds_per_sample * 1e9).astype(np.int64)
-    found: list[JobSecond] = []
+    result: list[JobSecond] = []
     for second in range(count // per_second):
         span = slice(second * per_second, (second + 1) * per_second)
         taken, learned = [], []
@@ -140,11 +144,11 @@ def _tracked(samples: NDArray[np.float32], seconds_per_sample: float) -> list[Jo
                 learned.append((job["checkpoint_interval_seconds"], job["next_checkpoint_seconds"]))
         mean = np.mean(taken, axis=0).tolist() if taken else [nan] * (len(STATES) + 1)
         middle = [nan, nan]
-        if known := [one for one in learned if isfinite(one[0]) and isfinite(one[1])]:
+        if known := [pair for pair in learned if isfinite(pair[0]) and isfinite(pair[1])]:
             middle = np.median(known, axis=0).tolist()
         power = float(np.nanmean(samples[:, span, 0], axis=1).sum())
-        found.append(JobSecond(mean[:5], (power, nan, nan, nan), mean[5], *middle))
-    return found
+        result.append(JobSecond(mean[:5], (power, nan, nan, nan), mean[5], *middle))
+    return result
 
 
 def _period(samples: NDArray[np.float32], seconds_per_sample: float) -> float:
@@ -154,16 +158,16 @@ def _period(samples: NDArray[np.float32], seconds_per_sample: float) -> float:
 
 
 def workloads(seed: int, count: int) -> list[KnownRun]:
-    """Return *count* runs of drawn workloads, of those that pause at times that can be predicted."""
+    """Return *count* runs of drawn workloads that pause at predictable times."""
     random = np.random.default_rng([seed, 7])
     drawn = generate(seed, 40 * count, 1)
-    found: list[KnownRun] = []
+    result: list[KnownRun] = []
     for values, label in zip(drawn.values, drawn.label, strict=True):
-        at: dict[str, float] = dict(zip(NUMBERS, values.tolist(), strict=True))
-        interval = at["checkpoint_interval_seconds"]
-        if len(found) < count and 40 <= interval <= 400 and isfinite(at["compute_ratio"]):
-            found.append(_workload(random, at, CLASSES[label]))
-    return found
+        row: dict[str, float] = dict(zip(NUMBERS, values.tolist(), strict=True))
+        interval = row["checkpoint_interval_seconds"]
+        if len(result) < count and 40 <= interval <= 400 and isfinite(row["compute_ratio"]):
+            result.append(_workload(random, row, CLASSES[label]))
+    return result
 
 
 def _workload(random: np.random.Generator, at: Mapping[str, float], name: str) -> KnownRun:
@@ -199,23 +203,26 @@ def _workload(random: np.random.Generator, at: Mapping[str, float], name: str) -
 
 
 def recording(path: Path) -> KnownRun:
-    """Return a recorded run. Its truth is what the tracker said of each second, but for the pauses."""
+    """Return a recorded run.
+
+    Its truth is the tracker's state of each second, except for the pauses.
+    """
     with path.open(newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file)][1:]
     gpus = 8
     count = len(rows) // gpus
     samples = np.full((gpus, count, len(SIGNALS)), np.nan, dtype=np.float32)
-    for at, row in enumerate(rows[: count * gpus]):
-        samples[at % gpus, at // gpus, 0] = float(row[1].split()[0])
-        samples[at % gpus, at // gpus, _SIGNAL["utilization_ratio"]] = float(row[2].split()[0]) / 100  # fmt: skip
+    for index, row in enumerate(rows[: count * gpus]):
+        samples[index % gpus, index // gpus, 0] = float(row[1].split()[0])
+        samples[index % gpus, index // gpus, _SIGNAL["utilization_ratio"]] = float(row[2].split()[0]) / 100  # fmt: skip
     stamps = [
-        datetime.strptime(rows[at][0], "%Y/%m/%d %H:%M:%S.%f") for at in (0, (count - 1) * gpus)
+        datetime.strptime(rows[row][0], "%Y/%m/%d %H:%M:%S.%f") for row in (0, (count - 1) * gpus)
     ]
     per_sample = (stamps[1] - stamps[0]).total_seconds() / (count - 1)
     samples = _resampled(samples, per_sample)
     summaries = _tracked(samples, 0.1)
-    shares = np.array([one.shares for one in summaries])
-    demands = np.array([one.demands for one in summaries])
+    shares = np.array([summary.shares for summary in summaries])
+    demands = np.array([summary.demands for summary in summaries])
     power = demands[:, 0]
     middle = float(np.mean(np.percentile(power, (2, 98))))
     pauses = _onsets(power < middle)
@@ -223,14 +230,16 @@ def recording(path: Path) -> KnownRun:
 
 
 def _resampled(samples: NDArray[np.float32], seconds_per_sample: float) -> NDArray[np.float32]:
-    """Return *samples* at 10 Hz: the one before each tenth."""
+    """Return *samples* at 10 Hz: the latest sample at each tenth."""
     count = int(samples.shape[1] * seconds_per_sample * 10) // 10 * 10
-    at = np.minimum((np.arange(count) * 0.1 / seconds_per_sample).astype(int), samples.shape[1] - 1)
-    return np.ascontiguousarray(samples[:, at])
+    row = np.minimum(
+        (np.arange(count) * 0.1 / seconds_per_sample).astype(int), samples.shape[1] - 1
+    )
+    return np.ascontiguousarray(samples[:, row])
 
 
 def _onsets(is_on: NDArray[np.bool_]) -> list[float]:
-    """Return where stretches of PAUSE_SECONDS_MIN seconds or longer begin."""
+    """Return the starts of stretches of PAUSE_SECONDS_MIN seconds or longer."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], is_on.astype(int), [0]])))
     return [
         float(begin)

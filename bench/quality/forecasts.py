@@ -37,9 +37,9 @@ RECORDINGS = (
 EVERY_SECONDS, FIRST_SECONDS = 10, 60
 #: Drawn workloads, and gangs of each kind.
 WORKLOADS, GANGS = 16, 3
-#: A window that is right to the second: readings are of seconds.
+#: Resolution of a correct window: readings are of seconds.
 RESOLUTION_SECONDS = 1.0
-#: Bounds of stated probabilities that are told apart.
+#: Bounds of the bands of stated probabilities.
 STATED = (0.0, 0.5, 0.7, 0.85, 0.95, 1.01)
 _POWER, _NIC = DEMANDS.index("power_watts"), DEMANDS.index("nic_bytes_per_second")
 KINDS = {CHECKPOINT: "checkpoint", HOST_STALL: "host stall"}
@@ -47,29 +47,35 @@ KINDS = {CHECKPOINT: "checkpoint", HOST_STALL: "host stall"}
 
 @dataclass
 class Scores:
-    """What forecasts of several runs are worth. By horizon: sums of Brier scores of each predictor, and of errors."""
+    """Scores of the forecasts of several runs.
+
+    By horizon: sums of Brier scores of each predictor, and of errors.
+    """
 
     count: dict[int, int] = field(default_factory=lambda: dict.fromkeys(HORIZONS_SECONDS, 0))
     abstained: int = 0
     asked: int = 0
     brier: dict[str, dict[int, float]] = field(default_factory=dict)
-    #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins within".
+    #: Horizon -> (forecast, cadence alone, base rate) squared errors of "a checkpoint begins
+    #: within".
     within: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
-    #: Kind of pause -> of each onset (true in 50 %, true in 90 %, width of 90 %, error, error of the last interval again), and
-    #: how many came without a window.
+    #: Kind of pause -> per onset (true in 50 %, true in 90 %, width of 90 %, error, error of the
+    #: last interval again), and the count without a window.
     windows: dict[int, list[tuple[bool, bool, float, float, float]]] = field(default_factory=dict)
     unpredicted: dict[int, int] = field(default_factory=dict)
-    #: Kind -> seconds before each onset from which on every window of 90 % held it; 0: the last one did not.
+    #: Kind -> seconds before each onset since which every window of 90 % contained it; 0: the last
+    #: window did not.
     lead: dict[int, list[float]] = field(default_factory=dict)
     #: (stated probability, whether it came within a tenth of the interval).
     stated: list[tuple[float, bool]] = field(default_factory=list)
-    #: (demand, horizon) -> of each forecast (error, error of persistence, error of the mean of 10 s, held, width), as shares of the mean.
+    #: (demand, horizon) -> per forecast (error, error of persistence, error of the mean of 10 s,
+    #: held, width), as shares of the mean.
     demands: dict[tuple[int, int], list[tuple[float, float, float, bool, float]]] = field(
         default_factory=dict
     )
 
     def add_brier(self, name: str, horizon: int, probabilities: Floats, state: int) -> None:
-        """Add the squared distance of *probabilities* to what came, over all states."""
+        """Add the squared distance of *probabilities* from the outcome, over all states."""
         outcome = np.eye(len(STATES))[state]
         by_horizon = self.brier.setdefault(name, dict.fromkeys(HORIZONS_SECONDS, 0.0))
         by_horizon[horizon] += float(((probabilities - outcome) ** 2).sum())
@@ -104,39 +110,40 @@ def _score_run(run: KnownRun, scores: Scores) -> None:
         if second < FIRST_SECONDS or second % EVERY_SECONDS:
             continue
         scores.asked += 1
-        found = forecaster.forecast(second)
-        if found[0].reason:
+        forecast = forecaster.forecast(second)
+        if forecast[0].reason:
             scores.abstained += 1
             continue
-        for kind, told in events.items():
-            told.append((second, found[0].checkpoint if kind == CHECKPOINT else found[0].host_stall))  # fmt: skip
+        for kind, event_forecast in events.items():
+            event_forecast.append((second, forecast[0].checkpoint if kind == CHECKPOINT else forecast[0].host_stall))  # fmt: skip
         now = int(np.argmax(summary.shares))
-        for at, horizon in enumerate(HORIZONS_SECONDS):
+        for index, horizon in enumerate(HORIZONS_SECONDS):
             if second + horizon >= len(run.seconds):
                 continue
             scores.count[horizon] += 1
             state = int(run.state[second + horizon])
             alone = _by_period(second + horizon, hint, duration, seen)
             for name, probabilities in (
-                ("forecast", np.array(found[at].probabilities)), ("persistence", np.eye(len(STATES))[now]),
+                ("forecast", np.array(forecast[index].probabilities)), ("persistence", np.eye(len(STATES))[now]),
                 ("period alone", alone), ("mix so far", seen / seen.sum()),
             ):  # fmt: skip
                 scores.add_brier(name, horizon, probabilities, state)
-            _score_demands(run, scores, second, horizon, found[at].demands, mean)
-            _score_within(run, scores, second, horizon, found[at].checkpoint.within, hint)
-    for kind, told in events.items():
-        _score_onsets(run, scores, kind, told, len(run.seconds) - last)
+            _score_demands(run, scores, second, horizon, forecast[index].demands, mean)
+            _score_within(run, scores, second, horizon, forecast[index].checkpoint.within, hint)
+    for kind, event_forecast in events.items():
+        _score_onsets(run, scores, kind, event_forecast, len(run.seconds) - last)
 
 
 def _checkpoint_seconds(seconds: Sequence[JobSecond]) -> float:
-    """Return how long a checkpoint took so far, in the mean."""
-    is_on = np.array([int(np.argmax(one.shares)) == CHECKPOINT for one in seconds])
+    is_on = np.array([int(np.argmax(second.shares)) == CHECKPOINT for second in seconds])
     begins = int((np.diff(np.concatenate([[0], is_on.astype(int)])) == 1).sum())
     return float(is_on.sum() / begins) if begins else 0.0
 
 
 def _by_period(at: float, hint: tuple[float, float], duration: float, seen: Floats) -> Floats:
-    """Return what the interval of checkpoints alone says: certain of it, and else of the usual state."""
+    """Return the forecast from the interval of checkpoints alone: checkpoint with certainty when
+    due, else the usual state.
+    """
     due, interval = hint
     usual = seen.copy()
     usual[CHECKPOINT] = 0.0
@@ -164,60 +171,63 @@ def _score_within(
 def _score_demands(
     run: KnownRun, scores: Scores, second: int, horizon: int, found: Sequence[tuple[float, float, float]], mean: Floats
 ) -> None:  # fmt: skip
-    for at in (_POWER, _NIC):
-        true, now = run.demands[second + horizon, at], run.seconds[second].demands[at]
-        middle, low, high = found[at]
-        if not (isfinite(true) and isfinite(now) and isfinite(middle) and mean[at] > 0):
+    for demand in (_POWER, _NIC):
+        true, now = run.demands[second + horizon, demand], run.seconds[second].demands[demand]
+        middle, low, high = found[demand]
+        if not (isfinite(true) and isfinite(now) and isfinite(middle) and mean[demand] > 0):
             continue
         recent = float(
-            np.nanmean([one.demands[at] for one in run.seconds[second - 9 : second + 1]])
+            np.nanmean([past.demands[demand] for past in run.seconds[second - 9 : second + 1]])
         )
-        scores.demands.setdefault((at, horizon), []).append((
-            abs(middle - true) / mean[at], abs(now - true) / mean[at], abs(recent - true) / mean[at],
+        scores.demands.setdefault((demand, horizon), []).append((
+            abs(middle - true) / mean[demand], abs(now - true) / mean[demand], abs(recent - true) / mean[demand],
             low * (1 - 1e-6) <= true <= high * (1 + 1e-6),
-            (high - low) / mean[at],
+            (high - low) / mean[demand],
         ))  # fmt: skip
 
 
 def _score_onsets(
     run: KnownRun, scores: Scores, kind: int, told: list[tuple[int, EventForecast]], end: float
 ) -> None:
-    """Score each onset by the forecast made in the middle of the interval before it, and by those up to it."""
+    """Score each onset by the forecast made in the middle of the interval before it, and by later
+    forecasts up to it.
+    """
     windows, leads = scores.windows.setdefault(kind, []), scores.lead.setdefault(kind, [])
     scores.unpredicted.setdefault(kind, 0)
     before, again = 0.0, np.nan
     for onset in run.onsets[kind]:
         off_again = abs(again - onset)
         again = 2 * onset - before if before else np.nan
-        own = [(at, one) for at, one in told if before < at <= onset - 1]
+        own = [(made_at, forecast) for made_at, forecast in told if before < made_at <= onset - 1]
         middle = (before + onset) / 2
         before = onset
         if not own:
             continue
-        at, one = min(own, key=lambda pair: abs(pair[0] - middle))
-        if not isfinite(one.onset.seconds):
+        made_at, nearest = min(own, key=lambda pair: abs(pair[0] - middle))
+        if not isfinite(nearest.onset.seconds):
             scores.unpredicted[kind] += 1
             continue
-        off = onset - at
+        off = onset - made_at
         windows.append((
-            _holds(one.onset.window_50, off), _holds(one.onset.window_90, off),
-            one.onset.window_90[1] - one.onset.window_90[0], abs(one.onset.seconds - off), off_again,
+            _holds(nearest.onset.window_50, off), _holds(nearest.onset.window_90, off),
+            nearest.onset.window_90[1] - nearest.onset.window_90[0], abs(nearest.onset.seconds - off), off_again,
         ))  # fmt: skip
-        near = abs(one.onset.seconds - off) <= max(0.1 * one.interval_seconds, RESOLUTION_SECONDS)
-        scores.stated.append((one.onset.probability, near))
+        near = abs(nearest.onset.seconds - off) <= max(
+            0.1 * nearest.interval_seconds, RESOLUTION_SECONDS
+        )
+        scores.stated.append((nearest.onset.probability, near))
         lead = 0.0
-        for at, one in reversed(own):
-            if not isfinite(one.onset.seconds) or not _holds(one.onset.window_90, onset - at):
+        for made_at, nearest in reversed(own):
+            if not isfinite(nearest.onset.seconds) or not _holds(
+                nearest.onset.window_90, onset - made_at
+            ):
                 break
-            lead = onset - at
+            lead = onset - made_at
         leads.append(lead)
 
 
 def _holds(window: tuple[float, float], seconds: float) -> bool:
     return window[0] - RESOLUTION_SECONDS <= seconds <= window[1] + RESOLUTION_SECONDS
-
-
-# The page --------------------------------------------------------------------------------------
 
 
 def _tables(scores: Scores) -> list[str]:
@@ -239,8 +249,8 @@ def _brier_table(scores: Scores) -> str:
 
 def _within_table(scores: Scores) -> str:
     rows = [
-        [f"{horizon} s", f"{len(each):,}", *(f"{mean:.3f}" for mean in np.mean(each, axis=0))]
-        for horizon, each in sorted(scores.within.items())
+        [f"{horizon} s", f"{len(errors):,}", *(f"{mean:.3f}" for mean in np.mean(errors, axis=0))]
+        for horizon, errors in sorted(scores.within.items())
     ]
     heads = ("Brier score of a checkpoint within", "forecasts", "forecast", "period alone", "base rate")  # fmt: skip
     return table(heads, rows) if rows else ""
@@ -248,16 +258,16 @@ def _within_table(scores: Scores) -> str:
 
 def _onsets_table(scores: Scores) -> str:
     rows = []
-    for kind, each in scores.windows.items():
-        if not each and not scores.unpredicted[kind]:
+    for kind, errors in scores.windows.items():
+        if not errors and not scores.unpredicted[kind]:
             continue
-        found = np.array(each, dtype=np.float64).reshape(-1, 5)
+        result = np.array(errors, dtype=np.float64).reshape(-1, 5)
         leads = np.array(scores.lead[kind])
         shares, middles = [np.nan] * 2, [np.nan] * 3
-        if len(found):
-            shares, middles = found[:, :2].mean(axis=0).tolist(), np.nanmedian(found[:, 2:], axis=0).tolist()  # fmt: skip
+        if len(result):
+            shares, middles = result[:, :2].mean(axis=0).tolist(), np.nanmedian(result[:, 2:], axis=0).tolist()  # fmt: skip
         rows.append([
-            KINDS[kind], str(len(found)), str(scores.unpredicted[kind]), *(_percent(share) for share in shares),
+            KINDS[kind], str(len(result)), str(scores.unpredicted[kind]), *(_percent(share) for share in shares),
             *(f"{number(middle)} s" for middle in middles), f"{number(float(np.median(leads)))} s" if len(leads) else "-",
             str(int((leads == 0).sum())),
         ])  # fmt: skip
@@ -268,20 +278,20 @@ def _onsets_table(scores: Scores) -> str:
 def _stated_table(scores: Scores) -> str:
     rows = []
     for low, high in itertools.pairwise(STATED):
-        each = [(p, float(is_near)) for p, is_near in scores.stated if low <= p < high]
-        if each:
-            stated, came = np.mean(each, axis=0).tolist()
-            rows.append([f"{low:.2f} to {min(high, 1):.2f}", str(len(each)), f"{stated:.2f}", f"{came:.2f}"])  # fmt: skip
+        pairs = [(p, float(is_near)) for p, is_near in scores.stated if low <= p < high]
+        if pairs:
+            stated, came = np.mean(pairs, axis=0).tolist()
+            rows.append([f"{low:.2f} to {min(high, 1):.2f}", str(len(pairs)), f"{stated:.2f}", f"{came:.2f}"])  # fmt: skip
     heads = ("stated probability that an onset is near its time", "onsets", "stated, mean", "came true")  # fmt: skip
     return table(heads, rows) if rows else ""
 
 
 def _demands_table(scores: Scores) -> str:
     rows = []
-    for (at, horizon), each in sorted(scores.demands.items()):
-        means = np.mean(np.array(each, dtype=np.float64), axis=0).tolist()
-        name = "power" if at == _POWER else "bytes of NICs"
-        rows.append([name, f"{horizon} s", f"{len(each):,}", *(_percent(mean) for mean in means)])
+    for (demand, horizon), errors in sorted(scores.demands.items()):
+        means = np.mean(np.array(errors, dtype=np.float64), axis=0).tolist()
+        name = "power" if demand == _POWER else "bytes of NICs"
+        rows.append([name, f"{horizon} s", f"{len(errors):,}", *(_percent(mean) for mean in means)])
     heads = ("demand", "in", "forecasts", "mean error", "of persistence", "of the mean of 10 s", "in the interval of 90 %", "its width")  # fmt: skip
     return table(heads, rows) if rows else ""
 
@@ -291,13 +301,12 @@ def _percent(share: float) -> str:
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the part of the page about what comes next."""
-    kinds = [(kind, at) for kind in forecast_runs.GANG_KINDS for at in range(GANGS)]
+    kinds = [(kind, offset) for kind in forecast_runs.GANG_KINDS for offset in range(GANGS)]
     gangs = []
-    for number_, (kind, at) in enumerate(kinds):
+    for number_, (kind, offset) in enumerate(kinds):
         progress(f"forecasts: {kind}", number_ / len(kinds))
-        gangs.append(forecast_runs.gang(kind, seed * 100 + at))
-    there = [path for path in RECORDINGS if path.exists()]
+        gangs.append(forecast_runs.gang(kind, seed * 100 + offset))
+    available = [path for path in RECORDINGS if path.exists()]
     lines = [
         "## What comes next", "", "    python -m bench.quality.forecasts", "",
         str(forecast_runs.__doc__).split("\n\n", 1)[1].strip(), "",
@@ -315,18 +324,17 @@ def section(seed: int, progress: Progress) -> str:
         "### Simulated gangs, through the tracker", "", *_tables(score(gangs)),
         "### Simulated workloads, second by second", "", *_tables(score(forecast_runs.workloads(seed, WORKLOADS))),
     ]  # fmt: skip
-    if there:
-        recorded = [forecast_runs.recording(path) for path in there]
+    if available:
+        recorded = [forecast_runs.recording(path) for path in available]
         lines += [
             "### Recorded: 8 H100s that train", "",
-            f"{', '.join(f'`{path.name}`' for path in there)}: the pauses of these jobs are irregular, and few.", "",
+            f"{', '.join(f'`{path.name}`' for path in available)}: the pauses of these jobs are irregular, and few.", "",
             *_tables(score(recorded)),
         ]  # fmt: skip
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.forecasts", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     print(section(parser.parse_args().seed, Bar()))

@@ -1,4 +1,6 @@
-"""The hazard model and its baselines on a real recording of faults, by the code of `gangline evaluate hazard`."""
+"""The hazard model and its baselines on a real recording of faults, by the code of `gangline
+evaluate hazard`.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,23 @@ from gangline.aggregator.hazard.events import FaultTable, nodes_in_file_name, re
 
 RECORDING = DATA / "faults/stepfun_400_nodes_days_0_208.json"
 TRAIN_UNTIL = 120
-#: What one interruption costs each node of a job that has the whole fleet (assumed).
+#: Cost of an interruption per node of a job on the whole fleet (assumed).
 LOST_HOURS = 1.0
 CONTROLS, DRAWS = 20, 200
 
 
 def section(seed: int, progress: Callable[[str, float], None], recording: Path = RECORDING) -> str:
-    """Return the tables as Markdown. *seed*: of the fleets drawn for the intervals, and of the controls."""
+    """Return the tables as Markdown.
+
+    *seed*: for the fleets drawn for intervals, and for the controls.
+    """
     if not recording.exists():
         return "\n".join((*_head(), "The recording is not here.", ""))
     faults = read_events(recording)
     faults = faults.with_nodes(nodes_in_file_name(recording) or len(faults.nodes))
     terms = EvaluationTerms(TRAIN_UNTIL, len(faults.nodes), LOST_HOURS, DRAWS, seed)
-    found = evaluate(faults, terms, lambda what: progress(what, 0.0))
-    return "\n".join((*_head(), markdown(found), *_controls(faults, terms, progress), ""))
+    result = evaluate(faults, terms, lambda what: progress(what, 0.0))
+    return "\n".join((*_head(), markdown(result), *_controls(faults, terms, progress), ""))
 
 
 def _head() -> list[str]:
@@ -45,7 +50,7 @@ def _head() -> list[str]:
 
 
 def shuffled(faults: FaultTable, seed: int) -> FaultTable:
-    """Return the same faults, each given to a node drawn at random: nothing is left of who failed before."""
+    """Return the same faults on random nodes, so that no node's history predicts anything."""
     indexes = np.random.default_rng(seed).integers(0, len(faults.nodes), len(faults.node))
     return replace(faults, node=indexes.astype(np.intp))
 
@@ -53,13 +58,12 @@ def shuffled(faults: FaultTable, seed: int) -> FaultTable:
 def _controls(
     faults: FaultTable, terms: EvaluationTerms, progress: Callable[[str, float], None]
 ) -> list[str]:
-    """Return what the model makes of fleets in which no history tells anything."""
     rows = []
-    for at in range(CONTROLS):
-        progress("negative controls", at / CONTROLS)
+    for index in range(CONTROLS):
+        progress("negative controls", index / CONTROLS)
         few = replace(terms, draws=2)
-        found = evaluate(shuffled(faults, terms.seed * CONTROLS + at), few).tables[0]
-        rows.append([getattr(found.rows[0], name).value for name in ("auc", "recall", "ece")])
+        result = evaluate(shuffled(faults, terms.seed * CONTROLS + index), few).tables[0]
+        rows.append([getattr(result.rows[0], name).value for name in ("auc", "recall", "ece")])
     low, middle, high = np.quantile(rows, (0.05, 0.5, 0.95), axis=0)
     texts = [
         f"{name} {m:.3f} [{a:.3f}, {b:.3f}]"

@@ -1,4 +1,6 @@
-"""Head of the page: how it was made, from which data, what is left out, and what replaces that."""
+"""Head of the page: how it was made, from which data, the sections left out, and their replacement
+text.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-#: What figures may depend on.
+#: Packages that figures may depend on.
 PACKAGES = ("numpy", "duckdb", "protobuf", "grpcio", "pyarrow")
-#: Where recordings are looked for, beside the checkout.
+#: Folder of recordings, beside the checkout.
 DATA_TEXT = "../shared/data"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportHead:
-    """When, from what, and with what a page was made."""
+    """Date, source and command of a page."""
 
     date: str
     commit: str
@@ -29,26 +31,29 @@ class ReportHead:
 
     @classmethod
     def now(cls, seed: int, command: str, root: Path) -> ReportHead:
-        """Return this run's. Never raises: what cannot be known is said to be unknown."""
+        """Return the head of this run. Never raises: a missing fact is reported as unknown."""
         date = datetime.now(UTC).date().isoformat()
         return cls(date, commit_of(root), seed, command, versions())
 
     @property
     def is_committed(self) -> bool:
-        """Whether its commit says all of what it was made from."""
+        """Whether the commit describes all of the source."""
         return " " not in self.commit
 
 
 class Tree:
-    """The checkout that a run is made from. Agents and aggregators start from it as it is at their time, hours later."""
+    """The checkout of a run. Agents and aggregators start from its files hours later."""
 
     def __init__(self, root: Path, commit: str) -> None:
         self._root, self._commit = root, commit
-        #: What it was found to be later; "": still what it was.
+        #: A later commit or change found during the run; "": unchanged.
         self.later = ""
 
     def is_same(self) -> bool:
-        """Look, and say whether it is what it was at each check so far. Never raises."""
+        """Check the tree, and return whether it was unchanged at each check so far.
+
+        Never raises.
+        """
         if not self.later and (now := commit_of(self._root)) != self._commit:
             self.later = now
         return not self.later
@@ -56,27 +61,34 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the page, and the files that it cannot do without."""
+    """One part of the page, and its required files."""
 
     name: str
     title: str
-    needed: tuple[tuple[Path, str], ...] = ()  # (file, what it is and whose)
+    needed: tuple[tuple[Path, str], ...] = ()  # (file, content and source)
 
     @property
     def missing(self) -> tuple[tuple[Path, str], ...]:
-        """Those that are not here."""
-        return tuple(one for one in self.needed if not one[0].exists())
+        """Return the required files that do not exist."""
+        return tuple(needed for needed in self.needed if not needed[0].exists())
 
     @property
     def is_left_out(self) -> bool:
-        """Whether none of them is here."""
+        """Whether no required file exists."""
         return bool(self.needed) and len(self.missing) == len(self.needed)
 
 
 def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
-    """Return what the page begins with. *later*: the commit that its tree was found to be at before it was done, if another."""
-    left_out = [f"**{one.title}**" for one in sections if one.is_left_out]
-    partly = [f"**{one.title}**" for one in sections if one.missing and not one.is_left_out]
+    """Return the start of the page.
+
+    *later*: another commit of its tree, found before the page was complete.
+    """
+    left_out = [f"**{section.title}**" for section in sections if section.is_left_out]
+    partly = [
+        f"**{section.title}**"
+        for section in sections
+        if section.missing and not section.is_left_out
+    ]
     facts = [
         changed(later),
         f"Left out here, because their recordings are not there: {', '.join(left_out)}." if left_out else "",
@@ -90,20 +102,20 @@ def head(made: ReportHead, sections: Sequence[Section], later: str = "") -> str:
         "What a score means is in [health](health.md), the model of hazard in [hazard](hazard.md), the simulated fleet in [simulation](simulation.md).",
         f"The real recordings belong to others and are not part of the project. `make evaluate` reads them from `{DATA_TEXT}`. Without them it names the section",
         "that it leaves out, and makes the others. The injected and simulated parts need only what `make` installs.",
-        *(one for one in facts if one),
+        *(fact for fact in facts if fact),
     ]
     return "\n".join(lines) + "\n"
 
 
 def changed(later: str) -> str:
-    """Return what to say where the tree became *later* during the run; "" for where it did not."""
+    """Return the notice that the tree became *later* during the run; "" for an unchanged tree."""
     if not later:
         return ""
     return f"**The tree changed while this was made**, to {later}. Later parts may be from either commit, and are not kept. Make the page again."
 
 
 def left_out(one: Section) -> str:
-    """Return what stands in place of a section whose recordings are not here: why, and what to do."""
+    """Return the text in place of a section without recordings: the reason, and how to get them."""
     files = [f"- `{_path_text(path)}`: {what}" for path, what in one.missing]
     return "\n".join(
         [
@@ -119,7 +131,7 @@ def left_out(one: Section) -> str:
 
 
 def not_here(one: Section) -> str:
-    """Return what to add to a section that some recordings are missing of; "" for none."""
+    """Return the notice for a section with some missing recordings; "" for none."""
     if not one.missing or one.is_left_out:
         return ""
     files = [f"- `{_path_text(path)}`: {what}" for path, what in one.missing]
@@ -127,24 +139,23 @@ def not_here(one: Section) -> str:
 
 
 def _path_text(path: Path) -> str:
-    """Return how a recording's path is shown: from the checkout, not from this machine's root."""
     parts = path.parts
     return "/".join(parts[parts.index("..") :]) if ".." in parts else path.name
 
 
 def versions() -> str:
-    """Return the versions of what figures may depend on, and the cores."""
-    found = [f"Python {platform.python_version()}"]
+    """Return the versions of PACKAGES and the number of cores."""
+    result = [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            result.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"no {name}")
-    return f"{', '.join(found)}, on {os.cpu_count()} cores"
+            result.append(f"no {name}")
+    return f"{', '.join(result)}, on {os.cpu_count()} cores"
 
 
 def commit_of(root: Path) -> str:
-    """Return the commit that is checked out at *root*, and whether files are not as in it."""
+    """Return the commit of the checkout at *root*, and whether files differ from it."""
     commit = _git(root, "rev-parse", "--short=12", "HEAD")
     if not commit:
         return "unknown (no git checkout)"

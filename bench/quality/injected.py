@@ -18,11 +18,13 @@ from .injected_stage import APART_SECONDS, LISTED_SECONDS, POLL_SECONDS, Injecte
 from .markdown import counted, table
 from .progress import Bar, Progress
 
-#: Fleets, and how many of them at the same time, each under an aggregator of its own: some 40 MB of memory a host.
+#: Number of fleets, and how many run concurrently, each under an aggregator of its own: about 40 MB
+#: of memory a host.
 ROUNDS, AT_ONCE = 5, 3
-#: A link that runs narrow is believed after 26 s under load, and is read every 10 s, as is the load: nothing takes longer.
+#: The slowest fault: a narrow link is named after 26 s under load, and link and load are read every
+#: 10 s.
 WATCH_SECONDS = 42.0 + APART_SECONDS
-#: After the aggregator was killed and answers again, so long each host must stand as it stood.
+#: After the aggregator was killed and answers again, each host must keep its state for this long.
 RESTART_SECONDS = 12.0
 
 METHOD = """\
@@ -45,12 +47,12 @@ ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
 
 def section(seed: int, progress: Progress) -> str:
-    """Return the section in Markdown. Raises what goes wrong: no round is left out."""
+    """Return the section in Markdown. Raises every error: no round is left out."""
     return page(rounds(KINDS, seed, ROUNDS, progress), seed)
 
 
 class RoundResult(NamedTuple):
-    """What came of the hosts of a round; how often the API was asked, and how often it did not answer in time."""
+    """The hosts of a round; the number of API requests, and of those not answered in time."""
 
     subjects: Sequence[InjectedHost]
     requests: int
@@ -60,24 +62,26 @@ class RoundResult(NamedTuple):
 def rounds(
     kinds: Sequence[InjectedKind], seed: int, count: int, progress: Progress
 ) -> list[RoundResult]:
-    """Play so many rounds."""
-    found: list[RoundResult] = []
+    """Play *count* rounds."""
+    result: list[RoundResult] = []
     progress("injected faults", 0.0)
     prepare()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         playing = [pool.submit(round_of, kinds, seed * 1000 + number) for number in range(count)]
         try:
-            for done, each in enumerate(playing, 1):
-                found.append(each.result())
+            for done, future in enumerate(playing, 1):
+                result.append(future.result())
                 progress(f"injected faults, {done} of {count} rounds", done / count)
         finally:
-            # No round is begun for a page that will not be.
+            # After an error start no further round: the page will not be written.
             pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    return result
 
 
 def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
-    """Play all *kinds* side by side, each on a host of its own; kill the aggregator at the end, and look again."""
+    """Play all *kinds* concurrently, each on a host of its own; kill the aggregator at the end, and
+    check the hosts again.
+    """
     with folder() as disk, folder(MEMORY) as memory, Stage(disk, memory, kinds, seed) as stage:
         stage.open()
         stage.settle()
@@ -87,12 +91,8 @@ def round_of(kinds: Sequence[InjectedKind], seed: int) -> RoundResult:
         return RoundResult(stage.subjects, stage.requests, stage.unanswered)
 
 
-# The page ----------------------------------------------------------------------------------------
-
-
 def page(played: Sequence[RoundResult], seed: int) -> str:
-    """Return the section of what came of all rounds."""
-    subjects = [subject for one in played for subject in one.subjects]
+    subjects = [subject for result in played for subject in result.subjects]
     by_kind: dict[str, list[InjectedHost]] = {}
     for each in subjects:
         by_kind.setdefault(each.kind.name, []).append(each)
@@ -104,9 +104,11 @@ def page(played: Sequence[RoundResult], seed: int) -> str:
         "## Injected\n",
         method,
         ALONE,
-        table(FAULTS_HEAD, [_fault(each) for each in groups if not each[0].kind.is_control]) + "\n",
+        table(FAULTS_HEAD, [_fault(group) for group in groups if not group[0].kind.is_control])
+        + "\n",
         "Negative controls: no finding may name these hosts.\n",
-        table(CONTROLS_HEAD, [_control(each) for each in groups if each[0].kind.is_control]) + "\n",
+        table(CONTROLS_HEAD, [_control(group) for group in groups if group[0].kind.is_control])
+        + "\n",
         _advice(subjects),
         _restarts(subjects),
         _answers(played),
@@ -122,29 +124,31 @@ CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
 def _fault(group: Sequence[InjectedHost]) -> list[str]:
     kind = group[0].kind
-    delays = sorted(each.named_seconds for each in group if each.named_seconds is not None)
-    named = Counter(f"{each.named.name}, {each.named_for.name}" for each in group if each.named_seconds is not None)  # fmt: skip
+    delays = sorted(subject.named_seconds for subject in group if subject.named_seconds is not None)
+    named = Counter(f"{subject.named.name}, {subject.named_for.name}" for subject in group if subject.named_seconds is not None)  # fmt: skip
     text = "; ".join(named) + ("" if kind.is_lasting else f"; then {_over(group)}")
-    middle, most = (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
+    middle, maximum = (
+        (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
+    )
     return [
-        kind.name, kind.boundary, counted(len(delays), len(group)), text, middle, most, _others(group),
+        kind.name, kind.boundary, counted(len(delays), len(group)), text, middle, maximum, _others(group),
     ]  # fmt: skip
 
 
 def _over(group: Sequence[InjectedHost]) -> str:
-    """Say in which states hosts were in the end."""
-    ends = Counter(each.played.name for each in group)
+    ends = Counter(subject.played.name for subject in group)
     return ", ".join(f"{name} ({count} of {len(group)})" for name, count in ends.items())
 
 
 def _control(group: Sequence[InjectedHost]) -> list[str]:
-    kind, wrong = group[0].kind, sum(bool(each.others) for each in group)
+    kind, wrong = group[0].kind, sum(bool(subject.others) for subject in group)
     return [kind.name, kind.boundary, counted(wrong, len(group)), _others(group)]
 
 
 def _others(group: Sequence[InjectedHost]) -> str:
-    """Say what else was held against hosts, and on how many."""
-    counts = Counter(name for each in group for name in {one.name for one in each.others.values()})
+    counts = Counter(
+        name for subject in group for name in {other.name for other in subject.others.values()}
+    )
     return (
         "; ".join(f"{name} ({count} of {len(group)})" for name, count in counts.items())
         or "nothing"
@@ -152,7 +156,6 @@ def _others(group: Sequence[InjectedHost]) -> str:
 
 
 def _advice(subjects: Sequence[InjectedHost]) -> str:
-    """Say what was advised about hosts with a fault, and about those without."""
     right = Counter(action for s in subjects if not s.kind.is_control for action in s.advised)
     wrong = counted(
         sum(bool(s.advised) for s in subjects if s.kind.is_control),
@@ -166,7 +169,7 @@ def _advice(subjects: Sequence[InjectedHost]) -> str:
 
 
 def _restarts(subjects: Sequence[InjectedHost]) -> str:
-    """Say what a restart of the aggregator changed: of faults that stood, and of hosts that were well."""
+    """Return the changes by a restart of the aggregator: of lasting faults, and of healthy hosts."""
     lasting = [s for s in subjects if s.named_seconds is not None and s.kind.is_lasting]
     healthy = [s for s in subjects if s.kind.is_control]
     changed = [s for s in subjects if s.changed and (s in lasting or s in healthy)]
@@ -182,16 +185,15 @@ def _restarts(subjects: Sequence[InjectedHost]) -> str:
 
 
 def _answers(played: Sequence[RoundResult]) -> str:
-    """Say how often the API left a question open: what it would have said then is not known."""
+    """Return how often the API did not answer: its answer at these times is unknown."""
     requests, unanswered = (
-        sum(one.requests for one in played),
-        sum(one.unanswered for one in played),
+        sum(result.requests for result in played),
+        sum(result.unanswered for result in played),
     )
     return f"Of {requests:,} requests to the API {unanswered:,} were not answered within 5 s.\n"
 
 
 def main() -> None:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.injected", description=(__doc__ or "").partition("\n")[0]
     )
@@ -200,8 +202,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name holds this")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if options.only in kind.name]
-    found = rounds(kinds, options.seed, options.rounds, Bar())
-    print(page(found, options.seed))
+    result = rounds(kinds, options.seed, options.rounds, Bar())
+    print(page(result, options.seed))
 
 
 if __name__ == "__main__":

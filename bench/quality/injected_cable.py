@@ -1,4 +1,6 @@
-"""A wire between two real sockets that can be cut: afterwards nothing passes and neither end is notified."""
+"""A wire between two real sockets that can be cut: afterwards nothing passes and neither end is
+notified.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ CHUNK_BYTES = 1 << 16
 
 
 class Cable:
-    """Listens on a loopback port and passes all on to another; one thread. A cut closes no connection."""
+    """Listens on a loopback port and forwards to another; one thread.
+
+    A cut closes no connection.
+    """
 
     def __init__(self, to_port: int) -> None:
         self._to = ("127.0.0.1", to_port)
@@ -25,15 +30,14 @@ class Cable:
         self._thread.start()
 
     def cut(self) -> None:
-        """Let nothing through."""
+        """Stop forwarding."""
         self._through.clear()
 
     def mend(self) -> None:
-        """Let all through again, what was sent meanwhile first."""
+        """Resume forwarding, beginning with the data sent meanwhile."""
         self._through.set()
 
     def close(self) -> None:
-        """End it, and what goes through it."""
         self._closed = True
         self._through.set()
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
@@ -50,20 +54,20 @@ class Cable:
                         break
                     assert isinstance(key.fileobj, socket.socket)
                     self._take(ready, key.fileobj)
-            for each in (self._listener, *self._pairs):
-                each.close()
+            for connection in (self._listener, *self._pairs):
+                connection.close()
 
     def _take(self, ready: selectors.BaseSelector, one: socket.socket) -> None:
         if one is self._listener:
-            here, _ = one.accept()
+            accepted, _ = one.accept()
             try:
-                there = socket.create_connection(self._to)
-            except OSError:  # nobody listens there now
-                here.close()
+                upstream = socket.create_connection(self._to)
+            except OSError:  # no listener at present
+                accepted.close()
                 return
-            self._pairs |= {here: there, there: here}
-            ready.register(here, selectors.EVENT_READ)
-            ready.register(there, selectors.EVENT_READ)
+            self._pairs |= {accepted: upstream, upstream: accepted}
+            ready.register(accepted, selectors.EVENT_READ)
+            ready.register(upstream, selectors.EVENT_READ)
         elif (other := self._pairs.get(one)) is not None:
             try:
                 data = one.recv(CHUNK_BYTES)
@@ -74,7 +78,7 @@ class Cable:
                 self._end(ready, one, other)
 
     def _end(self, ready: selectors.BaseSelector, one: socket.socket, other: socket.socket) -> None:
-        for each in (one, other):
-            ready.unregister(each)
-            del self._pairs[each]
-            each.close()
+        for connection in (one, other):
+            ready.unregister(connection)
+            del self._pairs[connection]
+            connection.close()

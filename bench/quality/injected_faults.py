@@ -1,6 +1,8 @@
-"""The injected faults, where each is injected, and the expected result; and look-alikes that must not be named.
+"""The injected faults, where each is injected, and the expected result; and look-alikes that must
+not be named.
 
-To add one: a function that is given a host before its start, and returns what happens to it; a row of KINDS.
+To add a fault: write a function that takes a host before its start and injects the fault, and a row
+of KINDS.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from tests.fake_nvml.scenario import Gpu, Steps
 from tests.fake_nvml.sick import is_lost
 from tests.processes import with_group
 
-#: What happens to a host: it prepares before the start, up to its first yield; then injects, and yields how many seconds
-#: to let pass before it continues.
+#: Actions on a host: prepare before the start, up to the first yield; then inject, and yield the
+#: seconds to wait before the next action.
 Act = Iterator[float]
 Doing = Callable[[InjectedHostFolder], Act]
 
@@ -34,17 +36,15 @@ POWER_CAP, HEAT = 0x4, 0x20 | 0x40
 
 @dataclass(frozen=True)
 class InjectedKind:
-    """One row. Without reasons nothing may be named: a control."""
+    """One row. Without reasons it is a control: nothing may be named."""
 
     name: str
     boundary: str
     act: Doing
     states: tuple[HealthState, ...] = ()
     reasons: tuple[Reason, ...] = ()
-    about: Callable[[InjectedHostFolder], tuple[str, ...]] = (
-        lambda host: ()
-    )  # how its device may be called
-    is_lasting: bool = True  # to the end of what is watched
+    about: Callable[[InjectedHostFolder], tuple[str, ...]] = lambda host: ()  # names of its device
+    is_lasting: bool = True  # until the end of watching
 
     @property
     def is_control(self) -> bool:
@@ -59,11 +59,8 @@ def _port(host: InjectedHostFolder) -> tuple[str, ...]:
     return (f"{host.rdma}/1",)
 
 
-# What becomes of GPUs, as NVML tells it ----------------------------------------------------------
-
-
 def _shows(**values: Steps) -> Doing:
-    """Have the GPU show these values from the injection on."""
+    """Make the GPU show these values after the injection."""
 
     def act(host: InjectedHostFolder) -> Act:
         _change(host.gpu, values)
@@ -74,7 +71,7 @@ def _shows(**values: Steps) -> Doing:
 
 
 def _change(gpu: Gpu, values: dict[str, Steps]) -> None:
-    """Give *gpu* what each value is next; NVML's fields say the same."""
+    """Set the next values of *gpu*, and of the NVML fields with the same content."""
     for name, then in values.items():
         later = [then] if isinstance(then, int | str) else list(then)
         before = gpu.values[name]
@@ -86,7 +83,7 @@ def _change(gpu: Gpu, values: dict[str, Steps]) -> None:
             gpu.fields[number] = (kind, [first, *later])
 
 
-#: What the driver tells as a field too.
+#: Values that the driver also reports as a field.
 SAME_FIELDS = {
     "ecc_corrected_volatile": (3,),
     "ecc_uncorrected_volatile": (4,),
@@ -95,8 +92,6 @@ SAME_FIELDS = {
 
 
 def _repairs(errors: int, seconds: float, times: int) -> Doing:
-    """Have the GPU repair so many more bit errors each so many seconds."""
-
     def act(host: InjectedHostFolder) -> Act:
         _change(host.gpu, {"ecc_corrected_volatile": [errors * (n + 1) for n in range(times)]})
         yield 0.0
@@ -141,14 +136,11 @@ def _goes_idle(host: InjectedHostFolder) -> Act:
 
 
 def _caps_power(host: InjectedHostFolder) -> Act:
-    """A rack at its power limit: every GPU a few percent slower, and each says why."""
+    """A rack at its power limit: every GPU is a few percent slower and reports the reason."""
     for gpu in host.gpus:
         _change(gpu, {"power": 698_000, "event_reasons": POWER_CAP, "sm_clock": round(0.95 * CLOCK_MEGAHERTZ)})  # fmt: skip
     yield 0.0
     host.step()
-
-
-# What the kernel says ------------------------------------------------------------------------------
 
 
 def _log_xid(code: int, facility: int = 0) -> Doing:
@@ -160,12 +152,7 @@ def _log_xid(code: int, facility: int = 0) -> Doing:
     return act
 
 
-# Ports and interfaces ------------------------------------------------------------------------------
-
-
 def _counts(counter: str, each: int, seconds: float = 0.5, times: int = 40) -> Doing:
-    """Have a counter of the port rise."""
-
     def act(host: InjectedHostFolder) -> Act:
         yield 0.0
         file = LINK.format(host.rdma, counter)
@@ -202,9 +189,6 @@ def _flaps(host: InjectedHostFolder) -> Act:
     for change in range(1, 9):
         _carrier(change % 2 == 0, change)(host)
         yield 1.5
-
-
-# The agent, its machine and the way ----------------------------------------------------------------
 
 
 def _stopped(host: InjectedHostFolder) -> Act:

@@ -1,7 +1,9 @@
-"""A host for the injected table: the real agent on a folder that shows a healthy, working H100 host.
+"""A host for the injected table: the real agent on a folder that shows a healthy, working H100
+host.
 
-What is not real is the hardware: /sys, /proc and /dev are files, NVML is the stand-in of `tests/fake_nvml`, and the
-wire may be a relay that goes silent. All that reads it, sends it and judges it is.
+Only the hardware is simulated: /sys, /proc and /dev are files, NVML is the stand-in of
+`tests/fake_nvml`, and the wire may be a relay that drops all data. Everything that reads, sends and
+judges it is real.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from tests.survival.faults import Faults
 from .injected_cable import Cable
 
 KIND = "h100-ib"
-#: Of the stand-in's two steps, idle and at work, a host at work shows the second of these; of all others the first: those
-#: are what goes wrong.
+#: Values for which a working host shows the second of the stand-in's two steps (idle, at work). Of
+#: all other values it shows the first, because their second step is a fault.
 AT_WORK = frozenset(
     [
         "power",
@@ -49,48 +51,48 @@ AT_WORK = frozenset(
     ]
 )
 FIELDS_AT_WORK = frozenset((82, 185, 186))
-#: Degrees to the limit of a GPU that is well.
+#: Degrees below the limit of a healthy GPU.
 MARGIN_CELSIUS = 20
 CLOCK_MEGAHERTZ = 1980
-#: Healthy parts of one model differ by so much.
+#: Spread of healthy parts of one model.
 SPREAD = 0.03
-#: These ask this machine, not the folder.
+#: Collectors that read this machine, not the folder.
 NOT_OF_THE_FOLDER = ("filesystem_60s", "clock_10s", "nvme_60s")
 PORTS = ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
 #: The process in the folder's /proc that holds every GPU.
 HOLDER_PID = 4242
-#: A host's folder stands there, as its /sys is on no disk either.
+#: Parent of host folders: in memory, because a real /sys is not on a disk either.
 MEMORY = Path("/dev/shm")
 KERNEL, USER = 0, 1
 
 
 class KernelLogFile:
-    """A FIFO in the place of /dev/kmsg: a record a read, as the kernel gives them."""
+    """A FIFO in place of /dev/kmsg: one record per read, like the kernel."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)  # the folder's own, a plain file
         os.mkfifo(path)
-        # Open for both ends, it is never at its end for the agent, as the kernel's log never is.
+        # Both ends are open, so that the agent never reads end of file, like on the kernel's log.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         each_write_a_read = os.O_NONBLOCK | os.O_DIRECT
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, each_write_a_read)
         self._records: list[bytes] = []
 
     def write(self, text: str, facility: int = KERNEL) -> None:
-        """Have the kernel (or a user) say a line."""
+        """Write a line as the kernel (or as a user)."""
         microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         head = f"{facility * 8 + 3},{len(self._records)},{microseconds},-"
         self._records.append(f"{head};{text}\n".encode())
         os.write(self._descriptor, self._records[-1])
 
     def again(self) -> None:
-        """Show who opens the log again all that is in it, as the kernel does."""
+        """Write all records again for a reader that reopens the log, like the kernel."""
         for record in self._records:
             os.write(self._descriptor, record)
 
     def clear(self) -> None:
-        """The machine boots."""
+        """Clear the log, as a boot does."""
         self._records.clear()
 
     def close(self) -> None:
@@ -98,10 +100,13 @@ class KernelLogFile:
 
 
 class InjectedHostFolder:
-    """One host, of which a GPU (`gpu`) and a port (`port`) are chosen to become sick. Made, then `start`."""
+    """One host; one GPU (`gpu`) and one port (`port`) are chosen for faults.
+
+    Call `start` after creation.
+    """
 
     def __init__(self, folder: Path, name: str, port: int, source: random.Random) -> None:
-        """*port*: of the aggregator on the loopback. *folder* is made."""
+        """Create *folder*. *port*: of the aggregator on the loopback."""
         self.name, self.folder, self.source, self.port = name, folder, source, port
         folder.mkdir()
         self.gpus = healthy_gpus(source)
@@ -113,16 +118,18 @@ class InjectedHostFolder:
         self._step = 0
 
     def lay_cable(self) -> None:
-        """Have its agent reach the aggregator by a wire that can be cut. Before the start."""
+        """Connect its agent to the aggregator by a wire that can be cut.
+
+        Call this before the start.
+        """
         self.cable = Cable(self.port)
 
     def keep_clock(self) -> None:
-        """Have its wall clock be one that can be set. Before the start."""
+        """Give it a wall clock that can be set. Call this before the start."""
         self.clock = Faults(self.folder, Path("/nowhere"))
         self._environment |= self.clock.environment
 
     def start(self, **settings: object) -> None:
-        """Start the agent."""
         at = self.cable.port if self.cable else self.port
         given: dict[str, object] = {
             "host": self.name, "aggregator": f"127.0.0.1:{at}", "dev_root": self.folder / "dev",
@@ -137,17 +144,17 @@ class InjectedHostFolder:
         self.agent.start()
 
     def boot(self) -> None:
-        """Give the machine's boot an id of its own. Its kernel log is empty."""
+        """Give the boot an id of its own and an empty kernel log."""
         self.write("proc/sys/kernel/random/boot_id", str(_uuid(self.source)))
         self.log.clear()
 
     def step(self) -> None:
-        """Have its GPUs show what they show next."""
+        """Advance its GPUs to their next values."""
         self._step += 1
         self.agent.scenario.step(self._step)
 
     def write(self, path: str, text: str) -> None:
-        """Have a file of the folder hold *text*. In place: descriptors of sysfs files are kept open."""
+        """Write *text* to a file of the folder, in place: descriptors of sysfs files are kept open."""
         place = (self.folder / path).resolve()
         place.parent.mkdir(parents=True, exist_ok=True)
         with open(place, "r+" if place.exists() else "w") as file:
@@ -155,7 +162,7 @@ class InjectedHostFolder:
             file.truncate()
 
     def close(self) -> None:
-        """End all of it; it was started."""
+        """Stop the agent and close everything. Call this after `start`."""
         self.agent.kill()
         self.log.close()
         if self.cable:
@@ -163,12 +170,12 @@ class InjectedHostFolder:
 
 
 def list_of(names: tuple[str, ...]) -> str:
-    """Return names as the settings' parser takes a list."""
+    """Return *names* in the list syntax of the settings' parser."""
     return "[" + ",".join(f'"{name}"' for name in names) + "]"
 
 
 def healthy_gpus(source: random.Random) -> list[Gpu]:
-    """Return the host's GPUs, at work and well; each can be given what it shows from step 1 on."""
+    """Return the host's GPUs, working and healthy; their values for later steps can be set."""
     devices = copy.deepcopy(_model())
     for gpu in devices:
         clock = round(CLOCK_MEGAHERTZ * (1 - source.uniform(0, SPREAD)))
@@ -179,16 +186,16 @@ def healthy_gpus(source: random.Random) -> list[Gpu]:
 
 @contextmanager
 def folder(within: Path | None = None) -> Iterator[Path]:
-    """Give a folder that goes with the context; in memory where this machine has it."""
+    """Yield a temporary folder, in memory if *within* is writable."""
     place = within if within and os.access(within, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as created:
+        yield Path(created)
 
 
 def prepare() -> None:
-    """Make once what all hosts have alike: threads may then make hosts side by side."""
+    """Create once the parts shared by all hosts, so that threads can create hosts concurrently."""
     with folder(MEMORY) as place:
-        build(place)  # what it compiles is kept
+        build(place)  # keeps the compiled library
     _model()
 
 
@@ -217,13 +224,13 @@ def _steady(steps: Steps, at_work: bool) -> Steps:
 
 
 def _steady_line(line: str) -> str:
-    """`scoped LINK FIELD TYPE VALUES`: the first value alone."""
+    """Return `scoped LINK FIELD TYPE VALUES` with the first value alone."""
     parts = line.split()
     return " ".join(parts[:5]) if parts[0] == "scoped" else line
 
 
 def make_healthy(host: HostFolder) -> None:
-    """Take away what is wrong with the recorded folder: it was made to be read, not to be well."""
+    """Remove the faults of the recorded folder, which was made for parsers."""
     root = host.root
     memory = root / "proc/meminfo"
     lines = memory.read_text().splitlines(keepends=True)

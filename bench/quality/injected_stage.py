@@ -1,4 +1,6 @@
-"""A fleet with one fault or look-alike per host under one real aggregator, and what its API reports when."""
+"""A fleet with one fault or look-alike per host under one real aggregator, and when its API reports
+which of them.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +24,31 @@ from gangline.contract.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 
-#: How often the API is asked: delays are told to this.
+#: Interval between API requests, and so the resolution of delays.
 POLL_SECONDS = 0.2
-#: Injections begin within so long of each other: each meets what comes every ten seconds at a moment of its own.
+#: Injections are spread over this time, so that each meets the ten-second collectors at a different
+#: moment.
 APART_SECONDS = 5.0
-#: A listing that lacks a host is held against it. An aggregator that was started again has so long from its first answer:
-#: hosts that are not on its record it knows as they register again, one after the other.
+#: A host missing from a listing is a finding. A restarted aggregator has this long from its first
+#: answer: hosts without a record are known only after they register, one after the other.
 LISTED_SECONDS = 5.0
 NOT_LISTED = "not listed"
-#: Advice as if no host were out: of a fleet so small one may be at a time, and the first fault would keep back what is
-#: wrongly advised about all others.
+#: No limits of advice: in a small fleet one host may be out at a time, and the first fault would
+#: suppress wrong advice about all others.
 UNLIMITED = {
     "advice_rack_hosts_max": 10_000,
     "advice_job_hosts_max": 10_000,
     "advice_cluster_share_max": 1,
 }
-#: States in which nothing is held against a host.
+#: States without findings.
 CALM = (HealthState.HEALTHY, HealthState.UNKNOWN)
-#: Before these have reported well nothing is known of a host's past: what is injected then was always so.
+#: Until these collectors have reported, a host has no known past: an earlier injection would be the
+#: normal state.
 READ_FIRST = ("gpu_1s", "gpu_10s", "rdma_1s", "net_1s", "pcie_10s")
 
 
 class NamedHost(NamedTuple):
-    """Something that is held against a host."""
+    """A finding about a host."""
 
     reason: Reason
     device: str
@@ -52,67 +56,71 @@ class NamedHost(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its reason; of a host that is not listed there is none."""
+        """Return its reason; its message if the host is not listed."""
         return self.reason.name if self.reason is not Reason.NONE else self.message
 
 
 @dataclass(eq=False)
 class InjectedHost:
-    """A host, what is done to it, and what came of it."""
+    """A host, its actions, and its results."""
 
     kind: InjectedKind
     host: InjectedHostFolder
     act: Act
-    due: float  # of the next of its acts, monotonic; inf: no further one. Until it plays: a share of what lies between
+    # time of the next action, monotonic; inf: none. Before `play`: a share of the spread
+    due: float
     began: float = 0.0  # 0: not yet
     named_seconds: float | None = None
     state: HealthState = HealthState.UNKNOWN  # as last seen
-    played: HealthState = HealthState.UNKNOWN  # as last seen before the aggregator was killed
+    played: HealthState = HealthState.UNKNOWN  # last state before the aggregator was killed
     reason: Reason = Reason.NONE
-    named: HealthState = HealthState.UNKNOWN  # in which state it was named,
-    named_for: Reason = Reason.NONE  # for which reason,
-    message: str = ""  # and in which words
+    named: HealthState = HealthState.UNKNOWN  # state in which the fault was named
+    named_for: Reason = Reason.NONE  # and its reason
+    message: str = ""  # and its message
     others: dict[tuple[Reason, str], NamedHost] = field(default_factory=dict)
-    advised: list[str] = field(default_factory=list)  # actions that were proposed
+    advised: list[str] = field(default_factory=list)  # proposed actions
     changed: list[str] = field(default_factory=list)  # after a restart of the aggregator
 
     @property
     def is_lasting(self) -> str:
-        """Its state and reason, as last seen."""
+        """Return its last state and reason."""
         return f"{self.state.name} for {self.reason.name}"
 
     def change(self, message: str) -> None:
-        """Note that it is another than before the restart, each way once."""
+        """Record a difference to the state before the restart, each once."""
         if message not in self.changed:
             self.changed.append(message)
 
     def is_about(self, device: str) -> bool:
-        """Return whether *device* is the one that was made sick; of a host as a whole any is."""
+        """Return whether *device* is the faulty device; any device, if the whole host is faulty."""
         names = self.kind.about(self.host)
         return not names or device in names
 
 
 def not_listed(subject: InjectedHost) -> None:
-    """Hold it against a host that the API answered without it: what is not shown cannot be well."""
+    """Record a finding about a host missing from the API's answer, because it cannot be shown as
+    healthy.
+    """
     subject.others.setdefault((Reason.NONE, ""), NamedHost(Reason.NONE, "", NOT_LISTED))
 
 
 def not_yet(_: InjectedHost) -> None:
-    """A restarted aggregator may list it still."""
+    """Accept a missing host: a restarted aggregator may list it later."""
 
 
 def forgotten(subject: InjectedHost) -> None:
-    """A restarted aggregator has had its time to list it."""
+    """Record a missing host, LISTED_SECONDS after the restart."""
     subject.change(NOT_LISTED)
 
 
 class Stage:
-    """The fleet. Within its context: `open`, `settle`, `play` as long as wanted, `restart`."""
+    """The fleet. Within its context: `open`, `settle`, `play` for any time, `restart`."""
 
     def __init__(
         self, disk: Path, memory: Path, kinds: Sequence[InjectedKind], seed: int, **settings: object
     ) -> None:
-        """*disk*: an empty folder for the aggregator. *memory*: one for the hosts, whose /sys is on no disk either.
+        """Create it. *disk*: an empty folder for the aggregator. *memory*: a folder for the hosts,
+        in memory like a real /sys.
 
         *settings*: of the aggregator.
         """
@@ -137,9 +145,10 @@ class Stage:
         ]
         self._client = ScoreClient(self._address)
         self._watched_until = 0.0  # monotonic
-        #: How often the API was asked of all hosts, and did not answer within the client's 5 s.
+        #: Number of API requests about all hosts, and of those without an answer within the
+        #: client's 5 s.
         self.requests = self.unanswered = 0
-        self._left = ExitStack()  # what must be ended
+        self._left = ExitStack()  # cleanups
 
     def _subject(
         self, place: Path, kind: InjectedKind, number: int, source: random.Random
@@ -166,18 +175,21 @@ class Stage:
         self._left.close()
 
     def listing(self) -> list[NodeScore]:
-        """Return what the API says of all hosts now. Raises CommandError where it does not respond."""
+        """Return the API's current scores of all hosts.
+
+        Raises CommandError if it does not respond.
+        """
         return self._client.hosts(full=True).scores
 
     def settle(self, sources: Iterable[str] = READ_FIRST) -> None:
-        """Return when every host is HEALTHY, and was read by these collectors."""
+        """Wait until every host is HEALTHY and has readings of these collectors."""
         wanted = set(sources)
 
         def settled() -> bool:
             scores = self._request() or []
             return len(scores) == len(self.subjects) and all(
                 HealthState(score.state) is HealthState.HEALTHY
-                and wanted <= {each.source for each in score.sources if each.outcome == "ok"}
+                and wanted <= {source.source for source in score.sources if source.outcome == "ok"}
                 for score in scores
             )
 
@@ -185,7 +197,7 @@ class Stage:
         until(settled, "every host is HEALTHY and read", GUARD_SECONDS * 2)
 
     def until_answered(self) -> None:
-        """Return once the API answers, and knows of a host."""
+        """Wait until the API answers and lists a host."""
 
         def answers() -> bool:
             try:
@@ -201,7 +213,10 @@ class Stage:
         done: Callable[[], bool] = lambda: False,
         apart_seconds: float = APART_SECONDS,
     ) -> None:
-        """Do what is done to the hosts, and look at the API, for this long, or until *done*. Once."""
+        """Run the actions on hosts and poll the API, for *seconds*, or until *done*.
+
+        Call this once.
+        """
         began = time.monotonic()
         end = self._watched_until = began + seconds
         for subject in self.subjects:
@@ -222,19 +237,19 @@ class Stage:
         subject.due = float("inf") if seconds is None else began + seconds
 
     def poll(self, unlisted: Callable[[InjectedHost], None] = not_listed) -> None:
-        """Ask the API once, and note what it says; of a host that its answer lacks, by *unlisted*."""
+        """Ask the API once and record the answer; call *unlisted* for each host missing from it."""
         scores = self._request()
         if scores is None:
             return
         now = time.monotonic()
-        left = {f"nodes/{each.host.name}": each for each in self.subjects}
+        left = {f"nodes/{subject.host.name}": subject for subject in self.subjects}
         for score in scores:
             note(left.pop(score.node), score, now, is_watched=now <= self._watched_until)
-        for each in left.values():
-            unlisted(each)
+        for finding in left.values():
+            unlisted(finding)
 
     def _request(self) -> list[NodeScore] | None:
-        """Return the listing; None where it is not answered, which is counted: it is a result, too."""
+        """Return the listing; None without an answer, which is counted because it is a result, too."""
         self.requests += 1
         try:
             return self.listing()
@@ -243,8 +258,8 @@ class Stage:
             return None
 
     def ask_advice(self) -> None:
-        """Note which advice was proposed about whom, open or ended."""
-        at = {f"nodes/{each.host.name}": each for each in self.subjects}
+        """Record the proposed advice per host, open or ended."""
+        at = {f"nodes/{subject.host.name}": subject for subject in self.subjects}
         with grpc.insecure_channel(self._address) as channel:
             stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
             request = advisory_pb2.ListAdvisoriesRequest(page_size=1000, show_ended=True)
@@ -253,32 +268,34 @@ class Stage:
                     at[node].advised.append(advisory_pb2.Action.Name(advisory.action))
 
     def restart(self, seconds: float) -> None:
-        """Kill the aggregator and start it again; note of each host whether it stands as before, for this long."""
-        before = {each.host.name: each.is_lasting for each in self.subjects}
-        for each in self.subjects:
-            each.played = each.state
+        """Kill the aggregator and start it again; record for *seconds* whether each host keeps its
+        state.
+        """
+        before = {subject.host.name: subject.is_lasting for subject in self.subjects}
+        for subject in self.subjects:
+            subject.played = subject.state
         self.aggregator.kill()
         self.aggregator.start()
         self.until_answered()
         began = time.monotonic()
         while (now := time.monotonic()) < began + seconds:
             self.poll(forgotten if now >= began + LISTED_SECONDS else not_yet)
-            for each in self.subjects:
-                if each.is_lasting != before[each.host.name]:
-                    each.change(each.is_lasting)
+            for subject in self.subjects:
+                if subject.is_lasting != before[subject.host.name]:
+                    subject.change(subject.is_lasting)
             time.sleep(POLL_SECONDS)
 
 
 def note(subject: InjectedHost, score: NodeScore, now: float, *, is_watched: bool) -> None:
-    """Take note of what the API says of a host. What is right is found while it *is_watched*, and not later."""
+    """Record the API's score of a host. The expected finding counts only while it *is_watched*."""
     kind = subject.kind
     subject.state, subject.reason = HealthState(score.state), Reason(score.reason)
     right = []
-    for each in named_hosts(score):
-        if subject.began and each.reason in kind.reasons and subject.is_about(each.device):
-            right.append(each)
+    for finding in named_hosts(score):
+        if subject.began and finding.reason in kind.reasons and subject.is_about(finding.device):
+            right.append(finding)
         else:
-            subject.others.setdefault((each.reason, each.device), each)
+            subject.others.setdefault((finding.reason, finding.device), finding)
     is_expected = subject.state in kind.states and subject.reason in kind.reasons
     if is_watched and right and is_expected and subject.named_seconds is None:
         subject.named_seconds = now - subject.began
@@ -287,15 +304,15 @@ def note(subject: InjectedHost, score: NodeScore, now: float, *, is_watched: boo
 
 
 def named_hosts(score: NodeScore) -> list[NamedHost]:
-    """Return what counts against a host, or is said to: blindness that costs nothing is not."""
-    found = [
-        NamedHost(Reason(each.reason), each.device, each.words)
-        for each in score.contributions
-        if _costs(each) or Reason(each.reason) is not Reason.BLIND
+    """Return the findings against a host: blindness that costs nothing does not count."""
+    result = [
+        NamedHost(Reason(contribution.reason), contribution.device, contribution.words)
+        for contribution in score.contributions
+        if _costs(contribution) or Reason(contribution.reason) is not Reason.BLIND
     ]
-    if HealthState(score.state) not in CALM and not found:
-        found.append(NamedHost(Reason(score.reason), "", score.reason_words))
-    return [each for each in found if each.reason is not Reason.NONE]
+    if HealthState(score.state) not in CALM and not result:
+        result.append(NamedHost(Reason(score.reason), "", score.reason_words))
+    return [finding for finding in result if finding.reason is not Reason.NONE]
 
 
 def _costs(each: Contribution) -> bool:

@@ -14,7 +14,7 @@ _DRAWS = 2000
 
 
 def wilson(hits: float, of: float) -> tuple[float, float]:
-    """Return the interval of a share, *hits* of *of* (Wilson 1927); 0 to 1 of nothing."""
+    """Return the interval of a share, *hits* of *of* (Wilson 1927); 0 to 1 if *of* is 0."""
     if of == 0:
         return 0.0, 1.0
     share, z2 = hits / of, Z95 * Z95
@@ -27,8 +27,9 @@ def wilson(hits: float, of: float) -> tuple[float, float]:
 def weighted_rate(weights: Sequence[float], largest: float) -> tuple[float, float]:
     """Return the interval of a sum of *weights*, one for each event of Poisson processes.
 
-    *largest*: the largest weight that an event could have had. Fay and Feuer (1997), Confidence intervals for
-    directly standardized rates: exact where all weights are alike, and never too short for more of them.
+    *largest*: the largest weight that an event could have had. Fay and Feuer (1997), Confidence
+    intervals for directly standardized rates: exact for equal weights, and never too short for
+    others.
     """
     total = float(sum(weights))
     spread = float(sum(weight * weight for weight in weights))
@@ -41,7 +42,7 @@ def weighted_rate(weights: Sequence[float], largest: float) -> tuple[float, floa
 
 
 def gamma_quantile(shape: float, probability: float) -> float:
-    """Return below what a gamma variate of *shape* and scale 1 lies with *probability*."""
+    """Return the *probability* quantile of a gamma variate of *shape* and scale 1."""
     low, high = 0.0, shape + 40.0 * sqrt(shape) + 40.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -53,7 +54,9 @@ def gamma_quantile(shape: float, probability: float) -> float:
 
 
 def gamma_below(shape: float, value: float) -> float:
-    """Return the regularised lower incomplete gamma function, by its series (Abramowitz and Stegun 6.5.29)."""
+    """Return the regularized lower incomplete gamma function, by its series (Abramowitz and Stegun
+    6.5.29).
+    """
     if value <= 0:
         return 0.0
     term = total = 1.0 / shape
@@ -66,7 +69,7 @@ def gamma_below(shape: float, value: float) -> float:
 
 
 def median(values: Sequence[float], seed: int) -> tuple[float, float, float]:
-    """Return the median and its interval, drawn with replacement; NaN of nothing."""
+    """Return the median and its bootstrap interval; NaN without values."""
     if not values:
         return nan, nan, nan
     samples = np.random.default_rng(seed).choice(np.array(values), (_DRAWS, len(values)))

@@ -26,12 +26,15 @@ SECTIONS = (
 
 
 def marked(name: str, text: str) -> str:
-    """Return a section between the comments that its place on the page is known by."""
+    """Return a section between the comments that mark its place on the page."""
     return f"<!-- begin {name} -->\n{text}\n<!-- end {name} -->"
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """Return *page* with another text of the section *name*. Raises ValueError for a page without its place."""
+    """Return *page* with another text of the section *name*.
+
+    Raises ValueError if the page has no such section.
+    """
     before, begin, rest = page.partition(f"<!-- begin {name} -->\n")
     _, end, after = rest.partition(f"<!-- end {name} -->")
     if not begin or not end:
@@ -50,8 +53,10 @@ def main() -> int:
         "--write", action="store_true", help="with --only: put it in its place on the page"
     )
     options = parser.parse_args()
-    made = ReportHead.now(options.seed, f"python -m bench.quality.jobs --seed {options.seed}", ROOT)
-    tree = Tree(ROOT, made.commit)
+    head_facts = ReportHead.now(
+        options.seed, f"python -m bench.quality.jobs --seed {options.seed}", ROOT
+    )
+    tree = Tree(ROOT, head_facts.commit)
     texts: list[str] = []
     for name in SECTIONS if options.only is None else (options.only,):
         section = importlib.import_module(f".{name}", __package__).section
@@ -59,7 +64,7 @@ def main() -> int:
         print(file=sys.stderr)
     if options.only and options.write:
         title, _, body = texts[0].partition("\n")
-        note = f"*Made on {made.date} from commit {made.commit} by `{made.command} --only {options.only}`.*"
+        note = f"*Made on {head_facts.date} from commit {head_facts.commit} by `{head_facts.command} --only {options.only}`.*"
         text = f"{title}\n\n{note}\n{body}"
         PAGE.write_text(wrapped(replaced(PAGE.read_text(), options.only, text)))
         return 0
@@ -69,7 +74,7 @@ def main() -> int:
     later = [] if tree.is_same() else [changed(tree.later), ""]
     head = [
         "# How well jobs are read", "",
-        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}. Do not edit this page by hand.",
+        f"Made on {head_facts.date} from commit {head_facts.commit} by `{head_facts.command}`, with {head_facts.versions}. Do not edit this page by hand.",
         "Simulated worlds, recordings of others and a real gang have separate sections. Limits were set on seeds 1 to 9 of the first two worlds. The published seed is 25.",
         "[Quality](quality.md) has the rest. [Fingerprints](fingerprints.md) and [judging](judging.md) explain what is measured.", "",
         *later,
@@ -80,6 +85,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Else its aggregators and agents stay behind, and take half the machine.
+    # Without this its aggregators and agents keep running and take half of the machine.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -19,21 +19,21 @@ def _always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of one section by number, in a folder of their own; of one run and those that continue with it."""
+    """Numbered pieces of one section, shared by a run and the runs that resume it."""
 
     folder: Path
-    #: Where it says no, nothing more is kept.
+    #: While it returns False, nothing more is stored.
     is_same: Callable[[], bool] = _always
 
     def read(self, number: int) -> Any:
-        """Return a piece; None where there is none, or none that can be read: a run may end while it writes."""
+        """Return a piece; None if it is missing or unreadable: a run may end during a write."""
         try:
             return pickle.loads(self._path(number).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError):
             return None
 
     def write(self, number: int, piece: object) -> None:
-        """Keep a piece, whole or not at all. Raises OSError."""
+        """Store a piece atomically. Raises OSError."""
         if not self.is_same():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class Pieces:
         new.replace(self._path(number))
 
     def forget(self) -> None:
-        """Begin again."""
+        """Delete all pieces."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, number: int) -> Path:
@@ -51,25 +51,26 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCache:
-    """Sections in *folder*, each under a line that says from what it was made."""
+    """Sections in *folder*, each below a line that names its source."""
 
     folder: Path
     made: ReportHead
     scenario: str
-    #: Whether the tree is still that of `made`: what another one may have made is not kept under its name.
+    #: Whether the tree is still that of `made`: sections of another tree are not stored under its
+    #: name.
     is_same: Callable[[], bool] = _always
 
     def write(self, name: str, text: str) -> None:
-        """Keep a section. Raises OSError."""
+        """Store a section. Raises OSError."""
         if not self.is_same():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path(name).write_text(f"{self._key}\n{text}")
 
     def read(self, name: str) -> str | None:
-        """Return a section that was made from the same commit by the same command; None where there is none."""
+        """Return a section that was made from the same commit by the same command; None if missing."""
         if not self.made.is_committed:
-            return None  # changes that are not committed are not told apart
+            return None  # uncommitted changes cannot be distinguished
         try:
             key, _, text = self._path(name).read_text().partition("\n")
         except OSError:
@@ -77,15 +78,17 @@ class ScoreCache:
         return text if key == self._key else None
 
     def pieces(self, name: str) -> Pieces | None:
-        """Return the pieces of a section of the same commit and command; None where its changes are not committed."""
+        """Return the pieces of a section of the same commit and command; None with uncommitted
+        changes.
+        """
         key = sha256(self._key.encode()).hexdigest()[:12]
         folder = self.folder / f"{name}-{key}"
         return Pieces(folder, self.is_same) if self.made.is_committed else None
 
     @property
     def _key(self) -> str:
-        made = self.made
-        return f"{made.commit}, {made.command}, {self.scenario}, {made.versions}"
+        head = self.made
+        return f"{head.commit}, {head.command}, {self.scenario}, {head.versions}"
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.md"

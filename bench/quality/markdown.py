@@ -10,28 +10,30 @@ from typing import TypeVar
 
 from .intervals import wilson
 
-#: Columns at which lines of prose end, as on every page of docs/.
+#: Width of prose lines, as on every page of docs/.
 COLUMNS_MAX = 120
-#: The mark of a list item, with what stands before it.
+#: The mark of a list item, with its indent.
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s+")
-#: What is kept as it is: tables, headings, HTML, and code by its indent.
+#: Starts of unchanged lines: tables, headings, HTML, and code by its indent.
 _AS_IS = ("|", "#", "<", "    ")
 
-#: Words, or several: what a table counts.
+#: A text, or several: keys of a counted table.
 CellText = TypeVar("CellText", str, tuple[str, str, str])
 
 
 def most_common(
     counts: Mapping[CellText, int], most: int | None = None
 ) -> list[tuple[CellText, int]]:
-    """Return what was counted, the most first, and of as many by their words: a Counter leaves it to the order of sets."""
-    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:most]
+    """Return the counts in falling order, equal counts in the order of their texts: a Counter would
+    use the order of sets.
+    """
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table, its columns aligned."""
     cells = [[*head], *([*row] for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
     lines = [
         "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
         for row in cells
@@ -40,7 +42,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return a page whose paragraphs and list items end at `COLUMNS_MAX`. Code, tables and short lines stay as they are."""
+    """Return a page with paragraphs and list items wrapped at `COLUMNS_MAX`; code, tables and short
+    lines stay unchanged.
+    """
     lines: list[str] = []
     block: list[str] = []
     is_code = False
@@ -60,9 +64,9 @@ def _wrapped_block(block: list[str]) -> list[str]:
         return block
     item = _ITEM.match(block[0])
     indent = item[0] if item else block[0][: len(block[0]) - len(block[0].lstrip())]
-    words = " ".join(line.strip() for line in (block[0][len(indent) :], *block[1:]))
+    message = " ".join(line.strip() for line in (block[0][len(indent) :], *block[1:]))
     return textwrap.wrap(
-        words,
+        message,
         COLUMNS_MAX,
         initial_indent=indent,
         subsequent_indent=" " * len(indent),
@@ -72,7 +76,7 @@ def _wrapped_block(block: list[str]) -> list[str]:
 
 
 def counted(hits: int, of: int) -> str:
-    """Return "18 of 20, 0.90 [0.74, 0.97]", with its interval of 90 % (Wilson's); "-" of nothing."""
+    """Return "18 of 20, 0.90 [0.74, 0.97]", with its interval of 90 % (Wilson's); "-" if *of* is 0."""
     if of == 0:
         return "-"
     low, high = wilson(hits, of)
@@ -80,17 +84,18 @@ def counted(hits: int, of: int) -> str:
 
 
 def percent(hits: int, of: int, evaluations: int = 1) -> str:
-    """Return "3 of 74,014 [0.0016 %, 0.0099 %]": of a share that is small, its interval of 90 % (Wilson's).
+    """Return "3 of 74,014 [0.0016 %, 0.0099 %]": a small share with its interval of 90 %
+    (Wilson's).
 
-    *evaluations*: how often the same were looked at and counted. The interval is that of one look in the mean, as if each
-    were what it is for good: more looks at the same tell nothing of others.
+    *evaluations*: how often the same subjects were counted. The interval is that of one evaluation
+    on average, because repeated evaluations of the same subjects carry no information about others.
     """
     low, high = wilson(hits / evaluations, of / evaluations)
     return f"{hits:,} of {of:,} [{100 * low:.2g} %, {100 * high:.2g} %]"
 
 
 def number(value: float) -> str:
-    """Return a number with about three digits; "-" for none."""
+    """Return a number with about three digits; "-" if it is not finite."""
     if not isfinite(value):
         return "-"
     if value == 0:

@@ -26,11 +26,12 @@ from gangline.agent.collectors.gpu_fast import PERIOD_TURNS
 from gangline.ext.phases import STATES
 
 JOBS, SECONDS = 200, 600
-#: Judged from here on: the first minute has the start of the job.
+#: Judging begins here: the first minute contains the start of the job.
 BEGIN_SECONDS = 60
 #: Seconds of the bands of steps.
 BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 2.0), (2.0, 10.0), (10.0, 30.0), (30.0, 60.0))
-#: A step is right within this share, a checkpoint cycle is taken for the step within CYCLE_NEAR.
+#: A step is right within this share; a step near the checkpoint cycle within CYCLE_NEAR counts as
+#: confused with it.
 STEP_NEAR, CYCLE_NEAR = 0.1, 0.12
 #: Bands of stated probabilities.
 PROBABILITIES = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.01)
@@ -52,17 +53,18 @@ class Judged:
     checkpoint_seconds: float = 0.0
     labeled_seconds: float = 0.0
     false_seconds: float = 0.0
-    #: From the fourth checkpoint on.
+    #: Counted after the fourth checkpoint.
     known_seconds: float = 0.0
     known_labeled_seconds: float = 0.0
-    #: Stated probability, whether it came true, error in seconds, and the error of the last interval again.
+    #: Stated probability, whether it came true, error in seconds, and the error of the last
+    #: interval again.
     predictions: list[tuple[float, bool, float, float]] = field(
         default_factory=list[tuple[float, bool, float, float]]
     )
 
 
 def judge(seed: int) -> Judged:
-    """Play a random job into the agent's tracker and step estimator, and judge what they report."""
+    """Play a random job into the agent's tracker and step estimator, and judge their reports."""
     job = play(seed, SECONDS)
     gpu = FollowedGpu()
     judged = Judged(job.step_seconds)
@@ -84,7 +86,7 @@ def judge(seed: int) -> Judged:
 
 
 def _judge_step(judged: Judged, job: PlayedJob, seconds: float, last: float) -> float:
-    """Count a report; return the last step that was reported."""
+    """Count a report; return the last reported step."""
     if not isfinite(seconds):
         judged.none += 1
         return last
@@ -162,7 +164,6 @@ def _probability_rows(jobs: list[Judged]) -> list[list[str]]:
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about jobs that pause."""
     jobs: list[Judged] = []
     with ProcessPoolExecutor(2) as pool:
         for judged in pool.map(judge, range(1000 * seed, 1000 * seed + JOBS), chunksize=4):
@@ -192,7 +193,6 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.paused_jobs", description=__doc__
     )

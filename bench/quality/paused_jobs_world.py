@@ -1,7 +1,9 @@
-"""Random jobs that pause: checkpoints, evaluations and stalls, as the driver of one GPU shows them.
+"""Random jobs that pause: checkpoints, evaluations and stalls, as in the readings of one GPU's
+driver.
 
-Each job draws its step, its parts, its power levels, its pauses, its noise and its driver's readings from the wide ranges below.
-The timeline is exact; a reading is the mean over the driver's own window. No recording was used to choose a range.
+Each job draws its step, its parts, its power levels, its pauses, its noise and its driver's
+readings from the wide ranges below. The timeline is exact; a reading is the mean over the driver's
+own window. No recording was used to choose a range.
 """
 
 from __future__ import annotations
@@ -76,26 +78,28 @@ class _Timeline:
     spans: list[Span] = field(default_factory=list[Span])
 
     def add(self, level: Level, seconds: float) -> None:
-        """Add a part."""
         self.now += max(seconds, 0.0)
         self.ends.append(self.now)
         self.levels.append(level)
 
     def mark(self, kind: str, begin: float) -> None:
-        """Note that *kind* lasted from *begin* until now."""
+        """Record that *kind* lasted from *begin* until now."""
         self.spans.append(Span(kind, begin, self.now))
 
 
 def log_uniform(random: np.random.Generator, low: float, high: float) -> float:
-    """Return a value that is even in the logarithm."""
+    """Return a value distributed evenly in its logarithm."""
     return float(np.exp(random.uniform(np.log(low), np.log(high))))
 
 
 class JobDraw:
-    """What one job does: drawn once. A checkpoint comes after a number of steps, or after a time."""
+    """The random settings of one job.
+
+    A checkpoint comes after a number of steps, or after a time.
+    """
 
     def __init__(self, random: np.random.Generator, **fixed: float) -> None:
-        """*fixed*: attributes that are given instead of drawn."""
+        """*fixed*: attributes with given values."""
         self.random = random
         self.step_seconds = fixed.get("step_seconds", log_uniform(random, *STEP_SECONDS))
         self.jitter = random.uniform(0.001, 0.02)
@@ -167,7 +171,7 @@ class JobDraw:
         return line
 
     def _begin(self, line: _Timeline) -> None:
-        """Import, compile and load: bursts of any length."""
+        """Add the start of the job: import, compile and load, bursts of any length."""
         random, begin = self.random, line.now
         for _ in range(int(random.integers(0, 6))):
             line.add(self.stall, random.exponential(3.0))
@@ -204,7 +208,9 @@ class JobDraw:
 
 
 def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
-    """Return a random job of *seconds*; *fixed*: attributes of `JobDraw` that are not drawn, and `gpm`, `power_window`, `gaps`."""
+    """Return a random job of *seconds*; *fixed*: attributes of `JobDraw` with given values, and
+    `gpm`, `power_window`, `gaps`.
+    """
     random = np.random.default_rng([seed, 35])
     draw = JobDraw(random, **fixed)
     line = draw.play(seconds)
@@ -214,10 +220,10 @@ def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
     means = _Means(line)
     delay = random.uniform(0.0, 0.1)
     noise = random.uniform(0.003, 0.04)
-    found = np.full((times.size, len(SIGNALS)), np.nan, dtype=np.float32)
+    result = np.full((times.size, len(SIGNALS)), np.nan, dtype=np.float32)
 
     def put(name: str, values: Floats) -> None:
-        found[:, SIGNALS.index(name)] = values
+        result[:, SIGNALS.index(name)] = values
 
     power = means.over("watts", times - delay, power_window)
     put("power_watts", np.round(power * (1 + noise * random.standard_normal(times.size)), 2))
@@ -234,16 +240,18 @@ def play(seed: int, seconds: float = 600.0, **fixed: float) -> PlayedJob:
             put(name, means.over(attribute, times, 0.2) * gpm_noise)
         put("nvlink_received_bytes_per_second", np.zeros(times.size))
         put("nvlink_transmitted_bytes_per_second", np.zeros(times.size))
-    found[1::2, SIGNALS.index("sm_active_ratio") :] = np.nan
-    found[::2, SIGNALS.index("utilization_ratio")] = np.nan
+    result[1::2, SIGNALS.index("sm_active_ratio") :] = np.nan
+    result[::2, SIGNALS.index("utilization_ratio")] = np.nan
     return PlayedJob(
-        (1000 * SECOND_NS + times * SECOND_NS).astype(np.int64), np.ascontiguousarray(found), draw.step_seconds,
+        (1000 * SECOND_NS + times * SECOND_NS).astype(np.int64), np.ascontiguousarray(result), draw.step_seconds,
         [span for span in line.spans if span.begin < seconds], has_gpm, power_window, draw.has_structure, draw.batches,
     )  # fmt: skip
 
 
 def _sample_times(random: np.random.Generator, seconds: float, gaps: float) -> Floats:
-    """Return when a sampler takes its samples: ten a second, a little late; in a share *gaps* of jobs some are lost."""
+    """Return the sample times: ten a second, slightly late; in a share *gaps* of jobs some are
+    lost.
+    """
     count = int(seconds * 10)
     times = (np.arange(count) + 1) / 10 + random.uniform(0, 0.008, count)
     if random.random() < gaps:
@@ -261,7 +269,7 @@ class _Means:
         lengths = np.diff(self.edges)
         levels = [line.levels[0], *line.levels]
         self.sums = {
-            name: np.concatenate([[0.0], np.cumsum(lengths * np.array([getattr(one, name) for one in levels]))])
+            name: np.concatenate([[0.0], np.cumsum(lengths * np.array([getattr(level, name) for level in levels]))])
             for name in Level._fields
         }  # fmt: skip
 

@@ -22,14 +22,16 @@ from gangline.ext.periods import estimate
 Floats = NDArray[np.float64]
 SECONDS, RATE = 120.0, 10.0
 FINE_SECONDS = 0.01
-#: Seconds of the bands that are told apart.
+#: Bands of step lengths, seconds.
 BANDS = ((0.1, 0.3), (0.3, 1.0), (1.0, 4.0), (4.0, 15.0), (15.0, 30.0))
 APERIODIC = ("inference", "constant", "idle", "interactive")
 PER_BAND = 60
 
 
 def timeline(random: np.random.Generator, period: float) -> tuple[Floats, Floats]:
-    """Return the power (watts) and the share of busy SMs each 10 ms of a job whose step is *period* seconds."""
+    """Return the power (watts) and the share of busy SMs each 10 ms of a job with a step of
+    *period* seconds.
+    """
     count = int(SECONDS / FINE_SECONDS)
     watts, busy = np.zeros(count), np.zeros(count)
     batches = int(random.integers(1, 9))
@@ -71,7 +73,7 @@ def _fill(
 
 
 def aperiodic(random: np.random.Generator, kind: str) -> tuple[Floats, Floats]:
-    """Return the same of work without a step."""
+    """Return power and busy SMs of work without a step."""
     count = int(SECONDS / FINE_SECONDS)
     watts, busy = np.full(count, 95.0), np.zeros(count)
     if kind == "constant":
@@ -88,7 +90,7 @@ def aperiodic(random: np.random.Generator, kind: str) -> tuple[Floats, Floats]:
 def sampled(
     random: np.random.Generator, watts: Floats, busy: Floats, *, has_gpm: bool
 ) -> NDArray[np.float32]:
-    """Return what a driver says of it at 10 Hz: power, utilization, and SM activity with *has_gpm*."""
+    """Return the driver's readings at 10 Hz: power, utilization, and SM activity with *has_gpm*."""
     times = np.arange(int(SECONDS * RATE)) / RATE + random.uniform(0, 0.01, int(SECONDS * RATE))
     delay = random.uniform(0.02, 0.15)
 
@@ -104,24 +106,24 @@ def sampled(
     rows = [np.round(power, 1), np.round(resident, 2)]
     if has_gpm:
         rows += [averaged(busy, 0.2), averaged(busy * (watts > 400), 0.2)]
-    found = np.array(rows, dtype=np.float32)
-    found[1, ::2] = np.nan
-    found[2:, 1::2] = np.nan
-    found[:, random.random(power.size) < 0.01] = np.nan
-    return np.ascontiguousarray(found)
+    result = np.array(rows, dtype=np.float32)
+    result[1, ::2] = np.nan
+    result[2:, 1::2] = np.nan
+    result[:, random.random(power.size) < 0.01] = np.nan
+    return np.ascontiguousarray(result)
 
 
 def run(
     seed: int, *, has_gpm: bool, progress: Callable[[float], None] = lambda _: None
 ) -> tuple[list[list[str]], dict[str, float]]:
-    """Return rows by band, and the figures of all bands that a sampling of 10 Hz can show."""
+    """Return rows by band, and the figures of all bands that 10 Hz sampling can resolve."""
     random = np.random.default_rng([seed, has_gpm])
     rows: list[list[str]] = []
     every: list[float] = []
     octaves = answers = total = 0
     for number, (low, high) in enumerate(BANDS):
         errors: list[float] = []
-        wrong = said = 0
+        wrong = reported = 0
         for _ in range(PER_BAND):
             period = float(np.exp(random.uniform(np.log(low), np.log(high))))
             seconds, _ = estimate(
@@ -129,20 +131,20 @@ def run(
             )
             if np.isnan(seconds):
                 continue
-            said += 1
+            reported += 1
             ratio = seconds / period
             errors.append(abs(ratio - 1))
             wrong += not 0.8 < ratio < 1.25
         progress((number + 1) / len(BANDS))
         rows.append([
-            f"{low:g} to {high:g} s", f"{PER_BAND - said} of {PER_BAND}",
-            f"{100 * statistics.median(errors):.2f} %" if errors else "-", f"{wrong} of {said}",
+            f"{low:g} to {high:g} s", f"{PER_BAND - reported} of {PER_BAND}",
+            f"{100 * statistics.median(errors):.2f} %" if errors else "-", f"{wrong} of {reported}",
         ])  # fmt: skip
         if low >= 0.3:
             every += errors
-            octaves, answers, total = octaves + wrong, answers + said, total + PER_BAND
+            octaves, answers, total = octaves + wrong, answers + reported, total + PER_BAND
     for kind in APERIODIC:
-        said = sum(
+        reported = sum(
             not np.isnan(
                 estimate(sampled(random, *aperiodic(random, kind), has_gpm=has_gpm).data, 1 / RATE)[
                     0
@@ -151,7 +153,12 @@ def run(
             for _ in range(PER_BAND)
         )
         rows.append(
-            [f"no step: {kind}", f"{PER_BAND - said} of {PER_BAND}", "-", f"{said} of {said}"]
+            [
+                f"no step: {kind}",
+                f"{PER_BAND - reported} of {PER_BAND}",
+                "-",
+                f"{reported} of {reported}",
+            ]
         )
     figures = {
         "median_error": statistics.median(every), "wrong": octaves / max(answers, 1), "abstained": 1 - answers / total,
@@ -163,7 +170,6 @@ HEADINGS = ("period", "abstained", "median error", "wrong period (half, double, 
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about periods."""
     lines = [
         "## The period of a step",
         "",
@@ -183,7 +189,6 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.periods", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     print(section(parser.parse_args().seed, lambda *_: None))

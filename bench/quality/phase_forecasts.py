@@ -40,21 +40,22 @@ from gangline.ext.phases import SIGNALS, STATES
 SECOND_NS = 1_000_000_000
 CHECKPOINT = STATES.index("checkpoint")
 SECONDS, HOSTS = 900, 4
-#: GPUs of each run that are followed: the writer of a checkpoint, if there is one, and others.
+#: GPUs followed in each run: the writer of a checkpoint, if there is one, and others.
 FOLLOWED = (0, 3, 17, 30)
-#: Forecasts are read as often as they are sent; windows and the horizon of a state, seconds.
+#: Forecasts are read at the interval at which they are sent; windows and the horizon of a state,
+#: seconds.
 FORECAST_SECONDS = 10
 WINDOWS = (30.0, 60.0)
 HORIZON = 30.0
-#: Segments are read so often: the tracker holds 128 of each GPU.
+#: Interval of reading segments: the tracker keeps 128 per GPU.
 SEGMENT_SECONDS = 10
-#: This many checkpoints must have been before one can be known.
+#: A cadence needs this many past checkpoints.
 KNOWN_AFTER = 3
 PER_WORLD = 8
 
 
 class TracedGpu(NamedTuple):
-    """What one GPU's driver says at 10 Hz, and the truth."""
+    """One GPU's readings at 10 Hz, and the truth."""
 
     samples: np.ndarray  # float32 (samples, SIGNALS)
     checkpoint: Floats  # share of each second
@@ -64,34 +65,31 @@ class TracedGpu(NamedTuple):
 
 @dataclass
 class ForecastScore:
-    """Sums over moments: squared errors by predictor, and what they are of."""
+    """Sums over moments: squared errors by predictor, and number of moments and events."""
 
     squares: dict[str, float] = field(default_factory=dict[str, float])
     moments: int = 0
     events: int = 0
 
     def add(self, came: bool, **probabilities: float) -> None:
-        """Add one moment."""
         self.moments += 1
         self.events += came
         for name, value in probabilities.items():
             self.squares[name] = self.squares.get(name, 0.0) + (value - came) ** 2
 
     def merge(self, other: ForecastScore) -> None:
-        """Add another's moments."""
         self.moments += other.moments
         self.events += other.events
         for name, value in other.squares.items():
             self.squares[name] = self.squares.get(name, 0.0) + value
 
     def brier(self, name: str) -> str:
-        """Return the Brier score of a predictor."""
         return f"{self.squares.get(name, 0.0) / self.moments:.3f}" if self.moments else "-"
 
 
 @dataclass
 class TrackedRun:
-    """What came of the followed GPUs of one run."""
+    """Counts over the followed GPUs of one run."""
 
     world: str
     has_gpm: bool
@@ -99,14 +97,14 @@ class TrackedRun:
     online: list[int] = field(default_factory=lambda: [0, 0, 0])  # true and false positives, misses
     later: list[int] = field(
         default_factory=lambda: [0, 0, 0]
-    )  # the same, from the fourth checkpoint on
+    )  # the same, counted after the fourth checkpoint
     in_the_end: list[int] = field(default_factory=lambda: [0, 0, 0])
-    right_seconds: int = 0  # of all states: the largest share is that of the truth
+    right_seconds: int = 0  # seconds whose largest share is the true state's
     seconds: int = 0
     windows: dict[float, ForecastScore] = field(default_factory=dict[float, ForecastScore])
     state: ForecastScore = field(default_factory=ForecastScore)
     leads: list[float] = field(default_factory=list[float])
-    checkpoints: int = 0  # that could be predicted: the fourth and later
+    checkpoints: int = 0  # predictable: the fourth and later
     unstated: int = 0  # moments without a forecast
     asked: int = 0
 
@@ -124,15 +122,15 @@ def third_world(seed: int, control: str, *, has_gpm: bool) -> list[TracedGpu]:
     def by_second(values: np.ndarray, gpu: int) -> Floats:
         return np.asarray(values[:, gpu].reshape(SECONDS, per).mean(axis=1), dtype=float)
 
-    found = []
+    result = []
     for gpu in FOLLOWED:
         compute, writes = by_second(record.compute, gpu), by_second(record.checkpoint, gpu)
         stall = by_second(record.stall * (record.checkpoint < 0.5), gpu)
         idle = by_second(record.idle, gpu)
         wait = np.clip(1 - compute - writes - stall - idle, 0, 1)
         state = np.column_stack([compute, wait, stall, writes, idle])
-        found.append(TracedGpu(readings.samples(gpu), writes, record.checkpoint_begins, state))
-    return found
+        result.append(TracedGpu(readings.samples(gpu), writes, record.checkpoint_begins, state))
+    return result
 
 
 def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
@@ -140,7 +138,7 @@ def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
     random = np.random.default_rng([seed, 11])
     plan = bsp.Plan(kind, 0.0, hosts=HOSTS, seed=seed, seconds=SECONDS, has_gpm=has_gpm)
     episode = bsp.play(plan)
-    found = []
+    result = []
     for gpu in FOLLOWED:
         shares = episode.shares[:, gpu // GPUS, gpu % GPUS]
         power = episode.watts[:, gpu // GPUS, gpu % GPUS]
@@ -177,17 +175,17 @@ def second_world(seed: int, kind: str, *, has_gpm: bool) -> list[TracedGpu]:
         state = np.column_stack(
             [each[:, bsp.COMPUTE], wait, each[:, bsp.STALL], writes, np.zeros(SECONDS)]
         )
-        found.append(TracedGpu(samples, writes, begins, state))
-    return found
+        result.append(TracedGpu(samples, writes, begins, state))
+    return result
 
 
 def follow(run: TrackedRun, gpu: TracedGpu) -> None:
-    """Let a tracker follow one GPU, and add what it says to *run*."""
+    """Run a tracker on one GPU, and add its results to *run*."""
     followed = FollowedGpu()
     tracker = followed.tracker
     times = ((np.arange(len(gpu.samples)) + 1) * (SECOND_NS // RATE)).astype(np.int64)
     reported = np.zeros((SECONDS, len(STATES)))
-    forecasts: list[tuple[float, float, float]] = []  # when, for when, probability
+    forecasts: list[tuple[float, float, float]] = []  # time, predicted time, probability
     segments: dict[int, tuple[str, int]] = {}  # by their begin: state and end, ns
     for second in range(SECONDS):
         at = slice(second * RATE, (second + 1) * RATE)
@@ -195,7 +193,7 @@ def follow(run: TrackedRun, gpu: TracedGpu) -> None:
         shares = tracker.take_second(0)
         reported[second] = shares[: len(STATES)] if shares is not None else math.nan
         if second % SEGMENT_SECONDS == 0 or second == SECONDS - 1:
-            # Only the last ones are there; what they were called last counts.
+            # The tracker keeps only recent segments; their last state counts.
             segments |= {begin: (state, end) for state, begin, end, _, _ in tracker.segments(0)}
         if second % FORECAST_SECONDS == 0:
             _score_moment(
@@ -227,14 +225,16 @@ def follow(run: TrackedRun, gpu: TracedGpu) -> None:
 
 
 def _count(counts: list[int], said: np.ndarray, truth: np.ndarray) -> None:
-    for at, which in enumerate((said & truth, said & ~truth, ~said & truth)):
-        counts[at] += int(which.sum())
+    for index, which in enumerate((said & truth, said & ~truth, ~said & truth)):
+        counts[index] += int(which.sum())
 
 
 def window_probability(
     seconds: float, tenth: float, probability: float, interval: float, begin: float, end: float
 ) -> float:
-    """Return the probability that the next checkpoint begins within *begin* to *end* seconds from now, by what is stated."""
+    """Return the stated probability that the next checkpoint begins within *begin* to *end* seconds
+    from now.
+    """
     low, high = max(seconds - tenth, 0.0), max(seconds + tenth, 0.1)
     inside = max(min(high, end) - max(low, begin), 0.0) / (high - low)
     return min(probability * inside + (1 - probability) * min((end - begin) / interval, 1.0), 1.0)
@@ -273,7 +273,9 @@ def _score_moment(
 def _add_leads(
     run: TrackedRun, begins: Floats, forecasts: Sequence[tuple[float, float, float]]
 ) -> None:
-    """Add how long before each checkpoint its forecast was right, and remained so: within a tenth of the interval."""
+    """Add how long before each checkpoint its forecast became right within a tenth of the interval,
+    and stayed right.
+    """
     for before, begin in itertools.pairwise(begins[2:]):
         run.checkpoints += 1
         lead = 0.0
@@ -291,13 +293,13 @@ def track(run: tuple[str, str, int, bool]) -> TrackedRun:
     """Play one run of a world, and follow its GPUs."""
     world, kind, seed, has_gpm = run
     played = (third_world if world == "third" else second_world)(seed, kind, has_gpm=has_gpm)
-    found = TrackedRun(world, has_gpm, kind)
+    tracked_run = TrackedRun(world, has_gpm, kind)
     for gpu in played:
-        follow(found, gpu)
-    return found
+        follow(tracked_run, gpu)
+    return tracked_run
 
 
-#: World and kind: with checkpoints often, seldom, and by one writer.
+#: World and kind: with frequent checkpoints, with rare ones, and with a single writer.
 RUNS = (
     ("second", "checkpoints_often"), ("second", "checkpoints_rare"), ("third", "checkpoint_30s"),
     ("third", "checkpoint_120s"), ("third", "checkpoint_one_writer"), ("third", "evaluation"),
@@ -312,24 +314,26 @@ def _f1(counts: Sequence[int]) -> str:
 
 
 def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
-    """Return all counts of some runs together."""
-    found = TrackedRun("", True, "")
-    for one in runs:
-        for at in range(3):
-            found.online[at] += one.online[at]
-            found.later[at] += one.later[at]
-            found.in_the_end[at] += one.in_the_end[at]
-        for window, score in one.windows.items():
-            found.windows.setdefault(window, ForecastScore()).merge(score)
-        found.state.merge(one.state)
-        found.leads += one.leads
-        found.checkpoints += one.checkpoints
-        found.unstated, found.asked = found.unstated + one.unstated, found.asked + one.asked
-        found.right_seconds, found.seconds = (
-            found.right_seconds + one.right_seconds,
-            found.seconds + one.seconds,
+    tracked_run = TrackedRun("", True, "")
+    for run in runs:
+        for index in range(3):
+            tracked_run.online[index] += run.online[index]
+            tracked_run.later[index] += run.later[index]
+            tracked_run.in_the_end[index] += run.in_the_end[index]
+        for window, score in run.windows.items():
+            tracked_run.windows.setdefault(window, ForecastScore()).merge(score)
+        tracked_run.state.merge(run.state)
+        tracked_run.leads += run.leads
+        tracked_run.checkpoints += run.checkpoints
+        tracked_run.unstated, tracked_run.asked = (
+            tracked_run.unstated + run.unstated,
+            tracked_run.asked + run.asked,
         )
-    return found
+        tracked_run.right_seconds, tracked_run.seconds = (
+            tracked_run.right_seconds + run.right_seconds,
+            tracked_run.seconds + run.seconds,
+        )
+    return tracked_run
 
 
 STATE_HEADINGS = (
@@ -355,29 +359,30 @@ NEXT_HEADINGS = (
 
 
 def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the rows of both tables."""
     states, forecasts = [], []
-    for world, kind, has_gpm in dict.fromkeys((one.world, one.kind, one.has_gpm) for one in runs):
-        one = _together([o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)])
+    for world, kind, has_gpm in dict.fromkeys((run.world, run.kind, run.has_gpm) for run in runs):
+        total = _together(
+            [o for o in runs if (o.world, o.kind, o.has_gpm) == (world, kind, has_gpm)]
+        )
         head = [world, kind, "yes" if has_gpm else "no"]
         states.append(
             [
                 *head,
-                _f1(one.online),
-                _f1(one.later),
-                _f1(one.in_the_end),
-                f"{100 * one.right_seconds / one.seconds:.0f} %",
+                _f1(total.online),
+                _f1(total.later),
+                _f1(total.in_the_end),
+                f"{100 * total.right_seconds / total.seconds:.0f} %",
             ]
         )
-        leads = sorted(one.leads)
+        leads = sorted(total.leads)
         lead = f"{statistics.median(leads):.0f} / {leads[len(leads) // 10]:.0f}" if leads else "-"
         head += [
-            f"{one.asked - one.unstated} of {one.asked}",
+            f"{total.asked - total.unstated} of {total.asked}",
             lead,
-            f"{len(leads)} of {one.checkpoints}",
+            f"{len(leads)} of {total.checkpoints}",
         ]
-        scores = [(f"{window:.0f} s", score) for window, score in sorted(one.windows.items())]
-        for name, score in [*scores, (f"writing in {HORIZON:.0f} s", one.state)]:
+        scores = [(f"{window:.0f} s", score) for window, score in sorted(total.windows.items())]
+        for name, score in [*scores, (f"writing in {HORIZON:.0f} s", total.state)]:
             came = f"{score.events / score.moments:.2f}" if score.moments else "-"
             forecasts.append([*head, name, *(score.brier(p) for p in PREDICTORS), came])
             head = [""] * len(head)
@@ -385,15 +390,14 @@ def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD) -> str:
-    """Return the part of the page about states and forecasts."""
     plans = [
         (world, kind, 1000 * seed + number, has_gpm)
         for world, kind in RUNS for has_gpm in (True, False) for number in range(per_world if has_gpm else per_world // 2)
     ]  # fmt: skip
     runs: list[TrackedRun] = []
     with ProcessPoolExecutor() as pool:
-        for one in pool.map(track, plans):
-            runs.append(one)
+        for run in pool.map(track, plans):
+            runs.append(run)
             progress("phase forecasts", len(runs) / len(plans))
     states, forecasts = rows(runs)
     return "\n".join([
@@ -405,7 +409,6 @@ def section(seed: int, progress: Callable[..., None], per_world: int = PER_WORLD
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.phase_forecasts", description=__doc__
     )

@@ -1,4 +1,6 @@
-"""`make docs`: the pictures of docs/fingerprints.md, of episodes of the second world (`bsp_world`) as `gangline job -o` draws them."""
+"""`make docs`: the pictures of docs/fingerprints.md, of episodes of the second world (`bsp_world`)
+as `gangline job -o` draws them.
+"""
 
 from __future__ import annotations
 
@@ -39,29 +41,28 @@ PICTURES: tuple[tuple[str, Plan, str, tuple[str, ...]], ...] = (
 
 
 def picture(plan: Plan, title: str, notes: tuple[str, ...]) -> str:
-    """Return the timeline of an episode as SVG."""
     episode = bsp.play(plan)
     slots = STEP_SECONDS * bsp.SLOTS_PER_SECOND
     count = len(episode.shares) // slots
     shares = episode.shares[: count * slots].reshape(count, slots, plan.hosts, bsp.GPUS, bsp.STATES)
     means = shares.mean(axis=(1, 3))
     edges = np.arange(count + 1) * STEP_SECONDS
-    # Steps that end in each column, by their share of it: a step of several seconds ends now and then.
+    # Steps that end in each column, in shares: a step of several seconds ends in few columns.
     steps = np.interp(
         edges, np.concatenate([[0.0], episode.steps]), np.arange(episode.steps.size + 1)
     )
     pace = np.diff(steps) / np.diff(steps)[:10].max()
     phases: list[dict[str, Any]] = [
         {
-            "time": _time(at), "host": f"host-{host}", "idle_ratio": 0.0,
+            "time": _time(index), "host": f"host-{host}", "idle_ratio": 0.0,
             "compute_ratio": cell[bsp.COMPUTE], "wait_ratio": cell[bsp.WAIT] + cell[bsp.EXCHANGE],
             "host_stall_ratio": cell[bsp.STALL], "checkpoint_ratio": cell[bsp.CHECKPOINT],
         }
-        for at, hosts in enumerate(means) for host, cell in enumerate(hosts)
+        for index, hosts in enumerate(means) for host, cell in enumerate(hosts)
     ]  # fmt: skip
     rows = [
-        {"time": _time(at), "pace": min(float(one), PACE_MAX), "is_change": False}
-        for at, one in enumerate(pace)
+        {"time": _time(index), "pace": min(float(one), PACE_MAX), "is_change": False}
+        for index, one in enumerate(pace)
     ]
     culprits = [f"host-{host}" for host in episode.blamed_on]
     return timeline_svg(make_timeline(phases, rows, culprits, COLUMNS), title, notes)
@@ -72,7 +73,6 @@ def _time(at: int) -> datetime:
 
 
 def main() -> None:
-    """Write the pictures."""
     for name, plan, title, notes in PICTURES:
         (FOLDER / name).write_text(picture(plan, title, notes))
 

@@ -21,7 +21,7 @@ from bench.quality.straggler_replay import JUDGE_SECONDS
 from gangline.aggregator.model import Reason
 
 SLOWDOWNS = (0.05, 0.10, 0.15, 0.30)
-#: Faults that no counter shows: only inference finds them.
+#: Faults without a counter: only inference finds them.
 INFERRED_KINDS = ("silent_host", "silent_gpu")
 #: Reasons that name the cause of each kind.
 CAUSES: dict[str, frozenset[Reason]] = {
@@ -37,25 +37,24 @@ CAUSES: dict[str, frozenset[Reason]] = {
 PER_CELL, PER_CONTROL, PER_VARIATION, PER_ABLATION = 3, 2, 2, 2
 ABLATION_SLOWDOWN = VARIATION_SLOWDOWN = 0.15
 VARIATION_KINDS = ("silent_host", "silent_gpu", "host_cpu")
-#: A fault that costs the gang less than this of its pace hides: in bubbles, behind slower parts, in the spread of the healthy.
+#: A fault that costs the gang less of its pace is hidden: in bubbles, behind slower parts, in the
+#: spread of healthy parts.
 COST_MIN = 0.02
-#: Seconds that a healed run continues for, and when its fault ends.
+#: Onset of healing, and seconds of a run that heals.
 HEALS, HEALED_SECONDS = 330.0, 660
 
 
 def scenario_of(kind: str, slowdown: float, seed: int) -> GangScenario:
-    """Return a run with one fault, at a host that the seed decides."""
+    """Return a run with one fault, at a host chosen by the seed."""
     return GangScenario(seed, (HostFault(kind, slowdown, seed * 7 % 16, gpu=seed * 3 % 8),))
 
 
 def control_of(control: str, seed: int, *, has_gpm: bool = True) -> GangScenario:
-    """Return a run without a fault."""
     silences = ((3, 100.0, 300.0), (9, 150.0, 1e9)) if control == "agents_silent" else ()
     return GangScenario(seed, control=control, has_gpm=has_gpm, silences=silences)
 
 
 def _varied(name: str, one: GangScenario) -> GangScenario:
-    """Return *one* as the variation *name* has it."""
     fault = one.faults[0]
     match name:
         case "no GPM (A100 and older)":
@@ -98,12 +97,11 @@ VARIATIONS = (
     "hosts leave or join", "two jobs share hosts", "clocks disagree", "its agent is silent, 40 to 160 s after",
     "two other agents are silent", "nobody says which hosts are a gang", "a mixture of experts",
 )  # fmt: skip
-#: What never arrives, by name.
+#: Names of the evidence that an ablation removes.
 ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and ReportGangs")
 
 
 def _without(name: str, one: GangScenario) -> GangScenario:
-    """Return *one* without a kind of evidence."""
     if name in EVIDENCE:
         return replace(one, withheld=frozenset({name}))
     return replace(
@@ -113,7 +111,7 @@ def _without(name: str, one: GangScenario) -> GangScenario:
 
 @dataclass(frozen=True)
 class GangPlan:
-    """What a page plays, by part; seeds follow from one."""
+    """The runs of a page, by part; all seeds follow from one seed."""
 
     faults: tuple[GangScenario, ...]
     controls: tuple[GangScenario, ...]
@@ -122,11 +120,10 @@ class GangPlan:
 
     @classmethod
     def of_seed(cls, seed: int) -> GangPlan:
-        """Return the page's plan."""
         first = 1000 * seed
         faults = tuple(
-            scenario_of(kind, slowdown, first + 50 * at + number)
-            for at, slowdown in enumerate(SLOWDOWNS) for kind in FAULT_KINDS for number in range(PER_CELL)
+            scenario_of(kind, slowdown, first + 50 * index + number)
+            for index, slowdown in enumerate(SLOWDOWNS) for kind in FAULT_KINDS for number in range(PER_CELL)
         )  # fmt: skip
         controls = tuple(
             control_of(kind, first + 300 + number)
@@ -139,60 +136,66 @@ class GangPlan:
             for name in VARIATIONS for kind in VARIATION_KINDS for number in range(PER_VARIATION)
         )  # fmt: skip
         base = [
-            one for one in faults
-            if one.faults[0].slowdown == ABLATION_SLOWDOWN and one.seed % 50 < PER_ABLATION
+            scenario for scenario in faults
+            if scenario.faults[0].slowdown == ABLATION_SLOWDOWN and scenario.seed % 50 < PER_ABLATION
         ]  # fmt: skip
-        ablated = tuple((name, _without(name, one)) for name in ABLATIONS for one in base)
+        ablated = tuple((name, _without(name, scenario)) for name in ABLATIONS for scenario in base)
         return cls(faults, controls, varied, ablated)
 
 
-# ----------------------------------------------------------------------
-# Figures.
-
-
 def _found(outcomes: Sequence[GangOutcome]) -> list[tuple[GangOutcome, HostFault, float]]:
-    """Return each fault, and when its host was first named while it was there; NaN: never."""
+    """Return each fault, and when its host was first named during the fault; NaN: never."""
     return [
-        (one, fault, one.first_named(fault)) for one in outcomes for fault in one.scenario.faults
+        (outcome, fault, outcome.first_named(fault))
+        for outcome in outcomes
+        for fault in outcome.scenario.faults
     ]
 
 
 def recall(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how many culprits were named, with the interval."""
-    found = _found(outcomes)
-    return counted(sum(not math.isnan(at) for _, _, at in found), len(found))
+    """Return the share of named culprits, with the interval."""
+    result = _found(outcomes)
+    return counted(sum(not math.isnan(named_at) for _, _, named_at in result), len(result))
 
 
 def recall_by_cost(outcomes: Sequence[GangOutcome]) -> str:
-    """Return the recall of faults that cost the gang something, and of those that cost next to nothing."""
-    costly = [one for one in outcomes if one.pace_lost >= COST_MIN]
-    cheap = [one for one in outcomes if one.pace_lost < COST_MIN]
+    """Return the recall of faults with a cost of COST_MIN or more, and of cheaper faults."""
+    costly = [outcome for outcome in outcomes if outcome.pace_lost >= COST_MIN]
+    cheap = [outcome for outcome in outcomes if outcome.pace_lost < COST_MIN]
     return f"{recall(costly)} where the gang loses {100 * COST_MIN:.0f} % of its pace or more; {recall(cheap)} where it loses less"
 
 
 def precision(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how many of those named are to blame, with the interval."""
-    right = sum(not math.isnan(at) for _, _, at in _found(outcomes))
-    return counted(right, right + sum(len(one.wrong) for one in outcomes))
+    """Return the share of named hosts that are culprits, with the interval."""
+    right = sum(not math.isnan(named_at) for _, _, named_at in _found(outcomes))
+    return counted(right, right + sum(len(outcome.wrong) for outcome in outcomes))
 
 
 def _delays(outcomes: Sequence[GangOutcome]) -> str:
-    delays = sorted(at - fault.onset for _, fault, at in _found(outcomes) if not math.isnan(at))
+    delays = sorted(
+        named_at - fault.onset
+        for _, fault, named_at in _found(outcomes)
+        if not math.isnan(named_at)
+    )
     if not delays:
         return "-"
     return f"{statistics.median(delays):.0f} / {delays[math.ceil(0.95 * len(delays)) - 1]:.0f}"
 
 
 def _cause_right(outcomes: Sequence[GangOutcome]) -> str:
-    named = [(one, fault) for one, fault, at in _found(outcomes) if not math.isnan(at)]
-    return f"{sum(bool(one.reasons(f.host) & CAUSES[f.kind]) for one, f in named)} of {len(named)}"
+    named = [
+        (outcome, fault)
+        for outcome, fault, named_at in _found(outcomes)
+        if not math.isnan(named_at)
+    ]
+    return f"{sum(bool(outcome.reasons(f.host) & CAUSES[f.kind]) for outcome, f in named)} of {len(named)}"
 
 
 def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
-    """Return where the one GPU that is slow was named, and no other of its host beside it."""
+    """Return how often only the slow GPU of its host was named."""
     named = [
-        (one, fault) for one, fault, at in _found(outcomes)
-        if not math.isnan(at) and fault.kind in ("silent_gpu", "pcie")
+        (outcome, fault) for outcome, fault, named_at in _found(outcomes)
+        if not math.isnan(named_at) and fault.kind in ("silent_gpu", "pcie")
     ]  # fmt: skip
     if not named:
         return "-"
@@ -202,35 +205,42 @@ def _gpu_right(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def _false_rate(outcomes: Sequence[GangOutcome]) -> str:
-    """Return hosts blamed falsely a node-day, and the upper bound of 95 % (of none: three over the days)."""
-    wrong, days = sum(len(one.wrong) for one in outcomes), sum(one.node_days for one in outcomes)
+    """Return falsely blamed hosts per node-day, and the upper bound of 95 % (three over the days
+    without any).
+    """
+    wrong, days = (
+        sum(len(outcome.wrong) for outcome in outcomes),
+        sum(outcome.node_days for outcome in outcomes),
+    )
     return f"{wrong} in {days:.1f} node-days: {wrong / days:.2f} a day, below {weighted_rate([1.0] * wrong, 1.0)[1] / days:.2f} at 95 %"
 
 
 def causes_f1(outcomes: Sequence[GangOutcome]) -> float:
-    """Return the mean F1 over causes; a straggler's reason beside a named cause is no other cause."""
+    """Return the mean F1 over causes; a straggler's reason in addition to a named cause is not
+    another cause.
+    """
     causes = set(CAUSES.values())
-    hits, named, of = (dict.fromkeys(causes, 0) for _ in range(3))
-    for one, fault, at in _found(outcomes):
+    hits, named, totals = (dict.fromkeys(causes, 0) for _ in range(3))
+    for outcome, fault, named_at in _found(outcomes):
         wanted = CAUSES[fault.kind]
-        of[wanted] += 1
-        reasons = one.reasons(fault.host) if not math.isnan(at) else set[Reason]()
+        totals[wanted] += 1
+        reasons = outcome.reasons(fault.host) if not math.isnan(named_at) else set[Reason]()
         claimed = {cause for cause in causes if reasons & cause}
         if len(claimed) > 1:
             claimed.discard(CAUSES["silent_host"])
         for cause in claimed:
             named[cause] += 1
             hits[cause] += cause == wanted
-    # F1 is 2 TP / (TP + FP + TP + FN); of a cause that nobody named it is 0.
-    return statistics.mean(2 * hits[c] / max(named[c] + of[c], 1) for c in causes if of[c])
+    # F1 is 2 TP / (TP + FP + TP + FN); it is 0 for a cause that was never named.
+    return statistics.mean(2 * hits[c] / max(named[c] + totals[c], 1) for c in causes if totals[c])
 
 
 def _by(outcomes: Sequence[GangOutcome]) -> str:
     rules: dict[str, int] = {}
-    for one in outcomes:
-        for host in one.scenario.culprits:
-            if host in one.verdicts:
-                for rule in {rule for rule, _ in one.verdicts[host].rules}:
+    for outcome in outcomes:
+        for host in outcome.scenario.culprits:
+            if host in outcome.verdicts:
+                for rule in {rule for rule, _ in outcome.verdicts[host].rules}:
                     rules[rule] = rules.get(rule, 0) + 1
     return ", ".join(
         f"{rule} {count}" for rule, count in sorted(rules.items(), key=lambda x: (-x[1], x[0]))
@@ -251,7 +261,6 @@ FAULT_HEADINGS = (
 
 
 def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
-    """Return a row for each kind and slowdown."""
     rows = []
     for kind in FAULT_KINDS:
         for slowdown in reversed(SLOWDOWNS):
@@ -280,25 +289,28 @@ VARIED_HEADINGS = (
 
 
 def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]:
-    """Return a row for each variation."""
     rows = []
     for name in dict.fromkeys(name for name, _ in varied):
-        those = [one for other, one in varied if other == name]
+        those = [outcome for other, outcome in varied if other == name]
         cells = []
         for kind in VARIATION_KINDS:
-            found = [at for _, fault, at in _found(those) if fault.kind == kind]
-            cells.append(f"{sum(not math.isnan(at) for at in found)} of {len(found)}")
+            result = [named_at for _, fault, named_at in _found(those) if fault.kind == kind]
+            cells.append(f"{sum(not math.isnan(named_at) for named_at in result)} of {len(result)}")
         cheap, wrong = sum(o.pace_lost < COST_MIN for o in those), sum(len(o.wrong) for o in those)
         rows.append([name, *cells, recall(those), str(cheap), str(wrong), _delays(those)])
     return rows
 
 
 def _blamed(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how many hosts were blamed, and by which rules."""
     rules = sorted(
-        {rule for one in outcomes for host in one.wrong for rule, _ in one.verdicts[host].rules}
+        {
+            rule
+            for outcome in outcomes
+            for host in outcome.wrong
+            for rule, _ in outcome.verdicts[host].rules
+        }
     )
-    blamed = sum(len(one.wrong) for one in outcomes)
+    blamed = sum(len(outcome.wrong) for outcome in outcomes)
     return f"{blamed} ({', '.join(rules)})" if blamed else "0"
 
 
@@ -306,16 +318,15 @@ CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "WATCH only", "blamed,
 
 
 def control_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
-    """Return a row for each control."""
     rows = []
-    for kind in dict.fromkeys(one.scenario.control for one in outcomes):
-        those = [one for one in outcomes if one.scenario.control == kind]
-        gpm = [one for one in those if one.scenario.has_gpm]
-        older = [one for one in those if not one.scenario.has_gpm]
-        watched = sum(not v.named for one in those for v in one.verdicts.values())
+    for kind in dict.fromkeys(outcome.scenario.control for outcome in outcomes):
+        those = [outcome for outcome in outcomes if outcome.scenario.control == kind]
+        gpm = [outcome for outcome in those if outcome.scenario.has_gpm]
+        older = [outcome for outcome in those if not outcome.scenario.has_gpm]
+        watched = sum(not v.named for outcome in those for v in outcome.verdicts.values())
         rows.append([
-            kind, f"{len(gpm)} + {len(older)}", str(sum(one.scenario.hosts for one in those)), _blamed(gpm), str(watched),
-            _blamed(older), *(str(sum(len(one.naive[name]) for one in those)) for name in NAIVE),
+            kind, f"{len(gpm)} + {len(older)}", str(sum(outcome.scenario.hosts for outcome in those)), _blamed(gpm), str(watched),
+            _blamed(older), *(str(sum(len(outcome.naive[name]) for outcome in those)) for name in NAIVE),
         ])  # fmt: skip
     return rows
 
@@ -335,7 +346,9 @@ def ablation_rows(
     ablated: Sequence[tuple[str, GangOutcome]],
     controls: Sequence[GangOutcome],
 ) -> list[list[str]]:
-    """Return a row for all evidence, each kind of it left out, and the naive detectors, of the same runs."""
+    """Return rows for all evidence, for each ablation, and for the naive detectors, from the same
+    runs.
+    """
 
     def by_kind(hits: Callable[[GangOutcome], bool], those: Sequence[GangOutcome]) -> list[str]:
         return [
@@ -357,8 +370,8 @@ def ablation_rows(
         def is_found(one: GangOutcome, name: str = name) -> bool:
             return one.scenario.faults[0].host in one.naive[name]
 
-        wrong = sum(len(one.naive[name] - one.scenario.culprits) for one in base)
-        in_controls = sum(len(one.naive[name]) for one in controls)
+        wrong = sum(len(outcome.naive[name] - outcome.scenario.culprits) for outcome in base)
+        in_controls = sum(len(control.naive[name]) for control in controls)
         rows.append([
             f"naive: {name}", counted(sum(map(is_found, base)), len(base)), *by_kind(is_found, base), "-",
             f"{wrong}, in controls {in_controls}", "-",
@@ -367,11 +380,11 @@ def ablation_rows(
 
 
 def healing_text(outcomes: Sequence[GangOutcome]) -> str:
-    """Return how long after its end a fault's host was named still."""
+    """Return how long a host was named after the end of its fault."""
     times = []
-    for one, fault, at in _found(outcomes):
-        if not math.isnan(at):
-            seconds, is_over = one.healing_seconds(fault)
+    for outcome, fault, named_at in _found(outcomes):
+        if not math.isnan(named_at):
+            seconds, is_over = outcome.healing_seconds(fault)
             times.append(
                 f"{fault.kind} {seconds + JUDGE_SECONDS:.0f} s"
                 if is_over
@@ -381,20 +394,19 @@ def healing_text(outcomes: Sequence[GangOutcome]) -> str:
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about the third world."""
     plan = GangPlan.of_seed(seed)
     scenarios = [
         *plan.faults,
         *plan.controls,
-        *(one for _, one in plan.varied),
-        *(one for _, one in plan.ablated),
+        *(scenario for _, scenario in plan.varied),
+        *(scenario for _, scenario in plan.ablated),
     ]
     outcomes = iter(judge_all(scenarios, lambda share: progress("pipeline gangs", share)))
     faults = [next(outcomes) for _ in plan.faults]
     controls = [next(outcomes) for _ in plan.controls]
     varied = [(name, next(outcomes)) for name, _ in plan.varied]
     ablated = [(name, next(outcomes)) for name, _ in plan.ablated]
-    played = [*faults, *controls, *(one for _, one in varied)]
+    played = [*faults, *controls, *(outcome for _, outcome in varied)]
     by_slowdown = "; ".join(
         f"{100 * s:.0f} %: {recall([o for o in faults if o.scenario.faults[0].slowdown == s])}"
         for s in SLOWDOWNS
@@ -411,8 +423,8 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         )
         for s in SLOWDOWNS
     )
-    healed = [one for name, one in varied if name.startswith("heals")]
-    base_seeds = {(one.seed, one.faults[0].kind) for _, one in plan.ablated}
+    healed = [outcome for name, outcome in varied if name.startswith("heals")]
+    base_seeds = {(scenario.seed, scenario.faults[0].kind) for _, scenario in plan.ablated}
     base = [
         o for o in faults
         if o.scenario.faults[0].slowdown == ABLATION_SLOWDOWN and (o.scenario.seed, o.scenario.faults[0].kind) in base_seeds
@@ -447,7 +459,6 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.pipeline_gangs", description=__doc__
     )

@@ -1,9 +1,11 @@
-"""Readings of the third world (`pipeline_world`) as drivers, kernels and agents give them: at 10 Hz, then frames by second.
+"""Readings of the third world (`pipeline_world`) as from drivers, kernels and agents: at 10 Hz,
+then frames by second.
 
-Power: the sensor sees 25 ms of each 100 ms, with a gain error of each part (Yang et al. 2024, Part-time power measurements),
-smoothed and late; without GPM the mean of a second, as an A100's driver reports. GPM gives cycles over cycles (nvml.h): a part
-at a lower clock does the same work in fewer. Utilization is the share of the last sixth of a second. Phases, job levels and the next checkpoint are
-what the agent's own tracker (`ext.phases`) makes of these samples; nothing of them is written by the world.
+Power: the sensor sees 25 ms of each 100 ms, with a gain error per part (Yang et al. 2024, Part-time
+power measurements), smoothed and late; without GPM the mean of a second, as an A100's driver
+reports. GPM gives cycles over cycles (nvml.h): a part at a lower clock does the same work in fewer.
+Utilization is the share of the last sixth of a second. Phases, job levels and the next checkpoint
+come from the agent's own tracker (`ext.phases`) on these samples; the world writes none of them.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from gangline.contract.wire import telemetry_pb2
 from gangline.ext.phases import JOB_COLUMNS, SECOND_COLUMNS, SIGNALS, PhaseTracker
 
 RATE = 10
-#: Of a port of 400 Gb/s.
+#: Bytes a second of a port of 400 Gb/s.
 RATE_BYTES = 50e9
 SLOTS_PER_SAMPLE = SLOTS_PER_SECOND // RATE
-#: Kinds of evidence, by the columns that carry it: those of an ablation never arrive.
+#: Kinds of evidence, by their columns: an ablation removes these.
 EVIDENCE: dict[str, tuple[str, ...]] = {
     "GPM": ("sm_active_ratio", "sm_active_min_ratio", "sm_active_max_ratio", "tensor_active_ratio"),
     "phases": (*SECOND_COLUMNS, *JOB_COLUMNS),
@@ -45,7 +47,7 @@ EVIDENCE: dict[str, tuple[str, ...]] = {
 
 
 class DriverReadings:
-    """Readings of all GPUs at 10 Hz, (samples, GPUs), and what the seconds make of them, (seconds, GPUs)."""
+    """Readings of all GPUs at 10 Hz, (samples, GPUs), and values per second, (seconds, GPUs)."""
 
     def __init__(self, record: GangRecord, random: np.random.Generator) -> None:
         self.record, scenario = record, record.scenario
@@ -96,7 +98,7 @@ class DriverReadings:
                 ("sm_clock_min_hertz", self.clock, np.min), ("sm_clock_max_hertz", self.clock, np.max),
             )
         }  # fmt: skip
-        # GPM is read at each second sample.
+        # GPM is read at every second sample.
         active, tensor = _by_second(self.active)[:, 1::2], _by_second(self.tensor)[:, 1::2]
         self.gpm_seconds = {
             "sm_active_ratio": active.mean(1), "sm_active_min_ratio": active.min(1), "sm_active_max_ratio": active.max(1),
@@ -108,30 +110,30 @@ class DriverReadings:
         self.waits = np.cumsum(record.congestion, axis=0) * 1e5
         self.flags = np.zeros((scenario.seconds, count), dtype=np.uint64)
         seconds = np.arange(scenario.seconds, dtype=np.float64) + 0.5
-        for one in scenario.faults:
-            bit = {"thermal": 0x20, "power_cap": 0x4}.get(one.kind, 0)
-            is_on = one.strength(seconds) > 0.2
-            self.flags[is_on, one.host * GPUS : (one.host + 1) * GPUS] |= np.uint64(bit)
+        for fault in scenario.faults:
+            bit = {"thermal": 0x20, "power_cap": 0x4}.get(fault.kind, 0)
+            is_on = fault.strength(seconds) > 0.2
+            self.flags[is_on, fault.host * GPUS : (fault.host + 1) * GPUS] |= np.uint64(bit)
 
     def of_second(self, values: Floats) -> Floats:
-        """Return (seconds, samples of it, GPUs)."""
+        """Return (seconds, samples per second, GPUs)."""
         return _by_second(values)
 
     def samples(self, gpu: int) -> np.ndarray:
-        """Return float32 (samples, SIGNALS) of one GPU, as the agent's ring has them."""
-        found = np.full((len(self.power), len(SIGNALS)), np.nan, dtype=np.float32)
+        """Return float32 (samples, SIGNALS) of one GPU, as in the agent's ring."""
+        result = np.full((len(self.power), len(SIGNALS)), np.nan, dtype=np.float32)
         columns = {
             "power_watts": self.power, "sm_clock_hertz": self.clock, "utilization_ratio": self.used,
             "sm_active_ratio": self.active, "tensor_active_ratio": self.tensor,
         }  # fmt: skip
         for name, values in columns.items():
-            found[:, SIGNALS.index(name)] = values[:, gpu]
-        found[:, SIGNALS.index("clock_event_reasons_flags")] = np.repeat(self.flags[:, gpu], RATE)
-        # GPM at each second sample, utilization at the others.
-        found[1::2, SIGNALS.index("sm_active_ratio")] = np.nan
-        found[1::2, SIGNALS.index("tensor_active_ratio")] = np.nan
-        found[::2, SIGNALS.index("utilization_ratio")] = np.nan
-        return found
+            result[:, SIGNALS.index(name)] = values[:, gpu]
+        result[:, SIGNALS.index("clock_event_reasons_flags")] = np.repeat(self.flags[:, gpu], RATE)
+        # GPM at every second sample, utilization at the others.
+        result[1::2, SIGNALS.index("sm_active_ratio")] = np.nan
+        result[1::2, SIGNALS.index("tensor_active_ratio")] = np.nan
+        result[::2, SIGNALS.index("utilization_ratio")] = np.nan
+        return result
 
 
 def _by_second(values: np.ndarray) -> np.ndarray:
@@ -139,17 +141,15 @@ def _by_second(values: np.ndarray) -> np.ndarray:
 
 
 def _smoothed(values: Floats, weight: float) -> Floats:
-    """Return a low pass of first order over the samples."""
-    found = np.empty_like(values)
+    result = np.empty_like(values)
     now = values[0]
-    for at, value in enumerate(values):
+    for index, value in enumerate(values):
         now = now + weight * (value - now)
-        found[at] = now
-    return found
+        result[index] = now
+    return result
 
 
 def _mean_of(values: Floats, samples: int) -> Floats:
-    """Return the mean of the last so many samples."""
     total = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
     at = np.arange(1, len(values) + 1)
     first = np.maximum(at - samples, 0)
@@ -165,7 +165,7 @@ class HostAgent:
         self.name = f"pipe-{host:03d}"
         self.gpus = [f"GPU-{host:08d}-0000-0000-0000-{gpu:012d}" for gpu in range(GPUS)]
         self._rows = slice(host * GPUS, (host + 1) * GPUS)
-        self._faults = [one for one in record.scenario.faults if one.host == host]
+        self._faults = [fault for fault in record.scenario.faults if fault.host == host]
         self._withheld = {c for name in record.scenario.withheld for c in EVIDENCE.get(name, ())}
         self._has_gpm = bool(readings.has_gpm[host])
         ports = [f"mlx5_{port}/1" for port in range(GPUS)]
@@ -185,14 +185,14 @@ class HostAgent:
         self._last: dict[str, tuple[bytes, bytes]] = {}
         self._violations = np.zeros((2, GPUS))
         self._port_errors = self._replays = 0.0
-        #: Its wall clock is off by so much; with `skewed` by seconds to minutes, and its frames are late.
+        #: Error of its wall clock; with `skewed` seconds to minutes, and its frames are late.
         is_skewed = record.scenario.control == "skewed"
         self._skew_ns = int(random.normal(0, 60 if is_skewed else 0.01) * SECOND_NS)
         self.late_seconds = int(random.integers(3)) if is_skewed else 0
         self.tracker = PhaseTracker(GPUS)
         self._samples = [readings.samples(host * GPUS + gpu) for gpu in range(GPUS)]
-        #: Anyone who lowers a limit lowers it to what the GPUs draw from then on.
-        at = slice(int(max((one.onset for one in self._faults), default=0)) * RATE, None)
+        #: A lowered limit equals the GPUs' power draw after the onset.
+        at = slice(int(max((fault.onset for fault in self._faults), default=0)) * RATE, None)
         high = np.quantile(readings.power[at, self._rows], 0.98) if self._faults else 0.0
         self._capped_watts = float(np.round(high / 5) * 5)
         self._fill_constants()
@@ -201,7 +201,6 @@ class HostAgent:
         )
 
     def frame(self, second: int, now_ns: int) -> bytes:
-        """Return the frame of *second*."""
         self._track(second)
         self._fill_gpus(second)
         self._fill_host(second)
@@ -216,7 +215,7 @@ class HostAgent:
         return self._encoder.encode(stamp, blocks, deflate=False)
 
     def track(self, second: int) -> None:
-        """Let the tracker take the samples of a second that no frame is sent of."""
+        """Run the tracker on a second without a frame."""
         self._track(second)
 
     def _track(self, second: int) -> None:
@@ -228,13 +227,12 @@ class HostAgent:
         self.tables[table].put(**{k: v for k, v in values.items() if k not in self._withheld})
 
     def _strength(self, kind: str, second: int) -> tuple[float, HostFault | None]:
-        for one in self._faults:
-            if one.kind == kind:
-                return float(one.strength(np.array([second + 0.5]))[0]), one
+        for fault in self._faults:
+            if fault.kind == kind:
+                return float(fault.strength(np.array([second + 0.5]))[0]), fault
         return 0.0, None
 
     def _fill_constants(self) -> None:
-        """Fill what stays as it is."""
         limit = self._readings.record.limit_watts[self._rows]
         self._put("gpu_1s", lost_state=0, recovery_action_state=0)
         self._put(
@@ -285,7 +283,7 @@ class HostAgent:
                 **{name: values[second, rows] for name, values in r.gpm_seconds.items()},
             )
         shares = [self.tracker.take_second(gpu) for gpu in range(GPUS)]
-        if all(one is not None for one in shares):
+        if all(share is not None for share in shares):
             table = np.array(shares, dtype=float)
             self._put("gpu_fast_1s", **dict(zip(SECOND_COLUMNS, table.T, strict=True)))
         if (second + self._host) % 10 == 0:
@@ -296,7 +294,9 @@ class HostAgent:
             self._fill_links(second)
 
     def _fill_links(self, second: int) -> None:
-        """Fill what faults of a limit, a PCIe link or a port show; the seed decides which sign there is."""
+        """Fill the readings that show faults of a limit, a PCIe link or a port; the seed decides
+        which sign is shown.
+        """
         r, rows, shows = self._readings, self._rows, self._readings.record.scenario.seed % 3
         strength, fault = self._strength("power_cap", second)
         if fault is not None:
@@ -305,7 +305,7 @@ class HostAgent:
                 power_limit_watts=self._capped_watts if strength else r.record.limit_watts[rows],
             )
         strength, fault = self._strength("pcie", second)
-        if fault is not None:  # fewer lanes, a lower speed, or only packets that are sent again
+        if fault is not None:  # fewer lanes, a lower speed, or only resent packets
             lanes, generation, replays = np.full(GPUS, 16.0), np.full(GPUS, 5.0), np.zeros(GPUS)
             lanes[fault.gpu] -= 8 * (shows == 0 and strength > 0)
             generation[fault.gpu] -= 2 * (shows == 1 and strength > 0)
@@ -314,7 +314,7 @@ class HostAgent:
             self._put("gpu_10s", pcie_width_lanes=lanes, pcie_generation_number=generation)
             self._put("gpu_10s_changes", pcie_replays_count=replays)
         strength, fault = self._strength("nic", second)
-        if fault is not None:  # errors, a lower rate, or only that others wait
+        if fault is not None:  # errors, a lower rate, or only waiting senders
             rate, errors = np.full(GPUS, RATE_BYTES), np.zeros(GPUS)
             rate[0] *= 0.5 if shows == 1 and strength else 1.0
             self._port_errors += 30 * strength * (shows == 0)
@@ -339,22 +339,24 @@ class HostAgent:
         )  # fmt: skip
 
     def register(self, fleet: Fleet) -> None:
-        """Register the host, with its GPUs."""
         model = (
             "A100" if self._readings.record.is_older[self._host] or not self._has_gpm else "H100"
         )
         devices = [
             telemetry_pb2.Device(
-                kind="gpu", key=key, attributes={"name": model, "pci_address": f"0000:{at:02x}:00.0"}
+                kind="gpu", key=key, attributes={"name": model, "pci_address": f"0000:{index:02x}:00.0"}
             )
-            for at, key in enumerate(self.gpus)
+            for index, key in enumerate(self.gpus)
         ]  # fmt: skip
         fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
 
     def processes(
         self, run: GangRun, number: int, state: str, second: int
     ) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield what the agent reports of the ranks of a run on this host. *number*: of the run, each has its own processes."""
+        """Yield the agent's reports of the ranks of a run on this host.
+
+        *number* of the run: each has its own processes.
+        """
         there: Sequence[int] = run.gpus[run.gpus // GPUS == self._host].tolist()
         now_ns = UPTIME_NS + second * SECOND_NS
         for row in there:

@@ -1,6 +1,7 @@
-"""One run of the third world as data: which host has which fault, what the workload does, which job runs where.
+"""One run of the third world as data: which host has which fault, the behavior of the workload, and
+the jobs per host.
 
-`pipeline_steps` plays the steps, `pipeline_world` what they make of the GPUs.
+`pipeline_steps` plays the steps, `pipeline_world` their effect on the GPUs.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ SLOT_SECONDS = 0.02
 SLOTS_PER_SECOND = 50
 FOREVER = 1e9
 
-#: What can be wrong with a host.
+#: Faults of a host.
 FAULT_KINDS = ("thermal", "power_cap", "silent_host", "silent_gpu", "pcie", "nic", "host_cpu")
-#: What a workload or a site does that is no host's fault.
+#: Behavior of a workload or a site that no host causes.
 CONTROL_KINDS = (
     "healthy", "sequence", "stages", "moe", "checkpoint_30s", "checkpoint_120s", "checkpoint_one_writer", "evaluation",
     "stall_all", "rotating_stalls", "slow_all", "starts", "ends", "mixed", "resize", "shared", "skewed", "agents_silent",
@@ -30,17 +31,22 @@ CONTROL_KINDS = (
 
 @dataclass(frozen=True)
 class HostFault:
-    """One thing that is wrong with one host. *slowdown*: how much longer its own part of a step takes at the fault's height."""
+    """One fault of one host.
+
+    *slowdown*: how much longer its own part of a step takes at the fault's height.
+    """
 
     kind: str
     slowdown: float
     host: int
     onset: float = 180.0
     heals: float = FOREVER
-    gpu: int = 5  # of a fault of one GPU
+    gpu: int = 5  # with the fault, if it affects one GPU
 
     def strength(self, seconds: Floats) -> Floats:
-        """Return how much of it is there at each of *seconds*, 0 to 1: heat and cooling take about a minute."""
+        """Return the strength of the fault at each of *seconds*, 0 to 1: heat and cooling take
+        about a minute.
+        """
         is_on = (seconds >= self.onset) & (seconds < self.heals)
         if self.kind != "thermal":
             return is_on.astype(float)
@@ -51,31 +57,35 @@ class HostFault:
 
 @dataclass(frozen=True)
 class GangScenario:
-    """One run of the world. *control*: what the workload or the site does beside the faults; "": nothing."""
+    """One run of the world.
+
+    *control*: behavior of the workload or the site in addition to the faults; "": none.
+    """
 
     seed: int
     faults: tuple[HostFault, ...] = ()
     control: str = ""
     hosts: int = 16
     seconds: int = 480
-    onset: float = 180.0  # of what a control does
+    onset: float = 180.0  # of the control
     has_gpm: bool = True
     is_attributed: bool = True
     is_reported: bool = True  # by ReportGangs
-    #: Host, and from which second to which its agent is silent.
+    #: (host, first second, last second) of an agent's silence.
     silences: tuple[tuple[int, float, float], ...] = ()
     #: Evidence that never arrives: names of `pipeline_readings.EVIDENCE`.
     withheld: frozenset[str] = frozenset()
 
     @property
     def culprits(self) -> frozenset[int]:
-        """The hosts with a fault."""
-        return frozenset(one.host for one in self.faults)
+        return frozenset(fault.host for fault in self.faults)
 
 
 @dataclass(frozen=True)
 class GangRun:
-    """A job that runs on some GPUs for some time. *gpus*: flat numbers by (stage, replica, tensor rank)."""
+    """A job that runs on some GPUs for some time. *gpus*: flat numbers by (stage, replica, tensor
+    rank).
+    """
 
     job_id: int
     gpus: Rows
@@ -84,5 +94,4 @@ class GangRun:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """The hosts that it runs on."""
         return tuple(sorted(set((self.gpus.ravel() // GPUS).tolist())))

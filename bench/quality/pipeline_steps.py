@@ -1,6 +1,7 @@
-"""Steps of a gang of the third world: its workload, its GPUs and their faults, and the events of each step.
+"""Steps of a gang of the third world: its workload, its GPUs and their faults, and the events of
+each step.
 
-See `pipeline_world` for where the assumptions are from.
+`pipeline_world` names the sources of the assumptions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bench.quality.pipeline_scenario import (
 
 
 class Workload:
-    """What a job draws once: its layout, lengths and power levels."""
+    """The random settings of one job: its layout, lengths and power levels."""
 
     def __init__(self, scenario: GangScenario, random: np.random.Generator, gpus: int) -> None:
         control = scenario.control
@@ -42,7 +43,7 @@ class Workload:
         self.step_sigma = random.uniform(0.005, 0.05)
         self.rank_sigma = random.uniform(0.002, 0.01)
         self.memory_share = random.uniform(0.1, 0.5)
-        # Last and first stages have layers of their own.
+        # First and last stages have additional layers.
         self.stage_work = 1 + random.uniform(-0.04, 0.04, self.stages)
         self.stage_power = random.uniform(0.85, 1.0, self.stages)
         if control == "stages":
@@ -67,7 +68,7 @@ class Workload:
 
 @dataclass
 class EventLog:
-    """Events of one run, as arrays by (GPU, event): when, and at which weight."""
+    """Events of one run, as arrays by (GPU, event): time and weight."""
 
     begins: list[Floats] = field(default_factory=list)
     ends: list[Floats] = field(default_factory=list)
@@ -84,21 +85,23 @@ class EventLog:
         if not self.begins:
             return
         begins, ends, weights = (np.array(x) for x in (self.begins, self.ends, self.weights))
-        for at, gpu in enumerate(gpu_order.ravel()):
-            # Empty events, of other stages, lie anywhere.
-            real = np.flatnonzero(ends[:, at] > begins[:, at])
-            order = real[np.argsort(begins[real, at], kind="stable")]
-            begin, end = begins[order, at], ends[order, at]
+        for index, gpu in enumerate(gpu_order.ravel()):
+            # Empty events, of other stages, may lie anywhere.
+            real = np.flatnonzero(ends[:, index] > begins[:, index])
+            order = real[np.argsort(begins[real, index], kind="stable")]
+            begin, end = begins[order, index], ends[order, index]
             if not order.size:
                 continue
-            total = np.concatenate([[0.0], np.cumsum((end - begin) * weights[order, at])])
+            total = np.concatenate([[0.0], np.cumsum((end - begin) * weights[order, index])])
             times = np.column_stack([begin, end]).ravel()
             values = np.column_stack([total[:-1], total[1:]]).ravel()
             into[:, gpu] += np.diff(np.interp(edges, times, values)) / SLOT_SECONDS
 
 
 def batch_orders(stages: int, batches: int) -> list[tuple[int, bool, int]]:
-    """Return the micro-batches of a step, (stage, is backward, number), each after all that it needs: 1F1B."""
+    """Return the micro-batches of a step, (stage, is backward, number), each after its
+    prerequisites: 1F1B.
+    """
     plans: list[list[tuple[bool, int]]] = []
     for stage in range(stages):
         warm = min(stages - stage - 1, batches)
@@ -107,7 +110,7 @@ def batch_orders(stages: int, batches: int) -> list[tuple[int, bool, int]]:
             plan += [(False, warm + m), (True, m)]
         plans.append(plan + [(True, m) for m in range(batches - warm, batches)])
     done: set[tuple[int, bool, int]] = set()
-    found: list[tuple[int, bool, int]] = []
+    result: list[tuple[int, bool, int]] = []
     while any(plans):
         for stage, plan in enumerate(plans):
             while plan:
@@ -116,9 +119,9 @@ def batch_orders(stages: int, batches: int) -> list[tuple[int, bool, int]]:
                 if 0 <= needs[0] < stages and needs not in done:
                     break
                 done.add((stage, backward, m))
-                found.append((stage, backward, m))
+                result.append((stage, backward, m))
                 plan.pop(0)
-    return found
+    return result
 
 
 class StepPlayer:
@@ -156,7 +159,7 @@ class StepPlayer:
         bubbles = load.batches + load.stages - 1
         #: Seconds of a forward and a backward micro-batch; backward takes twice as long.
         self.forward, self.backward = base / bubbles / 3, 2 * base / bubbles / 3
-        #: The popularity of the experts that each GPU has, which wanders.
+        #: The popularity of the experts on each GPU, a random walk.
         self.popularity = np.zeros(self.shape)
         self.bias: Floats = np.zeros(self.shape[1])
         if scenario.control == "sequence" and scenario.seed % 2:
@@ -189,11 +192,13 @@ class StepPlayer:
         return now + seconds
 
     def _evaluate(self, now: float) -> float:
-        """Forward only, with gaps between the batches: nobody waits for anybody but at the end."""
+        """Play an evaluation: forward only, with gaps between the batches; ranks wait only at the
+        end.
+        """
         seconds = self.random.uniform(6.0, 14.0)
         count = 12
-        for at in range(count):
-            begin = np.full(self.shape, now + at * seconds / count)
+        for index in range(count):
+            begin = np.full(self.shape, now + index * seconds / count)
             length = seconds / count * np.clip(self.random.normal(0.6, 0.08, self.shape), 0.2, 0.95)
             self.stall.put(begin, begin + 0.2 * seconds / count)
             begin = begin + 0.2 * seconds / count
@@ -228,7 +233,7 @@ class StepPlayer:
             if before in ends:
                 begin = np.maximum(begin, ends[before] + 0.002)
             if load.stages == 1:
-                begin = np.full_like(begin, begin.max())  # fully sharded: all meet
+                begin = np.full_like(begin, begin.max())  # fully sharded: all wait for the last
             usual = (
                 (self.backward if is_backward else self.forward) * load.stage_work[stage] * scale
             )
@@ -253,26 +258,26 @@ class StepPlayer:
     def _log_batch(
         self, stage: int, begin: Floats, started: Floats, finished: Floats, effects: StepEffects
     ) -> None:
-        """Note a micro-batch of one stage; the other stages' GPUs have an empty event."""
+        """Record a micro-batch of one stage; the other stages' GPUs get an empty event."""
 
         def whole(values: Floats, fill: float) -> Floats:
-            found = np.full(self.shape, fill)
-            found[stage] = values
-            return found
+            result = np.full(self.shape, fill)
+            result[stage] = values
+            return result
 
         at = float(begin[0])
         starts, ends = whole(started, at), whole(finished, at)
         if (started > begin[:, None]).any():
             self.stall.put(whole(np.broadcast_to(begin[:, None], started.shape), at), starts)
         self.compute.put(starts, ends)
-        # The same tensor cycles, spread over as long as it takes.
+        # The same tensor cycles, spread over a longer time.
         self.work.put(starts, ends, whole(1 / effects.time[stage], 0.0))
         self.power.put(
             starts, ends, whole(effects.power[stage] * self.load.stage_power[stage], 0.0)
         )
 
     def _reduce(self, previous: dict[int, Floats], effects: StepEffects, scale: float) -> float:
-        """Reduce gradients over the replicas of each stage; return when all have."""
+        """Reduce gradients over the replicas of each stage; return the end of the last reduction."""
         ends = []
         for stage, ready in previous.items():
             begin = float(ready.max())
@@ -291,10 +296,13 @@ class StepPlayer:
         return max(ends)
 
     def _stretch(self, now: float) -> Floats:
-        """Return how much more than usual each has to do: (stages, replicas, ranks), or with micro-batches behind."""
+        """Return the factor of work per rank: (stages, replicas, ranks), or with a last axis of
+        micro-batches.
+        """
         control, random = self.scenario.control, self.random
         if control == "sequence":
-            # Long-tailed documents: a replica's micro-batch is as long as its longest; all its stages have it.
+            # Long-tailed documents: a replica's micro-batch takes as long as its longest document,
+            # on all its stages.
             drawn = (
                 random.lognormal(-0.02, 0.2, (self.shape[1], self.load.batches))
                 + self.bias[:, None]
@@ -328,10 +336,10 @@ class StepPlayer:
 
 @dataclass
 class StepEffects:
-    """What parts and faults make of a step at one moment, by (stage, replica, rank)."""
+    """Effects of parts and faults on a step at one moment, by (stage, replica, rank)."""
 
-    time: Floats  # how many times as long a micro-batch takes
-    power: Floats  # over the usual of computing
+    time: Floats  # factor of a micro-batch's duration
+    power: Floats  # relative to usual computing
     gap: Floats  # added before micro-batches, as a share of a step
     network: Floats  # added to the exchange, as a share of a step
 
@@ -344,7 +352,7 @@ class GpuParts:
         self.scenario = scenario
         sigma = random.uniform(0.012, 0.019)
         speed = sigma * np.clip(random.standard_normal(count), -2.5, 2.5)
-        #: Most of the spread is the clock that the part's leakage allows; the rest nothing shows.
+        #: Most of the spread is the clock that the part's leakage allows; the rest is invisible.
         self.clock = 1 + 0.85 * speed
         self.hidden = 1 + 0.15 * speed + 0.002 * random.standard_normal(count)
         self.power = 1 + 0.02 * random.standard_normal(count)
@@ -352,28 +360,28 @@ class GpuParts:
         if scenario.control == "mixed":
             self.is_older[random.permutation(scenario.hosts)[: scenario.hosts // 2]] = True
         self.older_time = random.uniform(1.1, 1.5)
-        #: Heat does not come to all GPUs of a host alike.
+        #: Heat affects the GPUs of a host differently.
         self.heat_share = random.uniform(0.75, 1.0, (scenario.hosts, GPUS))
         self.heat_share[np.arange(scenario.hosts), random.integers(GPUS, size=scenario.hosts)] = 1.0
 
     def clock_factor(self, seconds: Floats, memory_share: float) -> Floats:
-        """Return the clock while computing, over each part's own: (times, GPUs)."""
-        found = np.ones((seconds.size, self.clock.size))
-        for one in self.scenario.faults:
-            if one.kind not in ("thermal", "power_cap"):
+        """Return the clock while computing, relative to each part's own: (times, GPUs)."""
+        result = np.ones((seconds.size, self.clock.size))
+        for fault in self.scenario.faults:
+            if fault.kind not in ("thermal", "power_cap"):
                 continue
-            strength = one.slowdown * one.strength(seconds)[:, None]
-            if one.kind == "thermal":
-                strength = strength * self.heat_share[one.host]
-            rows = slice(one.host * GPUS, (one.host + 1) * GPUS)
-            # The share of the time that the memory decides stays as long as it was.
-            found[:, rows] *= (1 - memory_share) / (1 - memory_share + strength)
+            strength = fault.slowdown * fault.strength(seconds)[:, None]
+            if fault.kind == "thermal":
+                strength = strength * self.heat_share[fault.host]
+            rows = slice(fault.host * GPUS, (fault.host + 1) * GPUS)
+            # Memory-bound time is not affected by the clock.
+            result[:, rows] *= (1 - memory_share) / (1 - memory_share + strength)
         if self.scenario.control == "slow_all":
-            found[seconds >= self.scenario.onset] *= (1 - memory_share) / (1 - memory_share + 0.12)
-        return found
+            result[seconds >= self.scenario.onset] *= (1 - memory_share) / (1 - memory_share + 0.12)
+        return result
 
     def effects(self, now: float, gpus: Rows, load: Workload) -> StepEffects:
-        """Return what they make of a step that begins at *now*."""
+        """Return the effects on a step that begins at *now*."""
         at = np.array([now])
         clock = (self.clock * self.clock_factor(at, load.memory_share)[0])[gpus]
         memory = load.memory_share
@@ -383,17 +391,17 @@ class GpuParts:
         older = self.is_older[gpus // GPUS]
         time = np.where(older, time * self.older_time, time)
         power = np.where(older, 0.6 * power, power)
-        for one in self.scenario.faults:
-            slow = one.slowdown * float(one.strength(at)[0])
-            there, gpu = gpus // GPUS == one.host, one.host * GPUS + one.gpu
-            if one.kind in ("silent_host", "silent_gpu"):
-                where = there if one.kind == "silent_host" else gpus == gpu
+        for fault in self.scenario.faults:
+            slow = fault.slowdown * float(fault.strength(at)[0])
+            there, gpu = gpus // GPUS == fault.host, fault.host * GPUS + fault.gpu
+            if fault.kind in ("silent_host", "silent_gpu"):
+                where = there if fault.kind == "silent_host" else gpus == gpu
                 time = np.where(where, time * (1 + slow), time)
                 power = np.where(where, power * (1 - 0.5 * slow), power)
-            elif one.kind == "host_cpu":
+            elif fault.kind == "host_cpu":
                 gap = gap + slow * there
-            elif one.kind == "pcie":
+            elif fault.kind == "pcie":
                 gap = gap + slow * (gpus == gpu)
-            elif one.kind == "nic":
+            elif fault.kind == "nic":
                 network = network + slow * there
         return StepEffects(time, power, gap, network)

@@ -38,18 +38,18 @@ from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 
 @dataclass
 class HostVerdict:
-    """What was reported of one host: at which seconds it was named, and why."""
+    """Reports about one host: at which seconds it was named, and why."""
 
     named: list[float] = field(default_factory=list)
     watched: list[float] = field(default_factory=list)
-    #: Rule and reason, by the first second of each.
+    #: (rule, reason) -> first second.
     rules: dict[tuple[str, Reason], float] = field(default_factory=dict[tuple[str, Reason], float])
     devices: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass
 class GangOutcome:
-    """What came of one scenario."""
+    """Results of one scenario."""
 
     scenario: GangScenario
     verdicts: dict[int, HostVerdict] = field(default_factory=dict[int, HostVerdict])
@@ -57,26 +57,26 @@ class GangOutcome:
     pace_lost: float = 0.0
 
     def first_named(self, fault: HostFault) -> float:
-        """Return when the host of *fault* was first named while it had it; NaN: never."""
+        """Return when the host of *fault* was first named during the fault; NaN: never."""
         verdict = self.verdicts.get(fault.host)
         times = verdict.named if verdict is not None else []
         return next((t for t in times if fault.onset <= t <= fault.heals), math.nan)
 
     def reasons(self, host: int) -> set[Reason]:
-        """Return the reasons that *host* was named for."""
+        """Return the reasons for which *host* was named."""
         verdict = self.verdicts.get(host)
         return {reason for _, reason in verdict.rules} if verdict is not None else set()
 
     def gpus_named(self, host: int) -> set[int]:
-        """Return the GPUs of *host* that were named, beside or without the host."""
+        """Return the named GPUs of *host*, with or without the host."""
         verdict = self.verdicts.get(host)
-        found = verdict.devices if verdict is not None else {}
-        return {int(name[-12:]) for name in found if name.startswith("GPU-")}
+        result = verdict.devices if verdict is not None else {}
+        return {int(name[-12:]) for name in result if name.startswith("GPU-")}
 
     @property
     def wrong(self) -> list[int]:
-        """The hosts that were named and are not to blame, or not yet, or first named when their fault was over."""
-        faults = {one.host: one for one in self.scenario.faults}
+        """Return the wrongly named hosts: without a fault, or first named outside its time."""
+        faults = {fault.host: fault for fault in self.scenario.faults}
         return [
             host for host, verdict in self.verdicts.items()
             if verdict.named and (host not in faults or not faults[host].onset <= verdict.named[0] <= faults[host].heals)
@@ -84,11 +84,13 @@ class GangOutcome:
 
     @property
     def node_days(self) -> float:
-        """The days of all hosts that are not to blame."""
+        """Return the days of all hosts without a fault."""
         return (self.scenario.hosts - len(self.scenario.culprits)) * self.scenario.seconds / 86400.0
 
     def healing_seconds(self, fault: HostFault) -> tuple[float, bool]:
-        """Return how long after its end the host of *fault* was named still, and whether that ended before the run did."""
+        """Return how long the host of *fault* was named after its end, and whether that stopped
+        before the run ended.
+        """
         verdict = self.verdicts.get(fault.host)
         last = (
             max((t for t in verdict.named if t > fault.heals), default=fault.heals)
@@ -99,7 +101,7 @@ class GangOutcome:
 
 
 def judge_scenario(scenario: GangScenario) -> GangOutcome:
-    """Play *scenario*, and let the judge see it, second by second, as its agents would send it."""
+    """Play *scenario*, and judge it second by second, with its agents' frames."""
     record = play(scenario)
     random = np.random.default_rng([scenario.seed, 9])
     readings = DriverReadings(record, random)
@@ -168,10 +170,10 @@ def _report_jobs(
 
 def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
     for host, tracked in judged.tracked_symptoms.items():
-        for one in tracked.values():
-            worst = one.worst
+        for score in tracked.values():
+            worst = score.worst
             if (
-                not one.active
+                not score.active
                 or worst.host_state is HealthState.HEALTHY
                 or worst.rule.name == NEW_HOST
             ):
@@ -188,30 +190,34 @@ def _note(outcome: GangOutcome, judged: Judgement, second: float) -> None:
 
 
 def pace_lost(scenario: GangScenario) -> float:
-    """Return the share of its steps that the gang loses while all faults are there, against the same run without them."""
+    """Return the share of steps that the gang loses while all faults are active, relative to the
+    same run without them.
+    """
     if not scenario.faults:
         return 0.0
-    begin = max(one.onset for one in scenario.faults) + (
+    begin = max(fault.onset for fault in scenario.faults) + (
         100 if scenario.faults[0].kind == "thermal" else 10
     )
-    end = min([*(one.heals for one in scenario.faults), float(scenario.seconds)])
-    without = replace(scenario, faults=tuple(replace(one, slowdown=0.0) for one in scenario.faults))
+    end = min([*(fault.heals for fault in scenario.faults), float(scenario.seconds)])
+    without = replace(
+        scenario, faults=tuple(replace(fault, slowdown=0.0) for fault in scenario.faults)
+    )
     counts = []
-    for one in (scenario, without):
-        ends = step_ends(one)
+    for played in (scenario, without):
+        ends = step_ends(played)
         counts.append(np.diff(np.interp([begin, end], ends, np.arange(ends.size)))[0])
     return float(1 - counts[0] / counts[1]) if counts[1] else 0.0
 
 
-#: Seconds that a naive detector takes the mean of, and its limits.
+#: Seconds averaged by a naive detector, and its limits.
 NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
 NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 
 
 def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
-    """Return whom simpler detectors name, from the last two minutes in which the faults are there."""
+    """Return the hosts named by simpler detectors, from the last two minutes with active faults."""
     scenario = readings.record.scenario
-    end = int(min([float(scenario.seconds), *(one.heals for one in scenario.faults)]))
+    end = int(min([float(scenario.seconds), *(fault.heals for fault in scenario.faults)]))
     span = slice(max(end - NAIVE_SECONDS, 0), end)
 
     def by_host(values: Floats) -> Floats:
@@ -220,12 +226,12 @@ def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:
         )
 
     used = by_host(readings.used)
-    found = {
+    result = {
         NAIVE[0]: used < np.median(used) - UTILIZATION_LESS,
         NAIVE[1]: np.abs(_z_scores(by_host(readings.power))) > Z_MAX,
-        NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # without GPM there is none
+        NAIVE[2]: _z_scores(by_host(readings.active)) > Z_MAX,  # NaN without GPM
     }
-    return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in found.items()}
+    return {name: frozenset(np.flatnonzero(flags).tolist()) for name, flags in result.items()}
 
 
 def _z_scores(values: Floats) -> Floats:
@@ -236,17 +242,17 @@ def _z_scores(values: Floats) -> Floats:
 def judge_all(
     scenarios: Sequence[GangScenario], progress: Callable[[float], None] = lambda _: None
 ) -> list[GangOutcome]:
-    """Judge each, in as many processes as there are processors."""
-    found: list[GangOutcome] = []
+    """Judge *scenarios*, one process per processor."""
+    result: list[GangOutcome] = []
     with ProcessPoolExecutor() as pool:
         for outcome in pool.map(judge_scenario, scenarios):
-            found.append(outcome)
-            progress(len(found) / len(scenarios))
-    return found
+            result.append(outcome)
+            progress(len(result) / len(scenarios))
+    return result
 
 
 def main() -> int:
-    """Judge one run, and print who was named: for a figure of the page that needs an explanation."""
+    """Judge one run, and print the named hosts: for a figure of the page that needs an explanation."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.pipeline_verdicts", description=__doc__
     )

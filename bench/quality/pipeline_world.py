@@ -1,14 +1,19 @@
-"""A third world, unknown to the judge: gangs with pipeline, tensor and data parallel roles, as events on a timeline of 20 ms.
+"""A third world, unknown to the judge: gangs with pipeline, tensor and data parallel roles, as
+events on a timeline of 20 ms.
 
-Each micro-batch of each stage is an event (schedule 1F1B: Narayanan et al. 2021, Megatron-LM): it begins when its predecessor's
-activations are there, and ends when the slowest GPU of its tensor parallel group does. Without stages the whole gang meets at
-each micro-batch, as fully sharded training does. Then each stage reduces its gradients over its replicas, all update, and the
-next step begins. Bubbles, roles and the waiting of the victims follow from that; nobody writes them.
+Each micro-batch of each stage is an event (schedule 1F1B: Narayanan et al. 2021, Megatron-LM): it
+begins when its predecessor's activations arrive, and ends with the slowest GPU of its tensor
+parallel group. Without stages the whole gang synchronizes at each micro-batch, like fully sharded
+training. Then each stage reduces its gradients over its replicas, all update, and the next step
+begins. Bubbles, roles and the waiting of the victims follow from that; they are not written
+directly.
 
-From measurements: healthy GPUs' speeds lie 2.3 to 3.0 % apart between quartiles in compute-bound work and 0.1 % in memory-bound
-work (SGEMM, ResNet, PageRank of one cluster; the hotter part runs the lower clock); an H100 draws about 70 W idle, 150 W with a
-collective resident and 430 to 560 W while it trains. Lengths of steps are lognormal. All other ranges are assumed. It shares no
-code and no model with `bsp_world`, the simulator or the judge; `pipeline_readings` is what a driver makes of it.
+Measured values: healthy GPUs' speeds differ by 2.3 to 3.0 % between quartiles in compute-bound work
+and 0.1 % in memory-bound work (SGEMM, ResNet, PageRank of one cluster; the hotter part has the
+lower clock); an H100 draws about 70 W idle, 150 W with a resident collective and 430 to 560 W in
+training. Lengths of steps are lognormal. All other ranges are assumed. It shares no code and no
+model with `bsp_world`, the simulator or the judge; `pipeline_readings` converts it to driver
+readings.
 """
 
 from __future__ import annotations
@@ -34,19 +39,19 @@ from bench.quality.pipeline_steps import GpuParts, StepPlayer, Workload
 
 @dataclass
 class GangRecord:
-    """What happened, over slots and flat GPUs, and by host and slot where it is so small; the truth with it."""
+    """The events over slots and flat GPUs, or by host and slot; and the truth."""
 
     scenario: GangScenario
     runs: list[GangRun]
-    compute: Shares  # share of the slot in which it computes
-    stall: Shares  # no kernel is resident, though its job runs
-    checkpoint: Shares  # its job writes one
+    compute: Shares  # share of the slot with computing
+    stall: Shares  # no resident kernel, although its job runs
+    checkpoint: Shares  # its job writes a checkpoint
     idle: Shares  # no job
-    work: Shares  # tensor cycles a second, over the most at the usual clock
-    watts: Shares  # what it draws
-    clock: Shares  # over the usual one of its part
-    port_bytes: Floats  # (slots, hosts): a second, by each port
-    congestion: Floats  # (seconds, hosts): share of the time in which ports wait for the network
+    work: Shares  # tensor cycles a second, relative to the maximum at the usual clock
+    watts: Shares  # power draw
+    clock: Shares  # relative to the part's usual clock
+    port_bytes: Floats  # (slots, hosts): bytes per second of each port
+    congestion: Floats  # (seconds, hosts): share of time in which ports wait for the network
     cpu_pressure: Floats  # (seconds, hosts)
     io_pressure: Floats  # (seconds, hosts)
     resident_in_checkpoint: bool
@@ -61,14 +66,14 @@ class GangRecord:
 
 
 def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[GangRun, Workload]]:
-    """Return who runs where, and when."""
+    """Return the runs with their GPUs and times, and their workloads."""
     everything = np.arange(scenario.hosts * GPUS)
-    end, found = float(scenario.seconds), []
+    end, result = float(scenario.seconds), []
 
     def add(job: int, gpus: Rows, begin: float, end: float, load: Workload | None = None) -> None:
         load = Workload(scenario, random, gpus.size) if load is None else load
         shape = load.stages, gpus.size // load.tensor_ranks // load.stages, load.tensor_ranks
-        found.append((GangRun(job, gpus.reshape(shape), begin, end), load))
+        result.append((GangRun(job, gpus.reshape(shape), begin, end), load))
 
     if scenario.control == "shared":
         halves = everything.reshape(-1, 2, GPUS // 2)
@@ -83,29 +88,34 @@ def _runs(scenario: GangScenario, random: np.random.Generator) -> list[tuple[Gan
     else:
         begin = scenario.onset if scenario.control == "starts" else 0.0
         add(77, everything, begin, scenario.onset if scenario.control == "ends" else end)
-    return found
+    return result
 
 
 def _begin(scenario: GangScenario) -> tuple[GpuParts, np.random.Generator]:
-    """Return the parts and what all else is drawn from. The sizes of faults change neither."""
-    text = f"{scenario.control} {[one.kind for one in scenario.faults]}"
+    """Return the parts, and the generator of all other draws.
+
+    Both are independent of the sizes of faults.
+    """
+    text = f"{scenario.control} {[fault.kind for fault in scenario.faults]}"
     random = np.random.default_rng([scenario.seed, crc32(text.encode()), scenario.hosts])
     return GpuParts(scenario, random), random
 
 
 def step_ends(scenario: GangScenario) -> Floats:
-    """Return when the steps end, seconds: of the last run that holds the first fault's GPU, or of the last run."""
+    """Return the ends of steps, seconds: of the last run on the first fault's GPU, or of the last
+    run.
+    """
     parts, random = _begin(scenario)
     runs = _runs(scenario, random)
     random.uniform()
-    found: list[float] = []
+    result: list[float] = []
     for run, load in runs:
         player = StepPlayer(scenario, run, load, parts, random)
         player.play()
-        gpus = [one.host * GPUS + one.gpu for one in scenario.faults[:1]]
+        gpus = [fault.host * GPUS + fault.gpu for fault in scenario.faults[:1]]
         if np.isin(gpus, run.gpus).all():
-            found = player.step_ends
-    return np.array(found)
+            result = player.step_ends
+    return np.array(result)
 
 
 def play(scenario: GangScenario) -> GangRecord:
@@ -151,8 +161,8 @@ def play(scenario: GangScenario) -> GangRecord:
         np.arange(scenario.seconds, dtype=np.float64) + 0.5, first.memory_share
     )
     clock = np.repeat(clock, SLOTS_PER_SECOND, axis=0).astype(np.float32)
-    # A GPU that waits has room to boost, but where heat holds the clock down.
-    hot = {one.host for one in scenario.faults if one.kind == "thermal"}
+    # A waiting GPU can boost, unless heat limits its clock.
+    hot = {fault.host for fault in scenario.faults if fault.kind == "thermal"}
     boost = 1 + 0.02 * np.clip(1 - compute, 0, 1)
     held_down = np.repeat([host in hot for host in range(scenario.hosts)], GPUS)
     capped = np.where(held_down | (compute > 0.5), clock, 1.0)
@@ -181,16 +191,16 @@ def _host_levels(
     cpu = 0.01 * random.lognormal(0, 0.5, shape)
     io = 0.005 * random.lognormal(0, 0.8, shape)
     congestion = 0.004 * random.lognormal(0, 0.5, shape)
-    for one in scenario.faults:
-        on = one.strength(seconds)
-        if one.kind == "host_cpu":
-            cpu[:, one.host] += (
-                on * (0.1 + 1.5 * one.slowdown) * random.lognormal(0, 0.2, seconds.size)
+    for fault in scenario.faults:
+        on = fault.strength(seconds)
+        if fault.kind == "host_cpu":
+            cpu[:, fault.host] += (
+                on * (0.1 + 1.5 * fault.slowdown) * random.lognormal(0, 0.2, seconds.size)
             )
-        elif one.kind == "nic":
-            # The port itself is slow to drain; those that send to it are held back.
-            congestion += on[:, None] * one.slowdown * 0.05
-            congestion[:, one.host] += on * one.slowdown * 0.3
+        elif fault.kind == "nic":
+            # The port itself drains slowly and delays its senders.
+            congestion += on[:, None] * fault.slowdown * 0.05
+            congestion[:, fault.host] += on * fault.slowdown * 0.3
     if scenario.control == "stall_all":
         io += 0.25 * (seconds >= scenario.onset)[:, None] * random.lognormal(0, 0.2, shape)
     return np.clip(cpu, 0, 1), np.clip(io, 0, 1), congestion

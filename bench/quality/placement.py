@@ -50,16 +50,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality_placement.md"
 KEPT = ROOT / "build" / "quality_placement"
 PUBLISHED_SEED = 1
-#: Of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each check at this one is in looks.md.
+#: Seed of packing, simulated fleets and recovery: their seeds 1 to 9 are for tuning, and each check
+#: at this seed is in looks.md.
 JUDGED_SEED = 30
 WORKLOADS = ("sgemm", "resnet", "pagerank")
 GANGS = (16, 64, 128)
 POOL_SHARE = 1.25
 DRAWS = 100
-#: Of a GPU, both sides of the split together.
+#: Minimum runs of a GPU, on both sides of the split together.
 RUNS_MIN = 3
 SERIES_GAP_SECONDS = 3600.0
-#: What is wanted of the oracle's gain; and of the gain that is claimed for work that memory bounds.
+#: Wanted share of the oracle's gain; and the largest claimed gain for memory-bound work.
 CONTROL = "control: sgemm, earlier runs of other GPUs"
 SHARE_WANTED, CLAIM_MAX = 0.90, 0.003
 SPEED_TEXT = """\
@@ -95,7 +96,7 @@ The same days were used before, for [hazard](hazard.md)."""
 
 @dataclass(frozen=True)
 class FaultRow:
-    """Fault starts on members, of all judged days; `expected`: on as many nodes at random."""
+    """Fault starts on members, over all judged days; `expected`: on equally many random nodes."""
 
     load: float
     expected: float
@@ -106,16 +107,17 @@ class FaultRow:
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Time of a run of each GPU, its earlier and its later ones (medians; shapes: GPUs)."""
+    """Run time of each GPU, its earlier and its later runs (medians; shapes: GPUs)."""
 
     earlier: Floats
     later: Floats
-    speed: Floats  #: of the earlier runs against the middle of all, moved toward the middle as far as differences do not last
+    #: of the earlier runs, relative to the median GPU, and shrunk by the unrepeatable share
+    speed: Floats
 
 
 @dataclass(frozen=True)
 class GainRow:
-    """Gains over random members, as shares of the time of a step; means over all draws."""
+    """Gains over random members, as shares of the step time; means over all draws."""
 
     workload: str
     gpus: int
@@ -127,7 +129,7 @@ class GainRow:
 
 
 def gpu_times(path: Path, *, warm: bool) -> GpuTimes:
-    """Return the GPUs that have runs enough. *warm*: without the first of each series."""
+    """Return the GPUs with enough runs. *warm*: without the first run of each series."""
     runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -151,18 +153,18 @@ def gpu_times(path: Path, *, warm: bool) -> GpuTimes:
     speeds = [center / runs for runs in firsts]
     spread = sum(float(np.square(runs - runs.mean()).sum()) for runs in speeds)
     variance = spread / max(sum(runs.size - 1 for runs in speeds), 1)
-    # A single run does not show how the runs of this GPU vary.
+    # A single run does not show the variance of this GPU.
     within = np.array([variance / runs.size if runs.size > 1 else np.nan for runs in speeds])
     return GpuTimes(pairs[:, 0], pairs[:, 1], lasting_speeds(center / pairs[:, 0], within))
 
 
 def chosen_of(speeds: Floats, gang: int) -> list[int]:
-    """Return the nodes that a plan takes of nodes that differ by *speeds* alone."""
-    nodes = [Node(f"g{at}", speed=float(speed), gpus=1) for at, speed in enumerate(speeds)]
+    """Return the nodes of a plan among nodes that differ only by *speeds*."""
+    nodes = [Node(f"g{index}", speed=float(speed), gpus=1) for index, speed in enumerate(speeds)]
     nodes_table, candidates = table_of(nodes)
-    found = planner.plan(nodes_table, candidates, GangRequirements(gang, gpus_per_node=1))
-    assert found  # every node is free and healthy
-    return [int(at) for at in found[0].nodes]
+    result = planner.plan(nodes_table, candidates, GangRequirements(gang, gpus_per_node=1))
+    assert result  # all nodes are free and healthy
+    return [int(at) for at in result[0].nodes]
 
 
 def measure(
@@ -174,28 +176,31 @@ def measure(
     *,
     is_control: bool = False,
 ) -> GainRow:
-    """Return what plans gain over random members of pools drawn with *seed*. *is_control*: by other GPUs' earlier runs."""
+    """Return the gain of plans over random members, in pools drawn with *seed*.
+
+    *is_control*: by other GPUs' earlier runs.
+    """
     source = np.random.default_rng(seed)
     pool_size = min(round(gang * POOL_SHARE), times.later.size)
-    found = np.zeros((draws, 4))
+    result = np.zeros((draws, 4))
     for draw in range(draws):
-        # Shuffled: the files list GPUs in an order of their own.
+        # Shuffled: the files list GPUs in a systematic order.
         pool = source.permutation(times.later.size)[:pool_size]
         speed, later = times.speed[pool], times.later[pool]
         if is_control:
             speed = source.permutation(speed)
         chosen = chosen_of(speed, gang)
-        # Members at random; the gang is a subset of the pool, and one draw of it is noisy.
+        # Random members; the gang is a subset of the pool, and a single draw is noisy.
         blind = [source.permutation(pool_size)[:gang] for _ in range(20)]
-        slowest = float(np.mean([later[one].max() for one in blind]))
-        expected = float(np.mean([1.0 / speed[one].min() for one in blind]))
-        found[draw] = (
+        slowest = float(np.mean([later[members].max() for members in blind]))
+        expected = float(np.mean([1.0 / speed[members].min() for members in blind]))
+        result[draw] = (
             1.0 - 1.0 / speed[chosen].min() / expected,
             1.0 - later[chosen].max() / slowest,
             1.0 - np.sort(later)[:gang].max() / slowest,
             slowest,
         )
-    claimed, gained, oracle, slowest = (float(one) for one in found.mean(axis=0))
+    claimed, gained, oracle, slowest = (float(value) for value in result.mean(axis=0))
     return GainRow(workload, times.later.size, gang, claimed, gained, oracle, slowest)
 
 
@@ -208,41 +213,42 @@ def fault_rows(faults: FaultTable, seed: int, loads: Sequence[float] = LOADS) ->
     hazards = -np.log1p(-model.probability(judged.state, 1)) / 24.0
     totals = np.zeros((len(loads), 4))
     for day in np.unique(judged.day):
-        # Shuffled: the file names nodes in the order in which they fail.
+        # Shuffled: the file names nodes in the order of their failures.
         rows = source.permutation(np.flatnonzero(judged.day == day))
         starts, hours = judged.starts[rows], hazards[rows]
         returned = np.argsort(-judged.state.since_return_days[rows], kind="stable")
-        nodes = [Node(f"n{at}", hazard=float(each), gpus=1) for at, each in enumerate(hours)]
+        nodes = [
+            Node(f"n{index}", hazard=float(hazard), gpus=1) for index, hazard in enumerate(hours)
+        ]
         nodes_table, candidates = table_of(nodes)
-        for at, load in enumerate(loads):
+        for index, load in enumerate(loads):
             count = max(1, round(load * rows.size))
             needs = GangRequirements(count, gpus_per_node=1, hours=24.0)
             chosen = planner.plan(nodes_table, candidates, needs)[0].nodes
-            totals[at] += (
+            totals[index] += (
                 count * starts.mean(),
                 starts[chosen].sum(),
                 starts[returned[:count]].sum(),
                 np.sort(starts)[:count].sum(),
             )
-    return [FaultRow(load, *(float(one) for one in total)) for load, total in zip(loads, totals, strict=True)]  # fmt: skip
+    return [FaultRow(load, *(float(value) for value in total)) for load, total in zip(loads, totals, strict=True)]  # fmt: skip
 
 
 def pooled(rows: Sequence[FaultRow], name: str) -> float:
-    """Return fault starts of a way to choose over those of random members, all loads together."""
-    return sum(float(getattr(one, name)) for one in rows) / sum(one.expected for one in rows)
+    """Return fault starts of a method relative to random members, all loads together."""
+    return sum(float(getattr(row, name)) for row in rows) / sum(row.expected for row in rows)
 
 
 def fault_section(seed: int) -> str:
-    """Return the section of real faults, in Markdown."""
     faults = read_events(RECORDING)
     faults = faults.with_nodes(nodes_in_file_name(RECORDING) or len(faults.nodes))
     rows = fault_rows(faults, seed)
     cells = [
         (
-            f"{one.load:.0%}", f"{one.expected:.0f}", f"{one.planned:.0f}", f"{one.planned / one.expected:.2f}",
-            f"{one.since_return / one.expected:.2f}", f"{one.planned / one.since_return:.2f}", f"{one.oracle / one.expected:.2f}",
+            f"{row.load:.0%}", f"{row.expected:.0f}", f"{row.planned:.0f}", f"{row.planned / row.expected:.2f}",
+            f"{row.since_return / row.expected:.2f}", f"{row.planned / row.since_return:.2f}", f"{row.oracle / row.expected:.2f}",
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "load",
@@ -253,8 +259,8 @@ def fault_section(seed: int) -> str:
         "plan / since return",
         "oracle / random",
     )
-    controls = [pooled(fault_rows(shuffled(faults, seed * CONTROLS + at), seed), "planned") for at in range(CONTROLS)]  # fmt: skip
-    worst = max(one.planned / one.since_return for one in rows)
+    controls = [pooled(fault_rows(shuffled(faults, seed * CONTROLS + index), seed), "planned") for index in range(CONTROLS)]  # fmt: skip
+    worst = max(row.planned / row.since_return for row in rows)
     text = f"""{table(heads, cells)}
 
 All loads together, as a ratio to random: plan {pooled(rows, "planned"):.3f} (target: {FAULTS_WANTED:g}), since return {pooled(rows, "since_return"):.3f}. The largest ratio to the
@@ -266,7 +272,7 @@ a difference of a tenth is chance. Seed {seed}."""
 def speed_rows(
     seed: int, folder: Path = DATA / "gpu_speed", draws: int = DRAWS, *, warm: bool = False
 ) -> list[GainRow]:
-    """Return a row for each workload and size of gang for which there are GPUs enough; the last is the control."""
+    """Return a row for each workload and size of gang with enough GPUs; the last is the control."""
     rows: list[GainRow] = []
     for workload in WORKLOADS:
         times = gpu_times(folder / f"{workload}-longhorn.csv", warm=warm)
@@ -278,13 +284,12 @@ def speed_rows(
 
 
 def text_of(rows: Sequence[GainRow], seed: int) -> str:
-    """Return the table, in Markdown."""
     cells = [
         (
-            one.workload, str(one.gpus), str(one.gang), f"{one.claimed:+.1%}", f"{one.gained:+.1%}", f"{one.oracle:+.1%}",
-            f"{one.gained / one.oracle:.0%}" if one.oracle > 0.001 else "-",
+            row.workload, str(row.gpus), str(row.gang), f"{row.claimed:+.1%}", f"{row.gained:+.1%}", f"{row.oracle:+.1%}",
+            f"{row.gained / row.oracle:.0%}" if row.oracle > 0.001 else "-",
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "workload",
@@ -295,20 +300,19 @@ def text_of(rows: Sequence[GainRow], seed: int) -> str:
         "oracle",
         "share of the oracle's gain",
     )
-    found: list[str] = []
+    result: list[str] = []
     for workload in WORKLOADS:
-        of_it = [one for one in rows if one.workload == workload]
+        of_it = [row for row in rows if row.workload == workload]
         if of_it:
-            share = sum(one.gained for one in of_it) / sum(one.oracle for one in of_it)
-            found.append(f"{workload} {share:.0%}")
+            share = sum(row.gained for row in of_it) / sum(row.oracle for row in of_it)
+            result.append(f"{workload} {share:.0%}")
     return f"""{table(heads, cells)}
 
 Gain: step time saved against random members; {DRAWS} pools of {POOL_SHARE:g} times the gang, seed {seed}. All sizes
-together, share of the oracle's gain: {", ".join(found)}. Targets: {SHARE_WANTED:.0%}, and for memory-bound work (PageRank) a claim of at most {CLAIM_MAX:.1%}."""
+together, share of the oracle's gain: {", ".join(result)}. Targets: {SHARE_WANTED:.0%}, and for memory-bound work (PageRank) a claim of at most {CLAIM_MAX:.1%}."""
 
 
 def speed_section(seed: int) -> str:
-    """Return the section of real speeds, in Markdown."""
     texts = [
         f"{title}:\n\n{text_of(speed_rows(seed, warm=warm), seed)}"
         for title, warm in (("All runs", False), ("Without the first run of each series", True))
@@ -317,7 +321,7 @@ def speed_section(seed: int) -> str:
 
 
 def packing_or_words(seed: int) -> str:
-    """Return the section of packing; words where its recordings are missing."""
+    """Return the section of packing, or a note that its recordings are missing."""
     if is_here():
         return packing_section(seed)
     print(f"left out: packing: its recordings are not in {DATA_TEXT}", file=sys.stderr)
@@ -325,11 +329,11 @@ def packing_or_words(seed: int) -> str:
 
 
 def scaling_of(seed: int) -> str:
-    """Return the section of sizes: nothing in it is drawn."""
+    """Return the section of sizes, which needs no seed."""
     return scaling_section()
 
 
-#: In the page's order: what makes each section, and whether its seed is the one kept aside.
+#: The function of each section in the page's order, and whether its seed is JUDGED_SEED.
 SECTIONS: tuple[tuple[Callable[[int], str], bool], ...] = (
     (fault_section, False), (speed_section, False), (scaling_of, False),
     (packing_or_words, True), (simulated_section, True), (recovery_section, True),
@@ -337,7 +341,7 @@ SECTIONS: tuple[tuple[Callable[[int], str], bool], ...] = (
 
 
 def made_section(number: int, seed: int, commit: str, resume: bool) -> str:
-    """Return one section by its place in SECTIONS; it is kept for `--resume`."""
+    """Return one section by its index in SECTIONS; it is stored for `--resume`."""
     file = KEPT / f"{number}-{seed}-{'-'.join(commit.split())}.md"
     if resume and file.exists():
         return file.read_text()
@@ -348,12 +352,12 @@ def made_section(number: int, seed: int, commit: str, resume: bool) -> str:
 
 
 def made_sections(seed: int, judged_seed: int, *, resume: bool) -> list[str]:
-    """Return all sections, made by two processes, the longest first."""
+    """Return all sections, computed by two processes, the longest first."""
     commit = commit_of(ROOT)
     seeds = [judged_seed if is_judged else seed for _, is_judged in SECTIONS]
     with ProcessPoolExecutor(2) as pool:
-        found = {at: pool.submit(made_section, at, seeds[at], commit, resume) for at in reversed(range(len(SECTIONS)))}  # fmt: skip
-        return [found[at].result() for at in range(len(SECTIONS))]
+        result = {at: pool.submit(made_section, at, seeds[at], commit, resume) for at in reversed(range(len(SECTIONS)))}  # fmt: skip
+        return [result[index].result() for index in range(len(SECTIONS))]
 
 
 def main() -> int:
@@ -372,19 +376,19 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/quality_placement.md")
     options = parser.parse_args()
     if not (DATA / "gpu_speed").is_dir() or not RECORDING.exists() or not RUNS.exists():
-        # A clean clone has no recordings: `make evaluate` continues, and the page stays as it is.
+        # A clean clone has no recordings: `make evaluate` continues, and the page stays unchanged.
         print(f"left out: placement: its recordings are not in {DATA_TEXT}", file=sys.stderr)
         return 0
     text = "\n\n".join(made_sections(options.seed, options.judged_seed, resume=options.resume))
     if not options.write:
         print(text)
         return 0
-    made = ReportHead.now(
+    head_facts = ReportHead.now(
         options.seed, f"python -m bench.quality.placement --write --seed {options.seed}", ROOT
     )
     lines = [
         "# How good placement is", "",
-        f"Made on {made.date} from commit {made.commit} by `{made.command}`, with {made.versions}. Do not edit this page by hand.",
+        f"Made on {head_facts.date} from commit {head_facts.commit} by `{head_facts.command}`, with {head_facts.versions}. Do not edit this page by hand.",
         "[placement](placement.md) explains how plans are made and priced. For packing, simulated fleets and recovery, seeds 1 to 9 are for",
         f"tuning. Nobody looked at seed {options.judged_seed} before this page was made.", "",
         text, "",

@@ -39,12 +39,12 @@ FOLDER = DATA / "packing"
 NODES = FOLDER / "openb_node_list_gpu_node.csv"
 PUBLISHED = FOLDER / "published_allocation_percent.csv"
 LISTS = ("openb_pod_list_default", "openb_pod_list_gpushare40")
-#: Demand at which allocation is read, as shares of all GPUs; the last one counts.
+#: Demand at which allocation is measured, as shares of all GPUs; the last one counts.
 DEMANDS = (1.0, 1.1, 1.2, 1.3)
-#: Kinds of pods that the demand names at most, and pods after which it is counted again.
+#: Maximum kinds of pods in the demand, and the number of pods between recounts.
 KINDS_MAX, COUNT_EVERY = 24, 200
 WANTED = 0.94
-#: Seeds of the order that are published together.
+#: Number of arrival orders that are published together.
 ORDERS = 2
 GIBIBYTE = float(1 << 30)
 RANDOM, BEST_FIT = "random", "best fit"
@@ -75,20 +75,18 @@ Command: `python -m bench.quality.placement_packing --seed N`."""
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes: GPUs, cores and bytes of each."""
-
     gpus: Indexes
     cores: Floats
     memory_bytes: Floats
 
     def room(self) -> FreeRoom:
-        """Return it empty."""
+        """Return the empty cluster."""
         free = (np.arange(NODE_GPUS_MAX) < self.gpus[:, None]).astype(np.float64)
         return FreeRoom(free, self.cores.copy(), self.memory_bytes.copy())
 
 
 def read_cluster(path: Path = NODES, seed: int = 0) -> Cluster:
-    """Return the nodes, shuffled: the file has an order of its own. Raises OSError."""
+    """Return the nodes, shuffled, because the file is sorted. Raises OSError."""
     with open(path, newline="") as file:
         rows = [
             (int(row["gpu"]), float(row["cpu_milli"]) / 1000.0, float(row["memory_mib"]) * 2.0**20)
@@ -113,7 +111,7 @@ def read_pods(path: Path) -> list[RequestShape]:
 
 
 def arrivals(pods: Sequence[RequestShape], gpus: float, seed: int) -> Iterator[RequestShape]:
-    """Yield pods until they ask for *gpus*."""
+    """Yield pods until their requests reach *gpus*."""
     source = np.random.default_rng(seed)
     asked = 0.0
     while asked < gpus:
@@ -122,7 +120,7 @@ def arrivals(pods: Sequence[RequestShape], gpus: float, seed: int) -> Iterator[R
         yield pod
 
 
-#: From what is free, a pod and the demand to (node, GPU mask), or None.
+#: (free capacity, pod, demand) -> (node, GPU mask), or None.
 Choice = Callable[[FreeRoom, RequestShape, tuple[RequestShape, ...]], tuple[int, int] | None]
 
 
@@ -134,7 +132,7 @@ def least_free_mask(room: FreeRoom, node: int, pod: RequestShape) -> int:
 
 
 def choose_random(source: np.random.Generator) -> Choice:
-    """Return the choice of any node that has room."""
+    """Return the choice of any node with enough capacity."""
 
     def choose(room: FreeRoom, pod: RequestShape, demand: object) -> tuple[int, int] | None:
         fit = np.flatnonzero(room.fits(pod))
@@ -149,7 +147,9 @@ def choose_random(source: np.random.Generator) -> Choice:
 
 
 def choose_best_fit(cluster: Cluster) -> Choice:
-    """Return the choice of the node that has least left, over all it has: GPUs, cores and memory weighed alike."""
+    """Return the choice of the node with the least remaining capacity, weighing GPUs, cores and
+    memory equally.
+    """
     gpus = np.maximum(cluster.gpus, 1)
 
     def choose(room: FreeRoom, pod: RequestShape, demand: object) -> tuple[int, int] | None:
@@ -172,7 +172,7 @@ def choose_by_plan(nodes: NodeTable, rate: float) -> Choice:
         room: FreeRoom, pod: RequestShape, demand: tuple[RequestShape, ...]
     ) -> tuple[int, int] | None:
         if not pod.gpus:
-            # A gang takes GPUs; where a pod without any goes is decided by the same function.
+            # A gang takes GPUs; the same function places pods without GPUs.
             growth = stranding_growth(room, pod, demand)
             node = int(np.argmin(growth.gpus)) if rate else int(np.argmax(room.fits(pod)))
             return (node, 0) if np.isfinite(growth.gpus[node]) else None
@@ -181,18 +181,20 @@ def choose_by_plan(nodes: NodeTable, rate: float) -> Choice:
             memory_bytes=pod.memory_bytes, stranded_gpu_rate=rate,
         )  # fmt: skip
         anyone = np.ones(len(nodes), dtype=bool)
-        found = planner.plan(nodes, Candidates(anyone, room=room, demand=demand), needs)
-        if not found:
+        result = planner.plan(nodes, Candidates(anyone, room=room, demand=demand), needs)
+        if not result:
             return None
-        node = int(found[0].nodes[0])
-        return node, int(found[0].gpu_masks[0]) if rate else least_free_mask(room, node, pod)
+        node = int(result[0].nodes[0])
+        return node, int(result[0].gpu_masks[0]) if rate else least_free_mask(room, node, pod)
 
     return choose
 
 
 def demand_of(seen: Counter[RequestShape]) -> tuple[RequestShape, ...]:
-    """Return the kinds of pods with GPUs that came most often, with how often."""
-    return tuple(replace(one, weight=float(count)) for one, count in seen.most_common(KINDS_MAX))
+    """Return the most common kinds of pods with GPUs, with their counts."""
+    return tuple(
+        replace(shape, weight=float(count)) for shape, count in seen.most_common(KINDS_MAX)
+    )
 
 
 def packed(
@@ -203,16 +205,16 @@ def packed(
     demands: Sequence[float] = DEMANDS,
     told: tuple[RequestShape, ...] = (),
 ) -> list[float]:
-    """Return the share of all GPUs that is allocated, at each of *demands*.
+    """Return the allocated share of all GPUs, at each of *demands*.
 
-    The demand is what came so far: nothing is known of pods to come. *told*: it is this instead.
+    The demand consists of earlier pods: future pods are unknown. *told* replaces it.
     """
     room = cluster.room()
     gpus = float(cluster.gpus.sum())
     seen: Counter[RequestShape] = Counter()
     demand = told or (RequestShape(1),)
     asked = allocated = 0.0
-    found: list[float] = []
+    result: list[float] = []
     for number, pod in enumerate(arrivals(pods, max(demands) * gpus, seed)):
         if pod.gpus:
             seen[pod] += 1
@@ -223,18 +225,20 @@ def packed(
             room.take(*place, pod)
             allocated += pod.gpus * pod.gpu_share
         asked += pod.gpus * pod.gpu_share
-        while len(found) < len(demands) and asked >= demands[len(found)] * gpus - 1e-6:
-            found.append(allocated / gpus)
-    return found
+        while len(result) < len(demands) and asked >= demands[len(result)] * gpus - 1e-6:
+            result.append(allocated / gpus)
+    return result
 
 
 def node_table_of(cluster: Cluster) -> NodeTable:
-    """Return the nodes as the planner takes them, all equally healthy and fast."""
-    return table_of([Node(f"n{at}", gpus=int(gpus)) for at, gpus in enumerate(cluster.gpus)])[0]
+    """Return the nodes for the planner, all equally healthy and fast."""
+    return table_of([Node(f"n{index}", gpus=int(gpus)) for index, gpus in enumerate(cluster.gpus)])[
+        0
+    ]
 
 
 def ways(cluster: Cluster, seed: int) -> Mapping[str, Choice]:
-    """Return the ways to choose."""
+    """Return the methods of choosing."""
     nodes = node_table_of(cluster)
     return {
         RANDOM: choose_random(np.random.default_rng(seed + 1_000)),
@@ -245,20 +249,19 @@ def ways(cluster: Cluster, seed: int) -> Mapping[str, Choice]:
 
 
 def mixed_up(pods: Sequence[RequestShape], seed: int) -> tuple[RequestShape, ...]:
-    """Return a demand of the same GPUs, shares, cores and memory, each from another pod."""
+    """Return a demand with the same GPUs, shares, cores and memory, each taken from different pods."""
     source = np.random.default_rng(seed)
-    columns = np.array([(one.gpus, one.gpu_share, one.cores, one.memory_bytes) for one in pods if one.gpus])  # fmt: skip
-    gpus, shares, cores, memory = (source.permutation(one) for one in columns.T)
-    # A share is of one GPU only.
+    columns = np.array([(pod.gpus, pod.gpu_share, pod.cores, pod.memory_bytes) for pod in pods if pod.gpus])  # fmt: skip
+    gpus, shares, cores, memory = (source.permutation(column) for column in columns.T)
+    # A share refers to a single GPU.
     shares = np.where(gpus > 1, 1.0, shares)
     return tuple(
-        RequestShape(int(one), float(share), float(each), float(size))
-        for one, share, each, size in zip(gpus[:KINDS_MAX], shares, cores, memory, strict=False)
+        RequestShape(int(gpu), float(share), float(core), float(size))
+        for gpu, share, core, size in zip(gpus[:KINDS_MAX], shares, cores, memory, strict=False)
     )
 
 
 def published(path: Path = PUBLISHED) -> dict[tuple[str, str], float]:
-    """Return the published share at 130 %, by list of pods and policy. Raises OSError."""
     with open(path, newline="") as file:
         return {
             (row["workload"], row["sc_policy"]): float(row["130"]) / 100.0
@@ -267,36 +270,37 @@ def published(path: Path = PUBLISHED) -> dict[tuple[str, str], float]:
 
 
 def packing_rows(seed: int, name: str, orders: int) -> tuple[dict[str, list[list[float]]], Cluster]:
-    """Return, by way to choose, the shares at `DEMANDS` of each of *orders* orders of the pods of one list; and the nodes."""
+    """Return, by method of choosing, the shares at `DEMANDS` of each of *orders* orders of the pods
+    of one list; and the nodes.
+    """
     pods = read_pods(FOLDER / f"{name}.csv")
-    found: dict[str, list[list[float]]] = {}
+    result: dict[str, list[list[float]]] = {}
     clusters = [read_cluster(seed=seed * 100 + number) for number in range(orders)]
     for number, cluster in enumerate(clusters):
         choices = ways(cluster, seed * 100 + number)
         for way, choose in choices.items():
-            found.setdefault(way, []).append(packed(cluster, pods, seed * 100 + number, choose))
+            result.setdefault(way, []).append(packed(cluster, pods, seed * 100 + number, choose))
         if not number and orders > 1:
             demand = mixed_up(pods, seed)
-            found[CONTROL] = [packed(cluster, pods, seed * 100, choices[PLAN], told=demand)]
-    return found, clusters[-1]
+            result[CONTROL] = [packed(cluster, pods, seed * 100, choices[PLAN], told=demand)]
+    return result, clusters[-1]
 
 
 def packing_section(seed: int) -> str:
-    """Return the section of the published page. Raises OSError where the recordings are missing."""
     known = published()
     texts: list[str] = []
     for name, orders in ((LISTS[0], ORDERS), (LISTS[1], 1)):
         rows, cluster = packing_rows(seed, name, orders)
         cells = [
             (
-                way, *(f"{np.mean(each):.1%}" for each in zip(*found, strict=True)),
-                f"{min(one[-1] for one in found):.1%} to {max(one[-1] for one in found):.1%}",
+                way, *(f"{np.mean(shares):.1%}" for shares in zip(*row, strict=True)),
+                f"{min(shares[-1] for shares in row):.1%} to {max(shares[-1] for shares in row):.1%}",
                 f"{known[name, PUBLISHED_NAMES[way]]:.1%}" if way in PUBLISHED_NAMES else "-",
             )
-            for way, found in rows.items()
+            for way, row in rows.items()
         ]  # fmt: skip
-        heads = ("GPUs allocated at a demand of", *(f"{one:.0%}" for one in DEMANDS), "orders at 130%", "published at 130%")  # fmt: skip
-        means = {way: float(np.mean([one[-1] for one in found])) for way, found in rows.items()}
+        heads = ("GPUs allocated at a demand of", *(f"{demand:.0%}" for demand in DEMANDS), "orders at 130%", "published at 130%")  # fmt: skip
+        means = {way: float(np.mean([shares[-1] for shares in row])) for way, row in rows.items()}
         wanted = f" (target: {WANTED:.0%})" if name == LISTS[0] else ""
         texts.append(
             f"`{name}`, {orders} {'orders' if orders > 1 else 'order'} of pods:\n\n{table(heads, cells)}\n\n"
@@ -309,12 +313,11 @@ def packing_section(seed: int) -> str:
 
 
 def is_here() -> bool:
-    """Return whether the recordings are."""
+    """Return whether the recordings exist."""
     return NODES.exists() and PUBLISHED.exists()
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.placement_packing", description=__doc__
     )

@@ -36,36 +36,36 @@ from gangline.aggregator.hazard.events import read_events
 from tests.aggregator.decisions.fleets import Node, table_of
 
 RECORDING = DATA / "faults" / "lanl_sys18_1024_nodes_.json"
-#: Sites, and incidents of each; draws of the world by which the mean cost of a way is known.
+#: Number of sites, and incidents of each; draws of the world for the mean cost of an option.
 SITES, INCIDENTS, DRAWS = 250, 4, 400
 REGRET_WANTED, COVER_WANTED, COVER_SLACK = 0.05, (0.50, 0.90), 0.04
 MINUTE = 1.0 / 60.0
-#: Hours of a node's repair where the recording is not there: a Weibull of this scale and shape.
+#: Hours of a node's repair without the recording: a Weibull of this scale and shape.
 REPAIR_SCALE_HOURS, REPAIR_SHAPE = 9.0, 0.55
 REPAIR_HOURS_MAX = 720.0
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One cluster: its habits. Hours, but for shares."""
+    """Habits of one cluster, in hours except for shares."""
 
-    crash_hours: float  # until a crash is noticed, mean
-    timeout_hours: float  # of the collective library: a hang is noticed then
+    crash_hours: float  # mean, until a crash is noticed
+    timeout_hours: float  # of the collective library, which notices a hang
     hang_share: float
     decide_hours: float
-    start_hours: float  # until a program runs on a node that has none of it
-    wake_hours: float  # until one that stands by continues
-    load_hours: float  # of a checkpoint from storage
+    start_hours: float  # until a program runs on a new node
+    wake_hours: float  # until a hot spare continues
+    load_hours: float  # of a checkpoint, from storage
     peer_hours: float  # from a peer's memory
-    shared_per_hour: float  # interruptions that no node causes
-    crossing: float  # what crosses spines takes so much longer; half of it at each tier below
-    leaving: float  # what leaves a node's NVLink takes so much longer
+    shared_per_hour: float  # interruptions without a faulty node
+    crossing: float  # relative slowdown of traffic across spines; half of it at each lower tier
+    leaving: float  # relative slowdown of traffic outside a node's NVLink
     communicate: float
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An incident at a site, and what was asked."""
+    """An incident at a site, and the request."""
 
     site: Site
     table: NodeTable
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one incident. GPU-hours; means over the world's draws."""
+    """Results of one incident. GPU-hours; means over the world's draws."""
 
     chosen: RecoveryKind
     best: RecoveryKind
@@ -87,14 +87,15 @@ class Outcome:
     realized: float
     p50: float
     p90: float
-    random_mean: float  # of a way at random
-    stopping_mean: (
-        float  # of the cheapest way that stops all, as a requeue does; NaN: there is none
-    )
+    random_mean: float  # of a random option
+    stopping_mean: float  # of the cheapest option that stops all, like a requeue; NaN: none
 
 
 def site_of(source: np.random.Generator, scale: float = 1.0) -> Site:
-    """Return a site: each habit is even on the scale of its logarithm. *scale*: of all that lasts, and of what is crossed."""
+    """Return a site; each habit is log-uniform.
+
+    *scale*: factor of all durations and crossing costs.
+    """
 
     def even(low: float, high: float) -> float:
         return scale * float(np.exp(source.uniform(np.log(low), np.log(high))))
@@ -116,7 +117,7 @@ def site_of(source: np.random.Generator, scale: float = 1.0) -> Site:
 
 
 def lanl_repairs() -> Floats | None:
-    """Return how long outages of a machine of Los Alamos lasted, in hours; None where the recording is not there."""
+    """Return the outage hours of a machine of Los Alamos; None without the recording."""
     if not RECORDING.exists():
         return None
     faults = read_events(RECORDING)
@@ -125,7 +126,9 @@ def lanl_repairs() -> Floats | None:
 
 
 def case_of(site: Site, source: np.random.Generator) -> Case:
-    """Return an incident: one to three members fail, of a gang of 8 to 64 nodes; spares or free nodes there are some, or none."""
+    """Return an incident: one to three of 8 to 64 nodes of a gang fail, with or without spares and
+    free nodes.
+    """
     size = int(source.choice((8, 16, 32, 64)))
     count = size + int(source.choice((2, 8, 24)))
     order = source.permutation(count)
@@ -138,15 +141,15 @@ def case_of(site: Site, source: np.random.Generator) -> Case:
     rest = np.setdiff1d(np.arange(count), current)
     standbys = rest[: int(source.choice((0, 0, 1, 4)))]
     is_free[rest[: int(source.choice((0, 2, rest.size)))]] = True
-    # What is told of a node is not quite what is so.
+    # The planner's figures of a node are not exact.
     told_hazards = hazards * np.exp(source.normal(0.0, 0.5, count))
     told_speeds = np.clip(speeds + source.normal(0.0, 0.008, count), 0.5, 1.05)
     nodes = [
         Node(
-            f"n{at}", hazard=float(told_hazards[at]), speed=float(told_speeds[at]), free=bool(is_free[at]),
-            places=("c0", f"s{at // 64}", f"l{at // 16}", f"r{at // 4}", f"n{at}", "", ""),
+            f"n{index}", hazard=float(told_hazards[index]), speed=float(told_speeds[index]), free=bool(is_free[index]),
+            places=("c0", f"s{index // 64}", f"l{index // 16}", f"r{index // 4}", f"n{index}", "", ""),
         )
-        for at in range(count)
+        for index in range(count)
     ]  # fmt: skip
     nodes_table, candidates = table_of(nodes)
     interval = float(source.choice((0.25, 0.5, 1.0, 2.0)))
@@ -165,28 +168,24 @@ def case_of(site: Site, source: np.random.Generator) -> Case:
     return Case(site, nodes_table, candidates, needs, incident, hazards, speeds)
 
 
-# ----------------------------------------------------------------------
-# What a way really costs.
-
-
 @dataclass(frozen=True, slots=True)
 class Luck:
-    """What the world draws of one incident, the same for all ways; arrays over draws, in hours."""
+    """The world's draws of one incident, the same for all options; arrays over draws, in hours."""
 
     detect: Floats
     decide: Floats
-    start: Floats  # over the site's own mean, as the next three
+    start: Floats  # relative to the site's mean, like the next three
     wake: Floats
     load: Floats
     peer: Floats
-    repair: Floats  # of the last of the failed nodes
-    failures: Floats  # uniform: how many further ones
+    repair: Floats  # of the last failed node
+    failures: Floats  # uniform: number of further failures
     fails_again: Floats  # uniform
     replica_age: Floats
 
 
 def luck_of(case: Case, draws: int, repairs: Floats | None, source: np.random.Generator) -> Luck:
-    """Return *draws* draws. *repairs*: lengths to draw from."""
+    """Return *draws* draws. *repairs*: durations to draw from."""
     site, count = case.site, case.incident.failed.size
     hangs = source.random(draws) < site.hang_share
     detect = np.where(hangs, site.timeout_hours, source.exponential(site.crash_hours, draws))
@@ -234,7 +233,7 @@ def _act_hours(case: Case, option: RecoveryOption, luck: Luck) -> Floats:
     site = case.site
     start, wake = site.start_hours * luck.start, site.wake_hours * luck.wake
     if option.stopped.size and option.kind != RecoveryKind.SHRINK:
-        return start  # all begin again
+        return start  # all restart
     if option.kind == RecoveryKind.IN_PROCESS:
         return 0.6 * wake
     if option.kind == RecoveryKind.SHRINK:
@@ -244,7 +243,7 @@ def _act_hours(case: Case, option: RecoveryOption, luck: Luck) -> Floats:
 
 
 def _in_memory(case: Case, option: RecoveryOption) -> bool:
-    """Whether each failed rank's state is in the memory of a node that continues."""
+    """Return whether a surviving node has each failed rank's state in memory."""
     incident = case.incident
     replicas = incident.checkpoint.replicas
     if not replicas.size or option.kind == RecoveryKind.RESTART_ELSEWHERE:
@@ -256,7 +255,6 @@ def _in_memory(case: Case, option: RecoveryOption) -> bool:
 def _running(
     case: Case, nodes: Indexes, hazards: Floats, speeds: Floats, per: float, luck: Luck
 ) -> Floats:
-    """Return what the gang on *nodes* loses until the end of the job."""
     needs, site = case.needs, case.site
     gross = 8.0 * nodes.size * needs.hours
     members = members_of(case.table, nodes)
@@ -271,37 +269,32 @@ def _running(
     pace = float(speeds[nodes].min()) / (1.0 + site.communicate * longer)
     write = needs.checkpoint_write_hours / needs.checkpoint_interval_hours
     rate = float(hazards[nodes].sum()) + site.shared_per_hour
-    # By inversion, so that a way with a higher rate has at no draw fewer failures.
+    # By inversion, so that an option with a higher rate has at least as many failures in each draw.
     failures = _poisson(rate * needs.hours, luck.failures)
     return np.asarray(gross * (1.0 - pace * (1.0 - write)) + failures * per * 8.0 * nodes.size)
 
 
 def _poisson(mean: float, uniform: Floats) -> Floats:
-    """Return counts by inversion."""
     terms = np.full(400, mean)
     terms[0] = np.exp(-mean)
     terms[1:] = mean / np.arange(1.0, 400.0)
     return np.searchsorted(np.cumsum(np.cumprod(terms)), uniform).astype(np.float64)
 
 
-# ----------------------------------------------------------------------
-# Scores.
-
-
 def outcome_of(case: Case, repairs: Floats | None, source: np.random.Generator, draws: int = DRAWS) -> Outcome | None:  # fmt: skip
-    """Return what came of one incident; None where there was no way to continue but one."""
+    """Return the results of one incident; None with fewer than two options."""
     plan = plan_recovery(case.table, case.candidates, case.needs, case.incident)
     if len(plan.options) < 2:
         return None
     luck = luck_of(case, draws, repairs, source)
-    found = [costs(case, one, luck) for one in plan.options]
-    means = [float(one.mean()) for one in found]
+    result = [costs(case, option, luck) for option in plan.options]
+    means = [float(outcome.mean()) for outcome in result]
     best = int(np.argmin(means))
     chosen = plan.options[0]
     healthy = case.incident.current.size - case.incident.failed.size
-    stopping = [mean for one, mean in zip(plan.options, means, strict=True) if one.stopped.size >= healthy]  # fmt: skip
+    stopping = [mean for option, mean in zip(plan.options, means, strict=True) if option.stopped.size >= healthy]  # fmt: skip
     return Outcome(
-        chosen.kind, plan.options[best].kind, means[0], means[best], float(found[0][0]), chosen.p50_gpu_hours, chosen.p90_gpu_hours,
+        chosen.kind, plan.options[best].kind, means[0], means[best], float(result[0][0]), chosen.p50_gpu_hours, chosen.p90_gpu_hours,
         float(np.mean(means)), min(stopping, default=float("nan")),
     )  # fmt: skip
 
@@ -313,34 +306,36 @@ def outcomes(
     draws: int = DRAWS,
     scale: float = 1.0,
 ) -> list[Outcome]:
-    """Return what came of all incidents of a world."""
+    """Return the results of all incidents of a world."""
     source = np.random.default_rng(seed)
     repairs = lanl_repairs()
-    found: list[Outcome] = []
+    result: list[Outcome] = []
     for _ in range(sites):
         site = site_of(source, scale)
         for _ in range(incidents):
-            one = outcome_of(case_of(site, source), repairs, source, draws)
-            if one is not None:
-                found.append(one)
-    return found
+            outcome = outcome_of(case_of(site, source), repairs, source, draws)
+            if outcome is not None:
+                result.append(outcome)
+    return result
 
 
 def mean_regret(found: Sequence[Outcome], name: str = "chosen_mean") -> float:
-    """Return the GPU-hours lost beyond the oracle's, over the oracle's: the mean over all incidents that have the way *name*."""
-    shares = [float(getattr(one, name)) / one.best_mean - 1.0 for one in found]
+    """Return the mean of (GPU-hours lost - the oracle's) / the oracle's, over all incidents with
+    the option *name*.
+    """
+    shares = [float(getattr(outcome, name)) / outcome.best_mean - 1.0 for outcome in found]
     return float(np.nanmean(shares))
 
 
 def covered(found: Sequence[Outcome]) -> tuple[float, float]:
-    """Return the shares of incidents that cost at most p50, and p90."""
+    """Return the shares of incidents with a cost of at most p50, and p90."""
     return (
-        float(np.mean([one.realized <= one.p50 for one in found])),
-        float(np.mean([one.realized <= one.p90 for one in found])),
+        float(np.mean([outcome.realized <= outcome.p50 for outcome in found])),
+        float(np.mean([outcome.realized <= outcome.p90 for outcome in found])),
     )
 
 
-#: All that lasts, and what is crossed, against the world that is judged.
+#: Factors of durations and crossing costs, relative to the judged world.
 SCALES = (
     (1.0, "the world"),
     (0.5, "control: all durations halved"),
@@ -393,28 +388,27 @@ Calibration here is partly fitted to this world, and says little about a real on
 
 
 def recovery_section(seed: int) -> str:
-    """Return the section of the published page."""
     cells: list[tuple[str, ...]] = []
     first: list[Outcome] = []
     for scale, name in SCALES:
-        found = outcomes(seed, scale=scale)
-        first = first or found
-        below = covered(found)
+        result = outcomes(seed, scale=scale)
+        first = first or result
+        below = covered(result)
         cells.append(
             (
-                name, f"{len(found):,}", *(f"{mean_regret(found, way):.1%}" for way in ("chosen_mean", "random_mean", "stopping_mean")),
-                *(f"{one:.0%}" for one in below),
+                name, f"{len(result):,}", *(f"{mean_regret(result, way):.1%}" for way in ("chosen_mean", "random_mean", "stopping_mean")),
+                *(f"{outcome:.0%}" for outcome in below),
             )
         )  # fmt: skip
     heads = ("", "incidents", "regret: plan", "a random option", "requeue", "at most p50", "at most p90")  # fmt: skip
-    kinds = sorted({one.chosen for one in first})
-    chosen = ", ".join(f"{kind.name.lower().replace('_', ' ')} {sum(one.chosen is kind for one in first)}" for kind in kinds)  # fmt: skip
-    same = float(np.mean([one.chosen is one.best for one in first]))
+    kinds = sorted({outcome.chosen for outcome in first})
+    chosen = ", ".join(f"{kind.name.lower().replace('_', ' ')} {sum(outcome.chosen is kind for outcome in first)}" for kind in kinds)  # fmt: skip
+    same = float(np.mean([outcome.chosen is outcome.best for outcome in first]))
     below = covered(first)
     misses = [
         f"p{share * 100:.0f}"
-        for share, one in zip(COVER_WANTED, below, strict=True)
-        if abs(one - share) > COVER_SLACK
+        for share, outcome in zip(COVER_WANTED, below, strict=True)
+        if abs(outcome - share) > COVER_SLACK
     ]
     summary = (
         f"Targets: regret of at most {REGRET_WANTED:.0%} (found {mean_regret(first):.1%}), and {COVER_WANTED[0]:.0%} and {COVER_WANTED[1]:.0%} of the incidents at most p50 and p90 (within "
@@ -430,7 +424,6 @@ def recovery_section(seed: int) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.placement_recovery", description=__doc__
     )

@@ -1,12 +1,15 @@
-"""Sizes of gangs on real data: predicted throughput of a held-out size, and regret of the size chosen by it.
+"""Sizes of gangs on real data: predicted throughput of a held-out size, and regret of the chosen
+size.
 
-    python -m bench.quality.placement_scaling
+python -m bench.quality.placement_scaling
 
-Public training runs of one LLM (MLPerf training v5.0, llama31_405b, one submitter and one kind of system) have throughput at five
-sizes. Each is left out in turn: the curve of the other four says its throughput, and with that the size is chosen which does the most
-work, where a free node is worth a share v of one that works. Regret: work lost against the size that is best by what was measured,
-free nodes counted with v. Other workloads with three sizes or more are printed beside it. The form of the curve and the assumed
-exponent were chosen by looking at this file, so that these are errors of a fit that knows it, not of data kept aside.
+Public training runs of one LLM (MLPerf training v5.0, llama31_405b, one submitter and one kind of
+system) have throughput at five sizes. Each is left out in turn: the curve of the other four
+predicts its throughput, and with that the size with the most work is chosen, where a free node
+counts as a share v of a working node. Regret: work lost relative to the best measured size, free
+nodes counted with v. Other workloads with three sizes or more are printed as well. The form of the
+curve and the assumed exponent were chosen with this file, so that these are in-sample errors, not
+errors on held-out data.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ of the curve were chosen by looking at this file."""
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One size, estimated without it. `regret`: of the size chosen by this estimate, the largest over values of a free node."""
+    """One size, estimated without it.
+
+    `regret`: of the size chosen by this estimate, the largest over values of a free node.
+    """
 
     workload: str
     nodes: int
@@ -49,26 +55,26 @@ class LeftOut:
 
 
 def throughputs(path: Path = RUNS) -> dict[tuple[str, str], dict[int, float]]:
-    """Return throughput by nodes, of each (round, benchmark) with sizes enough. Raises OSError."""
-    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    """Return throughput by nodes, of each (round, benchmark) with enough sizes. Raises OSError."""
+    result: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             match = SYSTEM.match(row["system"])
             if row["submitter"] == SUBMITTER and match and float(row["throughput_median"] or 0):
-                sizes = found[row["round"], row["benchmark"]]
+                sizes = result[row["round"], row["benchmark"]]
                 sizes[int(match[1] or 1)] = float(row["throughput_median"])
-    return {key: dict(sorted(one.items())) for key, one in found.items() if len(one) >= SIZES_MIN}
+    return {key: dict(sorted(row.items())) for key, row in result.items() if len(row) >= SIZES_MIN}
 
 
 def regret(
     measured: Mapping[int, float], estimated: Mapping[int, float], free_value: float
 ) -> float:
-    """Return the share of work lost by the size that *estimated* makes the best."""
-    most = max(measured)
+    """Return the share of work lost by the best size according to *estimated*."""
+    maximum = max(measured)
 
     def work(nodes: int, throughput: Mapping[int, float]) -> float:
-        per_node = max(one / size for size, one in throughput.items())
-        return throughput[nodes] / per_node + free_value * (most - nodes)
+        per_node = max(row / size for size, row in throughput.items())
+        return throughput[nodes] / per_node + free_value * (maximum - nodes)
 
     chosen = max(estimated, key=lambda nodes: work(nodes, estimated))
     best = max(work(nodes, measured) for nodes in measured)
@@ -79,7 +85,7 @@ def left_out(workload: str, measured: Mapping[int, float]) -> list[LeftOut]:
     """Return a row for each size."""
     rows: list[LeftOut] = []
     for nodes, throughput in measured.items():
-        rest = {size: one for size, one in measured.items() if size != nodes}
+        rest = {size: row for size, row in measured.items() if size != nodes}
         estimate = scaling_curve(list(rest.items())).estimates([nodes])[0]
         place = "between" if min(rest) < nodes < max(rest) else "outside"
         place = "beyond twice" if nodes > 2 * max(rest) else place
@@ -95,13 +101,12 @@ def left_out(workload: str, measured: Mapping[int, float]) -> list[LeftOut]:
 
 
 def section(rows: Sequence[LeftOut]) -> str:
-    """Return the section, in Markdown."""
     cells = [
         (
-            one.workload, str(one.nodes), one.place, f"{one.error:+.1%}", "yes" if one.is_within else "no",
-            f"{one.regret:.1%}",
+            row.workload, str(row.nodes), row.place, f"{row.error:+.1%}", "yes" if row.is_within else "no",
+            f"{row.regret:.1%}",
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "workload",
@@ -111,23 +116,22 @@ def section(rows: Sequence[LeftOut]) -> str:
         "within its 90 %",
         "regret",
     )
-    llm = [one for one in rows if one.workload == " ".join(LLM)]
-    inside = [one for one in llm if one.place == "between"]
-    others = [one for one in rows if one.place == "between" and one not in inside]
+    llm = [row for row in rows if row.workload == " ".join(LLM)]
+    inside = [row for row in llm if row.place == "between"]
+    others = [row for row in rows if row.place == "between" and row not in inside]
     summary = (
-        f"{' '.join(LLM)}, sizes between others: error at most {max(abs(one.error) for one in inside):.1%} (target {ERROR_WANTED:.0%}), regret at most "
-        f"{max(one.regret for one in inside):.1%} (target {REGRET_WANTED:.0%}). All its sizes: regret at most {max(one.regret for one in llm):.1%}. "
-        f"The other workloads have three sizes each, so two remain: error up to {max(abs(one.error) for one in others):.0%} between them. "
-        f"{sum(one.is_within for one in rows)} of {len(rows)} rows are within their interval."
+        f"{' '.join(LLM)}, sizes between others: error at most {max(abs(row.error) for row in inside):.1%} (target {ERROR_WANTED:.0%}), regret at most "
+        f"{max(row.regret for row in inside):.1%} (target {REGRET_WANTED:.0%}). All its sizes: regret at most {max(row.regret for row in llm):.1%}. "
+        f"The other workloads have three sizes each, so two remain: error up to {max(abs(row.error) for row in others):.0%} between them. "
+        f"{sum(row.is_within for row in rows)} of {len(rows)} rows are within their interval."
     )
     return "\n\n".join(["## Real: sizes of a gang", TEXT, table(heads, cells), summary])
 
 
 def scaling_section() -> str:
-    """Return the section of the published page. Raises OSError where the recordings are missing."""
-    found = throughputs()
-    keys = [LLM, *(key for key in sorted(found) if key != LLM)]
-    return section([row for key in keys for row in left_out(" ".join(key), found[key])])
+    result = throughputs()
+    keys = [LLM, *(key for key in sorted(result) if key != LLM)]
+    return section([row for key in keys for row in left_out(" ".join(key), result[key])])
 
 
 if __name__ == "__main__":

@@ -41,34 +41,37 @@ from gangline.simulator.window import SimulationWindow
 from gangline.simulator.world import World
 from tests.aggregator.decisions.fleets import Node, table_of
 
-#: The aggregator hears the fleet for this long before gangs are placed, and for this long at some hours before as well.
+#: Seconds for which the aggregator receives the fleet before gangs are placed, and at some earlier
+#: hours.
 WATCHED_SECONDS, EARLIER_SECONDS = 300.0, 150.0
 GANG_HOURS = 24.0
-#: Hosts that are free, over those of the gang.
+#: Free hosts relative to the size of the gang.
 POOL_SHARE = 2.0
-#: (scenario, hosts of a gang, midnights, hours before each at which it is heard as well)
+#: (scenario, hosts of a gang, midnights, hours before each at which readings are also received)
 PLACED = (
     ("quarter", 64, (50, 75), (12.0, 5.0)),
     ("nvl72", 36, (14, 19, 24), (48.0, 36.0, 24.0, 18.0, 12.0, 8.0, 5.0, 2.0)),
 )
 DRAWS = 20
-#: Classes that make a host slow at a normal clock, and those by which one has more work; how long a job takes to tell of it.
+#: Classes that slow a host at a normal clock, and classes of more work; seconds until a job shows
+#: the slowness.
 SLOW_AT_CLOCK, MORE_WORK = ("slow_host",), ("stage_imbalance", "sequence_imbalance")
 TOLD_SECONDS = 120.0
 WANTED = 0.80
-#: From then on the effects that stand at the midnight are looked at, in hours; each stands for the time until the next.
+#: Hours after midnight at which the then active effects are evaluated; each represents the time
+#: until the next.
 LOOKS_HOURS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-#: Of one job in the world: a gang that is placed is another one.
+#: Classes of a job of the world: a placed gang is another job.
 PER_JOB = ("job_hour", "job_share")
 COMMUNICATE, TENSOR = 0.18, 0.10
-#: What the request says of its workload: the shares of a step, the middle of the world's jobs.
+#: The workload of the request: the shares of a step of a median job of the world.
 NEEDS = WorkloadNeeds(
     bound=(1.0 - COMMUNICATE - TENSOR - GAP_RATIO, 0.0, 0.0, TENSOR, COMMUNICATE, GAP_RATIO, 0.0),
     in_use=(1.0, 0.0, 0.0, TENSOR, COMMUNICATE, GAP_RATIO, 0.0),
 )
 TEXT = f"""\
 An aggregator runs in process at some midnights of a world (2 of `quarter`, 3 of `nvl72`). For {WATCHED_SECONDS / 60:g} minutes it receives
-data from all hosts that are up, and before that for {EARLIER_SECONDS / 60:g} minutes at some earlier hours ({"; ".join(f"`{name}`: {', '.join(f'{each:g}' for each in hours)}" for name, _, _, hours in PLACED)}).
+data from all hosts that are up, and before that for {EARLIER_SECONDS / 60:g} minutes at some earlier hours ({"; ".join(f"`{name}`: {', '.join(f'{hour:g}' for hour in hours)}" for name, _, _, hours in PLACED)}).
 A real service receives data all the time; this is what the time for the test allows.
 
 - The planner has the aggregator's hazards, speeds and states. A model trained on the faults that ended before gives the
@@ -103,7 +106,7 @@ this."""
 
 @dataclass(frozen=True, slots=True)
 class HostNumbers:
-    """Hazard per hour and speed of each host, and who is out of the question."""
+    """Hazard per hour and speed of each host, and the excluded hosts."""
 
     hazard: Floats
     speed: Floats
@@ -112,7 +115,7 @@ class HostNumbers:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGain:
-    """Mean GPU-hours lost of gangs placed in one scenario, by the truth."""
+    """Mean GPU-hours lost by gangs placed in one scenario, by the truth."""
 
     scenario: str
     gang: int
@@ -123,16 +126,17 @@ class SimulatedGain:
     oracle: float
     control: float
     speeds_known: float  # by the plan's hazards and the true speeds
-    seen_when_heard: float  # the same, of what a job could tell of while the hosts were heard
+    # the same, limited to slowness that a job could show during the watched times
+    seen_when_heard: float
     seen_ever: float
 
     def share(self, lost: float) -> float:
-        """Return what of the oracle's gain a way that loses *lost* has."""
+        """Return the share of the oracle's gain for a method that loses *lost*."""
         return (self.blind - lost) / (self.blind - self.oracle)
 
 
 def base_table(world: World) -> NodeTable:
-    """Return all hosts where they are, equally healthy and fast."""
+    """Return all hosts at their places, equally healthy and fast."""
     nodes = []
     for host, name in enumerate(world.names):
         at = world.location(host)
@@ -143,7 +147,9 @@ def base_table(world: World) -> NodeTable:
 
 
 def _in_rows(places: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) as DOMAIN_FIELDS has them."""
+    """Return *places* (core, spine, leaf, rack, NVLink, power, cooling) in the order of
+    DOMAIN_FIELDS.
+    """
     from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS
 
     names = ("core", "spine", "leaf", "rack", "nvlink_domain", "power_domain", "cooling_domain")
@@ -152,7 +158,6 @@ def _in_rows(places: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def with_numbers(base: NodeTable, numbers: HostNumbers) -> NodeTable:
-    """Return *base* with other hazards and speeds."""
     hazard, speed = np.maximum(numbers.hazard, 1e-9), numbers.speed
     return replace(
         base, hazard=hazard, hazard_lower=hazard, hazard_upper=hazard, speed=speed, speed_lower=speed,
@@ -160,29 +165,24 @@ def with_numbers(base: NodeTable, numbers: HostNumbers) -> NodeTable:
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# What is so.
-
-
 def class_by_cause(world: World) -> dict[int, FaultClass]:
-    """Return the class of each cause."""
     rows, classes = world.schedule.rows, world.schedule.classes
     pairs = zip(rows["cause"].tolist(), rows["cls"].tolist(), strict=True)
     return {cause: classes[number] for cause, number in pairs}
 
 
 def true_rates(world: World, now: float, hours: float) -> Floats:
-    """Return interruptions per hour that each host's own faults are expected to cause over *hours* from *now*."""
+    """Return the expected interruptions per hour by each host's own faults over *hours* from *now*."""
     scenario, schedule = world.scenario, world.schedule
     count = schedule.hosts
     shape = world.settings.frailty.shape
     shares = named_random(world.seed, "frailty").gamma(shape, 1.0 / shape, count)
     rate = 0.0
-    for each in world.settings.active_classes(scenario):
-        if each.kills and each.per in ("gpu_hour", "port_hour", "host_hour"):
-            units = GPUS if each.per != "host_hour" else 1
-            rate += each.rate * scenario.rate_factor * units
-    found = np.asarray(rate * count * shares / shares.sum(), dtype=np.float64)
+    for fault_class in world.settings.active_classes(scenario):
+        if fault_class.kills and fault_class.per in ("gpu_hour", "port_hour", "host_hour"):
+            units = GPUS if fault_class.per != "host_hour" else 1
+            rate += fault_class.rate * scenario.rate_factor * units
+    result = np.asarray(rate * count * shares / shares.sum(), dtype=np.float64)
     after = world.settings.after_return
     starts = np.array([0.0, *after.until_days[:-1]])
     ends = np.array(after.until_days)
@@ -190,38 +190,46 @@ def true_rates(world: World, now: float, hours: float) -> Floats:
     classes = schedule.classes
     cause_class = class_by_cause(world)
     for host, downtimes in schedule.downtimes_by_host.items():
-        back = [one for one in downtimes if one.end <= now and one.cause in cause_class]
         back = [
-            one
-            for one in back
-            if cause_class[one.cause].ends in ("repair", "restart")
-            and cause_class[one.cause].per not in SHARED_PLACES
-            and cause_class[one.cause].sort == "faults"
+            downtime
+            for downtime in downtimes
+            if downtime.end <= now and downtime.cause in cause_class
+        ]
+        back = [
+            downtime
+            for downtime in back
+            if cause_class[downtime.cause].ends in ("repair", "restart")
+            and cause_class[downtime.cause].per not in SHARED_PLACES
+            and cause_class[downtime.cause].sort == "faults"
         ]
         if back:
             since = (now - back[-1].end) / DAY
             until = since + hours / 24.0
             overlap = np.maximum(np.minimum(ends, until) - np.maximum(starts, since), 0.0)
-            found[host] += float(overlap @ per_day) / hours
+            result[host] += float(overlap @ per_day) / hours
     rows = schedule.rows
-    kills = np.array([each.kills for each in classes])[rows["cls"]]
+    kills = np.array([fault_class.kills for fault_class in classes])[rows["cls"]]
     under_way = kills & (rows["begin"] <= now) & (rows["end"] > now)
     for row in rows[under_way]:
         if row["begin"] + row["onset"] < now + hours * HOUR:
-            found[int(row["host"])] += 1.0 / hours
-    return found
+            result[int(row["host"])] += 1.0 / hours
+    return result
 
 
 def of_class(world: World, names: Sequence[str]) -> Flags:
-    """Say which rows of the schedule are of the classes *names*."""
+    """Return which rows of the schedule belong to the classes *names*."""
     schedule = world.schedule
-    return np.asarray(np.isin([one.name for one in schedule.classes], names)[schedule.rows["cls"]])
+    return np.asarray(
+        np.isin([fault_class.name for fault_class in schedule.classes], names)[schedule.rows["cls"]]
+    )
 
 
 def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
-    """Say of which hosts that are slow at a normal clock a job can tell within one of *spans* (begin, end)."""
+    """Return the hosts that are slow at a normal clock and whose job can show it within one of
+    *spans* (begin, end).
+    """
     schedule = world.schedule
-    found = np.zeros(schedule.hosts, dtype=bool)
+    result = np.zeros(schedule.hosts, dtype=bool)
     rows = schedule.rows[of_class(world, SLOW_AT_CLOCK)]
     slow = {int(row["host"]): float(row["begin"]) for row in rows}
     larger: dict[int, list[tuple[float, float]]] = {}
@@ -233,21 +241,22 @@ def told_slow(world: World, spans: Sequence[tuple[float, float]]) -> Flags:
             continue
         for host in inside:
             hidden = any(begin < job.end and end > job.begin for begin, end in larger.get(host, ()))
-            begun = max(job.begin, slow[host])
-            both = max(min(job.end, end) - max(begun, begin) for begin, end in spans)
-            found[host] |= not hidden and both >= TOLD_SECONDS
-    return found
+            slow_since = max(job.begin, slow[host])
+            both = max(min(job.end, end) - max(slow_since, begin) for begin, end in spans)
+            result[host] |= not hidden and both >= TOLD_SECONDS
+    return result
 
 
 def true_speeds(world: World, now: float, hours: float, hidden: Flags | None = None) -> Floats:
-    """Return the mean pace of a gang of which each host is the slowest, over *hours* from *now*: 1.0 is the middle one's.
+    """Return the mean pace of a gang with each host as its slowest, over *hours* from *now*,
+    relative to the median host.
 
-    What stands now is there for as long as it lasts; nothing begins later. *hidden*: hosts whose slowness at a normal clock does
-    not count.
+    Effects active at *now* last as scheduled; no later effect counts. *hidden*: hosts whose
+    slowness at a normal clock is ignored.
     """
     schedule = world.schedule
     rows = schedule.rows
-    of_host = ~np.isin([each.per for each in schedule.classes], PER_JOB)[rows["cls"]]
+    of_host = ~np.isin([fault_class.per for fault_class in schedule.classes], PER_JOB)[rows["cls"]]
     standing = of_host & (rows["begin"] <= now) & (rows["end"] > now)
     if hidden is not None:
         hosts_of = np.where(of_host, rows["host"], 0)
@@ -270,29 +279,31 @@ def true_speeds(world: World, now: float, hours: float, hidden: Flags | None = N
     return np.asarray(mean / np.median(mean), dtype=np.float64)
 
 
-# ----------------------------------------------------------------------
-# What the service knows.
-
-
 def fault_table(world: World, until_seconds: float) -> FaultTable:
-    """Return the faults for which a host was away, as a record of them until then has it."""
+    """Return the faults that took a host away, as in a record until *until_seconds*."""
     schedule = world.schedule
     of_cause = class_by_cause(world)
-    found = [
-        (one.host, one.begin / DAY, one.end / DAY if one.end <= until_seconds else np.inf)
-        for one in schedule.downtimes
-        if one.begin < until_seconds
-        and one.cause in of_cause
-        and of_cause[one.cause].sort == "faults"
+    result = [
+        (
+            downtime.host,
+            downtime.begin / DAY,
+            downtime.end / DAY if downtime.end <= until_seconds else np.inf,
+        )
+        for downtime in schedule.downtimes
+        if downtime.begin < until_seconds
+        and downtime.cause in of_cause
+        and of_cause[downtime.cause].sort == "faults"
     ]
-    node, start, end = np.array(found).T.reshape(3, -1)
+    node, start, end = np.array(result).T.reshape(3, -1)
     return FaultTable(
         tuple(world.names), node.astype(np.intp), start, end, np.ones(node.size, dtype=bool), until_seconds / DAY
     )  # fmt: skip
 
 
 def model_hazards(world: World, now: float) -> Floats:
-    """Return the hazard per hour of each host by its history of faults until *now*, a midnight; where it is away, the base."""
+    """Return the hazard per hour of each host by its fault history until *now*, a midnight; the
+    base rate for absent hosts.
+    """
     prior = base_hazard_per_hour(GPUS)
     hazards = np.full(world.schedule.hosts, prior)
     faults = fault_table(world, now)
@@ -300,7 +311,7 @@ def model_hazards(world: World, now: float) -> Floats:
         model = train(faults, ALL, "the world until then")
     except EventsError:
         return hazards
-    # The state at *now* is that of the last midnight of a record that ends a little later.
+    # The state at *now* is the state at the last midnight of a record that ends slightly later.
     units = units_of(replace(faults, end_days=faults.end_days + 1.5), 1)
     last = units.between(round(now / DAY), round(now / DAY))
     hazards[last.node] = -np.log1p(-model.probability(last.state, 1)) / 24.0
@@ -310,7 +321,9 @@ def model_hazards(world: World, now: float) -> Floats:
 def judged_numbers(
     world: World, now: float, earlier_hours: Sequence[float], seconds: float = WATCHED_SECONDS
 ) -> HostNumbers:
-    """Return hazards, speeds and states that an aggregator has after it heard the hosts until *now* + *seconds*, and before."""
+    """Return hazards, speeds and states of an aggregator that received the hosts until *now* +
+    *seconds*, and earlier.
+    """
     schedule = world.schedule
     hosts = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     aggregator = SimulatedAggregator(world, hosts, UNLIMITED)
@@ -328,12 +341,8 @@ def judged_numbers(
     return HostNumbers(model_hazards(world, now) + symptoms, known.speed[at], known.excluded[at])
 
 
-# ----------------------------------------------------------------------
-# Gangs.
-
-
 def free_hosts(world: World, now: float, count: int, source: np.random.Generator) -> Indexes:
-    """Return *count* hosts that are up: idle ones, and those of jobs drawn one after another."""
+    """Return *count* hosts that are up: idle hosts, and the hosts of randomly drawn jobs."""
     schedule = world.schedule
     up = [host for host in range(schedule.hosts) if not schedule.is_away(host, now)]
     jobs: dict[int, list[int]] = {}
@@ -357,13 +366,13 @@ def gain(
     draws: int = DRAWS,
     watched: float = WATCHED_SECONDS,
 ) -> SimulatedGain:
-    """Return what gangs lose that are placed at the midnights of *days*, by way to choose."""
+    """Return the losses of gangs placed at the midnights of *days*, by method."""
     source = np.random.default_rng(seed)
     needs = GangRequirements(gang, gpus_per_node=GPUS, hours=GANG_HOURS)
     lost = lost_time(needs, gang * GPUS)
     base = base_table(world)
     nobody = np.zeros(len(base), dtype=bool)
-    found: list[list[float]] = []
+    result: list[list[float]] = []
     for day in days:
         now = day * DAY
         judged = judged_numbers(world, now, earlier_hours, watched)
@@ -375,7 +384,9 @@ def gain(
         control = HostNumbers(judged.hazard[mixed], judged.speed[mixed], judged.excluded[mixed])
         true_table = with_numbers(base, truth)
         heard = [(now, begins)]
-        heard += [(now - one * HOUR, now - one * HOUR + EARLIER_SECONDS) for one in earlier_hours]
+        heard += [
+            (now - hour * HOUR, now - hour * HOUR + EARLIER_SECONDS) for hour in earlier_hours
+        ]
         known = [
             truth.speed,
             *(
@@ -383,40 +394,39 @@ def gain(
                 for spans in (heard, [(0.0, begins)])
             ),
         ]
-        by = judged, truth, control, *(replace(judged, speed=one) for one in known)
-        tables = [base, *(with_numbers(base, one) for one in by)]
+        by = judged, truth, control, *(replace(judged, speed=speed) for speed in known)
+        tables = [base, *(with_numbers(base, numbers) for numbers in by)]
         for _ in range(draws):
             free = np.zeros(len(base), dtype=bool)
             free[free_hosts(world, begins, round(POOL_SHARE * gang), source)] = True
             row: list[float] = []
-            for each in tables:
-                chosen = planner.plan(each, Candidates(free), needs)[0].nodes
+            for nodes in tables:
+                chosen = planner.plan(nodes, Candidates(free), needs)[0].nodes
                 members = planner.members_of(true_table, chosen)
                 row.append(price(members, lost, GANG_HOURS).total.value)
-            found.append(row)
-    means = [float(one) for one in np.mean(found, axis=0)]
-    return SimulatedGain(world.scenario.name, gang, len(found), lost.gross_gpu_hours, *means)
+            result.append(row)
+    means = [float(value) for value in np.mean(result, axis=0)]
+    return SimulatedGain(world.scenario.name, gang, len(result), lost.gross_gpu_hours, *means)
 
 
 def simulated_section(seed: int) -> str:
-    """Return the section of the published page."""
     rows = [
         gain(World(name, seed), gang, days, earlier_hours, seed)
         for name, gang, days, earlier_hours in PLACED
     ]
     cells = [
         (
-            f"`{one.scenario}`", str(one.gang), str(one.gangs), f"{one.gpu_hours:,.0f}",
-            *(f"{each:,.0f}" for each in (one.blind, one.planned, one.oracle)),
-            f"{one.share(one.planned):.0%}",
-            *(f"{one.share(each):.0%}" for each in (one.seen_when_heard, one.seen_ever, one.speeds_known, one.control)),
+            f"`{row.scenario}`", str(row.gang), str(row.gangs), f"{row.gpu_hours:,.0f}",
+            *(f"{value:,.0f}" for value in (row.blind, row.planned, row.oracle)),
+            f"{row.share(row.planned):.0%}",
+            *(f"{row.share(value):.0%}" for value in (row.seen_when_heard, row.seen_ever, row.speeds_known, row.control)),
         )
-        for one in rows
+        for row in rows
     ]  # fmt: skip
     heads = (
         "fleet", "hosts of a gang", "gangs", "GPU-hours of one", "lost: blind", "plan", "oracle", "share of the oracle's gain", "detectable while observed", "ever detectable", "with true speeds", "control",
     )  # fmt: skip
-    missed = [f"`{one.scenario}`" for one in rows if one.share(one.planned) < WANTED]
+    missed = [f"`{row.scenario}`" for row in rows if row.share(row.planned) < WANTED]
     summary = f"Target: {WANTED:.0%} of the oracle's gain, {'missed in ' + ' and '.join(missed) if missed else 'met'}. Seed {seed}."
     if missed:
         summary += f"\n\n{REASON}"
@@ -424,7 +434,6 @@ def simulated_section(seed: int) -> str:
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.placement_simulated", description=__doc__
     )

@@ -6,18 +6,18 @@ import sys
 import time
 from collections.abc import Callable
 
-#: Told of what is done, and which share of it.
+#: Called with the current task and its completed share.
 Progress = Callable[[str, float], None]
 
 
 class Bar:
-    """A line of progress on a terminal; elsewhere a line each tenth."""
+    """A progress bar on a terminal; elsewhere a line per tenth."""
 
     def __init__(self) -> None:
         self._begin, self._tenth = time.monotonic(), -1
 
     def __call__(self, what: str, share: float) -> None:
-        """Show that of *what* a *share* is done."""
+        """Show the completed *share* of *what*."""
         seconds = time.monotonic() - self._begin
         if sys.stderr.isatty():
             full = round(30 * share)

@@ -1,8 +1,8 @@
 """Simulated: judging and advice over a world of 2,000 hosts and 90 days, in process.
 
-Drawing the world takes some 20 s; then hours of the whole fleet, and episodes around causes (their hosts and minutes
-alone), are each fed to an aggregator of its own and scored, in as many processes as there are cores. The tables are a
-function of scenario, seed and sizes alone, however many processes there are.
+Drawing the world takes about 20 s. Then hours of the whole fleet, and episodes around causes (only
+their hosts and minutes), are each fed to an aggregator of their own and scored, one process per
+core. The tables depend only on scenario, seed and sizes, not on the number of processes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from gangline.simulator.sampled_episodes import (
 )
 from gangline.simulator.world import World
 
-#: Beside an episode's own hosts others, as peers: so many at least, and so many that for each host that one cause strikes
-#: there are 1.25 that it does not, as there would be many more in a fleet.
+#: Additional hosts of an episode, as peers: at least FAR_MIN, and 1.25 for each host that one cause
+#: affects, because a fleet has many more unaffected hosts.
 FAR_MIN, UNSTRUCK_RATIO = 16, 1.25
-#: From where others stand beside one episode to where they do beside the next: all over the fleet in turn.
+#: Distance between the additional hosts of successive episodes, so that they cover the fleet.
 STRIDE_HOSTS = 389
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """How much of what is judged."""
+    """The amount of judged data."""
 
     scenario: str = "quarter"
     per_class: int = 20
@@ -51,7 +51,10 @@ class RunPlan:
 def section(
     seed: int, progress: Progress, plan: RunPlan = RunPlan(), pieces: Pieces | None = None
 ) -> str:
-    """Return the section of docs/quality.md. *pieces*: what was judged before is taken from there, and what is judged put there."""
+    """Return the section of docs/quality.md.
+
+    *pieces*: store of judged pieces, from which a run resumes.
+    """
     progress("drawing the world", 0.0)
     world = World(plan.scenario, seed, hosts=plan.hosts)
     scores = judged(world, list(planned(world, plan)), progress, pieces=pieces)
@@ -70,12 +73,12 @@ def section(
 
 
 def planned(world: World, plan: RunPlan) -> Iterator[SimulatedCase]:
-    """Yield what must be judged."""
-    sorts = {each.name: each.sort for each in world.schedule.classes}
+    """Yield the cases to judge."""
+    sorts = {fault_class.name: fault_class.sort for fault_class in world.schedule.classes}
     for episode in fault_episodes(world, plan.per_class):
         yield _around(world, episode, sorts[episode.class_name])
-    for one in random_spans(world, plan.hours):
-        yield SimulatedCase("", "", -1, one.weight, one.hosts, one.begin, one.end)
+    for span in random_spans(world, plan.hours):
+        yield SimulatedCase("", "", -1, span.weight, span.hosts, span.begin, span.end)
 
 
 def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
@@ -84,8 +87,8 @@ def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
     near = episode.hosts[:NEAR_MAX]
     struck_hosts = len({*cause_rows["host"].tolist()} & {*near})
     wanted = max(FAR_MIN, int(np.ceil(UNSTRUCK_RATIO * struck_hosts)) - (len(near) - struck_hosts))
-    # What is no fault is watched while it stands: advice waits for some of it. A fault that stands for ever
-    # has nothing before it, and is watched for as long as others.
+    # Benign causes are watched for their whole duration, because some advice comes late. A
+    # permanent fault has no time before it, and is watched as long as others.
     due = (
         float(cause_rows["begin"].min() + cause_rows["onset"].max())
         if sort == "faults"
@@ -104,14 +107,13 @@ def _around(world: World, episode: SampledEpisode, sort: str) -> SimulatedCase:
 
 
 def _others(world: World, hosts: tuple[int, ...], count: int, number: int) -> tuple[int, ...]:
-    """Return *count* neighbours elsewhere in the fleet, by *number*."""
     total, among = world.scenario.hosts, {*hosts}
     first = number * STRIDE_HOSTS % total
     everyone = ((first + step) % total for step in range(total))
     return tuple(host for host in everyone if host not in among)[: max(count, 0)]
 
 
-#: What the processes work on: taken over from their parent as it was forked.
+#: The work of the processes, inherited by fork.
 _work: tuple[World, Sequence[SimulatedCase]] | None = None
 
 
@@ -122,22 +124,24 @@ def judged(
     processes: int | None = None,
     pieces: Pieces | None = None,
 ) -> list[Score]:
-    """Return the scores of *cases*, in their order. *processes*: None for as many as there are cores."""
+    """Return the scores of *cases*, in their order. *processes*: None for one per core."""
     global _work
     _work = world, cases
-    before = {at: pieces.read(at) for at in range(len(cases))} if pieces else {}
-    done: dict[int, Score] = {at: one for at, one in before.items() if one is not None}
-    # The longest first, so that no process works alone at the end.
-    order = sorted({*range(len(cases))} - done.keys(), key=lambda at: (-_size(cases[at]), at))
-    whole, size = sum(map(_size, cases)), sum(_size(cases[at]) for at in done)
+    before = {index: pieces.read(index) for index in range(len(cases))} if pieces else {}
+    done: dict[int, Score] = {name: score for name, score in before.items() if score is not None}
+    # The longest first, so that the last processes end together.
+    order = sorted(
+        {*range(len(cases))} - done.keys(), key=lambda index: (-_size(cases[index]), index)
+    )
+    whole, size = sum(map(_size, cases)), sum(_size(cases[index]) for index in done)
     with multiprocessing.get_context("fork").Pool(processes or os.cpu_count()) as pool:
-        for at, one in pool.imap_unordered(_judge, order):
-            done[at] = one
+        for index, score in pool.imap_unordered(_judge, order):
+            done[index] = score
             if pieces:
-                pieces.write(at, one)
-            size += _size(cases[at])
+                pieces.write(index, score)
+            size += _size(cases[index])
             progress("judging the world", size / whole)
-    return [done[at] for at in range(len(cases))]
+    return [done[index] for index in range(len(cases))]
 
 
 def _size(case: SimulatedCase) -> float:
@@ -151,7 +155,7 @@ def _judge(at: int) -> tuple[int, Score]:
 
 
 def judge_case(world: World, case: SimulatedCase) -> Score:
-    """Return how the aggregator did in one episode, or in one hour."""
+    """Return the score of one episode or one hour."""
     is_hour = not case.class_name
     observed = feed(world, case.hosts, case.begin, case.end, UNLIMITED if is_hour else LIMITS)
     truth = GroundTruth(world, case.hosts, case.begin, case.end)

@@ -1,6 +1,6 @@
-"""Baselines simpler than the judge, over the same readings, to show what judging adds.
+"""Baselines simpler than the judge, over the same readings, to show the benefit of judging.
 
-Each names hosts at one moment, from the same fleet, without memory of its own beyond the counters'.
+Each names hosts at one moment, from the same fleet, without any memory except the counters'.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from gangline.aggregator.scoring.rules import events, fabric, gpu
 from gangline.aggregator.scoring.symptom import row_detector
 from gangline.aggregator.scoring.view import FleetView
 
-#: Host, what said so (a rule), device, how bad, why.
+#: Host, source (a rule), device, state, reason.
 Cry = tuple[str, str, str, HealthState, Reason]
 
-#: What the policy table decides alone: codes, and states that the driver or the kernel names.
+#: Detectors of the policy table alone: codes, and states named by the driver or the kernel.
 DETERMINISTIC = (
     events.active_xids, events.active_sxids, events.active_events, row_detector(LOST), gpu.recovery_actions,
     *map(row_detector, REMAPS), fabric.ports_down,
 )  # fmt: skip
 _GRAVE = (HealthState.SUSPECT, HealthState.UNHEALTHY)
 
-#: Of DCGM's passive health watches (NVIDIA/DCGM, dcgm_gpu_hardware_limits.h): replays a minute, CRC errors a second.
+#: Limits of DCGM's passive health watches (NVIDIA/DCGM, dcgm_gpu_hardware_limits.h): replays a
+#: minute, CRC errors a second.
 PCIE_REPLAYS_PER_MINUTE, NVLINK_CRC_PER_SECOND = 8.0, 100.0
-#: Below this share of the fleet's median clock a GPU is slow: as the judge's own limit, without its reasons.
+#: A GPU below this share of the fleet's median clock is slow: the judge's own limit, without its
+#: reasons.
 SLOW_RATIO = 0.90
 
 
 def policy_alone(present: FleetView) -> Iterator[Cry]:
-    """Yield what the table of deterministic faults names, at once and without any model."""
+    """Yield the deterministic faults of the policy table, at once and without any model."""
     for rule in DETERMINISTIC:
-        for one in rule(present):
-            if one.host_state in _GRAVE:
-                yield _cry(present, one.host, "policy", one.device)
+        for evidence in rule(present):
+            if evidence.host_state in _GRAVE:
+                yield _cry(present, evidence.host, "policy", evidence.device)
 
 
 def thresholds(present: FleetView) -> Iterator[Cry]:
-    """Yield what fixed limits on each GPU by itself name, as a DCGM health check has them.
+    """Yield GPUs beyond fixed limits, like a DCGM health check.
 
-    Any time held down by heat or by power, memory errors and remaps, replays, NVLink errors.
+    The limits: any time limited by heat or power, memory errors and remaps, replays, NVLink errors.
     """
     counted = (
         ("gpu_1s", "violation_thermal_nanoseconds", 1.0),
@@ -54,8 +56,8 @@ def thresholds(present: FleetView) -> Iterator[Cry]:
         ("nvlink_10s_changes", "crc_errors", 10.0 * NVLINK_CRC_PER_SECOND),
         ("nvlink_10s_changes", "replay_errors", 0.1),
     )
-    for table, column, least in counted:  # within about ten seconds
-        rows, _ = present.counting(table, column, least)
+    for table, column, minimum in counted:  # within about ten seconds
+        rows, _ = present.counting(table, column, minimum)
         yield from _cries(present, table, rows.tolist())
     for column in ("remap_pending_state", "remap_failed_state"):
         rows = present.where("gpu_10s_changes", column, lambda cells: cells > 0)
@@ -65,7 +67,9 @@ def thresholds(present: FleetView) -> Iterator[Cry]:
 
 
 def slow_clock(present: FleetView) -> Iterator[Cry]:
-    """Yield busy GPUs whose SM clock is below nine tenths of the fleet's median: utilisation alone says busy."""
+    """Yield busy GPUs with an SM clock below nine tenths of the fleet's median; their utilization
+    looks normal.
+    """
     clock: Floats = present.gauge("gpu_1s", "sm_clock_hertz")
     busy = present.gauge("gpu_1s", "utilization_ratio") >= UTILIZATION_MIN
     if busy.any():
@@ -83,7 +87,7 @@ def _cry(present: FleetView, host: int, rule: str, device: str) -> Cry:
     return present.fleet.names[host], rule, device, HealthState.SUSPECT, Reason.NONE
 
 
-#: Name -> what it names.
+#: Name -> baseline.
 BASELINES: dict[str, Callable[[FleetView], Iterator[Cry]]] = {
     "policy table alone": policy_alone,
     "fixed limits": thresholds,

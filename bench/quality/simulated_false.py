@@ -17,12 +17,13 @@ from bench.quality.simulated_truth import BACK_SECONDS
 from gangline.simulator.sampled_episodes import AFTER_SECONDS, BEFORE_SECONDS, LENGTH_SECONDS_MAX
 from gangline.simulator.world import STEP_SECONDS
 
-#: Drains for hosts on which no fault stands, a thousand node-days: fixed before anything was tuned.
+#: Drains of hosts without a fault per thousand node-days: fixed before any tuning.
 BUDGET = 1.0
-#: This many false drains of one hour may have one cause, fixed before the published seed was looked at: two had, at the second look
-#: at seed 21 (looks.md), which is the most on record. Where more of one hour are seen, it is so many.
+#: Largest number of false drains of one hour with the same cause, fixed before the published seed
+#: was evaluated: two, at the second evaluation of seed 21 (looks.md), is the most on record. An
+#: hour with more raises this number.
 TOGETHER_MAX = 2
-#: Kinds of false drains that are listed.
+#: Maximum number of listed kinds of false drains.
 LISTED_MAX = 12
 TEXT_CHARACTERS_MAX = 160
 
@@ -34,17 +35,17 @@ for {LENGTH_SECONDS_MAX / 60:.0f} random minutes of it."""
 
 
 def advice(run: SimulatedRun) -> str:
-    """Return the table of false advice, and what was behind it."""
+    """Return the table of false advice, and its causes."""
     kinds: list[tuple[str, Wanted]] = [
         ("**drains, all**", is_drain),
-        ("- the host had nothing", lambda one: is_drain(one) and not one.about),
-        ("- the host had a look-alike", lambda one: is_drain(one) and bool(one.about) and not one.is_mistold),
-        ("- its reporting was wrong", lambda one: is_drain(one) and one.is_mistold),
-        ("drains of a host with a fault, for another reason", lambda one: one.what == "astray"),
-        ("drains of single hosts for what they share", lambda one: one.what == "alone"),
-        ("AVOID", lambda one: one.what == "avoid"),
-        ("INSPECT and the like", lambda one: one.what == "look"),
-        ("a shared cause that no two of its hosts share", lambda one: one.what == "cause"),
+        ("- the host had nothing", lambda wrong: is_drain(wrong) and not wrong.about),
+        ("- the host had a look-alike", lambda wrong: is_drain(wrong) and bool(wrong.about) and not wrong.is_mistold),
+        ("- its reporting was wrong", lambda wrong: is_drain(wrong) and wrong.is_mistold),
+        ("drains of a host with a fault, for another reason", lambda wrong: wrong.what == "astray"),
+        ("drains of single hosts for what they share", lambda wrong: wrong.what == "alone"),
+        ("AVOID", lambda wrong: wrong.what == "avoid"),
+        ("INSPECT and the like", lambda wrong: wrong.what == "look"),
+        ("a shared cause that no two of its hosts share", lambda wrong: wrong.what == "cause"),
     ]  # fmt: skip
     rows = [
         [name, str(rate.count), _rate_text(rate), *_around(run, wanted)]
@@ -55,7 +56,7 @@ def advice(run: SimulatedRun) -> str:
         "advice for a host without a fault, or with another one", "in the hours", "a 1,000 node-days", "around causes",
         "weighted by frequency, a 1,000 node-days",
     ]  # fmt: skip
-    days = number(sum(one.days for one in run.sampled()))
+    days = number(sum(score.days for score in run.sampled()))
     text = f"""The budget was fixed before any tuning: **{BUDGET:g} false drain a 1,000 node-days** in all. The result: {_rate_text(rate_of(run, is_drain))}.
 {verdict(run)}
 
@@ -71,7 +72,7 @@ def advice(run: SimulatedRun) -> str:
   end is in proportion to that number. The rate of hours with any false drain needs no such assumption. It has Garwood's exact interval: {_hours_text(run)}.
 - Service limits how many hosts may be out at once; these hours do not. The judge meets a new fleet each hour, so a lasting error counts more often than in
   service. Advice that waits longer than an hour is not seen.
-- *Around causes*: {number(sum(one.days for one in run.fault_scores()))} node-days more, of gangs and racks around causes. Rare classes have as many as common ones, so false drains appear here first.
+- *Around causes*: {number(sum(score.days for score in run.fault_scores()))} node-days more, of gangs and racks around causes. Rare classes have as many as common ones, so false drains appear here first.
   The limits of service apply: {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have advice of the same or a higher severity at once. This includes AVOID. A judge that blames a
   whole gang is therefore seen to blame no more than these. The last column weighs each episode by the number of causes that it represents. It has no useful upper end: one more
   false drain beside the commonest class would be {number(_largest(run) * 1000.0 / run.node_days)}."""
@@ -80,24 +81,23 @@ def advice(run: SimulatedRun) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was counted in the hours, and what that comes to in a thousand node-days, at 90 %."""
+    """A count in the sampled hours, and its rate per thousand node-days, at 90 %."""
 
     count: int
     value: float
     low: float
     high: float
-    together: int = 1  # so many may come of one cause, by which the upper end is
+    together: int = 1  # the largest number from one cause, which determines the upper end
 
 
 def is_drain(one: Wrong) -> bool:
-    """Return whether advice takes a host from its work."""
     return one.what == "drain"
 
 
 def rate_of(run: SimulatedRun, wanted: Wanted) -> Rate:
-    """Return how often the judge gave advice that was *wanted* to hosts on which no fault stood."""
-    counts = [_count(one, wanted) for one in run.sampled()]
-    days = sum(one.days for one in run.sampled())
+    """Return the rate of *wanted* advice about hosts without a fault."""
+    counts = [_count(score, wanted) for score in run.sampled()]
+    days = sum(score.days for score in run.sampled())
     if not days:
         return Rate(0, nan, 0.0, inf)
     together = max([*counts, TOGETHER_MAX])
@@ -107,10 +107,10 @@ def rate_of(run: SimulatedRun, wanted: Wanted) -> Rate:
 
 
 def _hours_text(run: SimulatedRun) -> str:
-    """Return how many hours had a false drain, and how often such an hour comes."""
+    """Return how many hours had a false drain, and the frequency of such hours."""
     hours = run.sampled()
-    some = sum(_count(one, is_drain) > 0 for one in hours)
-    days = sum(one.days for one in hours)
+    some = sum(_count(hour, is_drain) > 0 for hour in hours)
+    days = sum(hour.days for hour in hours)
     if not days:
         return "no hour was played"
     scale = 1000.0 / days
@@ -120,7 +120,7 @@ def _hours_text(run: SimulatedRun) -> str:
 
 
 def _count(score: Score, wanted: Wanted) -> int:
-    return sum(one.by == JUDGE and wanted(one) for one in score.wrong)
+    return sum(wrong.by == JUDGE and wanted(wrong) for wrong in score.wrong)
 
 
 def _rate_text(rate: Rate) -> str:
@@ -128,19 +128,19 @@ def _rate_text(rate: Rate) -> str:
 
 
 def drains_text(run: SimulatedRun) -> str:
-    """Return false drains of the hours, with what they come to."""
+    """Return false drains of the hours, and their rate."""
     rate = rate_of(run, is_drain)
-    return f"{rate.count} seen in {number(sum(one.days for one in run.sampled()))} node-days, {_rate_text(rate)} a 1,000"
+    return f"{rate.count} seen in {number(sum(score.days for score in run.sampled()))} node-days, {_rate_text(rate)} a 1,000"
 
 
 def verdict(run: SimulatedRun) -> str:
-    """Return whether the budget is shown to be met, and what would show it."""
+    """Return whether the budget is shown to be met, and what data would show it."""
     rate = rate_of(run, is_drain)
     if rate.low > BUDGET:
         return "**Not met.**"
     if rate.high <= BUDGET:
         return f"**Met**, also at the upper end, if no more than {rate.together} come together."
-    days = sum(one.days for one in run.sampled()) / max(len(run.sampled()), 1)
+    days = sum(score.days for score in run.sampled()) / max(len(run.sampled()), 1)
     none_bound = intervals.weighted_rate([], TOGETHER_MAX)[1]
     enough = ceil(none_bound * 1000.0 / BUDGET / days) if days else 0
     return (
@@ -150,25 +150,25 @@ def verdict(run: SimulatedRun) -> str:
 
 
 def _around(run: SimulatedRun, wanted: Wanted) -> tuple[str, str]:
-    """Return what was seen around causes, and what it comes to by how many causes each episode stands for."""
-    counts = [(_count(one, wanted), one.weight) for one in run.fault_scores()]
+    """Return the count around causes, and its rate, weighted by the number of causes per episode."""
+    counts = [(_count(score, wanted), score.weight) for score in run.fault_scores()]
     weighted_count = sum(count * weight for count, weight in counts)
     return str(sum(count for count, _ in counts)), number(weighted_count * 1000.0 / run.node_days)
 
 
 def _largest(run: SimulatedRun) -> float:
-    """Return for how many causes an episode of the commonest class stands."""
-    return max((one.weight for one in run.fault_scores()), default=0.0)
+    return max((score.weight for score in run.fault_scores()), default=0.0)
 
 
 def _causes_table(run: SimulatedRun) -> str:
-    """Say which reasons were behind false drains, around what, with the words of the first."""
     kinds: Counter[tuple[str, str, str]] = Counter()
     texts: dict[tuple[str, str, str], str] = {}
-    for one in run.scores:
-        for wrong in one.wrong:
+    for score in run.scores:
+        for wrong in score.wrong:
             if is_drain(wrong):
-                where = f"around `{one.class_name}`" if one.class_name else "an hour of the fleet"
+                where = (
+                    f"around `{score.class_name}`" if score.class_name else "an hour of the fleet"
+                )
                 kind = wrong.rule, ", ".join(wrong.about) or "nothing", where
                 kinds[kind] += 1
                 texts[kind] = min(texts.get(kind, wrong.message), wrong.message)
@@ -196,18 +196,18 @@ def look_alikes(run: SimulatedRun) -> str:
 
 
 def _passing(run: SimulatedRun) -> str:
-    """Return the table of what no class is: it passes on hosts everywhere."""
+    """Return the table of ordinary events, which occur on all hosts."""
     rows = []
     for kind in KINDS:
         counts: Counter[str] = Counter()
         grave = 0
-        for one in run.sampled():
-            for (what, rule, state), count in one.named_in_passing.items():
+        for score in run.sampled():
+            for (what, rule, state), count in score.named_in_passing.items():
                 if what == kind:
                     counts[f"{rule} {state.name}"] += count
                     grave += count * (state in BLAMED)
-        times = sum(one.passed[kind] for one in run.sampled())
-        # Two things may have been said of one.
+        times = sum(score.passed[kind] for score in run.sampled())
+        # An event may have two findings.
         rows.append([kind, f"{times:,}", _counted(counts), percent(min(grave, times), times)])
     text = (
         "The next table has ordinary events in the hours of the fleet, on hosts without a fault and with correct reporting. Findings count\n"
@@ -222,7 +222,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 def reporting(run: SimulatedRun) -> str:
-    """Return the table of what goes wrong in the telling alone."""
+    """Return the table of faults of reporting alone."""
     text = (
         "These hosts are healthy, but little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers. A drain\n"
         f"is false, although a driver that hangs for half an hour may deserve one. {_WATCHED}"
@@ -232,16 +232,23 @@ def reporting(run: SimulatedRun) -> str:
 
 def _host_counts(run: SimulatedRun, sort: str) -> str:
     rows = []
-    for each, scores in run.of_sort(sort):
-        said: Counter[str] = Counter()
-        for one in scores:
-            for (rule, state), count in one.named.items():
-                said[f"{rule} {state.name}"] += count
-        counts = [_of_class(scores, each.name, what) for what in ("name", "drain", "avoid")]
-        hosts = sum(one.hosts for one in scores)
-        minutes = number(sum(one.steps for one in scores) * STEP_SECONDS / 60.0)
+    for fault_class, scores in run.of_sort(sort):
+        reported: Counter[str] = Counter()
+        for score in scores:
+            for (rule, state), count in score.named.items():
+                reported[f"{rule} {state.name}"] += count
+        counts = [_of_class(scores, fault_class.name, what) for what in ("name", "drain", "avoid")]
+        hosts = sum(score.hosts for score in scores)
+        minutes = number(sum(score.steps for score in scores) * STEP_SECONDS / 60.0)
         rows.append(
-            [f"`{each.name}`", str(len(scores)), minutes, str(hosts), _counted(said), *counts]
+            [
+                f"`{fault_class.name}`",
+                str(len(scores)),
+                minutes,
+                str(hosts),
+                _counted(reported),
+                *counts,
+            ]
         )
     head = ["class", "episodes", "minutes watched", "hosts", "findings, and on how many hosts"]
     head += [
@@ -251,14 +258,14 @@ def _host_counts(run: SimulatedRun, sort: str) -> str:
 
 
 def _of_class(scores: Sequence[Score], name: str, what: str) -> str:
-    """Return how often (of names: of how many hosts), and in how many of the episodes."""
-    found = [
+    """Return the count of *what* (hosts, for "name"), and the number of its episodes."""
+    result = [
         [
-            one.host
-            for one in each.wrong
-            if one.by == JUDGE and one.what == what and name in one.about
+            wrong.host
+            for wrong in fault_class.wrong
+            if wrong.by == JUDGE and wrong.what == what and name in wrong.about
         ]
-        for each in scores
+        for fault_class in scores
     ]
-    times = [len({*hosts} if what == "name" else hosts) for hosts in found]
+    times = [len({*hosts} if what == "name" else hosts) for hosts in result]
     return f"{sum(times)}; {counted(sum(map(bool, times)), len(times))}"

@@ -1,7 +1,7 @@
 """The aggregator over one episode, in process: frames in; named hosts and advice out.
 
-It sees of the world what an aggregator could: inventories, places, frames and events (`Outside`). What is so it is
-never told; `simulated_truth.py` alone knows that.
+It receives only what a real aggregator can: inventories, places, frames and events (`Outside`). The
+truth is known only to `simulated_truth.py`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from gangline.simulator.scenario import HOSTS_MAX
 from gangline.simulator.world import STEP_SECONDS, Delivery, WorldStep
 
 JUDGE = "judge"
-#: Hosts that fall within two seconds of each other may be seen to fall a step apart.
+#: Simultaneous failures within two seconds may appear one step apart.
 LIMITS = replace(AdvisoryLimits(), shared_seconds=AdvisoryLimits().shared_seconds + STEP_SECONDS)
-#: The same, but that nothing holds advice back: a limit on how many hosts may be out must not hide a false drain.
+#: The same without limits of advice: a limit of hosts out of service must not hide a false drain.
 UNLIMITED = replace(
     LIMITS, rack_hosts_max=HOSTS_MAX, job_hosts_max=HOSTS_MAX, cluster_share_max=1.0, open_max=10 * HOSTS_MAX
 )  # fmt: skip
-#: Hosts beyond the episode have been there for this long.
+#: Age of the hosts outside the episode.
 LONG_NS = 3600 * 1_000_000_000
 
 
 class Outside(Protocol):
-    """What may be known of a world from outside."""
+    """The view of a world from outside."""
 
     @property
     def names(self) -> list[str]: ...
@@ -60,9 +60,9 @@ class Outside(Protocol):
 
 @dataclass(slots=True)
 class NamedState:
-    """Something was said of a host, without a break from *begin* to *end* (seconds of the world)."""
+    """A finding about a host, active without a break from *begin* to *end* (seconds of the world)."""
 
-    by: str  # the judge, or one of the baselines
+    by: str  # the judge or a baseline
     host: str
     rule: str
     device: str
@@ -74,7 +74,10 @@ class NamedState:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAdvice:
-    """Advice that was given, or became another. Of a shared cause `hosts` are many; `subject` says of what."""
+    """Advice that was given, or changed.
+
+    For a shared cause `hosts` are many; `subject` names the cause.
+    """
 
     seconds: float
     name: str
@@ -88,19 +91,19 @@ class SimulatedAdvice:
 
 @dataclass(slots=True)
 class Observed:
-    """All that was said in an episode."""
+    """All findings and advice of an episode."""
 
     named: list[NamedState] = field(default_factory=list[NamedState])
     advised: list[SimulatedAdvice] = field(default_factory=list[SimulatedAdvice])
     steps: int = 0
-    #: Why the picture was in doubt, so that nothing was proposed -> for so many steps.
+    #: Reason of doubt about the picture, which suppresses proposals -> number of steps.
     degraded: dict[str, int] = field(default_factory=dict[str, int])
 
 
 def feed(
     world: Outside, hosts: Sequence[int], begin: float, end: float, limits: AdvisoryLimits = LIMITS
 ) -> Observed:
-    """Let an aggregator that never saw them hear *hosts* from *begin* to *end*; return what it says."""
+    """Feed *hosts* from *begin* to *end* to a new aggregator; return its findings and advice."""
     aggregator = SimulatedAggregator(world, hosts, limits)
     for step in world.frames(hosts, begin, end):
         aggregator.step(step)
@@ -108,8 +111,10 @@ def feed(
 
 
 class SimulatedAggregator:
-    """Fleet, judge and advice over the hosts of one episode; of all others it hears that they are there, and
-    nothing else, so that limits and outages are of a fleet's size."""
+    """Fleet, judge and advice over the hosts of one episode.
+
+    All other hosts are only known to exist, so that limits and outages refer to a full fleet.
+    """
 
     def __init__(
         self, world: Outside, hosts: Sequence[int], limits: AdvisoryLimits = LIMITS
@@ -121,7 +126,7 @@ class SimulatedAggregator:
         spoken = {names[host] for host in hosts}
         self._others = [name for name in names if name not in spoken]
         self._starts: dict[str, int] = {}
-        self._readers: dict[str, Reader] = {}  # of each host's stream
+        self._readers: dict[str, Reader] = {}  # per host's stream
         self._clocks: dict[str, clocks.HostClock] = {}
         self._judged: Judgement | None = None
         self._machine = AdvisoryStateMachine(limits)
@@ -132,7 +137,7 @@ class SimulatedAggregator:
         self._advised: dict[str, tuple[Action, tuple[str, ...]]] = {}
 
     def step(self, step: WorldStep) -> None:
-        """Take what came, judge, advise, and note what is said."""
+        """Receive a step's frames, judge, advise, and record the results."""
         self._hear_others(step.now_ns)
         for delivery in step.deliveries:
             self._take(delivery, step.now_ns)
@@ -150,18 +155,18 @@ class SimulatedAggregator:
 
     @property
     def judged(self) -> Judgement | None:
-        """The last judgement; None before the first step."""
+        """Return the last judgement; None before the first step."""
         return self._judged
 
     def reconnect(self) -> None:
-        """Take what comes next as new streams of the same hosts: another call of `frames` starts over."""
+        """Start new streams of the same hosts: another call of `frames` starts over."""
         self._starts.clear()
 
     def _hear_others(self, now_ns: int) -> None:
         fleet, count = self._fleet, len(self._others)
         if not self.observed.steps:
             for name in self._others:
-                # Without GPUs: of what it is not told, a host with GPUs would be UNKNOWN.
+                # Without GPUs: a host with GPUs but without readings would be UNKNOWN.
                 fleet.restore(name, simulated=False, gpus=0, last_received_ns=now_ns)
             fleet.first_received_ns[:count] = now_ns - LONG_NS
         fleet.last_received_ns[:count] = now_ns
@@ -173,7 +178,7 @@ class SimulatedAggregator:
             host = self._index[name]
             fleet.register(
                 name,
-                simulated=False,  # one that is silent for a minute is missed, as a real one is
+                simulated=False,  # after a minute of silence it counts as missing, like a real host
                 boot_id=delivery.boot_id,
                 devices=self._world.devices(host),
                 booted_ns=delivery.booted_ns,
@@ -192,7 +197,7 @@ class SimulatedAggregator:
             fleet.observe_event(name, event, now_ns)
 
     def _note(self, by: str, cries: Iterable[Cry], seconds: float) -> None:
-        """Keep what is said now: it continues, or begins."""
+        """Record current findings: each continues, or begins."""
         now: dict[tuple[str, Cry], NamedState] = {}
         for cry in cries:
             key = by, cry
@@ -209,9 +214,12 @@ class SimulatedAggregator:
         for event in [*self._observer.events(machine.state, judged, self._fleet.gpus)]:
             instructions += machine.step(event)
         instructions += machine.step(Tick(step.now_ns))
-        for one in instructions:
-            if isinstance(one, Publish) and one.advisory.state is AdvisoryState.PROPOSED:
-                self._proposed(one.advisory, step.seconds)
+        for instruction in instructions:
+            if (
+                isinstance(instruction, Publish)
+                and instruction.advisory.state is AdvisoryState.PROPOSED
+            ):
+                self._proposed(instruction.advisory, step.seconds)
 
     def _proposed(self, one: Advisory, seconds: float) -> None:
         what = one.action, one.hosts
@@ -225,7 +233,6 @@ class SimulatedAggregator:
 
 
 def _cries(judged: Judgement) -> Iterator[Cry]:
-    """Yield what counts against each host, by its rules."""
     for host, holds in judged.tracked_symptoms.items():
         for hold in holds.values():
             if hold.active:
@@ -234,7 +241,7 @@ def _cries(judged: Judgement) -> Iterator[Cry]:
                 yield judged.names[host], worst.rule.name, worst.device, worst.host_state, reason
     assert isinstance(
         judged.hosts, Hosts
-    )  # as `evaluate` makes them: the well are not made one by one
+    )  # as in `evaluate`, which creates no objects for healthy hosts
     for score in judged.hosts.computed_scores.values():
         if score.state is HealthState.STALE:
             yield score.host, "host.silent", "host", HealthState.STALE, Reason.STALE_TELEMETRY

@@ -9,26 +9,28 @@ from gangline.aggregator.advisories.advisory import Action
 from gangline.aggregator.fleet.gangs import WINDOW_NS, WINDOWS
 from gangline.aggregator.model import HealthState, Reason
 
-#: What takes a host from its work: for a host on which no fault stands, false. AVOID costs less, and is counted apart.
+#: Actions that take a host from its work: false for a host without a fault. AVOID costs less, and
+#: is counted separately.
 DRAINS = frozenset(
     {
         Action.DRAIN_AFTER_JOB, Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT,
         Action.DRAIN_P2P, Action.DRAIN_AND_RESET, Action.RECOVER_IMEX_DOMAIN, Action.RUN_DIAGNOSTIC,
     }
 )  # fmt: skip
-#: Of an episode's own hosts: those struck, their gangs, their racks.
+#: Maximum number of an episode's own hosts: affected hosts, their gangs, their racks.
 NEAR_MAX = 40
-#: An episode around a fault ends so long after the onset was over.
+#: Seconds of an episode around a fault after the end of its onset.
 AFTER_ONSET_SECONDS = 300.0
-#: What begins so long after a cause was over may still be said of it.
+#: Findings that begin up to this long after a cause ended may belong to it.
 AFTER_SECONDS = 60.0
-#: The same of what passes: rules about gangs know hosts of a job by so many windows, and say nothing before they are full.
+#: The same for passing events: rules about gangs know hosts of a job for this many windows, and are
+#: silent until these are full.
 PASSED_SECONDS = (WINDOWS + 1) * WINDOW_NS / 1e9 + AFTER_SECONDS
 #: States that keep work off a host.
 BLAMED = frozenset({HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY})
 NOT_REPORTED = frozenset({HealthState.HEALTHY, HealthState.UNKNOWN})
 
-#: Class -> the reasons under which it is rightly named. Classes that show nothing have none.
+#: Class -> its right reasons. Classes without symptoms have no reasons.
 RIGHT: dict[str, frozenset[Reason]] = {
     name: frozenset(reasons)
     for name, reasons in {
@@ -55,7 +57,7 @@ RIGHT: dict[str, frozenset[Reason]] = {
         "nvlink_switch": (Reason.NVLINK_ERRORS, Reason.XID_FATAL),
     }.items()
 }
-#: Class -> the domain that its cause is of, as fields of `Place`; none: of a job, which no place is.
+#: Class -> domain of its cause, as fields of `Place`; none for causes of a job, which has no place.
 DOMAIN = {
     "power_brake": ("rack", "power_domain"),
     "cooling_loop": ("cooling_domain",),
@@ -68,14 +70,14 @@ DOMAIN = {
 
 @dataclass(frozen=True, slots=True)
 class CaseFinding:
-    """What became of one cause."""
+    """The result for one cause."""
 
     class_name: str
-    rule: str  # that named it first; "" for not named
+    rule: str  # that named it first; "": not named
     delay_seconds: float  # from its begin
     has_part: bool
     part_is_right: bool
-    is_blamed: bool  # a culprit was DEGRADED or worse, whatever the reason
+    is_blamed: bool  # a culprit was DEGRADED or worse, for any reason
     kills: bool  # it ended a job within the episode
     before_death: bool
     victims: int
@@ -85,28 +87,31 @@ class CaseFinding:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What became of a cause that struck several hosts."""
+    """The result for a cause that affected several hosts."""
 
     class_name: str
     hosts: int
-    named: int  # of them, rightly
+    named: int  # rightly named hosts
     shared: int  # advisories for a shared cause
     right_domain: bool
-    alone: int  # advisories for one of its hosts each, drains or not
-    drains: int  # of them
+    alone: int  # advisories for one of its hosts each, drains or others
+    drains: int  # drains among them
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Something said of a host on which no fault stood; "astray": or another one; "alone": or one that other hosts
-    share; "cause": of several, as if they shared one."""
+    """A wrong finding about a host without a fault.
+
+    "astray": about another fault of the host; "alone": about a fault shared with other hosts;
+    "cause": a shared cause of several hosts without one.
+    """
 
     by: str
     what: str  # "drain", "astray", "alone", "avoid", "look", "cause", or "name": a state that keeps work off it
     host: str
     rule: str
     message: str
-    about: tuple[str, ...]  # telling and look-alikes that stood on it
+    about: tuple[str, ...]  # active reporting faults and look-alikes
     is_mistold: bool
 
 
@@ -119,21 +124,22 @@ class Score:
     found: CaseFinding | None = None
     shared: Shared | None = None
     wrong: list[Wrong] = field(default_factory=list[Wrong])
-    #: Of the hosts struck by what is no fault: rule and state -> hosts.
+    #: (rule, state) -> number of hosts affected by benign causes.
     named: Counter[tuple[str, HealthState]] = field(
         default_factory=Counter[tuple[str, HealthState]]
     )
-    hosts: int = 0  # of those
-    #: What passes on hosts on which nothing stands: kind -> how often; and what was said then.
+    hosts: int = 0  # affected hosts
+    #: Passing events on hosts without any cause: kind -> count; and the findings then.
     passed: Counter[str] = field(default_factory=Counter[str])
     named_in_passing: Counter[tuple[str, str, HealthState]] = field(
         default_factory=Counter[tuple[str, str, HealthState]]
     )
-    days: float = 0.0  # node-days on which no fault stood
-    #: Of an hour: hosts on which no fault stood, and whose telling was right, from begin to end; named by whom.
+    days: float = 0.0  # node-days without a fault
+    #: In an hour: hosts without a fault and with correct reporting for the whole hour; findings by
+    #: source.
     calm_hosts: int = 0
     calm_named: Counter[str] = field(default_factory=Counter[str])
-    plain_hosts: int = 0  # of those: on which no look-alike of a class stood either
+    plain_hosts: int = 0  # calm hosts also without a look-alike of a class
     plain_named: Counter[str] = field(default_factory=Counter[str])
     degraded: dict[str, int] = field(default_factory=dict[str, int])
     steps: int = 0
@@ -141,12 +147,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCase:
-    """An episode with all that scoring needs."""
+    """An episode with all data for scoring."""
 
     class_name: str  # "": an hour of the whole fleet
     sort: str
     cause: int
     weight: float
-    hosts: tuple[int, ...]  # whose readings are made
+    hosts: tuple[int, ...]  # hosts with generated readings
     begin: float
     end: float

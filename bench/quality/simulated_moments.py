@@ -17,7 +17,7 @@ KINDS = (CHECKPOINT, BEGINS, ENDS, IDLE)
 
 
 class PassingState(NamedTuple):
-    """Something that passes on one host."""
+    """A passing event on one host."""
 
     kind: str
     host: str
@@ -26,7 +26,7 @@ class PassingState(NamedTuple):
 
 
 def passing(world: World, hosts: Sequence[int], begin: float, end: float) -> Iterator[PassingState]:
-    """Yield what passes on *hosts* within a span."""
+    """Yield the passing events on *hosts* within a span."""
     schedule, names = world.schedule, world.names
     for host in hosts:
         name, busy = names[host], list[tuple[float, float]]()

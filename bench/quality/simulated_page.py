@@ -26,7 +26,6 @@ EVALUATIONS = Path(__file__).with_name("looks.md")
 
 
 def page(run: SimulatedRun) -> str:
-    """Return the section."""
     return "\n\n".join(
         [
             "## Simulated",
@@ -51,37 +50,40 @@ def page(run: SimulatedRun) -> str:
 
 
 def _in_short(run: SimulatedRun) -> str:
-    """Return what a reader in a hurry is to know."""
-    found = [one.found for one in run.scores if one.found]
-    shown = [one for one in found if RIGHT[one.class_name]]
-    named = [one for one in shown if one.rule]
-    gangs = [one for one in found if one.victims]
+    findings = [score.found for score in run.scores if score.found]
+    shown = [finding for finding in findings if RIGHT[finding.class_name]]
+    named = [finding for finding in shown if finding.rule]
+    gangs = [finding for finding in findings if finding.victims]
     single, single_around = (
-        sum(one.what == "alone" for each in some for one in each.wrong)
-        for some in (run.sampled(), run.fault_scores())
+        sum(wrong.what == "alone" for score in scores for wrong in score.wrong)
+        for scores in (run.sampled(), run.fault_scores())
     )
-    shared = [one.shared for one in run.scores if one.shared and DOMAIN[one.shared.class_name]]
-    shared = [one for one in shared if one.hosts > 1]
-    around = sum(is_drain(one) for each in run.fault_scores() for one in each.wrong)
+    shared = [
+        score.shared for score in run.scores if score.shared and DOMAIN[score.shared.class_name]
+    ]
+    shared = [cause for cause in shared if cause.hosts > 1]
+    around = sum(is_drain(wrong) for score in run.fault_scores() for wrong in score.wrong)
     causes, causes_around = (
-        sum(one.what == "cause" for each in some for one in each.wrong)
-        for some in (run.sampled(), run.fault_scores())
+        sum(wrong.what == "cause" for score in scores for wrong in score.wrong)
+        for scores in (run.sampled(), run.fault_scores())
     )
-    missed = [f"`{each.name}`" for each, those in run.faults() if is_missed(those)]
-    middle = float(np.median([one.delay_seconds for one in named])) if named else float("nan")
+    missed = [f"`{score.name}`" for score, those in run.faults() if is_missed(those)]
+    middle = (
+        float(np.median([finding.delay_seconds for finding in named])) if named else float("nan")
+    )
     return f"""In short, for a simulated fleet:
 
 - **Found**: {counted(len(named), len(shown))} of the drawn causes that have any symptom; half of them within {number(middle)} s. Rare and common classes have equally many causes. Not detected: {", ".join(missed) or "no class"}.
-- **Victims blamed**: in {counted(sum(one.victims_blamed > 0 for one in gangs), len(gangs))} of the causes that made other hosts wait.
+- **Victims blamed**: in {counted(sum(gang.victims_blamed > 0 for gang in gangs), len(gangs))} of the causes that made other hosts wait.
 - **False drains**: in hours of the whole fleet {drains_text(run)}; the budget is {BUDGET:g}. {verdict(run)} Around the drawn causes: {around}.
-- **Shared causes**: {counted(sum(one.shared == 1 for one in shared), len(shared))} ended in exactly one advisory for what the hosts share; {sum(one.right_domain for one in shared)} of them named the right domain.
+- **Shared causes**: {counted(sum(gang.shared == 1 for gang in shared), len(shared))} ended in exactly one advisory for what the hosts share; {sum(gang.right_domain for gang in shared)} of them named the right domain.
   {single} drains of the hours, and {single_around} around causes, were of a single host for a shared cause. {causes} advisories of the hours, and {causes_around} around causes, were for a cause that no two of their hosts share."""
 
 
 def _method(run: SimulatedRun) -> str:
-    steps = sum(one.steps for one in run.scores)
-    degraded_count = sum(sum(one.degraded.values()) for one in run.scores)
-    reasons = sorted({reason for one in run.scores for reason in one.degraded})
+    steps = sum(score.steps for score in run.scores)
+    degraded_count = sum(sum(score.degraded.values()) for score in run.scores)
+    reasons = sorted({reason for score in run.scores for reason in score.degraded})
     doubts = (
         f"In {degraded_count:,} of {steps:,} steps the picture was degraded and nothing was proposed: {'; '.join(reasons[:3])}."
         if degraded_count
@@ -113,5 +115,5 @@ on seeds 1 to 9. [Below](#what-was-looked-at-before) is which other seeds were l
 
 
 def _evaluations() -> str:
-    """Return what is on record of looks at seeds that nothing was tuned on: written by hand, and nowhere else."""
+    """Return the record of evaluations at seeds without tuning: written by hand, and only there."""
     return f"### What was looked at before\n\n{EVALUATIONS.read_text().strip()}"

@@ -1,4 +1,4 @@
-"""Scores an episode: what was reported against the truth."""
+"""Scores an episode: the reports against the truth."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def score(
     places: dict[str, HostLocation],
     passed: Sequence[PassingState] = (),
 ) -> Score:
-    """Return how *observed* stands against *truth*. *passed*: what passed on the hosts, fault or not."""
+    """Return the score of *observed* against *truth*.
+
+    *passed*: passing events on the hosts, with or without a fault.
+    """
     result = Score(case.class_name, case.weight, degraded=observed.degraded, steps=observed.steps)
     times = np.arange(case.begin, case.end, STEP_SECONDS)
     result.days = truth.healthy_seconds(times, STEP_SECONDS) / 86400.0
@@ -48,49 +51,53 @@ def score(
         result.calm_hosts, result.calm_named = len(calm), _named_of(calm, observed.named)
         plain = truth.undisturbed(times, "monitoring", "benign")
         result.plain_hosts, result.plain_named = len(plain), _named_of(plain, observed.named)
-        _pass(result, [one for one in passed if one.host in calm], observed.named)
+        _pass(result, [event for event in passed if event.host in calm], observed.named)
     faults = truth.of_cause(case.cause)
     if case.sort == "faults":
         result.found = _found(case, faults, observed, truth)
         if case.class_name in DOMAIN:
             result.shared = _shared(case, faults, observed, places)
     elif faults:
-        hosts = {one.host for one in faults}
+        hosts = {fault.host for fault in faults}
         result.hosts = len(hosts)
         result.named = _named_counts(hosts, faults, observed.named, truth)
     return result
 
 
 def _named_of(hosts: frozenset[str], named: Sequence[NamedState]) -> Counter[str]:
-    """Count of how many of *hosts* each said what keeps work off them."""
-    blamed = {(one.by, one.host) for one in named if one.host in hosts and one.state in BLAMED}
+    """Return source -> number of *hosts* with a state that keeps work off them."""
+    blamed = {
+        (state.by, state.host) for state in named if state.host in hosts and state.state in BLAMED
+    }
     return Counter(by for by, _ in blamed)
 
 
 def _pass(result: Score, passed: Sequence[PassingState], named: Sequence[NamedState]) -> None:
-    """Count what passed, and what was said while it did or soon after: once for each passing and rule."""
+    """Count passing events, and findings during or soon after them: once for each event and rule."""
     named_states = [
-        one for one in named if one.by == JUDGE and one.state is not HealthState.UNKNOWN
+        state for state in named if state.by == JUDGE and state.state is not HealthState.UNKNOWN
     ]
-    result.passed = Counter(one.kind for one in passed)
+    result.passed = Counter(event.kind for event in passed)
     found = {
-        (one, name.rule, name.state)
-        for one in passed
+        (event, name.rule, name.state)
+        for event in passed
         for name in named_states
-        if name.host == one.host and one.begin <= name.begin <= one.end + PASSED_SECONDS
+        if name.host == event.host and event.begin <= name.begin <= event.end + PASSED_SECONDS
     }
     result.named_in_passing = Counter((one.kind, rule, state) for one, rule, state in found)
 
 
 def _during(faults: Sequence[TrueFault], named: Iterable[NamedState], by: str) -> list[NamedState]:
-    """Return what *by* began to say of these hosts while the cause stood, or shortly after."""
-    since = {one.host: one for one in faults}
+    """Return the findings of *by* about these hosts that began while the cause was active, or
+    shortly after.
+    """
+    since = {fault.host: fault for fault in faults}
     return [
-        one
-        for one in named
-        if one.by == by
-        and (of := since.get(one.host))
-        and of.begin <= one.begin <= of.end + AFTER_SECONDS
+        state
+        for state in named
+        if state.by == by
+        and (of := since.get(state.host))
+        and of.begin <= state.begin <= of.end + AFTER_SECONDS
     ]
 
 
@@ -98,27 +105,32 @@ def _found(
     case: SimulatedCase, faults: Sequence[TrueFault], observed: Observed, truth: GroundTruth
 ) -> CaseFinding:
     named_states = [
-        one for one in _during(faults, observed.named, JUDGE) if one.state not in NOT_REPORTED
+        state for state in _during(faults, observed.named, JUDGE) if state.state not in NOT_REPORTED
     ]
-    right = [one for one in named_states if one.reason in RIGHT[case.class_name]]
-    first = min(right, key=lambda one: (one.begin, one.rule), default=None)
-    begin = min(one.begin for one in faults)
+    right = [
+        named_state for named_state in named_states if named_state.reason in RIGHT[case.class_name]
+    ]
+    first = min(right, key=lambda state: (state.begin, state.rule), default=None)
+    begin = min(fault.begin for fault in faults)
     dies = truth.dies(faults)
-    parts = {one.host: one for one in faults}
+    parts = {fault.host: fault for fault in faults}
     victims = truth.victims(faults)
     blamed = {
-        one.host
-        for one in observed.named
-        if one.by == JUDGE and one.state in BLAMED and one.host in victims and one.begin >= begin
+        state.host
+        for state in observed.named
+        if state.by == JUDGE
+        and state.state in BLAMED
+        and state.host in victims
+        and state.begin >= begin
     }
     return CaseFinding(
         class_name=case.class_name,
         rule=first.rule if first else "",
-        # Nobody looked before the case began: what stood by then could not be named sooner.
+        # The case begins with the first judgement: an earlier fault could not be named sooner.
         delay_seconds=max(first.begin - max(begin, case.begin), 0.0) if first else float("inf"),
         has_part=bool(faults[0].parts),
-        part_is_right=any(parts[one.host].is_about(one.device) for one in right),
-        is_blamed=any(one.state in BLAMED for one in named_states),
+        part_is_right=any(parts[state.host].is_about(state.device) for state in right),
+        is_blamed=any(named_state.state in BLAMED for named_state in named_states),
         kills=dies <= case.end,
         before_death=first is not None and first.begin < dies <= case.end,
         victims=len(victims),
@@ -133,37 +145,41 @@ def _shared(
     observed: Observed,
     places: dict[str, HostLocation],
 ) -> Shared:
-    hosts = {one.host for one in faults}
-    begin = min(one.begin for one in faults)
+    hosts = {fault.host for fault in faults}
+    begin = min(fault.begin for fault in faults)
     named_hosts = [
-        one
-        for one in _during(faults, observed.named, JUDGE)
-        if one.state not in NOT_REPORTED and one.reason in RIGHT[case.class_name]
+        state
+        for state in _during(faults, observed.named, JUDGE)
+        if state.state not in NOT_REPORTED and state.reason in RIGHT[case.class_name]
     ]
     advised = {
-        one.name: one for one in observed.advised if one.seconds >= begin and hosts & {*one.hosts}
+        advice.name: advice
+        for advice in observed.advised
+        if advice.seconds >= begin and hosts & {*advice.hosts}
     }
-    advised_shared = [one for one in advised.values() if one.basis is Basis.SHARED_CAUSE]
-    alone = [one for one in advised.values() if one.basis is not Basis.SHARED_CAUSE]
+    advised_shared = [advice for advice in advised.values() if advice.basis is Basis.SHARED_CAUSE]
+    alone = [advice for advice in advised.values() if advice.basis is not Basis.SHARED_CAUSE]
     names = {getattr(places[host], name) for host in hosts for name in DOMAIN[case.class_name]}
     return Shared(
         class_name=case.class_name,
         hosts=len(hosts),
-        named=len({one.host for one in named_hosts}),
+        named=len({finding.host for finding in named_hosts}),
         shared=len(advised_shared),
-        right_domain=any(names & {*one.subject.split()} for one in advised_shared),
+        right_domain=any(names & {*advice.subject.split()} for advice in advised_shared),
         alone=len(alone),
-        drains=sum(one.action in DRAINS for one in alone),
+        drains=sum(advice.action in DRAINS for advice in alone),
     )
 
 
 def _named_counts(
     hosts: set[str], faults: Sequence[TrueFault], named: Sequence[NamedState], truth: GroundTruth
 ) -> Counter[tuple[str, HealthState]]:
-    """Count of how many of *hosts*, struck by what is no fault, each rule spoke while that stood alone."""
+    """Return (rule, state) -> number of *hosts*, affected by benign causes alone, with this
+    finding.
+    """
     named_states = {
-        (one.rule, one.state, one.host)
-        for one in _during(faults, named, JUDGE)
-        if one.state is not HealthState.UNKNOWN and not truth.is_ill(one.host, one.begin)
+        (state.rule, state.state, state.host)
+        for state in _during(faults, named, JUDGE)
+        if state.state is not HealthState.UNKNOWN and not truth.is_ill(state.host, state.begin)
     }
     return Counter((rule, state) for rule, state, _ in named_states)

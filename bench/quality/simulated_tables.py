@@ -1,4 +1,4 @@
-"""The simulated section: what was named, how soon, by which rule; what the baselines would have named; shared causes."""
+"""The simulated section: named faults with delay and rule; results of the baselines; shared causes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .simulated_run import SimulatedRun, is_missed
 
 def detection(run: SimulatedRun) -> str:
     rows = []
-    for each, found in run.faults():
-        rows.append([f"`{each.name}`", *_detected(found, run.seed)])
+    for fault_class, findings in run.faults():
+        rows.append([f"`{fault_class.name}`", *_detected(findings, run.seed)])
     head = [
         "class", "named", "right part", "delay s, median", "p90", "DEGRADED or worse", "before its job died", "by",
         "causes whose victims were blamed",
@@ -27,41 +27,41 @@ def detection(run: SimulatedRun) -> str:
 
 
 def _detected(found: Sequence[CaseFinding], seed: int) -> list[str]:
-    named = [one for one in found if one.rule]
-    with_part = [one for one in named if one.has_part]
-    delays = [one.delay_seconds for one in named]
+    named = [finding for finding in found if finding.rule]
+    with_part = [finding for finding in named if finding.has_part]
+    delays = [finding.delay_seconds for finding in named]
     middle, low, high = intervals.median(delays, seed)
-    kills = [one for one in found if one.kills]
-    rules = most_common(Counter(one.rule for one in named), 3)
+    kills = [finding for finding in found if finding.kills]
+    rules = most_common(Counter(finding.rule for finding in named), 3)
     blamed, gangs = (
-        sum(one.victims_blamed > 0 for one in found),
-        sum(one.victims > 0 for one in found),
+        sum(finding.victims_blamed > 0 for finding in found),
+        sum(finding.victims > 0 for finding in found),
     )
     return [
         counted(len(named), len(found)),
-        counted(sum(one.part_is_right for one in with_part), len(with_part)),
+        counted(sum(finding.part_is_right for finding in with_part), len(with_part)),
         f"{middle:.0f} [{low:.0f}, {high:.0f}]" if delays else "-",
         f"{np.quantile(delays, 0.9):.0f}" if delays else "-",
-        counted(sum(one.is_blamed for one in found), len(found)),
-        counted(sum(one.before_death for one in kills), len(kills)),
+        counted(sum(finding.is_blamed for finding in found), len(found)),
+        counted(sum(finding.before_death for finding in kills), len(kills)),
         ", ".join(f"{rule} {count}" for rule, count in rules) or "-",
         counted(blamed, gangs),
     ]
 
 
 def not_detected(run: SimulatedRun) -> str:
-    """Name plainly what is not found."""
+    """Return the text about faults that are not detected."""
     missed = []
-    for each, found in run.faults():
-        if is_missed(found):
-            why = "no symptoms, by design" if not RIGHT[each.name] else each.amount_is
-            blamed = sum(one.is_blamed for one in found)
+    for fault_class, findings in run.faults():
+        if is_missed(findings):
+            why = "no symptoms, by design" if not RIGHT[fault_class.name] else fault_class.amount_is
+            blamed = sum(finding.is_blamed for finding in findings)
             other = (
-                f"; {blamed} of {len(found)} were under suspicion for something else"
+                f"; {blamed} of {len(findings)} were under suspicion for something else"
                 if blamed
                 else ""
             )
-            missed.append(f"- `{each.name}` ({why}{other})")
+            missed.append(f"- `{fault_class.name}` ({why}{other})")
     if not missed:
         return "Each class is named in at least half of its causes."
     return "**Not detected**, or in less than half of its causes:\n\n" + "\n".join(missed)
@@ -70,12 +70,15 @@ def not_detected(run: SimulatedRun) -> str:
 def baselines(run: SimulatedRun) -> str:
     rows = []
     names = list(BASELINES)
-    for each, found in run.faults():
-        if not found:
+    for fault_class, findings in run.faults():
+        if not findings:
             continue
-        hits = [sum(bool(one.rule) for one in found), sum(one.is_blamed for one in found)]
-        hits += [sum(one.by_baseline[name] for one in found) for name in names]
-        rows.append([f"`{each.name}`", *(counted(one, len(found)) for one in hits)])
+        hits = [
+            sum(bool(finding.rule) for finding in findings),
+            sum(finding.is_blamed for finding in findings),
+        ]
+        hits += [sum(finding.by_baseline[name] for finding in findings) for name in names]
+        rows.append([f"`{fault_class.name}`", *(counted(hit, len(findings)) for hit in hits)])
     by = (JUDGE, *names)
     rows.append(["**named without a fault**", "-", *(_calm(run, name) for name in by)])
     rows.append(["- without a look-alike either", "-", *(_plain(run, name) for name in by)])
@@ -96,22 +99,28 @@ the same ones."""
 
 def _calm(run: SimulatedRun, by: str) -> str:
     hours = run.sampled()
-    named, hosts = sum(one.calm_named[by] for one in hours), sum(one.calm_hosts for one in hours)
+    named, hosts = (
+        sum(hour.calm_named[by] for hour in hours),
+        sum(hour.calm_hosts for hour in hours),
+    )
     return percent(named, hosts, max(len(hours), 1))
 
 
 def _plain(run: SimulatedRun, by: str) -> str:
     hours = run.sampled()
-    named, hosts = sum(one.plain_named[by] for one in hours), sum(one.plain_hosts for one in hours)
+    named, hosts = (
+        sum(hour.plain_named[by] for hour in hours),
+        sum(hour.plain_hosts for hour in hours),
+    )
     return percent(named, hosts, max(len(hours), 1))
 
 
 def shared_causes(run: SimulatedRun) -> str:
     rows = []
-    for each, scores in run.of_sort("faults"):
-        found = [one.shared for one in scores if one.shared and one.shared.hosts > 1]
-        if each.name in DOMAIN and found:
-            rows.append([f"`{each.name}`", *_attributed(found)])
+    for fault_class, scores in run.of_sort("faults"):
+        findings = [score.shared for score in scores if score.shared and score.shared.hosts > 1]
+        if fault_class.name in DOMAIN and findings:
+            rows.append([f"`{fault_class.name}`", *_attributed(findings)])
     head = [
         "class", "causes", "hosts each", "hosts named", "one advisory for the cause", "of the right domain",
         "advisories for single hosts", "of them drains",
@@ -123,13 +132,13 @@ apply. Advisories for single hosts beyond {LIMITS.rack_hosts_max} of a rack or {
 
 
 def _attributed(found: Sequence[Shared]) -> list[str]:
-    hosts, named = sum(one.hosts for one in found), sum(one.named for one in found)
+    hosts, named = sum(finding.hosts for finding in found), sum(finding.named for finding in found)
     return [
         str(len(found)),
-        number(float(np.median([one.hosts for one in found]))),
+        number(float(np.median([finding.hosts for finding in found]))),
         f"{named} of {hosts}",
-        counted(sum(one.shared == 1 for one in found), len(found)),
-        counted(sum(one.right_domain for one in found), len(found)),
-        f"{sum(one.alone for one in found)}, at most {max(one.alone for one in found)}",
-        str(sum(one.drains for one in found)),
+        counted(sum(finding.shared == 1 for finding in found), len(found)),
+        counted(sum(finding.right_domain for finding in found), len(found)),
+        f"{sum(finding.alone for finding in found)}, at most {max(finding.alone for finding in found)}",
+        str(sum(finding.drains for finding in found)),
     ]

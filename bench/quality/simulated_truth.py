@@ -1,4 +1,7 @@
-"""The truth: which host had which fault when, and which hosts waited for it. Only scoring reads it."""
+"""The truth: which host had which fault when, and which hosts waited for it.
+
+Only scoring reads it.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from gangline.simulator.machine import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
 from gangline.simulator.scenario import FaultClass
 from gangline.simulator.world import STEP_SECONDS, World
 
-#: What the judge counts within ten minutes it may tell for as long: a fault that ended later than that still holds.
+#: The judge counts over ten minutes: a fault that ended within this time is still reported rightly.
 GRACE_SECONDS = 600.0
-#: A host that is back from a repair or a restart is well, and to drain it is wrong: but for two steps, in which what was
-#: said before may still be taken back.
+#: A host is healthy after a repair or a restart, and draining it is wrong, except for two steps, in
+#: which earlier advice may still be withdrawn.
 BACK_SECONDS = 2 * STEP_SECONDS
-#: By these a class has a part: a GPU, or a port.
+#: Units of classes that affect a part: a GPU, or a port.
 OF_GPU, OF_PORT = ("gpu_hour",), ("port_hour", "leaf_hour")
 
 Seconds = npt.NDArray[np.float64]
@@ -30,34 +33,36 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TrueFault:
-    """One host as one cause struck it. `parts`: names under which the part may be told; () for the host."""
+    """The effect of one cause on one host. `parts`: names of the affected part; () for the host."""
 
     host: str
     cause: int
     each: FaultClass
     begin: float
-    due: float  # the onset is over
+    due: float  # end of the onset
     end: float
     parts: tuple[str, ...]
-    is_shared: bool  # the cause struck other hosts as well
+    is_shared: bool  # the cause also affected other hosts
 
     def is_active(self, seconds: float) -> bool:
-        """Return whether it stood at *seconds*, or so lately that it may still be told."""
+        """Return whether the fault was active at *seconds*, or recently enough to be reported."""
         return self.begin <= seconds <= self.reportable_until
 
     @property
     def reportable_until(self) -> float:
-        """Until when it may be told (seconds of the world): a fault that a repair or a restart ends, until its host is back."""
+        """Return until when the fault may be reported (seconds of the world): repair or restart end
+        it when the host is back.
+        """
         is_mended = self.each.sort == "faults" and self.each.ends in ("repair", "restart")
         return self.end + (BACK_SECONDS if is_mended else GRACE_SECONDS)
 
     def is_about(self, device: str) -> bool:
-        """Return whether *device* is the part that was struck, or a part of it (`GPU-3f../link3`)."""
+        """Return whether *device* is the affected part, or a part of it (`GPU-3f../link3`)."""
         return device.partition("/link")[0] in self.parts
 
 
 class GroundTruth:
-    """All that stood on some hosts within a span."""
+    """All faults on some hosts within a span."""
 
     def __init__(self, world: World, hosts: Sequence[int], begin: float, end: float) -> None:
         self._world, self._hosts, self._names = world, tuple(hosts), world.names
@@ -67,46 +72,51 @@ class GroundTruth:
         near = np.flatnonzero(selected)
         near = near[np.isin(rows["host"][near], np.array(hosts))]
         host_counts = np.bincount(rows["cause"]) if near.size else np.zeros(0, np.int64)
-        found = (_true_fault(world, row, int(host_counts[int(row["cause"])])) for row in rows[near])
-        self.faults = tuple(one for one in found if one.reportable_until >= begin)
+        result = (
+            _true_fault(world, row, int(host_counts[int(row["cause"])])) for row in rows[near]
+        )
+        self.faults = tuple(fault for fault in result if fault.reportable_until >= begin)
         self.by_host: dict[str, list[TrueFault]] = {}
-        for one in self.faults:
-            self.by_host.setdefault(one.host, []).append(one)
+        for fault in self.faults:
+            self.by_host.setdefault(fault.host, []).append(fault)
 
     def has(self, host: str) -> bool:
-        """Return whether *host* is one of these hosts."""
         return host in self._observed_hosts
 
     def of_cause(self, cause: int) -> tuple[TrueFault, ...]:
-        """Return whom *cause* struck, of these hosts."""
-        return tuple(one for one in self.faults if one.cause == cause)
+        """Return the faults of *cause* on these hosts."""
+        return tuple(fault for fault in self.faults if fault.cause == cause)
 
     def active_faults(self, host: str, seconds: float, sort: str) -> list[TrueFault]:
-        """Return what of *sort* stood on *host*, or did lately."""
-        found = self.by_host.get(host, ())
-        return [one for one in found if one.each.sort == sort and one.is_active(seconds)]
+        """Return the faults of *sort* that were active on *host*, or recently."""
+        result = self.by_host.get(host, ())
+        return [fault for fault in result if fault.each.sort == sort and fault.is_active(seconds)]
 
     def is_ill(self, host: str, seconds: float) -> bool:
-        """Return whether a fault stood on *host*, or did lately."""
+        """Return whether *host* had an active or recent fault."""
         return bool(self.active_faults(host, seconds, "faults"))
 
     def share_a_cause(self, hosts: Sequence[str], seconds: float) -> bool:
-        """Return whether one fault struck two of *hosts*, and stood then or did lately."""
-        causes = [{it.cause for it in self.active_faults(one, seconds, "faults")} for one in hosts]
-        return any(one & other for one, other in combinations(causes, 2))
+        """Return whether one active or recent fault affected two of *hosts*."""
+        causes = [
+            {fault.cause for fault in self.active_faults(host, seconds, "faults")} for host in hosts
+        ]
+        return any(first & other for first, other in combinations(causes, 2))
 
     def victims(self, faults: Sequence[TrueFault]) -> set[str]:
-        """Return the hosts that had to wait for *faults* within this span, in jobs that none of these had killed before,
-        and that no fault struck in it."""
+        """Return the hosts that waited for *faults* within this span and had no fault themselves.
+
+        Jobs that an earlier fault had killed do not count.
+        """
         if EFFECTS[faults[0].each.name] is no_effect:
             return set()
         begin = max(faults[0].begin, self._begin)
-        end = min(self._end, max(one.end for one in faults))
+        end = min(self._end, max(fault.end for fault in faults))
         end = min(end, self.dies(faults))
         jobs = [job for job in self._jobs(faults) if max(job.begin, begin) < min(job.end, end)]
-        found = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}
-        ill = {one.host for one in self.faults if one.each.sort == "faults"}
-        return {self._names[host] for host in found} - ill
+        result = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}
+        ill = {fault.host for fault in self.faults if fault.each.sort == "faults"}
+        return {self._names[host] for host in result} - ill
 
     def dies(self, faults: Sequence[TrueFault]) -> float:
         """Return when a job died of the cause of *faults*; infinite for never."""
@@ -116,29 +126,29 @@ class GroundTruth:
     def _jobs(self, faults: Sequence[TrueFault]) -> list[SimulatedJob]:
         schedule = self._world.schedule
         numbers = {
-            n for one in faults for n in schedule.jobs_by_host.get(self._index[one.host], [])
+            n for fault in faults for n in schedule.jobs_by_host.get(self._index[fault.host], [])
         }
         return [schedule.jobs[number] for number in sorted(numbers)]
 
     def healthy_seconds(self, times: Seconds, step: float) -> float:
-        """Return the host-seconds at *times* on which no fault stood on a host, and it was not away."""
+        """Return the host-seconds at *times* of present hosts without a fault."""
         return sum(
             float(self._is_healthy(host, times).sum()) * step
             for host in sorted(self._observed_hosts)
         )
 
     def undisturbed(self, times: Seconds, *but: str) -> frozenset[str]:
-        """Return the hosts on which no fault stood, nor anything of the sorts *but*, at all *times*."""
+        """Return the hosts without a fault or a cause of the sorts *but* at all *times*."""
         return frozenset(
-            one for one in self._observed_hosts if self._is_healthy(one, times, *but).all()
+            host for host in self._observed_hosts if self._is_healthy(host, times, *but).all()
         )
 
     def _is_healthy(self, host: str, times: Seconds, *but: str) -> Flags:
-        """Say when *host* was there and no fault stood on it, nor anything of the sorts *but*."""
+        """Return when *host* was present without a fault or a cause of the sorts *but*."""
         is_healthy = np.ones(times.shape, bool)
-        for one in self.by_host.get(host, ()):
-            if one.each.sort in ("faults", *but):
-                is_healthy &= ~((times >= one.begin) & (times <= one.reportable_until))
+        for fault in self.by_host.get(host, ()):
+            if fault.each.sort in ("faults", *but):
+                is_healthy &= ~((times >= fault.begin) & (times <= fault.reportable_until))
         for away in self._world.schedule.downtimes_by_host.get(self._index[host], []):
             is_healthy &= ~((times >= away.begin) & (times < away.end))
         return is_healthy
@@ -153,16 +163,16 @@ class GroundTruth:
 
 
 def _true_fault(world: World, row: np.void, host_counts: int) -> TrueFault:
-    each = world.schedule.classes[int(row["cls"])]
+    fault_class = world.schedule.classes[int(row["cls"])]
     machine, begin = world.machines[int(row["host"])], float(row["begin"])
     return TrueFault(
         machine.name,
         int(row["cause"]),
-        each,
+        fault_class,
         begin,
         begin + float(row["onset"]),
         float(row["end"]),
-        _parts(machine.gpus, each, int(row["part"])),
+        _parts(machine.gpus, fault_class, int(row["part"])),
         host_counts > 1,
     )
 
@@ -178,6 +188,8 @@ def _parts(gpus: Sequence[str], each: FaultClass, part: int) -> tuple[str, ...]:
 
 
 def node_days(world: World) -> float:
-    """Return for how long the hosts of *world* were there."""
-    away = sum(min(one.end, world.seconds) - one.begin for one in world.schedule.downtimes)
+    """Return the days for which the hosts of *world* were present."""
+    away = sum(
+        min(downtime.end, world.seconds) - downtime.begin for downtime in world.schedule.downtimes
+    )
     return (world.scenario.hosts * world.seconds - away) / 86400.0

@@ -27,9 +27,9 @@ SECONDS, RATE, FINE_SECONDS = 120.0, 10.0, 0.01
 RUNS = 40
 POWER, UTILIZATION, SM, TENSOR, MEMORY, PCIE, NVLINK = range(7)
 LOADING, FORWARD, BACKWARD, OPTIMIZER, FORWARD_BACKWARD = range(5)
-#: Lengths of steps, seconds: of which nothing is to be said, and of which parts are.
+#: Lengths of steps, seconds: without and with recognized parts.
 SHORT_SECONDS, LONG_SECONDS = (2.0, 5.0), (5.0, 20.0)
-#: Kind of job -> parts that can be told apart in it.
+#: Kind of job -> its distinguishable parts.
 KINDS: dict[str, tuple[int, ...]] = {
     "data parallel": (LOADING, FORWARD, BACKWARD, OPTIMIZER),
     "no gap: data are loaded ahead": (FORWARD, BACKWARD, OPTIMIZER),
@@ -42,12 +42,14 @@ KINDS: dict[str, tuple[int, ...]] = {
     "pipeline: waits between": (LOADING, OPTIMIZER),
     "without GPM": (),
 }
-#: A share is right within so much of the step, or of itself.
+#: Allowed error of a share, relative to the step or to the share itself.
 STEP_SHARE_MAX, OWN_SHARE_MAX = 0.03, 0.25
 
 
 def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Floats, list[float]]:
-    """Return the signals (7, samples of 10 ms) of a job, and the true share of each of PARTS in its step."""
+    """Return the signals (7, samples of 10 ms) of a job, and the true share of each of PARTS in its
+    step.
+    """
     loading = 0.0 if kind.startswith("no gap") else random.uniform(0.05, 0.2)
     optimizer = 0.0 if kind.startswith("no burst") else random.uniform(0.04, 0.1)
     exchange = random.uniform(0.0, 0.08)
@@ -78,22 +80,22 @@ def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Flo
         parts += [("first", 0.12 * back), ("backward" if is_last else "first", 0.88 * back)]
     parts += [("exchange", exchange), ("optimizer", optimizer)]
     count = int(SECONDS / FINE_SECONDS)
-    found = np.zeros((7, count))
+    result = np.zeros((7, count))
     jitter, now = random.uniform(0.002, 0.02), 0.0
     while now < SECONDS:
         for name, share in parts:
             end = now + share * period * (1 + jitter * random.standard_normal())
-            found[:, int(now / FINE_SECONDS) : int(end / FINE_SECONDS)] = np.array(does[name])[:, None]  # fmt: skip
+            result[:, int(now / FINE_SECONDS) : int(end / FINE_SECONDS)] = np.array(does[name])[:, None]  # fmt: skip
             now = end
     scale = 1.0 if not bubble else (compute - bubble) / compute
     true = [
         0.0 if kind.startswith("a gap") else loading, forward * scale, (compute - forward) * scale, optimizer, compute * scale,
     ]  # fmt: skip
-    return found, true
+    return result, true
 
 
 def sampled(random: np.random.Generator, fine: Floats, *, has_gpm: bool) -> NDArray[np.float32]:
-    """Return what a driver says of it at 10 Hz, as the agent's history has it."""
+    """Return the driver's readings at 10 Hz, in the form of the agent's history."""
     count = int(SECONDS * RATE)
     times = np.arange(count) / RATE + random.uniform(0, 0.01, count)
     delay = random.uniform(0.02, 0.12)
@@ -104,25 +106,25 @@ def sampled(random: np.random.Generator, fine: Floats, *, has_gpm: bool) -> NDAr
         end = np.interp(times - delay, edges, totals[at])
         return np.asarray((end - np.interp(times - delay - seconds, edges, totals[at])) / seconds)
 
-    found = np.array([averaged(POWER, 0.1), averaged(UTILIZATION, random.uniform(0.17, 0.3))]
-                     + [averaged(at, 0.2) for at in range(SM, NVLINK + 1)])  # fmt: skip
-    found *= 1 + 0.02 * random.standard_normal(found.shape)
-    found[UTILIZATION, ::2] = np.nan
-    found[SM:, 1::2] = np.nan
+    result = np.array([averaged(POWER, 0.1), averaged(UTILIZATION, random.uniform(0.17, 0.3))]
+                     + [averaged(index, 0.2) for index in range(SM, NVLINK + 1)])  # fmt: skip
+    result *= 1 + 0.02 * random.standard_normal(result.shape)
+    result[UTILIZATION, ::2] = np.nan
+    result[SM:, 1::2] = np.nan
     if not has_gpm:
-        found[SM:] = np.nan
-    found[:, random.random(count) < 0.01] = np.nan
-    return np.ascontiguousarray(found, dtype=np.float32)
+        result[SM:] = np.nan
+    result[:, random.random(count) < 0.01] = np.nan
+    return np.ascontiguousarray(result, dtype=np.float32)
 
 
 def run(
     seed: int, band: tuple[float, float], progress: Callable[[float], None] = lambda _: None
 ) -> list[list[str]]:
-    """Return a row for each kind of job and part, of steps of a length in *band* (seconds)."""
+    """Return a row for each kind of job and part, for steps with a length in *band* (seconds)."""
     random = np.random.default_rng([seed, 11, round(band[0])])
     rows: list[list[str]] = []
-    for at, kind in enumerate(KINDS):
-        said: list[list[tuple[float, float]]] = [[] for _ in PARTS]
+    for index, kind in enumerate(KINDS):
+        reported: list[list[tuple[float, float]]] = [[] for _ in PARTS]
         sure: list[float] = []
         for _ in range(RUNS):
             period = float(np.exp(random.uniform(*np.log(band))))
@@ -132,17 +134,17 @@ def run(
             *shares, confidence = split(signals.data, 1 / RATE, seconds)
             for part, share in enumerate(shares):
                 if not isnan(share):
-                    said[part].append((share, true[part]))
+                    reported[part].append((share, true[part]))
                     sure.append(confidence)
         for part, name in enumerate(PARTS):
-            wrong = sum(abs(share - true) > max(STEP_SHARE_MAX, OWN_SHARE_MAX * true) for share, true in said[part])  # fmt: skip
-            errors = [abs(share - true) for share, true in said[part]]
+            wrong = sum(abs(share - true) > max(STEP_SHARE_MAX, OWN_SHARE_MAX * true) for share, true in reported[part])  # fmt: skip
+            errors = [abs(share - true) for share, true in reported[part]]
             rows.append([
                 kind if not part else "", name.replace("_", " "), "yes" if part in KINDS[kind] else "no",
-                f"{len(said[part])} of {RUNS}", f"{100 * statistics.median(errors):.1f} %" if errors else "-", str(wrong),
+                f"{len(reported[part])} of {RUNS}", f"{100 * statistics.median(errors):.1f} %" if errors else "-", str(wrong),
                 f"{statistics.median(sure):.2f}" if sure and not part else "",
             ])  # fmt: skip
-        progress((at + 1) / len(KINDS))
+        progress((index + 1) / len(KINDS))
     return rows
 
 
@@ -158,9 +160,8 @@ HEADINGS = (
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about the parts of a step."""
     short = run(seed, SHORT_SECONDS, lambda share: progress("parts of short steps", share))
-    said = sum(int(row[3].split()[0]) for row in short)
+    result = sum(int(row[3].split()[0]) for row in short)
     rows = run(seed, LONG_SECONDS, lambda share: progress("parts of a step", share))
     return "\n".join(
         [
@@ -169,13 +170,12 @@ def section(seed: int, progress: Callable[..., None]) -> str:
             f"*Wrong*: off by more than {100 * STEP_SHARE_MAX:.0f} % of the step and {100 * OWN_SHARE_MAX:.0f} % of the part. The two recordings of H100s have",
             "no log of parts and no GPM: nothing is reported for them, nor for steps shorter than 5 s. When limits were set (seed 1),",
             "two of five shares of data loading in steps of 2 to 5 s were wrong.", "",
-            f"Steps of 2 to 5 s: {said} of {RUNS * len(short):,} parts are reported. Steps of 5 to 20 s:", "", table(HEADINGS, rows), "",
+            f"Steps of 2 to 5 s: {result} of {RUNS * len(short):,} parts are reported. Steps of 5 to 20 s:", "", table(HEADINGS, rows), "",
         ]
     )  # fmt: skip
 
 
 def main() -> int:
-    """Print the section."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.step_parts", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     print(section(parser.parse_args().seed, lambda *_: None))

@@ -1,4 +1,6 @@
-"""One episode of a gang through the real fleet and judge: the agents' frames, and the hosts that are named."""
+"""One episode of a gang through the real fleet and judge: the agents' frames, and the hosts that
+are named.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,15 @@ from gangline.contract.wire import telemetry_pb2
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 3_600 * SECOND_NS
-#: Told of each host that is new: no word against it.
+#: Finding on every new host, which does not count.
 NEW_HOST = "host.new"
-#: NVLinks of a GPU that tell of errors.
+#: NVLinks of a GPU with errors.
 LINKS = 2
-#: Judged so often; readings are taken each second, as in service.
+#: Interval of judging; readings are taken each second, like in service.
 JUDGE_SECONDS = 5
 GRAVE = frozenset((HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY))
-#: Reasons that name the cause of each kind; a straggler without a cause is right only where nothing names one.
+#: Reasons that name the cause of each kind; a straggler without a cause is right only if no rule
+#: names a cause.
 REASONS: dict[str, tuple[Reason, ...]] = {
     "heat": (Reason.THERMAL_THROTTLE,),
     "cap": (Reason.POWER_CAP,),
@@ -52,7 +55,9 @@ class SentTable:
         self._ints = np.frombuffer(self.block.cells, np.uint64).reshape(shape)
         self._floats = self._ints.view(np.float64)
         self._valid = np.frombuffer(self.block.valid, np.uint8).reshape(shape)
-        self._columns = {s.column: (at, s.kind is Kind.GAUGE) for at, s in enumerate(TABLES[name])}
+        self._columns = {
+            s.column: (index, s.kind is Kind.GAUGE) for index, s in enumerate(TABLES[name])
+        }
 
     def put(self, **values: float | Floats) -> None:
         for name, value in values.items():
@@ -71,7 +76,10 @@ def due_blocks(
     *,
     is_first: bool,
 ) -> list[Block]:
-    """Return the blocks that an agent sends in *second*. *last*: what it sent of tables that travel when they change."""
+    """Return the blocks that an agent sends in *second*.
+
+    *last*: the last sent content of tables sent on change.
+    """
     blocks = []
     for name, sent in tables.items():
         period = {"10s": 10, "60s": 60}.get(TABLES[name][0].pace.value, 1)
@@ -87,7 +95,7 @@ def due_blocks(
 
 
 class Reader:
-    """What drivers and kernel say of an episode, second by second: (seconds, hosts, ...)."""
+    """Readings of drivers and kernel in an episode, second by second: (seconds, hosts, ...)."""
 
     def __init__(self, episode: Episode, random: np.random.Generator) -> None:
         plan, self.episode = episode.plan, episode
@@ -100,7 +108,9 @@ class Reader:
         power = episode.watts * noise
         if not plan.has_gpm:  # the driver's mean of a second
             kernel = np.ones(bsp.SLOTS_PER_SECOND) / bsp.SLOTS_PER_SECOND
-            power = np.apply_along_axis(lambda one: np.convolve(one, kernel)[: one.size], 0, power)
+            power = np.apply_along_axis(
+                lambda column: np.convolve(column, kernel)[: column.size], 0, power
+            )
         delay = episode.delay_slots + (not plan.has_gpm)
         power = np.round(np.concatenate([np.repeat(power[:1], delay, axis=0), power[:-delay]]), 1)
         each = by_second(power)
@@ -242,17 +252,17 @@ class Agent:
             telemetry_pb2.Device(
                 kind="gpu",
                 key=key,
-                attributes={"name": "H100", "pci_address": f"0000:{at:02x}:00.0"},
+                attributes={"name": "H100", "pci_address": f"0000:{index:02x}:00.0"},
             )
-            for at, key in enumerate(self.gpus)
+            for index, key in enumerate(self.gpus)
         ]
         fleet.register(self.name, simulated=False, boot_id=self.boot_id, devices=devices)
 
     def processes(self, state: str, second: int) -> Iterable[telemetry_pb2.HealthEvent]:
-        """Yield what tells of the ranks on the GPUs."""
-        for at, gpu in enumerate(self.gpus):
+        """Yield the events of the ranks on the GPUs."""
+        for index, gpu in enumerate(self.gpus):
             yield telemetry_pb2.HealthEvent(
-                event_id=f"/{gpu}//{4000 + at}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + at,
+                event_id=f"/{gpu}//{4000 + index}", device_kind="gpu", device=gpu, name="gpu.process", process_id=4000 + index,
                 boottime_ns=UPTIME_NS + second * SECOND_NS, last_boottime_ns=UPTIME_NS + second * SECOND_NS,
                 revision=1 + second, attributes={"state": state, "source": "slurm", "job_id": "77"},
             )  # fmt: skip
@@ -260,11 +270,11 @@ class Agent:
 
 @dataclass
 class Told:
-    """What was said of one host: since when (seconds), in which state at worst, by which rules."""
+    """Reports about one host: first second, worst state, rules."""
 
-    named: float = -1.0  # from the cause's begin on
+    named: float = -1.0  # after the cause's begin
     watched: float = -1.0  # the same, or WATCH; at any time
-    is_early: bool = False  # named before there was a cause
+    is_early: bool = False  # named before the cause
     reasons: set[Reason] = field(default_factory=set[Reason])
     rules: dict[str, float] = field(default_factory=dict[str, float])
     devices: set[str] = field(default_factory=set[str])
@@ -272,7 +282,7 @@ class Told:
 
 @dataclass
 class Outcome:
-    """What came of one episode."""
+    """Results of one episode."""
 
     plan: Plan
     of_host: dict[int, Told] = field(default_factory=dict[int, Told])
@@ -280,32 +290,31 @@ class Outcome:
     pace_lost: float = 0.0
 
     def is_named(self, host: int) -> bool:
-        told = self.of_host.get(host)
-        return told is not None and told.named >= 0.0
+        report = self.of_host.get(host)
+        return report is not None and report.named >= 0.0
 
     @property
     def wrong(self) -> list[int]:
-        """The hosts that were named and are not to blame, or were not yet."""
+        """Return the wrongly named hosts: without a fault, or before it."""
         culprits = self.plan.culprits if self.plan.kind in bsp.NODE_KINDS else ()
         return [
-            host for host, told in self.of_host.items()
-            if told.is_early or (told.named >= 0.0 and host not in culprits)
+            host for host, report in self.of_host.items()
+            if report.is_early or (report.named >= 0.0 and host not in culprits)
         ]  # fmt: skip
 
     @property
     def node_days(self) -> float:
-        """The days of all hosts that are not to blame."""
+        """Return the days of all hosts without a fault."""
         culprits = len(self.plan.culprits) if self.plan.kind in bsp.NODE_KINDS else 0
         return (self.plan.hosts - culprits) * self.plan.seconds / 86400.0
 
 
 def judge(plan: Plan) -> Outcome:
-    """Play *plan*, and let the judge hear it."""
     return judge_readings(Reader(bsp.play(plan), np.random.default_rng([plan.seed, 7])))
 
 
 def judge_readings(reader: Reader) -> Outcome:
-    """Let the judge hear an episode, second by second, as its agents would send it."""
+    """Judge an episode, second by second, with the frames of its agents."""
     episode, plan = reader.episode, reader.episode.plan
     fleet, outcome, judged = Fleet(epoch=1), Outcome(plan), None
     agents = [Agent(reader, host) for host in range(plan.hosts)]
@@ -334,27 +343,27 @@ def judge_readings(reader: Reader) -> Outcome:
 
 def _note(outcome: Outcome, judged: Judgement, second: int) -> None:
     for host, tracked in judged.tracked_symptoms.items():
-        for one in tracked.values():
-            worst = one.worst
-            if not one.active or worst.host_state is HealthState.HEALTHY:
+        for score in tracked.values():
+            worst = score.worst
+            if not score.active or worst.host_state is HealthState.HEALTHY:
                 continue
-            told = outcome.of_host.setdefault(host, Told())
-            told.rules.setdefault(worst.rule.name, float(second))
+            report = outcome.of_host.setdefault(host, Told())
+            report.rules.setdefault(worst.rule.name, float(second))
             reason = worst.rule.reason if worst.reason is None else worst.reason
             if worst.rule.name != NEW_HOST:
-                told.watched = second if told.watched < 0 else told.watched
+                report.watched = second if report.watched < 0 else report.watched
             if worst.host_state not in GRAVE and worst.speed >= 1.0:
                 continue
-            told.devices.add(worst.device)
+            report.devices.add(worst.device)
             if second >= outcome.plan.onset:
-                told.reasons.add(reason)
-                told.named = second if told.named < 0 else told.named
+                report.reasons.add(reason)
+                report.named = second if report.named < 0 else report.named
             else:
-                told.is_early = True
+                report.is_early = True
 
 
 def naive(reader: Reader) -> dict[str, set[int]]:
-    """Return whom simpler detectors name, in the last two minutes while the cause stands."""
+    """Return the hosts named by simpler detectors, in the last two minutes with an active cause."""
     plan = reader.episode.plan
     end = int(min(plan.heals, plan.seconds))
     span = slice(max(end - 120, 0), end)

@@ -35,7 +35,7 @@ EXCHANGES = (
 
 
 def replay(name: str, seed: int) -> Outcome:
-    """Let the judge hear trace *name* (AR or SE)."""
+    """Judge trace *name* (AR or SE)."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(DATA / TRACES[name]).to_pydict()
@@ -47,18 +47,18 @@ def replay(name: str, seed: int) -> Outcome:
     slots = min(int(seconds), SECONDS_MAX) * bsp.SLOTS_PER_SECOND
     random = np.random.default_rng(seed)
     shares = np.zeros((slots, hosts, bsp.GPUS, bsp.STATES))
-    order = random.permutation(hosts)  # else who is first by chance would be right
-    for at in range(workers.size):
-        for gpu in range(at * per_worker, (at + 1) * per_worker):
+    order = random.permutation(hosts)  # without this a first host by chance would be right
+    for index in range(workers.size):
+        for gpu in range(index * per_worker, (index + 1) * per_worker):
             host, place = order[gpu // bsp.GPUS], gpu % bsp.GPUS
-            shares[:, host, place, bsp.COMPUTE] = compute[:slots, at]
-            shares[:, host, place, bsp.EXCHANGE] = exchange[:slots, at]
+            shares[:, host, place, bsp.COMPUTE] = compute[:slots, index]
+            shares[:, host, place, bsp.EXCHANGE] = exchange[:slots, index]
     busy = shares[..., bsp.COMPUTE]
     shares[..., bsp.EXCHANGE] = np.minimum(shares[..., bsp.EXCHANGE], 1 - busy)
     shares[..., bsp.WAIT] = 1 - busy - shares[..., bsp.EXCHANGE]
     watts = WAIT_WATTS + (COMPUTE_WATTS - WAIT_WATTS) * busy
     pace = np.ones_like(busy)
-    if name == "AR":  # the same work, spread over as long as it takes
+    if name == "AR":  # the same work, spread over a longer time
         mean = busy.mean(axis=0)
         pace = pace * np.median(mean) / np.maximum(mean, 1e-6)
     culprits = (int(order[0]),) if name == "AR" else ()
@@ -75,7 +75,9 @@ def replay(name: str, seed: int) -> Outcome:
 
 
 def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floats, Floats, float]:
-    """Return the shares of each tenth of a second in which each worker computes and exchanges, and how long all lasts."""
+    """Return the shares of each tenth of a second in which each worker computes and exchanges, and
+    the total seconds.
+    """
     starts, ends = (
         column["start_ts"].astype(float),
         column["start_ts"].astype(float) + column["duration"].astype(float),
@@ -90,18 +92,18 @@ def _timelines(column: dict[str, np.ndarray], workers: np.ndarray) -> tuple[Floa
     shift = np.array([offsets[step] for step in column["step"].tolist()])
     starts, ends = starts + shift, ends + shift
     edges = np.arange(0.0, begin + bsp.SLOT_SECONDS, bsp.SLOT_SECONDS)
-    found = []
+    result = []
     for which in (is_compute, is_exchange):
         shares = np.zeros((edges.size - 1, workers.size))
-        for at, worker in enumerate(workers.tolist()):
+        for index, worker in enumerate(workers.tolist()):
             mine = which & (column["rank"] == worker)
-            shares[:, at] = _covered(starts[mine], ends[mine], edges)
-        found.append(shares)
-    return found[0], found[1], begin
+            shares[:, index] = _covered(starts[mine], ends[mine], edges)
+        result.append(shares)
+    return result[0], result[1], begin
 
 
 def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Return which share of each slot lies in any of the intervals."""
+    """Return the share of each slot that is covered by any of the intervals."""
     order = np.argsort(starts)
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     starts = np.maximum(starts, np.concatenate([[0.0], ends[:-1]]))
@@ -116,7 +118,7 @@ def _covered(starts: Floats, ends: Floats, edges: Floats) -> Floats:
 
 
 def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
-    """Let the judge hear one of the H100 recordings, as one host of eight GPUs or as eight hosts."""
+    """Judge one of the H100 recordings, as one host of eight GPUs or as eight hosts."""
     lines = path.read_text().splitlines()[1:]
     values = np.array([[float(cell.split()[0]) for cell in line.split(",")[1:3]] for line in lines])
     rows = values[: len(values) // bsp.GPUS * bsp.GPUS].reshape(-1, bsp.GPUS, 2)
@@ -152,8 +154,8 @@ def recording(path: Path, *, one_host: bool, seed: int) -> Outcome:
 
 
 def rows(seed: int) -> list[list[str]]:
-    """Return a row for each recording that is here: what was said of whom, and when."""
-    found = []
+    """Return a row for each existing recording: the named hosts, and when."""
+    result = []
     outcomes: list[tuple[str, str, Outcome]] = [
         (f"trace {name}", "nobody" if name == "SE" else "", replay(name, seed))
         for name, path in TRACES.items() if (DATA / path).exists()
@@ -166,12 +168,12 @@ def rows(seed: int) -> list[list[str]]:
     for title, nobody, outcome in outcomes:
         wanted = nobody or f"host {outcome.plan.culprits[0]}"
         named = {host: told for host, told in outcome.of_host.items() if outcome.is_named(host)}
-        said = "; ".join(
+        output = "; ".join(
             f"host {host} after {told.named:.0f} s by {', '.join(rule for rule in told.rules if rule != 'host.new')}"
             for host, told in sorted(named.items())
         )
-        found.append([title, wanted, said or "nobody"])
-    return found
+        result.append([title, wanted, output or "nobody"])
+    return result
 
 
 if __name__ == "__main__":

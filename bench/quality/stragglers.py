@@ -35,7 +35,7 @@ CULPRIT_HEADINGS = (
     *NAIVE,
 )
 CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "by", *NAIVE)
-#: What is varied beside the kind of fault: title, and the plan.
+#: Variations in addition to the kind of fault: title, and the plan.
 VARIATIONS: tuple[tuple[str, Plan], ...] = (
     ("without GPM (A100 and older)", Plan("", has_gpm=False)),
     ("nobody says which hosts are a gang", Plan("", is_attributed=False)),
@@ -51,37 +51,42 @@ SILENT_KINDS = ("silent", "gpu", "cpu", "storage")
 def run_all(
     plans: Sequence[Plan], progress: Callable[[float], None] = lambda _: None
 ) -> list[Outcome]:
-    """Judge each, in as many processes as there are processors."""
-    found: list[Outcome] = []
+    """Judge *plans*, one process per processor."""
+    result: list[Outcome] = []
     with ProcessPoolExecutor() as pool:
         for outcome in pool.map(judge, plans):
-            found.append(outcome)
-            progress(len(found) / len(plans))
-    return found
+            result.append(outcome)
+            progress(len(result) / len(plans))
+    return result
 
 
 def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return a row for each kind and slowdown."""
-    keys = sorted({(one.plan.kind, -one.plan.slowdown) for one in outcomes})
+    keys = sorted({(outcome.plan.kind, -outcome.plan.slowdown) for outcome in outcomes})
     rows = []
     for kind, slowdown in keys:
-        those = [one for one in outcomes if (one.plan.kind, -one.plan.slowdown) == (kind, slowdown)]
-        culprits = [(one, host) for one in those for host in one.plan.culprits]
-        named = [one.of_host[host] for one, host in culprits if one.is_named(host)]
+        those = [
+            outcome
+            for outcome in outcomes
+            if (outcome.plan.kind, -outcome.plan.slowdown) == (kind, slowdown)
+        ]
+        culprits = [(outcome, host) for outcome in those for host in outcome.plan.culprits]
+        named = [outcome.of_host[host] for outcome, host in culprits if outcome.is_named(host)]
         delays = sorted(
-            told.named - one.plan.onset
-            for one, host in culprits
-            if one.is_named(host)
-            for told in [one.of_host[host]]
+            report.named - outcome.plan.onset
+            for outcome, host in culprits
+            if outcome.is_named(host)
+            for report in [outcome.of_host[host]]
         )
-        right = sum(bool(told.reasons & set(REASONS[kind])) for told in named)
-        wrong = sum(len(one.wrong) for one in those)
+        right = sum(bool(report.reasons & set(REASONS[kind])) for report in named)
+        wrong = sum(len(outcome.wrong) for outcome in those)
         low, high = wilson(len(named), len(culprits))
         p95 = delays[min(int(0.95 * len(delays)), len(delays) - 1)] if delays else float("nan")
-        rules = sorted({rule for told in named for rule in told.rules} - {NEW_HOST})
+        rules = sorted({rule for report in named for rule in report.rules} - {NEW_HOST})
         watched = sum(
-            host in one.of_host and one.of_host[host].watched >= 0 and not one.is_named(host)
-            for one, host in culprits
+            host in outcome.of_host
+            and outcome.of_host[host].watched >= 0
+            and not outcome.is_named(host)
+            for outcome, host in culprits
         )
         rows.append([
             kind, f"{-100 * slowdown:.0f} %", f"{100 * statistics.median(o.pace_lost for o in those):.0f} %",
@@ -93,50 +98,51 @@ def culprit_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def control_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return a row for each control."""
     rows = []
-    for kind in dict.fromkeys(one.plan.kind for one in outcomes):
-        those = [one for one in outcomes if one.plan.kind == kind]
-        blamed = sum(len(one.wrong) for one in those)
+    for kind in dict.fromkeys(outcome.plan.kind for outcome in outcomes):
+        those = [outcome for outcome in outcomes if outcome.plan.kind == kind]
+        blamed = sum(len(outcome.wrong) for outcome in those)
         rules = sorted(
             {
                 f"{rule} at host {host}"
-                for one in those
-                for host, told in one.of_host.items()
-                for rule in told.rules
-                if one.is_named(host)
+                for outcome in those
+                for host, report in outcome.of_host.items()
+                for rule in report.rules
+                if outcome.is_named(host)
             }
         )
         rows.append([
-            kind, f"{len(those)}", f"{sum(one.plan.hosts for one in those)}", f"{blamed}", ", ".join(rules)[:80],
+            kind, f"{len(those)}", f"{sum(outcome.plan.hosts for outcome in those)}", f"{blamed}", ", ".join(rules)[:80],
             *(f"{sum(len(o.naive[n]) for o in those)}" for n in those[0].naive),
         ])  # fmt: skip
     return rows
 
 
 def macro_f1(outcomes: Sequence[Outcome]) -> float:
-    """Return the mean F1 over causes, of named culprits by what was said first, or by nothing but a straggler's reason.
+    """Return the mean F1 over causes of named culprits, by the first cause, or by a straggler's
+    reason if it is the only one.
 
-    A culprit that is named for another cause counts against both. `silent` and `gpu` are one cause, as they have one reason.
+    A culprit named for another cause counts against both. `silent` and `gpu` are one cause, because
+    they have one reason.
     """
-    causes = sorted({REASONS[one.plan.kind] for one in outcomes})
-    hits, said, of = (dict.fromkeys(causes, 0) for _ in range(3))
-    for one in outcomes:
-        wanted = REASONS[one.plan.kind]
-        for host in one.plan.culprits:
-            of[wanted] += 1
-            reasons = one.of_host[host].reasons if one.is_named(host) else set[Reason]()
-            # A straggler without a cause beside a named cause is no other cause.
+    causes = sorted({REASONS[outcome.plan.kind] for outcome in outcomes})
+    hits, reported, totals = (dict.fromkeys(causes, 0) for _ in range(3))
+    for outcome in outcomes:
+        wanted = REASONS[outcome.plan.kind]
+        for host in outcome.plan.culprits:
+            totals[wanted] += 1
+            reasons = outcome.of_host[host].reasons if outcome.is_named(host) else set[Reason]()
+            # A straggler's reason in addition to a named cause is not another cause.
             claimed = {cause for cause in causes if reasons & set(cause)}
             if len(claimed) > 1:
                 claimed.discard((Reason.STRAGGLER,))
             for cause in claimed:
-                said[cause] += 1
+                reported[cause] += 1
                 hits[cause] += cause == wanted
     scores = []
     for cause in causes:
-        precision = hits[cause] / said[cause] if said[cause] else 0.0
-        recall = hits[cause] / of[cause]
+        precision = hits[cause] / reported[cause] if reported[cause] else 0.0
+        recall = hits[cause] / totals[cause]
         scores.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
     return statistics.mean(scores)
 
@@ -145,8 +151,8 @@ def _plans(
     seed: int, kinds: Sequence[str], slowdowns: Sequence[float], per: int, base: Plan
 ) -> list[Plan]:
     return [
-        replace(base, kind=kind, slowdown=slowdown, seed=100 * seed + at, culprits=((100 * seed + at) * 5 % base.hosts,))
-        for kind in kinds for slowdown in slowdowns for at in range(per)
+        replace(base, kind=kind, slowdown=slowdown, seed=100 * seed + index, culprits=((100 * seed + index) * 5 % base.hosts,))
+        for kind in kinds for slowdown in slowdowns for index in range(per)
     ]  # fmt: skip
 
 
@@ -161,16 +167,15 @@ def _share(hits: int, of: int) -> str:
 
 def _recall(outcomes: Sequence[Outcome], least: float, below: float) -> str:
     those = [
-        (one, host)
-        for one in outcomes
-        if least <= one.plan.slowdown < below
-        for host in _culprits(one)
+        (outcome, host)
+        for outcome in outcomes
+        if least <= outcome.plan.slowdown < below
+        for host in _culprits(outcome)
     ]
-    return _share(sum(one.is_named(host) for one, host in those), len(those))
+    return _share(sum(outcome.is_named(host) for outcome, host in those), len(those))
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:
-    """Return the part of the page about stragglers."""
     base = Plan("")
     groups: list[tuple[str, list[Plan]]] = [
         ("", _plans(seed, bsp.NODE_KINDS, (0.15, 0.10, 0.05), 4, base)),
@@ -182,8 +187,8 @@ def section(seed: int, progress: Callable[..., None]) -> str:
     ]
     groups += [(title, _plans(seed, SILENT_KINDS, (0.10,), 3, plan)) for title, plan in VARIATIONS]
     pairs = [
-        replace(one, culprits=(one.culprits[0], (one.culprits[0] + 7) % one.hosts))
-        for one in _plans(seed, SILENT_KINDS, (0.10,), 3, base)
+        replace(plan, culprits=(plan.culprits[0], (plan.culprits[0] + 7) % plan.hosts))
+        for plan in _plans(seed, SILENT_KINDS, (0.10,), 3, base)
     ]
     groups.append(("two culprits at once", pairs))
     outcomes = iter(
@@ -199,22 +204,24 @@ def section(seed: int, progress: Callable[..., None]) -> str:
         for title, those in played.items() if title and not title.startswith("controls")
         for row in culprit_rows(those)
     ]  # fmt: skip
-    everything = [one for those in played.values() for one in those]
-    wrong, blamed = (sum(len(one.wrong) for one in those) for those in (everything, controls))
-    named = sum(one.is_named(host) for one in everything for host in _culprits(one))
-    days = sum(one.node_days for one in everything)
+    everything = [outcome for those in played.values() for outcome in those]
+    wrong, blamed = (
+        sum(len(outcome.wrong) for outcome in those) for those in (everything, controls)
+    )
+    named = sum(outcome.is_named(host) for outcome in everything for host in _culprits(outcome))
+    days = sum(outcome.node_days for outcome in everything)
     false_low, false_high = (1000 * end / days for end in weighted_rate([1.0] * wrong, 1.0))
     delays = sorted(
-        one.of_host[host].named - one.plan.onset
-        for one in faults
-        for host in _culprits(one)
-        if one.is_named(host)
+        fault.of_host[host].named - fault.plan.onset
+        for fault in faults
+        for host in _culprits(fault)
+        if fault.is_named(host)
     )
     lines = [
         "## Stragglers", "", "In short, for simulated gangs:", "",
         f"- **Precision** of all runs of this section: {_share(named, named + wrong)} named hosts are to blame.",
         f"- **Recall** of the first table: {_recall(faults, 0.1, 1.0)} at a slowdown of 10 % or more, {_recall(faults, 0.0, 0.1)} at 5 %. For `silent` and `gpu`,",
-        f"  which no counter shows: {_recall([one for one in faults if one.plan.kind in ('silent', 'gpu')], 0.0, 1.0)}.",
+        f"  which no counter shows: {_recall([fault for fault in faults if fault.plan.kind in ('silent', 'gpu')], 0.0, 1.0)}.",
         f"- **Causes**: macro F1 {macro_f1(faults):.2f}. **Delay** p50 / p95: {statistics.median(delays):.0f} / {delays[int(0.95 * (len(delays) - 1))]:.0f} s.",
         f"- **Controls**: {blamed} hosts blamed in {len(controls)} runs. False blame of any run: {wrong} hosts in {days:.1f} node-days,",
         f"  [{false_low:.1f}, {false_high:.0f}] a 1,000. These are too few days to show the budget of 1; [quality](quality.md) uses hours of a fleet for that.",
@@ -258,7 +265,7 @@ def section(seed: int, progress: Callable[..., None]) -> str:
 
 
 def main() -> int:
-    """Print tables of what the options ask for."""
+    """Print tables as selected by the options."""
     parser = argparse.ArgumentParser(prog="python -m bench.quality.stragglers", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(bsp.NODE_KINDS))
@@ -274,7 +281,7 @@ def main() -> int:
         "has_gpm": not options.no_gpm,
         "is_attributed": not options.unattributed,
     }
-    seeds = [100 * options.seed + at for at in range(options.per)]
+    seeds = [100 * options.seed + index for index in range(options.per)]
     kinds, controls = (
         list(filter(None, text.split(","))) for text in (options.kinds, options.controls)
     )

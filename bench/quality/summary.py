@@ -1,4 +1,6 @@
-"""First section of the page, for users: its main figures, taken from the text of the other sections."""
+"""First section of the page, for users: its main figures, taken from the text of the other
+sections.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ _COUNTED = re.compile(r"(\d+) of (\d+)")
 
 
 def with_summary(page: str) -> str:
-    """Return *page* with the summary of its sections before the first of them, in place of one that is there."""
+    """Return *page* with the summary of its sections before the first of them, replacing an
+    existing summary.
+    """
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
-    sections = [one for one in sections if not one.startswith(TITLE)]
-    return "".join([head, summary({_title(one): one for one in sections}), *sections])
+    sections = [section for section in sections if not section.startswith(TITLE)]
+    return "".join([head, summary({_title(section): section for section in sections}), *sections])
 
 
 def summary(sections: dict[str, str]) -> str:
-    """Return the section that answers a user's questions. *sections*: title -> text; one that is absent is named so."""
+    """Return the section that answers a user's questions.
+
+    *sections*: title -> text; the answer names missing sections.
+    """
     injected, simulated = sections.get("Injected", ""), sections.get("Simulated", "")
     rows = [
         ("Is a fault named, with the right device and reason?", "injected into real processes", _named(injected, "injected")),
@@ -54,7 +61,6 @@ def _title(section: str) -> str:
 
 
 def _rows(section: str, first_column: str) -> Iterator[Sequence[str]]:
-    """Yield the cells of each row of the table whose first column has that heading."""
     lines = iter(section.splitlines())
     for line in lines:
         if line.startswith("|") and line.split("|")[1].strip() == first_column:
@@ -66,7 +72,7 @@ def _rows(section: str, first_column: str) -> Iterator[Sequence[str]]:
 
 
 def _named(section: str, first_column: str) -> str:
-    """Return how many of all rounds were named, and of how many kinds."""
+    """Return the share of all rounds that were named, and the number of kinds."""
     counts = [
         (int(found[1]), int(found[2]))
         for cells in _rows(section, first_column)
@@ -90,30 +96,31 @@ def _delays(section: str) -> str:
 
 
 def _bullet(section: str, name: str) -> str:
-    """Return what the simulated section says of *name* in short, without its name."""
-    found = re.search(rf"^- \*\*{name}\*\*:? ?(.*(?:\n  .*)*)", section, flags=re.MULTILINE)
-    return " ".join(found[1].split()).removeprefix("in ") if found else ""
+    """Return the simulated section's short text about *name*, without the name."""
+    result = re.search(rf"^- \*\*{name}\*\*:? ?(.*(?:\n  .*)*)", section, flags=re.MULTILINE)
+    return " ".join(result[1].split()).removeprefix("in ") if result else ""
 
 
 def _drains(text: str) -> str:
-    """Return the counted rate, the budget, and whether it is shown to be met."""
-    found = re.search(
+    result = re.search(
         r"(\d+) seen in ([\d,]+) node-days, (\S+ \[.+?\]) a 1,000; the budget is (\S+)\. \*\*(.+?)\*\*",
         text,
     )
-    if not found:
+    if not result:
         return ""
-    count, days, rate, budget, verdict = found.groups()
+    count, days, rate, budget, verdict = result.groups()
     return f"{count} in {days} node-days, {rate} per 1,000; budget {budget}: {verdict[0].lower()}{verdict[1:]}"
 
 
 def _captures(section: str) -> str:
-    found = re.search(r"\*\*(.+? false findings?)\*\* in ([\d.]+ host-hours)", section)
-    return f"{found[1]} in {found[2]}: too few hours to show how rare they are" if found else ""
+    result = re.search(r"\*\*(.+? false findings?)\*\* in ([\d.]+ host-hours)", section)
+    return f"{result[1]} in {result[2]}: too few hours to show how rare they are" if result else ""
 
 
 def _hazard(section: str) -> str:
-    """Return the AUC of the model, of its negative control, and whether a host that is held back pays."""
+    """Return the AUC of the model, of its negative control, and whether withholding a host pays
+    off.
+    """
     model = next((cells for cells in _rows(section, "ranking") if cells[0] == "model"), None)
     control = re.search(r"AUC ([\d.]+ \[[\d., ]+\]), recall", section)
     if model is None or control is None:

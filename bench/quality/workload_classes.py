@@ -1,4 +1,6 @@
-"""Classes of jobs (*simulated*): generated jobs of two generators, one of which the model has never seen."""
+"""Classes of jobs (*simulated*): generated jobs of two generators, one of which the model has never
+seen.
+"""
 
 from __future__ import annotations
 
@@ -57,19 +59,19 @@ def unseen_jobs(model: ClassModel, seed: int) -> JudgedClasses:
 
 
 def kinds_table(judged: JudgedClasses) -> str:
-    """Return how many runs of each kind got which answer."""
+    """Return the table of answers by kind of run."""
     rows = []
-    for at, name in enumerate(judged.names):
-        is_kind = judged.kind == at
+    for index, name in enumerate(judged.names):
+        is_kind = judged.kind == index
         given = is_kind & judged.answer.is_answer
         count, right = int(is_kind.sum()), int((given & judged.is_right).sum())
         wrong = int(given.sum()) - right
-        rows.append([name, judged.truth[at] or "none", str(count), str(right), str(wrong), f"{100 * (1 - given.sum() / count):.0f} %"])  # fmt: skip
+        rows.append([name, judged.truth[index] or "none", str(count), str(right), str(wrong), f"{100 * (1 - given.sum() / count):.0f} %"])  # fmt: skip
     return table(["job", "class", "runs", "right", "wrong", "unknown"], rows)
 
 
 def calibration_table(parts: Sequence[tuple[str, JudgedClasses]]) -> str:
-    """Return, by confidence, how often the answer is right; below CONFIDENCE_MIN it is not given."""
+    """Return, by confidence, the share of right answers; below CONFIDENCE_MIN no answer is given."""
     rows = []
     for low, high in pairwise(BINS):
         cells = [f"{100 * low:.0f} to {min(100 * high, 98):.0f} %" if low < 0.98 else "98 %"]
@@ -97,7 +99,6 @@ def summary(name: str, judged: JudgedClasses) -> str:
 
 
 def section(seed: int, progress: Bar) -> str:
-    """Return the section of the page."""
     model = load_model()
     assert model is not None, "no model: python -m bench.fingerprint_quality --train"
     runs = generate_kinds(seed, RUNS_OF_KIND)

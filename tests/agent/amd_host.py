@@ -1,4 +1,4 @@
-"""An AMD host that is a folder, whose GPUs a test changes, and the collectors that read it by a clock of the test's."""
+"""An AMD host as a folder with GPUs that a test changes, and its collectors with a test's clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HandClock:
 
 @dataclass
 class Published:
-    """What a collector tells."""
+    """Records a collector's events and reasons."""
 
     events: list[HealthEvent] = field(default_factory=list[HealthEvent])
     reasons: list[str] = field(default_factory=list[str])
@@ -52,7 +52,7 @@ Row = dict[str, float | int | None]
 
 
 class AmdHost:
-    """Collectors over a folder. `turn` passes a second, and returns what one of them says."""
+    """Collectors over a folder. `turn` advances a second, and returns a collector's result."""
 
     def __init__(self, root: Path, name: str = "mi300x-spx") -> None:
         self.host: HostFolder = unpack(name, root)
@@ -62,15 +62,13 @@ class AmdHost:
         self.collectors: dict[str, Collector] = {}
 
     def collector(self, name: str) -> Collector:
-        """Return the collector of that name, made and started at the first call."""
         if name not in self.collectors:
-            made = self.collectors[name] = COLLECTORS[name](self.host.roots)
+            created = self.collectors[name] = COLLECTORS[name](self.host.roots)
             if name in NAMES:
-                made.start(self.published)  # type: ignore[arg-type]
+                created.start(self.published)  # type: ignore[arg-type]
         return self.collectors[name]
 
     def turn(self, name: str, seconds: float = 1.0) -> CollectResult:
-        """Let time pass, and let a collector take its turn."""
         self.clock.now_ns += round(seconds * SECOND_NS)
         return run_collector(self.collector(name), self.clock)
 
@@ -81,11 +79,9 @@ class AmdHost:
         return {device: row or {} for device, row in rows_of(block)}
 
     def folder(self, gpu: int) -> Path:
-        """Return the PCI function of a GPU."""
         return Path(self._gpu(gpu).folder)
 
     def key(self, gpu: int) -> str:
-        """Return a GPU's key."""
         return self._gpu(gpu).key
 
     def _gpu(self, gpu: int) -> AmdGpu:
@@ -94,13 +90,12 @@ class AmdHost:
         return self.session.gpus[gpu]
 
     def set(self, gpu: int, revision: str = "1.8", **values: Value) -> None:
-        """Let a GPU show a table of these values, all else all ones."""
+        """Write a table with these values for a GPU; all other fields are all ones."""
         named = {name.replace("__", "/"): value for name, value in values.items()}
         data = pack_described(named) if revision == "1.9" else pack(revision, named)
         self.write(gpu, "gpu_metrics", data)
 
     def write(self, gpu: int, file: str, data: bytes | str) -> None:
-        """Let a file of a GPU hold this."""
         path = self.folder(gpu) / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data.encode() if isinstance(data, str) else data)

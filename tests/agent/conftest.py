@@ -1,4 +1,4 @@
-"""What holds for the agent's tests."""
+"""Fixtures of the agent's tests."""
 
 from tests.fake_nvml.fixtures import accounts, folder, library, play
 

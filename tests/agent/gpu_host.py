@@ -1,4 +1,6 @@
-"""A host with GPUs that a test plays: the stand-in library, what the kernel lists, a clock, and who is told."""
+"""A host with GPUs that a test plays: the stand-in library, the kernel's list, a clock, and
+recorded events.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from gangline.ext import nvml
 from tests.fake_nvml.scenario import Gpu, Scenario
 
 SECOND = 1_000_000_000
-#: As /proc/driver/nvidia/gpus/ADDRESS/information of driver 590 has it; the irq and the rest are of no use here.
+#: As in /proc/driver/nvidia/gpus/ADDRESS/information of driver 590; the irq and later lines are not
+#: used here.
 INFORMATION = (
     "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 130\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n"
 )
@@ -35,7 +38,7 @@ Lane = TypeVar("Lane", bound=NvmlCollector)
 
 
 class HandedClock:
-    """Stands still until it is moved."""
+    """A clock that advances only by hand."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000 * SECOND
@@ -48,7 +51,7 @@ class HandedClock:
 
 
 class GpuHost:
-    """The host. Lanes that were made let go of their GPUs at `close`."""
+    """The host. Created lanes release their GPUs at `close`."""
 
     def __init__(self, folder: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.roots = Roots(
@@ -64,7 +67,10 @@ class GpuHost:
         self._monkeypatch = monkeypatch
 
     def begin(self, *, anew: bool = True) -> None:
-        """Have the lanes that are made from now on begin as in a process of their own. *anew*: the agent's first."""
+        """Make later lanes begin as in a process of their own.
+
+        *anew*: in the agent's first process.
+        """
         if anew:
             nvml.forget_accounts()
         nvml.cap(0)
@@ -73,16 +79,14 @@ class GpuHost:
         self.session.clock = self.clock
 
     def put(self, event: HealthEvent) -> None:
-        """Take an event, as the agent's queue does."""
         self.events.append(event)
 
     def play(self, devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
-        """Write a scenario; the library reads it when NVML is opened by the first of its users."""
+        """Write a scenario; the library reads it when its first user opens NVML."""
         self._monkeypatch.setenv("GANGLINE_FAKE_NVML", str(self._scenario))
         return Scenario(self._scenario, devices, host=host)
 
     def list_in_proc(self, devices: Iterable[Gpu], version: str = "590.48.01") -> None:
-        """Make the kernel's side of the driver list these GPUs and no others."""
         driver = self.roots.proc / "driver/nvidia"
         listed = {gpu.address: gpu.uuid for gpu in devices}
         for address, uuid in listed.items():
@@ -95,7 +99,7 @@ class GpuHost:
         (driver / "version").write_text(VERSION.format(version=version))
 
     def second(self) -> GpuSecond:
-        """Return a lane of 1 s on this host's clock, that tells."""
+        """Return a lane of 1 s with this host's clock, which publishes events here."""
         return self._listening(GpuSecond(self.roots, self.clock))
 
     def ten_seconds(self) -> GpuTenSeconds:
@@ -110,14 +114,12 @@ class GpuHost:
         return lane
 
     def turn(self, lane: Collector, turns: int = 1) -> CollectResult:
-        """Take so many turns, each a second after the one before, and return the last."""
         for _ in range(turns - 1):
             self.turn(lane)
         self.clock.now_ns += SECOND
         return run_collector(lane, self.clock)
 
     def read(self, lane: Collector) -> dict[str, dict[str, float | int | None]]:
-        """Take a turn and return GPU -> column -> value."""
         return read(self.turn(lane).blocks)
 
     def close(self) -> None:
@@ -126,9 +128,8 @@ class GpuHost:
 
 
 def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
-    """Return GPU -> column -> value of all blocks together."""
-    said: dict[str, dict[str, float | int | None]] = {}
+    result: dict[str, dict[str, float | int | None]] = {}
     for block in blocks:
         for row, key in enumerate(block.devices):
-            said.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
-    return said
+            result.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
+    return result

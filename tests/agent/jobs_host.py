@@ -1,4 +1,4 @@
-"""A host of processes in a folder: what /proc shows of each, and what a driver lists."""
+"""A host of processes in a folder: the /proc entry of each, and the driver's list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER_GPU = "GPU-00000001-0000-0000-0000-000000000000"
 BOOT = "0b5e2f6c-7a5c-4b52-8b7e-0f3d6d1f9a10"
 POD = "12345678-1234-4321-aaaa-123456789abc"
 CONTAINER = "c0ffee" + "0" * 58
-#: Of a v2 host: one line.
+#: On a v2 host: one line.
 SLURM = "0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n"
 POD_CGROUP = (
     "0::/kubepods.slice/kubepods-burstable.slice/"
@@ -34,7 +34,7 @@ SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
 
 
 class HandedClock:
-    """Stands still until it is moved."""
+    """A clock that advances only by hand."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000 * SECOND
@@ -48,16 +48,18 @@ class HandedClock:
 
 
 def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
-    """Return device -> column -> value of all blocks together."""
-    said: dict[str, dict[str, float | int | None]] = {}
+    result: dict[str, dict[str, float | int | None]] = {}
     for block in blocks:
         for row, key in enumerate(block.devices):
-            said.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
-    return said
+            result.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
+    return result
 
 
 class JobsHost:
-    """The host. `turn` lists what holds the GPUs and lets the collector find out whose it is."""
+    """The host.
+
+    `turn` lists the processes on the GPUs and runs the collector that finds their jobs.
+    """
 
     def __init__(
         self, folder: Path, *, reads_ranks: bool = False, nvml_library: str | None = None
@@ -72,8 +74,8 @@ class JobsHost:
         self.proc = self.roots.proc
         self.clock = HandedClock()
         self.events: list[HealthEvent] = []
-        self.anew: list[HealthEvent] = []  # of them, those which say that all was told
-        self.room: int | None = None  # how many more can be put; None: any
+        self.anew: list[HealthEvent] = []  # events which announce that everything was reported
+        self.room: int | None = None  # free capacity for events; None: unlimited
         self._held = process_listing_of(self.roots)
         (self.proc / "self/ns").mkdir(parents=True)
         self.in_namespace(HOST_PID_NAMESPACE)
@@ -82,7 +84,6 @@ class JobsHost:
         self.process(1, "0::/init.scope\n", start=2, name="systemd")
 
     def in_namespace(self, link: str) -> None:
-        """Let the agent's own PID namespace be this one."""
         (self.proc / "self/ns/pid").unlink(missing_ok=True)
         (self.proc / "self/ns/pid").symlink_to(link)
 
@@ -98,7 +99,7 @@ class JobsHost:
         user: int = 1000,
         pids: str = "",
     ) -> Path:
-        """Let there be a process, in place of one that has this number."""
+        """Create a process, replacing one with the same number."""
         folder = self.proc / str(pid)
         folder.mkdir(exist_ok=True)
         rest = "1 1 1 0 -1 4194560 1 0 0 0 5 6 0 0 20 0"
@@ -110,16 +111,15 @@ class JobsHost:
         return folder
 
     def end(self, pid: int) -> None:
-        """Let a process be gone."""
         shutil.rmtree(self.proc / str(pid))
 
     def collector(self, ranks: RankReader | None = None) -> GpuJobs:
-        made = GpuJobs(self.roots, self.clock, ranks)
-        made.start(EventPublisher(self.clock, self, lambda: None))
-        return made
+        gpu_jobs = GpuJobs(self.roots, self.clock, ranks)
+        gpu_jobs.start(EventPublisher(self.clock, self, lambda: None))
+        return gpu_jobs
 
     def put(self, event: HealthEvent) -> bool:
-        """Take an event, as a sampler's way to the daemon does. False: no room, it is lost."""
+        """Take an event, like a sampler's channel to the daemon. False: full, the event is lost."""
         if self.room == 0:
             return False
         self.room = None if self.room is None else self.room - 1
@@ -129,12 +129,11 @@ class JobsHost:
         return True
 
     def told(self) -> list[HealthEvent]:
-        """Return what was told since the last call."""
-        told, self.events = self.events, []
-        return told
+        result, self.events = self.events, []
+        return result
 
     def list(self, *holdings: GpuProcess | int, gpus: Iterable[str] | None = None) -> None:
-        """Let the driver list these; a number is a process on the first GPU with a gigabyte."""
+        """Set the driver's list; a number is a process on the first GPU with a gigabyte."""
         rows = [
             h if isinstance(h, GpuProcess) else GpuProcess(GPU, h, None, None, 1 << 30)
             for h in holdings
@@ -145,24 +144,21 @@ class JobsHost:
     def turn(
         self, collector: GpuJobs, *holdings: GpuProcess | int, **more: Iterable[str]
     ) -> CollectResult:
-        """Take a turn, a second after the one before, over what is listed."""
         self.list(*holdings, **more)
         self.clock.now_ns += SECOND
         return run_collector(collector, self.clock)
 
     def turns(self, count: int, collector: GpuJobs, *holdings: GpuProcess | int) -> CollectResult:
-        """Take so many turns over one list; return the last."""
         for _ in range(count - 1):
             self.turn(collector, *holdings)
         return self.turn(collector, *holdings)
 
     def settle(self, collector: GpuJobs, *holdings: GpuProcess | int) -> dict[str, str]:
-        """Take the turns until all is told; return the attributes of the last event."""
+        """Run turns until everything is reported; return the attributes of the last event."""
         for _ in range(3):
             self.turn(collector, *holdings)
-        told = self.told()
-        return dict(told[-1].attributes) if told else {}
+        result = self.told()
+        return dict(result[-1].attributes) if result else {}
 
     def counts(self, turn: CollectResult, gpu: str = GPU) -> dict[str, float | int | None]:
-        """Return a GPU's columns."""
         return read(turn.blocks)[gpu]

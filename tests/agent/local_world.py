@@ -1,4 +1,4 @@
-"""A host for tests of findings: readings and events by name, a clock that is handed in."""
+"""A host for tests of findings: readings and events by name, and a clock set by the test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GPU, ADDRESS = "GPU-3f2a", "0000:9b:00.0"
 
 @dataclass
 class Host:
-    """`read` and `event` put something in, `after` lets time pass and judges."""
+    """`read` and `event` add input, `after` advances the time and judges."""
 
     policy: Policy = field(default_factory=builtin)
     now_ns: int = START
@@ -45,24 +45,22 @@ class Host:
         return self.now_ns + 1_700_000_000 * SECOND
 
     def read(self, device: str, values: Mapping[str, float]) -> None:
-        """Let these signals of *device* read so from now on."""
+        """Set these signals of *device* until further notice."""
         for name, value in values.items():
             table = self._cells.setdefault(BY_NAME[name].table, {})
             table.setdefault(device, {})[name] = value
 
     def unread(self, table: str) -> None:
-        """No reading of *table* comes any more."""
         del self._cells[table]
 
     def after(self, seconds: float, step_seconds: float = 1.0) -> list[str]:
-        """Let time pass, judging each step; return the names of what stands."""
+        """Advance the time, judging each step; return the names of active findings."""
         for _ in range(round(seconds / step_seconds)):
             self.now_ns += round(step_seconds * SECOND)
             self.judge()
         return self.names()
 
     def table(self, name: str) -> TableSnapshot:
-        """Return what a table reads now."""
         self.latest.update(self.now_ns, [_block(name, self._cells[name])])
         return self.latest.tables[name]
 
@@ -77,7 +75,6 @@ class Host:
         return [finding.name for finding in self.findings.findings]
 
     def event(self, name: str, code: int = 0, device: str = ADDRESS, **more: object) -> HealthEvent:
-        """Tell an event of now."""
         self._ids += 1
         fields: dict[str, object] = {
             "event_id": f"e{self._ids}",

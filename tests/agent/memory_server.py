@@ -11,7 +11,7 @@ OK = [("grpc-status", "0")]
 
 
 class Server:
-    """The other end, in memory: real HTTP/2, gRPC by hand."""
+    """A server in memory: real HTTP/2, gRPC by hand."""
 
     def __init__(self) -> None:
         self.connection = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
@@ -19,7 +19,7 @@ class Server:
         self.headers: dict[int, dict[str, str]] = {}
         self.bodies: dict[int, bytearray] = {}
         self.ended: list[int] = []
-        self.order: list[int] = []  # streams, as their data came
+        self.order: list[int] = []  # streams, in the order of their data
 
     def receive(self, data: bytes, *, acknowledge: bool = True) -> bytes:
         for event in self.connection.receive_data(data):
@@ -38,18 +38,18 @@ class Server:
         return self.connection.data_to_send()
 
     def messages(self, stream: int) -> list[bytes]:
-        body, found = bytes(self.bodies[stream]), []
+        body, result = bytes(self.bodies[stream]), []
         while body:
             assert body[0] == 0
             length = int.from_bytes(body[1:5], "big")
-            found.append(body[5 : 5 + length])
+            result.append(body[5 : 5 + length])
             body = body[5 + length :]
-        return found
+        return result
 
     def answer(self, stream: int, *parts: bytes | list[tuple[str, str]], end: bool = True) -> bytes:
         """Send headers (lists) and data (bytes) in order; the last ends the stream."""
-        for at, part in enumerate(parts):
-            last = end and at == len(parts) - 1
+        for index, part in enumerate(parts):
+            last = end and index == len(parts) - 1
             if isinstance(part, bytes):
                 self.connection.send_data(stream, part, end_stream=last)
             else:

@@ -1,4 +1,4 @@
-"""Reading a recorded host twice: by the collectors, and by a few lines of Python of its own."""
+"""Reads a recorded host twice: by the collectors, and by a few independent lines of Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzzing.hosts import Reading, look_around, reading_of
 from tests.hosts import NO_NVML
 from tests.hosts.reading import StoppedClock, collectors_of
 
-#: Not part of the project: a test that needs it is skipped where it is not.
+#: Not part of the project: tests that need it are skipped if it is missing.
 DATA = Path(__file__).parents[2] / "../shared/data"
 Row = dict[str, float | int | None]
 
@@ -35,28 +35,25 @@ def read_tree(roots: Roots) -> Reading:
 
 
 def rows(reading: Reading, *tables: str) -> dict[str, Row]:
-    """Return the values by device of several tables together."""
-    found: dict[str, Row] = {}
+    result: dict[str, Row] = {}
     for (table, device, column), value in reading.cells.items():
         if table in tables:
-            found.setdefault(device, {})[column] = value
-    return found
+            result.setdefault(device, {})[column] = value
+    return result
 
 
 def word(path: Path) -> str:
-    """Return the first word of a file; empty without one."""
     return (
         (path.read_text(errors="replace").split() or [""])[0].rstrip(":") if path.is_file() else ""
     )
 
 
 def lines(path: Path) -> list[str]:
-    """Return the lines of a file."""
     return path.read_text(errors="replace").splitlines()
 
 
 def number(path: Path, factor: float = 1) -> float | None:
-    """Return the number that a file is, times *factor*; None for any other text."""
+    """Return the number in a file, times *factor*; None for any other text."""
     text = path.read_text(errors="replace").strip() if path.is_file() else ""
     return float(text) * factor if re.fullmatch(r"-?\d+", text) else None
 
@@ -66,7 +63,10 @@ def close_to(value: float | None) -> object:
 
 
 def unpack_ttar(archive: Path, folder: Path) -> None:
-    """Unpack folders, files and links of a `ttar` archive. `EOF` ends a file that has no line feed at its end."""
+    """Unpack folders, files and links of a `ttar` archive.
+
+    `EOF` ends a file without a final line feed.
+    """
     text_lines = iter(archive.read_text(errors="surrogateescape").split("\n"))
     path = folder
     for line in text_lines:
@@ -82,7 +82,7 @@ def unpack_ttar(archive: Path, folder: Path) -> None:
             path.write_text(text, errors="surrogateescape")
 
 
-#: Column -> file below a port, and what its number is multiplied with.
+#: Column -> file below a port, and the factor of its number.
 PORT = {
     "received_bytes": ("counters/port_rcv_data", 4),
     "transmitted_bytes": ("counters/port_xmit_data", 4),
@@ -154,9 +154,12 @@ def assert_functions(sys: Path, found: dict[str, Row]) -> None:
         node = number(folder / "numa_node")
         assert row["numa_node_number"] == (node if node is not None and node >= 0 else None)
         for file, columns in AER.items():
-            words = dict(map(str.split, lines(folder / file))) if (folder / file).is_file() else {}
+            fields = dict(map(str.split, lines(folder / file))) if (folder / file).is_file() else {}
             for name, column in columns.items():
-                assert row[column] == (int(words[name]) if name in words else None), (address, name)
+                assert row[column] == (int(fields[name]) if name in fields else None), (
+                    address,
+                    name,
+                )
 
 
 def cores_of(text: str) -> set[int]:

@@ -1,4 +1,4 @@
-"""A day of running leaves memory, descriptors and disk where they were."""
+"""A day of running does not increase memory, descriptors or disk use."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gangline.contract.block import Block
 from tests import hosts
 from tests.agent.test_daemon import BOOT, RUN, SECOND, START, CountingClient, HandedClock
 
-#: Of the day, so much is run second by second at its begin and at its end.
+#: Seconds at the begin and end of the day that run second by second.
 BUSY_SECONDS = 1200
 JUMP_SECONDS = 86_400 - 3 * BUSY_SECONDS
-#: Frames are receipted so many seconds late.
+#: Frames are receipted this many seconds late.
 LATE_FRAMES = 3
-#: Of NVML, and what follows this machine's own kernel: they have tests of their own.
+#: Collectors of NVML and of this machine's own kernel, which have tests of their own.
 LEFT_OUT = ("gpu", "nvlink", "nvml", "c2c", "mig", "kernel_log", "rtnetlink", "kubelet")
 
 
 class Here(Collector):
-    """A collector of a driver's files, taken in this process as its sampler takes it in its own."""
+    """A collector of a driver's files in this process, instead of in its sampler."""
 
     enters_driver = False
 
@@ -47,9 +47,9 @@ class Here(Collector):
 
 @dataclass
 class Held:
-    """What the process holds."""
+    """Resources of the process."""
 
-    blocks: int  # of memory, as the interpreter counts them
+    blocks: int  # of memory, counted by the interpreter
     resident_bytes: int
     descriptors: int
     spool_bytes: int
@@ -57,7 +57,7 @@ class Held:
 
 
 class Host:
-    """A whole agent but for its processes, over a host that is a folder, with receipts that flow."""
+    """A complete agent without its processes, over a host folder, with regular receipts."""
 
     def __init__(self, folder: Path) -> None:
         self.host = hosts.unpack("h100-ib", folder / "host")
@@ -88,7 +88,7 @@ class Host:
         self._receipted = 0
 
     def run(self, seconds: int) -> None:
-        """Tick until so much time has passed. Counters count, and now and then a port is made anew."""
+        """Tick until *seconds* have passed. Counters increase, and at times a port is recreated."""
         end_ns = self.clock.now_ns + seconds * SECOND
         while self.clock.now_ns < end_ns:
             second = self.clock.now_ns // SECOND
@@ -104,7 +104,7 @@ class Host:
         (port / "port_rcv_data").write_text(f"{second << 20}\n")
 
     def _make_anew(self) -> None:
-        """Take a link of an RDMA device away and put it back: all files are listed and opened anew."""
+        """Remove a link of an RDMA device and restore it: all files are listed and opened again."""
         link = self.host.roots.sys / "class/infiniband/mlx5_1"
         target = os.readlink(link)
         link.unlink()
@@ -118,7 +118,7 @@ class Host:
             self._receipted = done
 
     def held(self) -> Held:
-        """Return what is held now, after a collection."""
+        """Return the current resources, after a garbage collection."""
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         kept = ("spool", "head", "events")
@@ -140,9 +140,10 @@ class Host:
 def test_a_day_leaves_memory_descriptors_and_disk_where_they_were(tmp_path: Path) -> None:
     """An agent that kept one object a frame took the host's last gigabyte after three weeks.
 
-    Not all of the day's 86,400 seconds: twenty minutes to settle in, twenty second by second, a night in one step
-    (the host was suspended), and twenty more. What grows by turns shows within these, for what is once a minute
-    comes twenty times in each; what grows by time shows by the night. `make soak-gpu` runs longer, for real.
+    The test runs part of the 86,400 seconds: twenty minutes to settle, twenty second by second, a
+    night in one step (the host was suspended), and twenty more. Growth per turn shows within these
+    minutes, because minute readings occur twenty times in each; growth over time shows in the
+    night. `make soak-gpu` runs longer, for real.
     """
     agent = Host(tmp_path)
     agent.run(BUSY_SECONDS)
@@ -155,11 +156,9 @@ def test_a_day_leaves_memory_descriptors_and_disk_where_they_were(tmp_path: Path
     assert agent.spool.next_sequence() > 3 * BUSY_SECONDS
     assert agent.spool.unacknowledged_frames <= LATE_FRAMES
     assert agent.spool.dropped_frames == agent.events.dropped_events == 0
-    assert after.blocks - before.blocks < BUSY_SECONDS  # not one for every other frame
+    assert after.blocks - before.blocks < BUSY_SECONDS  # less than one per frame
     assert after.resident_bytes - before.resident_bytes < 4 << 20
-    assert (
-        after.descriptors <= before.descriptors + 2
-    )  # a folder that is looked at may be open or not
+    assert after.descriptors <= before.descriptors + 2  # a folder being read may be open or closed
     assert after.spool_bytes <= 2 * before.spool_bytes
     assert after.disk_bytes <= before.disk_bytes + (1 << 20)
     agent.close()

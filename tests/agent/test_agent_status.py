@@ -1,4 +1,4 @@
-"""`gangline agent status`: connected or not, what waits, and what cannot be read."""
+"""`gangline agent status`: connected or not, pending data, and unreadable sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.agent.test_host_status import answers, second
 
 @dataclass
 class World:
-    """A connection, a spool and sources, as the daemon has them."""
+    """A connection, a spool and sources, like the daemon's."""
 
     target: str = "10.0.0.1:7600"
     connected: bool = False
@@ -46,72 +46,72 @@ class World:
 
 
 def shown(world: World, tmp_path: Path) -> tuple[Host, Any, Callable[[], dict[str, Any]]]:
-    """Return a host, its answers, and what the status file says of the agent."""
+    """Return a host, its answers, and a reader of the agent's part of the status file."""
     host = Host()
-    made = answers(host, tmp_path)
+    host_status = answers(host, tmp_path)
     agent = cast(Any, world)
-    made.self_status = SelfStatus(agent, agent, agent, lambda: world.turns, host)
+    host_status.self_status = SelfStatus(agent, agent, agent, lambda: world.turns, host)
 
     def read() -> dict[str, Any]:
-        found: dict[str, Any] = verdict.parse((tmp_path / "run/status.json").read_bytes())["agent"]
-        assert found is not None
-        return found
+        document: dict[str, Any] = verdict.parse((tmp_path / "run/status.json").read_bytes())[
+            "agent"
+        ]
+        assert document is not None
+        return document
 
-    return host, made, read
+    return host, host_status, read
 
 
 def test_a_connection_is_shown_as_soon_as_it_changes(tmp_path: Path) -> None:
-    """An operator looks whether the agent is back, and must not wait for the next renewal of the file."""
+    """An operator looks whether the agent is back, and must not wait for the next renewal of the
+    file.
+    """
     world = World(last_error="10.0.0.1:7600: Connection refused")
-    host, made, read = shown(world, tmp_path)
-    second(host, made, 15)
+    host, created, read = shown(world, tmp_path)
+    second(host, created, 15)
     assert (read()["connected"], read()["last_receipt_ns"]) == (False, None)
     began = host.now_ns
     world.connected, world.acknowledged_frames, world.unacknowledged_frames = True, 6, 2
-    second(host, made)
-    found = read()
-    assert (found["connected"], found["since_ns"]) == (True, began + SECOND)
-    assert (found["waiting_frames"], found["last_receipt_ns"]) == (2, began + SECOND)
+    second(host, created)
+    document = read()
+    assert (document["connected"], document["since_ns"]) == (True, began + SECOND)
+    assert (document["waiting_frames"], document["last_receipt_ns"]) == (2, began + SECOND)
     world.turns = [CollectResult("kernel_log", (), 0.1, CollectOutcome.BLIND, "closed to us")]
-    second(host, made)
+    second(host, created)
     assert read()["sources_unread"][0]["names"] == ["kernel_log"]
-    writes = made.file.writes
+    writes = created.file.writes
     world.turns = [
         CollectResult("kernel_log", (), 0.1, CollectOutcome.BLIND, "closed to us, for 2 s")
     ]
-    second(host, made, 3)
-    assert made.file.writes == writes, "words that change each second cost a write each"
+    second(host, created, 3)
+    assert created.file.writes == writes, "words that change each second cost a write each"
 
 
 def test_lost_frames_are_no_receipts(tmp_path: Path) -> None:
-    """A full spool drops its oldest frames: nobody has had them."""
+    """A full spool drops its oldest frames: these never reached the aggregator."""
     world = World(unacknowledged_frames=9)
-    host, made, read = shown(world, tmp_path)
+    host, created, read = shown(world, tmp_path)
     world.unacknowledged_frames, world.dropped_frames = 4, 15
-    second(host, made, 12)
+    second(host, created, 12)
     assert (read()["lost_frames"], read()["last_receipt_ns"]) == (15, None)
 
 
 @given(st.lists(st.tuples(st.sampled_from(CollectOutcome), st.text(max_size=3)), max_size=60))
 def test_every_source_is_read_or_has_its_reason(outcomes: list[tuple[CollectOutcome, str]]) -> None:
-    turns = [CollectResult(f"s{n}", (), 0.0, *one) for n, one in enumerate(outcomes)]
+    turns = [CollectResult(f"s{n}", (), 0.0, *outcome) for n, outcome in enumerate(outcomes)]
     groups = group_unread(turns)
     assert len(groups) <= GROUPS_MAX
-    assert [CollectOutcome[one.outcome.upper()] for one in groups] == sorted(
-        (CollectOutcome[one.outcome.upper()] for one in groups), reverse=True
+    assert [CollectOutcome[group.outcome.upper()] for group in groups] == sorted(
+        (CollectOutcome[group.outcome.upper()] for group in groups), reverse=True
     )
-    named = [name for one in groups for name in one.names]
+    named = [name for group in groups for name in group.names]
     unread = {turn.collector for turn in turns if turn.outcome is not CollectOutcome.OK}
     assert len(named) == len({*named}) and {*named} <= unread
     if len(groups) < GROUPS_MAX:
         assert {*named} == unread
 
 
-# The command ---------------------------------------------------------------------------------
-
-
 def section(now_ns: int, **changes: Any) -> dict[str, Any]:
-    """Return what an agent that is well says of itself."""
     return {
         "pid": 42,
         "aggregator": "10.0.0.1:7600",
@@ -143,7 +143,6 @@ NOW = 50_000 * SECOND
 def run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str]]:
-    """Return what runs a command over a status file with this section; it returns exit code and output."""
     monkeypatch.setattr(time, "clock_gettime_ns", lambda _: NOW)
 
     def ask(
@@ -161,15 +160,15 @@ def run(
         (tmp_path / "status.json").write_text(json.dumps(written))
         where = ["--run-folder", str(tmp_path)]
         code = cli.main([*command, *where, *arguments])
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        output = capsys.readouterr()
+        return code, output.out + output.err
 
     return ask
 
 
 def test_what_a_person_reads(run: Callable[..., tuple[int, str]]) -> None:
-    code, said = run({})
-    assert (code, said.splitlines()[1:]) == (
+    code, output = run({})
+    assert (code, output.splitlines()[1:]) == (
         cli.OK,
         [
             "connected to 10.0.0.1:7600 for 2 h, last receipt 3 s ago",
@@ -179,17 +178,17 @@ def test_what_a_person_reads(run: Callable[..., tuple[int, str]]) -> None:
             "  no data: gpu_0s, gpu_1s, gpu_2s, gpu_3s, gpu_4s, gpu_5s and 3 more: no NVML",
         ],
     )
-    code, said = run({"connected": False, "last_error": "refused", "lost_frames": 7})
+    code, output = run({"connected": False, "last_error": "refused", "lost_frames": 7})
     assert code == cli.OK, "that the aggregator is away is no failure of the question"
-    assert "NOT CONNECTED to 10.0.0.1:7600 for 2 h, last receipt 3 s ago: refused" in said
-    assert "LOST since the agent started: 7 frames dropped" in said
+    assert "NOT CONNECTED to 10.0.0.1:7600 for 2 h, last receipt 3 s ago: refused" in output
+    assert "LOST since the agent started: 7 frames dropped" in output
 
 
 def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
-    code, said = run({"last_receipt_ns": None}, "--json")
-    found = json.loads(said)
-    assert (code, found["format"], found["known"]) == (cli.OK, 1, True)
-    assert found["last_receipt_seconds"] is None and found["state_seconds"] == 7200.0
+    code, output = run({"last_receipt_ns": None}, "--json")
+    document = json.loads(output)
+    assert (code, document["format"], document["known"]) == (cli.OK, 1, True)
+    assert document["last_receipt_seconds"] is None and document["state_seconds"] == 7200.0
 
 
 @pytest.mark.parametrize(
@@ -203,11 +202,13 @@ def test_as_json(run: Callable[..., tuple[int, str]]) -> None:
 def test_where_no_agent_runs(
     run: Callable[..., tuple[int, str]], agent: dict[str, Any] | None, age: int, words: str
 ) -> None:
-    """Exit code 3, as where no aggregator answers, and why."""
-    code, said = run(agent, age=age)
-    assert code == cli.NO_ANSWER and said.startswith("gangline agent status: ") and words in said
-    code, said = run(agent, "--json", age=age)
-    assert (code, json.loads(said)["format"], json.loads(said)["known"]) == (3, 1, False)
+    """Exit code 3, as without an aggregator, and the reason."""
+    code, output = run(agent, age=age)
+    assert (
+        code == cli.NO_ANSWER and output.startswith("gangline agent status: ") and words in output
+    )
+    code, output = run(agent, "--json", age=age)
+    assert (code, json.loads(output)["format"], json.loads(output)["known"]) == (3, 1, False)
 
 
 def test_no_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -216,27 +217,27 @@ def test_no_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
-# The aggregator's word -----------------------------------------------------------------------
-
-
 def test_what_the_aggregator_finds_is_known_on_the_host(tmp_path: Path) -> None:
-    """`gangline hosts` said WATCH, "host clock is kept by nobody", and `gangline check` on it "nothing is wrong"."""
-    host, made, read = shown(World(connected=True), tmp_path)
-    second(host, made)
-    writes = made.file.writes
-    made.on_response(RegisterNodeResponse())
-    made.on_response(IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody")))
-    second(host, made)
-    assert made.file.writes == writes + 1
-    found = read()["verdict"]
-    assert (found["state"], found["reason"]) == ("WATCH", "kept by nobody")
-    made.on_response(
+    """`gangline hosts` reported WATCH, "host clock is kept by nobody", and `gangline check` on the
+    host "nothing is wrong".
+    """
+    host, created, read = shown(World(connected=True), tmp_path)
+    second(host, created)
+    writes = created.file.writes
+    created.on_response(RegisterNodeResponse())
+    created.on_response(IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody")))
+    second(host, created)
+    assert created.file.writes == writes + 1
+    document = read()["verdict"]
+    assert (document["state"], document["reason"]) == ("WATCH", "kept by nobody")
+    created.on_response(
         IngestAck(verdict=HostVerdict(state="WATCH", reason="kept by nobody, for 9 s"))
     )
-    second(host, made)
-    assert made.file.writes == writes + 1, "words that change each second cost a write each"
-    made.on_response(IngestAck())  # an aggregator of an earlier version, or one that has not judged
-    second(host, made)
+    second(host, created)
+    assert created.file.writes == writes + 1, "words that change each second cost a write each"
+    # an aggregator of an earlier version, or before its first judgement
+    created.on_response(IngestAck())
+    second(host, created)
     assert read()["verdict"] is None
 
 
@@ -246,7 +247,7 @@ def said_by(state: str, reason: str = "", age: int = 1) -> dict[str, Any]:
 
 
 BLIND = {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]}
-#: What the agent says of itself -> what a person reads below the line on the host.
+#: The agent's own state -> the lines for a person below the host's line.
 BEYOND: list[tuple[dict[str, Any] | None, list[str]]] = [
     (None, []),
     (said_by("HEALTHY"), []),
@@ -276,7 +277,9 @@ def test_check_tells_a_person_what_it_cannot_see(
     agent: dict[str, Any] | None,
     lines: list[str],
 ) -> None:
-    """On a terminal alone: a prolog's, a script's and cron's line is as it was, and so is each exit code."""
+    """Only on a terminal: the line for a prolog, script or cron job is unchanged, and so is each
+    exit code.
+    """
     first = "gangline: gpu-017: nothing is wrong, as of 0 s ago"
     for arguments in ((), ("--for", "prolog"), ("--for", "epilog")):
         assert run(agent, *arguments, command=("check",)) == (0, f"{first}\n")
@@ -285,11 +288,11 @@ def test_check_tells_a_person_what_it_cannot_see(
     monkeypatch.setattr(os, "isatty", lambda _: True)
     for others in (("--for", "prolog"), ("--for", "cron"), ("--json",)):
         assert lines == [] or lines[0] not in run(agent, *others, command=("check",))[1]
-    code, said = run(agent, command=("check",))
-    assert (code, said.splitlines()) == (0, [first, *(f"gangline: {line}" for line in lines)])
+    code, output = run(agent, command=("check",))
+    assert (code, output.splitlines()) == (0, [first, *(f"gangline: {line}" for line in lines)])
 
 
 def test_the_status_says_it_too(run: Callable[..., tuple[int, str]]) -> None:
     assert "the aggregator says WATCH: no clock (1 s ago)\n" in run(said_by("WATCH", "no clock"))[1]
-    found = json.loads(run(said_by("WATCH", "no clock"), "--json")[1])["verdict"]
-    assert found == {"state": "WATCH", "reason": "no clock", "age_seconds": 1.0}
+    document = json.loads(run(said_by("WATCH", "no clock"), "--json")[1])["verdict"]
+    assert document == {"state": "WATCH", "reason": "no clock", "age_seconds": 1.0}

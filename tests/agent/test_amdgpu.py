@@ -1,5 +1,5 @@
 # pyright: reportPossiblyUnboundVariable=false
-"""AMD GPUs in the tables that NVIDIA's have: hosts that are folders, changed and broken."""
+"""AMD GPUs in the tables of NVIDIA GPUs: hosts that are folders, changed and broken."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CYCLES, STAMP = 5_000_000, 86_400_000_000
 def held(
     host: AmdHost, second: float, gpu: int = 0, revision: str = "1.8", **residencies: int
 ) -> None:
-    """Let a GPU's firmware have counted for *second* seconds: a cycle is a millisecond, a stamp 10 ns."""
+    """Set a GPU's firmware counters to *second* seconds: a cycle is a millisecond, a stamp 10 ns."""
     host.set(
         gpu, revision, accumulation_counter=CYCLES + round(1000 * second),
         firmware_timestamp=STAMP + round(1e8 * second), **residencies,
@@ -42,14 +42,15 @@ def held(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_host_without_amd_gpus_is_no_data(name: str, tmp_path: Path) -> None:
-    """Every NVIDIA host runs these collectors too, and must not be told of as broken."""
+    """Every NVIDIA host also runs these collectors, and must not be reported as broken."""
     turn = AmdHost(tmp_path, "plain-vm").turn(name)
     assert turn.outcome is CollectOutcome.NO_DATA and "no AMD GPU" in turn.message
 
 
 def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -> None:
-    """Collector and tables referred to each other: the next collectors of the same host took the GPUs of a listing
-    from before, in which one was missing, for current."""
+    """Collector and tables referred to each other: the next collectors of the same host took the
+    GPUs of an outdated listing, in which one was missing, for current.
+    """
     host = AmdHost(tmp_path, "mi300x-cpx")
     for name in NAMES:
         assert host.turn(name).outcome is CollectOutcome.OK
@@ -64,7 +65,9 @@ def test_collectors_that_are_dropped_take_their_gpus_with_them(tmp_path: Path) -
 
 
 def test_what_holds_a_gpu_down_is_time(tmp_path: Path) -> None:
-    """Residencies count firmware cycles of no fixed length: as nanoseconds they were a thousand times off."""
+    """Residencies count firmware cycles of no fixed length: as nanoseconds they were a thousand
+    times off.
+    """
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     held(host, 0, ppt_residency_acc=0, prochot_residency_acc=7, socket_thm_residency_acc=0,
@@ -111,7 +114,7 @@ def test_counters_of_32_bits_begin_again(revision: str, tmp_path: Path) -> None:
 
 
 def test_a_step_back_counts_nothing(tmp_path: Path) -> None:
-    """The GPU was reset: its counters began at 0, and what was counted stands."""
+    """After a reset the GPU's counters began at 0; the earlier counts remain."""
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     for second, cycles, ppt in ((0, 10**6, 0), (1, 10**6 + 1000, 900), (2, 50, 10), (3, 1050, 510)):
@@ -139,7 +142,7 @@ def test_the_same_table_twice_is_one(tmp_path: Path) -> None:
 
 
 def test_the_status_word_of_an_mi250x(tmp_path: Path) -> None:
-    """It has no residencies: of the reasons now there are bits that mean the same on every part."""
+    """It has no residencies: the current reasons are bits with the same meaning on every part."""
     rows = AmdHost(tmp_path, "mi250x").rows("amdgpu_1s", "gpu_1s")
     flags = [row["clock_event_reasons_flags"] for row in rows.values()]
     assert flags == [0, 0, 0, SOFTWARE_THERMAL, 0, 0, POWER_CAP, 0]
@@ -151,7 +154,9 @@ def known(row: dict[str, float | int | None]) -> dict[str, float | int]:
 
 
 def test_the_second_die_of_a_package_has_no_power_of_its_own(tmp_path: Path) -> None:
-    """The firmware says 0 W of it: taken for a reading, half of the fleet drew nothing at full load."""
+    """The firmware reports 0 W for it: taken for a reading, half of the fleet drew nothing at full
+    load.
+    """
     host = AmdHost(tmp_path, "mi250x")
     rows = list(host.rows("amdgpu_1s", "gpu_1s").values())
     assert [row["power_watts"] for row in rows[:4]] == [470.0, None, 472.0, None]
@@ -173,11 +178,11 @@ def test_all_ones_and_absurd_numbers_are_missing(tmp_path: Path) -> None:
              current_gfxclk=[0, 65535, 2000, 1000])  # fmt: skip
     row = known(host.rows("amdgpu_1s", "gpu_1s")[host.key(0)])
     assert not {"power_watts", "utilization_ratio", "temperature_celsius"} & row.keys()
-    assert row["sm_clock_hertz"] == 1.5e9  # of the dies that have a clock
+    assert row["sm_clock_hertz"] == 1.5e9  # of the dies with a clock
 
 
 def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(tmp_path: Path) -> None:
-    """One GPU of a newer board: the others' readings go on, and somebody is told what to do."""
+    """One GPU of a newer board: the others' readings continue, and a message names the remedy."""
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     data = bytearray(pack("1.8", {"curr_socket_power": 500}))
@@ -201,7 +206,7 @@ def test_a_revision_of_tomorrow_is_blind_and_costs_no_neighbour(tmp_path: Path) 
     "data", [b"", b"\x01", pack("1.8", {})[:100], os.urandom(4096), b"\xff" * 9000]
 )
 def test_a_broken_table_never_raises(data: bytes, tmp_path: Path) -> None:
-    """A short read while the GPU is reset, and garbage: blind, with words."""
+    """A short read during a GPU reset, and garbage: blind, with a message."""
     host = AmdHost(tmp_path)
     for name in ("amdgpu_1s", "amdgpu_10s", "xgmi_10s"):
         host.turn(name)
@@ -228,7 +233,7 @@ def test_a_table_that_changes_its_layout_is_planned_again(tmp_path: Path) -> Non
 
 
 def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
-    """EACCES of one file is blind, not an error; a folder in its place is not read for ever."""
+    """EACCES of one file is blind, not an error; a folder in its place is not retried endlessly."""
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     path = host.folder(0) / "gpu_metrics"
@@ -242,7 +247,7 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
 
 
 def test_a_gpu_off_the_bus_is_lost_once_and_back_once(tmp_path: Path) -> None:
-    """Its configuration space reads as all ones; a driver that is only busy is not taken for that."""
+    """Its configuration space reads as all ones; a driver that is only busy is different."""
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     path = host.folder(1) / "gpu_metrics"
@@ -278,7 +283,9 @@ def test_a_reset_is_another_epoch(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_goes_and_one_that_comes(tmp_path: Path) -> None:
-    """A card was taken out of the list: its row is gone at the next look, and an inventory is asked for."""
+    """A card disappeared from the list: its row disappears at the next listing, and an inventory is
+    requested.
+    """
     host = AmdHost(tmp_path)
     assert len(host.rows("amdgpu_1s", "gpu_1s")) == 8
     card = host.host.roots.sys / "class/drm/card8/device"
@@ -312,7 +319,7 @@ def test_a_host_without_gpus_is_looked_at_each_ten_seconds_and_the_turns_between
 
 
 def test_a_gpu_that_is_excluded_is_not_touched(tmp_path: Path) -> None:
-    """A GPU hangs in a reset, and whoever reads it with it: its row remains, and is missing."""
+    """A GPU hangs in a reset, and hangs each reader: its row remains, without values."""
     host = AmdHost(tmp_path)
     for name in ("amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "ras_10s"):
         host.turn(name)
@@ -330,7 +337,7 @@ def test_a_gpu_that_is_excluded_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_ras_counts_are_asked_every_ten_seconds_and_one_gpu_a_turn(tmp_path: Path) -> None:
-    """Each look asks the GPU's firmware: eight GPUs at once held the lane for as long as all of them took."""
+    """Each reading takes firmware time of the GPU: eight GPUs at once blocked the lane for the sum."""
     host = AmdHost(tmp_path)
     host.turn("amdgpu_1s")
     assert sum(host.session.ras.reads) == 1
@@ -349,11 +356,11 @@ def test_ras_counts_are_asked_every_ten_seconds_and_one_gpu_a_turn(tmp_path: Pat
 
 
 def test_errors_of_links_are_not_lost_data(tmp_path: Path) -> None:
-    """A noisy XGMI link was told as memory that lost data."""
+    """A noisy XGMI link was reported as memory that lost data."""
     host = AmdHost(tmp_path)
     host.turn("ras_10s")
     rows = host.rows("amdgpu_1s", "gpu_1s_changes")
-    assert rows[host.key(5)]["ecc_corrected_volatile_errors"] == 0  # of 3 of its links
+    assert rows[host.key(5)]["ecc_corrected_volatile_errors"] == 0  # despite 3 on its links
     assert host.rows("xgmi_10s", "nvlink_10s_changes")[f"{host.key(5)}/xgmi"]["crc_errors"] == 3
 
 
@@ -392,12 +399,14 @@ def test_bad_pages_are_retired_pages(tmp_path: Path) -> None:
     ],
 )
 def test_lists_of_bad_pages(text: bytes, found: BadPages) -> None:
-    """Whatever stands in it, and however long it is."""
+    """Any content and any length."""
     assert parse_bad_pages(text[: BAD_PAGES_BYTES_MAX * 4]) == found
 
 
 def test_the_link_to_the_host(tmp_path: Path) -> None:
-    """The GPU's own link ends in a switch on its package, and is always whole: the table says what leads out."""
+    """The GPU's own link ends in a switch on its package, and is always healthy: the table has the
+    outer link.
+    """
     host = AmdHost(tmp_path)
     row = host.rows("amdgpu_10s", "gpu_10s")[host.key(4)]
     assert (row["pcie_width_lanes"], row["pcie_width_max_lanes"]) == (8.0, 16.0)
@@ -407,7 +416,7 @@ def test_the_link_to_the_host(tmp_path: Path) -> None:
 
 
 def test_replays_of_an_old_table_come_from_their_own_file(tmp_path: Path) -> None:
-    """gpu_metrics 1.3 has none; the driver shows them beside it."""
+    """gpu_metrics 1.3 has no replays; the driver has them in a file of its own."""
     host = AmdHost(tmp_path, "mi250x")
     host.turn("amdgpu_10s")
     rows = host.rows("amdgpu_10s", "gpu_10s_changes")
@@ -429,7 +438,9 @@ def test_partitions_are_told_as_instances(tmp_path: Path) -> None:
 
 
 def test_who_holds_a_partition(tmp_path: Path) -> None:
-    """KFD has a file for every GPU in each process's folder: who holds none of its memory and has no queue does not hold it."""
+    """KFD has a file for every GPU in each process's folder: a process without memory and queue
+    does not use the GPU.
+    """
     host = AmdHost(tmp_path, "mi300x-cpx")
     assert set(host.rows("kfd_process_1s")) == {
         f"{host.key(0)}/gi0/7100",
@@ -449,7 +460,7 @@ def test_who_holds_a_partition(tmp_path: Path) -> None:
 
 
 def test_processes_are_counted_and_have_their_jobs(tmp_path: Path) -> None:
-    """The list goes to the collector that finds out whose they are, as NVML's does."""
+    """The list goes to the collector that finds their jobs, like NVML's."""
     host = AmdHost(tmp_path)
     host.turn("kfd_process_1s")
     assert host.rows("amdgpu_1s", "gpu_1s")[host.key(0)]["processes_count"] == 1.0
@@ -464,7 +475,7 @@ def test_processes_are_counted_and_have_their_jobs(tmp_path: Path) -> None:
 
 
 def test_xgmi_links(tmp_path: Path) -> None:
-    """Of eight links an MI300X uses seven; the eighth reads as all ones and is no link."""
+    """An MI300X uses seven of eight links; the eighth reads as all ones and is not shown."""
     host = AmdHost(tmp_path)
     host.turn("xgmi_10s")
     host.host.pass_a_second()
@@ -484,12 +495,12 @@ def test_xgmi_links(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_highest_level(text: str | None, hertz: float | None) -> None:
-    """pp_dpm_sclk lists the levels, and marks the one that it is at."""
+    """pp_dpm_sclk lists the levels, and marks the current level."""
     assert parse_levels_max(text) == hertz
 
 
 def test_properties_and_addresses_of_nodes() -> None:
-    """A partition says which it is in the function's bits; newer drivers above them."""
+    """The partition is in the function's bits; newer drivers use the bits above."""
     assert parse_properties("simd_count 1216\nname gfx942\nx -1\n") == {"simd_count": 1216}
     assert (
         pci_address(0, 0xC300)
@@ -501,7 +512,7 @@ def test_properties_and_addresses_of_nodes() -> None:
 
 
 def test_ids_that_are_none(tmp_path: Path) -> None:
-    """A GPU whose driver tells no unique id is known by its address."""
+    """A GPU whose driver has no unique id is identified by its address."""
     host = AmdHost(tmp_path)
     for number, text in enumerate(("", "0000000000000000", "8f3c", "zz3c9c1d2e4a5b60")):
         (Path(amd_gpus(host.host.roots.sys)[number].folder) / "unique_id").write_text(text)

@@ -1,4 +1,6 @@
-"""Late frames in messages: what goes in comes out at an aggregator's end, within what it said it takes."""
+"""Late frames in messages: the aggregator decodes exactly the sent frames, within its stated
+limits.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,10 @@ def late(frame: bytes, sequence: int) -> OutgoingFrame:
 
 
 def restored(message: TelemetryBatch, context_bytes: int) -> list[bytes]:
-    """What an aggregator makes of a message, plain."""
     if not message.late:
         return [frames.inflate_frame(message.frame)]
     receiver = Receiver(context_bytes)
-    return [receiver.decode(each) for each in message.late]
+    return [receiver.decode(frame) for frame in message.late]
 
 
 def plain(sequence: int, devices: int = 8) -> bytes:
@@ -54,13 +55,15 @@ def plain(sequence: int, devices: int = 8) -> bytes:
 def test_every_late_frame_comes_out_in_its_order(
     sent: list[bytes], context_bytes: int, late_frames_max: int
 ) -> None:
-    """A spool may hold anything: what is no frame of ours goes by itself, and costs its neighbours nothing."""
+    """A spool may hold anything: invalid frames are sent alone, and do not affect others."""
     messages = FrameBatchEncoder(context_bytes, late_frames_max)
-    made = list(messages.encode_backlog(late(frame, at) for at, frame in enumerate(sent, 1)))
-    found = [frame for message in made for frame in restored(message, context_bytes)]
-    assert found == [frames.inflate_frame(frames.deflate_frame(frame)) for frame in sent]
+    created = list(
+        messages.encode_backlog(late(frame, index) for index, frame in enumerate(sent, 1))
+    )
+    result = [frame for message in created for frame in restored(message, context_bytes)]
+    assert result == [frames.inflate_frame(frames.deflate_frame(frame)) for frame in sent]
     first = 1
-    for message in made:
+    for message in created:
         assert message.backlog and message.sequence == first and not message.differences
         assert (
             len(message.late) <= messages.frames_per_batch <= min(late_frames_max, LATE_FRAMES_MAX)
@@ -70,21 +73,21 @@ def test_every_late_frame_comes_out_in_its_order(
 
 
 def test_a_message_is_no_longer_than_a_live_frame_may_wait_for() -> None:
-    """Sixteen frames of a host with a thousand ports would be a megabyte in front of the present."""
-    made = list(
+    """Sixteen frames of a host with a thousand ports would be a megabyte in front of live frames."""
+    created = list(
         FrameBatchEncoder(1 << 15, 16).encode_backlog(
             late(plain(n, devices=24), n) for n in range(1, 33)
         )
     )
-    sizes = [message.ByteSize() for message in made]
-    assert sum(len(message.late) for message in made) == 32 and max(sizes) < BACKLOG_BATCH_BYTES + (
-        1 << 14
-    )
-    assert len(made) > 3
+    sizes = [message.ByteSize() for message in created]
+    assert sum(len(message.late) for message in created) == 32 and max(
+        sizes
+    ) < BACKLOG_BATCH_BYTES + (1 << 14)
+    assert len(created) > 3
 
 
 def test_a_frame_too_large_to_be_inflated_goes_as_it_is() -> None:
-    """Of one that only a hostile disk could hold as many as that, an agent keeps its own bounds."""
+    """The agent limits inflation: only a hostile disk can hold such a frame."""
     blocks = [Block("gpu_1s", [f"G{n}" for n in range(2048)])]
     large = frames.encode(Stamp(b"r" * 16, b"b" * 16, 2, 1, 2), blocks, deflate=True)
     assert frames.inflate_frame(large) == large and len(blocks[0].cells) > PLAIN_BYTES_MAX

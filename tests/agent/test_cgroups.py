@@ -1,4 +1,4 @@
-"""Whose a process is, from /proc/PID/cgroup: every form that is known, and what only looks like one."""
+"""The owner of a process, from /proc/PID/cgroup: every known form, and look-alikes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("path", "said"), SLURM + KUBERNETES + OTHERS)
 def test_each_form_is_known(path: str, said: dict[str, str]) -> None:
-    """One more form of path meant one more cluster on which no job had a name."""
+    """An unknown form of path left a whole cluster without job names."""
     assert parse_cgroup(f"0::{path}\n".encode()).attributes() == said
 
 
@@ -184,14 +184,14 @@ def test_each_form_is_known(path: str, said: dict[str, str]) -> None:
     ],
 )
 def test_what_only_looks_like_one_is_none(path: str) -> None:
-    """A user made a group called job_123 below his own, and a stranger's job was drained for it."""
-    found = owner_of(path)
-    assert found.source in ("", "systemd")
-    assert not (found.job_id or found.pod_uid or found.container_id)
+    """A user created a nested group called job_123, and another user's job was drained for it."""
+    result = owner_of(path)
+    assert result.source in ("", "systemd")
+    assert not (result.job_id or result.pod_uid or result.container_id)
 
 
 def test_version_1_has_a_line_for_each_hierarchy() -> None:
-    """systemd's line says slurmd.service, the device hierarchy says which job."""
+    """systemd's line has slurmd.service, the device hierarchy has the job."""
     lines = (
         b"12:devices:/slurm/uid_1000/job_123/step_0/task_0\n11:pids:/system.slice/slurmd.service\n"
         b"4:memory:/slurm/uid_1000/job_123/step_0/task_0\n1:name=systemd:/system.slice/slurmd.service\n0::/\n"
@@ -221,9 +221,11 @@ def test_version_1_has_a_line_for_each_hierarchy() -> None:
     ],
 )
 def test_a_path_seen_from_another_group(path: str, said: dict[str, str]) -> None:
-    """An agent in a pod is shown where others are from where it is: what is left of it, and no more."""
-    found = owner_of(path)
-    assert (found.attributes(), found.is_relative) == (said, True)
+    """An agent in a pod sees the paths of others relative to its own: only the remaining part is
+    known.
+    """
+    result = owner_of(path)
+    assert (result.attributes(), result.is_relative) == (said, True)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_a_path_seen_from_another_group(path: str, said: dict[str, str]) -> None
     ],
 )
 def test_a_hostile_file_says_nothing(data: bytes) -> None:
-    """64 kB of a name, line ends in it, no UTF-8, a path that climbs."""
+    """64 kB of a name, line ends in it, invalid UTF-8, a path that climbs."""
     assert parse_cgroup(data) == Owner()
 
 
@@ -259,9 +261,9 @@ def test_a_file_that_is_cut_loses_its_last_line_only() -> None:
 @given(st.text())
 @example("/../../../../")
 def test_any_path_has_an_answer(path: str) -> None:
-    """Attributes of an event: short, printable, of known names; whatever somebody called his group."""
-    said = owner_of(path).attributes()
-    assert all(0 < len(value) <= 255 and value.isprintable() for value in said.values())
+    """Attributes of an event are short, printable and of known names, for any group name."""
+    reported = owner_of(path).attributes()
+    assert all(0 < len(value) <= 255 and value.isprintable() for value in reported.values())
 
 
 PIECES = st.sampled_from(
@@ -272,22 +274,24 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=8))
 def test_a_job_stands_where_slurm_puts_it(pieces: list[str]) -> None:
-    """Pieces of true paths in any order: a job only behind slurmd's own group at the root, or a pod's container."""
-    found = owner_of("/" + "/".join(pieces))
-    if not found.job_id:
+    """Pieces of true paths in any order: a job only below slurmd's own group at the root, or in a
+    pod's container.
+    """
+    result = owner_of("/" + "/".join(pieces))
+    if not result.job_id:
         return
     parts = [piece for piece in pieces if piece not in ("", "..")]
-    at = parts.index(f"job_{found.job_id}")
+    at = parts.index(f"job_{result.job_id}")
     before = parts[:at]
     assert before[-2:] in (["slurm", "uid_1"], ["system.slice", "slurmstepd.scope"])
-    assert not before[:-2] or found.pod_uid
+    assert not before[:-2] or result.pod_uid
 
 
 STATUS = "Name:\tpython3\nUid:\t1000\t0\t0\t0\nNSpid:\t4711\t17\t3\nThreads:\t8\n"
 
 
 def test_status_says_user_and_inner_number() -> None:
-    """The job's own log said PID 3, and no such process was found on the host."""
+    """The job's own log named PID 3, and the host had no such process."""
     assert parse_user_id(STATUS.encode()) == 1000
     assert parse_namespace_pid(STATUS.encode()) == 3
     assert parse_namespace_pid(STATUS.replace("\t17\t3", "").encode()) is None

@@ -1,4 +1,6 @@
-"""`gangline check` and the health check: only the full set of conditions says no; all else is exit code 0."""
+"""`gangline check` and the health check: only the full set of conditions fails; all else is exit
+code 0.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,6 @@ NOW = 5_000 * SECOND
 
 
 def status(**changes: Any) -> dict[str, Any]:
-    """Return a document in which everything allows that XID 79 is enforced."""
     return {
         "format": verdict.FORMAT,
         "host": "gpu-017",
@@ -64,7 +65,7 @@ def finding(**changes: Any) -> dict[str, Any]:
     }
 
 
-#: What is missing of the full set -> the words that say why it is not enforced.
+#: Missing condition -> the message that explains why the finding is not enforced.
 NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "report-only": ({"enforcing": []}, {}, "report-only"),
     "another name": ({"enforcing": ["xid95", "gpu_lost"]}, {}, "report-only"),
@@ -86,22 +87,22 @@ NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 def test_the_full_set_is_enforced() -> None:
-    """Named, deterministic, fresh, permitted: then, and only then, no job may start here."""
-    assert [one["name"] for one in verdict.enforced_findings(status(), NOW)] == ["xid79"]
+    """Only a named, deterministic, fresh and permitted finding stops jobs on this host."""
+    assert [finding["name"] for finding in verdict.enforced_findings(status(), NOW)] == ["xid79"]
 
 
 @pytest.mark.parametrize("case", NOT_ENFORCED)
 def test_anything_less_is_not(case: str) -> None:
-    """Each condition alone keeps the exit code at 0, and says that it does."""
-    document, changed, words = NOT_ENFORCED[case]
+    """Without any one condition the exit code is 0, with a message."""
+    document, changed, message = NOT_ENFORCED[case]
     shown = status(findings=[finding(**changed)], **document)
     assert verdict.enforced_findings(shown, NOW) == []
-    assert words in verdict.not_enforced_reason(shown, shown["findings"][0], NOW)
+    assert message in verdict.not_enforced_reason(shown, shown["findings"][0], NOW)
     assert "Not enforced: " in verdict.summary(shown, NOW)
 
 
 def test_a_mild_finding_does_not_hide_behind_an_enforced_one() -> None:
-    """Two findings, one enforced: it is told first, and the other beside it."""
+    """Two findings, one enforced: the enforced one comes first, then the other."""
     shown = status(
         findings=[finding(name="xid13", problem="user", severity="application"), finding()]
     )
@@ -113,7 +114,7 @@ def test_a_mild_finding_does_not_hide_behind_an_enforced_one() -> None:
 
 
 def test_the_reason_speaks_slurms_grammar() -> None:
-    """Others match the prefix, and only what is ours is ever resumed."""
+    """Others match the prefix, and only our own drains are ever resumed."""
     assert (
         verdict.drain_reason(finding())
         == "gangline:v1;act=drain;cause=xid79;dev=0000:9b:00.0;ttl=3600"
@@ -123,7 +124,7 @@ def test_the_reason_speaks_slurms_grammar() -> None:
 
 
 def test_a_document_is_read_as_it_was_written() -> None:
-    """What the agent shows is what the command reads."""
+    """The command reads the agent's document without loss."""
     written = status(devices=[], cleared=[], pid=1)
     assert verdict.parse(json.dumps(written).encode()) == status()
     assert verdict.parse(json.dumps(status(permit=None)).encode())["permit"] is None
@@ -153,13 +154,13 @@ def test_a_document_is_read_as_it_was_written() -> None:
     ],
 )
 def test_a_document_that_is_none(content: bytes, words: str) -> None:
-    """Half a file, another version's, somebody else's: refused whole, in words."""
+    """Half a file, another version's file, another program's file: all refused, with a message."""
     with pytest.raises(StatusError, match=words):
         verdict.parse(content)
 
 
 def test_words_cannot_drive_a_terminal() -> None:
-    """A device named in escape codes cleared the screen of who looked for the reason."""
+    """A device named in escape codes cleared the operator's screen."""
     shown = verdict.parse(json.dumps(status(host="\x1b[2J" + "h" * 1000)).encode())
     assert shown["host"].isprintable() and len(shown["host"]) == verdict.TEXT_CHARACTERS_MAX
 
@@ -175,7 +176,9 @@ _JSON = st.recursive(
 
 @given(st.sampled_from(sorted(status())), _JSON)
 def test_a_field_of_anything(key: str, value: Any) -> None:
-    """Any one field may hold anything: the rest is read, or the whole refused, and never enforced by it."""
+    """Any field may hold anything: the document is read or refused, but a bad field enforces
+    nothing.
+    """
     assert faults_of(status(**{key: value})) == []
 
 
@@ -186,39 +189,38 @@ def test_a_findings_field_of_anything(key: str, value: Any) -> None:
 
 
 def faults_of(document: dict[str, Any]) -> list[str]:
-    """Return what is wrong with how the document is taken: words that a terminal cannot show, a drain without right."""
+    """Return errors in the handling of a document: unprintable messages, or an unjustified drain."""
     try:
         shown = verdict.parse(json.dumps(document).encode())
     except StatusError as error:
-        said, barred = [str(error)], []
+        result, barred = [str(error)], []
     else:
         barred = verdict.enforced_findings(shown, NOW)
-        said = [verdict.summary(shown, NOW), *map(verdict.drain_reason, barred)]
+        result = [verdict.summary(shown, NOW), *map(verdict.drain_reason, barred)]
         if barred and not shown["permit"]:
-            said.append("enforced without a permit\n")
+            result.append("enforced without a permit\n")
     right = {("node", "fatal")}
-    wrong = [one["name"] for one in barred if (one["problem"], one["severity"]) not in right]
-    return [words for words in said if not words or not words.isprintable()] + wrong
-
-
-# The command ---------------------------------------------------------------------------------
+    wrong = [
+        entry["name"] for entry in barred if (entry["problem"], entry["severity"]) not in right
+    ]
+    return [words for words in result if not words or not words.isprintable()] + wrong
 
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Callable[..., Path]:
-    """Return what writes a status file of now, and returns its folder."""
+    """Return a function that writes a current status file and returns its folder."""
 
     def write(**changes: Any) -> Path:
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        found = finding(confirmed_ns=now_ns, since_ns=now_ns)
-        made = {
+        result = finding(confirmed_ns=now_ns, since_ns=now_ns)
+        created = {
             "boottime_ns": now_ns,
             "boot_id": check.boot_id() or "none",
             "permit": {"until_ns": now_ns + 50 * SECOND, "reason": "ops: trial"},
-            "findings": [found],
+            "findings": [result],
             **changes,
         }
-        (tmp_path / "status.json").write_text(json.dumps(status(**made)))
+        (tmp_path / "status.json").write_text(json.dumps(status(**created)))
         return tmp_path
 
     return write
@@ -231,7 +233,7 @@ def run(where: Path, *arguments: str) -> int:
 def test_the_command_says_no(
     shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 10, and for Slurm's health check the reason alone."""
+    """Exit code 10, and for Slurm's health check only the reason."""
     where = shown()
     assert run(where, "--for", "healthcheck") == check.BLOCKED == 10
     assert capsys.readouterr().out.startswith("gangline:v1;act=drain;cause=xid79;dev=0000:9b:00.0")
@@ -245,7 +247,7 @@ def test_the_command_says_no(
 def test_the_command_reports_and_goes_on(
     shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a permit the same finding is words."""
+    """Without a permit the same finding is only a message."""
     assert run(shown(permit=None)) == 0
     line = capsys.readouterr().out
     assert "[node_problem] xid79" in line and "the aggregator gives no permit" in line
@@ -265,7 +267,7 @@ def test_cron_is_silent_while_all_is_well(
 def test_our_own_trouble_is_told_apart(
     shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A policy file that is refused is neither the node's problem nor the user's."""
+    """A refused policy file is a problem of the agent, not of the node or the user."""
     assert run(shown(findings=[], notes=["policy.toml is not used: line 3"]), "--for", "cron") == 0
     assert "; [agent_problem] policy.toml is not used: line 3" in capsys.readouterr().out
 
@@ -284,7 +286,7 @@ def test_our_own_trouble_is_told_apart(
 def test_a_wrong_option_stops_no_fleet(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A typing error in the prolog of ten thousand hosts: words, and exit code 0."""
+    """A typing error in the prolog of ten thousand hosts: a message, and exit code 0."""
     assert cli.main(["check", *arguments]) == 0
     assert words in capsys.readouterr().out
 
@@ -299,7 +301,7 @@ def _others_may_write(path: Path) -> None:
 
 
 def _link_to_a_good_file(path: Path) -> None:
-    """Root opens it in each prolog: through a link to a watchdog the host would reboot."""
+    """Root opens it in each prolog: a link to a watchdog would reboot the host."""
     target = path.with_name("elsewhere")
     target.write_text(json.dumps(status()))
     path.symlink_to(target)
@@ -325,14 +327,16 @@ def _half(path: Path) -> None:
 def test_a_file_that_is_none(
     make: Callable[[Path], object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing there, a FIFO that would be waited for, a planted or torn file: said, exit code 0."""
+    """Missing file, blocking FIFO, planted or torn file: a message and exit code 0."""
     make(tmp_path / "status.json")
     assert run(tmp_path) == 0
     assert words in (line := capsys.readouterr().out) and line.endswith("exit 0\n")
 
 
 def test_the_command_knows_half_a_file(tmp_path: Path) -> None:
-    """With `json` imported, as here, its scanner raises ValueError; in the command's own process it could not."""
+    """With `json` imported, as here, its scanner raises ValueError; in the command's own process it
+    could not.
+    """
     _half(tmp_path / "status.json")
     command = [sys.executable, "-m", "gangline.cli", "check", "--run-folder", str(tmp_path)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -352,7 +356,9 @@ def test_a_file_below_where_somebody_works_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A user left `var/agent/run/status.json` where the prolog of root runs: his host was drained."""
+    """A user left `var/agent/run/status.json` in the working folder of root's prolog: the host was
+    drained.
+    """
     below = tmp_path / "work/var/agent/run"
     below.mkdir(parents=True)
     shown().joinpath("status.json").rename(below / "status.json")
@@ -360,16 +366,16 @@ def test_a_file_below_where_somebody_works_is_not_believed(
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.chdir(tmp_path / "work")
     assert cli.main(["check", "--for", purpose]) == 0
-    words = (
+    message = (
         "owned by another user, so it is ignored" if purpose == "person" else "no agent runs here"
     )
-    assert words in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 def test_a_file_of_another_boot(
     shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The host booted, which cleared everything; the file on disk is of before."""
+    """A reboot clears all findings; the file on disk is older."""
     assert run(shown(boot_id="cd" * 16)) == 0
     assert "is of another boot" in capsys.readouterr().out
 
@@ -377,7 +383,7 @@ def test_a_file_of_another_boot(
 def test_a_fault_of_ours_is_exit_code_0(
     monkeypatch: pytest.MonkeyPatch, shown: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An exception of ours in the prolog would drain every host that runs the new version."""
+    """An exception of the check in the prolog would drain every host with the new version."""
     monkeypatch.setattr(verdict, "enforced_findings", lambda *_: 1 / 0)
     assert run(shown()) == 0
     assert "the check itself failed: ZeroDivisionError" in capsys.readouterr().out
@@ -410,7 +416,9 @@ def test_who_does_not_read_changes_nothing(where: str, shown: Callable[..., Path
 
 
 def test_the_command_is_light(shown: Callable[..., Path]) -> None:
-    """It runs twice a job on each host: no argparse, no dataclasses, no protobuf, no json with its re."""
+    """It runs twice a job on each host: no argparse, no dataclasses, no protobuf, no json with its
+    re.
+    """
     code = (
         "import sys; before = set(sys.modules); from gangline.agent.commands import check; "
         f"check.main(['--run-folder', '{shown()}']); print(*sorted(set(sys.modules) - before))"
@@ -424,9 +432,6 @@ def test_the_command_is_light(shown: Callable[..., Path]) -> None:
 
 
 def test_command_and_agent_mean_the_same_folder() -> None:
-    """The command looks where the agent writes, without importing what would tell it."""
+    """The command finds the agent's folder without importing its definition."""
     assert (str(folder.SERVICE_RUN_FOLDER), str(folder.DEFAULT_RUN_FOLDER)) == check.FOLDERS
     assert check.FILE_NAME == folder.STATUS_NAME
-
-
-# The agent's side ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The client against real servers on loopback: grpc.aio, and everything that is no aggregator."""
+"""The client against real servers on loopback: grpc.aio, and servers that are not an aggregator."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.processes import GUARD_SECONDS
 
 
 class Told:
-    """A condition that every part of a test shares: whoever changes something says so."""
+    """A condition shared by all parts of a test; each change notifies it."""
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
@@ -58,14 +58,14 @@ class Told:
 
 
 class Aggregator(TelemetryServiceServicer):
-    """TelemetryService as the wire says it, on grpc.aio in a thread; it keeps what it gets."""
+    """TelemetryService on grpc.aio in a thread; it records its input."""
 
     def __init__(self, told: Told, credit_frames: int = 8) -> None:
         self.told = told
         self.credit_frames = credit_frames
         self.registrations: list[RegisterNodeRequest] = []
         self.batches: list[TelemetryBatch] = []
-        self.restored: dict[int, bytes] = {}  # of differences
+        self.restored: dict[int, bytes] = {}  # decoded from differences
         self.sessions: set[str] = set()
         self.events: list[str] = []
         self.streams = 0
@@ -153,7 +153,7 @@ class Aggregator(TelemetryServiceServicer):
 
 
 class HandClock:
-    """Time that a test moves."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000_000
@@ -169,7 +169,7 @@ class HandClock:
 
 
 class ToldRandom(random.Random):
-    """Tells that a connection failed (then its words are set), and makes the next come soon."""
+    """Notifies that a connection failed (`last_error` is set by then), and shortens the next delay."""
 
     def __init__(self, told: Told) -> None:
         super().__init__(1)
@@ -207,7 +207,7 @@ class ToldEvents(EventQueue):
 
 
 class Agent:
-    """Spool, queue and client of one host, with everything told."""
+    """Spool, queue and client of one host; every change notifies `told`."""
 
     def __init__(self, told: Told, folder: Path) -> None:
         self.told = told
@@ -276,7 +276,8 @@ def test_everything_is_delivered_once_and_receipts_delete(
         agent.events.put(HealthEvent(event_id=f"xid-{number}"))
     client = agent.client(aggregator.port)
     told.until(lambda: aggregator.streams, "streaming")
-    # The answer, too: one that was asked for a minute ago ends the connection, and nothing is due on the next.
+    # Also wait for the answer: an unanswered old request ends the connection, and nothing is due on
+    # the next.
     told.until(lambda: len(agent.events) == 0, "receipted events")
     agent.append(1)
     client.notify()
@@ -297,7 +298,7 @@ def test_everything_is_delivered_once_and_receipts_delete(
 def test_an_aggregator_that_was_killed_gets_the_rest_when_it_is_back(
     told: Told, aggregator: Aggregator, agent: Agent
 ) -> None:
-    """It went away with frames on their way; they are sent again, and those of meanwhile too."""
+    """It ended with frames in flight; they are sent again, with later frames."""
     client = agent.client(aggregator.port, live_hertz=1000.0)
     told.until(lambda: aggregator.streams, "streaming")
     agent.append(1)
@@ -327,7 +328,9 @@ def test_an_aggregator_that_was_killed_gets_the_rest_when_it_is_back(
 def test_a_stream_that_was_not_followed_is_begun_anew_once_without_differences(
     told: Told, aggregator: Aggregator, agent: Agent
 ) -> None:
-    """One turned bit: that frame comes whole on the next stream, and the one after has differences again."""
+    """One turned bit: that frame comes complete on the next stream, and the next frame has
+    differences again.
+    """
     aggregator.context_bytes, aggregator.lose_sequence = 1 << 15, 3
     client = agent.client(aggregator.port, live_hertz=1000.0)
     sent: dict[int, bytes] = {}
@@ -340,7 +343,7 @@ def test_a_stream_that_was_not_followed_is_begun_anew_once_without_differences(
             block.put_int(0, 0, sequence)
             sent[sequence] = frames.encode(stamp, [block], deflate=False)
             agent.spool.append(sequence, sent[sequence])
-        agent.clock.advance(1.0)  # backlog too may go
+        agent.clock.advance(1.0)  # allows backlog, too
         client.notify()
 
     send(1, 1, 2, 3)
@@ -362,7 +365,7 @@ def test_a_stream_that_was_not_followed_is_begun_anew_once_without_differences(
 def test_a_refused_name_is_told_and_tried_again_late(
     told: Told, aggregator: Aggregator, agent: Agent
 ) -> None:
-    """A second host was given the name of a first: it must not knock every second."""
+    """A second host has the name of a first: it must not retry every second."""
     aggregator.refusal = (grpc.StatusCode.ALREADY_EXISTS, "host a is spoken for by run 0f0f…")
     client = agent.client(aggregator.port)
     told.until(lambda: agent.random.asked, "refused")
@@ -375,7 +378,7 @@ def test_a_refused_name_is_told_and_tried_again_late(
 def test_refused_frames_and_events_hold_up_no_others(
     told: Told, aggregator: Aggregator, agent: Agent
 ) -> None:
-    """One frame and one event that this aggregator will never take, in the middle of others."""
+    """One frame and one event that this aggregator always refuses, among others."""
     aggregator.refuse_sequence, aggregator.refuse_event = 2, "bad"
     for name in ("good", "bad", "fine"):
         agent.events.put(HealthEvent(event_id=name))
@@ -408,7 +411,7 @@ def test_a_changed_inventory_is_told_on_the_same_connection(
 def test_an_aggregator_that_sends_no_receipts_is_left(
     told: Told, aggregator: Aggregator, agent: Agent
 ) -> None:
-    """Its writer hangs, its sockets do not: without this the agent would wait for ever."""
+    """Its writer hangs, its sockets do not: without this the agent would wait forever."""
     aggregator.receipts = False
     client = agent.client(aggregator.port)
     told.until(lambda: aggregator.streams, "streaming")
@@ -428,7 +431,7 @@ def test_an_aggregator_that_sends_no_receipts_is_left(
 
 
 def test_closing_sends_what_is_live(told: Told, aggregator: Aggregator, agent: Agent) -> None:
-    """`systemctl stop`: the last second, in which the host said goodbye, must not be missing."""
+    """`systemctl stop`: the last second, with the host's final event, must not be missing."""
     client = agent.client(aggregator.port)
     told.until(lambda: aggregator.streams, "streaming")
     agent.append(1)
@@ -444,7 +447,7 @@ def test_closing_sends_what_is_live(told: Told, aggregator: Aggregator, agent: A
 
 @contextmanager
 def listening(answer: bytes | None) -> Iterator[int]:
-    """A port where each connection is read from and given *answer*; None: nothing at all."""
+    """Yield a port that reads from each connection and sends *answer*; None: nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if answer is None:
             yield listener.getsockname()[1]
@@ -469,8 +472,6 @@ def _answer_all(listener: socket.socket, answer: bytes) -> None:
 
 @contextmanager
 def http_server() -> Iterator[int]:
-    """A web server of the standard library."""
-
     class Quiet(http.server.BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -496,7 +497,7 @@ def http_server() -> Iterator[int]:
 def test_what_is_no_aggregator_is_told_and_tried_again(
     told: Told, agent: Agent, peer: Callable[[], object], words: str
 ) -> None:
-    """The wrong port in the config: the agent says so, goes on sampling, and keeps trying."""
+    """The wrong port in the config: the agent reports it, continues sampling, and keeps trying."""
     with peer() as port:  # type: ignore[attr-defined]
         client = agent.client(port)
         told.until(lambda: len(agent.random.asked) >= 3, "tried again")
@@ -511,7 +512,7 @@ def test_what_is_no_aggregator_is_told_and_tried_again(
 
 
 def test_a_port_where_nobody_listens(told: Told, agent: Agent) -> None:
-    """The aggregator is not there yet: refused, in the kernel's words."""
+    """The aggregator is not started yet: refused, with the kernel's message."""
     with listening(None) as port:
         pass
     client = agent.client(port)
@@ -520,7 +521,7 @@ def test_a_port_where_nobody_listens(told: Told, agent: Agent) -> None:
 
 
 def test_a_server_that_never_answers_holds_up_nobody(told: Told, agent: Agent) -> None:
-    """A process stopped in a debugger accepts by its kernel, and says nothing for ever."""
+    """A process stopped in a debugger accepts through its kernel, and never answers."""
     with listening(None) as port:
         client = agent.client(port)
         began = time.monotonic()
@@ -541,18 +542,18 @@ def test_a_server_that_never_answers_holds_up_nobody(told: Told, agent: Agent) -
 def test_a_peer_that_asks_and_does_not_read_is_left(
     told: Told, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each ping is echoed: a peer that sends them and takes no echo filled the agent's memory."""
+    """Each ping is echoed: a peer that sends pings and reads no echo filled the agent's memory."""
     monkeypatch.setattr("gangline.agent.transport.client.OUT_BYTES_MAX", 1 << 16)
-    # A kernel that cannot deliver gives the connection up after this time, also while the queue still grows.
+    # A kernel that cannot deliver ends the connection after this time, also while the queue grows.
     monkeypatch.setattr(
         "gangline.agent.transport.client.PEER_SILENCE_SECONDS_MAX", int(2 * GUARD_SECONDS)
     )
     real = socket.create_connection
 
     def with_small_buffer(address: tuple[str, int], timeout: float) -> socket.socket:
-        made = real(address, timeout)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        return made
+        result = real(address, timeout)
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return result
 
     monkeypatch.setattr(socket, "create_connection", with_small_buffer)
     settings, ping = bytes(3) + b"\4" + bytes(5), b"\0\0\x08\6" + bytes(13)
@@ -560,19 +561,19 @@ def test_a_peer_that_asks_and_does_not_read_is_left(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client = agent.client(listener.getsockname()[1])
         connection, _ = listener.accept()
-        with connection, suppress(OSError):  # until it is closed there
+        with connection, suppress(OSError):  # until the client closes it
             connection.sendall(settings)
             while not agent.random.asked:
                 connection.sendall(ping * 5000)
         told.until(lambda: agent.random.asked, "left")
-        # While the listener is open: the next connection fails with it, in other words.
+        # Checked while the listener is open: the next connection fails with another message.
         assert "reads nothing" in client.last_error
 
 
 def test_a_request_that_cannot_be_made_ends_nothing(
     told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The inventory raised within the registration: the thread must live, and say why."""
+    """The inventory raised within the registration: the thread must continue, and report it."""
     whole = agent.register
     broken = True
 
@@ -592,23 +593,24 @@ def test_a_request_that_cannot_be_made_ends_nothing(
 def test_a_vanished_peer_is_noticed_by_the_kernel(
     told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The aggregator's machine lost power and sent no goodbye: the options that notice it in 20 s
-    are those of the client's socket itself."""
-    made: list[socket.socket] = []
+    """The aggregator's machine lost power: the client's own socket options must notice it within 20
+    s.
+    """
+    result: list[socket.socket] = []
     real = socket.create_connection
 
     def remembering(address: tuple[str, int], timeout: float) -> socket.socket:
-        made.append(real(address, timeout))
-        return made[-1]
+        result.append(real(address, timeout))
+        return result[-1]
 
     monkeypatch.setattr(socket, "create_connection", remembering)
     agent.client(aggregator.port)
     told.until(lambda: aggregator.streams, "streaming")
     options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
-    idle, interval, probes = (made[0].getsockopt(socket.IPPROTO_TCP, o) for o in options)
-    assert made[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle, interval, probes = (result[0].getsockopt(socket.IPPROTO_TCP, o) for o in options)
+    assert result[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert idle + interval * probes <= 20
-    assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+    assert result[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
 
 
 @pytest.mark.parametrize(
@@ -620,7 +622,7 @@ def test_a_vanished_peer_is_noticed_by_the_kernel(
     ],
 )
 def test_loopback_targets(target: str, address: tuple[str, int]) -> None:
-    """What is taken without TLS."""
+    """Targets accepted without TLS."""
     assert parse_target(target) == address
 
 
@@ -639,11 +641,11 @@ def test_loopback_targets(target: str, address: tuple[str, int]) -> None:
     ],
 )
 def test_other_targets_are_refused_in_words(target: str, words: str) -> None:
-    """Telemetry of a whole cluster in plain text over somebody's network."""
+    """Telemetry of a whole cluster in plain text over a public network."""
     with pytest.raises(TargetError, match=words):
         parse_target(target)
 
 
 def test_plain_text_over_a_network_only_when_it_is_said() -> None:
-    """A trusted network, until TLS is there."""
+    """For a trusted network, until TLS is set up."""
     assert parse_target("10.0.0.1:7600", allow_plaintext=True) == ("10.0.0.1", 7600)

@@ -1,4 +1,4 @@
-"""The schedule: on the grid, once a slot, what was missed is counted and not made up for."""
+"""The schedule: on the grid, once a slot; missed turns are counted and not repeated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_a_turn_can_be_had_early_once_and_the_grid_stays() -> None:
 
 
 def test_a_stall_is_counted_and_not_made_up_for() -> None:
-    """A host that stood still for five seconds must not then read its counters five times in a row."""
+    """A host that was stopped for five seconds must not read its counters five times in a row
+    afterwards.
+    """
     schedule = PeriodicSchedule(PERIODS)
     schedule.due(100 * SECOND)
     assert schedule.due(105 * SECOND) == ["fast"]
@@ -49,7 +51,7 @@ def test_a_stall_is_counted_and_not_made_up_for() -> None:
 
 
 def test_a_host_that_always_wakes_late_is_still_sampled() -> None:
-    """A starved host wakes the agent 0.9 s late every time; that is when its readings matter most."""
+    """A starved host wakes the agent 0.9 s late every time: then its readings matter most."""
     schedule = PeriodicSchedule({"fast": SECOND})
     late = [schedule.due(second * SECOND + 900_000_000) for second in range(10)]
     assert late == [["fast"]] * 10
@@ -78,12 +80,12 @@ def test_any_passage_of_time(start: int, steps: list[int]) -> None:
         assert len(due) == len(set(due))
         for name in due:
             turns[name].append(now)
-        assert schedule.next_ns() > now  # whoever waits until then never spins
+        assert schedule.next_ns() > now  # waiting until then never spins
     for name, period in PERIODS.items():
-        slots = [at // period for at in turns[name]]
+        slots = [moment // period for moment in turns[name]]
         assert slots == sorted(set(slots))
         assert len(slots) + schedule.skipped(name) == slots[-1] - slots[0] + 1
-        # A slot in which `due` was called has its turn: none is left out without need.
+        # A slot in which `due` was called has its turn: no slot is skipped without need.
         asked, at = set(), start
         for step in [0, *steps]:
             at += step

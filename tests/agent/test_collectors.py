@@ -1,4 +1,4 @@
-"""The collectors over whole hosts: folders that were recorded by hand, and this machine."""
+"""The collectors over complete hosts: hand-recorded folders, and this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests import hosts
 from tests.hosts.reading import StoppedClock, as_text, collectors_of, read_host, rows_of
 
 ROOT = Path(__file__).parents[2]
-#: What an RDMA collector knows without reading a file.
+#: Columns of an RDMA collector that need no file.
 NO_NUMBER = FileField("", WORD)
 DATA = ROOT / "../shared/data/rdma"
 WITHOUT_DATA = pytest.mark.skipif(
@@ -65,16 +65,16 @@ def test_the_whole_reading_of_a_host_is_the_golden_one(name: str, tmp_path: Path
 def test_the_table_of_collectors_is_whole() -> None:
     """A collector that no table names is never run; one whose name is not its key is never found."""
     roots = Roots(Path("/nowhere"), Path("/nowhere"), "/nowhere/libnvidia-ml.so.1")
-    made = {name: make(roots) for name, make in COLLECTORS.items()}
+    created = {name: make(roots) for name, make in COLLECTORS.items()}
     tables = {name for name in TABLES if not name.startswith(("agent", "collector", "probe"))} - {
         "gpu_1s_probe"
     }
-    assert {name: collector.name for name, collector in made.items()} == {n: n for n in made}
-    of_a_collector = set(made) - set(SAME_TABLES) | set(FURTHER_TABLES)
+    assert {name: collector.name for name, collector in created.items()} == {n: n for n in created}
+    of_a_collector = set(created) - set(SAME_TABLES) | set(FURTHER_TABLES)
     assert {name.removesuffix("_changes") for name in tables} == of_a_collector
-    assert set(FURTHER_TABLES.values()) <= set(made)
-    assert set(SAME_TABLES.values()) <= set(made) and set(SAME_TABLES) <= set(made)
-    assert all(name.endswith(f"_{collector.pace}") for name, collector in made.items())
+    assert set(FURTHER_TABLES.values()) <= set(created)
+    assert set(SAME_TABLES.values()) <= set(created) and set(SAME_TABLES) <= set(created)
+    assert all(name.endswith(f"_{collector.pace}") for name, collector in created.items())
 
 
 def test_a_host_with_nothing_has_no_data_and_no_error() -> None:
@@ -88,7 +88,7 @@ def test_a_host_with_nothing_has_no_data_and_no_error() -> None:
 
 
 def test_this_machine_is_read_without_error() -> None:
-    """Whatever this machine is: readings, no data, or blind; the second turn as the first."""
+    """On any machine: readings, no data, or blind; the second turn as the first."""
     collectors = [make(Roots()) for make in COLLECTORS.values()]
     for _ in range(2):
         for collector in collectors:
@@ -141,7 +141,7 @@ def test_ports_that_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_host_that_loses_its_last_device_says_so(tmp_path: Path) -> None:
-    """The module was unloaded: no data, rather than the last readings for ever."""
+    """The module was unloaded: no data, instead of the last readings forever."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = rdma.rdma_10s(host.roots)
     collector.collect()
@@ -168,7 +168,7 @@ def test_a_device_gone_between_list_and_read_costs_no_neighbour(tmp_path: Path) 
 
 @contextlib.contextmanager
 def as_nobody() -> Iterator[None]:
-    """Let root be somebody who may read only what all may; another user is that already."""
+    """Drop root's privileges to those of an unprivileged user; other users need no change."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)
@@ -179,7 +179,7 @@ def as_nobody() -> Iterator[None]:
 
 
 def test_rapl_that_only_root_may_read_is_blind() -> None:
-    """energy_uj is 0400 since CVE-2020-8694: say what opens it, not `no power here`."""
+    """energy_uj is 0400 since CVE-2020-8694: name the remedy, not `no power here`."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         host = hosts.unpack("h100-ib", Path(folder))
@@ -198,17 +198,19 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
                 None,
                 None,
             ]
-        assert "CAP_DAC_READ_SEARCH" in collector.access_error  # of the two others
+        assert "CAP_DAC_READ_SEARCH" in collector.access_error  # of the other two
 
 
 def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) -> None:
-    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum over zones was twice the host's power."""
+    """intel_rapl_msr and processor_thermal_rapl both loaded: the sum over zones was twice the
+    host's power.
+    """
     zones = {
         "intel-rapl:0": "package-0",
         "intel-rapl:0:0": "dram",
         "intel-rapl-mmio:0": "package-0",
         "intel-rapl-mmio:0:0": "dram",
-        "intel-rapl-mmio:1": "package-1",  # of this one there is no other
+        "intel-rapl-mmio:1": "package-1",  # the only zone of this package
         "dtpm:0": "package-0",
     }
     for zone, label in zones.items():
@@ -216,8 +218,8 @@ def test_a_package_that_two_rapl_drivers_show_is_counted_once(tmp_path: Path) ->
         folder.mkdir(parents=True)
         (folder / "name").write_text(f"{label}\n")
         (folder / "energy_uj").write_text("1\n")
-    found = rapl_zones(tmp_path)
-    assert sorted(found) == ["intel-rapl-mmio:1", "intel-rapl:0", "intel-rapl:0:0"]
+    result = rapl_zones(tmp_path)
+    assert sorted(result) == ["intel-rapl-mmio:1", "intel-rapl:0", "intel-rapl:0:0"]
 
 
 def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:
 
 
 def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
-    """All ones from a dead device: 63 lanes at an unknown speed are no reading."""
+    """All ones from a dead device: 63 lanes at an unknown speed are not a reading."""
     host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices/0000:18:00.0"
     (gpu / "current_link_speed").write_text("Unknown\n")
@@ -247,7 +249,7 @@ def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
 
 
 def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
-    """Its size is missing, the others' are not."""
+    """Only its own size is missing."""
     host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
@@ -268,7 +270,9 @@ def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
-    """/var/lib/kubelet is root's: the room on the volumes below it was missing, and nobody said why."""
+    """/var/lib/kubelet is root's: free space of the volumes below it was missing, without a
+    message.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
@@ -283,7 +287,7 @@ def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
 
 
 def test_a_zone_without_a_cap_is_no_missing_zone(tmp_path: Path) -> None:
-    """AMD's RAPL measures and cannot be capped: `no RAPL zone` stood beside its energy."""
+    """AMD's RAPL measures and cannot be capped: `no RAPL zone` was shown next to its energy."""
     host = hosts.unpack("h200-roce", tmp_path)
     assert run_collector(power.rapl_1s(host.roots), StoppedClock()).outcome is CollectOutcome.OK
     assert (
@@ -293,7 +297,9 @@ def test_a_zone_without_a_cap_is_no_missing_zone(tmp_path: Path) -> None:
 
 
 def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
-    """A NIC was pulled out and its hwmon number given away: its heat was told on for a minute."""
+    """A NIC was pulled out and its hwmon number reused: its temperature was reported for another
+    minute.
+    """
     host = hosts.unpack("h200-roce", tmp_path)
     collector = power.hwmon_10s(host.roots)
     assert "mlx5@0000:04:00.0/temp1" in devices(collector)
@@ -304,13 +310,14 @@ def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
 
 
 def test_what_may_wait_for_a_driver_is_not_in_the_daemons_own_thread() -> None:
-    """A NIC's firmware did not answer while its driver held the kernel's network lock: `carrier` could not be
-    read, and with it the whole agent stood still. A frequency takes 10 ms a core on Linux 5.15."""
-    made = {name: make(Roots()) for name, make in COLLECTORS.items()}
+    """A NIC's firmware did not answer while its driver held the kernel's network lock: `carrier`
+    could not be read, and the whole agent hung. A frequency takes 10 ms a core on Linux 5.15.
+    """
+    created = {name: make(Roots()) for name, make in COLLECTORS.items()}
     waiting = ["net_1s", "net_10s", "bond_10s", "nic_10s", "link_10s", "rdma_1s", "rdma_10s"]
     waiting += ["hwmon_1s", "hwmon_10s", "pcie_10s", "pcie_60s", "nvme_60s", "filesystem_60s"]
     waiting += ["host_10s", "cpu_60s", "settings_60s", "tasks_10s", "service_60s"]
-    assert [name for name in waiting if not made[name].enters_driver] == []
+    assert [name for name in waiting if not created[name].enters_driver] == []
 
 
 def test_a_list_is_made_again_after_its_turns() -> None:
@@ -333,13 +340,13 @@ def test_sources_name_signals_of_the_catalogue(sources: dict[str, object]) -> No
 
 @WITHOUT_DATA
 def test_ports_of_a_real_h100_host_are_read_raw(tmp_path: Path) -> None:
-    """Nine ports of a recorded host; stuck counters are given as they stand, nothing is invented."""
+    """Nine ports of a recorded host; stuck counters are reported unchanged, nothing is invented."""
     recorded = DATA / "sys-class-infiniband-h100.0"
     (tmp_path / "class").mkdir()
     (tmp_path / "class/infiniband").symlink_to(recorded.resolve())
     roots = Roots(tmp_path, tmp_path)
-    made = (rdma.rdma_1s(roots), rdma.rdma_10s(roots))
-    blocks = {block.table: block for collector in made for block in collector.collect()}
+    created = (rdma.rdma_1s(roots), rdma.rdma_10s(roots))
+    blocks = {block.table: block for collector in created for block in collector.collect()}
     rows = dict(rows_of(blocks["rdma_1s_changes"]))
     assert len(rows) == 9
     assert rows["mlx5_1/1"] is not None and rows["mlx5_1/1"]["link_downed_events"] == 255

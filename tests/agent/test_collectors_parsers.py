@@ -1,4 +1,4 @@
-"""Parsers of kernel text: what the kernel writes, and whatever else may stand there."""
+"""Parsers of kernel text: the kernel's formats, and arbitrary other text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline.ext.counterfiles import Meter
 from gangline.ext.hostfiles import CoreTimes, HostTimes, diskstats, line_numbers, pressure
 
 U64_MAX = (1 << 64) - 1
-#: Bytes, with the words that the parsers look for mixed in, so that they get past the first step.
+#: Bytes, mixed with the keywords of the parsers, so that they pass the first step.
 WORDS = (
     b"cpu ", b"cpu0 ", b"ctxt ", b"procs_running ", b"some avg10=", b"full ", b" kB", b"\n", b" - ",
     b"MemTotal:", b"oom_kill ", b"ext4 ", b"/dev/a ", b"rw ", b"8:0 ", b" 1", b" -2", b" 99999999999999999999",
@@ -34,7 +34,7 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=40).ma
 
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
-    """A kernel of another version writes other lines; what is not understood is missing."""
+    """A kernel of another version writes other lines; unknown text is missing."""
     times = CoreTimes()
     for number in times.take(data)[-5:]:
         assert number is None or 0 <= number <= U64_MAX
@@ -111,7 +111,7 @@ def test_lists_of_cores() -> None:
 
 
 def shares(*texts: bytes) -> HostTimes:
-    """Return what the last of these texts of /proc/stat says, taken one after another."""
+    """Return the shares after these texts of /proc/stat in a row."""
     times = CoreTimes(0.05)
     return [times.take(text) for text in texts][-1]
 
@@ -124,8 +124,8 @@ def stat(user: int, idle: int, iowait: int, *cores: int) -> bytes:
 
 def test_shares_of_time() -> None:
     """A data loader pinned to one of four cores: the mean says 25 % busy, the busiest core 100 %."""
-    found = shares(stat(100, 900, 0, 0, 0, 0, 0), stat(200, 1200, 0, 100, 0, 100, 100))
-    assert (found.user, found.idle, found.busiest_core) == (0.25, 0.75, 1.0)
+    result = shares(stat(100, 900, 0, 0, 0, 0, 0), stat(200, 1200, 0, 100, 0, 100, 100))
+    assert (result.user, result.idle, result.busiest_core) == (0.25, 0.75, 1.0)
 
 
 def test_shares_are_missing_rather_than_wrong() -> None:
@@ -138,26 +138,26 @@ def test_shares_are_missing_rather_than_wrong() -> None:
     assert shares(stat(0, 0, 9, 0), stat(5, 5, 0, 5)).iowait == 0
 
 
-# 2**32 - 1 is what kernel files say for "not known": then there are no shares.
+# Kernel files use 2**32 - 1 for "not known": then there are no shares.
 @given(st.lists(st.tuples(*[st.integers(0, (1 << 32) - 2)] * 8), min_size=2, max_size=2))
 def test_shares_add_up(ticks: list[tuple[int, ...]]) -> None:
     """A share of interrupts counted twice made a host busy by 104 %."""
     low = [min(pair) for pair in zip(*ticks, strict=True)]
     high = [max(pair) for pair in zip(*ticks, strict=True)]
     texts = [f"cpu  {' '.join(map(str, each))} 0 0\n".encode() for each in (low, high)]
-    found = shares(*texts)
-    parts = (found.user, found.system, found.idle, found.iowait, found.steal)
+    result = shares(*texts)
+    parts = (result.user, result.system, result.idle, result.iowait, result.steal)
     passed = sum(high) - sum(low)
     if not passed:
         assert parts == (None,) * 5
         return
     assert sum(part or 0 for part in parts) == pytest.approx(1)
-    assert found.user == pytest.approx((high[0] + high[1] - low[0] - low[1]) / passed)
-    assert found.interrupt == pytest.approx((high[5] + high[6] - low[5] - low[6]) / passed)
+    assert result.user == pytest.approx((high[0] + high[1] - low[0] - low[1]) / passed)
+    assert result.interrupt == pytest.approx((high[5] + high[6] - low[5] - low[6]) / passed)
 
 
 def test_meminfo_and_vmstat() -> None:
-    """Huge pages are counted, the rest is kB; a name is a whole word."""
+    """Huge pages are counted, the rest is kB; a name matches as a whole word."""
     data = b"MemTotal:   100 kB\nHugePages_Free:  7\nDirty: 3 MB\nFree: x kB\n"
     names = (b"MemTotal:", b"HugePages_Free:", b"Dirty:", b"Free:", b"Total:", b"Gone:")
     assert line_numbers(data, names) == [102400, 7, None, None, None, None]
@@ -167,7 +167,7 @@ def test_meminfo_and_vmstat() -> None:
 
 
 def test_pressure() -> None:
-    """avg10 in percent; a kernel without `full` for the cpu; a share above 100 % is none."""
+    """avg10 in percent; a kernel without `full` for the cpu; a share above 100 % is missing."""
     text = b"some avg10=1.84 avg60=0.94 avg300=0.24 total=4498343\n"
     share, *rest = pressure(text)
     assert share == pytest.approx(0.0184)
@@ -176,7 +176,7 @@ def test_pressure() -> None:
 
 
 def test_diskstats_of_an_old_and_a_new_kernel() -> None:
-    """11 fields before Linux 4.18, 17 since 5.5; a torn line is left out, not read as zeros."""
+    """11 fields before Linux 4.18, 17 since 5.5; a torn line is skipped, not read as zeros."""
     old = b"   8  0 sda 1 2 3 4 5 6 7 8 9 10 11\n"
     new = b" 259  0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n"
     torn = b"   8 16 sdb 1 2 3 4\n"
@@ -216,7 +216,7 @@ RANGES = st.sampled_from([262143328850, 65712999613, 65532610987]) | st.integers
 
 @given(RANGES, st.lists(st.integers(0, 1 << 50), max_size=30))
 def test_energy_is_unwrapped_at_its_own_range(range_uj: int, steps: list[int]) -> None:
-    """RAPL's range is no power of two; unwrapping at 2^32 gave a gigawatt for a second."""
+    """RAPL's range is not a power of two; unwrapping at 2^32 gave a gigawatt for a second."""
     meter = Meter(range_uj)
     raw = total = 0
     assert meter.add(raw) == 0
@@ -230,8 +230,9 @@ def test_energy_is_unwrapped_at_its_own_range(range_uj: int, steps: list[int]) -
 @given(st.none() | RANGES, st.lists(st.none() | st.integers(0, U64_MAX), max_size=30))
 @example(None, [0, U64_MAX - 1, 0, 2])
 def test_energy_is_never_invented(range_uj: int | None, readings: list[int | None]) -> None:
-    """A driver that was loaded again, a zone that answered garbage: the sum never falls, and in no
-    step rises by more than lay between the two readings on the way up or over the end."""
+    """A reloaded driver, a zone with garbage: the sum never falls, and no step exceeds the distance
+    between two readings, directly or across the wrap.
+    """
     meter, total, last = Meter(range_uj or 0), 0, None
     for reading in readings:
         step = counter_delta(last, reading, CounterSpec(wraps_after=range_uj or 0))
@@ -240,13 +241,13 @@ def test_energy_is_never_invented(range_uj: int | None, readings: list[int | Non
             assert sum_now is None
             continue
         last = reading
-        if total + (step or 0) <= U64_MAX:  # what no longer fits is left out: a sum never falls
+        if total + (step or 0) <= U64_MAX:  # larger values are skipped: a sum never falls
             total += step or 0
         assert sum_now == total
 
 
 def test_energy_without_a_range_or_a_reading() -> None:
-    """Less energy than there was, never more; a missed reading is missing, not zero."""
+    """Less energy than consumed, never more; a missed reading is missing, not zero."""
     meter = Meter()
     assert [meter.add(n) for n in (5, None, 6, 1, 2, BLANK_32)] == [0, None, 1, 1, 2, None]
 
@@ -261,7 +262,7 @@ def test_chain_to_the_root_and_nearness(tmp_path: Path) -> None:
 
 
 def test_kept_file_outlives_its_file(tmp_path: Path) -> None:
-    """Read from the start each time; a file that cannot be read is empty, and found when it comes."""
+    """Read from the start each time; an unreadable file is empty, and found when it appears."""
     path = tmp_path / "stat"
     kept = OpenFile(path)
     assert kept.read() == b""
@@ -278,7 +279,7 @@ def test_kept_file_outlives_its_file(tmp_path: Path) -> None:
 
 
 def test_names_and_texts_of_nothing(tmp_path: Path) -> None:
-    """A folder that is not there has no names; a text that is none has replacement characters."""
+    """A missing folder has no names; an undecodable text has replacement characters."""
     assert names_in(tmp_path / "gone") == []
     assert read_text(tmp_path / "gone") is None
     assert read_text(tmp_path / "zero\0byte") is None

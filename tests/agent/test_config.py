@@ -1,4 +1,4 @@
-"""The agent's settings: what names a host, what is an address, and words for all that is not."""
+"""The agent's settings: names of a host, addresses, and messages for wrong values."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_machine_whose_own_name_cannot_serve_is_told_what_to_set(
 
 
 def test_labels_are_names_with_values() -> None:
-    """A rack without its name would be a rack of nobody; two of one name, one that was not meant."""
+    """A rack without a name would be meaningless; a second value of one name, a mistake."""
     given = ("gangline.rack=r12", "site=a=b c")
     assert load(AgentConfig, None, ["labels=" + ",".join(given)]).labels == given
     for wrong in ("r12", "=r12", "gangline.rack=", "a b=c", "a=1,a=2", "a=" + "x" * 513, "a=b\tc"):
@@ -107,22 +107,26 @@ def test_labels_are_names_with_values() -> None:
 
 
 def test_a_label_of_ours_that_no_aggregator_reads() -> None:
-    """A thousand hosts registered with `gangline.rak`, and stood nowhere: a dark rack was a dozen dark hosts."""
+    """A thousand hosts registered with `gangline.rak`, and had no place: a dark rack was a dozen
+    dark hosts.
+    """
     for wrong in ("gangline.rak=r12", "gangline.=r12"):
         name = wrong.partition("=")[0]
         assert label_error(wrong).startswith(
             f"{name}: expected one of gangline.rack, gangline.power_d"
         )
     for long in ("rack=" + "x" * 129, "rails=" + "x" * 129, "rails=" + " ".join("x" * 65)):
-        words = "at most 128 characters (of gangline.rails up to 64 such names)"
-        assert words in label_error(topology.LABEL_PREFIX + long)
+        message = "at most 128 characters (of gangline.rails up to 64 such names)"
+        assert message in label_error(topology.LABEL_PREFIX + long)
     for good in ("rails=" + " ".join(["x" * 128] * 3), *(f"{name}=x" for name in topology.FIELDS)):
         assert not label_error(topology.LABEL_PREFIX + good)
     assert not label_error("site=a")
 
 
 def test_such_a_label_is_left_out_at_a_start(caplog: pytest.LogCaptureFixture) -> None:
-    """Settings for the next version came first: no agent of this one was up after the next reboot."""
+    """Settings for the next version came first: no agent of this version started after the next
+    reboot.
+    """
     assert load(AgentConfig, None, ["labels=gangline.pod=p"]).labels == ("gangline.pod=p",)
     assert read_labels(("gangline.pod=p", "gangline.rack=r", "site=a=b")) == {
         "gangline.rack": "r",

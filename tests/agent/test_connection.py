@@ -1,5 +1,6 @@
-"""One connection against a real server on loopback: only the client's thread uses the socket, and who adds a frame
-never waits for it."""
+"""One connection against a real server on loopback: only the client's thread uses the socket, and
+adding a frame never waits for it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.agent.test_client import Agent, Aggregator, Told, agent, aggregator, 
 from tests.processes import GUARD_SECONDS
 
 __all__ = ["agent", "aggregator", "told"]
-#: Live frames that are on their way at once.
+#: Maximum live frames in flight.
 CREDIT_FRAMES = 16
 
 
@@ -47,7 +48,7 @@ class Wire:
 
 
 class Streaming:
-    """A client that has had its first receipt."""
+    """A client after its first receipt."""
 
     def __init__(
         self,
@@ -73,7 +74,6 @@ class Streaming:
         self.receipted()
 
     def add(self) -> None:
-        """Spool a frame of readings, as the daemon does, and say so."""
         sequence = self.agent.spool.next_sequence()
         block = Block("gpu_1s", ["GPU-0"])
         block.put_int(0, 0, sequence)
@@ -89,7 +89,7 @@ class Streaming:
         self.told.until(lambda: self.agent.spool.unacknowledged_frames == 0, "receipted")
 
     def restored(self) -> dict[int, bytes]:
-        """What the aggregator holds, of differences and whole frames."""
+        """Return the aggregator's frames, from differences and complete frames."""
         whole = {
             batch.sequence: frames.inflate_frame(batch.frame)
             for batch in self.aggregator.batches
@@ -107,7 +107,7 @@ def streaming(
 
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ValueError("odd")])
 def test_what_fails_in_sending_is_sent_again(streaming: Streaming, error: Exception) -> None:
-    """The aggregator went away in this very second: who samples never hears of it."""
+    """The aggregator disappears at this moment: the sampling thread must not notice."""
 
     def fails(_: bytes) -> int:
         raise error
@@ -117,7 +117,7 @@ def test_what_fails_in_sending_is_sent_again(streaming: Streaming, error: Except
     streaming.told.until(lambda: streaming.agent.random.asked, "told")
     assert str(error.args[-1]) in streaming.client.last_error
     streaming.told.until(lambda: streaming.aggregator.streams == 2, "back")
-    streaming.agent.clock.advance(5.0)  # backlog may go
+    streaming.agent.clock.advance(5.0)  # allows backlog
     streaming.client.notify()
     streaming.told.until(lambda: len(streaming.restored()) == 2, "the lost one again")
     assert streaming.restored() == streaming.sent
@@ -145,7 +145,7 @@ def test_what_the_socket_does_not_take_goes_first_later(
 
 
 def test_events_and_registrations_go_beside_frames(streaming: Streaming) -> None:
-    """Beside a frame there was an XID to report, and an inventory that had changed."""
+    """In addition to a frame there was an XID to report, and a changed inventory."""
     streaming.agent.events.put(HealthEvent(event_id="xid-1"))
     streaming.add()
     streaming.told.until(lambda: not len(streaming.agent.events), "reported")
@@ -158,7 +158,7 @@ def test_events_and_registrations_go_beside_frames(streaming: Streaming) -> None
 
 
 def test_many_who_notify_keep_the_streams_order(streaming: Streaming) -> None:
-    """Kernel log, network listener and daemon each say that there is something: one stream, one order."""
+    """Kernel log, network listener and daemon each notify: one stream, one order."""
     ended = threading.Event()
 
     def notifying() -> None:
@@ -171,7 +171,7 @@ def test_many_who_notify_keep_the_streams_order(streaming: Streaming) -> None:
     try:
         for count in range(2, 200):
             streaming.add()
-            if count % (CREDIT_FRAMES // 2) == 0:  # no more than may be live
+            if count % (CREDIT_FRAMES // 2) == 0:  # at most the live frames
                 streaming.arrived(count)
     finally:
         ended.set()
@@ -194,7 +194,9 @@ def test_closing_takes_the_last_receipts(streaming: Streaming) -> None:
 def test_a_frame_and_the_receipt_before_it_are_one_waking(
     told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waking a thread for each receipt cost more than what the receipt says; the daemon hung, and none was read."""
+    """Waking a thread for each receipt cost more than the receipt is worth; the daemon hung, and
+    none was read.
+    """
     streaming = Streaming(told, aggregator, agent, monkeypatch, 1 / (2 * GUARD_SECONDS))
     wire = streaming.wires[-1]
     before = wire.reads
@@ -207,13 +209,15 @@ def test_a_frame_and_the_receipt_before_it_are_one_waking(
 
 
 def test_receipts_are_read_though_no_frame_comes(streaming: Streaming) -> None:
-    """The daemon hangs: what it sent before is forgotten all the same."""
+    """The daemon hangs: receipted frames are still deleted."""
     streaming.add()
     streaming.receipted()
 
 
 def test_receipts_that_lie_there_are_read_before_patience_ends() -> None:
-    """The agent was frozen for a minute (a cgroup, a debugger): it gave a sound connection up, and began again."""
+    """The agent was frozen for a minute (a cgroup, a debugger): it closed a healthy connection, and
+    reconnected.
+    """
     ours, peer = socket.socketpair()
     wake = os.eventfd(1)
     with ours, peer:
@@ -233,11 +237,11 @@ def test_receipts_that_lie_there_are_read_before_patience_ends() -> None:
 
 
 class Idle:
-    """A protocol that has nothing to say."""
+    """A protocol without output."""
 
 
 def test_a_frame_longer_than_the_peers_window_does_not_wait(streaming: Streaming) -> None:
-    """The peer opened it again at once, and that was read when eight more frames had come."""
+    """The peer opened it again at once, which was read only eight frames later."""
     frame = random.Random(1).randbytes(200_000)
     streaming.agent.spool.append(streaming.agent.spool.next_sequence(), frame)
     streaming.client.notify()

@@ -1,4 +1,4 @@
-"""The loop under a clock that is handed in: whatever fails, the rest is sampled on the grid."""
+"""The loop with a test's clock: after any failure, the rest is sampled on the grid."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from gangline.contract.wire import telemetry_pb2
 from tests.processes import GUARD_SECONDS
 
 SECOND = 1_000_000_000
-START = 1200 * SECOND  # on the grid of every pace but the slowest
+START = 1200 * SECOND  # on the grid of every pace except the slowest
 RUN, BOOT = b"r" * 16, b"b" * 16
 
 
 @dataclass
 class HandedClock:
-    """Stands still until it is moved; the wall clock began at another time."""
+    """A clock that advances only by hand; the wall clock has another start."""
 
     now_ns: int = START
 
@@ -48,7 +48,10 @@ class HandedClock:
 
 @dataclass
 class KeptFrames:
-    """A spool in memory. The true one has its own tests, and is in the six hours' test below."""
+    """A spool in memory.
+
+    The real spool has its own tests, and is part of the six-hour test below.
+    """
 
     frames: list[frames.Frame] = field(default_factory=list)
     sequence: int = 1
@@ -89,7 +92,7 @@ class CountingClient:
 
 
 class Numa(Collector):
-    """A collector of one table that does what the test says."""
+    """A collector of one table with the test's behavior."""
 
     enters_driver = False
 
@@ -114,7 +117,7 @@ class Numa(Collector):
 
 
 class Fixture:
-    """A daemon, all that it touches, and a wait that moves the clock."""
+    """A daemon, its dependencies, and a wait that advances the clock."""
 
     def __init__(
         self,
@@ -142,7 +145,6 @@ class Fixture:
         )
 
     def run(self, seconds: int) -> None:
-        """Run the loop until that much time has passed, on the grid or not as the clock stands."""
         end_ns = self.clock.now_ns + seconds * SECOND
         self.stop.clear()
 
@@ -154,7 +156,6 @@ class Fixture:
         self.daemon.run(self.stop, wait)
 
     def tables(self, name: str) -> list[tuple[int, Block]]:
-        """All blocks of a table with the time of their readings."""
         return [
             (frame.stamp.boottime_ns + block.offset_ns, block)
             for frame in self.spool.frames
@@ -178,80 +179,90 @@ def records(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtu
 
 def test_each_collector_at_its_own_pace_in_one_frame_a_second() -> None:
     fast = Numa(name="host", table="host_1s", pace=Pace.SECOND)
-    made = Fixture(fast, Numa())
-    made.clock.now_ns = START - 400_000_000
-    made.run(31)
-    assert [at for at, _ in made.tables("host_1s")] == [START + s * SECOND for s in range(31)]
-    assert [at for at, _ in made.tables("numa_10s")] == [
+    fixture = Fixture(fast, Numa())
+    fixture.clock.now_ns = START - 400_000_000
+    fixture.run(31)
+    assert [time_ns for time_ns, _ in fixture.tables("host_1s")] == [
+        START + s * SECOND for s in range(31)
+    ]
+    assert [time_ns for time_ns, _ in fixture.tables("numa_10s")] == [
         START + s * SECOND for s in (0, 10, 20, 30)
     ]
-    stamps = [frame.stamp for frame in made.spool.frames]
+    stamps = [frame.stamp for frame in fixture.spool.frames]
     assert [stamp.sequence for stamp in stamps] == list(range(1, 32))
     assert {stamp.wall_ns - stamp.boottime_ns for stamp in stamps} == {1_700_000_000 * SECOND}
-    assert made.client.notified == 31
+    assert fixture.client.notified == 31
 
 
 def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_did_not() -> None:
-    """One port of eight is a restricted function: seven good readings must not be thrown away for it."""
+    """One port of eight is a restricted function: seven good readings must not be dropped for it."""
 
     class OneEyed(Numa):
         access_error = "mlx5_7/1 refuses its counters; give it to the host with: rdma system set"
 
-    made = Fixture(OneEyed())
-    made.run(1)
-    ((_, block),) = made.tables("numa_10s")
+    fixture = Fixture(OneEyed())
+    fixture.run(1)
+    ((_, block),) = fixture.tables("numa_10s")
     assert block.rows == 2
-    ((_, device, code, words),) = made.outcomes()
+    ((_, device, code, words),) = fixture.outcomes()
     assert (device, code, words) == ("numa", CollectOutcome.BLIND, OneEyed.access_error)
 
 
 def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not_at_every_one() -> (
     None
 ):
-    """A NIC that flaps for an hour: the child that reads the inventory must not be started each second."""
+    """A NIC that flaps for an hour: the child that reads the inventory must not be started each
+    second.
+    """
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
-    made = Fixture(inventory)
-    made.run(1)
+    fixture = Fixture(inventory)
+    fixture.run(1)
     for _ in range(25):
-        made.teller.request_inventory("eth0 appeared")
-        made.run(1)
+        fixture.teller.request_inventory("eth0 appeared")
+        fixture.run(1)
     assert inventory.turns == 1 + 3
 
 
 def test_an_inventory_that_is_asked_for_later_is_read_then() -> None:
-    """A GPU that did not describe itself is asked again after a while, and an earlier request is not delayed by that."""
+    """A GPU without a description is asked again after a while, which does not delay an earlier
+    request.
+    """
     inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
-    made = Fixture(inventory)
-    made.run(1)
-    made.teller.request_inventory_after("1 GPU has no description", 40.0)
-    made.run(39)
+    fixture = Fixture(inventory)
+    fixture.run(1)
+    fixture.teller.request_inventory_after("1 GPU has no description", 40.0)
+    fixture.run(39)
     assert inventory.turns == 1
-    made.run(2)
+    fixture.run(2)
     assert inventory.turns == 2
-    made.teller.request_inventory_after("1 GPU has no description", 80.0)
-    made.teller.request_inventory("eth0 appeared")
-    made.run(11)
+    fixture.teller.request_inventory_after("1 GPU has no description", 80.0)
+    fixture.teller.request_inventory("eth0 appeared")
+    fixture.run(11)
     assert inventory.turns == 3
 
 
 def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
-    """An event without id could not be told from another; one without time is of no use at 3 a.m."""
-    made = Fixture()
-    made.teller.publish(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
-    made.teller.publish(telemetry_pb2.HealthEvent(event_id="mine", boottime_ns=5, wall_time_ns=6))
-    first, second = made.events.events
+    """An event without id could not be distinguished from others; an event without time is useless
+    at 3 a.m.
+    """
+    fixture = Fixture()
+    fixture.teller.publish(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
+    fixture.teller.publish(
+        telemetry_pb2.HealthEvent(event_id="mine", boottime_ns=5, wall_time_ns=6)
+    )
+    first, second = fixture.events.events
     assert (first.event_id, first.boottime_ns, first.wall_time_ns) == (
         "event-1",
-        made.clock.boottime_ns(),
-        made.clock.wall_ns(),
+        fixture.clock.boottime_ns(),
+        fixture.clock.wall_ns(),
     )
     assert (second.event_id, second.boottime_ns, second.wall_time_ns) == ("mine", 5, 6)
     assert first.boot_id == second.boot_id == BOOT
-    assert made.client.notified == 2
+    assert fixture.client.notified == 2
 
 
 class Quiet(Numa):
-    """Counts errors, of which there are none."""
+    """Error counters, all zero."""
 
     def collect(self) -> Sequence[Block]:
         (block,) = super().collect()
@@ -261,21 +272,22 @@ class Quiet(Numa):
 
 
 def test_what_travels_on_change_travels_whole_to_who_has_just_heard_of_us() -> None:
-    """What went before its answer to our registration is late there and changes nothing: for a minute the first error
-    of each device was the first that was heard of the device, and counted as none."""
-    made = Fixture(Quiet(table="gpu_1s_changes", pace=Pace.SECOND))
-    made.run(3)
-    made.client.reconnects += 1
-    made.run(3)
-    assert [at - START for at, _ in made.tables("gpu_1s_changes")] == [0, 3 * SECOND]
+    """Readings sent before the answer to a registration count as late: for a minute the first error
+    of each device was taken for its first reading, and counted as none.
+    """
+    fixture = Fixture(Quiet(table="gpu_1s_changes", pace=Pace.SECOND))
+    fixture.run(3)
+    fixture.client.reconnects += 1
+    fixture.run(3)
+    assert [time_ns - START for time_ns, _ in fixture.tables("gpu_1s_changes")] == [0, 3 * SECOND]
 
 
 def test_the_agent_tells_of_itself() -> None:
-    made = Fixture(Numa())
-    made.spool.dropped_frames, made.events.dropped_events = 3, 4
-    made.client.reconnects = 5
-    made.run(1)
-    ((_, own),) = made.tables("agent_10s")
+    fixture = Fixture(Numa())
+    fixture.spool.dropped_frames, fixture.events.dropped_events = 3, 4
+    fixture.client.reconnects = 5
+    fixture.run(1)
+    ((_, own),) = fixture.tables("agent_10s")
     values = {s.column: cell(own, 0, i) for i, s in enumerate(TABLES["agent_10s"])}
     assert values["spool_bytes"] == 77.0
     assert (values["spool_dropped_frames"], values["dropped_events"]) == (3, 4)
@@ -283,27 +295,28 @@ def test_the_agent_tells_of_itself() -> None:
     memory, seconds = values["memory_bytes"], values["cpu_seconds"]
     assert memory is not None and 1 << 20 < memory < 1 << 34
     assert seconds is not None and 0 < seconds < 1e5
-    ((_, turns),) = made.tables("collector_10s")
+    ((_, turns),) = fixture.tables("collector_10s")
     assert (turns.devices, [v for _, v in turns.values(0)]) == (("numa",), [0.0, 0, 0])
 
 
 def test_one_broken_sensor_ends_nothing_and_its_outcome_is_told_once() -> None:
-    """A kernel upgrade changed one file's format; the other collectors' readings matter all the
-    more, and the words must not come 86,400 times a day."""
+    """A kernel upgrade changed one file's format; the other readings matter all the more, and the
+    message must not repeat 86,400 times a day.
+    """
 
     def fail() -> None:
         raise ValueError("expected MemTotal, got ''")
 
     healthy = Numa(name="host", table="host_1s", pace=Pace.SECOND)
-    made = Fixture(Numa(fail), healthy)
-    made.run(60)
-    assert (healthy.turns, made.tables("numa_10s")) == (60, [])
-    words = "ValueError: expected MemTotal, got ''"
-    assert made.outcomes() == [("event-1", "numa", CollectOutcome.ERROR, words)]
-    event = made.events.events[0]
+    fixture = Fixture(Numa(fail), healthy)
+    fixture.run(60)
+    assert (healthy.turns, fixture.tables("numa_10s")) == (60, [])
+    message = "ValueError: expected MemTotal, got ''"
+    assert fixture.outcomes() == [("event-1", "numa", CollectOutcome.ERROR, message)]
+    event = fixture.events.events[0]
     assert (event.name, event.device_kind) == ("collector.outcome", "collector")
     assert (event.boottime_ns, event.wall_time_ns) == (START, START + 1_700_000_000 * SECOND)
-    _, turns = made.tables("collector_10s")[-1]
+    _, turns = fixture.tables("collector_10s")[-1]
     assert [cell(turns, row, 1) for row in range(2)] == [CollectOutcome.ERROR, CollectOutcome.OK]
 
 
@@ -314,28 +327,30 @@ def test_no_hardware_is_told_and_a_return_to_health_too() -> None:
         if error := answers.pop(0):
             raise error
 
-    made = Fixture(Numa(act))
-    made.run(40)
-    assert made.outcomes() == [
+    fixture = Fixture(Numa(act))
+    fixture.run(40)
+    assert fixture.outcomes() == [
         ("event-1", "numa", CollectOutcome.NO_DATA, "no RDMA device"),
         ("event-2", "numa", CollectOutcome.OK, ""),
     ]
 
 
 def test_a_collector_that_passes_over_its_turn_is_not_called_and_nothing_is_missed() -> None:
-    """A host without a source paid for an exception of it each second."""
+    """A host without a source paid for an exception each second."""
     absent = Numa(name="host", table="host_1s", pace=Pace.SECOND)
     skips = itertools.cycle([False, True, True, True])
     with patch.object(absent, "skip", lambda: next(skips)):
-        made = Fixture(absent)
-        made.run(20)
-    assert absent.turns == len(made.tables("host_1s")) == 5
-    _, turns = made.tables("collector_10s")[-1]
+        fixture = Fixture(absent)
+        fixture.run(20)
+    assert absent.turns == len(fixture.tables("host_1s")) == 5
+    _, turns = fixture.tables("collector_10s")[-1]
     assert [cell(turns, 0, column) for column in (1, 2)] == [CollectOutcome.OK, 0]
 
 
 def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() -> None:
-    """Two threads that were awake at once waited for each other at the interpreter's lock, each second of each host."""
+    """Two threads that were awake at once waited for each other at the interpreter's lock, each
+    second of each host.
+    """
     order: list[str] = []
 
     def on_second() -> None:
@@ -343,34 +358,35 @@ def test_the_client_is_woken_once_a_second_last_of_all_and_even_if_that_fails() 
         if len(order) > 2:
             raise RuntimeError("the disk is full")
 
-    made = Fixture(Numa(name="host", table="host_1s", pace=Pace.SECOND), on_second=on_second)
-    with patch.object(made.client, "notify", lambda: order.append("woken")):
-        made.run(3)
+    fixture = Fixture(Numa(name="host", table="host_1s", pace=Pace.SECOND), on_second=on_second)
+    with patch.object(fixture.client, "notify", lambda: order.append("woken")):
+        fixture.run(3)
     assert order == ["second", "woken"] * 3
 
 
 def test_a_flapping_sensor_is_reported_at_most_every_ten_seconds() -> None:
     """A loose riser made one fan answer every other second; its outcome filled the event queue and
-    an XID was dropped for it."""
+    an XID was dropped for it.
+    """
     turns = itertools.count()
 
     def act() -> None:
         if next(turns) % 2 == 0:
             raise OSError("read failed")
 
-    made = Fixture(Numa(act, name="host", table="host_1s", pace=Pace.SECOND))
-    made.run(600)
-    assert 2 <= len(made.events.events) <= 61
+    fixture = Fixture(Numa(act, name="host", table="host_1s", pace=Pace.SECOND))
+    fixture.run(600)
+    assert 2 <= len(fixture.events.events) <= 61
 
 
 def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns() -> None:
-    """The host's disk froze the agent for 25 s: the gap must be visible as ours."""
+    """The host's disk froze the agent for 25 s: the gap must be attributed to the agent."""
     host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
-    made = Fixture(host, Numa())
-    made.run(5)
-    made.clock.now_ns += 25 * SECOND
-    made.run(20)
-    _, turns = made.tables("collector_10s")[-1]
+    fixture = Fixture(host, Numa())
+    fixture.run(5)
+    fixture.clock.now_ns += 25 * SECOND
+    fixture.run(20)
+    _, turns = fixture.tables("collector_10s")[-1]
     skipped = {device: cell(turns, row, 2) for row, device in enumerate(turns.devices)}
     assert skipped == {"host": 25, "numa": 2}
 
@@ -378,19 +394,19 @@ def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns()
 def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
     records: pytest.LogCaptureFixture,
 ) -> None:
-    """An event queue on a broken disk raised; the daemon must outlive its own faults."""
+    """An event queue on a broken disk raised; the daemon must survive its own faults."""
     host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
-    made = Fixture(host)
+    fixture = Fixture(host)
 
     def refuse(*_: object) -> bytes:
         raise MemoryError("not now")
 
-    made.framer.build = refuse  # type: ignore[method-assign, assignment]
-    made.run(3)
-    del made.framer.build
-    made.run(2)
+    fixture.framer.build = refuse  # type: ignore[method-assign, assignment]
+    fixture.run(3)
+    del fixture.framer.build
+    fixture.run(2)
     assert host.turns == 5
-    assert len(made.spool.frames) == 2
+    assert len(fixture.spool.frames) == 2
     failed = [r for r in records.records if getattr(r, "cause", "") == "daemon.tick"]
     assert len(failed) == 3
 
@@ -398,20 +414,21 @@ def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
 def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture) -> None:
     many = Numa(name="net", table="net_1s", pace=Pace.SECOND)
     many._block = Block("net_1s", [f"eth{n}" for n in range(5000)])
-    made = Fixture(many)
-    made.run(11)
+    fixture = Fixture(many)
+    fixture.run(11)
     assert "5000 rows" in records.text
-    _, own = made.tables("agent_10s")[-1]
+    _, own = fixture.tables("agent_10s")[-1]
     column = [s.name for s in TABLES["agent_10s"]].index("agent.left_out_count")
-    assert cell(own, 0, column) == 10  # as of the frame before
+    assert cell(own, 0, column) == 10  # as of the previous frame
 
 
 @pytest.mark.slow
 def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
     tmp_path: Path,
 ) -> None:
-    """Nobody answers for six hours (the aggregator is gone) and one sensor fails all the time: the
-    agent must be as small at the end as at the start, and the newest frames must still be there."""
+    """The aggregator is unreachable for six hours and one sensor always fails: the agent must not
+    grow, and the newest frames must remain.
+    """
 
     def fail() -> None:
         raise OSError("no such sensor")
@@ -424,40 +441,40 @@ def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
     ]
     bytes_max = 1 << 20
     spool = Spool.open(tmp_path, bytes_max=bytes_max, boot_id=BOOT, owner="here")
-    made = Fixture(*collectors)
-    made.daemon._spool = spool
+    fixture = Fixture(*collectors)
+    fixture.daemon._spool = spool
     kept = []
     for _ in range(24):
-        made.run(900)
+        fixture.run(900)
         gc.collect()
         kept.append(sys.getallocatedblocks())
         assert spool.bytes <= bytes_max
     assert [c.turns for c in collectors] == [21_600, 21_600, 2_160, 360]
     assert kept[-1] - kept[2] < 2_000
-    assert len(made.events.events) == 1
+    assert len(fixture.events.events) == 1
     on_disk = [frames.read_stamp(frame) for _, frame in spool.pending(0, 1 << 20)]
     newest = spool.pending(spool.next_sequence() - 11, 10)
     stamps = [frames.read_stamp(frame).boottime_ns for _, frame in newest]
     assert stamps == [START + s * SECOND for s in range(21_590, 21_600)]
     assert all(stamp.boottime_ns % SECOND == 0 for stamp in on_disk)
     assert spool.dropped_frames + spool.unacknowledged_frames == 21_600
-    assert spool.dropped_frames > 10_000  # it was full for most of the time
+    assert spool.dropped_frames > 10_000  # full for most of the time
     spool.close()
 
 
 def test_turns_that_a_sampler_left_out_are_counted_from_when_it_took_the_others() -> None:
-    """A takeover begins a schedule of its own, which knows nothing of the turns before it."""
+    """A takeover begins a new schedule, which does not know earlier turns."""
     skips = SkipCounter({"gpu_1s": SECOND})
 
     def turn(at: float, outcome: CollectOutcome = CollectOutcome.OK) -> int:
         return skips.count(TimedResult(int(at * SECOND), CollectResult("gpu_1s", (), 0.0, outcome)))
 
-    assert [turn(at) for at in (10.01, 11.2, 12.0)] == [0, 0, 0]
-    assert turn(12.5, CollectOutcome.HUNG) == 0  # said of it, not taken
+    assert [turn(time_ns) for time_ns in (10.01, 11.2, 12.0)] == [0, 0, 0]
+    assert turn(12.5, CollectOutcome.HUNG) == 0  # reported, not run
     assert turn(15.9) == 2
-    assert [turn(at) for at in (15.95, 16.0, 17.99)] == [2, 2, 2]
-    assert [turn(at, CollectOutcome.NO_DATA) for at in (18.0, 28.0)] == [
+    assert [turn(time_ns) for time_ns in (15.95, 16.0, 17.99)] == [2, 2, 2]
+    assert [turn(time_ns, CollectOutcome.NO_DATA) for time_ns in (18.0, 28.0)] == [
         2,
         2,
-    ]  # it has nothing to say
-    assert [turn(at) for at in (38.0, 40.0)] == [2, 3]
+    ]  # no result
+    assert [turn(time_ns) for time_ns in (38.0, 40.0)] == [2, 3]

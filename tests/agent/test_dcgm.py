@@ -1,5 +1,5 @@
 # pyright: reportPossiblyUnboundVariable=false
-"""The agent beside DCGM: what it takes of an engine that runs, and what it does when that is ill."""
+"""The agent next to DCGM: its readings of a running engine, and its reaction to a faulty engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 class DcgmHost:
-    """A host with a played engine, a clock that is handed in, and who is told."""
+    """A host with a played engine, a test's clock, and recorded events."""
 
     def __init__(
         self, folder: Path, library: str, mode: str = "listen", sys: Path = Path("/nowhere")
@@ -44,7 +44,7 @@ class DcgmHost:
         self.clock = HandedClock()
         self.roots = Roots(sys, Path("/nowhere"), dcgm=mode, dcgm_library=library)
         self.events: list[HealthEvent] = []
-        self.counts: Block | None = None  # as they last came: they come when one has changed
+        self.counts: Block | None = None  # last received: sent only after a change
         self.listener = DcgmListener(self.roots, self.clock)
         self.listener.start(EventPublisher(self.clock, self, lambda: None))
 
@@ -52,7 +52,6 @@ class DcgmHost:
         self.events.append(event)
 
     def turn(self, seconds: int = 1) -> CollectResult:
-        """Let so many seconds pass, a turn each; return the last."""
         for _ in range(seconds):
             self.clock.now_ns += SECOND
             result = run_collector(self.listener, self.clock)
@@ -71,7 +70,6 @@ class DcgmHost:
         return None
 
     def profile(self, at: int, **values: object) -> None:
-        """Have the first GPU's profiling fields show values of a moment."""
         numbers = {"sm": 1002, "tensor": 1004, "graphics": 1001}
         for name, value in values.items():
             self.engine.set(0, numbers[name], "d", at, value)
@@ -91,7 +89,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: dict[int, s
 
 
 def test_without_a_library_there_is_no_lane() -> None:
-    """A process for what is not there would cost each host without DCGM its memory."""
+    """A process without use would cost each host without DCGM its memory."""
     listener = DcgmListener(Roots(Path("/nowhere"), Path("/nowhere")))
     result = run_collector(listener, HandedClock())
     assert not listener.enters_driver and result.outcome is CollectOutcome.NO_DATA
@@ -102,7 +100,9 @@ def test_without_a_library_there_is_no_lane() -> None:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_listening_changes_nothing_in_the_engine(make: Make, major: int) -> None:
-    """No watch, no group, no policy of ours: the engine's quota and its counters are its users'."""
+    """No watch, no group, no policy of the agent: the engine's quota and counters belong to its
+    users.
+    """
     host = make(major)
     host.engine.lines += ["group 0 0x13", FAILURE]
     host.engine.write()
@@ -120,7 +120,7 @@ def test_profiling_before_hopper_is_under_the_signals_of_gpm(make: Make) -> None
     host.profile(5, sm="0.75", graphics="1.0")
     result = host.turn()
     assert result.outcome is CollectOutcome.OK, result.message
-    block = next(each for each in result.blocks if each.table == "gpu_fast_1s")
+    block = next(block for block in result.blocks if block.table == "gpu_fast_1s")
     assert block.devices == tuple(UUIDS[:2]), "NVML has GPM for the third"
     assert host.value(result, "gpu_fast.sm_active_ratio", UUIDS[0]) == 0.75
     assert host.value(result, "gpu_fast.tensor_active_ratio", UUIDS[0]) is None
@@ -129,12 +129,12 @@ def test_profiling_before_hopper_is_under_the_signals_of_gpm(make: Make) -> None
 
 
 def test_a_multiplexed_zero_is_no_reading(make: Make) -> None:
-    """DCGM 169: counters that were with another field read as an idle tensor core, and a job as stalled."""
+    """DCGM 169: counters in use by another field read as an idle tensor core, and a job as stalled."""
     host = make()
     name = "gpu_fast.tensor_active_ratio"
     seen = []
-    for at, tensor in enumerate(["0.5", "0.0", "0.5", "0.0", "0.0", "0.0"], start=1):
-        host.profile(at, sm="0.9", graphics="1.0", tensor=tensor)
+    for index, tensor in enumerate(["0.5", "0.0", "0.5", "0.0", "0.0", "0.0"], start=1):
+        host.profile(index, sm="0.9", graphics="1.0", tensor=tensor)
         seen.append(host.value(host.turn(), name, UUIDS[0]))
     assert seen == [0.5, None, 0.5, None, 0.0, 0.0]
     assert host.value(host.turn(), "dcgm.multiplexed_zeros_count") == 2
@@ -183,8 +183,8 @@ def test_an_incident_that_stands_is_told_again_as_the_same(make: Make) -> None:
     host.engine.lines += ["group 0 0x10", FAILURE]
     host.engine.write()
     host.turn(310)
-    assert [(each.revision, each.count) for each in host.events] == [(0, 1), (1, 2)]
-    assert len({each.event_id for each in host.events}) == 1
+    assert [(event.revision, event.count) for event in host.events] == [(0, 1), (1, 2)]
+    assert len({event.event_id for event in host.events}) == 1
     host.engine.lines.remove(FAILURE)
     host.engine.write()
     assert host.value(host.turn(10), "dcgm.incidents_state") == 0
@@ -290,7 +290,9 @@ def test_an_engine_of_another_major_is_blind(make: Make) -> None:
 def test_different_majors_are_told_although_the_connection_stands(
     make: Make, lines: list[str], told: str
 ) -> None:
-    """The engine accepted the connection, single readings were missing, and no message named the cause."""
+    """The engine accepted the connection, some readings were missing, and no message named the
+    cause.
+    """
     host = make()
     host.engine.lines += lines
     host.engine.write()

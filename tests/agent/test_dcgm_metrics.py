@@ -20,7 +20,8 @@ from tests.agent.test_exposition import ABOUT, reading
 UUID = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
 GPU = {"pci_address": "0000:9b:00.0", "minor_number": "3", "name": "NVIDIA A100-SXM4-80GB"}
 LABELS = f'{{gpu="0",UUID="{UUID}",pci_bus_id="00000000:9B:00.0",device="nvidia3",modelName="NVIDIA A100-SXM4-80GB",Hostname="node-1"}}'  # fmt: skip
-#: The rows of dcgm-exporter's default-counters.csv that are on: name, type, and the unit that its help names.
+#: The enabled rows of dcgm-exporter's default-counters.csv: name, type, and the unit of its help
+#: text.
 DEFAULT_LIST = {
     "DCGM_FI_DEV_SM_CLOCK": ("gauge", "MHz"), "DCGM_FI_DEV_MEM_CLOCK": ("gauge", "MHz"),
     "DCGM_FI_DEV_MEMORY_TEMP": ("gauge", "C"), "DCGM_FI_DEV_GPU_TEMP": ("gauge", "C"),
@@ -50,12 +51,12 @@ VALUES = {
 
 @pytest.fixture
 def latest() -> LatestReadings:
-    found, tables = LatestReadings(), dict[str, dict[str, list[float | None]]]()
+    latest_readings, tables = LatestReadings(), dict[str, dict[str, list[float | None]]]()
     for name, value in VALUES.items():
         tables.setdefault(BY_NAME[name].table, {})[BY_NAME[name].column] = [value]
     for table, values in tables.items():
-        found.update(0, [reading(table, [UUID], **values)])
-    return found
+        latest_readings.update(0, [reading(table, [UUID], **values)])
+    return latest_readings
 
 
 def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -> str:
@@ -67,7 +68,7 @@ def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -
     return render_exposition(shown.families(), form).decode()
 
 
-#: The same of 4.8.4 and of 4.9.0, as NVIDIA's metrics reference and release notes name them.
+#: The same for 4.8.4 and 4.9.0, from NVIDIA's metrics reference and release notes.
 OF_4_8 = {
     **{name: row for name, row in DEFAULT_LIST.items() if "THROUGHPUT" not in name},
     "DCGM_FI_DEV_FB_RESERVED": ("gauge", "MiB"), "DCGM_FI_PROF_PCIE_TX_BYTES": ("gauge", "B/s"),
@@ -98,13 +99,15 @@ MISSING = re.compile("NVLINK|VGPU|GR_ENGINE")
 def test_every_row_of_newer_lists_is_thought_of(
     version: str, listed: dict[str, tuple[str, str]]
 ) -> None:
-    """4.9 renamed 23 fields, and a dashboard of it found nothing."""
+    """4.9 renamed 23 fields, and a dashboard for it found nothing."""
     ours = {row.name: (row.kind, row.unit) for row in NAMES[version].rows}
     assert ours == {name: row for name, row in listed.items() if not MISSING.search(name)}
 
 
 def test_names_units_and_labels_of_newer_versions(latest: LatestReadings) -> None:
-    """The label `Hostname` became `hostname` in 4.8.3; clocks, energy, shares and memory have base units since 4.9."""
+    """The label `Hostname` became `hostname` in 4.8.3; clocks, energy, shares and memory have base
+    units since 4.9.
+    """
     attributes = {("gpu", UUID): GPU, ("host", "node-1"): {"nvidia_driver_version": "580.159.04"}}
     lines: dict[str, list[str]] = {}
     for version in ("dcgm-4.8", "dcgm-4.9"):
@@ -135,14 +138,14 @@ def test_every_row_of_the_default_list_is_thought_of() -> None:
 
 
 def test_values_are_in_the_units_of_the_list(latest: LatestReadings) -> None:
-    """The same PromQL over both gives the same: names, labels, units, no `_total`."""
+    """The same PromQL has the same result for both: names, labels, units, no `_total`."""
     lines = text(latest, ExpositionFormat.TEXT).splitlines()
-    found = {
+    result = {
         m[1]: (m[2], float(m[3]))
         for line in lines
         if (m := re.fullmatch(r"(DCGM_\w+)(\{.*\}) (\S+)", line))
     }
-    assert {name: value for name, (_, value) in found.items()} == {
+    assert {name: value for name, (_, value) in result.items()} == {
         "DCGM_FI_DEV_SM_CLOCK": 1410, "DCGM_FI_DEV_MEM_CLOCK": 1593, "DCGM_FI_DEV_MEMORY_TEMP": 52,
         "DCGM_FI_DEV_GPU_TEMP": 41, "DCGM_FI_DEV_POWER_USAGE": 312.5,
         "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1_234_567, "DCGM_FI_DEV_PCIE_TX_THROUGHPUT": 2_500_000,
@@ -152,7 +155,7 @@ def test_values_are_in_the_units_of_the_list(latest: LatestReadings) -> None:
         "DCGM_FI_DEV_FB_USED": 2048, "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 2,
         "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": 0, "DCGM_FI_DEV_ROW_REMAP_FAILURE": 0,
     }  # fmt: skip
-    assert {labels for labels, _ in found.values()} == {LABELS}
+    assert {labels for labels, _ in result.values()} == {LABELS}
     for name, (kind, _) in DEFAULT_LIST.items():
         assert name in WITHOUT_READING or f"# TYPE {name} {kind}" in lines
     assert any(line.startswith("gangline_gpu_sm_clock_hertz") for line in lines), (
@@ -161,7 +164,7 @@ def test_values_are_in_the_units_of_the_list(latest: LatestReadings) -> None:
 
 
 def test_openmetrics_has_the_same_names(latest: LatestReadings) -> None:
-    """A counter of OpenMetrics ends in `_total`: under that name no board of dcgm-exporter finds it."""
+    """A counter of OpenMetrics ends in `_total`: dcgm-exporter's boards do not find that name."""
     lines = text(latest, ExpositionFormat.OPENMETRICS).splitlines()
     assert f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{LABELS} 1234567.0" in lines
     assert "# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION unknown" in lines
@@ -173,7 +176,7 @@ def test_the_last_xid_is_shown(latest: LatestReadings) -> None:
 
 
 def test_an_xid_of_the_kernel_log_names_the_gpu_by_its_address(latest: LatestReadings) -> None:
-    """The first witness of an XID is the kernel log, which knows no UUID: the metric stayed 0."""
+    """The kernel log reports an XID first, without a UUID: the metric stayed 0."""
     of_log = HealthEvent(name="gpu.xid", device=GPU["pci_address"], code=95)
     of_nvml = HealthEvent(name="gpu.xid", device=UUID, code=79)
     for events, code in (((of_log,), 95), ((of_nvml, of_log), 95), ((of_log, of_nvml), 79)):

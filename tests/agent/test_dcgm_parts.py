@@ -1,4 +1,4 @@
-"""NVSwitches, their links and vGPUs beside DCGM: read where they are, never asked for where they are not."""
+"""NVSwitches, their links and vGPUs through DCGM: read where they exist, never requested elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 class SwitchHost(DcgmHost):
-    """A host with NVSwitches on its PCI bus, whose engine knows them."""
+    """A host with NVSwitches on its PCI bus, known to its engine."""
 
     def __init__(
         self, folder: Path, library: str, mode: str = "listen", ports: int = PORTS
@@ -51,7 +51,6 @@ class SwitchHost(DcgmHost):
         self.engine.write()
 
     def rows(self, table: str, seconds: int = 10) -> dict[str, dict[str, float | int | None]]:
-        """Let time pass, and return the table as it came last."""
         for _ in range(seconds):
             result = self.turn()
             assert result.outcome is CollectOutcome.OK, result.message
@@ -89,7 +88,7 @@ def test_what_somebody_watches_of_a_switch(make: Make, major: int) -> None:
     ):
         host.engine.set_of(3, 0, number, "i", 0, value)
     host.engine.set_of(3, 1, 858, "i", 0, "blank")
-    host.engine.set_of(3, 1, 705, "i", 0, 30)  # one rail of three is not its power
+    host.engine.set_of(3, 1, 705, "i", 0, 30)  # one rail of three, which is not its power
     host.engine.write()
     rows = host.rows("nvswitch_10s_changes", 1)
     assert list(rows) == list(SWITCHES)
@@ -101,7 +100,7 @@ def test_what_somebody_watches_of_a_switch(make: Make, major: int) -> None:
 
 
 def test_links_of_a_switch_are_rows_of_their_own(make: Make) -> None:
-    """More links than one call takes; a state that is unknown (-1) is missing, not 2^64 - 1."""
+    """More links than one call returns; an unknown state (-1) is missing, not 2^64 - 1."""
     host = make(ports=ENTITIES_PER_CALL + 3)
     first, last = host.links[0][0], host.links[1][-1]
     host.engine.set_of(6, first, 870, "i", 0, 2)
@@ -125,7 +124,7 @@ def test_links_of_gpus_are_left_to_nvml(make: Make) -> None:
 
 
 def test_a_host_without_switches_and_vgpus_is_asked_for_none(make: Make, tmp_path: Path) -> None:
-    """To ask for switches makes the engine load a module, and its library open every device."""
+    """A request for switches makes the engine load a module, and its library open every device."""
     host = DcgmHost(tmp_path, make().roots.dcgm_library)
     assert host.turn(70).outcome is CollectOutcome.OK
     assert not any("EntityGroup" in call for call in host.engine.calls)
@@ -135,7 +134,8 @@ def test_fields_that_nobody_watches_are_tried_each_minute(make: Make) -> None:
     host = make()
     host.rows("nvswitch_10s_changes", 61)
     calls = sum(call == "dcgmEntitiesGetLatestValues" for call in host.engine.calls)
-    # XIDs and profiling 7 times each; addresses, switches and links at the first turn and a minute later
+    # XIDs and profiling 7 times each; addresses, switches and links at the first turn and a minute
+    # later
     assert calls == 2 * 7 + 2 * 3
 
 
@@ -183,14 +183,16 @@ def test_more_links_than_there_is_room_for_is_blind(make: Make) -> None:
 def test_a_switch_that_is_gone_leaves_the_table(make: Make) -> None:
     host = make()
     assert len(host.rows("nvswitch_10s_changes", 1)) == 2
-    host.engine.entities = [each for each in host.engine.entities if each[0] != 3 or each[1] == 0]
+    host.engine.entities = [
+        entity for entity in host.engine.entities if entity[0] != 3 or entity[1] == 0
+    ]
     host.engine.write()
     assert list(host.rows("nvswitch_10s_changes", 70)) == [SWITCHES[0]]
 
 
 @pytest.mark.parametrize("fatal", [True, False])
 def test_an_sxid_that_the_kernel_log_has_not_shown(make: Make, fatal: bool) -> None:
-    """The event is that of the kernel log's line: same name, device, code; our policy holds for it."""
+    """The event equals the kernel log's: same name, device, code; the same policy applies."""
     host = make()
     field = 856 if fatal else 857
     host.engine.set_of(3, 1, field, "i", 1, 0)
@@ -245,7 +247,7 @@ def test_a_switch_and_its_link_report_one_sxid(make: Make) -> None:
 
 
 def test_vgpus_of_a_hypervisor(make: Make) -> None:
-    """Which there are changes while the engine runs: a virtual machine starts, another ends."""
+    """They change while the engine runs: a virtual machine starts, another ends."""
     host = make()
     host.engine.set(0, 500, "i", 1, 3)
     host.engine.set(0, 503, "b", 1, "7,8")

@@ -1,4 +1,4 @@
-"""A driver that does not return: the daemon goes on, says so, and takes it up again."""
+"""A driver that does not return: the daemon continues, reports it, and uses it again later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StoppedClock:
 
 
 class Driver(Collector):
-    """A collector whose call returns when the test lets it."""
+    """A collector whose call returns on the test's command."""
 
     name = "gpu"
     pace = Pace.SECOND
@@ -66,28 +66,29 @@ def test_a_turn_comes_back_once_with_what_the_collector_said() -> None:
 
 def test_a_driver_that_hangs_is_named_at_every_tick_and_left_alone() -> None:
     """A GPU fell off the bus and the ioctl blocked for 45 s: every restart of the sweep would have
-    left one more thread in the driver."""
+    left one more thread in the driver.
+    """
     driver, probe = make()
     before = threading.active_count()
     probe.begin(0)
     assert driver.inside.acquire(timeout=GUARD_SECONDS)
-    assert probe.poll(2 * SECOND) is None  # slow, in time
-    words = []
+    assert probe.poll(2 * SECOND) is None  # slow, but in time
+    messages = []
     for tick in (32, 42, 600):
         assert not probe.begin(tick * SECOND // 10)
         turn = probe.poll(tick * SECOND // 10)
         assert turn is not None
         assert (turn.outcome, list(turn.blocks)) == (CollectOutcome.HUNG, [])
-        words.append(turn.message)
-    assert words[0] == "did not return for 3.2 s in gpu"
-    assert words[2] == "did not return for 60.0 s in gpu"
-    assert not probe.wait(GUARD_SECONDS)  # nobody waits for what is hung
+        messages.append(turn.message)
+    assert messages[0] == "did not return for 3.2 s in gpu"
+    assert messages[2] == "did not return for 60.0 s in gpu"
+    assert not probe.wait(GUARD_SECONDS)  # no wait for a hung call
     assert (driver.calls, probe.skipped, threading.active_count()) == (1, 3, before + 1)
     driver.gate.release()
 
 
 def test_what_comes_back_too_late_is_thrown_away_and_the_collector_taken_up_again() -> None:
-    """Readings of a call that took a minute are of no known time; the next call's are."""
+    """Readings of a call that took a minute have no known time; the next call's have."""
     driver, probe = make()
     probe.begin(0)
     turn = probe.poll(4 * SECOND)
@@ -124,8 +125,9 @@ def test_a_host_without_a_thread_to_spare_does_not_stop_the_daemon(monkeypatch) 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(["begin", "let", "second"]), max_size=40))
 def test_any_course_of_events(actions: list[str]) -> None:
-    """Calls begun, let go and waited for in any order: at most one call is ever in the driver, each
-    call begun gives one turn or was called hung, and a hung one gives no other outcome."""
+    """Calls begun, released and awaited in any order: at most one call is in the driver, and each
+    call gives one turn or one hung outcome, never both.
+    """
     driver, probe = make()
     now = begun = let = taken = discarded = 0
     hung = False

@@ -1,4 +1,6 @@
-"""The kernel's own refusal by device rules: a cgroup whose BPF program denies everything, as systemd's after a reload."""
+"""The kernel's own refusal by device rules: a cgroup with a deny-all BPF program, like systemd's
+after a reload.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SYS_BPF, PROG_LOAD, PROG_ATTACH = 321, 5, 8
 CGROUP_DEVICE_PROGRAM, CGROUP_DEVICE = 15, 6
 #: r0 = 0; exit
 DENY_ALL = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
-#: Moves itself into a cgroup, and looks.
+#: Moves itself into a cgroup, and tests the device.
 INSIDE = """
 import os, sys
 from pathlib import Path
@@ -42,7 +44,7 @@ def bpf(command: int, attributes: bytes) -> int:
 
 @pytest.fixture
 def closed_cgroup(tmp_path: Path) -> Iterator[Path]:
-    """A cgroup that may open no device."""
+    """Yield a cgroup that may open no device."""
     with ExitStack() as stack:
         try:
             top = tmp_path / "cgroup2"
@@ -66,7 +68,7 @@ def closed_cgroup(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_kernel_says_eperm(tmp_path: Path, closed_cgroup: Path) -> None:
-    """What NVML calls an `Unknown Error` (nvidia-docker #1671)."""
+    """NVML reports this as `Unknown Error` (nvidia-docker #1671)."""
     assert not device_rules_deny(tmp_path)
     ended = subprocess.run(
         [sys.executable, "-c", INSIDE, str(closed_cgroup), str(tmp_path)],

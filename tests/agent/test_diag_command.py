@@ -1,4 +1,4 @@
-"""`gangline diag import`: reports of DCGM 3 and 4, and what is none."""
+"""`gangline diag import`: reports of DCGM 3 and 4, and invalid reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERIALS = ["1650523000001", "1650523000002"]
 
 
 def dcgm3(**changes: Any) -> dict[str, Any]:
-    """A report as DCGM 3.3 prints it: GPUs by number in strings, serial numbers by number."""
+    """Return a report as DCGM 3.3 prints it: GPUs by number in strings, serial numbers by number."""
     pcie = [{"gpu_id": "0", "status": "Pass"}, {"gpu_id": "1", "status": "Fail", **changes}]
     return {
         "DCGM GPU Diagnostic": {
@@ -49,7 +49,7 @@ def dcgm3(**changes: Any) -> dict[str, Any]:
 
 
 def dcgm4(**changes: Any) -> dict[str, Any]:
-    """A report as DCGM 4.4 prints it: another key, entities, a summary of each test."""
+    """Return a report as DCGM 4.4 prints it: another key, entities, a summary of each test."""
 
     def of(number: int, **more: Any) -> dict[str, Any]:
         return {
@@ -118,7 +118,7 @@ def test_skipped_tests_prove_nothing() -> None:
 
 
 def test_a_failure_before_any_gpu_is_named_is_of_all() -> None:
-    """libcuda could not be loaded, all other tests were skipped, and each GPU was called fit."""
+    """libcuda could not be loaded, all other tests were skipped, and each GPU passed."""
     report = dcgm3()["DCGM GPU Diagnostic"]
     del report["GPU Device Serials"]
     report["test_categories"] = [
@@ -165,7 +165,9 @@ def test_what_passed_of_no_gpu_is_no_pass_of_one() -> None:
     [("Fail", Outcome.FAILED), ("Warn", Outcome.WARNED), ("Skip", Outcome.PASSED)],
 )
 def test_a_summary_that_is_worse_than_its_results_counts(status: str, outcome: Outcome) -> None:
-    """Fabric Manager did not run: the results of `software` were skipped, its summary failed, and GPUs passed."""
+    """Fabric Manager did not run: the results of `software` were skipped, its summary failed, and
+    GPUs passed.
+    """
     report = dcgm4()
     results = [
         {"entity_group": "GPU", "entity_group_id": 1, "entity_id": n, "status": "Skip"}
@@ -187,7 +189,7 @@ def test_a_summary_that_is_worse_than_its_results_counts(status: str, outcome: O
 
 
 def test_a_failure_of_another_device_is_told_and_counts_for_no_gpu() -> None:
-    """A Grace CPU failed; in the form of DCGM 3 it passed for all GPUs, since it named none."""
+    """A Grace CPU failed; in the form of DCGM 3 all GPUs passed, because the failure named no GPU."""
     assert parse_report(json.dumps(dcgm4()).encode()).other_failures == ("CPU 0: cpu_eud: fail",)
     report = dcgm3()
     tests = report["DCGM GPU Diagnostic"]["test_categories"]
@@ -199,7 +201,7 @@ def test_a_failure_of_another_device_is_told_and_counts_for_no_gpu() -> None:
 
 
 def test_words_before_the_report_and_an_empty_test() -> None:
-    """nv-hostengine warns on the same stream; an unreadable test may be the failed one."""
+    """nv-hostengine prints warnings on the same stream; an unreadable test may be the failed one."""
     before = b"WARNING: nv-hostengine is running as a non-root user; {some} tests may be skipped.\n"
     report = dcgm3()
     [of_0, of_1] = parse_report(before + json.dumps(report).encode()).gpus
@@ -246,9 +248,6 @@ def test_the_thirteen_systems_and_seven_conditions_of_dcgm() -> None:
     assert len(dcgm_fields.HEALTH_SYSTEMS) == 13 and len(dcgm_fields.POLICY_CONDITIONS) == 7
 
 
-# ---- the command, against an agent's own socket
-
-
 class Told:
     def __init__(self) -> None:
         self.events: list[HealthEvent] = []
@@ -260,7 +259,7 @@ class Told:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Told, list[str]]]:
-    """An agent with two GPUs that say their serial numbers: who is told, and the command's options."""
+    """Yield an agent with two GPUs with serial numbers: its event sink, and the command's options."""
     gpus = [
         HostDevice("gpu", uuid, {"pci_address": address, "serial": serial})
         for uuid, address, serial in zip(UUIDS, (A, B), SERIALS, strict=True)

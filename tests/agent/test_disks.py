@@ -1,4 +1,4 @@
-"""Disks, filesystems and NVMe controllers: what they say, and what may not be asked."""
+"""Disks, filesystems and NVMe controllers: their readings, and the ones that must not be requested."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
     )
 )
 def test_a_line_of_diskstats_is_its_columns_or_nothing(words: list[str]) -> None:
-    """14 columns of Linux 4.18, 17 of 5.5, more some day; one that is no number costs the line."""
+    """14 columns of Linux 4.18, 17 of 5.5, more in future; a non-number skips the line."""
     line = f" 259 0 nvme0n1 {' '.join(words)}\n".encode("latin-1")
     counts = diskstats(line, {b"nvme0n1": "nvme0n1"}).get("nvme0n1")
     disk = dict(zip(COUNTERS, counts, strict=True)) if counts else {}
@@ -59,29 +59,31 @@ def test_a_line_of_diskstats_is_its_columns_or_nothing(words: list[str]) -> None
 
 
 def test_a_disk_that_was_pulled_out_leaves_no_row(tmp_path: Path) -> None:
-    """Hot-unplugged: no last value for ever, and, plugged in again, a counter that begins anew."""
+    """Hot-unplugged: its last value must not remain, and after replugging the counters start at 0."""
     host = hosts.unpack("h100-ib", tmp_path)
     disks = Disks(host.roots)
     assert set(rows(disks.collect()[0])) == {"nvme0n1", "nvme1n1"}
     stats = host.roots.proc / "diskstats"
     whole = stats.read_text()
     stats.write_text("".join(x for x in whole.splitlines(True) if "nvme1n1" not in x))
-    assert rows(disks.collect()[0])["nvme1n1"] is None  # gone before the list is made again
+    assert rows(disks.collect()[0])["nvme1n1"] is None  # removed before the list is updated
     (host.roots.sys / "block/nvme1n1").unlink()
     seen = [set(rows(disks.collect()[0])) for _ in range(10)]
     assert seen[-1] == {"nvme0n1"}
 
 
 def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
-    """A cache of small files was full with half its bytes free; btrfs says 0 of 0, which is not full."""
+    """A cache of small files was full with half its bytes free; btrfs reports 0 of 0, which is not
+    full.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
 
     def statvfs(point: str) -> os.statvfs_result:
         files = (1000, 10, 7) if point == "/" else (0, 0, 0)
         return os.statvfs_result((4096, 4096, 100, 50, 40, *files, 0, 255))
 
-    found = rows(Filesystems(host.roots, statvfs).collect()[0])
-    root, scratch = found["/"], found["/scratch disk"]
+    result = rows(Filesystems(host.roots, statvfs).collect()[0])
+    root, scratch = result["/"], result["/scratch disk"]
     assert root and scratch
     assert (root["inodes_count"], root["inodes_available_count"]) == (1000, 7)
     assert (scratch["inodes_count"], scratch["inodes_available_count"]) == (None, None)
@@ -89,15 +91,17 @@ def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
 
 
 def test_mounts_of_another_root_are_not_asked_here(tmp_path: Path) -> None:
-    """An agent in a container with the host's /proc told the size of the container's own overlay as the host's /."""
-    found = rows(Filesystems(hosts.unpack("h100-ib", tmp_path).roots).collect()[0])
-    root, scratch = found["/"], found["/scratch disk"]
+    """An agent in a container with the host's /proc reported the size of the container's own
+    overlay as the host's /.
+    """
+    result = rows(Filesystems(hosts.unpack("h100-ib", tmp_path).roots).collect()[0])
+    root, scratch = result["/"], result["/scratch disk"]
     assert root and root["size_bytes"] is None and root["read_only_state"] == 0
     assert scratch and scratch["size_bytes"] is None and scratch["read_only_state"] == 1
 
 
 def test_network_mounts_are_listed_and_never_asked(tmp_path: Path) -> None:
-    """statvfs of a dead server does not return; the inventory says what is mounted all the same."""
+    """statvfs of a dead server does not return; the inventory still lists the mount."""
     host = hosts.unpack("h100-ib", tmp_path)
     asked: list[str] = []
 
@@ -114,7 +118,7 @@ def test_network_mounts_are_listed_and_never_asked(tmp_path: Path) -> None:
     assert kinds["/mnt/fuse"] == ("network_filesystem", "fuse.sshfs")
 
 
-#: Mounts, in a mount namespace of its own, a FUSE file system that never answers, then takes a turn.
+#: In a mount namespace of its own, mounts a FUSE file system that never answers, then runs a turn.
 HANGING_MOUNT = """
 import ctypes, os, sys
 from pathlib import Path
@@ -150,7 +154,10 @@ os._exit(0)
 
 
 def test_a_filesystem_that_hangs_does_not_hang_the_turn(tmp_path: Path) -> None:
-    """A FUSE daemon stopped: whoever asked its mount waited for ever. Here a real one, that never answers."""
+    """A FUSE daemon stopped: each reader of its mount waited forever.
+
+    This test uses a real mount that never answers.
+    """
     point = tmp_path / "hanging"
     point.mkdir()
     done = subprocess.run(
@@ -167,7 +174,7 @@ def test_a_filesystem_that_hangs_does_not_hang_the_turn(tmp_path: Path) -> None:
 
 
 def page(**fields: int) -> bytes:
-    """Return a SMART page by the field names of the specification's figure; bytes not named are zero."""
+    """Return a SMART page by the field names of the specification's figure; other bytes are zero."""
     places = {
         "warning": (0, 1), "kelvin": (1, 2), "spare": (3, 1), "threshold": (4, 1), "used": (5, 1),
         "units_read": (32, 16), "units_written": (48, 16), "busy_minutes": (96, 16),
@@ -227,7 +234,10 @@ def test_no_smart_page_makes_a_value_that_a_cell_cannot_hold(data: bytes) -> Non
 
 
 def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
-    """A wrong number or offset sends another command to a drive. Asked of the kernel's own header."""
+    """A wrong number or offset sends another command to a drive.
+
+    Compared with the kernel's own header.
+    """
     source, program = tmp_path / "layout.c", tmp_path / "layout"
     source.write_text(
         "#include <stddef.h>\n#include <stdio.h>\n#include <sys/ioctl.h>\n#include <linux/nvme_ioctl.h>\n"
@@ -247,16 +257,16 @@ def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
         ).returncode
     ):
         pytest.skip("no C compiler with linux/nvme_ioctl.h here")
-    told = subprocess.run([program], capture_output=True, check=True, timeout=GUARD_SECONDS)
-    size, number, *offsets = map(int, told.stdout.split())
-    assert (size, number) == (nvme._PASSTHROUGH.size, nvme._ADMIN_COMMAND)
-    packed = nvme._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
-    marks = [struct.unpack_from("<I", packed, at)[0] for at in offsets]
+    printed = subprocess.run([program], capture_output=True, check=True, timeout=GUARD_SECONDS)
+    size, number, *offsets = map(int, printed.stdout.split())
+    assert (size, number) == (storage._PASSTHROUGH.size, storage._ADMIN_COMMAND)
+    packed = storage._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
+    marks = [struct.unpack_from("<I", packed, offset)[0] for offset in offsets]
     assert marks == [2, 3, 4, 5, 6]
 
 
 def test_what_is_no_drive_refuses_the_command(tmp_path: Path) -> None:
-    """The name led to a file, and to a fifo with nobody behind it: an error, and no wait."""
+    """The name led to a file, and to a fifo without a writer: an error, and no wait."""
     file, fifo = tmp_path / "nvme0", tmp_path / "nvme1"
     file.write_bytes(bytes(512))
     os.mkfifo(fifo)
@@ -268,7 +278,7 @@ def test_what_is_no_drive_refuses_the_command(tmp_path: Path) -> None:
 
 
 def test_smart_without_the_right_to_ask_is_blind_in_part(tmp_path: Path) -> None:
-    """Temperature needs no right and stays; the words name the capability."""
+    """Temperature needs no capability and stays; the message names the capability."""
     host = hosts.unpack("h100-ib", tmp_path)
 
     def refuse(device: Path) -> bytes:
@@ -286,8 +296,9 @@ def test_smart_without_the_right_to_ask_is_blind_in_part(tmp_path: Path) -> None
     [(errno.ENOENT, "PrivateDevices=no"), (errno.EPERM, "CAP_SYS_ADMIN"), (errno.ENOTTY, "")],
 )
 def test_what_opens_the_smart_log_is_what_closes_it(code: int, words: str, tmp_path: Path) -> None:
-    """Of a container without /dev/nvme0 it was said that a capability is wanting; it had them all. A virtual
-    drive that has no such page hides nothing."""
+    """In a container without /dev/nvme0 a capability was reported missing, although it had them
+    all. A virtual drive without such a page hides nothing.
+    """
 
     def refuse(device: Path) -> bytes:
         raise OSError(code, os.strerror(code), str(device))
@@ -298,7 +309,9 @@ def test_what_opens_the_smart_log_is_what_closes_it(code: int, words: str, tmp_p
 
 
 def test_another_drive_or_disk_by_the_same_name(tmp_path: Path) -> None:
-    """A worn drive took the slot of a new one: its fifty errors of the medium were those of one minute."""
+    """A worn drive took the slot of a new one: its fifty media errors counted as those of one
+    minute.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     smart, disks = NvmeSmart(host.roots, lambda device: page(media=50)), Disks(host.roots)
     sequence = host.roots.sys / "block/nvme0n1/diskseq"
@@ -313,13 +326,15 @@ def test_another_drive_or_disk_by_the_same_name(tmp_path: Path) -> None:
     assert epochs() == before and before[1] == 9
     (host.roots.sys / "class/nvme/nvme0/serial").write_text("ANOTHER\n")
     sequence.write_text("12\n")
-    (host.roots.sys / "block/nvme0n2").mkdir()  # what is plugged shows in the folder
+    (host.roots.sys / "block/nvme0n2").mkdir()  # a plugged drive changes the folder
     after = epochs()
     assert after[0] != before[0] and after[1] == 12
 
 
 def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
-    """An admin command to a controller in reset held the turn for a minute; a suspended one was woken."""
+    """An admin command to a controller in reset held the turn for a minute; another woke a
+    suspended controller.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     asked: list[str] = []
 
@@ -328,10 +343,10 @@ def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
         return page(kelvin=300, spare=99, threshold=10, media=3)
 
     smart = NvmeSmart(host.roots, read)
-    found = rows(smart.collect()[0])
+    result = rows(smart.collect()[0])
     assert asked == ["nvme0"]  # nvme1 resets
-    assert found["nvme1"] is None
-    drive = found["nvme0"]
+    assert result["nvme1"] is None
+    drive = result["nvme0"]
     assert drive and (drive["temperature_celsius"], drive["media_errors"]) == (27.0, 3)
     assert smart.access_error == ""
     power = host.roots.sys / "class/nvme/nvme0/device/power"
@@ -342,7 +357,9 @@ def test_only_a_live_and_wakeful_controller_is_asked(tmp_path: Path) -> None:
 
 
 def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
-    """A drive that refuses the log page (NVMe status) or says half of it: the other's is there."""
+    """A drive that refuses the log page (NVMe status) or returns half of it: the other drive's page
+    is read.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.sys / "class/nvme/nvme1/state").write_text("live\n")
     for broken in (b"short", OSError("the controller rejects log page 02h, NVMe status 0x4002")):
@@ -354,14 +371,16 @@ def test_one_bad_drive_does_not_cost_its_neighbour(tmp_path: Path) -> None:
                 raise broken
             return broken
 
-        found = rows(NvmeSmart(host.roots, read).collect()[0])
-        good, bad = found["nvme1"], found["nvme0"]
+        result = rows(NvmeSmart(host.roots, read).collect()[0])
+        good, bad = result["nvme1"], result["nvme0"]
         assert good and good["media_errors"] == 8
         assert bad and bad["media_errors"] is None
 
 
 def test_states_of_controllers(tmp_path: Path) -> None:
-    """A dead controller keeps its name in sysfs: its state says it, and an unknown word says nothing."""
+    """A dead controller keeps its name in sysfs: its state shows it, and an unknown state is
+    missing.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     controllers = NvmeControllers(host.roots)
     state = host.roots.sys / "class/nvme/nvme1/state"
@@ -384,12 +403,12 @@ def test_states_of_controllers(tmp_path: Path) -> None:
 
 @given(st.text(max_size=20))
 def test_any_word_is_a_state_or_none(word: str) -> None:
-    """`N/A`, another kernel's word, another script: no code is invented."""
-    assert nvme.parse_nvme_state(word) == nvme.NVME_STATES.get(word)
+    """`N/A`, another kernel's state, another script: no code is invented."""
+    assert storage.parse_nvme_state(word) == storage.NVME_STATES.get(word)
 
 
 def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> None:
-    """Before Linux 5.12 the hwmon folder was the PCI device's, among which may be another chip's."""
+    """Before Linux 5.12 the hwmon folder was the PCI device's, which may contain another chip's."""
     new, old = tmp_path / "nvme0", tmp_path / "nvme1"
     for folder, name in (
         (new / "hwmon4", "nvme"),
@@ -418,5 +437,5 @@ def test_paths_of_one_namespace_are_disks_of_their_own(tmp_path: Path) -> None:
     for name in ("nvme0n1", "nvme0c0n1", "nvme0c1n1"):
         (tmp_path / "block" / name / "device").mkdir(parents=True)
     (tmp_path / "block/dm-0").mkdir()
-    found = storage.disks_with_backing(tmp_path)
-    assert found == ["nvme0c0n1", "nvme0c1n1", "nvme0n1"]
+    result = storage.disks_with_backing(tmp_path)
+    assert result == ["nvme0c0n1", "nvme0c1n1", "nvme0n1"]

@@ -1,4 +1,6 @@
-"""`gangline doctor`: what it sees, what it is blind to, and the line that opens it, over hosts that are folders."""
+"""`gangline doctor`: its readings, its blind spots, and the line that opens them, over hosts that
+are folders.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ from tests.hosts.reading import TIMEX, StoppedClock, collectors_of
 ROOT = Path(__file__).parent.parent.parent
 NOW = 10_000 * check.SECOND_NS
 ALL_CAPABILITIES = "CapEff:\t000001ffffffffff\n"
-#: statvfs of a disk with room.
+#: statvfs of a disk with free space.
 ROOM = os.statvfs_result((4096, 4096, 1 << 24, 1 << 23, 1 << 23, 1000, 900, 900, 0, 255))
 
 
 def healthy(tmp_path: Path, name: str = "h100-ib", **changes: Any) -> DiagnosedHost:
-    """A folder host with a running agent that is well; *changes* of the host seen by the checks."""
+    """Return a folder host with a healthy running agent; *changes* of the host seen by the checks."""
     host = unpack(name, tmp_path / "host")
     agent = section(NOW)
     process = host.root / f"proc/{agent['pid']}"
@@ -76,8 +78,7 @@ def healthy(tmp_path: Path, name: str = "h100-ib", **changes: Any) -> DiagnosedH
 
 
 def found(host: DiagnosedHost, level: str) -> list[DiagnosisResult]:
-    """What the checks find of one level."""
-    return [one for one in diagnosis.diagnose(host) if one.level == level]
+    return [result for result in diagnosis.diagnose(host) if result.level == level]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,14 +86,14 @@ def test_a_healthy_host_has_no_problem(name: str, tmp_path: Path) -> None:
     """An operator who sees a red line on each host stops reading them."""
     host = healthy(tmp_path, name)
     assert (found(host, PROBLEM), found(host, BLIND)) == ([], [])
-    assert {"agent", "aggregator", "clock", "disk"} <= {one.check for one in found(host, OK)}
+    assert {"agent", "aggregator", "clock", "disk"} <= {result.check for result in found(host, OK)}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_an_agent_the_sources_are_read_here(name: str, tmp_path: Path) -> None:
     """Before the first start an operator wants to know what the agent will see."""
     there = unpack(name, tmp_path / "read")
-    results = [run_collector(one, StoppedClock()) for one in collectors_of(there.roots)]
+    results = [run_collector(result, StoppedClock()) for result in collectors_of(there.roots)]
     unread = group_unread(results)
     host = healthy(
         tmp_path,
@@ -103,35 +104,40 @@ def test_without_an_agent_the_sources_are_read_here(name: str, tmp_path: Path) -
         read_count=9,
     )
     problems = found(host, PROBLEM)
-    assert [(one.check, one.text) for one in problems] == [("agent", "no agent runs here")]
+    assert [(problem.check, problem.text) for problem in problems] == [
+        ("agent", "no agent runs here")
+    ]
     assert "systemctl enable --now gangline-agent" in problems[0].remedy
-    named = {name for one in unread if one.outcome == "blind" for name in one.names}
-    assert len(found(host, BLIND)) == sum(one.outcome == "blind" for one in unread) or not named
+    named = {name for result in unread if result.outcome == "blind" for name in result.names}
+    assert (
+        len(found(host, BLIND)) == sum(result.outcome == "blind" for result in unread) or not named
+    )
 
 
 def only(host: DiagnosedHost, name: str, level: str = PROBLEM) -> DiagnosisResult:
-    """The one result of a check at that level."""
-    (one,) = [one for one in found(host, level) if one.check == name]
-    return one
+    (result,) = [result for result in found(host, level) if result.check == name]
+    return result
 
 
 def test_driver_and_library_of_different_versions(tmp_path: Path) -> None:
-    """An unattended upgrade replaces the library under a loaded driver: `Driver/library version mismatch`, no GPU."""
+    """An unattended upgrade replaces the library under a loaded driver: `Driver/library version
+    mismatch`, no GPU.
+    """
     library = tmp_path / "lib"
     library.mkdir()
     (library / "libnvidia-ml.so.595.10").touch()
     (library / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.595.10")
-    one = only(healthy(tmp_path, library_folders=[tmp_path, library]), "driver")
-    assert "590.48.01" in one.text and "595.10" in one.text and "reboot" in one.remedy
+    result = only(healthy(tmp_path, library_folders=[tmp_path, library]), "driver")
+    assert "590.48.01" in result.text and "595.10" in result.text and "reboot" in result.remedy
 
 
 def test_gpus_without_a_driver(tmp_path: Path) -> None:
-    """GPUs present and the driver silent: nouveau, or a module that was not built for this kernel."""
+    """GPUs without a driver's answer: nouveau, or a module that was not built for this kernel."""
     host = healthy(tmp_path, "h200-roce")
     (tmp_path / "host/proc/driver/nvidia/version").unlink()
-    one = only(host, "gpus")
-    assert "8 on the PCI bus, and the NVIDIA driver is not loaded" in one.text
-    assert "modprobe nvidia" in one.remedy
+    result = only(host, "gpus")
+    assert "8 on the PCI bus, and the NVIDIA driver is not loaded" in result.text
+    assert "modprobe nvidia" in result.remedy
 
 
 def test_a_gpu_that_the_driver_lost(tmp_path: Path) -> None:
@@ -144,7 +150,7 @@ def test_a_gpu_that_the_driver_lost(tmp_path: Path) -> None:
 
 
 def test_a_pod_without_the_runtime_class(tmp_path: Path) -> None:
-    """The GPU is well: it is the pod that has no device nodes."""
+    """The GPU is healthy: the pod has no device nodes."""
     host = healthy(tmp_path, environment={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}.get)
     (tmp_path / "host/dev/nvidiactl").unlink()
     assert "runtimeClassName" in only(host, "gpus").remedy
@@ -163,7 +169,10 @@ def test_a_pod_without_the_runtime_class(tmp_path: Path) -> None:
 def test_a_microvm_with_a_containers_image_is_no_container(
     tmp_path: Path, comm: str | None, first_has_mark: bool, container: bool
 ) -> None:
-    """Its root had `/.dockerenv`, and so an H200 was advised on nvidia-docker. With `--pid=host` process 1 is the host's."""
+    """Its root had `/.dockerenv`, so that an H200 got advice about nvidia-docker.
+
+    With `--pid=host` process 1 is the host's.
+    """
     host = healthy(tmp_path)
     root, proc = host.config.run_root.parent, host.config.proc_root
     (root / ".dockerenv").touch()
@@ -173,7 +182,7 @@ def test_a_microvm_with_a_containers_image_is_no_container(
         (proc / "2/comm").write_text(comm)
     (tmp_path / "machine").mkdir()
     (proc / "1/root").symlink_to(root if first_has_mark else tmp_path / "machine")
-    assert [one.check for one in found(host, NOTE) if one.check == "container"] == [
+    assert [result.check for result in found(host, NOTE) if result.check == "container"] == [
         "container"
     ] * container
 
@@ -192,14 +201,14 @@ def test_a_microvm_with_a_containers_image_is_no_container(
 def test_a_blind_source_has_the_line_that_opens_it(
     words: str, text: str, remedy: str, tmp_path: Path
 ) -> None:
-    """The collector's own words: doctor, `agent status` and the log say the same."""
+    """doctor, `agent status` and the log show the collector's own message."""
     host = healthy(tmp_path, unread=[UnreadSources("blind", words, ["kernel_log_10s"])])
-    (one,) = found(host, BLIND)
-    assert one == (BLIND, "kernel_log_10s", text, remedy)
+    (result,) = found(host, BLIND)
+    assert result == (BLIND, "kernel_log_10s", text, remedy)
 
 
 def test_each_source_that_says_what_opens_it_is_split() -> None:
-    """A collector whose words `split_remedy` does not know would show them as one long line."""
+    """A collector whose message `split_remedy` does not know would show it as one long line."""
     texts = "".join(path.read_text() for path in (ROOT / "agent/collectors").glob("*.py"))
     known = re.findall(r"AmbientCapabilities=\w+", texts)
     assert len(known) >= 5
@@ -218,12 +227,12 @@ def test_a_missing_capability_is_a_blind_spot(tmp_path: Path) -> None:
     host = healthy(tmp_path)
     mask = sum(1 << bit for bit, _ in diagnosis.CAPABILITIES.values()) & ~(1 << 21)
     (host.process / "status").write_text(f"CapEff:\t{mask:016x}\n")
-    (one,) = found(host, BLIND)
-    assert "CAP_SYS_ADMIN" in one.text and "AmbientCapabilities=CAP_SYS_ADMIN" in one.remedy
+    (result,) = found(host, BLIND)
+    assert "CAP_SYS_ADMIN" in result.text and "AmbientCapabilities=CAP_SYS_ADMIN" in result.remedy
 
 
 def test_the_capabilities_are_those_of_the_unit() -> None:
-    """One list in the unit, the docs and here."""
+    """Unit, docs and this module have the same list."""
     unit = (ROOT / "packaging/systemd/gangline-agent.service").read_text()
     (names,) = re.findall(r"^AmbientCapabilities=(.*)$", unit, re.MULTILINE)
     assert set(names.split()) == set(diagnosis.CAPABILITIES)
@@ -235,8 +244,8 @@ def test_selinux_is_named_where_a_source_is_blind(tmp_path: Path) -> None:
     (host.config.sys_root / "fs/selinux/enforce").write_text("1")
     (host.process / "attr").mkdir()
     (host.process / "attr/current").write_text("system_u:system_r:unconfined_service_t:s0\0")
-    one = only(host, "selinux", NOTE)
-    assert "unconfined_service_t:s0:" in one.text and one.remedy.startswith("ausearch")
+    result = only(host, "selinux", NOTE)
+    assert "unconfined_service_t:s0:" in result.text and result.remedy.startswith("ausearch")
 
 
 def test_a_clock_that_nobody_keeps(tmp_path: Path) -> None:
@@ -260,7 +269,7 @@ def test_a_disk_without_room(changes: dict[str, int], part: str, tmp_path: Path)
 
 
 def test_an_aggregator_that_is_away(tmp_path: Path) -> None:
-    """Beside an agent it is the agent's connection that counts, without one our own."""
+    """With an agent its connection counts, without one doctor's own."""
     host = healthy(tmp_path, connect=lambda config: "not to be called")
     assert host.status is not None
     host.status["agent"].update(connected=False, last_error="10.0.0.1:7600: Connection refused")
@@ -280,17 +289,17 @@ def test_certificates_are_read(tmp_path: Path) -> None:
     file = make_authority(tmp_path, "example", datetime.now(UTC)).certificate
     host = healthy(tmp_path)
     host.config = replace(host.config, tls_ca_file=str(file), tls_key_file=str(tmp_path / "no.key"))
-    texts = [one.text for one in found(host, PROBLEM)]
+    texts = [result.text for result in found(host, PROBLEM)]
     assert "tls_certificate_file and tls_key_file go together: set both, or neither" in texts
     assert any("no.key does not exist" in text for text in texts)
     host.wall_seconds = 10**11
-    assert any(f"{file} expired" in one.text for one in found(host, PROBLEM))
+    assert any(f"{file} expired" in result.text for result in found(host, PROBLEM))
     file.write_text("no certificate")
-    assert any(f"{file}: " in one.text for one in found(host, PROBLEM))
+    assert any(f"{file}: " in result.text for result in found(host, PROBLEM))
 
 
 def test_an_agent_of_another_version(tmp_path: Path) -> None:
-    """GANGLINE_NO_RESTART=1: the old version runs on, and somebody has to know."""
+    """GANGLINE_NO_RESTART=1: the old version runs on, which the operator must see."""
     host = healthy(tmp_path)
     assert host.status is not None
     host.status["agent_version"] = "0.0.1"
@@ -298,9 +307,9 @@ def test_an_agent_of_another_version(tmp_path: Path) -> None:
 
 
 def test_what_a_child_that_hung_had_read_is_shown() -> None:
-    """The GPU driver hangs: all other sources are known, and the one that hangs is named."""
+    """The GPU driver hangs: all other sources are known, and the hung one is named."""
     output = b'["disk_1s", 4, ""]\n["disk_1s", 0, ""]\n["gpu_1s", 4, ""]\n["gp'
-    results = {one.collector: one for one in source_reading.parse(output, 20.0)}
+    results = {result.collector: result for result in source_reading.parse(output, 20.0)}
     assert results["disk_1s"].outcome is CollectOutcome.OK
     assert results["gpu_1s"].message == "did not return within 20 s: its driver hangs"
     (nothing,) = source_reading.parse(b"", 20.0)
@@ -309,12 +318,14 @@ def test_what_a_child_that_hung_had_read_is_shown() -> None:
 
 def test_the_child_reads_a_host_that_is_a_folder(tmp_path: Path) -> None:
     roots = unpack("plain-vm", tmp_path).roots
-    results = {one.collector: one for one in source_reading.read_sources(roots, ["disk_1s"])}
+    results = {
+        result.collector: result for result in source_reading.read_sources(roots, ["disk_1s"])
+    }
     assert results["host_1s"].outcome is CollectOutcome.OK and "disk_1s" not in results
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong settings, no agent: words, an exit code, and JSON that says of which form it is."""
+    """Wrong settings, no agent: a message, an exit code, and JSON that names its format."""
     settings = tmp_path / "agent.toml"
     settings.write_text(f'agregator = "head:7600"\nsys_root = "{tmp_path}"\n')
     arguments = ["--config", str(settings), "--run-folder", str(tmp_path / "run")]

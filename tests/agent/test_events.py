@@ -1,4 +1,4 @@
-"""The event queue: an XID that was put is on disk, and one damaged line costs no other."""
+"""The event queue: a stored XID is on disk, and a damaged line does not affect others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reopened(queue: EventQueue) -> EventQueue:
 
 
 def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
-    """The host reset itself after the XID: what it said last must not be lost with it."""
+    """The host reset itself after the XID: its last event must not be lost."""
     queue = EventQueue.open(tmp_path / "events")
     for number in range(5):
         queue.put(xid(number))
@@ -78,7 +78,7 @@ def test_kill_9_loses_no_event_that_put_took(tmp_path: Path) -> None:
 
 
 def test_too_many_drop_the_oldest_and_count(tmp_path: Path) -> None:
-    """A card that reports an XID a millisecond, and an aggregator that is away."""
+    """A card that reports an XID a millisecond, and an unreachable aggregator."""
     queue = EventQueue.open(tmp_path / "events", events_max=10)
     for number in range(25):
         queue.put(xid(number))
@@ -97,7 +97,7 @@ def test_an_event_without_an_id_gets_one_and_a_flood_of_words_is_cut(tmp_path: P
 
 
 def test_the_file_stays_small(tmp_path: Path) -> None:
-    """A thousand events a day for a year, each receipted soon, with one that never is."""
+    """A thousand events a day for a year, each receipted soon, and one without a receipt."""
     queue = EventQueue.open(tmp_path / "events")
     queue.put(xid(0))
     for number in range(1, 200):
@@ -110,7 +110,7 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_nothing_keeps_events_in_memory(tmp_path: Path) -> None:
-    """The disk fails, and the XID says why: it must get out all the same."""
+    """The disk fails, and the XID has the reason: it must still be sent."""
     queue = EventQueue.open(tmp_path / "events")
     queue.put(xid(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -120,7 +120,7 @@ def test_a_disk_that_takes_nothing_keeps_events_in_memory(tmp_path: Path) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (ids(queue), queue.write_errors) == (["event-1", "event-2"], 1)
-    queue.put(xid(3))  # the disk is back: what it missed is brought to it too
+    queue.put(xid(3))  # the disk works again: events missing on it are written, too
     queue = reopened(queue)
     assert ids(queue) == ["event-1", "event-2", "event-3"]
     queue.close()
@@ -142,10 +142,10 @@ def revision(number: int, count: int) -> HealthEvent:
 
 
 def test_a_higher_revision_takes_the_place_of_a_lower_one(tmp_path: Path) -> None:
-    """A storm's count grows while the aggregator is away: it gets the last word, once."""
+    """A storm's count grows while the aggregator is unreachable: it gets the last count, once."""
     queue = EventQueue.open(tmp_path / "events")
     assert queue.put(revision(0, 1)) and queue.put(xid(1)) and queue.put(revision(2, 500))
-    queue.put(revision(1, 20))  # of before, told again after a crash
+    queue.put(revision(1, 20))  # an older one, repeated after a crash
     assert queue.pending(9) == [revision(2, 500), xid(1)]
     queue = reopened(queue)
     assert queue.pending(9) == [revision(2, 500), xid(1)]
@@ -153,7 +153,7 @@ def test_a_higher_revision_takes_the_place_of_a_lower_one(tmp_path: Path) -> Non
 
 
 def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
-    """The count rose while the event was on its way: the new count must still go."""
+    """The count rose while the event was in flight: the new count must also be sent."""
     queue = EventQueue.open(tmp_path / "events")
     queue.put(revision(0, 1))
     assert queue.pending(9) == [revision(0, 1)]
@@ -168,7 +168,7 @@ def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
 
 
 def test_put_says_whether_the_event_is_on_disk(tmp_path: Path) -> None:
-    """Who reads a log must not pass over a line whose event a crash would lose."""
+    """A log reader must not advance past a line whose event a crash would lose."""
     queue = EventQueue.open(tmp_path / "events")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
@@ -209,7 +209,7 @@ def test_damage_costs_the_lines_it_touches(at: int, flip: int, cut: bool) -> Non
 
 @given(st.binary(max_size=300))
 def test_no_bytes_make_parse_line_raise_anything_but_value_error(line: bytes) -> None:
-    """Whatever stands in the file, the agent starts."""
+    """The agent starts with any file content."""
     with pytest.raises(ValueError):
         parse_line(line)
 
@@ -219,7 +219,9 @@ def of_job(number: int, revision: int = 0) -> HealthEvent:
 
 
 def test_who_runs_gives_way_to_a_fault(tmp_path: Path) -> None:
-    """Cut off for a day on a host of short jobs: the queue was full of them, and the XID of the first hour gone."""
+    """Disconnected for a day on a host of short jobs: the queue was full of job events, and the XID
+    of the first hour was lost.
+    """
     queue = EventQueue.open(tmp_path / "events", events_max=10)
     queue.put(xid(0))
     for number in range(50):
@@ -232,19 +234,19 @@ def test_who_runs_gives_way_to_a_fault(tmp_path: Path) -> None:
     for number in range(2, 14):
         queue.put(xid(number))
     assert ids(queue) == [f"event-{n}" for n in range(4, 14)]
-    queue.put(of_job(99))  # no room among faults: it is told again when there is
+    queue.put(of_job(99))  # no space among faults: it is reported again later
     assert ids(queue) == [f"event-{n}" for n in range(4, 14)]
     queue.close()
 
 
 def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
-    """A job of 500 processes began, and the XID of its first second stood behind them in the line."""
+    """A job of 500 processes began, and the XID of its first second waited behind them."""
     queue = EventQueue.open(tmp_path / "events")
     for number in range(3):
         queue.put(of_job(number))
     queue.put(xid(0))
     assert [event.event_id for event in queue.pending(2)] == ["event-0", "job-0"]
-    queue.put(of_job(0, revision=1))  # one that came since then goes on waiting
+    queue.put(of_job(0, revision=1))  # a later revision keeps waiting
     queue.acknowledge(["event-0", "job-0"])
     assert ids(queue) == ["job-0", "job-1", "job-2"]
     queue.acknowledge(ids(queue))
@@ -254,8 +256,9 @@ def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
 
 
 def test_no_fsync_is_waited_for_who_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow disk the start of a job of 500 processes held the daemon for ten seconds, an fsync for each. What a boot
-    ends need not outlast one."""
+    """On a slow disk the start of a job of 500 processes blocked the daemon for ten seconds, with
+    an fsync for each. Events that a boot ends need not survive a crash.
+    """
     queue = EventQueue.open(tmp_path / "events")
     synced: list[int] = []
     monkeypatch.setattr("gangline.agent.spool.event_queue.os.fsync", synced.append)

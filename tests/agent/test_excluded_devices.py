@@ -1,6 +1,7 @@
-"""A device that does not answer: the place names it while it holds us, and spared it is not touched again.
+"""A device that does not answer: the call slot names it during the hang; an excluded device is not
+used again.
 
-A FIFO without a writer stands for the file that hangs: open(2) of it does not return.
+A FIFO without a writer represents the hanging file: open(2) of it does not return.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests import hosts
 from tests.hosts.reading import rows_of
 from tests.processes import GUARD_SECONDS
 
-#: Those of NVML have tests of their own.
+#: Collectors of NVML, which have tests of their own.
 OF_NVML = ("gpu", "nvlink", "c2c", "mig", "nvml", "kubelet")
 
 
@@ -46,7 +47,6 @@ def host(tmp_path: Path) -> hosts.HostFolder:
 
 @contextmanager
 def hanging(path: Path) -> Iterator[None]:
-    """Let the file be one whose open does not return."""
     path = path.resolve()
     content = path.read_bytes()
     path.unlink()
@@ -60,17 +60,17 @@ def hanging(path: Path) -> Iterator[None]:
 
 @contextmanager
 def held(collector: Collector, path: Path) -> Iterator[place.Seen]:
-    """Let a turn run into the FIFO; yields what the place shows meanwhile, then lets it go."""
+    """Run a turn into the FIFO; yield the content of the call slot, then release the turn."""
     thread = threading.Thread(target=collector.collect, daemon=True)
     thread.start()
     end = time.monotonic() + GUARD_SECONDS
     while not (seen := place.here()).call or seen.call.split()[-1] not in str(path):
         assert time.monotonic() < end, seen
-        time.sleep(0.001)  # the other thread's turn
+        time.sleep(0.001)  # gives the other thread time
     try:
         yield seen
     finally:
-        # The open returns, also one that is just to come.
+        # The open returns, even if it begins only now.
         writer = os.open(path.resolve(), os.O_RDWR)
         thread.join(GUARD_SECONDS)
         os.close(writer)
@@ -80,12 +80,12 @@ def held(collector: Collector, path: Path) -> Iterator[place.Seen]:
 
 def known(collector: Collector) -> dict[str, int]:
     """Return how many cells of each row have a value, over all blocks of a turn."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for block in collector.collect():
         for device, cells in rows_of(block):
             values = [value for value in (cells or {}).values() if value is not None]
-            found[device] = found.get(device, 0) + len(values)
-    return found
+            result[device] = result.get(device, 0) + len(values)
+    return result
 
 
 def spare(collector: Collector, *devices: str) -> None:
@@ -94,7 +94,7 @@ def spare(collector: Collector, *devices: str) -> None:
 
 
 def test_every_collector_that_enters_a_driver_can_spare_a_device() -> None:
-    """One that could not was left out whole: eight NICs unseen for the sake of one."""
+    """Without this a collector was skipped entirely: eight NICs unseen because of one."""
     for name, make in COLLECTORS.items():
         collector = make(Roots(Path("/nowhere"), Path("/nowhere"), hosts.NO_NVML)) if (
             not name.startswith(OF_NVML)
@@ -103,7 +103,7 @@ def test_every_collector_that_enters_a_driver_can_spare_a_device() -> None:
             assert collector.can_exclude, name
 
 
-#: A collector, the file that hangs, the name and the call that the place is to show, and the row.
+#: A collector, the hanging file, the device and call shown in the slot, and the row.
 CASES: dict[str, tuple[Callable[[Roots], Collector], str, str, str, str]] = {
     "rdma": (
         rdma_1s,
@@ -131,7 +131,10 @@ CASES: dict[str, tuple[Callable[[Roots], Collector], str, str, str, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_that_hangs_is_named_and_then_left_alone(case: str, host: hosts.HostFolder) -> None:
-    """The firmware of one port answered no query. The rows stay, and the neighbours' cells are as they were."""
+    """The firmware of one port answered no query.
+
+    The rows stay, and the neighbors' cells are unchanged.
+    """
     make, file, device, call, row = CASES[case]
     path = host.roots.sys / file
     before = known(make(host.roots))
@@ -140,17 +143,17 @@ def test_a_file_that_hangs_is_named_and_then_left_alone(case: str, host: hosts.H
         with held(collector, path) as seen:
             assert (seen.device, seen.call) == (device, call)
         spare(collector, device, "another collector's")
-        after = known(collector)  # returns: nothing of the device was opened
+        after = known(collector)  # returns: no file of the device was opened
         assert after.keys() == before.keys()
         assert after[row] < before[row]
         others = {name: count for name, count in before.items() if not name.startswith(row)}
         assert others == {name: after[name] for name in others}
     spare(collector)
-    assert known(collector) == before  # taken back, at once
+    assert known(collector) == before  # the exclusion ended, at once
 
 
 def test_a_device_that_comes_while_another_is_spared(host: hosts.HostFolder) -> None:
-    """The list was made anew, and with it the files of the one that hung: the turn stood in it again."""
+    """A new listing included the files of the hung device: the turn hung again."""
     path = host.roots.sys / "class/infiniband/mlx5_0/ports/1/counters/port_rcv_data"
     collector = rdma_1s(host.roots)
     spare(collector, "mlx5_0/1")
@@ -163,12 +166,12 @@ def test_a_device_that_comes_while_another_is_spared(host: hosts.HostFolder) -> 
 
 
 def test_the_chip_of_a_sensor_is_spared_as_a_whole(host: hosts.HostFolder) -> None:
-    """A BMC that hung had twelve sensors: each of them cost a sampler of its own."""
+    """A hung BMC had twelve sensors: each of them cost a sampler of its own."""
     collector = hwmon_10s(host.roots)
     chip = next(iter(known(collector))).rpartition("/")[0]
     spare(collector, chip)
-    found = known(collector)
-    assert all((count == 0) == name.startswith(f"{chip}/") for name, count in found.items())
+    result = known(collector)
+    assert all((count == 0) == name.startswith(f"{chip}/") for name, count in result.items())
 
 
 def test_a_filesystem_a_drive_and_a_function_are_not_asked(host: hosts.HostFolder) -> None:
@@ -201,16 +204,20 @@ def test_a_filesystem_a_drive_and_a_function_are_not_asked(host: hosts.HostFolde
 
 
 def test_an_interface_is_spared_in_each_of_its_tables(host: hosts.HostFolder) -> None:
-    """`carrier` waits for the driver's firmware: spared, the interface has its ifindex no more, and its row still."""
+    """`carrier` waits for the driver's firmware: an excluded interface loses its ifindex, but keeps
+    its row.
+    """
     collector = net_1s(host.roots)
     name = next(iter(known(collector)))
     spare(collector, name)
-    found = known(collector)
-    assert found[name] == 0 and sum(found.values()) > 0
+    result = known(collector)
+    assert result[name] == 0 and sum(result.values()) > 0
 
 
 def test_a_long_name_is_spared_by_what_the_place_shows() -> None:
-    """The place cut the mount point at 63 bytes; named so, nothing was spared, and the next turn hung as well."""
+    """The slot cut the mount point at 63 bytes; this name excluded nothing, and the next turn hung
+    as well.
+    """
     point = "/srv/" + "x" * 100
     with driver_call(point, "statvfs"):
         shown = place.here().device
@@ -219,7 +226,7 @@ def test_a_long_name_is_spared_by_what_the_place_shows() -> None:
 
 
 def test_files_of_no_device_are_not_told(tmp_path: Path) -> None:
-    """Main reads files that enter no driver: nobody watches them, and nothing is spent on telling."""
+    """The main process reads files without a driver, unwatched: the slot is not written."""
     (tmp_path / "file").write_text("7\n")
     cells, valid = bytearray(16), bytearray(2)
     files = CounterFiles([(cells, valid)])

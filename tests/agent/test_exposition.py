@@ -1,4 +1,4 @@
-"""`/metrics` as text: names and labels, what is shown first, what stale readings and odd words do."""
+"""`/metrics` as text: names and labels, priorities, stale readings, and unusual characters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def host(name: str) -> LatestReadings:
-    """The last readings of a host of `tests/hosts`, all taken at boot time 0."""
+    """Return the last readings of a host of `tests/hosts`, all taken at boot time 0."""
     tables: dict[str, dict[str, dict[str, Any] | None]] = json.loads(
         (HOSTS / f"{name}.json").read_text()
     )["tables"]
@@ -61,9 +61,9 @@ def put(block: Block, column: int, row: int, value: float | None) -> None:
 
 
 def reading(table: str, devices: list[str], **values: list[float | None]) -> Block:
-    """A block of *table* with some of its columns filled, a value a device."""
+    """Return a block of *table* with some of its columns filled, a value per device."""
     block = Block(table, devices)
-    columns = {signal.column: at for at, signal in enumerate(TABLES[table])}
+    columns = {signal.column: index for index, signal in enumerate(TABLES[table])}
     for name, column_values in values.items():
         for row, value in enumerate(column_values):
             put(block, columns[name], row, value)
@@ -78,7 +78,7 @@ def exposition(latest: LatestReadings, series_max: int = 400, **more: Any) -> Ex
 def samples(
     families: list[Family], form: ExpositionFormat = ExpositionFormat.OPENMETRICS
 ) -> list[Sample]:
-    """What the parser of Prometheus' own Python client makes of the text."""
+    """Return the samples parsed by Prometheus' own Python client."""
     parse: Any = openmetrics_parser if form is ExpositionFormat.OPENMETRICS else plain_parser
     text = render_exposition(families, form).decode()
     return [
@@ -100,7 +100,7 @@ def test_every_host_is_parsed_by_prometheus_client(name: str, form: ExpositionFo
 
 @pytest.mark.parametrize("name", ["h100-ib", "h200-roce", "gb200-nvl72", "plain-vm"])
 def test_every_host_is_parsed_by_promtool(name: str) -> None:
-    """promtool reads with the parser that Prometheus scrapes with, and lints names besides."""
+    """promtool uses Prometheus' own parser, and also lints names."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (it is in Debian's package `prometheus`)")
@@ -134,10 +134,10 @@ def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
 
 
 def test_what_is_named_as_important_is_in_the_catalogue_once() -> None:
-    """A signal was renamed, and the alarm that stood on it lost its series to a fan's speed."""
-    assert len(set(metric_priority.METRIC_PRIORITY)) == len(metric_priority.METRIC_PRIORITY)
-    shown = [signal.name for signal in metric_priority.SIGNALS_BY_PRIORITY]
-    assert shown[: len(metric_priority.METRIC_PRIORITY)] == list(metric_priority.METRIC_PRIORITY)
+    """A signal was renamed, and the alarm on it lost its series to a fan's speed."""
+    assert len(set(metrics.METRIC_PRIORITY)) == len(metrics.METRIC_PRIORITY)
+    shown = [signal.name for signal in metrics.SIGNALS_BY_PRIORITY]
+    assert shown[: len(metrics.METRIC_PRIORITY)] == list(metrics.METRIC_PRIORITY)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_is_named_as_important_is_in_the_catalogue_once() -> None:
     ],
 )
 def test_a_device_is_known_by_what_stays(kind: str, key: str, labels: dict[str, str]) -> None:
-    """GPU 3 was GPU 2 after a reboot; the graph of a healthy one went on with the sick one's."""
+    """GPU 3 was GPU 2 after a reboot; the graph of a healthy GPU continued the faulty one's."""
     attributes = {
         ("gpu", GPU): {"pci_address": "0000:9b:00.0"},
         ("mig", "MIG-x"): {"gpu": GPU},
@@ -200,15 +200,15 @@ def test_values_keep_their_digits_and_missing_is_not_zero() -> None:
 
 
 def test_old_readings_are_left_out_and_counted() -> None:
-    """A GPU had fallen off the bus an hour ago; its last temperature, a good one, was still shown."""
+    """A GPU had fallen off the bus an hour ago; its last, normal temperature was still shown."""
     now = [0]
     latest = LatestReadings()
     latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
     latest.update(0, [reading("rdma_10s", ["mlx5_0/1"], link_layer_code=[1])])
-    made = exposition(latest, boottime_ns=lambda: now[0])
+    created = exposition(latest, boottime_ns=lambda: now[0])
 
     def shown() -> tuple[set[str], float]:
-        read = {name: value for name, _, value in samples(made.families())}
+        read = {name: value for name, _, value in samples(created.families())}
         return set(read) & {
             "gangline_gpu_temperature_celsius",
             "gangline_rdma_link_layer_code",
@@ -226,7 +226,7 @@ def test_old_readings_are_left_out_and_counted() -> None:
 @pytest.mark.parametrize("series_max", [10, 100, 400, 3000])
 @pytest.mark.parametrize("name", ["h100-ib", "h200-roce", "gb200-nvl72"])
 def test_no_more_series_than_asked_for(name: str, series_max: int) -> None:
-    """Ten thousand hosts with five thousand series each were the end of a Prometheus."""
+    """Ten thousand hosts with five thousand series each overloaded a Prometheus."""
     everything = len(samples(exposition(host(name), 100_000).families()))
     read = samples(exposition(host(name), series_max).families())
     assert len(read) <= series_max
@@ -255,27 +255,27 @@ def test_a_silent_device_makes_no_room_for_others() -> None:
     latest = LatestReadings()
     hot = [reading("gpu_1s", gpus, temperature_celsius=[50.0] * 4, memory_free_bytes=[1.0] * 4)]
     latest.update(0, hot)
-    made = exposition(latest, META_SERIES + sum(metric_priority.RESERVED_SERIES.values()) + 4)
-    before = {name for name, _, _ in samples(made.families())}
+    shown = exposition(latest, META_SERIES + sum(metrics.RESERVED_SERIES.values()) + 4)
+    before = {name for name, _, _ in samples(shown.families())}
     assert "gangline_gpu_temperature_celsius" in before
     assert "gangline_gpu_memory_free_bytes" not in before
     hung = reading(
         "gpu_1s", gpus, temperature_celsius=[None] * 3 + [50.0], memory_free_bytes=[1.0] * 4
     )
     latest.update(0, [hung])
-    after = samples(made.families())
+    after = samples(shown.families())
     assert {name for name, _, _ in after} == before
     assert sum(name == "gangline_gpu_temperature_celsius" for name, _, _ in after) == 1
     assert {n: v for n, _, v in after}["gangline_metrics_left_out_series"] == 4
 
 
 def test_what_begins_to_hang_moves_nothing_else() -> None:
-    """Each time a call hung, the series of other devices went, just when somebody looked at them."""
+    """Each time a call hung, the series of other devices disappeared when they were needed."""
     latest = host("h100-ib")
-    made = exposition(latest)
-    before = {name for name, _, _ in samples(made.families())}
+    shown = exposition(latest)
+    before = {name for name, _, _ in samples(shown.families())}
     latest.update(0, [reading("probe_1s", ["gpu 0000:9b:00.0"], hung_seconds=[3.5], state=[1])])
-    after = {name for name, _, _ in samples(made.families())}
+    after = {name for name, _, _ in samples(shown.families())}
     assert after == before | {"gangline_probe_hung_seconds", "gangline_probe_state"}
 
 
@@ -296,7 +296,9 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 def test_any_words_come_back_as_they_were(
     label: str, words: str, value: float, form: ExpositionFormat
 ) -> None:
-    """A file system was mounted on a folder with a quote in its name; the host vanished from all graphs."""
+    """A file system was mounted on a folder with a quote in its name; the host vanished from all
+    graphs.
+    """
     family = Family(
         "gangline_x",
         "gauge",
@@ -310,7 +312,9 @@ def test_any_words_come_back_as_they_were(
 
 
 def test_bytes_that_are_no_text_are_spelt_out() -> None:
-    """Two mount points that differed in such a byte became one series twice, which Prometheus refuses."""
+    """Two mount points that differed in such a byte became one series twice, which Prometheus
+    refuses.
+    """
     latest = LatestReadings()
     latest.update(0, [reading("filesystem_60s", ["/\udcff", "/\udcfe"], size_bytes=[1.0, 2.0])])
     labels = [labels for _, labels, _ in samples(exposition(latest).families()) if labels]

@@ -1,4 +1,4 @@
-"""What is worked out from files that hardly ever change: never an old value, and hardly ever worked out."""
+"""Values derived from files that rarely change: never outdated, and rarely recomputed."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from gangline.agent.hardware.files import FileReader
 from gangline.ext import place
 
 NAMES = ("a", "b", "folder/c")
-#: A file of one of these names is written; one in a folder may be taken away (None).
+#: (name, content): a file is written; a file in a folder may be removed (None).
 CHANGES = st.tuples(
     st.sampled_from(NAMES), st.none() | st.sampled_from(["1\n", "2\n", "x" * 5000, "y" * 5000])
 )
 
 
 def all_of(folder: Path, files: FileReader) -> dict[str, str | None]:
-    """Read some files, one of them only where a folder has it."""
+    """Read some files; the files of a folder only if listed."""
     names = ["a", "b", *(f"folder/{name}" for name in files.names(folder / "folder"))]
     return {name: files.text(folder / name) for name in names}
 
 
 @given(st.lists(st.lists(CHANGES, max_size=3), max_size=8))
 def test_it_is_what_the_files_say_now(turns: list[list[tuple[str, str | None]]]) -> None:
-    """A governor was changed, a file came and went: the value of the turn before would be a lie."""
+    """A governor was changed, a file appeared and disappeared: the previous turn's value would be
+    wrong.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "folder").mkdir()
@@ -43,7 +45,7 @@ def test_it_is_what_the_files_say_now(turns: list[list[tuple[str, str | None]]])
 
 
 def test_it_is_worked_out_when_something_is_another_and_now_and_then(tmp_path: Path) -> None:
-    """All of it was read anew each minute, for a change in a year."""
+    """All files were read again each minute, for a change a year."""
     file = tmp_path / "a"
     file.write_text("1\n")
     remembered = FileCache(lambda files: files.unsigned(file), turns_max=4)
@@ -54,7 +56,7 @@ def test_it_is_worked_out_when_something_is_another_and_now_and_then(tmp_path: P
 
 
 def test_files_that_are_others_while_they_are_read_are_looked_at(tmp_path: Path) -> None:
-    """A slave that joined its bond between two readings of the list was not looked at for ten minutes."""
+    """A slave that joined its bond between two readings of the list was missed for ten minutes."""
     (tmp_path / "a").write_text("1\n")
     calls: list[str] = []
 
@@ -70,7 +72,7 @@ def test_files_that_are_others_while_they_are_read_are_looked_at(tmp_path: Path)
 
 
 def test_a_device_that_is_spared_is_neither_looked_at_nor_read(tmp_path: Path) -> None:
-    """The core that hung was asked again by the look, in the next minute."""
+    """The check for changes read the hung core again in the next minute."""
     (tmp_path / "a").write_text("1\n")
     spared: set[str] = set()
     remembered = FileCache(

@@ -1,4 +1,4 @@
-"""Each row of the policy: what it stands for is found, and its look-alike is not."""
+"""Each row of the policy finds its fault but not its look-alike."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUSY = {"gpu.performance_state": 0, "gpu.utilization_ratio": 0.9}
 NARROW = {"gpu.pcie_width_lanes": 8.0, "gpu.pcie_width_max_lanes": 16.0}
 SLOW = {"gpu.pcie_generation_number": 3.0, "gpu.pcie_generation_max_number": 5.0}
 
-#: Row -> (device, readings that it stands for, readings that only look like it, seconds it takes).
+#: Row -> (device, faulty readings, readings that only look like it, seconds until the finding).
 READINGS: dict[str, tuple[str, dict[str, float], dict[str, float], int]] = {
     "gpu_lost": (GPU, {"gpu.lost_state": 1}, {"gpu.lost_state": 0}, 1),
     "gpu_hung": (PROBED, HANGS | {"probe.state": 3}, HANGS | {"probe.state": 4}, 11),
@@ -80,7 +80,8 @@ READINGS: dict[str, tuple[str, dict[str, float], dict[str, float], int]] = {
     ),
     "nvme_dead": ("nvme0", {"nvme.controller_state": 6}, {"nvme.controller_state": 2}, 20),
 }  # fmt: skip
-#: Rows of what must have been well before: row -> (device, well, wrong, look-alike, seconds).
+#: Rows that require an earlier healthy reading: row -> (device, healthy, wrong, look-alike,
+#: seconds).
 ONCE: dict[str, tuple[str, dict[str, float], dict[str, float], dict[str, float], int]] = {
     "nvlink_down": (
         LINK, {"nvlink.link_state": 1}, {"nvlink.link_state": 0}, {"nvlink.link_state": 2}, 40,
@@ -128,40 +129,42 @@ EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
 
 
 def test_every_row_has_its_case() -> None:
-    """A row was added that nothing tried: it fired on every idle host."""
+    """A row was added without a test: it fired on every idle host."""
     tried = READINGS.keys() | ONCE.keys() | EVENTS.keys() | {"out_of_memory"}
     assert {row.name for row in builtin().rows if not row.judged} == tried
 
 
 @pytest.mark.parametrize("name", READINGS)
 def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
-    """What the row names stands, no sooner than it may; what only resembles it does not."""
+    """The faulty reading is found, but not too early; the look-alike is not found."""
     device, wrong, alike, seconds = READINGS[name]
     host = Host()
     host.read(device, alike)
     assert name not in host.after(seconds + 30)
     host.read(device, wrong)
     assert name in host.after(seconds)
-    (finding,) = [one for one in host.findings.findings if one.name == name]
+    (finding,) = [finding for finding in host.findings.findings if finding.name == name]
     assert finding.device == device and host.now_ns - finding.confirmed_ns <= 10 * SECOND
     assert "{" not in finding.message
 
 
 @pytest.mark.parametrize("name", READINGS)
 def test_a_reading_that_is_well_again_clears_with_a_record(name: str) -> None:
-    """A finding once set was silently kept for ever: the host stayed drained after its repair."""
+    """A finding once set silently remained: the host stayed drained after its repair."""
     device, wrong, alike, seconds = READINGS[name]
     host = Host()
     host.read(device, wrong)
     assert name in host.after(seconds + 10)
     host.read(device, dict.fromkeys(wrong, 0) | alike)
     assert name not in host.after(150)
-    assert [one.finding.name for one in host.findings.cleared if one.finding.name == name]
+    assert [
+        finding.finding.name for finding in host.findings.cleared if finding.finding.name == name
+    ]
 
 
 @pytest.mark.parametrize("name", ONCE)
 def test_only_what_was_well_before_is_found(name: str) -> None:
-    """A port that was never cabled is no fault; one that was up is."""
+    """A port that was never cabled is healthy; a port that was up before is faulty."""
     device, well, wrong, alike, seconds = ONCE[name]
     never = Host()
     never.read(device, wrong)
@@ -177,20 +180,20 @@ def test_only_what_was_well_before_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_an_event_is_found_and_its_look_alike_is_not(name: str) -> None:
-    """Another code, another boot, or the boot before: none of them stands against this host now."""
+    """Another code, another boot, or an earlier boot does not count against this host."""
     event, code, device, alike = EVENTS[name]
     host = Host()
     other: dict[str, object] = {"name": event, "code": code, "device": device, **alike}
     host.event(**other)  # type: ignore[arg-type]
     assert host.after(8) == []
     host.event(event, code, device)
-    (found,) = [one for one in host.findings.findings] if host.after(1) else [None]
-    assert found is not None and found.name.startswith(name)
-    assert found.device == (GPU if device == ADDRESS else device)
+    (result,) = [finding for finding in host.findings.findings] if host.after(1) else [None]
+    assert result is not None and result.name.startswith(name)
+    assert result.device == (GPU if device == ADDRESS else device)
 
 
 def test_the_aggregator_is_not_contradicted() -> None:
-    """The host called fatal, and drained, what the aggregator calls a thing to watch."""
+    """The host reported as fatal, and drained, a fault that the aggregator only watches."""
     for row in builtin().rows:
         if not row.event or row.policy:
             continue
@@ -215,14 +218,14 @@ def test_xids_follow_their_policy() -> None:
     for code in (79, 31, 63, 45):
         host.event("gpu.xid", code)
     assert host.after(1) == ["xid79", "xid63", "xid31"]
-    seen = {one.name: one for one in host.findings.findings}
+    seen = {finding.name: finding for finding in host.findings.findings}
     assert (seen["xid79"].severity, seen["xid31"].severity) == ("fatal", "application")
     assert seen["xid79"].enforceable and not seen["xid63"].enforceable
     assert host.after(601, 60.1) == ["xid79", "xid63"]
     host.read(GPU, {"gpu.counter_epoch_count": 1})
     host.after(1)
     host.read(GPU, {"gpu.counter_epoch_count": 2})
-    assert host.after(2) == ["xid79"]  # the reset ended 63, not what needs a boot
+    assert host.after(2) == ["xid79"]  # the reset ended 63, but not 79, which needs a boot
     assert host.findings.cleared[-1].reason == "the GPU was reset"
 
 
@@ -234,7 +237,10 @@ def test_xids_follow_their_policy() -> None:
     ],
 )
 def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> None:
-    """A job asked for too little: its user's. The host had none left: the node's, job or leak."""
+    """A job requested too little memory: the user's problem.
+
+    The host ran out: the node's problem, by a job or a leak.
+    """
     host = Host()
     host.event("host.out_of_memory", 0, "host", **said)
     assert host.after(1) == ["out_of_memory"]
@@ -246,7 +252,7 @@ def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> 
 
 
 def test_a_double_bit_error_waits_for_its_companion() -> None:
-    """48 with 94 beside it is contained: the program ends, and the host is not drained."""
+    """48 followed by 94 is contained: the program ends, and the host is not drained."""
     contained, alone = Host(), Host()
     contained.event("gpu.xid", 48)
     assert contained.after(1) == []
@@ -258,17 +264,17 @@ def test_a_double_bit_error_waits_for_its_companion() -> None:
 
 
 def test_a_recovery_that_is_not_asked_for_any_more() -> None:
-    """XID 154 said reset, the reset came, and its reading says 0: the event is over as well."""
-    said = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    """XID 154 requested a reset, the reset came, and its reading is 0: the event ends as well."""
+    line = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     host = Host()
-    host.event("gpu.xid", 154, message=said)
+    host.event("gpu.xid", 154, message=line)
     host.read(GPU, {"gpu.recovery_action_state": 0, "gpu.counter_epoch_count": 0})
     assert host.after(9) == ["xid154"]
     assert host.after(3) == []
 
 
 def test_a_lost_gpu_that_is_back() -> None:
-    """The GPU answers again; the event that says so takes the other back."""
+    """The GPU answers again: the event about it ends the finding."""
     host = Host()
     host.event("gpu.lost", attributes={"state": "lost"})
     assert host.after(1) == ["gpu_off_bus"]
@@ -277,7 +283,7 @@ def test_a_lost_gpu_that_is_back() -> None:
 
 
 def test_energy_that_fell_is_a_reset() -> None:
-    """The sampler was replaced, so that the epoch began at 0 again: the energy tells of the reset."""
+    """The sampler was replaced, so that the epoch began at 0 again: the energy shows the reset."""
     host = Host()
     host.event("gpu.xid", 95)
     host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
@@ -300,7 +306,7 @@ def test_a_switch_is_reset_with_all_gpus() -> None:
 
 
 def test_a_thermal_pulse_is_no_finding() -> None:
-    """Four minutes hot, a second cool, four minutes hot: never five on end."""
+    """Four minutes hot, a second cool, four minutes hot: never five continuous minutes."""
     host = Host()
     for _ in range(3):
         host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
@@ -310,7 +316,7 @@ def test_a_thermal_pulse_is_no_finding() -> None:
 
 
 def test_a_finding_that_wavers_stays_until_it_was_well_for_long_enough() -> None:
-    """A GPU that answers every other second is not well."""
+    """A GPU that answers every other second is not healthy."""
     host = Host()
     for _ in range(20):
         host.read(GPU, {"gpu.lost_state": 1})
@@ -322,7 +328,7 @@ def test_a_finding_that_wavers_stays_until_it_was_well_for_long_enough() -> None
 
 
 def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
-    """A hung driver froze the last reading: it neither stays fresh nor stands for ever."""
+    """A hung driver froze the last reading: the finding neither stays fresh nor remains forever."""
     host = Host()
     host.read(GPU, {"gpu.lost_state": 1})
     host.after(3)
@@ -333,7 +339,7 @@ def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
 
 
 def test_a_gap_in_the_readings_is_no_duration() -> None:
-    """Hot before the agent hung for an hour and hot after it: nobody knows of the time between."""
+    """Hot before the agent hung for an hour and hot after it: the time between is unknown."""
     host = Host()
     host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
     host.after(10)
@@ -344,7 +350,7 @@ def test_a_gap_in_the_readings_is_no_duration() -> None:
 
 
 def test_links_of_a_split_gpu_may_be_down() -> None:
-    """MIG was turned on: its NVLinks went inactive, which is no fault."""
+    """MIG was turned on: its NVLinks became inactive, which is normal."""
     host = Host()
     host.read(LINK, {"nvlink.link_state": 1})
     host.after(20)
@@ -364,7 +370,7 @@ def test_a_booting_host_has_time_to_train_its_links() -> None:
 
 
 def test_a_hung_gpu_is_not_the_hung_driver() -> None:
-    """One GPU of eight hangs: the row of the driver as a whole, and that of host devices, say nothing."""
+    """One GPU of eight hangs: the rows of the whole driver and of host devices do not fire."""
     host = Host()
     host.read(PROBED, HANGS | {"probe.state": 1})
     assert host.after(60) == ["gpu_hung"]
@@ -372,7 +378,9 @@ def test_a_hung_gpu_is_not_the_hung_driver() -> None:
 
 
 def test_a_gpu_left_alone_for_its_xid_does_not_hang() -> None:
-    """XID 119: the agent touches it no more, which is no word of its driver; nor is a crash in our own code."""
+    """XID 119: the agent no longer uses the GPU, which is not evidence about its driver; nor is a
+    crash of the agent.
+    """
     host = Host()
     host.read(PROBED, {"probe.state": 3, "probe.hung_seconds": 0.0})
     assert host.after(60) == []
@@ -381,22 +389,25 @@ def test_a_gpu_left_alone_for_its_xid_does_not_hang() -> None:
 
 
 def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
-    """Let the samplers run; return each finding's devices, by the rows that their supervisor makes of it."""
+    """Run the samplers; return each finding's devices, from the supervisor's probe rows."""
     local, tables = Host(), ProbeTables()
     for _ in range(seconds):
         host.run(1)
         local.now_ns = host.world.now_ns
         local.latest.update(local.now_ns, tables.blocks(host.samplers.states(), (), str))
         local.findings.evaluate(local.latest.tables, local.now_ns)
-    found = local.findings.findings
+    result = local.findings.findings
     return {
-        name: tuple(f"{one.device}" for one in found if one.name == name) for name in local.names()
+        name: tuple(f"{finding.device}" for finding in result if finding.name == name)
+        for name in local.names()
     }
 
 
 @pytest.mark.parametrize("holds", [False, True], ids=["killed", "ignores SIGKILL"])
 def test_the_samplers_words_on_a_gpu_that_hangs(holds: bool) -> None:
-    """Each call was given up after 0.9 s, so that none ever lasted ten: a GPU dead for a night was no finding."""
+    """Each call was cancelled after 0.9 s, so that none ever lasted ten: a GPU dead for a night had
+    no finding.
+    """
     host = Watched()
     host.run(3)
     host.world.devices[GPUS[5]].hangs_until_ns = host.world.now_ns + 40 * SECOND
@@ -407,7 +418,7 @@ def test_the_samplers_words_on_a_gpu_that_hangs(holds: bool) -> None:
 
 
 def test_a_driver_that_hangs_is_one_finding() -> None:
-    """All eight GPUs stopped answering together: one thing to do, not eight."""
+    """All eight GPUs stopped answering together: one remedy, not eight."""
     host = Watched()
     host.run(3)
     for gpu in GPUS:
@@ -425,7 +436,7 @@ def test_one_bad_gpu_costs_its_neighbours_nothing() -> None:
 
 
 def test_memory_is_bounded_whatever_comes() -> None:
-    """One incident wrote 800,000 lines; a fleet of sick links flapped all night."""
+    """One incident wrote 800,000 lines; a fleet of faulty links flapped all night."""
     host = Host()
     for number in range(3 * EVENTS_WAITING_MAX):
         host.event("disk.error", device=f"sd{number}")
@@ -442,7 +453,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
 
 
 def test_a_restart_knows_what_needs_a_boot() -> None:
-    """The agent was upgraded after XID 79: the new one called the host well."""
+    """The agent was upgraded after XID 79: the new process reported the host as healthy."""
     host = Host()
     host.event("gpu.xid", 79)
     host.event("gpu.xid", 95)
@@ -462,27 +473,29 @@ def test_a_restart_knows_what_needs_a_boot() -> None:
     after = Host(now_ns=host.now_ns + 60 * SECOND)
     after.findings.restore(kept, after.now_ns)
     assert after.after(1) == ["xid79", "xid95"]
-    assert all(one.enforceable for one in after.findings.findings)
+    assert all(finding.enforceable for finding in after.findings.findings)
     after.read(GPU, {"gpu.energy_joules": 7.0})  # it was reset while no agent ran
     after.read(PORT, ONCE["rdma_port_down"][2])
     assert after.after(40) == ["rdma_port_down", "xid79"]
 
 
 def test_what_is_older_than_the_agent_is_not_enforced() -> None:
-    """The agent was installed on a host whose kernel log told of an XID 95 of last week, long since reset."""
+    """The agent was installed on a host whose kernel log had an XID 95 of last week, long since
+    reset.
+    """
     host = Host()
     host.event("gpu.xid", 95, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 79, boottime_ns=START - 3600 * SECOND)
     host.event("gpu.xid", 119, boottime_ns=START - 5 * SECOND)
     host.after(1)
-    seen = {one.name: one for one in host.findings.findings}
+    seen = {finding.name: finding for finding in host.findings.findings}
     assert not seen["xid95"].enforceable and "a reset may have ended it" in seen["xid95"].message
     assert seen["xid79"].enforceable  # only a boot ends it, and this is that boot
     assert seen["xid119"].enforceable
 
 
 def test_an_event_told_again_does_not_come_back() -> None:
-    """The kernel log was read anew after a crash: what was taken back stays so."""
+    """The kernel log was read again after a crash: an ended finding stays ended."""
     host = Host()
     first: HealthEvent = host.event("gpu.lost", event_id="x")
     host.after(1)
@@ -493,7 +506,7 @@ def test_an_event_told_again_does_not_come_back() -> None:
 
 
 def test_a_device_is_one_by_address_and_by_uuid() -> None:
-    """The kernel names a GPU by address, before the inventory has said whose that is."""
+    """The kernel names a GPU by address, before the inventory has its UUID."""
     host = Host()
     host.findings.set_gpu_addresses({})
     host.event("gpu.xid", 79)
@@ -501,12 +514,12 @@ def test_a_device_is_one_by_address_and_by_uuid() -> None:
     assert host.findings.findings[0].device == ADDRESS
     host.findings.set_gpu_addresses({GPU: ADDRESS.upper()})
     host.after(1)
-    (found,) = host.findings.findings
-    assert found.device == GPU and host.findings.address_of(GPU) == ADDRESS
+    (result,) = host.findings.findings
+    assert result.device == GPU and host.findings.address_of(GPU) == ADDRESS
 
 
 def test_another_policy_keeps_what_its_same_rows_know() -> None:
-    """A policy was rolled out: ports that were up before it are still known to have been."""
+    """A policy was rolled out: ports that were up before it are still known to have been up."""
     host = Host()
     host.read(PORT, ONCE["rdma_port_down"][1])
     host.event("gpu.xid", 79)
@@ -546,15 +559,15 @@ _steps = st.tuples(
 def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it(
     often: dict[str, tuple[float, ...]], steps: list[tuple[int, str, int, int]]
 ) -> None:
-    """Looking at every row of every device each second was an eighth of the daemon's work."""
+    """Checking every row of every device each second was an eighth of the daemon's work."""
     host, thorough = Host(), Host()
     for number, device, choice, seconds in steps:
         name, values = sorted(often.items())[number % len(often)]
         value = values[choice % len(values)]
-        for each in (host, thorough):
-            each.read(device, {name: value})
+        for tested in (host, thorough):
+            tested.read(device, {name: value})
             if often is _OF_A_RESET and choice == 2:
-                each.event("gpu.xid", 95, device)
+                tested.event("gpu.xid", 95, device)
         for _ in range(seconds):
             for table in thorough.findings.table_triggers:
                 table.always_due = table.triggers
@@ -568,7 +581,7 @@ def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it
 
 
 def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
-    """Each row was looked at each second, on every healthy host of the fleet."""
+    """Each row was checked each second, on every healthy host of the fleet."""
     host = Host()
     for device, _, alike, _ in READINGS.values():
         host.read(device, alike)
@@ -577,16 +590,18 @@ def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
     host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
     host.after(60)
     host.read(GPU, {"gpu.energy_joules": 6e6})
-    tables = {each.name: each for each in host.findings.table_triggers}
+    tables = {table_trigger.name: table_trigger for table_trigger in host.findings.table_triggers}
     for name in ("gpu_1s", "gpu_1s_changes", "rdma_1s", "nvlink_10s_changes", "filesystem_60s"):
         assert not tables[name].due(host.table(name))
     host.read(GPU, {"gpu.lost_state": 1})
-    found = {each.row.name for each in tables["gpu_1s"].due(host.table("gpu_1s"))}  # type: ignore[attr-defined]
-    assert found == {"gpu_lost"}
+    result = {trigger.row.name for trigger in tables["gpu_1s"].due(host.table("gpu_1s"))}  # type: ignore[attr-defined]
+    assert result == {"gpu_lost"}
 
 
 def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
-    """A row's limit is another signal, of another table: the reading stood still and the limit fell."""
+    """A row's limit is another signal, of another table: the reading stayed the same and the limit
+    fell.
+    """
     host = Host(_with_row('when = ["gpu.pcie_width_lanes > gpu.utilization_ratio"]'))
     host.read(GPU, {"gpu.pcie_width_lanes": 0.5, "gpu.utilization_ratio": 0.9})
     assert host.after(60) == []
@@ -595,7 +610,9 @@ def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
 
 
 def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
-    """The host slept with a reading under way: what it showed was too old to count, and read the same ever after."""
+    """The host was suspended during a reading, which was too old to count; the same value later
+    must count.
+    """
     host = Host()
     host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 0})
     assert host.after(5) == []
@@ -607,7 +624,9 @@ def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
 
 
 def test_who_was_well_is_known_also_of_an_idle_host() -> None:
-    """The links were wide while nothing ran; the first job met the narrow one, and its row knew of no better days."""
+    """The links were wide while the host was idle; the first job met a narrow link, and the row
+    knew no earlier width.
+    """
     wide = 'when = ["gpu.pcie_width_lanes < 16", "gpu.utilization_ratio >= 0.5"]\nonce_otherwise = true'
     host = Host(_with_row(wide))
     host.read(GPU, {"gpu.pcie_width_lanes": 16.0, "gpu.utilization_ratio": 0.0})

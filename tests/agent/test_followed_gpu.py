@@ -1,4 +1,6 @@
-"""The stand-in GPU that follows a real process (`follow`): what it says is what the kernel says of the process."""
+"""The stand-in GPU that follows a real process (`follow`): its readings equal the kernel's data of
+the process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.fake_nvml.parts_scenario import FollowedPower, following, with_gpm
 from tests.fake_nvml.scenario import Scenario, gpus
 
 POWER = FollowedPower(idle_watts=70.0, wait_watts=200.0, compute_watts=650.0)
-#: A program that follows itself: it asks, computes, asks again, and tells what it knows of the time between.
+#: A program that follows itself: it reads, computes, reads again, and prints its own data of the
+#: time between.
 PROGRAM = """
 import json, os, struct, sys, time
 from pathlib import Path
@@ -60,12 +63,11 @@ print(json.dumps({
     "pids": [one.pid for one in nv.nvmlDeviceGetComputeRunningProcesses(handle)], "pid": os.getpid(),
 }))
 """
-#: Of a process that runs the kernel adds its time at ticks, of 10 ms at most.
+#: The kernel updates the time of a running process at ticks of at most 10 ms.
 TICK_SECONDS = 0.011
 
 
 def told(program: str, scenario: Path, library: str) -> Any:
-    """Return what a program that asks the library prints."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(Path(library).parent),
@@ -78,28 +80,28 @@ def told(program: str, scenario: Path, library: str) -> Any:
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no /proc/PID/schedstat")
 def test_energy_occupancy_and_work_are_those_of_the_process(tmp_path: Path, library: str) -> None:
-    """A stand-in that made up what the process does would judge itself."""
-    found = told(PROGRAM, tmp_path / "scenario", library)
+    """A stand-in that invented the process' behavior would judge itself."""
+    result = told(PROGRAM, tmp_path / "scenario", library)
     (outer, begin_joules, inner), (inner_end, end_joules, outer_end) = (
-        found["first"],
-        found["second"],
+        result["first"],
+        result["second"],
     )
     joules = end_joules - begin_joules
     computing = POWER.compute_watts - POWER.wait_watts
     seconds_min, seconds_max = inner_end[0] - inner[0], outer_end[0] - outer[0]
     busy_min = inner_end[1] - inner[1] - TICK_SECONDS
     busy_max = outer_end[1] - outer[1] + TICK_SECONDS
-    least = POWER.wait_watts * seconds_min + computing * busy_min
-    most = POWER.wait_watts * seconds_max + computing * busy_max
-    assert least <= joules <= most
+    minimum = POWER.wait_watts * seconds_min + computing * busy_min
+    maximum = POWER.wait_watts * seconds_max + computing * busy_max
+    assert minimum <= joules <= maximum
     duty_min, duty_max = busy_min / seconds_max, min(1.0, busy_max / seconds_min)
-    assert 10.0 + 90.0 * duty_min <= found["sm"] + 1e-6
-    assert found["sm"] <= 10.0 + 90.0 * duty_max + 1e-6
+    assert 10.0 + 90.0 * duty_min <= result["sm"] + 1e-6
+    assert result["sm"] <= 10.0 + 90.0 * duty_max + 1e-6
     rates = (100.0 * 1000 / seconds / 1e6 for seconds in (seconds_max, seconds_min))
-    least, most = rates
-    assert least - 1e-9 <= found["tensor"] <= most + 1e-9
-    assert found["used"] == 100 and found["pids"] == [found["pid"]]
-    assert POWER.wait_watts < found["watts"] <= POWER.compute_watts
+    minimum, maximum = rates
+    assert minimum - 1e-9 <= result["tensor"] <= maximum + 1e-9
+    assert result["used"] == 100 and result["pids"] == [result["pid"]]
+    assert POWER.wait_watts < result["watts"] <= POWER.compute_watts
 
 
 ENDED = """
@@ -113,7 +115,7 @@ print(json.dumps([nv.nvmlDeviceGetUtilizationRates(handle).gpu, nv.nvmlDeviceGet
 
 
 def test_a_gpu_whose_process_ended_is_idle(tmp_path: Path, library: str) -> None:
-    """A process that is gone computes nothing, whoever has its number since."""
+    """An ended process computes nothing, even if its number was reused."""
     child = subprocess.Popen(["true"])
     child.wait()
     gpu = following(

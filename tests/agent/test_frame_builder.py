@@ -1,4 +1,4 @@
-"""The frames of a run: whoever applies them in order holds what the host holds."""
+"""The frames of a run: a reader that applies them in order has the host's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.contract.signals import BY_ID, SIGNALS, TABLES
 RUN, BOOT = b"r" * 16, b"b" * 16
 SECOND = 1_000_000_000
 CHANGES = "gpu_1s_changes"
-#: Two of its columns: that a table has many more changes nothing here.
+#: Two of its columns: the others do not matter here.
 COUNTERS = [signal.signal_id for signal in TABLES[CHANGES][:2]]
 WHOLE = "numa_60s"  # one gauge
 
@@ -31,7 +31,7 @@ def block_of(rows: Rows, table: str = CHANGES) -> Block:
 
 
 class Reader:
-    """Applies frames as an aggregator does: a row replaces the one before of its device."""
+    """Applies frames like an aggregator: a row replaces the earlier row of its device."""
 
     def __init__(self) -> None:
         self.rows: Rows = {}
@@ -62,8 +62,9 @@ ticks = st.lists(
 def test_a_reader_of_all_frames_holds_the_full_state_after_each(
     start: int, ticks: list[tuple[int, Rows | None]]
 ) -> None:
-    """Devices that come, go and change places, cells that go missing, collectors that fail for a
-    while (None): the reader's state is the host's after every frame in which the host had one."""
+    """Devices appear, disappear and move, cells are missing, collectors fail for a while (None):
+    after every frame with a reading the reader has the host's state.
+    """
     framer, reader = FrameBuilder(RUN, BOOT), Reader()
     now = start
     for sequence, (seconds, rows) in enumerate(ticks, 1):
@@ -94,7 +95,8 @@ def test_a_reader_that_comes_late_holds_the_full_state_at_the_next_keyframe(
 
 def test_only_changed_rows_travel_between_keyframes() -> None:
     """Nine RDMA ports of fifteen error counters each second are most of a fleet's bytes, and they
-    almost never move."""
+    almost never change.
+    """
     framer, reader = FrameBuilder(RUN, BOOT), Reader()
     rows: Rows = {"a": (1, 2), "b": (3, None)}
     sent = []
@@ -104,12 +106,14 @@ def test_only_changed_rows_travel_between_keyframes() -> None:
         reader.apply(framer.build(second, second * SECOND, 0, [block_of(rows)]))
         sent.append([devices for _, devices in reader.tables])
     whole = [("a", "b")]
-    assert sent == [whole, whole, [], [("b",)], []]  # first sight, keyframe at 60 s, -, change, -
+    assert sent == [whole, whole, [], [("b",)], []]  # first frame, keyframe at 60 s, -, change, -
 
 
 def test_who_connects_gets_each_table_whole() -> None:
-    """An agent had begun before its aggregator answered: what it read then came late. The next minute's one link that
-    went down was the first that was heard of the port, and told nobody anything."""
+    """An agent had begun before its aggregator answered: its first readings came late.
+
+    A link that went down in the next minute was its port's first reading, and was not reported.
+    """
     framer, late = FrameBuilder(RUN, BOOT), Reader()
     rows: Rows = {"a": (1, 2), "b": (3, None)}
     framer.build(1, 61 * SECOND, 0, [block_of(rows)])
@@ -121,7 +125,7 @@ def test_who_connects_gets_each_table_whole() -> None:
 
 
 def test_a_device_that_is_gone_is_sent_once_more_with_nothing() -> None:
-    """A GPU fell off the bus: its last counters must not stand as if they were read today."""
+    """A GPU fell off the bus: its last counters must not look like current readings."""
     framer, reader = FrameBuilder(RUN, BOOT), Reader()
     reader.apply(framer.build(1, SECOND, 0, [block_of({"a": (1, 2), "b": (3, 4)})]))
     reader.apply(framer.build(2, 2 * SECOND, 0, [block_of({"b": (3, 4)})]))
@@ -159,7 +163,7 @@ def test_a_table_that_no_frame_carries_is_left_out_and_said() -> None:
     """A host with 5,000 virtual functions: its other readings must still arrive."""
     framer, reader = FrameBuilder(RUN, BOOT), Reader()
     many = Block("net_1s", [f"eth{n}" for n in range(5000)])
-    odd = block_of({"\udce9": (1,)}, WHOLE)  # a file name that is no UTF-8
+    odd = block_of({"\udce9": (1,)}, WHOLE)  # a file name in invalid UTF-8
     long = Block("disk_1s", ["x" * 97])
     good = block_of({"a": (1, 2)})
     reader.apply(framer.build(1, SECOND, 0, [many, odd, good, long]))

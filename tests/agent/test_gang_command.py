@@ -1,4 +1,4 @@
-"""`gangline gang` in a real Slurm: a lost node costs a restart on a spare, and nothing else does."""
+"""`gangline gang` in a real Slurm: only a lost node costs a restart on a spare."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ slurm = pytest.mark.skipif(not has_slurm(), reason=MISSING)
 
 HEAD = "#!/bin/bash\n"
 GANG = f"exec {sys.executable} -m gangline.cli gang"
-#: Each rank says on which node it runs, in which start, and then works.
+#: Each rank prints its node and its start, and then works.
 RANK = 'echo "rank on $SLURMD_NODENAME start $GANGLINE_RESTART"'
 
 
@@ -27,7 +27,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def ranks(cluster: SlurmCluster, job: str, start: int) -> set[str]:
-    """Return the nodes on which a start has a rank."""
     return {
         line.split()[2]
         for line in cluster.output(job).splitlines()
@@ -42,7 +41,7 @@ def submit(cluster: SlurmCluster, program: str, *options: str, nodes: int = 4) -
 
 
 def finish(cluster: SlurmCluster, job: str) -> str:
-    """Wait for the end of a job, have its nodes idle again, and return its exit code."""
+    """Wait for the end of a job, make its nodes idle again, and return its exit code."""
     cluster.until(
         lambda: cluster.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), "an end"
     )
@@ -56,7 +55,9 @@ def finish(cluster: SlurmCluster, job: str) -> str:
 
 @slurm
 def test_a_lost_node_is_replaced_by_a_spare(cluster: SlurmCluster) -> None:
-    """Three of four nodes work; one is lost, and the two others go on with the spare, in the same job."""
+    """Three of four nodes work; one is lost, and the two others continue with the spare, in the
+    same job.
+    """
     job = submit(cluster, f"{RANK}; [ $GANGLINE_RESTART = 1 ] && sleep 1 || sleep 300", "--nodes 3")
     cluster.until(lambda: len(ranks(cluster, job, 0)) == 3, "three ranks")
     lost = sorted(ranks(cluster, job, 0))[1]
@@ -64,15 +65,15 @@ def test_a_lost_node_is_replaced_by_a_spare(cluster: SlurmCluster) -> None:
     assert finish(cluster, job) == "0:0"
     before, after = ranks(cluster, job, 0), ranks(cluster, job, 1)
     assert len(after) == 3 and lost not in after and len(before & after) == 2
-    said = cluster.output(job)
-    assert f"gangline gang: lost {lost} (" in said and "restart 1 of at most 3" in said
-    assert "started again on " in said
+    output = cluster.output(job)
+    assert f"gangline gang: lost {lost} (" in output and "restart 1 of at most 3" in output
+    assert "started again on " in output
 
 
 @slurm
 def test_a_program_that_fails_is_no_lost_node(cluster: SlurmCluster) -> None:
     """Its exit code is the job's, and it is not started again."""
-    # Slurm ends the slower rank: it ends as the other does, whenever that is.
+    # Slurm ends the slower rank: both end alike, at any time.
     job = submit(cluster, f'trap "exit 7" TERM; {RANK}; sleep 3; exit 7', "--nodes 2")
     assert finish(cluster, job) == "7:0"
     assert not ranks(cluster, job, 1) and "restart" not in cluster.output(job)
@@ -80,7 +81,9 @@ def test_a_program_that_fails_is_no_lost_node(cluster: SlurmCluster) -> None:
 
 @slurm
 def test_signals_reach_the_program(cluster: SlurmCluster) -> None:
-    """Slurm warns a job before its limit: the program writes its checkpoint, and nothing is started again after the end."""
+    """Slurm warns a job before its limit: the program writes its checkpoint, and nothing restarts
+    after the end.
+    """
     job = submit(
         cluster, f'trap "echo saved; exit 3" USR1; {RANK}; while :; do sleep 0.1; done', "--nodes 1"
     )
@@ -92,7 +95,7 @@ def test_signals_reach_the_program(cluster: SlurmCluster) -> None:
 
 @slurm
 def test_without_a_spare_it_says_so(cluster: SlurmCluster) -> None:
-    """The job ends with words, not with a step that waits for ever."""
+    """The job ends with a message, not with a step that waits forever."""
     job = submit(cluster, f"{RANK}; sleep 300", "--nodes 2", nodes=2)
     cluster.until(lambda: len(ranks(cluster, job, 0)) == 2, "two ranks")
     lost = sorted(ranks(cluster, job, 0))[1]
@@ -131,7 +134,7 @@ def test_restarts_are_bounded(cluster: SlurmCluster) -> None:
 def test_mistakes_are_named(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wrong usage is exit code 2, with what would be right."""
+    """Wrong usage is exit code 2, with the correct usage."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["gang", *arguments])
     assert ended.value.code == 2
@@ -141,14 +144,14 @@ def test_mistakes_are_named(
 def test_outside_of_a_job_it_says_where_to_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At a prompt there is no allocation; options of the program itself are its own."""
+    """At a prompt there is no allocation; options after the program belong to the program."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert cli.main(["gang", "--nodes", "2", "--", "srun", "-n", "2", "./train", "-N4"]) == 1
     assert "no SLURM_JOB_ID. Run this in a batch script" in capsys.readouterr().err
 
 
 def test_nothing_but_slurm_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Slurm's commands are missing the words say so; no signal handler stays behind."""
+    """Without Slurm's commands there is a message; no signal handler remains."""
     before = signal.getsignal(signal.SIGUSR1)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The GPU collectors, over a library that plays a driver's good and bad days."""
+"""The GPU collectors, over a library that plays a healthy and a faulty driver."""
 
 from __future__ import annotations
 
@@ -30,43 +30,42 @@ from tests.fake_nvml.scenario import gpus
 from tests.processes import GUARD_SECONDS
 
 LANES: list[Callable[[Roots], NvmlCollector]] = [GpuSecond, GpuTenSeconds, GpuMinute]
-#: What the agent says of its own reading.
+#: Columns about the agent's own reading.
 OF_THE_AGENT = {
     "counter_epoch_count",
     "driver_updating_state",
     "driver_calls_count",
     "driver_calls_left_out_count",
 } | {f"violation_{cause}_field_state" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")}
-#: Kept back until they have proved what they are (test_gpu_fields.py).
+#: Withheld until they are verified (test_gpu_fields.py).
 UNPROVEN = {
     f"violation_{cause}_nanoseconds" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")
 }
-#: A wait that is longer than this is a failed test; nothing is timed by it.
+#: A longer wait fails the test; it is not used for timing.
 
 Lane = Callable[..., NvmlCollector]
-#: A lane's class, as the table of collectors calls it.
+#: A lane's class in the table of collectors.
 LaneKind = Callable[[Roots], NvmlCollector]
 
 
 @pytest.fixture
 def roots(tmp_path: Path, library: str) -> Roots:
-    """A host without anything but the library."""
     (tmp_path / "proc").mkdir()
     return Roots(sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library)
 
 
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
-    """Return a function that makes a collector, which lets go of its GPUs when the test ends."""
-    made: list[NvmlCollector] = []
+    """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
+    result: list[NvmlCollector] = []
 
     def make(kind: LaneKind = GpuSecond) -> NvmlCollector:
-        made.append(kind(roots))
-        return made[-1]
+        result.append(kind(roots))
+        return result[-1]
 
     yield make
-    for each in made:
-        each._session.close()
+    for collector in result:
+        collector._session.close()
 
 
 def turn(collector: NvmlCollector) -> CollectResult:
@@ -74,23 +73,21 @@ def turn(collector: NvmlCollector) -> CollectResult:
 
 
 def named(block: Block, row: int) -> dict[str, float | int | None]:
-    """Return one GPU's values by column name."""
     return {BY_ID[i].column: value for i, value in block.values(row)}
 
 
 def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
-    """Make the kernel's side of the driver list a GPU."""
     folder = roots.proc / "driver/nvidia/gpus" / address
     folder.mkdir(parents=True)
     (folder / "information").write_text(INFORMATION.format(uuid=uuid))
 
 
-#: Signals that NVML has no counterpart of.
+#: Signals without a counterpart in NVML.
 OF_AMD = {f"violation_{part}_thermal_nanoseconds" for part in ("socket", "regulator", "memory")}
 
 
 def test_every_gpu_signal_has_a_reading_of_its_type() -> None:
-    """A column that nothing fills would be missing on every host, and nobody would ask why."""
+    """A column without a source would be missing on every host, unnoticed."""
     signals = [s for s in GPU_SIGNALS if s.kind is not Kind.EVENT]
     assert {s.column for s in signals} == set(READINGS) | OF_THE_AGENT | OF_AMD
     for signal in signals:
@@ -100,7 +97,7 @@ def test_every_gpu_signal_has_a_reading_of_its_type() -> None:
 
 
 def test_lanes_fill_all_gpu_tables(roots: Roots, lane: Lane, play: Play) -> None:
-    """The lanes together carry every GPU signal there is, for every GPU, keyed by UUID."""
+    """The lanes together carry every GPU signal, for every GPU, keyed by UUID."""
     devices = gpus(8)
     play(devices).step(1)
     blocks = [block for kind in LANES for block in turn(lane(kind)).blocks]
@@ -114,18 +111,18 @@ def test_lanes_fill_all_gpu_tables(roots: Roots, lane: Lane, play: Play) -> None
             assert missing <= UNPROVEN | OF_AMD, block.table
 
 
-#: Field ids 7 to 28, in the order of nvml.h, play 100 more than their number.
+#: Field ids 7 to 28, in the order of nvml.h, have a value of 100 more than their number.
 ECC = {
     f"ecc_{kind}_{span}_{place}_errors": 107
     + 11 * far
-    + 2 * at
+    + 2 * index
     + (kind == "uncorrected" and place != "cbu")
     for far, span in enumerate(("volatile", "lifetime"))
-    for at, place in enumerate(("l1", "l2", "device", "register", "texture", "cbu"))
+    for index, place in enumerate(("l1", "l2", "device", "register", "texture", "cbu"))
     for kind in ("corrected", "uncorrected")
     if (kind, place) != ("corrected", "cbu")
 }
-#: In the order of the struct, but for the aggregates, which come second here.
+#: In the order of the struct, except for the aggregates, which come second here.
 SRAM = {
     f"sram_{name}_errors": 21 + i
     for i, name in enumerate(
@@ -136,7 +133,7 @@ SRAM = {
         )
     )
 }  # fmt: skip
-#: Fields 173 to 182 play their number.
+#: Fields 173 to 182 have their number as value.
 PCIE_ERRORS = {
     "pcie_correctable_errors": 173, "pcie_naks_received_count": 174, "pcie_receiver_errors": 175,
     "pcie_bad_tlp_errors": 176, "pcie_naks_sent_count": 177, "pcie_bad_dllp_errors": 178,
@@ -145,7 +142,7 @@ PCIE_ERRORS = {
 }  # fmt: skip
 
 
-#: What the second step plays of the second GPU, by what it is about.
+#: The second GPU's values at the second step, by subject.
 VALUES: dict[str, dict[str, float | int | None]] = {
     "clocks": {
         "sm_clock_hertz": 1_965_000_000.0, "memory_clock_hertz": 2_619_000_000.0,
@@ -224,25 +221,27 @@ VALUES: dict[str, dict[str, float | int | None]] = {
 
 @pytest.fixture
 def said(lane: Lane, play: Play) -> dict[str, float | int | None]:
-    """What all collectors say of the second GPU at the second step."""
+    """Return all collectors' values of the second GPU at the second step."""
     play(gpus(2)).step(1)
-    told: dict[str, float | int | None] = {}
+    result: dict[str, float | int | None] = {}
     for kind in LANES:
         for block in turn(lane(kind)).blocks:
-            told |= named(block, 1)
-    return told
+            result |= named(block, 1)
+    return result
 
 
 @pytest.mark.parametrize("what", VALUES)
 def test_values_are_in_the_units_of_their_names(
     what: str, said: dict[str, float | int | None]
 ) -> None:
-    """Megahertz, milliwatts and percent end where NVML does."""
+    """Megahertz, milliwatts and percent occur only inside NVML."""
     assert {name: said[name] for name in VALUES[what]} == VALUES[what]
 
 
 def test_no_value_goes_unproved(said: dict[str, float | int | None]) -> None:
-    """A signal that was added to a collector, and to no test, was read in kilobytes for a release."""
+    """A signal that was added to a collector, but not to a test, was read in kilobytes for a
+    release.
+    """
     proved = {name for values in VALUES.values() for name in values}
     assert said.keys() == proved | OF_AMD | {"driver_calls_count"}
     assert said["driver_calls_count"]
@@ -250,7 +249,7 @@ def test_no_value_goes_unproved(said: dict[str, float | int | None]) -> None:
 
 @pytest.mark.parametrize("kind", LANES)
 def test_blocks_are_made_once_and_refilled(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """What a turn leaves behind is what the daemon grows by."""
+    """Memory left behind by a turn makes the daemon grow."""
     scenario = play(gpus(2))
     collector = lane(kind)
     first = turn(collector).blocks
@@ -262,7 +261,7 @@ def test_blocks_are_made_once_and_refilled(kind: LaneKind, lane: Lane, play: Pla
 
 
 def test_names_paces_and_the_driver(roots: Roots) -> None:
-    """The daemon calls what enters a driver from a thread it can leave behind."""
+    """The daemon calls collectors that enter a driver from a thread that it can abandon."""
     assert [(k(roots).name, k(roots).pace, k(roots).enters_driver) for k in LANES] == [
         ("gpu_1s", Pace.SECOND, True),
         ("gpu_10s", Pace.TEN_SECONDS, True),
@@ -270,21 +269,18 @@ def test_names_paces_and_the_driver(roots: Roots) -> None:
     ]
 
 
-# ---- no GPU ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", LANES)
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
-    """Most machines that one tries this on have no GPU; that is not their error."""
-    said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
-    assert said.outcome is CollectOutcome.NO_DATA
-    assert said.message.startswith("no NVML: ")
+    """Most machines have no GPU, which is not an error."""
+    result = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
+    assert result.outcome is CollectOutcome.NO_DATA
+    assert result.message.startswith("no NVML: ")
 
 
 def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
     """A test of a foreign /sys must not show the GPUs of the machine it runs on."""
-    said = turn(GpuSecond(Roots(sys=tmp_path, proc=tmp_path)))
-    assert (said.outcome, said.message) == (
+    result = turn(GpuSecond(Roots(sys=tmp_path, proc=tmp_path)))
+    assert (result.outcome, result.message) == (
         CollectOutcome.NO_DATA,
         "this host is a folder: it has no driver",
     )
@@ -307,13 +303,12 @@ def test_a_driver_without_gpus_says_which_way(
 ) -> None:
     """`GPU lost` was reported by a whole fleet while its driver was being updated."""
     play(host=host)
-    said = turn(lane())
-    assert said.outcome is outcome
-    assert words in said.message
+    result = turn(lane())
+    assert result.outcome is outcome
+    assert words in result.message
 
 
 def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Have the driver's control device refused, as the kernel does."""
     kernel_open = os.open
 
     def opened(path: str | Path, *arguments: int) -> int:
@@ -328,19 +323,20 @@ def refuse_devices(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 def test_a_container_that_lost_its_devices_blames_no_gpu(
     host: str, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvidia-docker #1671: systemd reloads, containers lose /dev/nvidia*, NVML says `Unknown Error`: nodes with eight
-    good GPUs were drained for it."""
+    """nvidia-docker #1671: systemd reloads, containers lose /dev/nvidia*, NVML reports `Unknown
+    Error`: nodes with eight healthy GPUs were drained for it.
+    """
     refuse_devices(monkeypatch, errno.EPERM)
     play(host=host)
-    said = turn(lane())
-    assert said.outcome is CollectOutcome.BLIND
-    assert "no GPU is at fault" in said.message and "daemon-reload" in said.message
-    assert len(said.message) < 300  # what a status document shows of it
-    assert not said.blocks
+    result = turn(lane())
+    assert result.outcome is CollectOutcome.BLIND
+    assert "no GPU is at fault" in result.message and "daemon-reload" in result.message
+    assert len(result.message) < 300  # limit of a status document
+    assert not result.blocks
 
 
 def test_only_a_cgroup_answers_with_eperm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mode of a file is another fault, with another remedy; and without a device there is no driver."""
+    """The mode of a file is another fault with another remedy; without a device there is no driver."""
     assert not device_rules_deny(tmp_path)
     (tmp_path / "nvidiactl").touch()
     assert not device_rules_deny(tmp_path)
@@ -354,7 +350,7 @@ def test_only_a_cgroup_answers_with_eperm(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_was_absent_is_looked_for_again(
     kind: LaneKind, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver is loaded after the agent started: no restart, and no search every second either."""
+    """The driver is loaded after the agent started: no restart, but no search every second either."""
     play(gpus(1))
     collector = lane(kind)
     scenario = os.environ["GANGLINE_FAKE_NVML"]
@@ -372,11 +368,8 @@ def test_what_was_absent_is_looked_for_again(
     assert RETRY_SECONDS <= len(outcomes) * period <= RETRY_SECONDS + period
 
 
-# ---- sick GPUs ------------------------------------------------------------------------------------
-
-
 def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
-    """XID 79 on one GPU: its row says so, seven others say what they always did."""
+    """XID 79 on one GPU: its row shows it, the seven others are unchanged."""
     devices = gpus(8)
     devices[4].lines.append("error * 0 15")
     scenario = play(devices)
@@ -403,8 +396,8 @@ def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
         (
             "error nvmlDeviceGetUtilizationRates 0 16 16 0",
             16,
-        ),  # a reset is required, whichever call says so
-        ("error nvmlDeviceGetUtilizationRates 0 999 999 0", 0),  # the others answer
+        ),  # a reset is required, from any call
+        ("error nvmlDeviceGetUtilizationRates 0 999 999 0", 0),  # the other calls answer
         ("error * 0 3 3 0", 0),  # not supported
     ],
 )
@@ -427,7 +420,9 @@ def test_a_gpu_that_answers_nothing_says_with_which_code(
 def test_a_gpu_that_cannot_be_opened_says_with_which_code(
     code: int, roots: Roots, lane: Lane, play: Play
 ) -> None:
-    """nvidia-smi says "Unable to determine the device handle ...: GPU requires reset"; the agent left that GPU out."""
+    """nvidia-smi reports "Unable to determine the device handle ...: GPU requires reset"; the agent
+    skipped that GPU.
+    """
     devices = gpus(3)
     for gpu in devices:
         list_in_proc(roots, gpu.address, gpu.uuid)
@@ -439,7 +434,7 @@ def test_a_gpu_that_cannot_be_opened_says_with_which_code(
 
 
 def test_errors_are_counted_apart_by_lane(lane: Lane, play: Play) -> None:
-    """A call that fails every 10 s must not be hidden by those that succeed every second."""
+    """A call that fails every 10 s must not be hidden by calls that succeed every second."""
     devices = gpus(2)
     devices[0].lines.append("error nvmlDeviceGetEnforcedPowerLimit 999")
     devices[1].lines.append("error nvmlDeviceGetUtilizationRates 999")
@@ -461,7 +456,7 @@ def test_a_gpu_lost_before_the_agent_started_is_named(roots: Roots, lane: Lane, 
         list_in_proc(roots, gpu.address, uuid)
     for gpu in devices[1:3]:
         gpu.lines.append("error * 15")
-    devices[3].lines.append("error * 4")  # not ours to open: another container's
+    devices[3].lines.append("error * 4")  # another container's: no permission
     play(devices)
     fast, _ = turn(lane()).blocks
     assert fast.devices == (devices[0].uuid, devices[1].uuid, devices[2].address)
@@ -470,12 +465,12 @@ def test_a_gpu_lost_before_the_agent_started_is_named(roots: Roots, lane: Lane, 
 
 
 def test_rows_do_not_depend_on_the_order_of_enumeration(lane: Lane, play: Play) -> None:
-    """Indices are dealt anew at each boot; a GPU known by its index is another GPU tomorrow."""
+    """Indices change at each boot; a GPU identified by its index is another GPU tomorrow."""
     devices = gpus(4)
     play(devices)
     collector = lane()
     first, _ = turn(collector).blocks
-    collector._session.close()  # its last user: the library reads the scenario anew
+    collector._session.close()  # closed by its last user: the library reads the scenario again
     play(reversed(devices)).step(1)
     second, _ = turn(collector).blocks
     assert named(first, 3)["sm_clock_hertz"] == 390e6
@@ -484,7 +479,7 @@ def test_rows_do_not_depend_on_the_order_of_enumeration(lane: Lane, play: Play) 
 
 
 def test_two_gpus_of_one_uuid_are_known_by_their_address(lane: Lane, play: Play) -> None:
-    """A misflashed board claimed its neighbour's UUID; their readings must not be mixed."""
+    """A misflashed board claimed its neighbor's UUID; their readings must not be mixed."""
     devices = gpus(3)
     devices[1].uuid = devices[0].uuid
     play(devices)
@@ -506,7 +501,7 @@ def test_release_lets_go_and_the_next_turn_opens_again(lane: Lane, play: Play) -
 
 
 def test_a_hang_names_gpu_and_call(lane: Lane, play: Play, tmp_path: Path) -> None:
-    """The event said only that `gpu_1s` hung: eight GPUs, and nobody knew which one to drain."""
+    """The event only named `gpu_1s`: eight GPUs, and no hint which one to drain."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     devices = gpus(2)
@@ -522,14 +517,11 @@ def test_a_hang_names_gpu_and_call(lane: Lane, play: Play, tmp_path: Path) -> No
     assert 0 < seen.entered_ns <= SystemClock().boottime_ns()
     os.close(held)
     thread.join(GUARD_SECONDS)
-    assert place.read(memory)[:1] + place.read(memory)[3:] == (0, "", "")  # in nothing any more
-
-
-# ---- the kernel's side --------------------------------------------------------------------------------
+    assert place.read(memory)[:1] + place.read(memory)[3:] == (0, "", "")  # empty again
 
 
 def test_the_drivers_list_is_read_with_care(tmp_path: Path) -> None:
-    """Whatever else stands in that folder is no GPU."""
+    """Other files in that folder are not GPUs."""
     assert driver_gpus(tmp_path) == []
     for name in ("0000:3b:00.0", "0000:19:00.0", "README", "0000:3b:00.0.bak"):
         (tmp_path / "driver/nvidia/gpus" / name).mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""All collectors of one host's GPUs, one after another, as a sampler has them: one library for all of them."""
+"""All collectors of one host's GPUs, one after another, like in a sampler: one library for all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,6 @@ from tests.fake_nvml.scenario import Gpu, gpus
 
 
 def everything(count: int = 2) -> list[Gpu]:
-    """Return GPUs that have all parts, and a MIG device of each."""
     devices = [
         with_gpm(with_fabric(with_mig(with_c2c(with_links(gpu, 2), 1)))) for gpu in gpus(count)
     ]
@@ -50,7 +51,7 @@ def everything(count: int = 2) -> list[Gpu]:
 
 
 class Sampler:
-    """The collectors of a host's GPUs and their turns, one after another, as a sampler has them."""
+    """The collectors of a host's GPUs and their turns, one after another, like in a sampler."""
 
     def __init__(self, host: GpuHost, library: str) -> None:
         self.host = host
@@ -61,7 +62,7 @@ class Sampler:
             collector.start(host.teller)
 
     def tick(self, *, paced: bool = False) -> dict[str, CollectResult]:
-        """A second passes with its samples, and every collector has its turn; *paced*: those that it is time for."""
+        """Advance a second with its samples, and run every collector; *paced*: only due collectors."""
         fast = self.collectors["gpu_fast_1s"]
         assert isinstance(fast, GpuFast)
         self.host.session.poll_events()
@@ -71,18 +72,17 @@ class Sampler:
                 fast.samples.ring.sample(self.host.clock.now_ns)
         second = self.host.clock.now_ns // SECOND
         due = [
-            each
-            for each in self.collectors.values()
-            if not paced or second % PERIOD_SECONDS[each.pace] == 0
+            collector
+            for collector in self.collectors.values()
+            if not paced or second % PERIOD_SECONDS[collector.pace] == 0
         ]
-        return {each.name: run_collector(each, self.host.clock) for each in due}
+        return {collector.name: run_collector(collector, self.host.clock) for collector in due}
 
     def release(self) -> None:
-        """Have each let go."""
         self.host.session.close()
 
     def open_things(self) -> tuple[int, int, int]:
-        """Return what is open: users of NVML, GPM samples, event sets."""
+        """Return the open resources: users of NVML, GPM samples, event sets."""
         samples, sets = self.library.fake_nvml_gpm_samples(), self.library.fake_nvml_event_sets()
         return int(self.library.fake_nvml_users()), int(samples), int(sets)
 
@@ -94,14 +94,14 @@ def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> GpuHo
 
 @pytest.fixture
 def sampler(host: GpuHost, library: str) -> Iterator[Sampler]:
-    made = Sampler(host, library)
-    yield made
-    made.release()
-    assert made.open_things() == (0, 0, 0)
+    created = Sampler(host, library)
+    yield created
+    created.release()
+    assert created.open_things() == (0, 0, 0)
 
 
 def play(host: GpuHost, devices: list[Gpu]) -> Callable[[int], None]:
-    """Make the host that of *devices*; the agent may see all MIG instances."""
+    """Play *devices* on the host; the agent may see all MIG instances."""
     host.list_in_proc([gpu for gpu in devices if gpu.uuid.startswith("GPU-")])
     (host.roots.proc / "self").mkdir(exist_ok=True)
     (host.roots.proc / "self/status").write_text("CapEff:\t000001ffffffffff\n")
@@ -121,7 +121,9 @@ def test_every_collector_reads(sampler: Sampler, host: GpuHost) -> None:
 
 
 def test_a_gpu_comes_back_while_all_are_at_work(sampler: Sampler, host: GpuHost) -> None:
-    """NVML finds again what it lost only once it was shut down as a whole: one collector that held it open was enough."""
+    """NVML finds a lost GPU again only after all users closed it: one collector that held it open
+    prevented this.
+    """
     devices = everything()
     devices[1].lines.append("error * 0 15")
     step = play(host, devices)
@@ -129,7 +131,7 @@ def test_a_gpu_comes_back_while_all_are_at_work(sampler: Sampler, host: GpuHost)
     step(1)
     lost = read(sampler.tick()["gpu_1s"].blocks)[devices[1].uuid]
     assert lost["lost_state"] == 1
-    play(host, everything())(1)  # well; whoever opens NVML anew when nobody has it open sees it
+    play(host, everything())(1)  # healthy; a new first user of NVML sees it
     for _ in range(REOPEN_SECONDS - 1):
         assert read(sampler.tick()["gpu_1s"].blocks)[devices[1].uuid]["lost_state"] == 1
     sampler.tick()
@@ -143,7 +145,9 @@ def test_a_gpu_comes_back_while_all_are_at_work(sampler: Sampler, host: GpuHost)
 
 
 def test_a_driver_that_was_loaded_again_is_one_epoch(sampler: Sampler, host: GpuHost) -> None:
-    """Several lanes saw in the same second that the driver was gone: the counters began anew once."""
+    """Several lanes saw in the same second that the driver was unloaded: the counters restarted
+    once.
+    """
     devices = everything()
     for gpu in devices:
         gpu.lines.append("error * 0 1")
@@ -151,7 +155,7 @@ def test_a_driver_that_was_loaded_again_is_one_epoch(sampler: Sampler, host: Gpu
     host.list_in_proc(devices[:2])
     step = host.play(devices, host=lines).step
     sampler.tick()
-    play(host, everything())  # what is read once all have let go
+    play(host, everything())  # read after all have closed NVML
     step(1)
     turns = sampler.tick()
     gone = [turn for turn in turns.values() if "NVML lost the driver" in turn.message]
@@ -164,7 +168,7 @@ def test_a_driver_that_was_loaded_again_is_one_epoch(sampler: Sampler, host: Gpu
 
 
 def test_all_let_go_when_asked_and_nobody_opens_by_itself(sampler: Sampler, host: GpuHost) -> None:
-    """`gangline release`: one handle that is left open defeats the reset."""
+    """`gangline release`: a single open handle defeats the reset."""
     play(host, everything())
     sampler.tick()
     sampler.release()
@@ -179,8 +183,9 @@ def test_all_let_go_when_asked_and_nobody_opens_by_itself(sampler: Sampler, host
 def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
     has_fields: bool, sampler: Sampler, host: GpuHost
 ) -> None:
-    """Seven MIG instances, 18 NVLinks, sixty processes, and a driver that has no field: a cap below what that needs
-    would leave readings out for ever, and on healthy hosts."""
+    """Seven MIG instances, 18 NVLinks, sixty processes, and a driver without fields: a lower cap
+    would always skip readings on healthy hosts.
+    """
     devices = [with_gpm(with_fabric(with_mig(with_links(gpu, 18)))) for gpu in gpus(2)]
     for gpu in devices:
         gpu.values["events_supported"] = REGISTERED_TYPES
@@ -196,11 +201,11 @@ def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
     seconds = [after - before for before, after in pairwise(calls)]
     assert (
         40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.6
-    )  # the rest is for who comes first
+    )  # the rest is for the first user
     assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
 
 
-#: Only made where a driver lacks what replaced them, or nobody but NVML knows where the GPUs are.
+#: Only called if a driver lacks their replacement, or only NVML knows the places of GPUs.
 NOT_CALLED = {
     "nvmlInit_v2",
     "nvmlDeviceGetHandleByIndex_v2",
@@ -214,7 +219,9 @@ NOT_CALLED = {
 def test_every_call_stands_in_the_place_with_its_name_and_its_gpu(
     sampler: Sampler, host: GpuHost
 ) -> None:
-    """One call of a hundred was made outside: the hang was blamed on the GPU that had been asked before it."""
+    """One call of a hundred bypassed the call slot: the hang was blamed on the GPU of the call
+    before.
+    """
     called, misplaced = sampler.library.fake_nvml_calls, sampler.library.fake_nvml_misplaced
     called.argtypes, called.restype = [ctypes.c_char_p], ctypes.c_ulong
     misplaced.restype = ctypes.c_char_p
@@ -241,7 +248,7 @@ def test_every_call_stands_in_the_place_with_its_name_and_its_gpu(
 
 
 def test_no_one_that_is_spared_is_asked_by_anybody(sampler: Sampler, host: GpuHost) -> None:
-    """The sick one killed each sampler in turn: one of ten collectors had asked it all the same."""
+    """The faulty GPU killed each sampler in turn: one of ten collectors still called it."""
     devices = everything(3)
     devices[1].lines.append("block * crash -")
     play(host, devices)
@@ -254,7 +261,7 @@ def test_no_one_that_is_spared_is_asked_by_anybody(sampler: Sampler, host: GpuHo
 
 
 def test_a_solo_sampler_asks_one_and_no_other(sampler: Sampler, host: GpuHost) -> None:
-    """It is to see whether one GPU answers again, whatever the others do."""
+    """It tests whether one GPU answers again, independent of the others."""
     devices = everything(3)
     for gpu in devices[:2]:
         gpu.lines.append("block * crash -")

@@ -1,4 +1,4 @@
-"""What NVML's calls cost: slow ones take turns, and what they give is not made up in between."""
+"""The cost of NVML's calls: slow calls take turns, and their values are not invented in between."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ def play(host: GpuHost) -> None:
 def test_nvml_takes_less_than_a_millisecond_per_second_of_an_h200(
     host: GpuHost, library: str
 ) -> None:
-    """It took 10.5 ms: the energy alone 3 to 5 ms each second, GPM's five samples 1.3 ms. By the calls' recorded times."""
+    """It took 10.5 ms: the energy alone 3 to 5 ms each second, GPM's five samples 1.3 ms. By the
+    calls' recorded times.
+    """
     milliseconds, gpm_spacing = milliseconds_per_second(host, library, 120)
     assert milliseconds < 1.0 and gpm_spacing == 7
 
 
 def test_what_is_slow_takes_turns_and_the_rest_comes_each_second(host: GpuHost) -> None:
-    """Margin and settings keep their last value meanwhile; of energy that would be a stop, and then a leap."""
+    """Margin and settings keep their last value meanwhile; energy would stop, and then jump."""
     play(host)
     lane = host.second()
     rows = [next(iter(host.read(lane).values())) for _ in range(200)]
-    energy = [at for at, row in enumerate(rows) if row["energy_joules"] is not None]
+    energy = [index for index, row in enumerate(rows) if row["energy_joules"] is not None]
     assert energy[:6] == [0, 1, 2, 3, 4, 5]
     assert 1 <= len(energy[6:]) <= 5, "on a busy machine calls take longer, and come less often"
     for row in rows:

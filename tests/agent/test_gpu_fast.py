@@ -1,4 +1,6 @@
-"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and what a second amounts to."""
+"""The fast lane: ten samples a second of clock, power, reasons and use, five of GPM, and the
+summary of a second.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,11 @@ from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
 
-#: The column of the ring that GPM's first metric fills.
+#: The ring's column of GPM's first metric.
 ACTIVE = COLUMN_NAMES.index("sm_active_ratio")
 
 
 def hoppers(count: int = 2) -> list[Gpu]:
-    """Return GPUs that have GPM."""
     return [with_gpm(gpu) for gpu in gpus(count)]
 
 
@@ -57,7 +58,7 @@ def roots(tmp_path: Path, library: str) -> Roots:
 
 
 class Lane:
-    """The collector, with samples taken by the clock that is handed in."""
+    """The collector, with samples at the test's clock."""
 
     def __init__(self, roots: Roots) -> None:
         self.clock = HandedClock()
@@ -91,11 +92,9 @@ class Lane:
                 self.ring.sample(self.clock.now_ns)
 
     def known(self, column: int, row: int) -> list[int]:
-        """Return what is known of a reading over the samples that are kept."""
         return [value for value in self.ring.samples(column, row) if value is not None]
 
     def row(self, row: int = 0) -> dict[str, float]:
-        """Return what the turn's block says of one GPU."""
         (block,) = self.fast.collect()
         return values(block, row)
 
@@ -106,20 +105,20 @@ def values(block: Block, row: int) -> dict[str, float]:
 
 @pytest.fixture
 def lane(roots: Roots, play: Play) -> Iterator[Callable[..., Lane]]:
-    made: list[Lane] = []
+    result: list[Lane] = []
 
     def make(devices: Sequence[Gpu] | None = None, host: str = "") -> Lane:
         play(hoppers() if devices is None else devices, host)
-        made.append(Lane(roots))
-        return made[-1]
+        result.append(Lane(roots))
+        return result[-1]
 
     yield make
-    for each in made:
-        each.fast._session.close()
+    for opened in result:
+        opened.fast._session.close()
 
 
 def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
-    """A struct of another length has the driver write past ours, on ten thousand hosts."""
+    """With a struct of another length the driver would write past its end, on ten thousand hosts."""
     source = tmp_path / "sizes.c"
     source.write_text(
         "#include <nvml.h>\n#include <stddef.h>\n#include <stdio.h>\n"
@@ -150,17 +149,18 @@ def test_the_metrics_are_those_of_the_header() -> None:
 
 
 def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> None:
-    """Half a second of waiting and half of work: the mean alone would tell of neither."""
-    made = lane()
+    """Half a second of waiting and half of work: the mean alone would show neither."""
+    fast_lane = lane()
     scenario = Scenario(tmp_path / "scenario", hoppers())
-    made.second(lambda number: scenario.step(0 if number < 5 else 1))
-    row = made.row()
+    fast_lane.second(lambda number: scenario.step(0 if number < 5 else 1))
+    row = fast_lane.row()
     assert row["samples_count"] == 10
     assert (row["sm_clock_min_hertz"], row["sm_clock_max_hertz"]) == (345e6, 1980e6)
     assert row["sm_clock_mean_hertz"] == (345e6 + 1980e6) / 2
     assert (row["power_min_watts"], row["power_max_watts"]) == (69.62, 588.39)
     assert (row["power_cap_ratio"], row["thermal_ratio"], row["power_brake_ratio"]) == (0.5, 0, 0)
-    # GPM looks back: four spans between the five samples 0, 2, 4, 6, 8, the last two of them at work.
+    # GPM looks back: four spans between the five samples 0, 2, 4, 6, 8, the last two of them at
+    # work.
     assert row["sm_active_ratio"] == pytest.approx(0.97 * 2 / 4)
     assert (row["sm_active_min_ratio"], row["sm_active_max_ratio"]) == (0, 0.97)
     assert row["pcie_received_bytes_per_second"] == pytest.approx((2 * 2 + 2 * 640) / 4 * 2**20)
@@ -168,39 +168,39 @@ def test_a_second_is_summarised(lane: Callable[..., Lane], tmp_path: Path) -> No
 
 
 def test_a_sample_is_told_once(lane: Callable[..., Lane]) -> None:
-    made = lane()
-    made.second()
-    assert made.row()["samples_count"] == 10
-    assert made.fast.collect() == ()
-    made.second()
-    assert made.row()["samples_count"] == 10
+    fast_lane = lane()
+    fast_lane.second()
+    assert fast_lane.row()["samples_count"] == 10
+    assert fast_lane.fast.collect() == ()
+    fast_lane.second()
+    assert fast_lane.row()["samples_count"] == 10
 
 
 def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
-    """An A100 beside an H100: no GPM is no error, and not nothing at work either."""
+    """An A100 next to an H100: missing GPM means neither an error nor idleness."""
     older, newer = hoppers()
     older.values["gpm_supported"] = 0
-    made = lane([older, newer])
-    made.second()
-    block = made.fast.collect()[0]
+    fast_lane = lane([older, newer])
+    fast_lane.second()
+    block = fast_lane.fast.collect()[0]
     assert "sm_active_ratio" not in values(block, 0)
     assert values(block, 0)["sm_clock_mean_hertz"] == 345e6
     assert values(block, 1)["sm_active_ratio"] == 0.0
-    assert made.gpm.failed == 0
+    assert fast_lane.gpm.failed == 0
 
 
 @pytest.mark.parametrize("symbol", nvml_gpm.SYMBOLS)
 def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
     symbol: str, roots: Roots, play: Play, tmp_path: Path
 ) -> None:
-    """Drivers before 520 export none of them."""
+    """Drivers before 520 do not export them."""
     play(hoppers())
     (tmp_path / "older").mkdir()
     older = Roots(roots.sys, roots.proc, str(build(tmp_path / "older", missing=[symbol])))
-    made = Lane(older)
-    made.second()
-    row = made.row()
-    made.fast._session.close()
+    lane = Lane(older)
+    lane.second()
+    row = lane.row()
+    lane.fast._session.close()
     assert row["sm_clock_mean_hertz"] == 345e6
     assert "sm_active_ratio" not in row
 
@@ -209,7 +209,7 @@ def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
     ("value", "expected"),
     [
         *(("101", 1.0), ("102", None), ("4294967295", None), ("!15", None), ("-", None)),
-        ("!1000", None),  # the driver leaves it out of its answer: not 0 % busy
+        ("!1000", None),  # the driver omits it from its answer: not 0 % busy
     ],
 )
 def test_a_share_that_cannot_be_is_no_reading(
@@ -218,9 +218,9 @@ def test_a_share_that_cannot_be_is_no_reading(
     """A driver rounds 100.02 up; a share of four billion is garbage, and must not raise a mean."""
     gpu, neighbour = hoppers()
     gpu.values["gpm_sm_util"] = value
-    made = lane([gpu, neighbour])
-    made.second()
-    block = made.fast.collect()[0]
+    fast_lane = lane([gpu, neighbour])
+    fast_lane.second()
+    block = fast_lane.fast.collect()[0]
     assert values(block, 0).get("sm_active_ratio") == expected
     assert values(block, 0)["tensor_active_ratio"] == 0.0
     assert values(block, 1)["sm_active_ratio"] == 0.0
@@ -229,76 +229,77 @@ def test_a_share_that_cannot_be_is_no_reading(
 def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     lane: Callable[..., Lane], tmp_path: Path
 ) -> None:
-    """A GPU that was reset: the first sample after it must not be compared with one from before."""
+    """A GPU was reset: its first sample afterwards must not be compared with an earlier one."""
     sick, well = hoppers()
     sick.lines.append("error nvmlGpmSampleGet 0 999 0")
-    made = lane([sick, well])
+    fast_lane = lane([sick, well])
     scenario = Scenario(tmp_path / "scenario", [sick, well])
-    made.second()
+    fast_lane.second()
     scenario.step(1)
-    made.second()
-    block = made.fast.collect()[0]
-    assert made.gpm.failed == 5
-    assert len(made.known(ACTIVE, 1)) == 9
-    assert len(made.known(ACTIVE, 0)) == 4
+    fast_lane.second()
+    block = fast_lane.fast.collect()[0]
+    assert fast_lane.gpm.failed == 5
+    assert len(fast_lane.known(ACTIVE, 1)) == 9
+    assert len(fast_lane.known(ACTIVE, 0)) == 4
     assert values(block, 1)["samples_count"] == 20
     scenario.step(2)
-    made.second()
-    assert len(made.known(ACTIVE, 0)) == 4 + 4
+    fast_lane.second()
+    assert len(fast_lane.known(ACTIVE, 0)) == 4 + 4
 
 
 def test_what_is_of_no_use_any_more_is_opened_anew(
     lane: Callable[..., Lane], tmp_path: Path
 ) -> None:
-    """The driver was reloaded: handles of before answer nothing but errors, for ever."""
+    """The driver was reloaded: old handles only return errors."""
     devices = hoppers()
     for gpu in devices:
         gpu.lines.append("error * 0 999")
-    made = lane(devices)
+    fast_lane = lane(devices)
     scenario = Scenario(tmp_path / "scenario", devices)
-    made.second()
-    last_ns = made.clock.now_ns
-    assert made.ring.well_ns == last_ns
+    fast_lane.second()
+    last_ns = fast_lane.clock.now_ns
+    assert fast_lane.ring.well_ns == last_ns
     scenario.step(1)
-    made.second()
-    assert made.ring.well_ns == last_ns
+    fast_lane.second()
+    assert fast_lane.ring.well_ns == last_ns
 
 
 def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> None:
     """One sample came late, the next in time: over 15 ms GPM's mean is noise (nvml.h: 100 ms)."""
-    made = lane()
+    fast_lane = lane()
     for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS, PERIOD_NS, 110_000_000, 7_000_000, 8_000_000):
-        made.clock.now_ns += after_ns
-        made.ring.sample(made.clock.now_ns)
-    # At every second sample; the first has none before it, the last is 15 ms after the one before it.
-    known = [value is not None for value in made.ring.samples(ACTIVE, 0)]
+        fast_lane.clock.now_ns += after_ns
+        fast_lane.ring.sample(fast_lane.clock.now_ns)
+    # At every second sample; the first has no predecessor, the last is 15 ms after its predecessor.
+    known = [value is not None for value in fast_lane.ring.samples(ACTIVE, 0)]
     assert known == [False, False, True, False, True, False, False]
-    assert None not in made.ring.samples(0, 0)
-    assert made.gpm.failed == 0
+    assert None not in fast_lane.ring.samples(0, 0)
+    assert fast_lane.gpm.failed == 0
 
 
 def makings(made: Lane, seconds: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let so many seconds pass, and return those at which the GPUs' handles were asked for."""
-    found: list[int] = []
+    """Advance by *seconds*, and return the seconds at which the GPUs' handles were requested."""
+    result: list[int] = []
     original = Samples.__init__
     begin_ns = made.clock.now_ns
 
     def noted(self: Samples, *arguments: Any) -> None:
-        found.append((made.clock.now_ns - begin_ns) // 1_000_000_000)
+        result.append((made.clock.now_ns - begin_ns) // 1_000_000_000)
         original(self, *arguments)
 
     monkeypatch.setattr(Samples, "__init__", noted)
     for _ in range(seconds):
         made.second()
         made.fast.collect()
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
         ([], []),
-        (["error nvmlDeviceGetClockInfo 999", "error nvmlGpmSampleGet 999"], []),  # is lost, say
+        # for example a lost GPU
+        (["error nvmlDeviceGetClockInfo 999", "error nvmlGpmSampleGet 999"], []),
         (["error nvmlGpmSampleGet 999"], [10, 30, 70, 150, 310, 630, 1230, 1830]),
     ],
 )
@@ -309,12 +310,12 @@ def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
     library: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight GPUs were asked for again every ten seconds, for a month, because GPM failed on one."""
+    """Eight GPUs were reopened every ten seconds, for a month, because GPM failed on one."""
     devices = hoppers()
     devices[1].lines += lines
-    made = lane(devices)
-    assert makings(made, 1900, monkeypatch) == expected
-    made.fast._session.close()
+    fast_lane = lane(devices)
+    assert makings(fast_lane, 1900, monkeypatch) == expected
+    fast_lane.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_users() == 0
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
@@ -322,88 +323,94 @@ def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
 def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
     lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU whose clock nobody may read, in a container: NVML was opened anew every ten seconds."""
+    """A container may not read its GPU's clock: NVML was reopened every ten seconds."""
     devices = hoppers(1)
     devices[0].lines.append("error nvmlDeviceGetClockInfo 4")
     assert makings(lane(devices), 700, monkeypatch) == [10, 30, 70, 150, 310, 630]
 
 
 def test_phases_travel_with_the_second(lane: Callable[..., Lane], tmp_path: Path) -> None:
-    """Half a second of work and half of nothing, each second: the shares are there as soon as both levels are known."""
-    made, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
+    """Half a second of work and half of nothing, each second: the shares appear as soon as both
+    levels are known.
+    """
+    fast_lane, scenario = lane(), Scenario(tmp_path / "scenario", hoppers())
     for _ in range(10):
-        made.second(lambda number: scenario.step(0 if number < 5 else 1))
-    row = made.row()
+        fast_lane.second(lambda number: scenario.step(0 if number < 5 else 1))
+    row = fast_lane.row()
     states = [row[f"{state}_ratio"] for state in STATES]
     assert sum(states) == pytest.approx(1)
     assert states[0] == pytest.approx(0.5, abs=0.11)
-    (block,) = made.jobs.collect()
+    (block,) = fast_lane.jobs.collect()
     assert values(block, 0)["job_changes_count"] == 1
     assert values(block, 0)["compute_watts"] == pytest.approx(588.39, rel=0.01)
     assert "step_seconds" not in values(block, 0)
 
 
 def test_another_set_of_processes_is_another_job(lane: Callable[..., Lane]) -> None:
-    """Levels of the job before call the work of the next one waiting; a checker beside it must not forget them."""
-    made = lane()
+    """With the previous job's levels the next job seems to wait; an additional health check must
+    not reset them.
+    """
+    fast_lane = lane()
     changes = []
     for pids in ((), (1, 2), (1, 2, 3), (2, 3), (7,), (), None, (9,)):
         if pids is not None:
-            made.fast._session.compute_processes = {made.samples.keys[0]: frozenset(pids)}
-        made.second()
-        made.fast.collect()
-        (block,) = made.jobs.collect()
+            fast_lane.fast._session.compute_processes = {fast_lane.samples.keys[0]: frozenset(pids)}
+        fast_lane.second()
+        fast_lane.fast.collect()
+        (block,) = fast_lane.jobs.collect()
         changes.append(values(block, 0)["job_changes_count"])
     assert changes == [0, 1, 1, 1, 2, 2, 2, 3]
-    assert made.samples.tracker.state(1)[0] == "idle"  # of the neighbour nothing was said
+    assert fast_lane.samples.tracker.state(1)[0] == "idle"  # no data about the neighbor
 
 
 def test_what_was_learned_outlives_the_handles(lane: Callable[..., Lane]) -> None:
-    """A neighbour is spared, NVML is opened anew: the job goes on, and its levels with it."""
-    made = lane()
-    made.fast._session.compute_processes = {made.samples.keys[0]: frozenset({1})}
-    made.second()
-    made.fast.collect()
-    tracker, history = made.samples.tracker, made.samples.history
-    made.fast._session.close()
+    """A neighbor is excluded, NVML is reopened: the job continues with its levels."""
+    fast_lane = lane()
+    fast_lane.fast._session.compute_processes = {fast_lane.samples.keys[0]: frozenset({1})}
+    fast_lane.second()
+    fast_lane.fast.collect()
+    tracker, history = fast_lane.samples.tracker, fast_lane.samples.history
+    fast_lane.fast._session.close()
     with pytest.raises(NoData, match="no samples"):
-        made.jobs.collect()
-    made.fast.collect()
-    assert (made.samples.tracker, made.samples.history) == (tracker, history)
-    made.second()
-    made.fast.collect()
-    (block,) = made.jobs.collect()
+        fast_lane.jobs.collect()
+    fast_lane.fast.collect()
+    assert (fast_lane.samples.tracker, fast_lane.samples.history) == (tracker, history)
+    fast_lane.second()
+    fast_lane.fast.collect()
+    (block,) = fast_lane.jobs.collect()
     assert values(block, 0)["job_changes_count"] == 1
 
 
 def test_other_gpus_begin_with_nothing(lane: Callable[..., Lane], play: Play) -> None:
-    """A GPU was taken out: the next one's row is not the job of the one before."""
-    made = lane(hoppers(3))
-    made.fast._session.compute_processes = {key: frozenset({1}) for key in made.samples.keys}
-    made.second()
-    made.fast.collect()
-    tracker = made.samples.tracker
-    made.fast._session.close()
+    """A GPU was removed: the next one must not inherit its row."""
+    fast_lane = lane(hoppers(3))
+    fast_lane.fast._session.compute_processes = {
+        key: frozenset({1}) for key in fast_lane.samples.keys
+    }
+    fast_lane.second()
+    fast_lane.fast.collect()
+    tracker = fast_lane.samples.tracker
+    fast_lane.fast._session.close()
     play(hoppers(2))
-    made.fast._session.compute_processes = {}
-    made.fast.collect()
-    assert made.samples.tracker is not tracker
-    made.second()
-    made.fast.collect()
-    (block,) = made.jobs.collect()
+    fast_lane.fast._session.compute_processes = {}
+    fast_lane.fast.collect()
+    assert fast_lane.samples.tracker is not tracker
+    fast_lane.second()
+    fast_lane.fast.collect()
+    (block,) = fast_lane.jobs.collect()
     assert [values(block, row)["job_changes_count"] for row in range(2)] == [0, 0]
 
 
 def test_the_history_has_each_sample(lane: Callable[..., Lane]) -> None:
-    """The period of a step is found in it: power of each sample, GPM of every second one."""
-    made = lane()
-    made.second()
+    """It is the source for the step period: power of each sample, GPM of every second one."""
+    fast_lane = lane()
+    fast_lane.second()
     buffer = array("f", bytes(4 * 20))
-    assert made.samples.history.copy_to(1, HISTORY_SIGNALS.index("power_watts"), buffer) == 10
+    assert fast_lane.samples.history.copy_to(1, HISTORY_SIGNALS.index("power_watts"), buffer) == 10
     assert buffer[9] == pytest.approx(69.621)
-    made.samples.history.copy_to(1, HISTORY_SIGNALS.index("sm_active_ratio"), buffer)
+    fast_lane.samples.history.copy_to(1, HISTORY_SIGNALS.index("sm_active_ratio"), buffer)
     assert [math.isnan(value) for value in buffer[:10]] == [True] * 2 + [False, True] * 4
-    made.samples.history.copy_to(0, HISTORY_SIGNALS.index("state"), buffer)
+    fast_lane.samples.history.copy_to(0, HISTORY_SIGNALS.index("state"), buffer)
     assert set(buffer[:10]) == {STATES.index("idle")}
 
 
@@ -419,7 +426,7 @@ class StepWorld:
         self.tracker.begin_job(row)
 
     def run(self, seconds: float, *steps: float) -> None:
-        """Go on for *seconds*; a step of 0 seconds hangs."""
+        """Continue for *seconds*; a step of 0 seconds hangs."""
         for number in range(int(seconds * 10)):
             self.now_ns += PERIOD_NS
             self.history.begin(self.now_ns)
@@ -435,7 +442,7 @@ class StepWorld:
 
 
 def test_each_job_has_its_step_and_the_next_job_does_not_inherit_it() -> None:
-    """A new job showed the period of the last one for half a minute, and a process that hung kept it."""
+    """A new job showed the period of the last one for half a minute, and a hung process kept it."""
     world = StepWorld()
     world.begin_job(0)
     world.begin_job(1)
@@ -465,10 +472,10 @@ def test_a_job_keeps_its_step_until_its_signals_have_another() -> None:
 def test_samples_are_freed(lane: Callable[..., Lane], library: str) -> None:
     alive = ctypes.CDLL(library).fake_nvml_gpm_samples
     before = alive()
-    made = lane()
+    fast_lane = lane()
     assert alive() == before + 4
-    made.fast._session.close()
-    made.fast._session.close()
+    fast_lane.fast._session.close()
+    fast_lane.fast._session.close()
     assert alive() == before
 
 
@@ -480,7 +487,7 @@ def test_without_a_driver_there_is_no_data(tmp_path: Path) -> None:
 
 
 def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
-    """With the machine's clock: a sample at each grid point, the one at the end of the rest too."""
+    """With the machine's clock: a sample at each grid point, including the end of the rest."""
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
     assert fast.collect() == ()
@@ -488,12 +495,14 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
     fast.idle(until_ns)
     assert clock.boottime_ns() >= until_ns
     (block,) = fast.collect()
-    assert values(block, 1)["samples_count"] in (3, 4)  # a busy machine may be late for one
+    assert values(block, 1)["samples_count"] in (3, 4)  # a busy machine may miss one
     fast._session.close()
 
 
 def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
-    """The daemon has an order; a sampler that hears it only after its rest cannot let go of a GPU at once."""
+    """The daemon has a command; a sampler that receives it only after its rest cannot release a GPU
+    at once.
+    """
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
     fast.collect()
@@ -504,7 +513,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
     far_ns = clock.boottime_ns() + int(GUARD_SECONDS * 1e9)
     fast.idle(far_ns)
     assert clock.boottime_ns() < far_ns
-    assert fast.samples.ring.count == 0  # who is called may be to ask a GPU no more
+    assert fast.samples.ring.count == 0  # the command may be to stop using a GPU
     assert (place.called(), place.called()) == (True, False)
     fast._session.close()
 
@@ -512,28 +521,31 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
 def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
     roots: Roots, play: Play, library: str
 ) -> None:
-    """The one that hangs must not be asked ten times a second either."""
+    """The hanging GPU must not be called ten times a second either."""
     devices = hoppers()
     devices[1].lines.append("block * crash -")
     for gpu in devices:
         folder = roots.proc / "driver/nvidia/gpus" / gpu.address
         folder.mkdir(parents=True)
     play(devices)
-    made = Lane.__new__(Lane)
-    made.clock, made.fast = HandedClock(), GpuFast(roots)
-    made.fast._session.clock = made.clock
-    made.fast.exclude(frozenset({devices[1].address}))
-    made.fast.collect()
-    made.second()
-    (block,) = made.fast.collect()
+    created = Lane.__new__(Lane)
+    created.clock, created.fast = HandedClock(), GpuFast(roots)
+    created.fast._session.clock = created.clock
+    created.fast.exclude(frozenset({devices[1].address}))
+    created.fast.collect()
+    created.second()
+    (block,) = created.fast.collect()
     assert values(block, 0)["samples_count"] == 10
     assert values(block, 1) == {}
-    made.fast._session.close()
+    created.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 
 def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, play: Play) -> None:
-    """The newest of all GPUs; what the area cannot hold is the oldest. Before a sample there is nothing."""
+    """The newest of all GPUs; the oldest samples do not fit.
+
+    Before the first sample the recording is empty.
+    """
     play(hoppers(2))
     with pytest.raises(NoData, match="no GPU of this host"):
         GpuFast(roots).record(5, 1 << 20)
@@ -555,6 +567,6 @@ def test_a_recording_has_the_last_samples_and_no_more_than_fit(roots: Roots, pla
     assert decode_recording(lane.fast.record(2, 1 << 20)).samples == 21
     row_bytes = 8 + 4 * len(HISTORY_SIGNALS) * 2
     small = decode_recording(lane.fast.record(300, gpu_fast.RECORDING_HEADER_BYTES + 7 * row_bytes))
-    assert list(small.offsets_ns) == [PERIOD_NS * at for at in range(7)]
+    assert list(small.offsets_ns) == [PERIOD_NS * index for index in range(7)]
     assert small.column(1, 0) == power[-7:]
     lane.fast._session.close()

@@ -1,4 +1,4 @@
-"""A fault at each call in turn: nothing but missing cells comes of it, of one GPU, and it passes."""
+"""A fault at each call in turn: the only effect is missing cells, of one GPU, until the fault ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS: dict[str, Kind] = {
     "gpu_process_1s": lambda host: GpuProcesses(host.roots),
     "gpu_fabric_1s": lambda host: GpuFabric(host.roots),
 }
-#: What counts or notes the fault itself.
+#: Columns that record the fault itself.
 OF_THE_AGENT = {
     *("calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors"),
     *("counter_epoch_count", "lost_state", "error_code_state"),
@@ -57,7 +57,7 @@ def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> GpuHo
 
 
 class Faulty:
-    """The library, told to fail."""
+    """The library with injected faults."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
@@ -65,7 +65,7 @@ class Faulty:
         self._library.fake_nvml_fault.argtypes = [ctypes.c_ulong, ctypes.c_int, ctypes.c_char_p]
 
     def at(self, call: int, code: int) -> None:
-        """Have the *call*th call from now answer *code*; 0: none."""
+        """Make the *call*th call from now return *code*; 0: none."""
         self._library.fake_nvml_fault(call, code, None)
 
     def calls(self) -> int:
@@ -99,7 +99,6 @@ def turn(host: GpuHost, lane: NvmlCollector | GpuPartsCollector) -> CollectResul
 
 
 def rises(said: CollectResult) -> set[float | int | None]:
-    """Return the epochs of a turn's GPUs."""
     return {
         value
         for block in said.blocks
@@ -114,7 +113,9 @@ def rises(said: CollectResult) -> set[float | int | None]:
 def test_a_fault_at_any_call_costs_cells_and_passes(
     name: str, code: int, host: GpuHost, library: str
 ) -> None:
-    """The driver was asked for a UUID in the wrong moment: a GPU went by its address until the agent was restarted."""
+    """A request for a UUID failed at a bad moment: a GPU was named by its address until the agent
+    was restarted.
+    """
     devices = everything()
     host.list_in_proc(devices[:2])
     host.play(devices, host=host_lines(devices))
@@ -129,21 +130,21 @@ def test_a_fault_at_any_call_costs_cells_and_passes(
         lane = KINDS[name](host)
         faulty.at(call, code)
         for _ in range(3):
-            said = turn(host, lane)
-            wrong = {c: v for c, v in cells(said).items() if v is not None and v != well.get(c)}
+            result = turn(host, lane)
+            wrong = {c: v for c, v in cells(result).items() if v is not None and v != well.get(c)}
             assert not wrong, (call, wrong)
-            assert rises(said) <= ({0} if code != LOST else {0, 1})
-        said, turns = turn(host, lane), 0
-        while said.outcome is not CollectOutcome.OK or cells(said) != well:
-            said, turns = turn(host, lane), turns + 1
-            assert turns < RETRY_SECONDS + 3, (call, said.outcome, said.message)
+            assert rises(result) <= ({0} if code != LOST else {0, 1})
+        result, turns = turn(host, lane), 0
+        while result.outcome is not CollectOutcome.OK or cells(result) != well:
+            result, turns = turn(host, lane), turns + 1
+            assert turns < RETRY_SECONDS + 3, (call, result.outcome, result.message)
         lane._session.close()
         assert faulty.users() == 0, call
 
 
 @pytest.mark.parametrize("name", ["gpu_1s", "gpu_10s", "gpu_fabric_1s"])
 def test_a_gpu_without_a_name_is_asked_again(name: str, host: GpuHost, library: str) -> None:
-    """In a container without the driver's files in /proc nobody else knows its UUID."""
+    """In a container without the driver's files in /proc only NVML knows its UUID."""
     devices = everything()
     host.play(devices, host=host_lines(devices))
     faulty, lane = Faulty(library), KINDS[name](host)

@@ -1,4 +1,4 @@
-"""Field ids that moved between drivers: no wrong quantity is ever published, whatever the driver's version says."""
+"""Field ids that moved between drivers: no wrong quantity is published, for any driver version."""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ FLAG = 0x40
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
-    made = GpuHost(tmp_path, library, monkeypatch)
-    yield made
-    made.close()
+    gpu_host = GpuHost(tmp_path, library, monkeypatch)
+    yield gpu_host
+    gpu_host.close()
 
 
-# ---- one field ------------------------------------------------------------------------------------
-
-#: A second of a true counter: share of it held down, and whether the flag is seen at its end.
+#: A second of a true counter: throttled share, and whether the flag is seen at its end.
 EPISODES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40)
 
 
 def sample(
     proof: FieldValidator, values: Sequence[int | None], flags: Sequence[int | None]
 ) -> list[int | None]:
-    """Take a sample a second, and return what was published of each."""
+    """Take a sample a second, and return the published values."""
     return [
         value if proof.observe((1 + i) * SECOND, value, reasons) else None
         for i, (value, reasons) in enumerate(zip(values, flags, strict=True))
@@ -53,9 +51,9 @@ def state(proof: FieldValidator) -> FieldState:
 
 
 def test_a_zero_is_published_unverified_and_more_once_it_has_proved_itself() -> None:
-    """Two zeros prove nothing: a healthy H200's counters were refused for ever because of them."""
+    """Two zeros prove nothing: a healthy H200's counters were always refused because of them."""
     proof = FieldValidator(FLAG)
-    assert state(proof) is FieldState.UNSUPPORTED  # never seen
+    assert state(proof) is FieldState.UNSUPPORTED  # never read
     rest = sample(proof, [0, 0, 0], [4, 4, 4])
     assert (rest, state(proof)) == ([0] * 3, FieldState.UNVERIFIED)
     held = [n * SECOND // 2 for n in range(1, CONFIRMATIONS_MIN + 2)]
@@ -76,7 +74,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("words", CONTRADICTIONS)
 def test_what_contradicts_is_out_for_good(words: str) -> None:
-    """A setting that an operator lowered, a count of something else."""
+    """A setting that an operator lowered, or another counter."""
     proof = FieldValidator(FLAG)
     values, flags = CONTRADICTIONS[words]
     sample(proof, list(values), list(flags))
@@ -88,7 +86,7 @@ def test_what_contradicts_is_out_for_good(words: str) -> None:
 
 
 def test_a_jump_is_no_time_however_long_the_agent_runs() -> None:
-    """A ramp rate was set to a billion: within what had passed since the start, but not within a second."""
+    """A ramp rate was set to a billion: less than the time since the start, but not than a second."""
     proof = FieldValidator(FLAG)
     sample(proof, [0] * 1000, [0] * 1000)
     assert not proof.observe(1001 * SECOND, 900 * SECOND, FLAG)
@@ -96,7 +94,7 @@ def test_a_jump_is_no_time_however_long_the_agent_runs() -> None:
 
 
 def test_a_count_that_comes_late_is_no_contradiction() -> None:
-    """The driver renews its counts once a second: what was throttled shows when the flag is down again."""
+    """The driver updates its counts once a second: throttled time shows after the flag is cleared."""
     proof = FieldValidator(FLAG)
     values: list[int | None] = [0, 0]
     flags: list[int | None] = [0, 0]
@@ -109,7 +107,7 @@ def test_a_count_that_comes_late_is_no_contradiction() -> None:
 
 
 def test_in_months_of_throttling_chance_is_no_contradiction() -> None:
-    """Three throttles in a year fell between two samples, and the field was out for good."""
+    """Three throttles in a year fell between two samples, and the field was refused permanently."""
     proof, total = FieldValidator(FLAG), 0
     values: list[int | None] = [0, 0]
     flags: list[int | None] = [0, 0]
@@ -124,7 +122,7 @@ def test_in_months_of_throttling_chance_is_no_contradiction() -> None:
 
 
 def test_after_a_reset_it_proves_itself_again() -> None:
-    """A reset GPU counts from zero: that is no contradiction, when the reset was noticed."""
+    """A reset GPU counts from zero: this is not a contradiction if the reset was noticed."""
     proof = FieldValidator(FLAG)
     sample(proof, [0, 0, *(n * SECOND for n in range(1, 6))], [0, 0] + [FLAG] * 5)
     assert state(proof) is FieldState.VERIFIED
@@ -134,7 +132,7 @@ def test_after_a_reset_it_proves_itself_again() -> None:
 
 
 def test_a_value_that_is_missing_now_and_then_changes_nothing() -> None:
-    """A field that fails once in a while must neither be judged by the gap nor forgotten."""
+    """A field with occasional failures must neither be judged by the gap nor forgotten."""
     proof = FieldValidator(FLAG)
     values = [0, None, 0, SECOND, None, 3 * SECOND, 4 * SECOND, None]
     published = sample(proof, values, [0, 0, 0, FLAG, FLAG, FLAG, FLAG, FLAG])
@@ -144,23 +142,23 @@ def test_a_value_that_is_missing_now_and_then_changes_nothing() -> None:
 
 @given(EPISODES)
 def test_a_true_counter_is_never_taken_for_another(episodes: list[tuple[float, bool]]) -> None:
-    """Short throttles fall between two samples of the flags; the counter is none the worse for it."""
+    """Short throttles fall between two samples of the flags; the counter remains valid."""
     proof, total = FieldValidator(FLAG), 0
     values: list[int | None] = [0]
     flags: list[int | None] = [0]
     for share, seen in episodes:
-        # held for more than half of a second, it is seen at one end at least
+        # seen at one end at least, because it lasts for more than half of a second
         total += int(share * SECOND)
         values.append(total)
         flags.append(FLAG if share > 0 and (seen or share >= 0.5) else 0)
     published = sample(proof, values, flags)
     assert not proof.contradiction
-    assert all(said in (None, value) for said, value in zip(published, values, strict=True))
+    assert all(logged in (None, value) for logged, value in zip(published, values, strict=True))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, FLAG, None])), max_size=60))
 def test_a_setting_is_never_published(changes: list[tuple[int, int | None]]) -> None:
-    """A value that was set, be it to what it may, and changed as often as there are confirmations less one."""
+    """Any setting, changed up to one time less than the number of confirmations."""
     proof = FieldValidator(FLAG)
     values: list[int | None] = []
     changed = 0
@@ -177,14 +175,16 @@ def test_a_setting_is_never_published(changes: list[tuple[int, int | None]]) -> 
 def test_nothing_is_published_whose_reason_was_never_set(
     samples: list[tuple[int, int | None]],
 ) -> None:
-    """Whatever it counts, it is not what the flag stands for."""
+    """It counts something else than the flag."""
     proof = FieldValidator(FLAG)
     values: list[int | None] = [value for value, _ in samples]
     assert set(sample(proof, values, [flags for _, flags in samples])) <= {None, 0}
 
 
 def test_nothing_is_said_of_a_field_that_could_not_be_asked_for(host: GpuHost) -> None:
-    """`unsupported` was said of a driver that has the field, because the GPU was lost as the agent started."""
+    """A driver with the field was reported as `unsupported`, because the GPU was lost at the
+    agent's start.
+    """
     devices = gpus(2)
     devices[0].lines.append("error * 0 15 0")
     scenario = host.play(devices)
@@ -197,7 +197,9 @@ def test_nothing_is_said_of_a_field_that_could_not_be_asked_for(host: GpuHost) -
 
 
 def test_a_field_that_is_read_in_turns_is_judged_by_all_that_was_seen_meanwhile() -> None:
-    """A slow field has a turn a minute: its reason was set between two turns, and at neither of them."""
+    """A slow field has a turn a minute: its reason was set between two turns, but at neither of
+    them.
+    """
     proof = FieldValidator(FLAG)
     values: list[int | None] = []
     flags: list[int | None] = []
@@ -234,13 +236,10 @@ def test_zeros_of_an_idle_gpu_are_published_where_type_and_neighbors_agree(
     assert row["violation_sw_thermal_field_state"] == FieldState.UNVERIFIED
 
 
-# ---- drivers --------------------------------------------------------------------------------------
-
-
 def played(
     host: GpuHost, says: str, behaves: str, course: Throttling
 ) -> list[dict[str, float | int | None]]:
-    """Run a GPU that says it has one driver and behaves as another; return its rows, step by step."""
+    """Run a GPU that reports one driver and behaves like another; return its rows, step by step."""
     gpu = behave_as(gpus(1)[0], behaves, course)
     scenario = host.play([gpu], host=f"driver {says}")
     lane = host.second()
@@ -254,7 +253,9 @@ def played(
 @pytest.mark.parametrize("behaves", COUNTERS_AT)
 @pytest.mark.parametrize("says", COUNTERS_AT)
 def test_no_wrong_quantity_is_published(says: str, behaves: str, host: GpuHost) -> None:
-    """`580` is ambiguous, and a wrong id answers SUCCESS: minutes of thermal throttling that were a percentage."""
+    """`580` is ambiguous, and a wrong id returns SUCCESS: a percentage was read as minutes of
+    thermal throttling.
+    """
     course = throttling(STEPS)
     rows = played(host, says, behaves, course)
     for cause in CAUSES:
@@ -272,7 +273,7 @@ def test_no_wrong_quantity_is_published(says: str, behaves: str, host: GpuHost) 
 def test_a_driver_nobody_knows_must_prove_itself_too(
     says: str, behaves: str, host: GpuHost
 ) -> None:
-    """A branch that comes after this table was written, and a version that is none."""
+    """A branch newer than this table, and an invalid version."""
     course = throttling(STEPS)
     rows = played(host, says or "x", behaves, course)
     for cause in CAUSES:
@@ -281,14 +282,14 @@ def test_a_driver_nobody_knows_must_prove_itself_too(
 
 
 def test_the_stable_fields_are_published_at_once(host: GpuHost) -> None:
-    """Power, heat and sync boost kept their ids in every branch: they wait for nothing."""
+    """Power, heat and sync boost have the same ids in every branch: they need no verification."""
     rows = played(host, "580.65.06", "590.48.01", throttling(STEPS))
     assert rows[0]["violation_power_nanoseconds"] == 10_000_000_000
     assert rows[0]["violation_thermal_nanoseconds"] == 6_000_000_001
 
 
 def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFixture) -> None:
-    """An operator is told which field lies on which GPU, and not every second for a year."""
+    """The operator gets the wrong field and its GPU, but not every second for a year."""
     course = throttling(STEPS)
     falling = Throttling(course.flags, course.counters | {"hw_thermal": tuple(range(STEPS, 0, -1))})
     devices = gpus(2)
@@ -300,9 +301,9 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
         scenario.step(step)
         turn = host.turn(lane)
         assert turn.outcome is CollectOutcome.OK
-    said = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
+    logged = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
     field = "gpu.violation_hw_thermal_nanoseconds is not published"
-    assert said == [f"GPU {devices[0].uuid}: {field}: it decreased without a reset"]
+    assert logged == [f"GPU {devices[0].uuid}: {field}: it decreased without a reset"]
     rows = host.read(lane)
     assert rows[devices[0].uuid]["violation_hw_thermal_field_state"] == FieldState.UNSUPPORTED
     assert rows[devices[0].uuid]["violation_sw_thermal_field_state"] == FieldState.VERIFIED
@@ -310,13 +311,13 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
 
 
 def test_what_a_field_has_proved_the_next_process_knows(host: GpuHost) -> None:
-    """One GPU hung and another sampler took over: the counters of its seven neighbours were gone until each of them
-    throttled again. With another driver they are void."""
+    """One GPU hung and another sampler took over: the counters of its seven neighbors were missing
+    until each throttled again. With another driver they are void.
+    """
     version, name = "590.48.01", "violation_sw_thermal_nanoseconds"
     course = throttling(60)
 
     def first(driver: str) -> float | int | None:
-        """Return what another process says at its first look."""
         host.session.close()
         host.begin(anew=False)
         devices = [behave_as(gpu, driver, course) for gpu in gpus(1)]

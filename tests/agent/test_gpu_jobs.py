@@ -1,4 +1,4 @@
-"""Whose the processes on GPUs are: good days, and days on which the answer must be that nobody knows."""
+"""The jobs of processes on GPUs: normal cases, and cases in which the answer must be unknown."""
 
 from __future__ import annotations
 
@@ -52,23 +52,29 @@ def host(tmp_path: Path) -> JobsHost:
 
 
 def test_a_slurm_job_is_named(host: JobsHost) -> None:
-    """A GPU was slow and nobody could say whose job it had been."""
+    """A GPU was slow and its job was unknown."""
     host.process(4711, SLURM, start=5_000)
-    said = host.settle(host.collector(), 4711)
-    assert said == {
+    attributes = host.settle(host.collector(), 4711)
+    assert attributes == {
         "state": "running", "source": "slurm", "job_id": "123", "step": "0", "task": "0",
         "user_id": "1000", "start_nanoseconds": str(5_000 * 10_000_000),
     }  # fmt: skip
 
 
 def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
-    """The control group knows the UID, kubelet the name: an operator had to ask the API server for the rest."""
+    """The control group has the UID, kubelet the name: an operator had to ask the API server for
+    the rest.
+    """
     (host.proc.parent / f"var/log/pods/ml_trainer-0_{POD}").mkdir(parents=True)
     host.process(4711, POD_CGROUP, pids="4711\t17")
-    said = host.settle(host.collector(), 4711)
-    assert said["source"] == "kubernetes"
-    assert (said["namespace"], said["pod"], said["pod_uid"]) == ("ml", "trainer-0", POD)
-    assert (said["container_id"], said["qos"], said["namespace_pid"]) == (
+    attributes = host.settle(host.collector(), 4711)
+    assert attributes["source"] == "kubernetes"
+    assert (attributes["namespace"], attributes["pod"], attributes["pod_uid"]) == (
+        "ml",
+        "trainer-0",
+        POD,
+    )
+    assert (attributes["container_id"], attributes["qos"], attributes["namespace_pid"]) == (
         CONTAINER,
         "burstable",
         "17",
@@ -76,7 +82,7 @@ def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
 
 
 def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
-    """Found, the same again, ended: one id in rising revisions, so that it is one row at the aggregator."""
+    """New, unchanged, ended: one id in rising revisions, so that the aggregator has one row."""
     host.process(4711, SESSION)
     collector = host.collector()
     both = [GpuProcess(GPU, 4711), GpuProcess(OTHER_GPU, 4711)]
@@ -98,7 +104,7 @@ def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
 
 
 def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading /proc of every process every second was the dearest thing that the agent did."""
+    """Reading /proc of every process every second was the most expensive work of the agent."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -119,7 +125,7 @@ def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.Mon
 
 
 def test_what_was_told_is_told_again(host: JobsHost) -> None:
-    """The aggregator got a new disk, and for a month its picture lacked all jobs that had begun before."""
+    """The aggregator got a new disk, and for a month it lacked all jobs that had begun before."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -132,7 +138,7 @@ def test_what_was_told_is_told_again(host: JobsHost) -> None:
 
 
 def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) -> None:
-    """PID 4711 of the second job was taken for the first's, for it was the same number."""
+    """PID 4711 of the second job was taken for the first's, because the number was the same."""
     host.process(4711, SLURM, start=5_000)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -145,7 +151,9 @@ def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) ->
 
 
 def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: JobsHost) -> None:
-    """The process ended just after NVML had listed it; a web server that got its number was said to train."""
+    """The process ended just after NVML had listed it; a web server with the reused number was
+    reported as training.
+    """
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     collector = host.collector()
     host.turn(collector, 4711)
@@ -155,22 +163,22 @@ def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: 
 
 
 def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> None:
-    """The driver went on listing a process that was gone, until its number was a web server's."""
+    """The driver still listed an ended process, until its number was a web server's."""
     host.process(4711, SLURM, start=5_000)
     collector = host.collector()
     host.settle(collector, 4711)
     host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
     last = host.turns(RECHECK_TURNS + 1, collector, 4711)
-    said = host.told()[-1].attributes
-    assert (said["source"], said["unknown"]) == ("unknown", REUSED)
-    assert "unit" not in said and "job_id" not in said
+    attributes = host.told()[-1].attributes
+    assert (attributes["source"], attributes["unknown"]) == ("unknown", REUSED)
+    assert "unit" not in attributes and "job_id" not in attributes
     assert host.counts(last)["unknown_count"] == 1
 
 
 def test_another_process_takes_the_number_while_we_look(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Start of one and control group of another made a process that never was."""
+    """Start of one and control group of another made a process that never existed."""
     host.process(4711, SLURM, start=5_000)
     read = process_state._read_or_nothing
 
@@ -185,7 +193,7 @@ def test_another_process_takes_the_number_while_we_look(
 
 @pytest.mark.parametrize("zombie", [True, False])
 def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) -> None:
-    """80 GB were held by a process that no `kill` reached, for it had ended; the next jobs died of no memory."""
+    """80 GB were held by an ended process that no `kill` reached; the next jobs ran out of memory."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -204,7 +212,9 @@ def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) 
 
 
 def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
-    """After half an hour the GPU's dead process was nobody's: the kernel showed the zombie in no group any more."""
+    """After half an hour the GPU's dead process had no owner: the kernel no longer showed the
+    zombie in a group.
+    """
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -219,21 +229,27 @@ def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
 
 
 def test_a_zombie_in_no_group_was_seen(host: JobsHost) -> None:
-    """ "It ended before it was seen", said of a process that the agent had followed for a day."""
+    """ "It ended before it was seen" was reported about a process that the agent had followed for a
+    day.
+    """
     host.process(4711, "0::/\n", state="Z", threads=1)
-    said = host.settle(host.collector(), 4711)
-    assert (said["state"], said["unknown"]) == ("dead", NO_GROUP)
+    attributes = host.settle(host.collector(), 4711)
+    assert (attributes["state"], attributes["unknown"]) == ("dead", NO_GROUP)
 
 
 def test_a_process_that_was_gone_before_the_agent_came(host: JobsHost) -> None:
-    """The agent was restarted to get at the memory that nobody held, and saw no one."""
+    """The agent was restarted because of memory without an owner, and saw no process."""
     collector = host.collector()
-    said = host.settle(collector, 4711)
-    assert (said["state"], said["source"], said["dead"]) == ("dead", "unknown", "gone")
+    attributes = host.settle(collector, 4711)
+    assert (attributes["state"], attributes["source"], attributes["dead"]) == (
+        "dead",
+        "unknown",
+        "gone",
+    )
 
 
 def test_a_process_that_ends_as_others_do_is_no_finding(host: JobsHost) -> None:
-    """Between its end and the driver's next list every process is gone and listed, once."""
+    """Between its end and the driver's next list every process is missing but listed, once."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -252,15 +268,19 @@ def test_a_first_thread_that_ended_is_no_zombie(host: JobsHost) -> None:
 
 
 def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
-    """/proc was mounted with hidepid=2: every process on the host was said to be gone."""
+    """/proc was mounted with hidepid=2: every process on the host was reported as ended."""
     host.end(1)
     collector = host.collector()
-    said = host.settle(collector, 4711)
+    reported = host.settle(collector, 4711)
     last = host.turn(collector, 4711)
     for _ in range(RECHECK_TURNS):
         host.turn(collector, 4711)
-    said = said or dict(host.told()[-1].attributes)
-    assert (said["source"], said["unknown"], said["state"]) == ("unknown", HIDDEN, "running")
+    reported = reported or dict(host.told()[-1].attributes)
+    assert (reported["source"], reported["unknown"], reported["state"]) == (
+        "unknown",
+        HIDDEN,
+        "running",
+    )
     assert (last.outcome, last.message) == (CollectOutcome.BLIND, HIDEPID[:240])
     assert (host.counts(last)["unknown_count"], host.counts(last)["dead_count"]) == (1, 0)
 
@@ -268,7 +288,7 @@ def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
 def test_a_stat_that_may_not_be_read_is_hidden(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """hidepid=1 shows the folders and not what is in them."""
+    """hidepid=1 shows the folders but not their content."""
 
     def refuse(path: str, most: int) -> bytes:
         raise PermissionError(13, "Permission denied")
@@ -278,13 +298,15 @@ def test_a_stat_that_may_not_be_read_is_hidden(
 
 
 def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
-    """In a container of its own PID namespace the agent found a shell under the number of a training process."""
+    """In a container with its own PID namespace the agent found a shell under the number of a
+    training process.
+    """
     host.in_namespace("pid:[4026532761]")
     host.process(4711, SLURM)
     collector = host.collector()
     last = host.turns(RECHECK_TURNS + 2, collector, 4711)
-    said = host.told()[-1].attributes
-    assert (said["source"], said["unknown"]) == ("unknown", FOREIGN)
+    attributes = host.told()[-1].attributes
+    assert (attributes["source"], attributes["unknown"]) == ("unknown", FOREIGN)
     assert (last.outcome, last.message) == (CollectOutcome.BLIND, _NAMESPACE_REMEDY)
     assert host.counts(last)["unknown_count"] == 1
 
@@ -301,29 +323,29 @@ def test_an_agent_in_a_container_sees_paths_from_where_it_is(host: JobsHost) -> 
 
 
 def test_a_process_in_no_group_is_said_to_be(host: JobsHost) -> None:
-    """No guess: what was started by hand in a rescue shell belongs to nobody we know."""
+    """No guess: a process started by hand in a rescue shell has no known owner."""
     host.process(4711, "0::/\n")
     assert host.settle(host.collector(), 4711)["unknown"] == NO_GROUP
 
 
 def test_mig_instances_are_told_apart(host: JobsHost) -> None:
-    """Two jobs on the instances of one GPU are no two jobs that share it by mistake, and each has its own row."""
+    """Two jobs on the instances of one GPU do not share it by mistake, and each has its own row."""
     host.process(4711, SLURM)
     host.process(4712, SLURM.replace("123", "124"))
     collector = host.collector()
     rows = [GpuProcess(GPU, 4711, 1, 0, 1), GpuProcess(GPU, 4712, 2, 0, 1)]
     last = host.turns(3, collector, *rows)
-    told = host.told()
-    assert [(e.attributes["job_id"], e.attributes["gpu_instance"]) for e in told] == [
+    reported = host.told()
+    assert [(e.attributes["job_id"], e.attributes["gpu_instance"]) for e in reported] == [
         ("123", "1"),
         ("124", "2"),
     ]
-    assert len({e.event_id for e in told}) == 2
+    assert len({e.event_id for e in reported}) == 2
     assert host.counts(last)["jobs_count"] == 2
 
 
 def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
-    """GPU 0 answered with an error for a second, and all its jobs were told to have ended."""
+    """GPU 0 returned an error for a second, and all its jobs were reported as ended."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -334,7 +356,9 @@ def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
 
 
 def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
-    """The driver hung, the job was killed meanwhile, and its number dealt again: no dead, no riddle."""
+    """The driver hung, the job was killed meanwhile, and its number reused: neither a dead nor a
+    mixed process.
+    """
     host.process(4711, SLURM, start=5_000)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -345,12 +369,14 @@ def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
     host.process(4711, SLURM.replace("123", "124"), start=90_000)
     for _ in range(3):
         host.turn(collector, 4711)
-    told = [(e.attributes["job_id"], e.attributes["state"]) for e in host.told()]
-    assert told == [("123", "ended"), ("124", "running")]
+    reported = [(e.attributes["job_id"], e.attributes["state"]) for e in host.told()]
+    assert reported == [("123", "ended"), ("124", "running")]
 
 
 def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
-    """A slow GPU has a sampler of its own that spares all else, by names known and unknown: /proc is no GPU."""
+    """A slow GPU has a sampler of its own that excludes all other devices, known and unknown: /proc
+    is not a GPU.
+    """
     host.process(4711, SLURM)
     collector = host.collector()
     collector.exclude(AllExcept.of(GPU, [OTHER_GPU]))
@@ -358,7 +384,9 @@ def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
 
 
 def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
-    """A server's memory moved every second, and each second all was told and looked at anew."""
+    """A server's memory changed every second, and each second all processes were reported and read
+    again.
+    """
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, GpuProcess(GPU, 4711, None, None, 1))
@@ -369,7 +397,7 @@ def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
 
 
 def test_without_a_list_there_is_no_data(host: JobsHost) -> None:
-    """The driver's collector failed; its last list must not stand for ever."""
+    """The driver's collector failed; its last list must not remain."""
     host.process(4711, SLURM)
     collector = host.collector()
     host.settle(collector, 4711)
@@ -406,7 +434,9 @@ def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.M
 
 
 def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> None:
-    """A GPU hung, a job ended while another sampler took its lane over, and was shown as running for another hour."""
+    """A GPU hung, a job ended during the takeover by another sampler, and was shown as running for
+    another hour.
+    """
     host.process(4711, SLURM)
     host.process(4712, SESSION)
     before = host.collector()
@@ -415,7 +445,7 @@ def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> N
     host.anew.clear()
     after = host.collector()
     host.turn(after, 4712)
-    assert [e.device for e in host.anew] == [OTHER_GPU]  # on which nobody is
+    assert [e.device for e in host.anew] == [OTHER_GPU]  # without processes
     host.turn(after, 4712)
     host.turn(after, 4712)
     [other, anew] = host.anew
@@ -430,7 +460,7 @@ def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> N
 def test_what_is_held_back_is_not_said_to_be_told(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a takeover in a storm, processes for which there was no room would have been counted as ended."""
+    """After a takeover in a storm, processes whose events did not fit would have counted as ended."""
     monkeypatch.setattr(change_events, "AT_ONCE_MAX", 8)
     many = range(2, 12)
     for pid in many:
@@ -445,7 +475,9 @@ def test_what_is_held_back_is_not_said_to_be_told(
 
 
 def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
-    """The daemon was busy when 200 processes ended: the last forty were shown on their GPUs for an hour."""
+    """The daemon was busy when 200 processes ended: the last forty were shown on their GPUs for an
+    hour.
+    """
     pids = range(2, 12)
     for pid in pids:
         host.process(pid, SLURM)
@@ -470,25 +502,27 @@ def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
 def test_who_shows_himself_later_stays_one_event(
     host: JobsHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/proc was remounted without hidepid, and each process was there twice: with an owner, and for an hour without."""
+    """/proc was remounted without hidepid, and each process was listed twice: with an owner, and
+    for an hour without.
+    """
     host.process(4711, SLURM)
     host.end(1)
     collector = host.collector()
-    assert host.settle(collector, 4711)["source"] == "slurm"  # what /proc shows is believed
+    assert host.settle(collector, 4711)["source"] == "slurm"  # /proc shows it now
     host.end(4711)
     hidden = host.collector()
     host.settle(hidden, 4711)
     host.process(4711, SLURM)
     host.turns(2 * RECHECK_TURNS, hidden, 4711)
     host.turn(hidden)
-    told = host.told()
-    assert [e.attributes["source"] for e in told][-2:] == ["slurm", "slurm"]
-    assert [e.attributes["state"] for e in told][-1] == "ended"
-    assert len({e.event_id for e in told}) == 1
+    reported = host.told()
+    assert [e.attributes["source"] for e in reported][-2:] == ["slurm", "slurm"]
+    assert [e.attributes["state"] for e in reported][-1] == "ended"
+    assert len({e.event_id for e in reported}) == 1
 
 
 def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
-    """A process called itself `) R 1 (x` and another by bytes that are no UTF-8."""
+    """A process called itself `) R 1 (x` and another by invalid UTF-8."""
     host.process(4711, SLURM, name=") R 1 (x")
     assert host.settle(host.collector(), 4711)["job_id"] == "123"
     folder = host.process(4712, SLURM)
@@ -501,8 +535,8 @@ def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
 
 
 def test_of_this_machine() -> None:
-    """The kernel itself, not our idea of it: this process, and one that is no more."""
-    me = process_state.read_process(Path("/proc"), os.getpid())
+    """Test with the kernel itself: this process, and an ended one."""
+    me = process_owner.read_process(Path("/proc"), os.getpid())
     assert (me.state, me.user_id) == (ProcessState.RUNNING, os.getuid())
     child = os.fork()
     if child == 0:
@@ -514,7 +548,7 @@ def test_of_this_machine() -> None:
 
 
 class World:
-    """Processes that come, end and are dealt the numbers of others, and what the driver lists of them."""
+    """Processes that start, end and reuse numbers, and the driver's list."""
 
     def __init__(self) -> None:
         self.starts: dict[int, int] = {}
@@ -529,7 +563,7 @@ class World:
 Steps = st.lists(
     st.tuples(
         st.dictionaries(st.integers(1, 3), st.integers(1, 4), max_size=3),  # PID -> start
-        st.sets(st.integers(1, 3)),  # listed
+        st.sets(st.integers(1, 3)),  # listed PIDs
     ),
     max_size=40,
 )
@@ -538,7 +572,7 @@ Steps = st.lists(
 @settings(max_examples=200)
 @given(Steps)
 def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
-    """Whatever comes and goes: an identity is of a process seen under that number, and a dead one is not there."""
+    """An identity belongs to a process seen under that number, and a dead process does not exist."""
     world = World()
     known = ProcessTracker(world.look, world.look)
     assert isinstance(steps, list)
@@ -561,7 +595,7 @@ def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
 
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=60))
 def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
-    """In any span no more is told than what stood at its beginning and what came in since."""
+    """In any span the number of events is at most the initial budget plus its refill."""
     budget, now, taken = event_bucket(), 0, 0
     for wait in waits:
         now += wait
@@ -570,10 +604,10 @@ def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
 
 
 def test_a_collector_may_be_made_without_a_host(tmp_path: Path) -> None:
-    """A folder that has no /proc at all: no data, no error."""
+    """A folder without /proc: no data, no error."""
     from gangline.agent.clock import SystemClock
     from gangline.agent.collector import run_collector
     from gangline.agent.hardware.files import Roots
 
-    made = GpuJobs(Roots(sys=tmp_path, proc=tmp_path / "proc"))
-    assert run_collector(made, SystemClock()).outcome is CollectOutcome.NO_DATA
+    gpu_jobs = GpuJobs(Roots(sys=tmp_path, proc=tmp_path / "proc"))
+    assert run_collector(gpu_jobs, SystemClock()).outcome is CollectOutcome.NO_DATA

@@ -1,4 +1,6 @@
-"""GPUs that fall off the bus, come back, move, are exchanged or reset, and drivers that are replaced under them."""
+"""GPUs that fall off the bus, come back, move, are exchanged or reset, and drivers that are
+replaced under them.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ from tests.fake_nvml.scenario import Gpu, gpus
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
-    made = GpuHost(tmp_path, library, monkeypatch)
-    yield made
-    made.close()
+    gpu_host = GpuHost(tmp_path, library, monkeypatch)
+    yield gpu_host
+    gpu_host.close()
 
 
 def epochs(rows: dict[str, dict[str, float | int | None]]) -> dict[str, float | int | None]:
@@ -43,11 +45,8 @@ def told(host: GpuHost) -> list[tuple[str, str, str]]:
     return [(event.name, event.device, event.attributes["state"]) for event in host.events]
 
 
-# ---- lost and back --------------------------------------------------------------------------------
-
-
 def test_a_loss_is_told_at_once_and_once(host: GpuHost) -> None:
-    """XID 79: the event was sent every second for a night, and hid a second GPU that fell."""
+    """XID 79: the event was sent every second for a night, and hid a second lost GPU."""
     devices = gpus(3)
     devices[1].lines.append("error * 0 15 15 15 0")
     scenario = host.play(devices)
@@ -82,7 +81,9 @@ def test_a_gpu_that_is_lost_from_the_start_is_told(host: GpuHost) -> None:
 
 
 def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None:
-    """NVML answers `lost` for ever after a reset; an agent that never closed it had to be restarted."""
+    """NVML returns `lost` even after a reset until it is closed; an agent that never closed it had
+    to be restarted.
+    """
     devices = gpus(2)
     devices[1].lines.append("error * 0 15")
     scenario = host.play(devices)
@@ -92,7 +93,7 @@ def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None
     host.turn(fast)
     scenario.step(1)
     assert host.read(fast)[devices[1].uuid]["lost_state"] == 1
-    host.play(gpus(2)).step(1)  # the GPU is well; whoever opens NVML anew sees it
+    host.play(gpus(2)).step(1)  # the GPU is healthy; a new first user of NVML sees it
     for _ in range(REOPEN_SECONDS - 1):
         assert host.read(fast)[devices[1].uuid]["lost_state"] == 1
     rows = host.read(fast)
@@ -109,7 +110,7 @@ def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None
 def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
     host: GpuHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening anew attaches eight GPUs; until the repair is done that may be a week."""
+    """Reopening attaches eight GPUs; a repair may take a week."""
     devices = gpus(2)
     devices[1].lines.append("error * 15")
     host.play(devices)
@@ -130,12 +131,9 @@ def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
     assert len(host.events) == 1
 
 
-# ---- the driver -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("code", [1, 9])
 def test_a_driver_that_was_loaded_again(code: int, host: GpuHost) -> None:
-    """`Uninitialized` for ever: the agent had to be restarted on four hundred hosts after a driver update."""
+    """`Uninitialized` until the agent was restarted, on four hundred hosts after a driver update."""
     devices = gpus(2)
     for gpu in devices:
         gpu.lines.append(f"error * 0 {code}")
@@ -146,7 +144,7 @@ def test_a_driver_that_was_loaded_again(code: int, host: GpuHost) -> None:
     host.turn(slow)
     scenario.step(1)
     gone = host.turn(lane)
-    assert (gone.blocks, host.events) == ((), [])  # nothing stale, and nobody is lost
+    assert (gone.blocks, host.events) == ((), [])  # nothing outdated, and no GPU is lost
     assert gone.outcome is (CollectOutcome.NO_DATA if code == 9 else CollectOutcome.ERROR)
     fresh = gpus(2)
     for gpu in fresh:
@@ -193,7 +191,7 @@ def test_library_and_driver_of_two_versions_is_an_update(host: GpuHost) -> None:
 def test_the_new_library_is_taken_up_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that is loaded stays loaded: the old one never fits the new driver, whatever lies on the disk."""
+    """A loaded library stays loaded: the old one never fits the new driver."""
     older = build(tmp_path / "older", version="580.65.06")
     newer = build(tmp_path / "newer", version="590.48.01")
     installed = tmp_path / "libnvidia-ml.so.1"
@@ -217,7 +215,9 @@ def test_the_new_library_is_taken_up_without_a_restart(
 def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Something else in the process held the old library; every look found it again, until the next restart."""
+    """Something else in the process held the old library; every attempt found it again, until the
+    next restart.
+    """
     installed = build(tmp_path, version="580.65.06")
     host = GpuHost(tmp_path, str(installed), monkeypatch)
     host.play(gpus(1), host="driver 580.65.06")
@@ -228,9 +228,7 @@ def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
     host.play(gpus(1), host="driver 590.48.01")
     with pytest.raises(RestartRequired, match="cannot be unloaded"):
         host.turn(lane)
-    fresh = GpuSecond(
-        replace(host.roots, run=tmp_path), host.clock
-    )  # as in a process that has just begun
+    fresh = GpuSecond(replace(host.roots, run=tmp_path), host.clock)  # like a new process
     assert "is being updated" in host.turn(fresh).message
     host.close()
     assert held.fake_nvml_users() == 0
@@ -239,8 +237,11 @@ def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
 def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repair(
     tmp_path: Path,
 ) -> None:
-    """After a driver was loaded again half of the lanes stayed dark for a minute. But while none is loaded NVML
-    must be left alone: opening it may load the driver that an operator has just unloaded."""
+    """After a driver was reloaded half of the lanes stayed dark for a minute.
+
+    But NVML must not be opened without a loaded driver: opening may load the driver that an
+    operator has just unloaded.
+    """
     driver = tmp_path / "driver/nvidia/version"
     driver.parent.mkdir(parents=True)
 
@@ -256,7 +257,7 @@ def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repai
     assert first_due(100) == RETRY_SECONDS
     again.start(NoData("the NVIDIA driver is not loaded"), 1000 * SECOND)
     load("590.48.01")
-    assert not again.is_due(1000 * SECOND + 1)  # looked at a moment ago
+    assert not again.is_due(1000 * SECOND + 1)  # tried a moment ago
     assert first_due(100) == 1  # at once
     again.start(NvmlError("not yet", 9), 1000 * SECOND)
     assert first_due(100) == RETRY_SOON_SECONDS
@@ -265,7 +266,7 @@ def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repai
 
 
 def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:
-    """The library went on with what it had, and its field ids were those of the driver before."""
+    """The library continued with old data, and its field ids were those of the previous driver."""
     devices = gpus(1)
     host.play(devices)
     host.list_in_proc(devices, "590.48.01")
@@ -277,14 +278,11 @@ def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:
     assert "the driver was loaded again" in host.teller.take_inventory_request()
 
 
-# ---- other GPUs -----------------------------------------------------------------------------------
-
-
 def noticed(host: GpuHost, lane: GpuSecond) -> str:
-    """Take turns until who is where is looked at; return the words in which it was noticed."""
+    """Run turns until the identities are checked; return the message."""
     for _ in range(IDENTITY_SECONDS):
         turn = host.turn(lane)
-        if turn.outcome is CollectOutcome.ERROR:  # what was read in it is of nobody
+        if turn.outcome is CollectOutcome.ERROR:  # its readings have no device
             assert turn.blocks == ()
             return turn.message
     raise AssertionError("not noticed")
@@ -293,7 +291,7 @@ def noticed(host: GpuHost, lane: GpuSecond) -> str:
 def opened_anew(
     host: GpuHost, before: list[Gpu], after: list[Gpu]
 ) -> dict[str, dict[str, float | int | None]]:
-    """Read *before*, then *after* was plugged in, until that is seen; return what is read then."""
+    """Read *before*, then plug in *after*, until it is detected; return the readings."""
     host.play(before)
     host.list_in_proc(before)
     lane = host.second()
@@ -305,29 +303,31 @@ def opened_anew(
 
 
 def test_a_gpu_in_another_slot_is_the_same_gpu(host: GpuHost) -> None:
-    """Two GPUs were exchanged to see whether the fault moves with the board: their histories did not."""
+    """Two GPUs were exchanged to see whether the fault moves with the board: their histories did
+    not.
+    """
     before = gpus(2)
     after = [replace(before[0], address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
     assert epochs(rows) == {before[0].uuid: 1, before[1].uuid: 0}
-    words = host.teller.take_inventory_request()
-    assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in words
+    message = host.teller.take_inventory_request()
+    assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in message
 
 
 def test_another_gpu_in_the_slot_is_another_gpu(host: GpuHost) -> None:
-    """A replaced board went on under the name, and with the error history, of the broken one."""
+    """A replaced board continued the name and the error history of the broken one."""
     before = gpus(2)
     other = "GPU-99999999-1111-2222-3333-444444444444"
     after = [replace(before[0], uuid=other, address="0000:9b:00.0"), before[1]]
     rows = opened_anew(host, before, after)
     assert set(rows) == {other, before[1].uuid}
-    words = host.teller.take_inventory_request()
-    assert f"GPU {other} appeared" in words
-    assert f"GPU {before[0].uuid} is gone" in words
+    message = host.teller.take_inventory_request()
+    assert f"GPU {other} appeared" in message
+    assert f"GPU {before[0].uuid} is gone" in message
 
 
 def test_another_gpu_at_the_same_address_is_noticed(host: GpuHost) -> None:
-    """Same slot, same handle, another board: only its UUID tells."""
+    """Same slot, same handle, another board: only its UUID differs."""
     devices = gpus(2)
     other = "GPU-99999999-1111-2222-3333-444444444444"
     devices[0].lines.append(f"uuid_at 1 {other}")
@@ -357,8 +357,9 @@ def test_a_reset_gpu_has_another_epoch(host: GpuHost) -> None:
 def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
     was_reset: bool, host: GpuHost
 ) -> None:
-    """XID 119 asks for a reset, and the GPU was left alone for a minute: because it came back it was taken to have been
-    reset, and what had been found of it was closed. And after a true reset the next sampler knew of none."""
+    """XID 119 requires a reset, and the GPU was unused for a minute: its return was taken for a
+    reset, and its findings were closed. And after a true reset the next sampler did not know of it.
+    """
     devices = gpus(2)
     host.play(devices).step(1)
     host.list_in_proc(devices)
@@ -371,7 +372,7 @@ def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
     if was_reset:
         fresh[0].fields[83] = ("ull", 1000)
     lane._session.close()
-    host.begin(anew=False)  # another process goes on
+    host.begin(anew=False)  # another process takes over
     host.play(fresh).step(1)
     host.session.exclude(frozenset({devices[0].address}))
     lane = host.second()
@@ -383,7 +384,9 @@ def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
 
 
 def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHost) -> None:
-    """The old library could not be unloaded, so another sampler went on: it took the counters for those of before."""
+    """The old library could not be unloaded, so another sampler took over: it took the counters for
+    the earlier ones.
+    """
     devices = gpus(2)
     host.play(devices, host="driver 580.65.06")
     lane = host.second()
@@ -397,7 +400,9 @@ def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHo
 
 
 def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> None:
-    """The operator reloaded the driver to get rid of a GPU that hung: the first call after that was into it."""
+    """The operator reloaded the driver because of a hung GPU: the first call after that used this
+    GPU.
+    """
     devices = gpus(3)
     host.play(devices, host="driver 580.65.06")
     host.list_in_proc(devices, "580.65.06")
@@ -427,12 +432,14 @@ def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> No
 
 
 def test_what_a_trial_sees_of_a_loss_is_told_by_the_lane(host: GpuHost) -> None:
-    """What a sampler of one GPU tells is thrown away: it had noted the loss as told, and nobody ever heard of it."""
+    """Events of a single-GPU sampler are dropped: it had recorded the loss as reported, and the
+    aggregator never received it.
+    """
     devices = gpus(2)
     devices[0].lines.append("error * 15")
     host.play(devices)
     host.list_in_proc(devices)
-    trial = GpuSecond(host.roots, host.clock)  # nobody listens
+    trial = GpuSecond(host.roots, host.clock)  # without event sink
     assert host.read(trial)[devices[0].uuid]["lost_state"] == 1
     trial._session.close()
     host.begin(anew=False)
@@ -442,10 +449,7 @@ def test_what_a_trial_sees_of_a_loss_is_told_by_the_lane(host: GpuHost) -> None:
     lane._session.close()
     host.begin(anew=False)
     host.turn(host.second())
-    assert len(host.events) == 1  # and not again
-
-
-# ---- what is not shown ----------------------------------------------------------------------------
+    assert len(host.events) == 1  # and not repeated
 
 
 def test_a_gpu_that_nvml_does_not_show_is_said(host: GpuHost) -> None:
@@ -463,7 +467,7 @@ def test_a_gpu_that_nvml_does_not_show_is_said(host: GpuHost) -> None:
 
 
 def test_a_refused_call_is_blind_with_the_line_that_opens_it(host: GpuHost) -> None:
-    """SRAM counts need a capability: `no errors` was read where nothing was."""
+    """SRAM counts need a capability: without it `no errors` was reported."""
     devices = gpus(2)
     devices[1].lines.append("error nvmlDeviceGetSramEccErrorStatus 4")
     host.play(devices)
@@ -478,7 +482,7 @@ def test_a_refused_call_is_blind_with_the_line_that_opens_it(host: GpuHost) -> N
 
 
 def test_a_split_gpu_names_the_capability_to_grant(host: GpuHost) -> None:
-    """Under MIG an unprivileged agent is blind to the whole GPU, and reported a GPU without memory."""
+    """Under MIG an unprivileged agent cannot read the whole GPU, and reported a GPU without memory."""
     devices = gpus(2)
     devices[1].values |= {
         "mig_mode": 1,
@@ -498,7 +502,7 @@ def test_a_split_gpu_names_the_capability_to_grant(host: GpuHost) -> None:
     monitor.write_text("DeviceFileMinor: 2\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
     node = host.roots.dev / "nvidia-caps/nvidia-cap2"
     node.parent.mkdir(parents=True)
-    node.touch()  # granted: what is missing now is not ours to ask for
+    node.touch()  # granted: other missing values need no permission
     assert "MIG" not in host.turn(fast).message
     scenario.step(1)
 
@@ -521,8 +525,6 @@ def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
     assert host.teller.take_inventory_request() == ""
 
 
-# ---- the machine ----------------------------------------------------------------------------------
-
 KEYS: list[str] = ["GPU-a", "GPU-b", "GPU-c"]
 FINDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["1", "2", "3"]), max_size=3)
 LOOKS = st.dictionaries(st.sampled_from(KEYS), st.booleans(), max_size=3)
@@ -532,7 +534,7 @@ LOOKS = st.dictionaries(st.sampled_from(KEYS), st.booleans(), max_size=3)
 def test_epochs_never_fall_and_losses_alternate(
     history: list[dict[str, str] | dict[str, bool]],
 ) -> None:
-    """An epoch that fell would let two different counts be subtracted."""
+    """Different counts would be subtracted if an epoch fell."""
     machine, seen, states = GpuLifecycle(), dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, "back")
     for step in history:
         if any(isinstance(value, bool) for value in step.values()):
@@ -547,7 +549,7 @@ def test_epochs_never_fall_and_losses_alternate(
 
 
 def test_finds_in_words() -> None:
-    """What an operator reads in the log when a board was moved."""
+    """The log messages for an operator when a board was moved."""
     machine = GpuLifecycle()
     assert machine.update({"GPU-a": "1", "GPU-b": "2"}, "580.65.06", 0) == []
     assert machine.update({"GPU-b": "2", "GPU-a": "1"}, "580.65.06", 0) == []
@@ -580,12 +582,12 @@ def test_finds_in_words() -> None:
     ],
 )
 def test_the_kernels_driver_version(text: str, version: str) -> None:
-    """The open and the closed kernel module word it differently."""
+    """The open and the closed kernel module format it differently."""
     assert parse_kernel_driver_version(text) == version
 
 
 @given(st.text())
 def test_a_kernels_version_is_one_or_none(text: str) -> None:
-    """Whatever stands in that file, the agent goes on."""
+    """The agent continues with any content of that file."""
     for said in (text, VERSION.format(version=text)):
         assert re.fullmatch(r"(\d{1,4}(\.\d{1,4}){1,2})?", parse_kernel_driver_version(said))

@@ -1,4 +1,4 @@
-"""The GPUs that a host ever had, over boots: which are missing, and what only looks like it."""
+"""The GPUs that a host ever had, over boots: missing GPUs, and look-alikes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Machine:
-    """A host whose agent is started again and again, in one boot after the other."""
+    """A host whose agent is started repeatedly, in one boot after the other."""
 
     def __init__(self, folder: Path) -> None:
         self._config = AgentConfig(
@@ -64,29 +64,35 @@ class Machine:
     def finds(
         self, gpus: Mapping[str, str], *others: HostDevice, words: str = "", **more: object
     ) -> None:
-        """Its inventory finds these, and a disk."""
-        found = [HostDevice("gpu", key, {"pci_address": at}) for key, at in gpus.items()]
+        """Set the inventory to these GPUs, and a disk."""
+        found = [HostDevice("gpu", key, {"pci_address": address}) for key, address in gpus.items()]
         devices = (*found, *others, HostDevice("disk", "sda"))
         self.registration.update(Inventory(devices, {}, words, **more))  # type: ignore[arg-type]
 
     def after(self, minutes: float) -> list[str]:
-        """Let time pass; return the GPUs that stand as missing."""
+        """Advance the time; return the missing GPUs."""
         for _ in range(round(minutes * 6)):
             self.clock.now_ns += 10 * SECOND
             self.answers.update()
-        return [one.device for one in self.answers.findings.findings if one.name == "gpu_missing"]
+        return [
+            finding.device
+            for finding in self.answers.findings.findings
+            if finding.name == "gpu_missing"
+        ]
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path)
-    made.finds(EIGHT)
-    assert made.after(5) == []
-    return made
+    created = Machine(tmp_path)
+    created.finds(EIGHT)
+    assert created.after(5) == []
+    return created
 
 
 def without(*numbers: int) -> dict[str, str]:
-    return {key: at for key, at in EIGHT.items() if key not in {f"GPU-{n}" for n in numbers}}
+    return {
+        key: address for key, address in EIGHT.items() if key not in {f"GPU-{n}" for n in numbers}
+    }
 
 
 @pytest.mark.parametrize("boots", [True, False])
@@ -94,7 +100,9 @@ def without(*numbers: int) -> dict[str, str]:
 def test_a_gpu_that_was_there_before_is_missing(
     machine: Machine, numbers: tuple[int, ...], boots: bool
 ) -> None:
-    """A host booted with 7 of 8 GPUs, or its agent began with none: `gangline check` said that nothing is wrong."""
+    """A host booted with 7 of 8 GPUs, or its agent began without any: `gangline check` reported
+    that nothing is wrong.
+    """
     if boots:
         machine.boot(20 * SECOND)
     else:
@@ -140,8 +148,8 @@ def _is_released(machine: Machine) -> None:
 
 def _is_hidden(machine: Machine) -> None:
     machine.boot()
-    told = {"pci_address": EIGHT["GPU-3"], "hidden": "no permission"}
-    machine.finds(without(3), HostDevice("gpu", "GPU-3", told))
+    reported = {"pci_address": EIGHT["GPU-3"], "hidden": "no permission"}
+    machine.finds(without(3), HostDevice("gpu", "GPU-3", reported))
 
 
 def _is_passed_through(machine: Machine) -> None:
@@ -180,7 +188,9 @@ def _has_a_damaged_list(machine: Machine) -> None:
 def test_what_looks_like_a_missing_gpu_and_is_not(
     machine: Machine, what: Callable[[Machine], None]
 ) -> None:
-    """A repair, a GPU that is let go of, a virtual machine, a driver that is still loading: nothing is missing."""
+    """A repair, a released GPU, a virtual machine, a driver that is still loading: nothing is
+    missing.
+    """
     what(machine)
     assert machine.after(10) == []
 
@@ -191,17 +201,19 @@ def test_what_looks_like_a_missing_gpu_and_is_not(
      b'{"gpus": {' + b", ".join(b'"GPU-%d": ""' % n for n in range(300)) + b"}}"],
 )  # fmt: skip
 def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
-    """Half a file after a power cut must not cost the agent its start."""
+    """Half a file after a power cut must not prevent the agent's start."""
     with pytest.raises(ValueError):
         parse_gpus(content)
     (tmp_path / FILE_NAME).write_bytes(content)
-    made = GpuList(tmp_path)
-    assert made.last_error and not list(made.check(GpuInventory(EIGHT), (), UPTIME))
-    assert parse_gpus((tmp_path / FILE_NAME).read_bytes()) == EIGHT and not made.last_error
+    gpu_list = GpuList(tmp_path)
+    assert gpu_list.last_error and not list(gpu_list.check(GpuInventory(EIGHT), (), UPTIME))
+    assert parse_gpus((tmp_path / FILE_NAME).read_bytes()) == EIGHT and not gpu_list.last_error
 
 
 def test_a_lost_gpu_has_one_name(machine: Machine) -> None:
-    """GPU 3 fell off the bus where /proc/driver/nvidia is not there: it stood under its UUID and under its address."""
+    """GPU 3 fell off the bus on a host without /proc/driver/nvidia: it was listed under its UUID
+    and under its address.
+    """
     address = EIGHT["GPU-3"]
     machine.boot()
     assert machine.registration.gpu_key(address) == "GPU-3"
@@ -209,7 +221,7 @@ def test_a_lost_gpu_has_one_name(machine: Machine) -> None:
     assert machine.registration.gpu_key(address) == "GPU-3"
     assert machine.registration.known_gpus()["GPU-3"] == address
     assert "GPU-3" not in machine.registration.gpus()
-    # The driver lists it, and never learned its UUID.
+    # The driver lists it without its UUID.
     machine.finds(
         without(3), HostDevice("gpu", address, {"pci_address": address, "problem": "no answer"})
     )
@@ -243,7 +255,7 @@ def test_gpus_on_the_bus_without_a_driver_are_blind(
     why: str, functions: dict[str, str], outcome: CollectOutcome, words: str, library: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A host whose driver did not come up had "none of it", and was the soundest of the fleet."""
+    """A host whose driver did not start had "none of it", and looked the healthiest of the fleet."""
     sys = tmp_path / "sys"
     for address, driver in functions.items():
         function(sys, address, driver)

@@ -1,4 +1,6 @@
-"""The tables of the amdgpu driver: where their values are, by tables that an independent packer made."""
+"""The tables of the amdgpu driver: positions of values, tested with tables of an independent
+packer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from gangline.agent.hardware.gpu_metrics import (
 )
 from tests.amd_metrics import ATTRIBUTES, COUNTERS, STRUCTURES, pack, pack_described
 
-#: A value for each attribute, none like another.
+#: A different value for each attribute.
 VALUES = {name: 100 + number for number, name in enumerate(ATTRIBUTES[:48])} | {
     "gfx_busy_inst": list(range(8)),
     "xgmi_read_data_acc": [2**40 + link for link in range(8)],
@@ -30,14 +32,14 @@ VALUES = {name: 100 + number for number, name in enumerate(ATTRIBUTES[:48])} | {
 
 
 def read(data: bytes, name: str) -> list[int]:
-    """Return the numbers of a field, by its place."""
+    """Return the numbers of a field, by its position."""
     place = layout_of(data).fields[name]
     return list(struct.unpack_from(f"<{place.numbers}{place.type}", data, place.offset))
 
 
 @pytest.mark.parametrize("revision", STRUCTURES)
 def test_every_field_is_where_the_header_puts_it(revision: str) -> None:
-    """Each revision moves fields: read by the layout before it, a temperature was a power."""
+    """Each revision moves fields: read by the previous layout, a temperature was a power."""
     structure = STRUCTURES[revision]
     declared = dict(structure._fields_)
     layout = layout_of(pack(revision, {}))
@@ -55,7 +57,7 @@ def test_every_field_is_where_the_header_puts_it(revision: str) -> None:
 
 @pytest.mark.parametrize("revision", STRUCTURES)
 def test_a_number_comes_back_as_it_was_packed(revision: str) -> None:
-    """One value in a table of all ones, field by field: whatever else is read shows."""
+    """One value in a table of all ones, field by field: any wrong read is detected."""
     for name in layout_of(pack(revision, {})).fields:
         declared = name.partition("/")[0]
         data = pack(revision, {name: [7] if _is_array(revision, declared, name) else 7})
@@ -69,7 +71,7 @@ def _is_array(revision: str, field: str, name: str) -> bool:
 
 
 def test_the_sizes_are_those_of_the_kernel() -> None:
-    """3,872 bytes is what drivers of MI300 say of their 1.8; 1.6 had two layouts, told apart by their size."""
+    """MI300 drivers report 3,872 bytes for 1.8; 1.6 had two layouts, distinguished by their size."""
     assert {(*key[:2], key[2]) for key in LAYOUTS} == {
         (1, 3, 120), (1, 4, 288), (1, 5, 360), (1, 6, 384), (1, 6, 1664), (1, 7, 2208), (1, 8, 3872),
     }  # fmt: skip
@@ -77,7 +79,7 @@ def test_the_sizes_are_those_of_the_kernel() -> None:
 
 @pytest.mark.parametrize("counters", ["I", "Q"])
 def test_a_table_that_describes_itself(counters: str) -> None:
-    """Linux 6.18 counts residencies in 32 bits, its successors in 64: the table says which."""
+    """Linux 6.18 counts residencies in 32 bits, its successors in 64: the table has the size."""
     data = pack_described(VALUES, counters=counters)
     layout = layout_of(data)
     assert set(ATTRIBUTE_NAMES.values()) <= set(layout.fields)
@@ -91,13 +93,13 @@ def test_a_table_that_describes_itself(counters: str) -> None:
 @given(st.permutations(sorted(VALUES)))
 @settings(max_examples=20, deadline=None)
 def test_attributes_stand_in_any_order(order: list[str]) -> None:
-    """The driver lists what its firmware has: nothing says in which order."""
+    """The driver lists its firmware's attributes in no fixed order."""
     data = pack_described(VALUES, order=order, counters="Q")
     assert read(data, "curr_socket_power") == [VALUES["curr_socket_power"]]
 
 
 def test_attributes_of_tomorrow_are_passed_over() -> None:
-    """Linux 7.0 added six; an agent of before must find what it knows behind them."""
+    """Linux 7.0 added six; an older agent must find known attributes behind the new."""
     unknown = struct.pack("<Q3H", 2 << 20 | 900 << 10 | 3, 1, 2, 3)
     known = struct.pack("<QH", 2 << 20 | 3 << 10 | 1, 640)
     body = unknown + known
@@ -108,7 +110,7 @@ def test_attributes_of_tomorrow_are_passed_over() -> None:
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8, 3, 0, 9])
 def test_the_compute_dies_are_divided_among_the_partitions(partitions: int) -> None:
-    """In CPX each partition has one of eight; where the number does not divide them nothing is claimed."""
+    """In CPX each partition has one of eight; if the number is not divisible nothing is claimed."""
     data = pack_described(VALUES | {"num_partition": partitions})
     fields = layout_of(data).fields
     if 8 % partitions if partitions else True:
@@ -141,7 +143,9 @@ def test_the_compute_dies_are_divided_among_the_partitions(partitions: int) -> N
     ],
 )  # fmt: skip
 def test_what_is_no_table_has_words(data: bytes, words: str) -> None:
-    """A short read, a driver of tomorrow and garbage are told apart, and none raises anything else."""
+    """A short read, a future driver and garbage have different messages, and none raises another
+    error.
+    """
     with pytest.raises(MetricsError, match=words):
         layout_of(data)
 
@@ -149,7 +153,7 @@ def test_what_is_no_table_has_words(data: bytes, words: str) -> None:
 @given(st.binary(max_size=6000))
 @settings(max_examples=300, deadline=None)
 def test_garbage_never_raises_anything_else(data: bytes) -> None:
-    """What a broken driver shows must not end the lane."""
+    """A broken driver's data must not end the lane."""
     try:
         layout = layout_of(data)
     except MetricsError:
@@ -163,7 +167,7 @@ def test_garbage_never_raises_anything_else(data: bytes) -> None:
 @given(st.sampled_from(sorted(STRUCTURES)), st.integers(0, 3872), st.integers(0, 255))
 @settings(max_examples=200, deadline=None)
 def test_a_changed_byte_or_a_cut_table(revision: str, at: int, byte: int) -> None:
-    """Places never lie outside what was read."""
+    """Positions never lie outside the read data."""
     data = bytearray(pack(revision, {}))
     data[at % len(data)] = byte
     for part in (bytes(data), bytes(data[: at % len(data)])):

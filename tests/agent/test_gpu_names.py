@@ -1,4 +1,4 @@
-"""GPUs as people name them, and who has their device nodes open."""
+"""GPUs by the names that people use, and the processes with open device nodes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_descriptors_link_names_a_node_of_the_driver(target: str, node: str) -
 
 
 def test_a_process_that_holds_a_node_is_found_and_named(tmp_path: Path) -> None:
-    """A real process with a real descriptor: what `fuser` would say."""
+    """A real process with a real descriptor, like `fuser` finds it."""
     dev = tmp_path / "dev"
     dev.mkdir()
     (dev / "nvidia5").touch()
@@ -145,8 +145,8 @@ def test_a_process_that_holds_a_node_is_found_and_named(tmp_path: Path) -> None:
         own = list(agent_processes(proc))
         assert own[0] == os.getpid() and child.pid in own
         assert child.pid in set(every_process(proc))
-        found = open_handles(proc, dev, iter(own)).found
-        assert [(h.process_id, h.node) for h in found] == [(child.pid, "nvidia5")]
+        handles = open_handles(proc, dev, iter(own)).found
+        assert [(h.process_id, h.node) for h in handles] == [(child.pid, "nvidia5")]
         child.stdin.write("\n")
         child.stdin.flush()
         assert child.stdout.readline() == "closed\n"
@@ -169,9 +169,11 @@ def test_what_we_may_not_see_is_counted_and_no_error(
 
 
 def test_who_is_in_the_way_depends_on_what_is_to_be_done() -> None:
-    """Resetting one GPU needs that one; unloading the driver needs all, and the control node too."""
+    """Resetting one GPU needs only that GPU; unloading the driver needs all, and the control node."""
     nodes = {"nvidia0": "0000:1b:00.0", "nvidia1": "0000:9b:00.0"}
-    found = tuple(OpenHandle(7, "python", node) for node in ("nvidia0", "nvidiactl", "nvidia-uvm"))
-    assert blocking(found, nodes, frozenset(("0000:1b:00.0",))) == [(found[0], "0000:1b:00.0")]
-    assert blocking(found, nodes, frozenset(("0000:9b:00.0",))) == []
-    assert [address for _, address in blocking(found, nodes, None)] == ["0000:1b:00.0", "", ""]
+    handles = tuple(
+        OpenHandle(7, "python", node) for node in ("nvidia0", "nvidiactl", "nvidia-uvm")
+    )
+    assert blocking(handles, nodes, frozenset(("0000:1b:00.0",))) == [(handles[0], "0000:1b:00.0")]
+    assert blocking(handles, nodes, frozenset(("0000:9b:00.0",))) == []
+    assert [address for _, address in blocking(handles, nodes, None)] == ["0000:1b:00.0", "", ""]

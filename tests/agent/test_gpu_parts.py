@@ -1,4 +1,6 @@
-"""NVLinks, C2C, MIG, processes and fabric: collectors over a library that plays a driver's good and bad days."""
+"""NVLinks, C2C, MIG, processes and fabric: collectors over a library that plays a healthy and a
+faulty driver.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ from tests.fake_nvml.parts_scenario import (
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.processes import GUARD_SECONDS
 
-#: A wait that is longer than this is a failed test; nothing is timed by it.
+#: A longer wait fails the test; it is not used for timing.
 
 LaneKind = Callable[[Roots], GpuPartsCollector]
 LANES: list[LaneKind] = [NvLinkCollector, C2cLinkCollector, MigDevices, GpuProcesses, GpuFabric]
@@ -71,7 +73,7 @@ Lane = Callable[[LaneKind], GpuPartsCollector]
 
 @pytest.fixture
 def play(play: Play) -> Play:
-    """Count MIG devices apart from GPUs."""
+    """Count MIG devices separately from GPUs."""
 
     def write(devices: Iterable[Gpu]) -> Scenario:
         listed = list(devices)
@@ -82,7 +84,6 @@ def play(play: Play) -> Play:
 
 @pytest.fixture
 def roots(tmp_path: Path, library: str) -> Roots:
-    """A host without anything but the library."""
     (tmp_path / "proc").mkdir()
     return Roots(
         sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library, dev=tmp_path / "dev"
@@ -91,16 +92,15 @@ def roots(tmp_path: Path, library: str) -> Roots:
 
 @pytest.fixture
 def lane(roots: Roots) -> Iterator[Lane]:
-    """Return a function that makes a collector, which lets go of its GPUs when the test ends."""
-    made: list[GpuPartsCollector] = []
+    result: list[GpuPartsCollector] = []
 
     def make(kind: LaneKind) -> GpuPartsCollector:
-        made.append(kind(roots))
-        return made[-1]
+        result.append(kind(roots))
+        return result[-1]
 
     yield make
-    for each in made:
-        each._session.close()
+    for collector in result:
+        collector._session.close()
 
 
 def turn(collector: GpuPartsCollector) -> CollectResult:
@@ -108,7 +108,6 @@ def turn(collector: GpuPartsCollector) -> CollectResult:
 
 
 def rows(said: CollectResult, table: str) -> dict[str, dict[str, float | int | None]]:
-    """Return a table's values by device and column."""
     block = next(block for block in said.blocks if block.table == table)
     return {device: named(block, row) for row, device in enumerate(block.devices)}
 
@@ -121,11 +120,7 @@ def present(values: dict[str, float | int | None]) -> dict[str, float | int]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-# ---- what all lanes have in common -------------------------------------------------------------------
-
-
 def everything(count: int = 3) -> list[Gpu]:
-    """Return GPUs that have all parts, and a MIG device of each."""
     devices = [with_fabric(with_mig(with_c2c(with_links(g, 2), 1))) for g in gpus(count)]
     for i, gpu in enumerate(devices):
         gpu.lines.append(process(4000 + i))
@@ -134,25 +129,25 @@ def everything(count: int = 3) -> list[Gpu]:
 
 @pytest.mark.parametrize("kind", LANES)
 def test_each_lane_fills_its_tables(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """A table that nothing fills would be missing on every host, and nobody would ask why."""
+    """A table without a source would be missing on every host, unnoticed."""
     play(everything())
     collector = lane(kind)
-    said = turn(collector)
-    assert (said.outcome, said.message) == (CollectOutcome.OK, "")
+    result = turn(collector)
+    assert (result.outcome, result.message) == (CollectOutcome.OK, "")
     device_kind = collector.name.rpartition("_")[0]
     tables = {n for n, signals in TABLES.items() if signals[0].device_kind == device_kind}
-    assert {block.table for block in said.blocks} == tables
-    for block in said.blocks:
+    assert {block.table for block in result.blocks} == tables
+    for block in result.blocks:
         assert block.rows and all(present(named(block, r)) for r in range(block.rows))
         assert all(device.startswith(("GPU-", "MIG-")) for device in block.devices)
 
 
 @pytest.mark.parametrize("kind", LANES)
 def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
-    """Most machines that one tries this on have no GPU; that is not their error."""
-    said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
-    assert said.outcome is CollectOutcome.NO_DATA
-    assert said.message.startswith("no NVML: ")
+    """Most machines have no GPU, which is not an error."""
+    result = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
+    assert result.outcome is CollectOutcome.NO_DATA
+    assert result.message.startswith("no NVML: ")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +162,7 @@ def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
 def test_a_gpu_without_the_part_is_no_data(
     kind: LaneKind, words: str, lane: Lane, play: Play, library: str
 ) -> None:
-    """A PCIe card has no NVLink: that is no zero, and not asked for each second either."""
+    """A PCIe card has no NVLink: not zero links, and not a request each second either."""
     devices = gpus(2)
     for gpu in devices:
         gpu.values.pop("mig_mode", None)
@@ -183,7 +178,7 @@ def test_a_gpu_without_the_part_is_no_data(
 def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
     lane: Lane, play: Play
 ) -> None:
-    """Each second the agent woke half of its code to say that this host still has no fabric."""
+    """Each second the agent loaded half of its code to report that this host has no fabric."""
     devices = [with_fabric(gpu, state=(0, 3)) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetGpuFabricInfoV 0 0 999")
     scenario = play(devices)
@@ -197,14 +192,14 @@ def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
     assert outcomes == nothing | {60: CollectOutcome.OK, 61: CollectOutcome.OK}
     scenario.step(2)
     for _ in range(3):
-        assert not collector.skip()  # one GPU fails: the other goes on
+        assert not collector.skip()  # one GPU fails: the other continues
         assert turn(collector).outcome is CollectOutcome.BLIND
 
 
 def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
     lane: Lane, play: Play
 ) -> None:
-    """The driver was loaded again, with the fabric manager this time."""
+    """The driver was reloaded, with the fabric manager this time."""
     play(gpus(1))
     collector = lane(GpuFabric)
     assert (collector.skip(), turn(collector).outcome) == (False, CollectOutcome.NO_DATA)
@@ -215,16 +210,16 @@ def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
 
 @pytest.mark.parametrize("kind", LANES)
 def test_a_lost_gpu_costs_no_neighbour(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """XID 79 on one GPU: its parts are gone from the turn, those of seven others are read as ever."""
+    """XID 79 on one GPU: its parts are missing in the turn, those of seven others are read."""
     devices = everything()
     devices[1].lines.append("error * 0 15")
     scenario = play(devices)
     collector = lane(kind)
     assert turn(collector).outcome is CollectOutcome.OK
     scenario.step(1)
-    said = turn(collector)
-    assert (said.outcome, said.message) == (CollectOutcome.OK, "")
-    for block in said.blocks:
+    result = turn(collector)
+    assert (result.outcome, result.message) == (CollectOutcome.OK, "")
+    for block in result.blocks:
         values = {d: present(named(block, row)) for row, d in enumerate(block.devices)}
         of_lost = [v for d, v in values.items() if "00000001" in d]
         assert not any(of_lost), block.table
@@ -233,33 +228,35 @@ def test_a_lost_gpu_costs_no_neighbour(kind: LaneKind, lane: Lane, play: Play) -
 
 @pytest.mark.parametrize("kind", LANES)
 def test_a_gpu_that_answers_with_an_error_is_named(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """One GPU's driver answered `unknown error` for a week, and its seven neighbours hid it."""
+    """One GPU's driver returned `unknown error` for a week, hidden by its seven neighbors."""
     devices = everything()
     devices[1].lines.append("error * 0 999")
     scenario = play(devices)
     collector = lane(kind)
     turn(collector)
     scenario.step(1)
-    said = turn(collector)
-    assert said.outcome is CollectOutcome.BLIND and len(said.blocks) > 0
-    assert said.message.startswith(f"GPU {devices[1].address}: nvml")
+    result = turn(collector)
+    assert result.outcome is CollectOutcome.BLIND and len(result.blocks) > 0
+    assert result.message.startswith(f"GPU {devices[1].address}: nvml")
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_at_each_turn(lane: Lane, play: Play) -> None:
-    """It was said once, at the start; a day later nobody knew that one GPU of eight was never looked at."""
+    """It was reported once, at the start; a day later it was unknown that one GPU of eight was
+    never read.
+    """
     devices = everything()
     devices[1].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 999")
     play(devices)
     collector = lane(GpuFabric)
     for _ in range(3):
-        said = turn(collector)
-        assert said.outcome is CollectOutcome.BLIND and said.blocks[0].rows == 2
-        assert said.message.startswith(f"GPU {devices[1].address}: nvmlDeviceGetHandleByPciBusId")
+        result = turn(collector)
+        assert result.outcome is CollectOutcome.BLIND and result.blocks[0].rows == 2
+        assert result.message.startswith(f"GPU {devices[1].address}: nvmlDeviceGetHandleByPciBusId")
 
 
 @pytest.mark.parametrize("kind", LANES)
 def test_a_gpu_that_comes_back_is_found_again(kind: LaneKind, lane: Lane, play: Play) -> None:
-    """After a reset the GPU answers again; an agent that had given it up would need a restart."""
+    """After a reset the GPU answers again; an agent that had abandoned it would need a restart."""
     devices = everything()
     devices[1].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15 0")
     devices[1].lines.append("error nvmlDeviceGetUUID 0 0")
@@ -268,7 +265,7 @@ def test_a_gpu_that_comes_back_is_found_again(kind: LaneKind, lane: Lane, play: 
     first = turn(collector)
     scenario.step(1)
     turns = [turn(collector) for _ in range(61 if collector.pace == "1s" else 7)]
-    assert all(said.outcome is CollectOutcome.OK for said in turns)
+    assert all(turn.outcome is CollectOutcome.OK for turn in turns)
     assert len(first.blocks[0].devices) < len(turns[-1].blocks[0].devices)
 
 
@@ -286,7 +283,7 @@ def test_release_lets_go_and_the_next_turn_opens_again(
 
 
 def test_a_hang_is_named(lane: Lane, play: Play, tmp_path: Path) -> None:
-    """A MIG look-up that does not return: an operator must read which GPU and call it is."""
+    """A MIG look-up that does not return: the operator must see its GPU and call."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     devices = everything()
@@ -304,15 +301,12 @@ def test_a_hang_is_named(lane: Lane, play: Play, tmp_path: Path) -> None:
     assert place.read(memory).entered_ns == 0
 
 
-# ---- links --------------------------------------------------------------------------------------------
-
-
 def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
     """Eight GPUs with eighteen links: 144 rows, in the units of their names."""
     play(hgx()).step(1)
-    said = turn(lane(NvLinkCollector))
-    changes = rows(said, "nvlink_10s_changes")
-    assert len(changes) == len(rows(said, "nvlink_10s")) == 144
+    result = turn(lane(NvLinkCollector))
+    changes = rows(result, "nvlink_10s_changes")
+    assert len(changes) == len(rows(result, "nvlink_10s")) == 144
     key = "GPU-00000003-1111-2222-3333-444444444444/link17"
     assert present(changes[key]) == {
         "link_state": 1,
@@ -322,7 +316,7 @@ def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
         "recovery_errors": 0,
         "crc_errors": 1,
     }
-    assert present(rows(said, "nvlink_10s")[key]) == {
+    assert present(rows(result, "nvlink_10s")[key]) == {
         "transmitted_data_bytes": 5_120_000_000,
         "received_data_bytes": 6_144_000_000,
     }
@@ -331,15 +325,15 @@ def test_an_hgx_board_has_all_its_links(lane: Lane, play: Play) -> None:
 def test_nvlink_5_is_read_whole(lane: Lane, play: Play) -> None:
     """Blackwell has other counters: recoveries, error ratios, a history of the error correction."""
     play([with_links(gpus(1)[0], 18, BLACKWELL)]).step(1)
-    said = turn(lane(NvLinkCollector))
+    result = turn(lane(NvLinkCollector))
     key = "GPU-00000000-1111-2222-3333-444444444444/link0"
-    errors = rows(said, "nvlink_10s_changes")[key]
+    errors = rows(result, "nvlink_10s_changes")[key]
     assert (errors["malformed_packets_errors"], errors["transmit_discards_packets"]) == (0, 6)
     assert (errors["link_recovery_events"], errors["effective_errors"]) == (2, 5)
     assert errors["effective_bit_error_ratio"] == pytest.approx(3e-12)
     assert errors["symbol_bit_error_ratio"] == pytest.approx(1e-9)
     assert errors["replay_errors"] is None
-    traffic = rows(said, "nvlink_10s")[key]
+    traffic = rows(result, "nvlink_10s")[key]
     assert (traffic["fec_history_0_count"], traffic["fec_history_15_count"]) == (10**12, 1)
     assert (traffic["received_bytes"], traffic["transmitted_data_bytes"]) == (2**41, None)
 
@@ -364,7 +358,7 @@ def test_an_older_driver_has_the_links_in_its_own_way(lane: Lane, play: Play) ->
 
 
 def test_a_link_that_goes_down_is_seen(lane: Lane, play: Play) -> None:
-    """A link down halves nothing that one sees; the collective is slower by one eighteenth."""
+    """A link that is down has no visible effect; the collective is slower by one eighteenth."""
     gpu = with_links(gpus(1)[0], 2)
     gpu.lines = [line for line in gpu.lines if not line.startswith("scoped 1 165")]
     gpu.lines.append("scoped 1 165 uint 1 0")
@@ -377,24 +371,26 @@ def test_a_link_that_goes_down_is_seen(lane: Lane, play: Play) -> None:
 
 
 def test_a_gpu_that_does_not_tell_its_links_is_said_and_asked_again(lane: Lane, play: Play) -> None:
-    """The count of links was refused once, and the GPU had none until the agent was restarted; all was well."""
+    """The count of links was refused once, and the GPU had none until the agent was restarted,
+    unnoticed.
+    """
     devices = [with_links(gpu, 2) for gpu in gpus(2)]
     devices[0].lines.append("error nvmlDeviceGetFieldValues 4 0")
     scenario = play(devices)
     collector = lane(NvLinkCollector)
     for _ in range(2):
-        said = turn(collector)
-        assert said.outcome is CollectOutcome.BLIND
-        assert f"GPU {devices[0].address}: no permission" in said.message
-        assert len(said.blocks[0].devices) == 2
+        result = turn(collector)
+        assert result.outcome is CollectOutcome.BLIND
+        assert f"GPU {devices[0].address}: no permission" in result.message
+        assert len(result.blocks[0].devices) == 2
     scenario.step(1)
-    said = [turn(collector) for _ in range(8)][-1]
-    assert said.outcome is CollectOutcome.OK
-    assert len(said.blocks[0].devices) == 4
+    result = [turn(collector) for _ in range(8)][-1]
+    assert result.outcome is CollectOutcome.OK
+    assert len(result.blocks[0].devices) == 4
 
 
 def test_c2c_links_of_a_superchip(lane: Lane, play: Play) -> None:
-    """Grace and its GPU hang together by links of their own, which fail by themselves."""
+    """Grace and its GPU are connected by links of their own, with their own failures."""
     play([with_c2c(gpus(1)[0], 10)])
     links = rows(turn(lane(C2cLinkCollector)), "c2c_10s_changes")
     assert len(links) == 10
@@ -408,11 +404,8 @@ def test_c2c_links_of_a_superchip(lane: Lane, play: Play) -> None:
     }
 
 
-# ---- MIG ----------------------------------------------------------------------------------------------
-
-
 class Asked:
-    """Takes what a collector tells."""
+    """Records a collector's requests."""
 
     def __init__(self) -> None:
         self.teller = EventPublisher(SystemClock(), self, lambda: None)
@@ -422,16 +415,16 @@ class Asked:
 
 
 def test_each_instance_is_a_device(lane: Lane, play: Play) -> None:
-    """Two tenants on one GPU: each has its memory, its place and its errors."""
+    """Two tenants on one GPU: each has its memory, its placement and its errors."""
     devices = gpus(2)
     with_mig(devices[0])
     with_mig(devices[1], 0, 1)
     play([*devices, mig_device(0, 1), mig_device(0, 2, profile=14, start=4)]).step(1)
-    said = turn(lane(MigDevices))
-    assert len(rows(said, "mig_10s")) == 2
+    result = turn(lane(MigDevices))
+    assert len(rows(result, "mig_10s")) == 2
     second = "MIG-00000000-0002-0014-0000-000000000000"
-    assert present(rows(said, "mig_10s")[second]) == {"memory_used_bytes": float(1 << 30)}
-    assert rows(said, "mig_10s_changes")[second] == {
+    assert present(rows(result, "mig_10s")[second]) == {"memory_used_bytes": float(1 << 30)}
+    assert rows(result, "mig_10s_changes")[second] == {
         "gpu_instance_number": 2,
         "compute_instance_number": 0,
         "profile_number": 14,
@@ -446,7 +439,7 @@ def test_each_instance_is_a_device(lane: Lane, play: Play) -> None:
 
 
 def test_nothing_is_looked_up_where_the_mode_is_off(lane: Lane, play: Play, library: str) -> None:
-    """MIG look-ups burnt ten cores on a host whose GPUs were never cut."""
+    """MIG look-ups used ten cores on a host whose GPUs were never split."""
     play([with_mig(gpu, 0, 0) for gpu in gpus(8)])
     counted = ctypes.CDLL(library).fake_nvml_calls
     names = (b"nvmlDeviceGetMigDeviceHandleByIndex", b"nvmlDeviceGetMaxMigDeviceCount")
@@ -456,7 +449,7 @@ def test_nothing_is_looked_up_where_the_mode_is_off(lane: Lane, play: Play, libr
 
 
 def test_a_reconfiguration_is_noticed_and_leaves_no_stale_rows(lane: Lane, play: Play) -> None:
-    """The instance was destroyed and made anew, larger: the old one's memory stayed in use for ever."""
+    """The instance was destroyed and recreated, larger: the old one's memory seemed in use forever."""
     gpu = with_mig(gpus(1)[0])
     scenario = play(
         [gpu, mig_device(0, 1, last=0), mig_device(0, 2), mig_device(0, 1, first=1, profile=5)]
@@ -476,7 +469,7 @@ def test_a_reconfiguration_is_noticed_and_leaves_no_stale_rows(lane: Lane, play:
 
 
 def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Play) -> None:
-    """A GPU was put into MIG mode: as a whole it is no longer to be had."""
+    """A GPU was put into MIG mode: as a whole it is no longer available."""
     scenario = play([with_mig(gpus(1)[0], (0, 1), 1), mig_device(0, 1)])
     collector, asked = lane(MigDevices), Asked()
     assert isinstance(collector, MigDevices)
@@ -491,7 +484,9 @@ def test_the_mode_that_is_switched_asks_for_a_new_inventory(lane: Lane, play: Pl
 def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     whole: bool, lane: Lane, play: Play, roots: Roots
 ) -> None:
-    """Without mig/monitor an agent sees its own instances only; `no errors` of the others was a guess."""
+    """Without mig/monitor an agent sees only its own instances; `no errors` for the others was a
+    guess.
+    """
     grant(roots, minor=2)
     gpu, device = with_mig(gpus(1)[0]), mig_device(0, 1)
     if whole:
@@ -499,20 +494,17 @@ def test_mig_that_is_not_shown_is_blind_with_the_line_that_opens_it(
     else:
         device.lines.append("error nvmlDeviceGetMemoryInfo 4")
     play([gpu, device])
-    said = turn(lane(MigDevices))
-    assert said.outcome is CollectOutcome.BLIND
-    assert f"GPU {gpu.address}" in said.message
-    assert len(said.message) <= MESSAGE_CHARACTERS_MAX
+    result = turn(lane(MigDevices))
+    assert result.outcome is CollectOutcome.BLIND
+    assert f"GPU {gpu.address}" in result.message
+    assert len(result.message) <= MESSAGE_CHARACTERS_MAX
     line = mig_monitor_line(replace(roots, proc=Path("/proc"), dev=Path("/dev")))
     assert len(f"GPU {gpu.address}: MIG: no permission; {line}") <= MESSAGE_CHARACTERS_MAX
-    assert bool(said.blocks) != whole
-
-
-# ---- the capability that shows MIG -----------------------------------------------------------------------
+    assert bool(result.blocks) != whole
 
 
 def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0) -> None:
-    """Make the driver's capability file, its device node, and this process's capabilities."""
+    """Create the driver's capability file, its device node, and this process' capabilities."""
     file = roots.proc / "driver/nvidia/capabilities/mig/monitor"
     file.parent.mkdir(parents=True)
     file.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
@@ -535,14 +527,14 @@ def grant(roots: Roots, *, minor: int, node: bool = False, capabilities: int = 0
 def test_who_sees_all_mig_instances(
     node: bool, capabilities: int, sees: bool, roots: Roots
 ) -> None:
-    """The driver does not refuse: it shows less. So the agent must know by itself what it may see."""
+    """The driver does not refuse, it shows less: the agent itself must know its rights."""
     grant(roots, minor=12, node=node, capabilities=capabilities)
     assert sees_all_mig_instances(roots) is sees
     assert mig_monitor_line(roots).endswith(f"{roots.dev}/nvidia-caps/nvidia-cap12")
 
 
 def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
-    """A driver that was never loaded has none; the line still names where it would be."""
+    """A driver that was never loaded has no such file; the message still names its path."""
     nothing = Roots(proc=tmp_path, dev=tmp_path)
     assert not sees_all_mig_instances(nothing)
     assert "driver/nvidia/capabilities/mig/monitor" in mig_monitor_line(nothing)
@@ -550,13 +542,10 @@ def test_a_host_without_the_capability_file(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_capability_texts_are_read_or_refused(text: str) -> None:
-    """Files of a driver we do not know."""
+    """Files of an unknown driver."""
     minor = parse_capability_minor(text)
     assert minor is None or 0 <= minor < 10_000_000
     assert parse_is_administrator(text) in (True, False)
-
-
-# ---- processes ------------------------------------------------------------------------------------------
 
 
 def list_in_proc(roots: Roots, pid: int, start_ticks: int) -> None:
@@ -567,7 +556,7 @@ def list_in_proc(roots: Roots, pid: int, start_ticks: int) -> None:
 
 
 def test_processes_with_memory_and_start(lane: Lane, play: Play, roots: Roots) -> None:
-    """The zombie of a job that ended yesterday still held 60 GB; nobody could say whose it was."""
+    """The zombie of a job that ended yesterday still held 60 GB, and its owner was unknown."""
     gpu = gpus(1)[0]
     gpu.lines += [process(4242, 60 << 30), process(4242, 60 << 30, which=1), process(77, NO_MEMORY)]
     play([gpu])
@@ -592,15 +581,19 @@ def test_processes_with_memory_and_start(lane: Lane, play: Play, roots: Roots) -
 
 
 def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, roots: Roots) -> None:
-    """The same PID a minute later was another user's job, and was charged with the first one's memory."""
+    """The same PID a minute later was another user's job, and was charged with the first one's
+    memory.
+    """
     gpu = gpus(1)[0]
     gpu.lines.append(process(4242))
     play([gpu])
     collector, starts = lane(GpuProcesses), []
     for ticks in (100, 900):
         list_in_proc(roots, 4242, ticks)
-        said = [turn(collector) for _ in range(UNCHANGED_TURNS_MAX + 1)]  # NVML's list is the same
-        row = rows(said[-1], "gpu_process_1s_changes")[f"{gpu.uuid}/4242"]
+        reported = [
+            turn(collector) for _ in range(UNCHANGED_TURNS_MAX + 1)
+        ]  # NVML's list is the same
+        row = rows(reported[-1], "gpu_process_1s_changes")[f"{gpu.uuid}/4242"]
         starts.append(row["start_nanoseconds"])
     assert starts[0] != starts[1]
 
@@ -608,7 +601,9 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
 def test_what_could_not_be_filled_is_filled_the_next_second(
     lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job began while the agent was out of descriptors: for ten seconds nobody was on that GPU, and all was well."""
+    """A job began while the agent was out of descriptors: for ten seconds its GPU had no process,
+    without a message.
+    """
     gpu = gpus(1)[0]
     gpu.lines += [process(1, last=0), process(2, first=1)]
     scenario = play([gpu])
@@ -626,7 +621,7 @@ def _no_descriptor(*_: object) -> list[TaskStat]:
 
 
 def test_a_process_that_ends_leaves_no_row(lane: Lane, play: Play) -> None:
-    """Rows of processes that are gone are memory that seems to be in use."""
+    """Rows of ended processes look like memory in use."""
     gpu = gpus(1)[0]
     gpu.lines += [process(1, last=0), process(2)]
     scenario = play([gpu])
@@ -639,10 +634,10 @@ def test_a_process_that_ends_leaves_no_row(lane: Lane, play: Play) -> None:
 
 
 def test_no_process_is_an_empty_table_not_no_data(lane: Lane, play: Play) -> None:
-    """An idle GPU has no process; that is known, not unknown."""
+    """An idle GPU has no process, which is known."""
     play(gpus(2))
-    said = turn(lane(GpuProcesses))
-    assert said.outcome is CollectOutcome.OK and said.blocks[0].rows == 0
+    result = turn(lane(GpuProcesses))
+    assert result.outcome is CollectOutcome.OK and result.blocks[0].rows == 0
 
 
 def test_mig_processes_are_kept_apart_by_instance(lane: Lane, play: Play) -> None:
@@ -650,22 +645,22 @@ def test_mig_processes_are_kept_apart_by_instance(lane: Lane, play: Play) -> Non
     gpu = gpus(1)[0]
     gpu.lines += [process(5, 1, instance=1, compute=0), process(5, 2, instance=2, compute=0)]
     play([gpu])
-    found = rows(turn(lane(GpuProcesses)), "gpu_process_1s_changes")
-    assert {device: row["memory_used_bytes"] for device, row in found.items()} == {
+    result = rows(turn(lane(GpuProcesses)), "gpu_process_1s_changes")
+    assert {device: row["memory_used_bytes"] for device, row in result.items()} == {
         f"{gpu.uuid}/gi1/ci0/5": 1.0,
         f"{gpu.uuid}/gi2/ci0/5": 2.0,
     }
 
 
 def test_a_garbage_count_costs_its_gpu_only(lane: Lane, play: Play) -> None:
-    """A driver that claims four thousand million processes has a neighbour that does not."""
+    """A driver that reports four thousand million processes on one GPU is still read for the other."""
     devices = gpus(2)
     devices[0].values["mps_count"] = 4_294_967_294
     devices[1].lines.append(process(9))
     play(devices)
-    said = turn(lane(GpuProcesses))
-    assert said.outcome is CollectOutcome.BLIND and "4294967294 processes" in said.message
-    assert said.blocks[0].devices == (f"{devices[1].uuid}/9",)
+    result = turn(lane(GpuProcesses))
+    assert result.outcome is CollectOutcome.BLIND and "4294967294 processes" in result.message
+    assert result.blocks[0].devices == (f"{devices[1].uuid}/9",)
 
 
 PROCESSES = st.builds(
@@ -685,27 +680,26 @@ def test_merging_loses_no_process_and_adds_no_memory(processes: list[Process]) -
     places = [(p.pid, p.gpu_instance, p.compute_instance) for p in whole]
     assert len(places) == len(set(places))
     assert set(places) == {(p.pid, p.gpu_instance, p.compute_instance) for p in processes}
-    for one in whole:
-        same = [p for p in processes if (p.pid, *p[2:4]) == (one.pid, *one[2:4])]
+    for merged in whole:
+        same = [p for p in processes if (p.pid, *p[2:4]) == (merged.pid, *merged[2:4])]
         known = [p.memory_bytes for p in same if p.memory_bytes is not None]
-        assert one.memory_bytes == (max(known) if known else None)
-        assert all(one.kinds & p.kinds for p in same)
+        assert merged.memory_bytes == (max(known) if known else None)
+        assert all(merged.kinds & p.kinds for p in same)
 
 
 @given(st.lists(PROCESSES, unique_by=lambda p: (p.pid, p.gpu_instance, p.compute_instance)))
 def test_keys_are_as_many_as_processes(processes: list[Process]) -> None:
-    """Two rows of one key are one row too few."""
-    told = [p for p in processes if p.gpu_instance is not None or p.compute_instance is None]
-    keys = [process_key("GPU-1", p) for p in told]
-    assert len(set(keys)) == len(told)
-    assert all(key.rpartition("/")[2] == str(p.pid) for key, p in zip(keys, told, strict=True))
-
-
-# ---- fabric ---------------------------------------------------------------------------------------------
+    """Two rows with one key are one row too few."""
+    reported = [p for p in processes if p.gpu_instance is not None or p.compute_instance is None]
+    keys = [process_key("GPU-1", p) for p in reported]
+    assert len(set(keys)) == len(reported)
+    assert all(key.rpartition("/")[2] == str(p.pid) for key, p in zip(keys, reported, strict=True))
 
 
 def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> None:
-    """A tray of an NVL72 at degraded bandwidth: the job ran at half its pace, and every counter was clean."""
+    """A tray of an NVL72 at degraded bandwidth: the job ran at half its pace, and every counter was
+    zero.
+    """
     scenario = play([with_fabric(gpu, health=(0x1AA, 0x2A9)) for gpu in gpus(4)])
     collector = lane(GpuFabric)
     healthy = next(iter(rows(turn(collector), "gpu_fabric_1s_changes").values()))
@@ -727,7 +721,7 @@ def test_health_of_the_fabric_is_told_as_it_changes(lane: Lane, play: Play) -> N
 
 
 def test_a_registration_that_is_not_done_has_no_clique(lane: Lane, play: Play) -> None:
-    """Fabric Manager was not running: clique 0 of an unfinished registration is nobody's neighbour."""
+    """Fabric Manager was not running: clique 0 of an unfinished registration is meaningless."""
     play([with_fabric(gpus(1)[0], state=2, health=0)])
     row = next(iter(rows(turn(lane(GpuFabric)), "gpu_fabric_1s_changes").values()))
     assert present(row) == {"registration_state": 2, "health_flags": 0}
@@ -735,7 +729,7 @@ def test_a_registration_that_is_not_done_has_no_clique(lane: Lane, play: Play) -
 
 @given(st.integers(0, 2**32 - 2))
 def test_any_mask_is_decoded_or_missing(mask: int) -> None:
-    """Bits of a header that we do not know stay in the raw mask, and change nothing else."""
+    """Unknown bits of a header stay in the raw mask, and change nothing else."""
     raw, *states, configuration = health(mask)
     assert raw == mask
     expected = [{1: 1, 2: 0}.get((mask >> shift) % 4) for shift in (0, 2, 4, 6)]
@@ -744,14 +738,17 @@ def test_any_mask_is_decoded_or_missing(mask: int) -> None:
 
 
 def test_no_mask_is_no_health() -> None:
-    """An older driver tells the state and not the health: unknown, not healthy. So does one that writes its blank."""
+    """An older driver reports the state without the health: unknown, not healthy.
+
+    So is a driver that writes blanks.
+    """
     assert health(None) == health(2**32 - 1) == (None,) * 6
 
 
 @given(st.integers(0, 255), st.integers(-1, 2**32 - 1), st.integers(0, 255))
 def test_a_fabric_of_garbage_has_no_state(state: int, clique: int, summary: int) -> None:
-    """A GPU whose memory reads as ones was `registration state 255`, and healthy beyond all measure."""
-    said = values_of(Fabric(bytes(16), state, 0, clique, 2**32 - 1, summary))
-    assert said[0] == (state if state <= 3 else None)
-    assert said[2] in (None, clique) and said[2] != 2**32 - 1
-    assert said[-1] == (summary if summary in (1, 2, 3) else None)
+    """A GPU whose memory reads as ones had `registration state 255`, and looked healthy."""
+    reported = values_of(Fabric(bytes(16), state, 0, clique, 2**32 - 1, summary))
+    assert reported[0] == (state if state <= 3 else None)
+    assert reported[2] in (None, clique) and reported[2] != 2**32 - 1
+    assert reported[-1] == (summary if summary in (1, 2, 3) else None)

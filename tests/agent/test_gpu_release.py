@@ -1,4 +1,4 @@
-"""Letting go of GPUs: on command, by the driver's own signs, for a time; and GPUs that are left alone."""
+"""Releasing GPUs: on command, by the driver's own signs, for a time; and quarantined GPUs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stuck:
 
 @dataclass
 class Samplers:
-    """Lets go when told that it has: `holding` stands for processes that have not ended yet."""
+    """Releases GPUs; `holding` represents processes that have not ended yet."""
 
     clock: HandClock
     holding: bool = False
@@ -105,7 +105,7 @@ class HandClock:
 
 @dataclass
 class Host:
-    """A host of two GPUs that the driver is bound to, and an agent's part."""
+    """A host with two GPUs bound to the driver, and the agent's releaser."""
 
     root: Path
 
@@ -131,10 +131,10 @@ class Host:
         self.way = self.begin()
 
     def begin(self, roots: Roots | None = None) -> GpuReleaser:
-        """As an agent does: what an agent before it had let go of is let go of."""
+        """Start a releaser like an agent: releases of an earlier agent stay in force."""
         file = ReleaseStateFile(self.root, b"boot")
         before = file.read(self.clock.now_ns)
-        self.samplers.until_ns = {each.address: each.until_ns for each in before}
+        self.samplers.until_ns = {released.address: released.until_ns for released in before}
         nodes = {"nvidia0": A, "nvidia1": B}
         return GpuReleaser(
             cast(Any, self.samplers),
@@ -181,17 +181,19 @@ def test_a_release_is_answered_once_nobody_holds_it(host: Host) -> None:
 
 
 def test_a_sampler_stuck_in_the_driver_is_named_with_its_call(host: Host) -> None:
-    """The operator at three in the morning must not be told that all is free."""
+    """The operator at three in the morning must not read that everything is free."""
     host.samplers.holding, host.samplers.stuck = True, [Stuck(), Stuck("x", state=State.WELL)]
     host.release()
     host.later(RELEASE_NS_MAX / SECOND_NS)
-    words = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
-    assert host.answers == [[UnreleasedHandle("", 0, words)]]
+    message = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
+    assert host.answers == [[UnreleasedHandle("", 0, message)]]
     assert host.samplers.released() != {}, "it stays let go of"
 
 
 def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
-    """A library that keeps a descriptor after its shutdown would defeat the reset, whatever we believe."""
+    """A library that keeps a descriptor after its shutdown would defeat the reset, whatever the
+    agent reports.
+    """
     proc = host.root / "proc"
     (proc / "4711/fd").mkdir(parents=True)
     (proc / "4711/task/4711").mkdir(parents=True)
@@ -216,7 +218,7 @@ def test_the_kernels_word_counts_more_than_the_samplers(host: Host) -> None:
 def test_it_is_taken_back_at_its_expiry_and_told(host: Host) -> None:
     host.release(A, seconds=600)
     host.later(599)
-    assert [each.address for each in host.way.released()] == [A]
+    assert [released.address for released in host.way.released()] == [A]
     host.later(2)
     assert host.way.released() == []
     assert host.words()[-1] == (A, 1, f"resumed: {A} (its release expired)")
@@ -232,7 +234,7 @@ def test_all_gpus_are_told_of_each(host: Host) -> None:
 
 
 def test_the_drivers_line_names_its_gpu() -> None:
-    """As the reader of the kernel's log hands it on."""
+    """The event as the kernel log reader forwards it."""
     notice = classify(WAITS)
     assert notice and (notice.name, notice.device) == ("gpu.driver_message", A)
     event = HealthEvent(name=notice.name, device=notice.device, message=WAITS)
@@ -242,12 +244,12 @@ def test_the_drivers_line_names_its_gpu() -> None:
 def test_resume_takes_back_only_what_is_named(host: Host) -> None:
     host.release(A, B)
     assert host.way.resume(frozenset((B, "0000:ff:00.0"))) == [B]
-    assert [each.address for each in host.way.released()] == [A]
+    assert [released.address for released in host.way.released()] == [A]
     assert host.way.resume(frozenset((B,))) == []
 
 
 def test_a_gpu_is_not_held_because_another_one_is(host: Host) -> None:
-    """GPU B was stuck for days, and each release of A, which nobody had open, failed for it."""
+    """GPU B was stuck for days, and each release of A, which no process had open, failed for it."""
     host.samplers.holding, host.samplers.holds, host.samplers.stuck = True, B, [Stuck()]
     host.release(B)
     assert host.answers == []
@@ -256,20 +258,24 @@ def test_a_gpu_is_not_held_because_another_one_is(host: Host) -> None:
 
 
 def test_the_longer_of_two_times_stands(host: Host) -> None:
-    """One operator asked for two hours for a repair; a script of another one cut it to a minute."""
+    """One operator requested two hours for a repair; another operator's script shortened it to a
+    minute.
+    """
     host.release(A, seconds=7200)
     host.release(A, B, seconds=60)
     host.later(61)
-    assert [each.address for each in host.way.released()] == [A]
+    assert [released.address for released in host.way.released()] == [A]
     host.release(seconds=7200)
     host.release(seconds=60)
     host.later(61)
-    assert None in [each.address for each in host.way.released()]
+    assert None in [released.address for released in host.way.released()]
     assert host.way.resume(None) and not host.way.released()
 
 
 def test_the_next_agent_does_not_take_back_what_this_one_let_go_of(host: Host) -> None:
-    """kill -9 (or a reload) in the middle of a reset: five seconds later the next agent had the GPU open."""
+    """kill -9 (or a reload) in the middle of a reset: five seconds later the next agent had the GPU
+    open.
+    """
     host.release(A, seconds=600)
     host.clock.now_ns += 5 * SECOND_NS
     host.way = host.begin()
@@ -296,7 +302,9 @@ def test_the_next_agent_takes_back_what_was_unbound_when_the_driver_is_there_aga
 
 
 def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> None:
-    """The inventory's child opened a GPU that had fallen off the bus, and one that was being reset."""
+    """The inventory's child opened a GPU that had fallen off the bus, and a GPU that was being
+    reset.
+    """
     assert host.way.avoided == frozenset()
     host.release(A)
     assert host.way.avoided == {A}
@@ -321,7 +329,9 @@ def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> Non
 
 
 def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> None:
-    """Nothing was let go of, so that nobody looked: the inventory's child joined the sampler in the driver."""
+    """Without a release the hang was not checked: the inventory's child joined the sampler in the
+    driver.
+    """
     host.later(1)
     host.samplers.stuck = [Stuck(B)]
     host.later(1)
@@ -331,11 +341,10 @@ def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> N
     assert host.way.avoided == frozenset() and len(host.inventories) == 1
 
 
-# By itself -----------------------------------------------------------------------------------
-
-
 def test_the_driver_waits_and_we_let_go_of_that_gpu_only(host: Host) -> None:
-    """An unbind hung for hours on a host whose monitoring had the GPU open; nothing could end it but a reboot."""
+    """An unbind hung for hours on a host whose monitoring had the GPU open; only a reboot could end
+    it.
+    """
     event = HealthEvent(name="gpu.driver_message", device=A, message=WAITS)
     thread = threading.Thread(target=host.way.observe, args=(event,))
     thread.start()
@@ -366,7 +375,9 @@ def test_nvmls_own_word_for_it_is_heeded(host: Host) -> None:
 
 
 def test_a_driver_that_stays_is_taken_at_its_word(host: Host) -> None:
-    """Somebody's line in the log, an unbind that was called off: a GPU is not blind for a quarter of an hour."""
+    """A user's line in the log, or a cancelled unbind: a GPU must not be unread for a quarter of an
+    hour.
+    """
     host.way.observe(HealthEvent(name="gpu.driver_message", device=A, message=WAITS))
     host.later(0)
     assert host.samplers.released().keys() == {A}
@@ -376,7 +387,7 @@ def test_a_driver_that_stays_is_taken_at_its_word(host: Host) -> None:
 
 
 def test_where_sysfs_shows_no_driver_at_all_the_time_runs_out(tmp_path: Path) -> None:
-    """A container without /sys/bus: what is never seen bound must not stay let go of for ever."""
+    """A container without /sys/bus: a GPU never seen as bound must not stay released forever."""
     host = Host(tmp_path)
     for name in list(host.drivers.iterdir()):
         name.unlink()
@@ -400,7 +411,9 @@ def test_an_unbind_while_all_are_released_changes_nothing(host: Host) -> None:
 
 
 def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: Host) -> None:
-    """Where the kernel's log is closed to us, and the driver too old for NVML's system events."""
+    """For hosts without access to the kernel's log, whose driver is too old for NVML's system
+    events.
+    """
     host.later(1)
     (host.drivers / A).unlink()
     host.later(1)
@@ -412,7 +425,7 @@ def test_sysfs_shows_an_unbind_too_and_the_end_of_it(host: Host) -> None:
 
 
 def test_a_gpu_without_a_driver_is_not_tried_when_its_time_is_over(host: Host) -> None:
-    """Its removal may still wait for another process: our handle would prolong that."""
+    """Its removal may still wait for another process: the agent's handle would prolong that."""
     (host.drivers / A).unlink()
     for _ in range(int(3 * RELEASE_SECONDS_DEFAULT)):
         host.later(1)
@@ -430,7 +443,7 @@ def test_what_an_operator_released_is_not_taken_back_by_a_bind(host: Host) -> No
 
 
 def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: Host) -> None:
-    """The module was unloaded: the folder itself is gone; and is there again after an update."""
+    """The module was unloaded: the folder itself disappears, and reappears after an update."""
     names = [host.drivers / name for name in (A, B, "new_id")]
     for name in names:
         name.unlink()
@@ -454,7 +467,9 @@ def test_a_driver_that_goes_as_a_whole_is_no_surprise(host: Host) -> None:
 def test_whatever_is_said_a_gpu_with_a_driver_is_not_let_go_of_for_long(
     steps: list[tuple[str, str]],
 ) -> None:
-    """Whatever order the three signs come in: what has a driver for STAYS_NS is sampled, what has none is not."""
+    """The three signs come in any order: a GPU with a driver for STAYS_NS is sampled, a GPU without
+    a driver is released.
+    """
     bound, now_ns = {A, B}, 0
     unbinding, off = DriverUnbindTracker(frozenset(bound)), set[str]()
     for what, address in steps:
@@ -478,9 +493,6 @@ def test_whatever_is_said_a_gpu_with_a_driver_is_not_let_go_of_for_long(
             assert off >= {address} - bound
 
 
-# Left alone ----------------------------------------------------------------------------------
-
-
 def xid(code: int, device: str = A, at_ns: int = 1000 * SECOND_NS, **more: str) -> HealthEvent:
     return HealthEvent(
         name="gpu.xid", code=code, device=device, boottime_ns=at_ns, attributes=dict(more)
@@ -500,7 +512,7 @@ def test_a_gpu_that_answers_nobody_is_left_alone(host: Host, code: int) -> None:
     [
         xid(31),
         xid(95),
-        xid(154),  # asks for a reset: that is for others to do, and to announce
+        xid(154),  # asks for a reset, which others do and announce
         xid(79, device="host"),
         xid(79, at_ns=1000 * SECOND_NS - FRESH_NS_MAX - 1),
         xid(79, previous_boot="yes"),
@@ -508,7 +520,7 @@ def test_a_gpu_that_answers_nobody_is_left_alone(host: Host, code: int) -> None:
     ],
 )
 def test_a_gpu_is_not_left_alone_for_less(host: Host, event: HealthEvent) -> None:
-    """Nor for what was said hours ago and is read again at a start."""
+    """Nor for an old event that is read again at a start."""
     host.way.observe(event)
     host.way.tick()
     assert host.samplers.alone == []
@@ -530,21 +542,21 @@ def test_nvml_names_the_address_in_an_attribute(host: Host) -> None:
 def test_however_it_storms_each_rest_begins_seldom_and_none_is_missed(
     steps: list[tuple[int, int, str]],
 ) -> None:
-    """One incident wrote 800,000 lines. A rest begins at the first of them, no more often than AGAIN_NS_MIN."""
+    """One incident wrote 800,000 lines.
+
+    A quarantine begins at the first of them, no more often than AGAIN_NS_MIN.
+    """
     rests, now_ns = XidQuarantine(), 1000 * SECOND_NS
     began: dict[str, int] = {}
     for seconds, code, device in steps:
         now_ns += seconds * SECOND_NS
-        found = rests.check(xid(code, device, now_ns), now_ns)
+        result = rests.check(xid(code, device, now_ns), now_ns)
         wanted = code in HANGING_XIDS and device != "x"
         since_ns = now_ns - began.get(device, -REPEAT_NS_MIN)
-        assert (found is not None) == (wanted and since_ns >= REPEAT_NS_MIN)
-        if found:
-            assert found == (device, HANGING_XIDS[code])
+        assert (result is not None) == (wanted and since_ns >= REPEAT_NS_MIN)
+        if result:
+            assert result == (device, HANGING_XIDS[code])
             began[device] = now_ns
-
-
-# The mailbox ---------------------------------------------------------------------------------
 
 
 def test_what_fails_in_the_mailbox_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -554,7 +566,7 @@ def test_what_fails_in_the_mailbox_harms_nobody(caplog: pytest.LogCaptureFixture
     mailbox.run()
     assert done == [2] and "a request to the daemon failed" in caplog.text
     mailbox.close()
-    mailbox.post(print)  # by a thread that has not heard of it yet
+    mailbox.post(print)  # by a thread that does not know of the end
 
 
 def test_a_mailbox_that_nobody_empties_is_full() -> None:
@@ -567,7 +579,7 @@ def test_a_mailbox_that_nobody_empties_is_full() -> None:
 
 
 def test_a_letter_put_in_by_a_letter_waits_for_the_next_time() -> None:
-    """Else one that posts itself anew would hold the daemon for ever."""
+    """A callback that posts itself again would block the daemon forever."""
     mailbox, done = CallbackQueue(), []
 
     def again() -> None:

@@ -1,4 +1,4 @@
-"""NVML as one process has it open: GPUs that are left alone, and letting go of all at once."""
+"""NVML as one process opens it: excluded GPUs, and releasing all at once."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
-    made = GpuHost(tmp_path, library, monkeypatch)
-    yield made
-    made.session.close()
+    gpu_host = GpuHost(tmp_path, library, monkeypatch)
+    yield gpu_host
+    gpu_host.session.close()
 
 
 @pytest.fixture
@@ -55,12 +55,11 @@ def spare(host: GpuHost, *devices: Gpu) -> None:
     host.session.exclude(frozenset(gpu.address for gpu in devices))
 
 
-# ---- seams ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_collector_of_gpus_can_leave_some_alone(name: str, host: GpuHost) -> None:
-    """A sampler that took over left seven GPUs out because one collector could not spare the eighth."""
+    """A sampler that took over excluded seven GPUs because one collector could not exclude only the
+    eighth.
+    """
     collector = COLLECTORS[name](host.roots)
     assert collector.can_exclude and collector.enters_driver
     assert collector.has_idle_work == (name == "gpu_fast_1s")
@@ -68,7 +67,7 @@ def test_every_collector_of_gpus_can_leave_some_alone(name: str, host: GpuHost) 
 
 
 def test_nothing_that_sets_anything_is_even_looked_up() -> None:
-    """A monitor that switched a GPU's profiling or persistence for itself is a fault of the fleet's own making."""
+    """A monitor that changes a GPU's profiling or persistence would itself damage the fleet."""
     symbols: set[str] = {*nvml.SYMBOLS, *nvml_parts.SYMBOLS, *nvml_gpm.SYMBOLS, nvml_gpm.MIG_SYMBOL}
     assert len(symbols) > 80
     harmless = {"nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlEventSetFree"}
@@ -78,7 +77,7 @@ def test_nothing_that_sets_anything_is_even_looked_up() -> None:
     questions = {s for s in symbols if "Get" in s or "Query" in s}
     changing = {s for s in symbols - questions if any(verb in s for verb in verbs)}
     assert changing <= harmless
-    for module in (nvml, nvml_parts, nvml_gpm):  # nor anything that was looked up past the tables
+    for module in (nvml, nvml_parts, nvml_gpm):  # nor any symbol outside the tables
         text = Path(str(module.__file__)).read_bytes()
         for setter in (
             b"nvmlDeviceSet",
@@ -89,11 +88,8 @@ def test_nothing_that_sets_anything_is_even_looked_up() -> None:
             assert setter not in text
 
 
-# ---- opening --------------------------------------------------------------------------------------
-
-
 def test_to_be_warm_is_to_have_opened_no_gpu(host: GpuHost, calls: Callable[[str], int]) -> None:
-    """A standby that held eight handles of GPUs that nobody had asked it for."""
+    """A standby held eight handles of GPUs without need."""
     host.play(gpus(2))
     before = calls("nvmlDeviceGetHandleByPciBusId_v2") + calls("nvmlDeviceGetHandleByIndex_v2")
     lane = host.second()
@@ -108,7 +104,7 @@ def test_to_be_warm_is_to_have_opened_no_gpu(host: GpuHost, calls: Callable[[str
 def test_where_the_kernel_lists_the_gpus_none_is_asked_for_by_number(
     host: GpuHost, calls: Callable[[str], int]
 ) -> None:
-    """By its number every GPU is attached, the one that hangs too."""
+    """A handle by number attaches every GPU, including the hung one."""
     devices = gpus(3)
     host.play(devices)
     before = calls("nvmlDeviceGetHandleByIndex_v2")
@@ -123,22 +119,19 @@ def test_where_the_kernel_lists_the_gpus_none_is_asked_for_by_number(
     assert calls("nvmlDeviceGetHandleByIndex_v2") == before
 
 
-# ---- leaving alone ----------------------------------------------------------------------------------
-
-
 def test_a_gpu_that_kills_whoever_asks_it_is_left_alone(host: GpuHost) -> None:
     """SIGSEGV at its first call: the standby that took over died of it as well, and the next one."""
     devices = gpus(4)
     crashes(devices[2], step=0)
     host.play(devices)
     host.list_in_proc(devices)
-    nvml.remember(devices[2].address, uuid=devices[2].uuid)  # as the process before had read it
+    nvml.remember(devices[2].address, uuid=devices[2].uuid)  # as read by the process before
     spare(host, devices[2])
     for lane in (host.second(), host.ten_seconds(), host.minute()):
         rows = read(host.turn(lane).blocks)
         assert list(rows) == [gpu.uuid for gpu in devices]
-        said = {name for name, value in rows[devices[2].uuid].items() if value is not None}
-        assert said <= {"counter_epoch_count", "driver_updating_state"} | {
+        readings = {name for name, value in rows[devices[2].uuid].items() if value is not None}
+        assert readings <= {"counter_epoch_count", "driver_updating_state"} | {
             "driver_calls_count",
             "driver_calls_left_out_count",
         }
@@ -149,7 +142,9 @@ def test_a_gpu_that_kills_whoever_asks_it_is_left_alone(host: GpuHost) -> None:
 def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
     host: GpuHost, calls: Callable[[str], int]
 ) -> None:
-    """In a container /proc/driver is empty: to find its neighbours by number attached the sick one again."""
+    """In a container /proc/driver is empty: finding its neighbors by number attached the faulty GPU
+    again.
+    """
     devices = gpus(3)
     host.play(devices)
     lane = host.second()
@@ -166,7 +161,9 @@ def test_where_only_nvml_knows_the_gpus_a_spared_one_is_not_attached(
 def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart(
     host: GpuHost, library: str
 ) -> None:
-    """One GPU is to be reset: its handle is closed, its neighbours are sampled on, and it comes back by itself."""
+    """One GPU is reset: its handle is closed, its neighbors are still sampled, and it comes back
+    automatically.
+    """
     devices = [with_links(gpu, 2) for gpu in gpus(3)]
     host.play(devices)
     host.list_in_proc(devices)
@@ -175,7 +172,7 @@ def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart
     assert host.turn(links).blocks[0].rows == 6
     users = ctypes.CDLL(library).fake_nvml_users
     spare(host, devices[0])
-    assert users() == 0  # the library as a whole: nothing else closes the descriptor of one GPU
+    assert users() == 0  # the whole library: nothing else closes the descriptor of one GPU
     rows = host.read(lane)
     assert rows.keys() == everyone.keys() and rows[devices[0].uuid]["lost_state"] is None
     assert {key[:12] for key in host.turn(links).blocks[0].devices} == {
@@ -184,9 +181,9 @@ def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart
     before = host.session.nvml
     spare(host)
     rows = host.read(lane)
-    assert host.session.nvml is before  # nobody is disturbed by its coming back
+    assert host.session.nvml is before  # its return does not disturb the others
     assert rows[devices[0].uuid]["temperature_celsius"] == 41
-    assert [row["counter_epoch_count"] for row in rows.values()] == [0, 0, 0]  # it was not reset
+    assert [row["counter_epoch_count"] for row in rows.values()] == [0, 0, 0]  # no reset
     assert host.turn(links).blocks[0].rows == 6
     assert host.events == []
 
@@ -195,7 +192,7 @@ def test_what_is_spared_while_open_is_let_go_of_and_taken_back_without_a_restart
 def test_when_all_are_left_alone_nvml_is_not_even_opened(
     which: str, host: GpuHost, library: str
 ) -> None:
-    """The driver's lock: whoever calls nvmlInit hangs behind the others."""
+    """The driver's lock: each caller of nvmlInit hangs behind the others."""
     devices = gpus(2)
     host.play(devices, host="block nvmlInitWithFlags crash -")
     host.list_in_proc(devices)
@@ -207,15 +204,15 @@ def test_when_all_are_left_alone_nvml_is_not_even_opened(
         rows = host.read(lane)
         assert [row["lost_state"] for row in rows.values()] == [None, None]
     assert ctypes.CDLL(library).fake_nvml_users() == 0
-    said = host.turn(NvLinkCollector(host.roots))
-    assert (said.outcome, said.message) == (CollectOutcome.NO_DATA, "all GPUs are skipped")
+    readings = host.turn(NvLinkCollector(host.roots))
+    assert (readings.outcome, readings.message) == (CollectOutcome.NO_DATA, "all GPUs are skipped")
     host.play(devices)
     spare(host)
     assert [row["lost_state"] for row in host.read(lane).values()] == [0, 0]
 
 
 def test_what_one_process_knew_of_a_gpu_the_next_one_knows(host: GpuHost) -> None:
-    """Another sampler took over: the epoch of a GPU fell, and a loss was told a second time."""
+    """Another sampler took over: the epoch of a GPU fell, and a loss was reported a second time."""
     devices = gpus(3)
     is_lost(devices[1])
     devices[2].fields[83] = ("ull", (5_000_000, 200))
@@ -238,7 +235,7 @@ def test_what_one_process_knew_of_a_gpu_the_next_one_knows(host: GpuHost) -> Non
 
 
 def test_accounts_are_shared_with_the_processes_that_come_after() -> None:
-    """Counts of calls fell at each takeover, and the cap began anew with each sampler."""
+    """Counts of calls fell at each takeover, and the cap started again with each sampler."""
     nvml.remember("0000:19:00.0", uuid="GPU-1", epoch=3, lost=True)
     child = os.fork()
     if not child:
@@ -251,17 +248,14 @@ def test_accounts_are_shared_with_the_processes_that_come_after() -> None:
         nvml.account("0" * 32)
 
 
-# ---- sick GPUs ----------------------------------------------------------------------------------------
-
-
 def test_who_dies_in_a_call_has_told_which(host: GpuHost) -> None:
-    """A sampler died of SIGSEGV, and nobody knew at which of eight GPUs: all were left alone."""
+    """A sampler died of SIGSEGV, and the GPU of its call was unknown: all eight were excluded."""
     devices = gpus(2)
     scenario = host.play([devices[0], crashes(devices[1], "nvmlDeviceGetMemoryInfo")])
     memory = memoryview(mmap.mmap(-1, place.SIZE_BYTES))
     child = os.fork()
     if not child:
-        faulthandler.disable()  # it is meant to die
+        faulthandler.disable()  # the crash is intended
         place.use(memory)
         lane = host.second()
         host.turn(lane)
@@ -275,21 +269,23 @@ def test_who_dies_in_a_call_has_told_which(host: GpuHost) -> None:
 
 
 def test_garbage_of_one_gpu_costs_no_neighbour(host: GpuHost) -> None:
-    """Blanks, error codes and worse in every value: missing, and in its own row."""
+    """Blanks, error codes and worse in every value: missing, and only in its own row."""
     devices = gpus(3)
     talks_garbage(devices[1])
     host.play(devices)
     for lane in (host.second(), host.ten_seconds(), host.minute()):
-        said = host.turn(lane)
-        assert said.outcome in (CollectOutcome.OK, CollectOutcome.BLIND)
-        rows = read(said.blocks)
+        readings = host.turn(lane)
+        assert readings.outcome in (CollectOutcome.OK, CollectOutcome.BLIND)
+        rows = read(readings.blocks)
         assert len(rows) == 3
         for name, value in rows[devices[1].uuid].items():
             assert value is None or value < 2**63 or name.endswith("_flags"), name
 
 
 def test_a_slow_gpu_has_a_share_of_the_time_and_is_swept_last(host: GpuHost) -> None:
-    """Each call of one GPU took a hundred times as long: the seven others were sampled every three seconds."""
+    """Each call of one GPU took a hundred times longer: the seven others were sampled every three
+    seconds.
+    """
     devices = gpus(4)
     blocks(devices[0], 0.03)
     scenario = host.play(devices)
@@ -300,7 +296,7 @@ def test_a_slow_gpu_has_a_share_of_the_time_and_is_swept_last(host: GpuHost) -> 
     assert {rows[gpu.uuid]["temperature_celsius"] for rows in turns for gpu in devices[1:]} == {67}
     rows = turns[-1]
     assert rows[devices[0].uuid]["sm_clock_hertz"] == 1980e6  # its first calls
-    assert rows[devices[0].uuid]["temperature_celsius"] is None  # beyond its share
+    assert rows[devices[0].uuid]["temperature_celsius"] is None  # beyond its share of time
     assert lane.slow_devices() == {devices[0].address}
     scenario.step(0)
     rows = host.read(lane)
@@ -309,8 +305,10 @@ def test_a_slow_gpu_has_a_share_of_the_time_and_is_swept_last(host: GpuHost) -> 
 
 
 def test_one_that_is_alone_has_all_the_time_and_is_slow_all_the_same(host: GpuHost) -> None:
-    """In a sampler of its own a slow GPU makes nobody late, and is read whole. It was taken to be fast again for that,
-    and went to and fro between its neighbours and itself."""
+    """A slow GPU in a sampler of its own delays no other GPU, and is read completely.
+
+    It was therefore taken to be fast, and moved back and forth.
+    """
     devices = gpus(8)
     blocks(devices[0], 0.02, step=0)
     host.play(devices)
@@ -327,34 +325,35 @@ def test_one_that_is_alone_has_all_the_time_and_is_slow_all_the_same(host: GpuHo
 
 
 def test_calls_are_capped_counted_and_the_cap_is_told_once(host: GpuHost) -> None:
-    """A fault of ours asked one GPU a thousand times a second, and its job ran at half its speed."""
+    """A bug called one GPU a thousand times a second, and its job ran at half its speed."""
     devices = gpus(2)
     host.play(devices)
     lane, slow = host.second(), host.ten_seconds()
     host.read(slow)
     at_work = nvml.account(devices[0].address).calls
-    nvml.cap(1)  # the bucket is as good as never refilled in this test
+    nvml.cap(1)  # the bucket is practically never refilled in this test
     rows = read(host.turn(lane, 60).blocks)
     account = nvml.account(devices[0].address)
     assert account.calls <= at_work + nvml.CALLS_AT_ONCE_MAX + 60
     assert account.left_out > 100
-    assert rows[devices[0].uuid]["temperature_celsius"] is None  # left out: missing, and no failure
+    # skipped: missing, but not a failure
+    assert rows[devices[0].uuid]["temperature_celsius"] is None
     assert rows[devices[0].uuid]["calls_failed_errors"] == 0
-    said = read(host.turn(slow, 2).blocks)[devices[0].uuid]
-    assert (said["driver_calls_left_out_count"] or 0) > account.left_out
-    assert said["driver_calls_count"] == nvml.account(devices[0].address).calls
-    told = [event for event in host.events if event.name == "gpu.driver_calls_capped"]
-    assert [event.device for event in told] == [gpu.uuid for gpu in devices]
+    readings = read(host.turn(slow, 2).blocks)[devices[0].uuid]
+    assert (readings["driver_calls_left_out_count"] or 0) > account.left_out
+    assert readings["driver_calls_count"] == nvml.account(devices[0].address).calls
+    capped = [event for event in host.events if event.name == "gpu.driver_calls_capped"]
+    assert [event.device for event in capped] == [gpu.uuid for gpu in devices]
     links = NvLinkCollector(host.roots)
     links._session.open()
-    words = host.turn(links).message
-    assert "left out, over 120 calls a second" in words
+    message = host.turn(links).message
+    assert "left out, over 120 calls a second" in message
     nvml.cap(0)
     assert host.read(lane)[devices[0].uuid]["temperature_celsius"] == 41
 
 
 def test_what_is_over_the_cap_is_left_out_of_others_first(host: GpuHost) -> None:
-    """What looked up MIG instances over and over used up the calls by which it is known whether a GPU is lost."""
+    """Repeated MIG look-ups used up the calls that detect a lost GPU."""
     devices = gpus(1)
     host.play(devices)
     lane, slow = host.second(), host.ten_seconds()
@@ -369,7 +368,9 @@ def test_what_is_over_the_cap_is_left_out_of_others_first(host: GpuHost) -> None
 
 
 def test_more_gpus_than_there_is_room_for_are_told_apart() -> None:
-    """A hang of one beyond the table was blamed on the driver as a whole, and two of them had one UUID."""
+    """A hang of a GPU beyond the table was blamed on the whole driver, and two of them had one
+    UUID.
+    """
     addresses = [f"{number:04x}:01:00.0" for number in range(140)]
     for number, address in enumerate(addresses):
         nvml.remember(address, uuid=f"GPU-{number}")
@@ -380,7 +381,7 @@ def test_more_gpus_than_there_is_room_for_are_told_apart() -> None:
 
 
 def test_processes_that_open_accounts_at_the_same_time_mix_up_none() -> None:
-    """Two samplers took the same free account for two GPUs: one had the other's UUID from then on."""
+    """Two samplers took the same free account for two GPUs: one then had the other's UUID."""
     gate = mmap.mmap(-1, 1)
     children = []
     for number in range(4):
@@ -394,15 +395,13 @@ def test_processes_that_open_accounts_at_the_same_time_mix_up_none() -> None:
         children.append(child)
     gate[0] = 1
     assert {os.waitpid(child, 0)[1] for child in children} == {0}
-    found = {each.address: each.uuid for each in nvml.accounts() if each.address}
-    assert found == {
+    result = {account.address: account.uuid for account in nvml.accounts() if account.address}
+    assert result == {
         f"{number:04x}:{gpu:02x}:00.0": f"GPU-{number}-{gpu}"
         for number in range(4)
         for gpu in range(30)
     }
 
-
-# ---- looking only at what changed ------------------------------------------------------------------------
 
 values = st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=6, max_size=6)
 
@@ -412,7 +411,7 @@ values = st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=6, max_size=6)
 def test_the_rows_that_are_looked_at_are_those_that_changed(
     turns: list[list[int | None]], mask: int
 ) -> None:
-    """A GPU that was lost while its row was not looked at would be well for ever."""
+    """A GPU that was lost while its row was not checked would look healthy forever."""
     nvml.forget_accounts()
     addresses = [f"0000:0{row}:00.0" for row in range(3)]
     cells, valid = bytearray(8 * 6), bytearray(6)
@@ -423,8 +422,8 @@ def test_the_rows_that_are_looked_at_are_those_that_changed(
     last: list[int | None] | None = None
     known: list[int | None] = [None] * 6
     for turn in turns:
-        for at, value in enumerate(turn):
-            ints[at], valid[at] = value or 0, value is not None
+        for index, value in enumerate(turn):
+            ints[index], valid[index] = value or 0, value is not None
         seen = [None if value is None else value & mask for value in turn]
         differ = [
             r
@@ -445,7 +444,7 @@ def test_the_rows_that_are_looked_at_are_those_that_changed(
         known = [old if new is None else new for new, old in zip(turn, known, strict=True)]
         kept = [nvml.account(address).counts[:2] for address in addresses]
         assert kept == [(known[r], known[r + 3]) for r in range(3)]
-        counts = Rows(3, never_fall, addresses)  # another process goes on where this one was
+        counts = Rows(3, never_fall, addresses)  # another process continues
     counts.forget(1)
     assert [nvml.account(address).counts[:2] for address in addresses] == [
         (known[0], known[3]),
@@ -455,7 +454,7 @@ def test_the_rows_that_are_looked_at_are_those_that_changed(
 
 
 def test_rows_outside_their_memory_are_refused() -> None:
-    """A column too many would be read from whatever lies behind the block."""
+    """A column too many would be read from memory behind the block."""
     with pytest.raises(ValueError, match="column 2 of 3 rows"):
         Rows(3, [(bytearray(48), bytearray(6), 2, 0)])
     rows = Rows(3, [(bytearray(48), bytearray(6), 1, 0)])

@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2 against h2's own server side: what is said arrives, and no bytes do harm."""
+"""gRPC over HTTP/2 against h2's own server side: messages arrive, and no bytes do harm."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def registering() -> tuple[ClientSession, Server, int]:
 
 
 def test_a_unary_call_is_grpc() -> None:
-    """What a grpcio server insists on: POST, te, content type, the five bytes, the end."""
+    """A grpcio server requires: POST, te, content type, the five bytes, the end."""
     _, server, call = registering()
     headers = server.headers[call]
     assert headers[":path"] == "/gangline.v1.TelemetryService/RegisterNode"
@@ -64,7 +64,9 @@ def test_a_unary_call_is_grpc() -> None:
 
 @pytest.mark.parametrize(("tls", "scheme"), [(False, "http"), (True, "https")])
 def test_the_scheme_is_the_connections(tls: bool, scheme: str) -> None:
-    """A proxy that compares the scheme with the transport refuses `http` over TLS (RFC 9113, 8.3.1)."""
+    """A proxy that compares the scheme with the transport refuses `http` over TLS (RFC 9113,
+    8.3.1).
+    """
     session, server = ClientSession("127.0.0.1:7600", tls=tls), Server()
     session.receive(server.receive(session.data_to_send()))
     call = session.call(REGISTER, RegisterNodeRequest(node="a"))
@@ -73,7 +75,7 @@ def test_the_scheme_is_the_connections(tls: bool, scheme: str) -> None:
 
 
 def test_an_answer_counts_once_its_status_is_ok() -> None:
-    """The message comes before the status: believing it early would believe a refusal."""
+    """The message comes before the status: accepting it early would accept a refusal."""
     session, server, call = registering()
     first = server.answer(call, HEAD, framed(ANSWER.SerializeToString()), end=False)
     assert session.receive(first) == []
@@ -93,10 +95,12 @@ def test_an_answer_counts_once_its_status_is_ok() -> None:
 def test_a_refusal_is_told_in_its_words(
     trailers: list[tuple[str, str]], status: str, words: str
 ) -> None:
-    """Headers and status come together when a server refuses at once; its words go to a terminal."""
+    """Headers and status come together when a server refuses at once; its message goes to a
+    terminal.
+    """
     session, server, call = registering()
-    found = session.receive(server.answer(call, HEAD + trailers))
-    assert found == [CallEnd(call, REGISTER, status, words)]
+    result = session.receive(server.answer(call, HEAD + trailers))
+    assert result == [CallEnd(call, REGISTER, status, words)]
 
 
 def test_the_stream_carries_messages_both_ways_until_it_ends() -> None:
@@ -110,10 +114,10 @@ def test_the_stream_carries_messages_both_ways_until_it_ends() -> None:
     assert [TelemetryBatch.FromString(m).sequence for m in server.messages(call)] == [1, 2]
     acks = [IngestAck(credit_frames=n) for n in (1, 2, 3)]
     data = server.answer(call, HEAD, *(framed(a.SerializeToString()) for a in acks), end=False)
-    found = [answer for byte in data for answer in session.receive(bytes((byte,)))]
-    assert found == [CallResponse(call, "StreamTelemetry", ack) for ack in acks]
+    result = [answer for byte in data for answer in session.receive(bytes((byte,)))]
+    assert result == [CallResponse(call, "StreamTelemetry", ack) for ack in acks]
     session.finish(call)
-    session.finish(call)  # the socket did not take the end at once
+    session.finish(call)  # the socket did not accept the end at once
     server.receive(session.data_to_send())
     assert server.ended == [call]
     assert session.receive(server.answer(call, OK)) == [CallEnd(call, "StreamTelemetry", "OK", "")]
@@ -169,9 +173,9 @@ def test_messages_arrive_whole_and_in_order_whatever_the_windows(
         elif what == "report":
             session.call(EVENTS, RegisterNodeRequest(), "s-1")
         elif what == "settle":
-            said = server.receive(session.data_to_send(), acknowledge=False)
+            reply = server.receive(session.data_to_send(), acknowledge=False)
             server.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: size})
-            session.receive(said + server.connection.data_to_send())
+            session.receive(reply + server.connection.data_to_send())
             server.receive(session.data_to_send(), acknowledge=False)
         elif what == "carry":
             server.receive(session.data_to_send(), acknowledge=False)
@@ -185,15 +189,15 @@ def test_messages_arrive_whole_and_in_order_whatever_the_windows(
 
 
 def test_receipts_never_end_whatever_the_window() -> None:
-    """What is read is granted to the peer again: after 64 kB of receipts none would come."""
+    """Read data opens the peer's window again: otherwise no receipt would come after 64 kB."""
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
     session.receive(server.answer(stream, HEAD, end=False))
     ack = IngestAck(refused=[RefusedFrame(sequence=1, reason="x" * 5000)])
     for _ in range(100):
-        said = server.answer(stream, framed(ack.SerializeToString()), end=False)
-        assert [a.message for a in session.receive(said) if isinstance(a, CallResponse)] == [ack]
+        reply = server.answer(stream, framed(ack.SerializeToString()), end=False)
+        assert [a.message for a in session.receive(reply) if isinstance(a, CallResponse)] == [ack]
         server.receive(session.data_to_send())
 
 
@@ -201,11 +205,11 @@ def test_receipts_never_end_whatever_the_window() -> None:
 @given(st.lists(st.sampled_from(["ack", "padded", "ping", "widen", "settle"]), max_size=20),
        st.integers(1, 300))  # fmt: skip
 def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) -> None:
-    """The network cuts where it likes, and a server sets, pings and pads as it likes."""
+    """The network cuts anywhere, and a server sends settings, pings and padding at any time."""
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
-    said, wanted = server.answer(stream, HEAD, end=False), []
+    reply, wanted = server.answer(stream, HEAD, end=False), []
     for number, part in enumerate(parts):
         if part in ("ack", "padded"):
             wanted.append(IngestAck(credit_frames=number))
@@ -218,8 +222,12 @@ def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) 
         else:
             server.connection.increment_flow_control_window(1000, stream)
             server.connection.increment_flow_control_window(1000)
-        said += server.connection.data_to_send()
-    got = [a for at in range(0, len(said), step) for a in session.receive(said[at : at + step])]
+        reply += server.connection.data_to_send()
+    got = [
+        a
+        for index in range(0, len(reply), step)
+        for a in session.receive(reply[index : index + step])
+    ]
     assert [answer.message for answer in got if isinstance(answer, CallResponse)] == wanted
     server.receive(session.data_to_send())
     session.send(stream, TelemetryBatch(frame=bytes(65_000 + 1000 * parts.count("widen"))))
@@ -227,21 +235,21 @@ def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) 
 
 
 def test_a_big_answer_is_taken_whatever_the_window() -> None:
-    """We give the peer its window back, or the sixty-fifth kilobyte would never come."""
+    """The window is extended, or the sixty-fifth kilobyte would never come."""
     session, server = connected()
     call = session.call(EVENTS, RegisterNodeRequest(), "s-1")
     server.receive(session.data_to_send())
     answer = ReportEventsResponse(duplicate_event_ids=["x" * 1000] * 300)
     body = framed(answer.SerializeToString())
-    found = session.receive(server.answer(call, HEAD, end=False))
+    result = session.receive(server.answer(call, HEAD, end=False))
     while body:
         size = min(len(body), 16_384, server.connection.local_flow_control_window(call))
         assert size > 0
-        found += session.receive(server.answer(call, body[:size], end=False))
+        result += session.receive(server.answer(call, body[:size], end=False))
         server.receive(session.data_to_send())
         body = body[size:]
-    found += session.receive(server.answer(call, OK))
-    assert found == [CallResponse(call, EVENTS, answer)]
+    result += session.receive(server.answer(call, OK))
+    assert result == [CallResponse(call, EVENTS, answer)]
 
 
 def reset(server: Server, call: int) -> bytes:
@@ -255,18 +263,20 @@ def go_away(server: Server, call: int) -> bytes:
 
 
 def test_an_end_is_told_whatever_follows_it() -> None:
-    """A server that is stopped says so first, asks for an echo, and ends its streams: it "spoke no gRPC"."""
+    """A stopping server announces it, asks for an echo, and ends its streams: the error was "spoke
+    no gRPC".
+    """
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
     ack = IngestAck(credit_frames=3)
-    said = server.answer(stream, HEAD, framed(ack.SerializeToString()), end=False)
+    reply = server.answer(stream, HEAD, framed(ack.SerializeToString()), end=False)
     end = b"\0\0\x08\7\0\0\0\0\0" + b"\x7f\xff\xff\xff" + bytes(4)
     for last in (ping(server, stream), server.answer(stream, OK)):
-        said += end + last
-    with pytest.raises(SessionError, match="closes the connection") as told:
-        session.receive(said)
-    assert told.value.received == [CallResponse(stream, "StreamTelemetry", ack)]
+        reply += end + last
+    with pytest.raises(SessionError, match="closes the connection") as raised:
+        session.receive(reply)
+    assert raised.value.received == [CallResponse(stream, "StreamTelemetry", ack)]
 
 
 def ping(server: Server, call: int) -> bytes:
@@ -275,7 +285,7 @@ def ping(server: Server, call: int) -> bytes:
 
 
 def test_a_ping_is_answered_and_a_reset_ends_the_call() -> None:
-    """A server that asks whether we live, and one that lost its worker."""
+    """A server that checks the connection, and a server that lost its worker."""
     session, server, call = registering()
     session.receive(ping(server, call))
     assert b"12345678" in session.data_to_send()
@@ -298,7 +308,7 @@ def test_a_ping_is_answered_and_a_reset_ends_the_call() -> None:
     ],
 )  # fmt: skip
 def test_an_answer_that_is_none_is_named(make: Callable[[Server, int], bytes], words: str) -> None:
-    """A proxy in between, a server of another make, an aggregator that shuts down."""
+    """A proxy in between, another kind of server, an aggregator that shuts down."""
     session, server, call = registering()
     with pytest.raises(SessionError, match=words):
         session.receive(make(server, call))
@@ -315,15 +325,15 @@ def test_an_answer_that_is_none_is_named(make: Callable[[Server, int], bytes], w
 )
 @pytest.mark.parametrize("step", [1, 99])
 def test_a_foreign_protocol_is_named(data: bytes, words: str, step: int) -> None:
-    """Somebody gave the agent the port of a web server, of sshd: say so, and do not wait for more."""
+    """The agent got the port of a web server or sshd: report it, and do not wait for more."""
     session = ClientSession("127.0.0.1:22")
     with pytest.raises(SessionError, match=words):
-        for at in range(0, len(data), step):
-            session.receive(data[at : at + step])
+        for index in range(0, len(data), step):
+            session.receive(data[index : index + step])
 
 
 def test_a_frame_too_long_is_told_by_its_head() -> None:
-    """A hostile peer announced 16 MB, sent all but the last byte, and had them kept."""
+    """A hostile peer announced 16 MB, sent all except the last byte, and the agent buffered it."""
     session, server = connected()
     head = (FRAME_BYTES_MAX + 1).to_bytes(3, "big") + b"\0\0\0\0\0\3"
     data = server.connection.data_to_send() + head
@@ -338,8 +348,9 @@ def test_a_frame_too_long_is_told_by_its_head() -> None:
 def test_lengths_of_frames_are_found_however_they_are_cut(
     sizes: list[int], cuts: list[int]
 ) -> None:
-    """No frame that was agreed on is refused, and no piece has bytes of two; the first that was not agreed on is
-    refused at its ninth byte."""
+    """No frame within the limit is refused, and no piece has bytes of two frames; the first frame
+    over the limit is refused at its ninth byte.
+    """
     good = b"".join(size.to_bytes(3, "big") + bytes(6 + size) for size in sizes)
     data = good + b"\xff" * 9
     splitter, pieces, at = FrameSplitter(), list[bytes](), 0
@@ -355,7 +366,7 @@ def test_lengths_of_frames_are_found_however_they_are_cut(
 
 
 def test_a_session_that_is_no_header_is_refused() -> None:
-    """A damaged answer must not become a header of ours."""
+    """A damaged answer must not become a header of the agent."""
     session, _ = connected()
     for name in ("a\nb", "é", "x" * 300):
         with pytest.raises(SessionError, match="session"):
@@ -363,10 +374,12 @@ def test_a_session_that_is_no_header_is_refused() -> None:
 
 
 def refusal(session: ClientSession, data: bytes, step: int) -> str | None:
-    """Return the words with which the data is refused; None: it is taken. Any other error is the test's."""
+    """Return the message of the refusal; None: the data is accepted. Any other error fails the
+    test.
+    """
     try:
-        for at in range(0, len(data), step):
-            session.receive(data[at : at + step])
+        for index in range(0, len(data), step):
+            session.receive(data[index : index + step])
             session.data_to_send()
     except SessionError as error:
         return str(error)
@@ -376,7 +389,7 @@ def refusal(session: ClientSession, data: bytes, step: int) -> str | None:
 @settings(max_examples=300)
 @given(st.binary(max_size=500), st.integers(1, 100))
 def test_random_bytes_are_a_session_error(data: bytes, step: int) -> None:
-    """Whatever listens there, the agent samples on."""
+    """The agent continues sampling with any peer."""
     for session in (ClientSession("127.0.0.1:7600"), registering()[0]):
         assert refusal(session, data, step) != ""
 
@@ -387,7 +400,7 @@ def test_random_bytes_are_a_session_error(data: bytes, step: int) -> None:
 def test_random_http2_frames_are_a_session_error(
     parts: list[tuple[int, int, int, bytes]],
 ) -> None:
-    """A peer that speaks HTTP/2 and means harm."""
+    """A hostile peer that speaks HTTP/2."""
     session, server, _ = registering()
     data = server.connection.data_to_send()
     for kind, flags, stream, body in parts:
@@ -416,7 +429,7 @@ def test_random_http2_frames_are_a_session_error(
 def test_random_frames_of_an_open_stream_are_a_session_error(
     parts: list[tuple[int, int, int, bytes]], step: int
 ) -> None:
-    """The stream has its head: what comes is receipts, or harm."""
+    """The stream has its head: the next data is receipts, or hostile."""
     session, server = connected()
     stream = session.open_stream("s-1")
     session.receive(server.receive(session.data_to_send()))
@@ -430,7 +443,7 @@ def test_random_frames_of_an_open_stream_are_a_session_error(
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
 def test_a_damaged_answer_is_a_session_error(changes: list[tuple[int, int]]) -> None:
-    """A true answer with some bytes changed gets furthest into the parsers."""
+    """A true answer with some bytes changed reaches the parsers' last steps."""
     session, server, call = registering()
     data = bytearray(server.answer(call, HEAD, framed(ANSWER.SerializeToString()), OK))
     data += ping(server, call) + go_away(server, call)

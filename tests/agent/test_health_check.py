@@ -1,4 +1,4 @@
-"""The health check that NVIDIA's resiliency extension asks for, dialled as its launcher dials."""
+"""The health check of NVIDIA's resiliency extension, called like its launcher does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.processes import GUARD_SECONDS
 def asked(
     folder: Path, answer: Callable[[Sequence[str]], HealthCheckResult]
 ) -> nvhcd_pb2.HealthCheckResponse:
-    """By the generated stub of a client of its own, over `unix:`."""
+    """Call it by the generated stub of another client, over `unix:`."""
     server = LocalServer(folder / "agent.sock", {HEALTH_CHECK_PATH: health_check_method(answer)})
     server.start()
     try:
@@ -41,7 +41,9 @@ def asked(
 
 
 def read_as_the_launcher_does(answer: nvhcd_pb2.HealthCheckResponse) -> bool:
-    """Its strictest version: success, and a `fail_count` that is an integer, and 0."""
+    """Apply the launcher's strictest version: success, and a `fail_count` that is an integer, and
+    0.
+    """
     if not answer.success:
         return False
     output = json.loads(answer.output)
@@ -70,7 +72,7 @@ def test_a_host_that_is_not(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_cannot_tell_is_no_reason_to_fail_a_job(tmp_path: Path) -> None:
-    """Every host of a gang asks before each rendezvous: a bug of ours would stop the fleet."""
+    """Every host of a gang asks before each rendezvous: a bug of the agent would stop the fleet."""
 
     def broken(arguments: Sequence[str]) -> HealthCheckResult:
         raise KeyError("gpu_1s")
@@ -81,7 +83,7 @@ def test_an_agent_that_cannot_tell_is_no_reason_to_fail_a_job(tmp_path: Path) ->
 
 
 def test_a_missing_socket_is_healthy_on_their_side(tmp_path: Path) -> None:
-    """The launcher takes UNAVAILABLE for healthy; that is what it must get, and at once."""
+    """The launcher treats UNAVAILABLE as healthy; it must receive this code, and at once."""
     with grpc.insecure_channel(f"unix://{tmp_path / 'none.sock'}") as channel:
         stub = nvhcd_pb2_grpc.HealthCheckServiceStub(channel)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.RpcError) as raised:

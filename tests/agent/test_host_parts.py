@@ -44,18 +44,14 @@ def read(collector: Collector, table: int = 0) -> dict[str, Row | None]:
 
 
 def row(collector: Collector, device: str = "host", table: int = 0) -> Row:
-    found = read(collector, table)[device]
-    assert found is not None
-    return found
+    result = read(collector, table)[device]
+    assert result is not None
+    return result
 
 
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> hosts.HostFolder:
-    """A host that is only looked at."""
     return hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
-
-
-# --- cores
 
 
 def stat(*cores: tuple[int, ...]) -> str:
@@ -74,15 +70,17 @@ def test_a_core_that_only_serves_interrupts(tmp_path: Path) -> None:
     collector = CpuMinute(Roots(tmp_path, tmp_path))
     assert read(collector) == {"cpu0": None, "cpu1": None}
     write(tmp_path, {"stat": stat((25, 0, 75, 0), (0, 10, 0, 90))})
-    found = read(collector)
-    assert found["cpu0"] is not None and found["cpu1"] is not None
-    assert (found["cpu0"]["busy_ratio"], found["cpu0"]["interrupt_ratio"]) == (0.25, 0.0)
-    assert (found["cpu1"]["busy_ratio"], found["cpu1"]["interrupt_ratio"]) == (1.0, 0.9)
-    assert found["cpu1"]["frequency_hertz"] is None
+    result = read(collector)
+    assert result["cpu0"] is not None and result["cpu1"] is not None
+    assert (result["cpu0"]["busy_ratio"], result["cpu0"]["interrupt_ratio"]) == (0.25, 0.0)
+    assert (result["cpu1"]["busy_ratio"], result["cpu1"]["interrupt_ratio"]) == (1.0, 0.9)
+    assert result["cpu1"]["frequency_hertz"] is None
 
 
 def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
-    """Its row goes with it; when it is back its first share is missing, not that of its whole life."""
+    """Its row disappears with it; when it is back its first share is missing, not an average since
+    boot.
+    """
     both, one = ((0, 0, 100, 0), (0, 0, 100, 0)), ((50, 0, 150, 0),)
     collector = CpuMinute(Roots(tmp_path, tmp_path))
     write(tmp_path, {"stat": stat(*both)})
@@ -90,13 +88,15 @@ def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
     write(tmp_path, {"stat": stat(*one)})
     assert list(read(collector)) == ["cpu0"]
     write(tmp_path, {"stat": stat((60, 0, 160, 0), (5, 0, 300, 0))})
-    found = read(collector)
-    assert found["cpu1"] is None
-    assert found["cpu0"] is not None and found["cpu0"]["busy_ratio"] == 0.5
+    result = read(collector)
+    assert result["cpu1"] is None
+    assert result["cpu0"] is not None and result["cpu0"]["busy_ratio"] == 0.5
 
 
 def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
-    """The loader was pinned to one core of the second socket: the host's mean hid the node, the node's the core."""
+    """The loader was pinned to one core of the second socket: the host's mean hid the node, the
+    node's mean the core.
+    """
     write(
         tmp_path,
         {
@@ -108,13 +108,13 @@ def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
     collector = NumaTenSeconds(Roots(tmp_path, tmp_path))
     assert read(collector) == {"node0": None, "node1": None}
     write(tmp_path, {"stat": stat((0, 0, 50, 0), (0, 0, 50, 0), (50, 0, 0, 0), (0, 0, 50, 0))})
-    found = read(collector)
-    busy = [(r["cpu_busy_ratio"], r["cpu_busiest_core_ratio"]) for r in found.values() if r]
+    result = read(collector)
+    busy = [(r["cpu_busy_ratio"], r["cpu_busiest_core_ratio"]) for r in result.values() if r]
     assert busy == [(0.0, 0.0), (0.5, 1.0)]
 
 
 def test_the_busiest_core_is_named() -> None:
-    """`Some core is full`: which one decides whether it is the loader's or the NIC's."""
+    """`Some core is full`: its number shows whether it is the loader's or the NIC's."""
     times = CoreTimes(0.05)
     times.take(stat(*[(0, 0, 0, 0)] * 4).encode())
     now = stat((0, 0, 100, 0), (3, 0, 97, 0), (98, 0, 2, 0), (96, 0, 4, 0))
@@ -124,7 +124,9 @@ def test_the_busiest_core_is_named() -> None:
 
 
 def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
-    """iowait and idle may fall a little (proc(5)); user time that falls is another boot's: nothing is known."""
+    """iowait and idle may fall slightly (proc(5)); user time that falls is another boot's: nothing
+    is known.
+    """
     times = CoreTimes()
     times.take(b"cpu 50 0 10 100 20 0 0 0 0 0\n")
     assert times.take(b"cpu 60 0 20 100 19 0 0 0 0 0\n").user == 0.5
@@ -132,7 +134,7 @@ def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
 
 
 def test_frequencies_whose_driver_is_loaded_late(tmp_path: Path) -> None:
-    """The agent came up before acpi-cpufreq, and the host had no frequency for its first hour."""
+    """The agent started before acpi-cpufreq, and the host had no frequency for its first hour."""
     write(tmp_path, {"meminfo": "MemTotal: 8 kB\n", "devices/system/cpu/online": "0-1\n"})
     collector = HostTenSeconds(Roots(tmp_path, tmp_path))
     assert row(collector)["cpu_frequency_hertz"] is None
@@ -141,8 +143,10 @@ def test_frequencies_whose_driver_is_loaded_late(tmp_path: Path) -> None:
 
 
 def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
-    """Both threads of a core show the core's count: the sum said twice what happened. A file that cannot be
-    read makes the sum unknown, lest it seem to fall."""
+    """Both threads of a core show the core's count: the sum was twice the truth.
+
+    An unreadable file makes the sum unknown, otherwise it would seem to fall.
+    """
     files = {"meminfo": "MemTotal: 1 kB\n"}
     for thread in range(4):
         folder = f"devices/system/cpu/cpu{thread}"
@@ -154,39 +158,38 @@ def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
             f"{folder}/thermal_throttle/package_throttle_total_time_ms": "90\n",
         }
     write(tmp_path, files)
-    found = row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)
-    assert found["cpu_core_throttles_count"] == 11
-    assert (found["cpu_throttles_count"], found["cpu_throttled_milliseconds"]) == (7, 90)
+    result = row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)
+    assert result["cpu_core_throttles_count"] == 11
+    assert (result["cpu_throttles_count"], result["cpu_throttled_milliseconds"]) == (7, 90)
     write(tmp_path, {"devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "N/A\n"})
     assert (
         row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)["cpu_core_throttles_count"] is None
     )
 
 
-# --- sensors
-
-
 def test_a_sensor_keeps_its_name_when_the_numbers_change(tmp_path: Path) -> None:
-    """After a reboot hwmon3 was another chip: the baseline of a fan was compared with a processor's heat."""
+    """After a reboot hwmon3 was another chip: the baseline of a fan was compared with a processor's
+    heat.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     before = {name: s.reading for name, s in sensors(host.roots.sys).items()}
     folder = host.roots.sys / "class/hwmon"
     (folder / "hwmon0").rename(folder / "hwmon77")
     (folder / "hwmon3").rename(folder / "hwmon0")
     assert {name: s.reading for name, s in sensors(host.roots.sys).items()} == before
-    assert "nvme@0000:1e:00.0/temp1" in before  # nvme0 is a number as well
+    assert "nvme@0000:1e:00.0/temp1" in before  # nvme0 is also a number that may change
     assert before["ina@7-0040/power1"] == "_input"
 
 
 def test_two_chips_of_one_name_stay_apart(tmp_path: Path) -> None:
-    """Two without a device: both are told, in the order of their numbers, 10 after 2."""
+    """Two chips without a device: both are reported, in numeric order, 10 after 2."""
     write(tmp_path, {f"class/hwmon/hwmon{n}/name": "acpi\n" for n in (10, 2)})
-    found = {name: folder.name for name, folder in chips(tmp_path).items()}
-    assert found == {"acpi": "hwmon2", "acpi#2": "hwmon10"}
+    result = {name: folder.name for name, folder in chips(tmp_path).items()}
+    assert result == {"acpi": "hwmon2", "acpi#2": "hwmon10"}
 
 
 def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> None:
-    """Watts, hertz, volts and degrees, each from its own files; a fan that stands is 0, not missing."""
+    """Watts, hertz, volts and degrees, each from its own files; a stopped fan is 0, not missing."""
     watts = read(power.hwmon_1s(h100.roots))
     assert watts["power_meter@ACPI000D:00/power1"] == {"power_watts": 4213.0}
     assert set(watts) == {"power_meter@ACPI000D:00/power1", "ina@7-0040/power1"}
@@ -195,41 +198,38 @@ def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> 
     assert row(rest, "ina@7-0040/fan2")["fan_speed_hertz"] == 0.0
     assert row(rest, "ina@7-0040/in0")["voltage_volts"] == 12.0
     assert row(rest, "power_meter@ACPI000D:00/power1")["power_cap_watts"] == 10200.0
-    assert "ina@7-0040/power1" not in read(rest)  # it has no cap
-
-
-# --- memory errors
+    assert "ina@7-0040/power1" not in read(rest)  # without a cap
 
 
 def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder) -> None:
-    """17 errors of a controller: 16 of one DIMM, one of nobody's. Rows of a driver that knows DIMMs would
-    count them twice."""
+    """17 errors of a controller: 16 belong to a DIMM, 1 does not. Rows of a driver that knows
+    DIMMs would count them twice.
+    """
     collector = edac_10s(h100.roots)
     assert row(collector, "mc0/dimm1")["corrected_errors"] == 16
     assert row(collector, "mc0")["corrected_unlocated_errors"] == 1
     assert row(collector, "mc1/csrow0")["uncorrected_errors"] == 1
-    found = read(collector)
-    assert "mc0/csrow0" not in found
-    assert found["mc1/csrow0/ch1"] is None  # `N/A`
-    lost = found["mc1/csrow0/ch0"]
+    result = read(collector)
+    assert "mc0/csrow0" not in result
+    assert result["mc1/csrow0/ch1"] is None  # `N/A`
+    lost = result["mc1/csrow0/ch0"]
     assert lost is not None and lost["uncorrected_errors"] == 1, "the channel names the DIMM"
 
 
 def test_ranks_are_places_too(tmp_path: Path) -> None:
-    """AMD's driver calls them ranks: a host of 24 had no memory errors at all, for want of a `dimm`."""
+    """AMD's driver calls them ranks: a host of 24 had no memory errors at all, because the code
+    looked for `dimm`.
+    """
     write(tmp_path, {"devices/system/edac/mc/mc0/rank4/dimm_ce_count": "3\n"})
     assert list(edac.edac_locations(tmp_path)) == ["mc0", "mc0/rank4"]
     assert row(edac_10s(Roots(tmp_path, tmp_path)), "mc0/rank4")["corrected_errors"] == 3
 
 
 def test_a_driver_without_a_controller_has_no_data(tmp_path: Path) -> None:
-    """The module is loaded, the machine has no ECC: no data, in words."""
+    """The module is loaded, the machine has no ECC: no data, with a message."""
     (tmp_path / "devices/system/edac/mc/power").mkdir(parents=True)
     turn = run_collector(edac_10s(Roots(tmp_path, tmp_path)), StoppedClock())
     assert turn.outcome is CollectOutcome.NO_DATA and "ECC" in turn.message
-
-
-# --- clock
 
 
 def timex(
@@ -244,9 +244,9 @@ def timex(
 
 
 def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
-    """An offset of 250 us was told as a quarter of a second: STA_NANO says what the number means."""
-    assert kernel_clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
-    nano = kernel_clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
+    """An offset of 250 us was reported as a quarter of a second: STA_NANO has the unit."""
+    assert clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
+    nano = clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
     assert nano.offset_seconds == pytest.approx(-250e-6)
     assert nano.frequency_offset_ratio == -25e-6
     assert (nano.error_estimated_seconds, nano.error_max_seconds) == (5e-6, 50e-6)
@@ -254,37 +254,39 @@ def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
 
 
 def test_a_clock_that_nobody_keeps() -> None:
-    """The time daemon died: the state says so at once where the offset stays at its last word."""
-    found = kernel_clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
-    assert (found.synchronised, found.leap_state, found.error_max_seconds) == (False, 5, 16.0)
+    """The time daemon died: the state shows it at once, while the offset keeps its last value."""
+    result = clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
+    assert (result.synchronised, result.leap_state, result.error_max_seconds) == (False, 5, 16.0)
 
 
 @given(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 7))
-def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: kernel_clock.Timex) -> None:
-    """Garbage in a struct of another layout: within what a kernel can mean, or missing."""
-    found = kernel_clock.parse_timex(answer)
-    assert found.offset_seconds is None or abs(found.offset_seconds) <= 1
-    for error in (found.error_estimated_seconds, found.error_max_seconds):
+def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: clock.Timex) -> None:
+    """Garbage in a struct of another layout: plausible values, or missing."""
+    result = clock.parse_timex(answer)
+    assert result.offset_seconds is None or abs(result.offset_seconds) <= 1
+    for error in (result.error_estimated_seconds, result.error_max_seconds):
         assert error is None or 0 <= error <= 16
-    assert found.leap_state is None or 0 <= found.leap_state <= 5
-    assert found.status_flags is None or found.status_flags >= 0
+    assert result.leap_state is None or 0 <= result.leap_state <= 5
+    assert result.status_flags is None or result.status_flags >= 0
 
 
 def test_this_machines_clock_is_really_asked() -> None:
-    """The call itself, on this kernel: seven numbers in their ranges, and a turn that is not an error."""
+    """The call itself, on this kernel: seven numbers in their ranges, and a turn that is not an
+    error.
+    """
     state, status, _, _, error_max, error_estimated, tai = adjtimex.read()
     assert 0 <= state <= 5 and 0 <= status < 1 << 16
     assert error_max >= 0 and error_estimated >= 0 and abs(tai) < 1000
     turn = run_collector(ClockTenSeconds(Roots()), StoppedClock())
     assert turn.outcome is CollectOutcome.OK, turn.message
-    found = dict(rows_of(turn.blocks[0]))["host"]
-    assert found is not None
-    assert found["synchronised_state"] == int(not status & kernel_clock.STA_UNSYNC)
-    assert found["error_max_seconds"] is not None
+    result = dict(rows_of(turn.blocks[0]))["host"]
+    assert result is not None
+    assert result["synchronised_state"] == int(not status & clock.STA_UNSYNC)
+    assert result["error_max_seconds"] is not None
 
 
 def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
-    """ProtectClock=yes in a unit refuses the call, reading or not: the words say what opens it."""
+    """ProtectClock=yes in a unit refuses the call, even for reading: the message names the remedy."""
 
     def refuse() -> kernel_clock.Timex:
         raise PermissionError(1, "Operation not permitted")
@@ -297,9 +299,9 @@ def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
 
 
 def test_a_folders_clock_is_handed_in() -> None:
-    """All of a reading comes out, each in its column."""
-    found = row(ClockTenSeconds(Roots(), lambda: (1, 0x2011, 500, 65536, 1500, 25, 37)))
-    assert found == {
+    """All values of a reading arrive, each in its column."""
+    result = row(ClockTenSeconds(Roots(), lambda: (1, 0x2011, 500, 65536, 1500, 25, 37)))
+    assert result == {
         "offset_seconds": pytest.approx(5e-7),
         "error_estimated_seconds": 25e-6,
         "error_max_seconds": 1500e-6,
@@ -311,11 +313,10 @@ def test_a_folders_clock_is_handed_in() -> None:
     }
 
 
-# --- settings
-
-
 def test_settings_that_somebody_changed(tmp_path: Path) -> None:
-    """A host was slow for a week: its governor had gone back to powersave on a quarter of the cores."""
+    """A host was slow for a week: its governor had changed back to powersave on a quarter of the
+    cores.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     collector = SettingsMinute(host.roots)
     assert row(collector)["cpu_governor_other_ratio"] == 0.25
@@ -332,14 +333,14 @@ def test_settings_that_somebody_changed(tmp_path: Path) -> None:
             "devices/system/cpu/intel_pstate/no_turbo": "1\n",
         },
     )
-    found = row(collector)
-    assert found["idle_latency_max_microseconds"] == 170.0
-    assert found["transparent_hugepages_state"] == 2
-    assert (found["clocksource_state"], found["turbo_state"]) == (10, 0)
+    result = row(collector)
+    assert result["idle_latency_max_microseconds"] == 170.0
+    assert result["transparent_hugepages_state"] == 2
+    assert (result["clocksource_state"], result["turbo_state"]) == (10, 0)
 
 
 def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
-    """RDMA went through the host's memory: no module, and the closed driver that knows no DMA-BUF."""
+    """RDMA went through the host's memory: no module, and the closed driver without DMA-BUF."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = SettingsMinute(host.roots)
     assert row(collector)["gpu_peer_memory_state"] == 1
@@ -351,23 +352,23 @@ def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
 
 
 def test_settings_of_this_machine_are_true() -> None:
-    """Against the files themselves."""
-    found = row(SettingsMinute(Roots()))
+    """Compared with the files themselves."""
+    result = row(SettingsMinute(Roots()))
     tainted = int(Path("/proc/sys/kernel/tainted").read_text())
-    assert found["kernel_taint_flags"] == tainted
-    assert found["process_ids_max_count"] == int(Path("/proc/sys/kernel/pid_max").read_text())
-    handles = found["open_files_count"]
+    assert result["kernel_taint_flags"] == tainted
+    assert result["process_ids_max_count"] == int(Path("/proc/sys/kernel/pid_max").read_text())
+    handles = result["open_files_count"]
     assert handles is not None and handles > 0
 
 
 def test_every_setting_of_the_catalogue_has_a_reader(h100: hosts.HostFolder) -> None:
-    """A row without a reader is a column that is empty for ever."""
-    found = row(SettingsMinute(h100.roots))
-    assert set(found) == {s.column for s in TABLES["settings_60s"]}
-    assert [name for name, value in found.items() if value is None] == []
+    """A row without a reader is a permanently empty column."""
+    result = row(SettingsMinute(h100.roots))
+    assert set(result) == {s.column for s in TABLES["settings_60s"]}
+    assert [name for name, value in result.items() if value is None] == []
 
 
-#: What may stand where the kernel should have written one of its words or numbers.
+#: Possible content in place of the kernel's keywords and numbers.
 HOSTILE = st.one_of(
     st.none(),
     st.text(max_size=60),
@@ -381,7 +382,7 @@ HOSTILE = st.one_of(
 
 @given(HOSTILE)
 def test_words_of_settings(text: str | None) -> None:
-    """Another kernel's words: a code that is documented, or missing."""
+    """Another kernel's keywords: a documented code, or missing."""
     word = settings.parse_selected(text)
     assert word is None or (text is not None and f"[{word}]" in text)
     for words in (settings.SMT, settings.HUGEPAGES, settings.HUGEPAGES_DEFRAG, settings.ASPM):
@@ -396,7 +397,7 @@ def test_words_of_settings(text: str | None) -> None:
 
 @given(st.lists(st.none() | st.sampled_from(["performance", "powersave", ""]), max_size=9))
 def test_the_share_of_other_governors(words: list[str | None]) -> None:
-    """Of those that could be read; none is not zero."""
+    """The share counts only readable governors; without any it is missing, not zero."""
     share = settings.share_of_others(words, "performance")
     known = [word for word in words if word]
     assert (share is None) == (not known)
@@ -434,7 +435,7 @@ def test_any_two_texts_give_shares_or_nothing(before: bytes, now: bytes) -> None
 NAMES = st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=12)
 
 
-@settings_of_test(deadline=None, max_examples=30)  # it makes real folders
+@settings_of_test(deadline=None, max_examples=30)  # creates real folders
 @given(
     st.lists(
         NAMES

@@ -1,4 +1,4 @@
-"""What the host says of itself: the status file, the health check, and what a restart keeps."""
+"""The host's own status: the status file, the health check, and the state over a restart."""
 
 from __future__ import annotations
 
@@ -37,35 +37,36 @@ def answers(host: Host, tmp_path: Path, **settings: Any) -> HostStatus:
         run_folder=str(tmp_path / "run"),
         **settings,
     )
-    made = HostStatus(config, host.latest, host, BOOT, gpus=lambda: {GPU: "0000:9b:00.0"})
-    host.findings = made.findings
-    return made
+    host_status = HostStatus(config, host.latest, host, BOOT, gpus=lambda: {GPU: "0000:9b:00.0"})
+    host.findings = host_status.findings
+    return host_status
 
 
 def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
-    """The tables of a host, copied each second for metrics that nobody had turned on; with them, or with a policy of
-    the operator's own, any signal may be asked for."""
+    """Tables were copied each second for disabled metrics; with metrics, or the operator's own
+    policy, any signal may be requested.
+    """
     read = [Block("gpu_1s", ["GPU-a"]), Block("net_1s", ["eth0"])]
-    some, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
-    for latest in (some, every):
+    selected, every = LatestReadings(judged_tables(AgentConfig())), LatestReadings()
+    for latest in (selected, every):
         latest.update(0, read)
-    assert some.tables.keys() == {"gpu_1s"} and every.tables.keys() == {"gpu_1s", "net_1s"}
+    assert selected.tables.keys() == {"gpu_1s"} and every.tables.keys() == {"gpu_1s", "net_1s"}
     assert judged_tables(AgentConfig(metrics_listen="127.0.0.1:9400")) is None
     assert judged_tables(AgentConfig(policy_file=str(tmp_path / "policy.toml"))) is None
 
 
 def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: Path) -> None:
-    """Somebody cleaned up /run: the host's prologs took the agent for dead."""
+    """A clean-up of /run removed it: the host's prologs took the agent for dead."""
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made)
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
     shutil.rmtree(tmp_path / "run")
-    second(host, made, 12)
+    second(host, host_status, 12)
     assert (tmp_path / "run/status.json").exists()
 
 
 def test_an_event_is_judged_when_it_comes(tmp_path: Path) -> None:
-    """A GPU fell off the bus, and for up to a second the prolog of a job was told that all was well."""
+    """A GPU fell off the bus, and for up to a second the prolog of a job passed."""
     host, posted = Host(), list[Callable[[], None]]()
 
     def post(callback: Callable[[], None]) -> bool:
@@ -74,45 +75,45 @@ def test_an_event_is_judged_when_it_comes(tmp_path: Path) -> None:
 
     def names() -> list[str]:
         shown = json.loads((tmp_path / "run/status.json").read_text())
-        return [one["name"] for one in shown["findings"]]
+        return [entry["name"] for entry in shown["findings"]]
 
-    made = answers(host, tmp_path)
-    made.post_with(post)
-    second(host, made)
-    made.observe(xid_event(79, host.now_ns))
-    made.observe(xid_event(31, host.now_ns))
-    assert len(posted) == 1 and names() == []  # one look for both
+    host_status = answers(host, tmp_path)
+    host_status.post_with(post)
+    second(host, host_status)
+    host_status.observe(xid_event(79, host.now_ns))
+    host_status.observe(xid_event(31, host.now_ns))
+    assert len(posted) == 1 and names() == []  # one pass for both
     posted.pop()()
     assert names()[:1] == ["xid79"]
-    assert "xid79" in made.health_check().output
+    assert "xid79" in host_status.health_check().output
 
 
 def test_a_storm_of_events_is_judged_so_often_and_no_more(tmp_path: Path) -> None:
-    """Each of a thousand incidents had the status written, while the samplers waited."""
+    """Each of a thousand incidents wrote the status, while the samplers waited."""
     host, writes, full = Host(), list[int](), list[bool]()
-    made = answers(host, tmp_path)
+    host_status = answers(host, tmp_path)
 
     def post(callback: Callable[[], None]) -> bool:
         if not full:
             callback()
         return not full
 
-    made.post_with(post)
-    made.observe(xid_event(79, host.now_ns))
-    assert made.file.writes == 0, "nothing was read yet: what it says would be of nothing"
+    host_status.post_with(post)
+    host_status.observe(xid_event(79, host.now_ns))
+    assert host_status.file.writes == 0, "nothing was read yet: what it says would be of nothing"
     for _ in range(2):
-        second(host, made)
-        before = made.file.writes
+        second(host, host_status)
+        before = host_status.file.writes
         for number in range(100):
-            made.observe(xid_event(62, host.now_ns, f"0000:{number:02x}:00"))
-        writes.append(made.file.writes - before)
+            host_status.observe(xid_event(62, host.now_ns, f"0000:{number:02x}:00"))
+        writes.append(host_status.file.writes - before)
     assert writes == [EARLY_UPDATES_MAX] * 2
     full.append(True)
-    second(host, made)
-    made.observe(xid_event(95, host.now_ns))  # no room to ask for a look
+    second(host, host_status)
+    host_status.observe(xid_event(95, host.now_ns))  # no capacity to request a pass
     full.clear()
-    made.observe(xid_event(95, host.now_ns))
-    assert any(one.name == "xid95" for one in made.findings.findings)
+    host_status.observe(xid_event(95, host.now_ns))
+    assert any(finding.name == "xid95" for finding in host_status.findings.findings)
 
 
 def xid_event(code: int, now_ns: int, address: str = "0000:9b:00") -> HealthEvent:
@@ -135,72 +136,76 @@ def ack(seconds: int = 60) -> IngestAck:
 
 
 def test_the_health_check_follows_permit_and_finding(tmp_path: Path) -> None:
-    """Report-only, permitted, revoked with the next message, permitted again, and silence: each in turn."""
+    """Report-only, permitted, revoked with the next message, permitted again, and silence, one
+    after the other.
+    """
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
-    assert made.health_check(["--no-slurm"]).success
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    assert host_status.health_check(["--no-slurm"]).success
     host.event("gpu.xid", 79)
-    second(host, made)
-    healthy = made.health_check()
+    second(host, host_status)
+    healthy = host_status.health_check()
     assert (healthy.success, healthy.exit_code, healthy.error) == (True, 0, "")
     assert json.loads(healthy.output)["fail_count"] == 0
     assert json.loads(healthy.output)["findings"] == [f"xid79 {GPU}: GPU has fallen off the bus"]
-    made.permit.update(RegisterNodeResponse(permit=Permit(seconds=60, reason="ops: trial")))
-    second(host, made)
-    barred = made.health_check()
+    host_status.permit.update(RegisterNodeResponse(permit=Permit(seconds=60, reason="ops: trial")))
+    second(host, host_status)
+    barred = host_status.health_check()
     assert (barred.success, barred.exit_code) == (False, 1)
-    said = json.loads(barred.output)
-    assert (said["fail_count"], said["failed_checks"]) == (1, ["xid79 0000:9b:00.0"])
-    made.permit.update(ack(0))
-    second(host, made)
-    assert made.health_check().success
-    made.permit.update(ack(4_000_000))  # an aggregator that grants weeks at once is not believed
-    second(host, made)
-    assert not made.health_check().success
-    second(host, made, 60)
-    assert made.health_check().success
+    reported = json.loads(barred.output)
+    assert (reported["fail_count"], reported["failed_checks"]) == (1, ["xid79 0000:9b:00.0"])
+    host_status.permit.update(ack(0))
+    second(host, host_status)
+    assert host_status.health_check().success
+    host_status.permit.update(ack(4_000_000))  # a permit of weeks at once is not accepted
+    second(host, host_status)
+    assert not host_status.health_check().success
+    second(host, host_status, 60)
+    assert host_status.health_check().success
 
 
 def test_a_daemon_that_hangs_is_healthy(tmp_path: Path) -> None:
-    """The thread that judges is stuck; the socket's goes on answering, and does not bar the host for ever."""
+    """The judging thread is stuck; the socket's thread still answers, and does not bar the host
+    forever.
+    """
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
-    made.permit.update(ack())
-    second(host, made)
-    assert not made.health_check().success
+    host_status.permit.update(ack())
+    second(host, host_status)
+    assert not host_status.health_check().success
     host.now_ns += 29 * SECOND
-    assert not made.health_check().success
+    assert not host_status.health_check().success
     host.now_ns += SECOND
-    assert made.health_check().success
+    assert host_status.health_check().success
 
 
 def test_the_file_is_written_when_something_changed_and_every_ten_seconds(tmp_path: Path) -> None:
-    """One write a second on ten thousand hosts is a write too many; a minute of silence looks dead."""
+    """One write a second on ten thousand hosts is too many; a minute of silence looks dead."""
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made, 60)
-    assert made.file.writes == 6
+    host_status = answers(host, tmp_path)
+    second(host, host_status, 60)
+    assert host_status.file.writes == 6
     host.event("gpu.xid", 79)
-    second(host, made)
-    assert made.file.writes == 7
+    second(host, host_status)
+    assert host_status.file.writes == 7
     path = tmp_path / "run" / "status.json"
     read = verdict.parse(path.read_bytes())
-    assert [one["name"] for one in read["findings"]] == ["xid79"]
+    assert [entry["name"] for entry in read["findings"]] == ["xid79"]
     assert path.stat().st_mode & 0o777 == 0o644
-    assert [one.name for one in path.parent.iterdir()] == ["status.json"]
-    made.close()
+    assert [entry.name for entry in path.parent.iterdir()] == ["status.json"]
+    host_status.close()
     assert not path.exists()
 
 
 def test_the_file_is_bounded_and_readable_whatever_stands(tmp_path: Path) -> None:
-    """Four hundred sick links with long names: the gravest are shown, the rest counted."""
+    """Four hundred faulty links with long names: the most severe are shown, the rest counted."""
     host = Host()
-    made = answers(host, tmp_path)
+    host_status = answers(host, tmp_path)
     for number in range(400):
         host.event("disk.error", device=f"{number}" + "x" * 5000, message="y" * 5000)
     host.event("gpu.xid", 79)
-    second(host, made)
+    second(host, host_status)
     content = (tmp_path / "run" / "status.json").read_bytes()
     assert len(content) <= verdict.STATUS_BYTES_MAX
     assert verdict.parse(content)["findings"][0]["name"] == "xid79"
@@ -210,62 +215,64 @@ def test_a_run_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> No
     """The disk is full, or the folder a file: the socket still answers."""
     (tmp_path / "run").write_text("a file")
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made)
-    assert made.health_check().success and "status.json" in made.file.last_error
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
+    assert host_status.health_check().success and "status.json" in host_status.file.last_error
 
 
 def test_an_unknown_name_is_refused_at_the_start(tmp_path: Path) -> None:
-    """`enforcing = ["xid97"]`: the operator hears of it now, and not on the day that it should have acted."""
+    """`enforcing = ["xid97"]`: the operator must see the error at the start, not when the finding
+    should act.
+    """
     with pytest.raises(SettingsError, match="enforcing: no finding is called 'xid9999'"):
         answers(Host(), tmp_path, enforcing=("xid9999",))
 
 
 def test_a_restart_keeps_what_stands(tmp_path: Path) -> None:
-    """XID 79, then an upgrade of the agent: the new one knows, without the kernel's log."""
+    """XID 79, then an upgrade of the agent: the new one knows it without the kernel's log."""
     host = Host()
-    made = answers(host, tmp_path)
+    host_status = answers(host, tmp_path)
     host.event("gpu.xid", 79)
-    second(host, made, 2)
+    second(host, host_status, 2)
     host = Host(now_ns=host.now_ns)
-    made = answers(host, tmp_path)
-    second(host, made)
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
     assert host.names() == ["xid79"]
 
 
 def test_a_torn_file_of_what_was_kept_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A power cut left half of it: said once in the log, and not by cron on every run until the next XID."""
+    """A power cut left half of it: logged once, and not by cron on every run until the next XID."""
     (tmp_path / "state").mkdir()
     kept = tmp_path / "state" / "findings.json"
     kept.write_text('{"boot_id": "62')
     host = Host()
-    made = answers(host, tmp_path)
-    second(host, made)
+    host_status = answers(host, tmp_path)
+    second(host, host_status)
     assert "findings.json: does not contain findings" in caplog.text
-    assert made.document is not None and made.document["notes"] == []
+    assert host_status.document is not None and host_status.document["notes"] == []
     assert json.loads(kept.read_text())["boot_id"] == BOOT.hex()
 
 
 def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
-    """XID 95, the agent stopped for an upgrade, the GPU reset within the hour: the new agent barred a healed host."""
+    """XID 95, the agent stopped for an upgrade, the GPU reset within the hour: the new agent barred
+    a repaired host.
+    """
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid95", "xid79"))
+    host_status = answers(host, tmp_path, enforcing=("xid95", "xid79"))
     host.event("gpu.xid", 95)
     host.event("gpu.xid", 79)
     host.read(GPU, {"gpu.energy_joules": 5e6})
-    second(host, made, 600)
+    second(host, host_status, 600)
     for away, sure in ((100, True), (3600, False)):
         later = Host(now_ns=host.now_ns + away * SECOND)
         restarted = answers(later, tmp_path, enforcing=("xid95", "xid79"))
         later.read(GPU, {"gpu.energy_joules": 6e6})
         restarted.update()
-        seen = {one.name: one.enforceable for one in later.findings.findings}
+        seen = {finding.name: finding.enforceable for finding in later.findings.findings}
         assert seen == {"xid95": sure, "xid79": True}, away
 
-
-# The policy file -----------------------------------------------------------------------------
 
 MINE = """version = "mine-1"
 rollout_share = 1.0
@@ -282,77 +289,83 @@ source = "assumed"
 
 
 def test_a_policy_is_checked_taken_and_kept(tmp_path: Path) -> None:
-    """Good, then bad, then a restart with the bad one: the last good one judges all the time."""
+    """Good, then bad, then a restart with the bad one: the last good policy always judges."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
-    made = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
+    host_status = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
     host.read(GPU, {"gpu.lost_state": 7})
     host.after(0)
-    second(host, made)
-    assert made.document is not None and made.document["policy"] == "mine-1 over 1"
-    assert made.document["enforcing"] == ["gpu_busy"]
+    second(host, host_status)
+    assert host_status.document is not None and host_status.document["policy"] == "mine-1 over 1"
+    assert host_status.document["enforcing"] == ["gpu_busy"]
     host.judge()
     assert "gpu_busy" in host.after(2)
     file.write_text(MINE.replace("lost_state", "lots_state"))
-    second(host, made, 21)
-    (note,) = made.document["notes"]
+    second(host, host_status, 21)
+    (note,) = host_status.document["notes"]
     assert "line 3: row 'gpu_busy': no signal is called 'gpu.lots_state'" in note
-    assert made.document["policy"] == "mine-1 over 1"
-    made = answers(Host(), tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
-    made.update()
-    assert made.document is not None
-    assert made.document["policy"] == "mine-1 over 1" and made.document["notes"]
+    assert host_status.document["policy"] == "mine-1 over 1"
+    host_status = answers(Host(), tmp_path, policy_file=str(file), enforcing=("gpu_busy",))
+    host_status.update()
+    assert host_status.document is not None
+    assert host_status.document["policy"] == "mine-1 over 1" and host_status.document["notes"]
 
 
 def test_a_policy_waits_for_its_share(tmp_path: Path) -> None:
-    """The first step of a rollout is not this host's: it goes on with what it had, and says so."""
+    """The first step of a rollout excludes this host: it keeps the old policy, and reports it."""
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE.replace("share = 1.0", "share = 0.0"))
-    made = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy", "xid79"))
-    second(host, made)
-    assert made.document is not None
+    host_status = answers(host, tmp_path, policy_file=str(file), enforcing=("gpu_busy", "xid79"))
+    second(host, host_status)
+    assert host_status.document is not None
     waits = "mine-1 over 1 waits: this host is not among its 0 %"
-    assert made.document["policy"] == f"{builtin().version}; {waits}"
-    assert made.document["enforcing"] == ["xid79"]
-    assert len(made.document["notes"]) == 1, "but gpu_busy, nothing is wrong: cron would mail it"
+    assert host_status.document["policy"] == f"{builtin().version}; {waits}"
+    assert host_status.document["enforcing"] == ["xid79"]
+    assert len(host_status.document["notes"]) == 1, (
+        "but gpu_busy, nothing is wrong: cron would mail it"
+    )
     file.write_text(MINE)
-    second(host, made, 21)
-    assert (made.document["policy"], made.document["notes"]) == ("mine-1 over 1", [])
+    second(host, host_status, 21)
+    assert (host_status.document["policy"], host_status.document["notes"]) == ("mine-1 over 1", [])
 
 
 def test_half_a_policy_is_not_taken(tmp_path: Path) -> None:
-    """It was copied over ssh: for a moment it ended before `for_seconds`, which condemned whoever looked just then."""
+    """During a copy over ssh the file ended before `for_seconds`, which condemned the host at that
+    moment.
+    """
     file, host = tmp_path / "mine.toml", Host()
     file.write_text(MINE)
-    made = answers(host, tmp_path, policy_file=str(file))
-    second(host, made)
+    host_status = answers(host, tmp_path, policy_file=str(file))
+    second(host, host_status)
     for length in range(len(MINE) + 40, len(MINE) + 43):
         file.write_text(f"{MINE}# {'x' * length}".replace("mine-1", "mine-2"))
-        second(host, made, 10)
-        assert made.document is not None and made.document["policy"] == "mine-1 over 1"
-    second(host, made, 10)
-    assert made.document is not None and made.document["policy"] == "mine-2 over 1"
+        second(host, host_status, 10)
+        assert (
+            host_status.document is not None and host_status.document["policy"] == "mine-1 over 1"
+        )
+    second(host, host_status, 10)
+    assert host_status.document is not None and host_status.document["policy"] == "mine-2 over 1"
 
 
 def test_what_bars_the_host_is_counted_without_a_permit(tmp_path: Path) -> None:
-    """The aggregator withholds the permit by this count: it must not fall to 0 when it does."""
+    """The aggregator withholds the permit by this count: it must not fall to 0 for that reason."""
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
-    assert made.blocking_findings() == 0
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
+    assert host_status.blocking_findings() == 0
     host.event("gpu.xid", 79)
     host.event("gpu.xid", 95)
-    second(host, made)
-    assert made.blocking_findings() == 1
-    made.permit.update(ack())
-    second(host, made)
-    assert made.blocking_findings() == 1
+    second(host, host_status)
+    assert host_status.blocking_findings() == 1
+    host_status.permit.update(ack())
+    second(host, host_status)
+    assert host_status.blocking_findings() == 1
     host.now_ns += 31 * SECOND
-    assert made.blocking_findings() == 0, "the daemon hangs: nothing is known"
+    assert host_status.blocking_findings() == 0, "the daemon hangs: nothing is known"
 
 
 @pytest.mark.parametrize("make", ["missing", "folder", "fifo", "binary", "huge"])
 def test_a_policy_file_that_is_none(make: str, tmp_path: Path) -> None:
-    """Whatever stands there: a note that names it, and the built-in policy."""
+    """Any invalid file: a note that names it, and the built-in policy."""
     file = tmp_path / "mine.toml"
     if make == "folder":
         file.mkdir()
@@ -361,24 +374,21 @@ def test_a_policy_file_that_is_none(make: str, tmp_path: Path) -> None:
     elif make != "missing":
         file.write_bytes(b"\xff\xfe" * (10 if make == "binary" else 200_000))
     host = Host()
-    made = answers(host, tmp_path, policy_file=str(file))
-    second(host, made)
-    assert made.document is not None
-    assert str(file) in made.document["notes"][0] and made.document["policy"] == "1"
-
-
-# What feeds it --------------------------------------------------------------------------------
+    host_status = answers(host, tmp_path, policy_file=str(file))
+    second(host, host_status)
+    assert host_status.document is not None
+    assert str(file) in host_status.document["notes"][0] and host_status.document["policy"] == "1"
 
 
 class Stuck(IntEnum):
-    """As the supervisor's states."""
+    """States like the supervisor's."""
 
     HUNG = 1
 
 
 @dataclass
 class Hanging:
-    """A device of the samplers that does not answer."""
+    """A device whose sampler call does not return."""
 
     group: str = "gpu"
     device: str = "0000:9b:00.0"
@@ -389,15 +399,15 @@ class Hanging:
 
 
 def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
-    """Which device, in which call, for how long: at once when it begins, not every second while it lasts."""
+    """Which device, in which call, for how long: at once when it begins, but not every second."""
     host, devices = Host(), [Hanging()]
     config = AgentConfig(host="h", state_folder=tmp_path / "s", run_folder=str(tmp_path / "r"))
-    made = HostStatus(config, host.latest, host, BOOT, devices=lambda: cast(Any, devices))
-    second(host, made)
+    host_status = HostStatus(config, host.latest, host, BOOT, devices=lambda: cast(Any, devices))
+    second(host, host_status)
     devices[0].hung_seconds = 4.0
-    second(host, made, 2)
-    assert made.file.writes == 1 and made.document is not None
-    assert made.document["devices"] == [
+    second(host, host_status, 2)
+    assert host_status.file.writes == 1 and host_status.document is not None
+    assert host_status.document["devices"] == [
         {
             "lane": "gpu",
             "device": "0000:9b:00.0",
@@ -408,8 +418,8 @@ def test_devices_that_hang_are_shown(tmp_path: Path) -> None:
         }
     ]
     devices.clear()
-    second(host, made)
-    assert made.file.writes == 2 and made.document["devices"] == []
+    second(host, host_status)
+    assert host_status.file.writes == 2 and host_status.document["devices"] == []
 
 
 class Kept:
@@ -427,28 +437,28 @@ def _chokes(event: HealthEvent) -> None:
 
 
 def test_an_observer_that_fails_costs_no_event(caplog: pytest.LogCaptureFixture) -> None:
-    """The findings choked on an event: it went to the aggregator all the same, and to the other observers."""
+    """The findings failed on an event: it still went to the aggregator and to the other observers."""
     host, queue, seen = Host(), Kept(), list[str]()
     teller = EventPublisher(host, queue, lambda: None, boot_id=BOOT)
     teller.observe(_chokes)
     teller.observe(lambda event: seen.append(event.event_id))
     teller.publish(HealthEvent(name="gpu.xid", code=79))
-    assert [one.event_id for one in queue.events] == seen and seen[0]
+    assert [event.event_id for event in queue.events] == seen and seen[0]
     assert "an observer of events failed" in caplog.text
 
 
 def test_a_judge_that_fails_does_not_end_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A fault of ours in the findings: said in the log, and the file grows old, which reads as exit code 0."""
+    """A bug in the findings: logged, and the file becomes outdated, which means exit code 0."""
     host = Host()
-    made = answers(host, tmp_path, enforcing=("xid79",))
+    host_status = answers(host, tmp_path, enforcing=("xid79",))
     host.event("gpu.xid", 79)
-    made.permit.update(ack())
-    second(host, made)
-    monkeypatch.setattr(made.findings, "evaluate", lambda *_: 1 / 0)
-    second(host, made)
-    assert "judging this host failed" in caplog.text and not made.health_check().success
+    host_status.permit.update(ack())
+    second(host, host_status)
+    monkeypatch.setattr(host_status.findings, "evaluate", lambda *_: 1 / 0)
+    second(host, host_status)
+    assert "judging this host failed" in caplog.text and not host_status.health_check().success
     host.now_ns += 30 * SECOND
-    made.update()
-    assert made.health_check().success
+    host_status.update()
+    assert host_status.health_check().success

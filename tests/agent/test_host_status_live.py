@@ -1,4 +1,4 @@
-"""The agent and the command as an operator has them: real processes, a real file, kill -9."""
+"""The agent and the command like an operator runs them: real processes, a real file, kill -9."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.processes import GUARD_SECONDS, Process, free_port, until
 
 
 def check(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Return exit code and output of the command."""
     ended = subprocess.run(
         [sys.executable, "-m", "gangline.cli", "check", "--run-folder", str(folder), *arguments],
         capture_output=True,
@@ -29,7 +28,7 @@ def check(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 def as_of_earlier(file: Path, seconds: int) -> None:
-    """Let the file be as old as it would be in *seconds*, which a test does not wait."""
+    """Make the file *seconds* older, without waiting."""
     fields: dict[str, Any] = json.loads(file.read_bytes())
     fields["boottime_ns"] -= seconds * 1_000_000_000
     file.write_text(json.dumps(fields))
@@ -37,7 +36,9 @@ def as_of_earlier(file: Path, seconds: int) -> None:
 
 @pytest.mark.slow
 def test_the_agent_answers_is_killed_and_ends_in_order(tmp_path: Path) -> None:
-    """No aggregator at all: the host answers; killed -9, it is told to be down; ended, not to run. Always exit 0."""
+    """Without an aggregator: the host answers; after kill -9 it is reported as down; after a stop
+    as not running. Always exit 0.
+    """
     run = tmp_path / "run"
     settings = {name: tmp_path / name for name in ("spool_folder", "events_folder", "state_folder")}
     settings |= {"run_folder": run, "aggregator": f"127.0.0.1:{free_port()}", "enforcing": "xid79"}  # type: ignore[dict-item]
@@ -65,7 +66,7 @@ def test_the_agent_answers_is_killed_and_ends_in_order(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_said_at_the_start(tmp_path: Path) -> None:
-    """The agent does not start with a word in `enforcing` that would never act."""
+    """The agent does not start with an unknown name in `enforcing`, which would never act."""
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "gangline.cli", "agent"),
@@ -91,7 +92,9 @@ XID = (
 
 @pytest.mark.slow
 def test_a_permit_reaches_the_host_and_leaves_it(tmp_path: Path) -> None:
-    """An operator grants, the host's check says no; the operator revokes, and it says yes, finding or not."""
+    """An operator grants a permit and the host's check fails; after the revocation it passes
+    despite the finding.
+    """
     run, port = tmp_path / "run", free_port()
     kernel = tmp_path / "dev" / "kmsg"
     kernel.parent.mkdir()
@@ -118,7 +121,6 @@ def test_a_permit_reaches_the_host_and_leaves_it(tmp_path: Path) -> None:
 
 
 def permit(port: int, *arguments: str) -> tuple[int, str]:
-    """Return exit code and output of `gangline permit`."""
     ended = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,6 @@
-"""Whole hosts under fire: any file may hold anything, and one bad device never costs its neighbours."""
+"""Complete hosts with hostile files: any file may hold anything, and one bad device never affects
+others.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ from tests.fuzzing.hosts import (
 from tests.hosts.reading import StoppedClock, collectors_of, gpus_of, let_go, rows_of
 from tests.processes import GUARD_SECONDS
 
-#: Whole turns of a whole host; a few dozen a test keep it within seconds.
+#: Full turns of a complete host; a few dozen keep a test within seconds.
 ROUNDS = 8
-#: Thousands of small files are written here, which a disk makes slow.
+#: Thousands of small files are written here, which is slow on a disk.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 ODD_NAMES = (
     os.fsdecode(b"b\xe4d if"), "a b", "x\ny", "n" * 200, "-rf", "%n%s", "\N{SNOWMAN}", "..x", "\\x41", "'; drop", "\x7f",
@@ -46,7 +48,7 @@ ODD_NAMES = (
 
 @pytest.fixture(scope="module", params=hosts.NAMES)
 def whole(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Reading]]:
-    """A host and its undamaged reading. In a folder that somebody who is not root can look into."""
+    """Yield a host and its undamaged reading, in a folder that other users can read."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         os.chmod(folder, 0o755)
         host = Host(request.param, Path(folder))
@@ -55,10 +57,10 @@ def whole(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Reading]]:
 
 @pytest.fixture(autouse=True)
 def _within_seconds() -> Iterator[None]:
-    """End a read that does not return: an open of a FIFO waits for ever."""
+    """End a read that does not return: an open of a FIFO waits forever."""
 
     def late(*_: object) -> None:
-        raise RuntimeError("a read blocks")  # no OSError: readers take those for answers
+        raise RuntimeError("a read blocks")  # not an OSError, which readers handle
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, GUARD_SECONDS)
@@ -68,7 +70,7 @@ def _within_seconds() -> Iterator[None]:
 
 
 def test_an_undamaged_host_reads_alike_twice(whole: tuple[Host, Reading]) -> None:
-    """What the other tests compare with: without it a difference would say nothing."""
+    """The other tests compare with this reading: differences must have a cause."""
     host, reading = whole
     assert_sane(reading)
     again = host.read()
@@ -78,7 +80,10 @@ def test_an_undamaged_host_reads_alike_twice(whole: tuple[Host, Reading]) -> Non
 
 @pytest.mark.slow
 def test_any_file_may_hold_anything(whole: tuple[Host, Reading]) -> None:
-    """Firmware wrote `N/A`, 2^32-1, a megabyte, nothing; a file was a folder, a loop, gone. No error, no false value."""
+    """Firmware wrote `N/A`, 2^32-1, a megabyte, nothing; a file was a folder, a loop, missing.
+
+    No error, no false value.
+    """
     host, _ = whole
     for case in range(ROUNDS):
         source = random.Random(f"{host.name} {case}")
@@ -88,7 +93,9 @@ def test_any_file_may_hold_anything(whole: tuple[Host, Reading]) -> None:
 
 @pytest.mark.parametrize("way", ["blank", "word", "nothing", "vanished", "binary"])
 def test_every_file_of_a_host_may_be_the_same_wreck(whole: tuple[Host, Reading], way: str) -> None:
-    """A broken /sys of a virtual machine showed 2^32-1 in all of its files, which became four billion errors."""
+    """A broken /sys of a virtual machine showed 2^32-1 in all of its files, which became four
+    billion errors.
+    """
     host, _ = whole
     reading = host.read(damaged_files(host.files, way, [way]), spared=host.files)
     assert_sane(reading)
@@ -96,7 +103,10 @@ def test_every_file_of_a_host_may_be_the_same_wreck(whole: tuple[Host, Reading],
 
 @pytest.mark.slow
 def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) -> None:
-    """One NIC of nine answered garbage, and nine rows were missing. Here: each cell of all others as it was."""
+    """One NIC of nine returned garbage, and nine rows were missing.
+
+    Here all other cells are unchanged.
+    """
     host, reading = whole
     source = random.Random(host.name)
     chosen = victims(host)
@@ -109,7 +119,10 @@ def test_one_bad_device_never_costs_its_neighbours(whole: tuple[Host, Reading]) 
 
 @pytest.mark.slow
 def test_a_device_that_goes_between_two_turns_costs_itself(whole: tuple[Host, Reading]) -> None:
-    """A card was pulled between list and read; links to it dangled. The others are read as before."""
+    """A card was pulled between list and read; links to it dangled.
+
+    The others are read as before.
+    """
     host, reading = whole
     source = random.Random(f"{host.name} gone")
     chosen = victims(host)
@@ -122,7 +135,7 @@ def test_a_device_that_goes_between_two_turns_costs_itself(whole: tuple[Host, Re
 
 @pytest.mark.slow
 def test_a_file_that_breaks_between_two_turns(whole: tuple[Host, Reading]) -> None:
-    """The first turn kept a descriptor; then the file became another, or a folder."""
+    """The first turn kept a descriptor; then the file became another file, or a folder."""
     host, _ = whole
     for case in range(ROUNDS // 2):
         struck = random.Random(f"{host.name} {case} between").sample(
@@ -132,10 +145,10 @@ def test_a_file_that_breaks_between_two_turns(whole: tuple[Host, Reading]) -> No
 
 
 def test_a_fifo_in_place_of_a_file_holds_nobody(whole: tuple[Host, Reading]) -> None:
-    """Somebody mounted his own folder over /proc/driver; open(2) of a FIFO waited for a writer until the restart.
+    """A mount over /proc/driver contained a FIFO; open(2) waited for a writer until the restart.
 
-    Not so the counter files of /sys, where a FIFO cannot be: their reader is left behind when it hangs, and
-    tests let it hang by a FIFO.
+    The counter files of /sys are excluded, because /sys has no FIFO: their reader is abandoned when
+    it hangs, and tests make it hang by a FIFO.
     """
     host, _ = whole
     counters = {
@@ -146,7 +159,7 @@ def test_a_fifo_in_place_of_a_file_holds_nobody(whole: tuple[Host, Reading]) -> 
     assert_sane(host.read(damaged_files(struck, "", ["fifo"]), spared=struck))
 
 
-#: Read by `NumberFiles`, as the others of `ext.counterfiles` are by a `CounterFileCollector`.
+#: Read by `NumberFiles`, like the others of `ext.counterfiles` by a `CounterFileCollector`.
 _NUMBER_FILES = (
     "scaling_cur_freq",
     "core_throttle_count",
@@ -163,7 +176,9 @@ def _counter_files(collector: Collector) -> set[Path]:
 
 @pytest.mark.slow
 def test_devices_with_odd_names(whole: tuple[Host, Reading]) -> None:
-    """An interface in Latin-1, one with a blank, one of 200 characters: keys that fit a frame, and no harm to others."""
+    """An interface in Latin-1, one with a blank, one of 200 characters: keys that fit a frame,
+    without effect on others.
+    """
     host, reading = whole
     for case, kind in enumerate(
         ("class/net", "class/infiniband", "block", "class/hwmon", "class/nvme", "bus/pci/devices")
@@ -178,7 +193,7 @@ def test_devices_with_odd_names(whole: tuple[Host, Reading]) -> None:
                 stack.enter_context(_twin(model, folder / name))
             hurt = host.read()
         assert_sane(hurt)
-        # twins of one chip are told apart by their order, and a NIC's twin is as near as it
+        # twins of one chip are distinguished by their order, and a NIC's twin is equally near
         touched = names_of(host, model.resolve())
         assert not differences(reading, hurt, touched), (kind, names)
         assert all("\n" not in device or "\n" in "".join(names) for _, device, _ in hurt.cells)
@@ -186,7 +201,6 @@ def test_devices_with_odd_names(whole: tuple[Host, Reading]) -> None:
 
 @contextmanager
 def _twin(model: Path, place: Path) -> Iterator[None]:
-    """Let there be another device like *model*, by another name."""
     place.symlink_to(model.resolve())
     try:
         yield
@@ -195,7 +209,7 @@ def _twin(model: Path, place: Path) -> Iterator[None]:
 
 
 def test_files_that_nobody_may_read(whole: tuple[Host, Reading]) -> None:
-    """Hardened hosts: every file 0000. No data, or blind in words that open it; never an error."""
+    """Hardened hosts: every file 0000. No data, or blind with a remedy; never an error."""
     host, _ = whole
     with ExitStack() as stack:
         for path in host.files:
@@ -219,7 +233,10 @@ def test_files_that_nobody_may_read(whole: tuple[Host, Reading]) -> None:
 def test_one_gpu_of_eight_answers_garbage(
     answer: int | str, tmp_path: Path, nvml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU with a broken InfoROM said 2^32-1 to everything. Seven others are read as without it."""
+    """A GPU with a broken InfoROM returned 2^32-1 for everything.
+
+    Seven others are read as usual.
+    """
     host = hosts.unpack("h100-ib", tmp_path / "host")
     whole, hurt = (
         _gpu_rows(host, tmp_path / f"{bad}.so", nvml, bad, monkeypatch) for bad in (None, answer)
@@ -237,7 +254,10 @@ def test_one_gpu_of_eight_answers_garbage(
 
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in library. It reads its scenario once in a process: each reading takes a copy."""
+    """Return the stand-in library.
+
+    It reads its scenario once per process: each reading takes a copy.
+    """
     return build(tmp_path_factory.mktemp("nvml"))
 
 
@@ -248,9 +268,11 @@ def _gpu_rows(
     answer: int | str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[tuple[str, str], dict[str, float | int | None] | None]:
-    """Return the rows of all GPU tables in the second turn; the fourth GPU answers *answer* to all, if any."""
+    """Return the rows of all GPU tables in the second turn; the fourth GPU returns *answer* to all
+    calls, if set.
+    """
     shutil.copy(nvml, library)
-    forget_accounts()  # of calls and of counts: the other run's
+    forget_accounts()  # the other run's calls and counts
     gpus = gpus_of(host)
     if answer is not None:
         fields: dict[int, tuple[str, Steps]] = {

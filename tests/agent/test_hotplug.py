@@ -1,4 +1,4 @@
-"""Interfaces that are pulled and plugged while the agent runs: real ones, a veth pair each."""
+"""Interfaces that are pulled and plugged while the agent runs: real veth pairs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Row = dict[str, float | int | None] | None
 
 
 class Heard:
-    """Takes events as the spool does, and lets a test wait for one."""
+    """Takes events like the spool, and makes a test wait for one."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[HealthEvent] = queue.SimpleQueue()
@@ -48,7 +48,7 @@ class Heard:
         self.events.put(event)
 
     def wants(self, words: str) -> None:
-        """Wait until the inventory is asked for by such *words*: a moment after what it is asked for by is told."""
+        """Wait until the inventory is requested with this message, shortly after the event."""
         until(lambda: words in self.teller.take_inventory_request(), words)
 
     def until(self, device: str, code: int) -> HealthEvent:
@@ -66,44 +66,43 @@ class Heard:
 
 @contextmanager
 def listening(prefix: str) -> Iterator[tuple[LinkListener, Heard]]:
-    """A listener that has seen all links there are."""
-    heard = Heard()
+    """Yield a listener that knows all current links."""
+    listened = Heard()
     listener = LinkListener(Roots(), is_watched=lambda link: link.name.startswith(prefix))
-    listener.start(heard.teller)
+    listener.start(listened.teller)
     try:
         assert listener.ready.wait(GUARD_SECONDS)
-        yield listener, heard
+        yield listener, listened
     finally:
         listener.close()
-        # Where the machine is loaded, `close` returns before the thread has ended.
+        # On a loaded machine `close` returns before the thread has ended.
         until(lambda: listener.name not in {t.name for t in threading.enumerate()}, "its end")
 
 
 def choose(*names: str) -> Callable[[Path], dict[str, Path]]:
-    """Read these, if they are there."""
     return lambda sys: {n: sys / "class/net" / n for n in names if (sys / "class/net" / n).exists()}
 
 
 def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
-    """Each step is told within moments, in order, and the inventory is asked for anew."""
-    with listening("glh") as (listener, heard):
-        heard.teller.take_inventory_request()
+    """Each step is reported within moments, in order, and the inventory is requested again."""
+    with listening("glh") as (listener, listened):
+        listened.teller.take_inventory_request()
         with veth.pair("glh") as (name, peer):
-            assert heard.until(name, 3).attributes["kind"] == "veth"
-            heard.wants("appeared")
-            heard.until(name, 1)
+            assert listened.until(name, 3).attributes["kind"] == "veth"
+            listened.wants("appeared")
+            listened.until(name, 1)
             veth.switch(peer, False)
-            down = heard.until(name, 0)
+            down = listened.until(name, 0)
             assert down.attributes["previous_state"] == "up"
-            assert "switched_on" not in down.attributes  # it was the far end
-            assert heard.until(peer, 0).attributes["switched_on"] == "no"
+            assert "switched_on" not in down.attributes  # the far end was switched
+            assert listened.until(peer, 0).attributes["switched_on"] == "no"
             veth.switch(peer, True)
-            assert heard.until(name, 1).attributes["previous_state"] == "down"
-            heard.teller.take_inventory_request()
+            assert listened.until(name, 1).attributes["previous_state"] == "down"
+            listened.teller.take_inventory_request()
             veth.delete(name)
-            gone = heard.until(name, 2)
+            gone = listened.until(name, 2)
             assert gone.boottime_ns <= SystemClock().boottime_ns() and gone.event_id
-            heard.wants("removed")
+            listened.wants("removed")
         row = dict(rows_of(listener.collect()[0]))["host"]
         assert row is not None and row["malformed_count"] == 0 and row["overruns_events"] == 0
         assert row["transitions_events"] and row["transitions_events"] >= 6
@@ -115,7 +114,7 @@ def row_of(collector: CounterFileCollector, table: str, name: str) -> Row:
 
 
 def test_a_pulled_interface_leaves_no_stale_values() -> None:
-    """A NIC was pulled and its last speed and counters were sent on for ten seconds more."""
+    """A NIC was pulled and its last speed and counters were sent for ten more seconds."""
     with veth.pair("gls") as (name, peer), veth.pair("glt") as (other, _):
         collector = net.net_1s(Roots(), choose(name, other))
         before = row_of(collector, "net_1s", name)
@@ -129,31 +128,33 @@ def test_a_pulled_interface_leaves_no_stale_values() -> None:
         blocks = collector.collect()
         assert [block.devices for block in blocks] == [(other,), (other,)]
         assert row_of(collector, "net_1s", other)
-        veth.add(name, peer)  # under the same name, in the very next second
+        veth.add(name, peer)  # under the same name, in the next second
         again = row_of(collector, "net_1s", name)
         assert again and again["counter_epoch_count"] != before["counter_epoch_count"]
 
 
 def test_two_interfaces_that_change_their_names() -> None:
-    """The names were put right after the boot, and each NIC's counters stood in the other's row until a restart."""
+    """The names were corrected after the boot, and each NIC's counters were in the other's row
+    until a restart.
+    """
     with veth.pair("gls") as (name, peer), veth.pair("glt") as (other, _):
-        for each in (name, peer, other):
-            veth.switch(each, False)  # older kernels rename none that is up
+        for interface in (name, peer, other):
+            veth.switch(interface, False)  # older kernels do not rename active interfaces
         collector = net.net_1s(Roots(), choose(name, other))
         collector.collect()
         veth.rename(name, "glx0")
         veth.rename(other, name)
         veth.rename("glx0", other)
-        for each in (name, other):
-            row = row_of(collector, "net_1s", each)
-            assert row and row["counter_epoch_count"] == veth.index_of(each)
+        for interface in (name, other):
+            row = row_of(collector, "net_1s", interface)
+            assert row and row["counter_epoch_count"] == veth.index_of(interface)
 
 
 def test_a_replaced_interface_is_no_rate() -> None:
     """The new card had counted more than the old one: the difference was taken for traffic.
 
-    Between two turns the pair is replaced, and the new one sends more than the old one had. What the
-    collector says goes into the aggregator's tables: no step of a counter spans the change.
+    Between two turns the pair is replaced, and the new one sends more than the old one had. The
+    collector's readings go into the aggregator's tables: no counter increase spans the change.
     """
     seen = Seen()
     with veth.pair("glr") as (name, peer):
@@ -161,12 +162,12 @@ def test_a_replaced_interface_is_no_rate() -> None:
         veth.send(name, 50)
         assert seen.packets(collector, name) == 0
         veth.send(name, 50)
-        assert 40 < seen.packets(collector, name) < 80  # IPv6 sends some of its own
+        assert 40 < seen.packets(collector, name) < 80  # IPv6 sends some packets itself
         old = veth.index_of(name)
         veth.delete(name)
         veth.add(name, peer)
-        for each in (name, peer):
-            veth.switch(each, True)
+        for interface in (name, peer):
+            veth.switch(interface, True)
         veth.wait_until_up(name)
         veth.send(name, 5000)
         assert max(seen.packets(collector, name) for _ in range(3)) < 80
@@ -177,7 +178,7 @@ def test_a_replaced_interface_is_no_rate() -> None:
 
 
 class Seen:
-    """The aggregator's tables of one host, fed by a collector, a second after each other."""
+    """The aggregator's tables of one host, fed by a collector, one turn a second."""
 
     def __init__(self) -> None:
         self.devices = Devices("net")
@@ -192,14 +193,14 @@ class Seen:
 
     def _plan(self, name: str, ids: tuple[int, ...]) -> tuple[Any, ...]:
         known = [signal.signal_id for signal in self.tables[name].signals]
-        columns = [known.index(each) for each in ids]
+        columns = [known.index(identifier) for identifier in ids]
         return name, ids, -1, [-1] * len(ids), list(self.tables).index(name), columns, False, 0
 
     def _places(self, host: int, table: int, devices: tuple[str, ...]) -> Indexes:
         return list(self.tables.values())[table].ensure_rows(host, devices)
 
     def packets(self, collector: CounterFileCollector, name: str) -> float:
-        """Take one turn; return the packets that the aggregator believes were sent lately."""
+        """Run one turn; return the aggregator's recent count of sent packets."""
         self.seconds += 1
         now = self.seconds * 10**9
         for block in collector.collect():
@@ -210,12 +211,12 @@ class Seen:
         for table in self.tables.values():
             table.advance(table.pending_rows())
         table = self.tables["net_1s"]
-        heard = table.age_seconds(np.array([1], dtype=np.int32), np.array([now]))
-        return float(table.recent("transmitted_packets", heard)[0])
+        listened = table.age_seconds(np.array([1], dtype=np.int32), np.array([now]))
+        return float(table.recent("transmitted_packets", listened)[0])
 
 
 def test_the_driver_is_asked_and_the_gone_interface_costs_no_neighbour() -> None:
-    """An interface vanished between list and ioctl: its row is empty, the others are whole."""
+    """An interface vanished between list and ioctl: its row is empty, the others are complete."""
     with veth.pair("gle") as (name, _), veth.pair("glf") as (other, _):
         listed = {n: Path("/sys/class/net") / n for n in (name, other)}
         for make in (NicStatistics, LinkDetails):
@@ -237,7 +238,7 @@ def test_the_driver_is_asked_and_the_gone_interface_costs_no_neighbour() -> None
 
 @pytest.mark.slow
 def test_a_storm_of_messages_is_resynchronised() -> None:
-    """ENOBUFS, injected: all links are asked for again, it is counted, and what changed is told."""
+    """ENOBUFS, injected: all links are requested again, it is counted, and changes are reported."""
     lost: list[int] = []
 
     class Lossy(LinkSocket):
@@ -247,26 +248,26 @@ def test_a_storm_of_messages_is_resynchronised() -> None:
                 raise Overrun
             return data
 
-    heard = Heard()
+    listened = Heard()
     with veth.pair("glo") as (name, peer):
         listener = LinkListener(
             Roots(),
             open_socket=Lossy,
             is_watched=lambda link: link.name in (name, peer, f"{name}x"),
         )
-        listener.start(heard.teller)
+        listener.start(listened.teller)
         try:
             assert listener.ready.wait(GUARD_SECONDS)
             lost += [1] * 8
             veth.switch(peer, False)
-            assert heard.until(name, 0).attributes["previous_state"] == "up"
+            assert listened.until(name, 0).attributes["previous_state"] == "up"
             assert listener.overruns >= 1
         finally:
             listener.close()
 
 
 def test_netlink_that_is_refused_is_blind_with_the_line_that_opens_it() -> None:
-    """A unit with RestrictAddressFamilies= kept the agent from hearing links go, and nobody knew."""
+    """A unit with RestrictAddressFamilies= prevented events about links, without a message."""
 
     def refuse() -> LinkSocket:
         raise OSError(97, "Address family not supported by protocol")
@@ -279,7 +280,7 @@ def test_netlink_that_is_refused_is_blind_with_the_line_that_opens_it() -> None:
 
 
 def test_a_listener_that_broke_says_so() -> None:
-    """The thread died and its last numbers were sent for ever."""
+    """The thread died and its last numbers were sent forever."""
 
     class Breaks(LinkSocket):
         def receive(self) -> bytes | None:

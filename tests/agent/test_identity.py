@@ -1,4 +1,4 @@
-"""Which machine this is: the same at every start, another for a clone."""
+"""The machine's identity: the same at every start, another for a clone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOARD = "class/dmi/id/product_uuid"
 
 
 def machine(root: Path, cards: dict[str, tuple[str, str]], board: str = "", name: str = "a") -> str:
-    """Make a host of these cards (address, addr_assign_type) and return its fingerprint."""
+    """Create a host with these cards (address, addr_assign_type) and return its fingerprint."""
     for card, (address, kind) in cards.items():
         folder = root / "sys/class/net" / card
         (folder / "device").mkdir(parents=True)
@@ -34,7 +34,7 @@ CARDS = {"eth0": ("aa:00:00:00:00:02", "0"), "eth1": ("aa:00:00:00:00:01", "0")}
 
 
 def test_the_same_disk_in_another_machine_is_another_owner(tmp_path: Path) -> None:
-    """A cloned image: all files alike, the network cards not."""
+    """A cloned image: all files equal, except the network cards."""
     clone = {"eth0": ("bb:00:00:00:00:02", "0"), "eth1": ("bb:00:00:00:00:01", "0")}
     first = machine(tmp_path / "1", CARDS)
     assert first == machine(tmp_path / "2", CARDS)
@@ -44,13 +44,13 @@ def test_the_same_disk_in_another_machine_is_another_owner(tmp_path: Path) -> No
 
 
 def test_a_card_that_died_does_not_make_the_machine_a_stranger(tmp_path: Path) -> None:
-    """One rail of nine is gone: what the host wanted to say about it must not be dropped for it."""
+    """One rail of nine died: the host's pending reports must not be dropped for it."""
     left = {"eth1": CARDS["eth1"]}
     assert machine(tmp_path / "1", CARDS) == machine(tmp_path / "2", left)
 
 
 def test_the_address_of_a_bond_does_not_count(tmp_path: Path) -> None:
-    """The agent started once before and once after the bond had come up."""
+    """The agent started once before and once after the bond was up."""
     bonded = {"eth0": ("00:00:00:00:00:99", "3"), "eth1": CARDS["eth1"]}
     assert machine(tmp_path / "1", CARDS) == machine(tmp_path / "2", bonded)
 
@@ -71,12 +71,12 @@ def test_a_board_nobody_numbered_does_not_make_strangers_alike(tmp_path: Path, b
 
 
 def test_nothing_readable_is_an_owner_too(tmp_path: Path) -> None:
-    """A sandbox without /sys: the agent starts all the same."""
+    """The agent must start in a sandbox without /sys."""
     assert machine_owner(tmp_path, tmp_path) == "network card none, host unnamed"
 
 
 def test_boot_id(tmp_path: Path) -> None:
-    """Sixteen bytes of the kernel's; random ones where it shows none, so that numbers jump."""
+    """Sixteen bytes of the kernel's; random without them, so that numbers jump."""
     assert len(boot_id()) == 16
     file = tmp_path / "sys/kernel/random/boot_id"
     file.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The inventory: what the child finds, and a child that does not behave."""
+"""The inventory: the child's findings, and a faulty child."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> inventory.Inventory:
     host = hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
-    found = inventory.read(host.roots)
-    assert found.reason == ""
-    return found
+    listing = inventory.read(host.roots)
+    assert listing.reason == ""
+    return listing
 
 
 def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
-    """A job paired each GPU with the NIC of the other socket, and nobody could see it."""
+    """A job paired each GPU with the NIC of the other socket, unnoticed."""
     gpu = of_kind(h100, "pcie")["0000:18:00.0"]
     assert gpu["parents"] == "0000:17:00.0 0000:16:00.0 0000:15:01.0"
     assert gpu["root"] == "pci0000:15"
@@ -61,7 +61,7 @@ def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
 
 
 def test_memory_modules_bear_the_label_of_their_socket(h100: inventory.Inventory) -> None:
-    """`mc0/dimm1 has errors`: nobody could say which of 32 sockets that is."""
+    """`mc0/dimm1 has errors`: it was unknown which of 32 sockets that is."""
     modules = of_kind(h100, "edac")
     assert modules["mc0"]["name"] == "Intel_Sapphire Rapids Server"
     assert modules["mc0/dimm0"] == {
@@ -75,14 +75,14 @@ def test_memory_modules_bear_the_label_of_their_socket(h100: inventory.Inventory
 
 
 def test_the_kernels_command_line_shows_no_secret(h100: inventory.Inventory) -> None:
-    """A key stood on the command line, and every operator of the fleet could read it."""
+    """A key was on the command line, and every operator of the fleet could read it."""
     settings = of_kind(h100, "settings")["host"]
     assert settings["kernel_flags"] == "intel_iommu=on iommu=pt mitigations=off isolcpus=14-15"
     assert (settings["clocksource"], settings["cpu_governors"]) == ("tsc", "performance powersave")
 
 
 def test_ports_links_nodes_and_disks(h100: inventory.Inventory) -> None:
-    """What an operator needs to find the part with their hands."""
+    """An operator needs these to find the part physically."""
     port = of_kind(h100, "rdma")["mlx5_1/1"]
     assert port["pci_address"] == "0000:3c:00.0"
     assert (port["firmware"], port["interfaces"]) == ("28.39.1002", "ib1")
@@ -101,7 +101,7 @@ def test_ports_links_nodes_and_disks(h100: inventory.Inventory) -> None:
 
 
 def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None:
-    """Not of the machine that reads: a folder's inventory must not bear our kernel."""
+    """A folder's inventory must not have the kernel of this machine."""
     assert h100.labels == {
         "hostname": "gpu-001",
         "kernel": "5.15.0-1048-example",
@@ -113,17 +113,17 @@ def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None
 
 
 def test_this_machine_has_an_inventory() -> None:
-    """With psutil, pyroute2 and pynvml where they are installed; all keys are there once."""
-    found = inventory.read(Roots())
-    assert found.reason == ""
-    assert {"hostname", "kernel", "cpu_cores"} <= set(found.labels)
-    keys = [(device.kind, device.key) for device in found.devices]
+    """With psutil, pyroute2 and pynvml if they are installed; all keys occur once."""
+    listing = inventory.read(Roots())
+    assert listing.reason == ""
+    assert {"hostname", "kernel", "cpu_cores"} <= set(listing.labels)
+    keys = [(device.kind, device.key) for device in listing.devices]
     assert len(keys) == len(set(keys))
-    assert all(isinstance(v, str) for device in found.devices for v in device.attributes.values())
+    assert all(isinstance(v, str) for device in listing.devices for v in device.attributes.values())
 
 
 def test_the_daemons_side_is_light() -> None:
-    """Importing the inventory cost the daemon 31 MB once: pyroute2 came with it."""
+    """Importing the inventory once cost the daemon 31 MB: it loaded pyroute2."""
     program = (
         "import sys, gangline.agent.inventory\n"
         "print({'psutil', 'pyroute2', 'pynvml', 'argparse', 'asyncio', 'ctypes'} & set(sys.modules))"
@@ -140,18 +140,21 @@ def run(program: str, seconds_max: float = 20.0) -> inventory.Inventory:
 
 
 def test_a_child_that_hangs_is_ended_in_time() -> None:
-    """nvmlInit did not return for 45 s; the daemon's thread waits for its limit and no longer."""
-    gc.collect()  # what an earlier test left behind must not be taken for ours
+    """nvmlInit did not return for 45 s; the daemon's thread waits only for its limit."""
+    gc.collect()  # an earlier test's child must not be taken for this one
     before = len(os.listdir("/proc/self/fd"))
-    found = run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3)
-    assert found == inventory.Inventory(reason="the inventory took longer than 0.3 s")
+    listing = run(
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3
+    )
+    assert listing == inventory.Inventory(reason="the inventory took longer than 0.3 s")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
-    """The agent was killed while a driver held its inventory: the child stayed behind, and the GPU
-    could not be reset for the process that had it open."""
+    """The agent was killed while a driver held its inventory: the child remained, and the GPU could
+    not be reset because it was open.
+    """
     fifo, library = tmp_path / "held", build(tmp_path)
     os.mkfifo(fifo)
     scenario = Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
@@ -168,29 +171,29 @@ def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
     gone = select.poll()
     gone.register(held, 0)
     ((_, event),) = gone.poll(int(GUARD_SECONDS * 1000))
-    assert event & select.POLLERR  # nobody reads the fifo any more
+    assert event & select.POLLERR  # the fifo has no reader any more
     os.close(held)
 
 
 def test_what_was_printed_before_the_hang_is_kept() -> None:
-    """A thread in the driver keeps the process from ending; its answer is whole all the same."""
+    """A thread in the driver keeps the process from ending; its answer is still complete."""
     line = json.dumps({"devices": [{"kind": "numa", "key": "node0"}], "labels": {}})
-    found = run(f"import signal; print('''{line}''', flush=True); signal.pause()")
-    assert found.devices == (inventory.HostDevice("numa", "node0"),)
-    assert found.reason == ""
+    listing = run(f"import signal; print('''{line}''', flush=True); signal.pause()")
+    assert listing.devices == (inventory.HostDevice("numa", "node0"),)
+    assert listing.reason == ""
 
 
 def test_a_child_that_says_too_much_is_ended() -> None:
-    """Limits come from this side: a broken library must not fill the daemon's memory."""
-    found = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
-    assert found.reason == f"the inventory printed more than {inventory.OUTPUT_BYTES_MAX} bytes"
+    """The parent sets the limits: a broken library must not fill the daemon's memory."""
+    listing = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
+    assert listing.reason == f"the inventory printed more than {inventory.OUTPUT_BYTES_MAX} bytes"
 
 
 def test_a_child_that_dies_is_quoted() -> None:
-    """The last line of what it complained of; not a traceback in every log line."""
-    found = run("raise RuntimeError('driver/library version mismatch')")
-    assert "driver/library version mismatch" in found.reason
-    assert "Traceback" not in found.reason
+    """The last line of its error; not a traceback in every log line."""
+    listing = run("raise RuntimeError('driver/library version mismatch')")
+    assert "driver/library version mismatch" in listing.reason
+    assert "Traceback" not in listing.reason
 
 
 def test_no_second_child_joins_one_that_would_not_die() -> None:
@@ -224,13 +227,17 @@ def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_any_answer_is_an_inventory_or_words(output: bytes) -> None:
-    """A child of another version answers otherwise; the daemon reads what it can and never raises."""
-    found = inventory.parse(output)
-    assert found.reason or (found.devices is not None and found.labels is not None)
+    """A child of another version answers differently; the daemon reads the known parts and never
+    raises.
+    """
+    listing = inventory.parse(output)
+    assert listing.reason or (listing.devices is not None and listing.labels is not None)
 
 
 def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
-    """NVML of another version than the driver's refused; disks and ports were still listed."""
+    """NVML refused because its version differed from the driver's; disks and ports were still
+    listed.
+    """
     release = threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -242,14 +249,16 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
 
     node = inventory.HostDevice("numa", "node0")
     sections = {"GPUs": hang, "links": fail, "nodes": lambda roots: [node]}
-    found, problems = child.run_sections(sections, Roots(), 0.1)
+    listing, problems = child.run_sections(sections, Roots(), 0.1)
     release.set()
-    assert found == [node]
+    assert listing == [node]
     assert problems == ["GPUs: no answer within 0.1 s", "links: OSError: no such library"]
 
 
 def test_two_sections_that_hang_cost_no_third() -> None:
-    """Each had its ten seconds, one after the other: the child was killed before it had printed anything."""
+    """Each had its ten seconds, one after the other: the child was killed before it had printed
+    anything.
+    """
     free, third = threading.Event(), threading.Event()
 
     def hang(roots: Roots) -> list[inventory.HostDevice]:
@@ -257,7 +266,7 @@ def test_two_sections_that_hang_cost_no_third() -> None:
         return []
 
     def wait_for_third(roots: Roots) -> list[inventory.HostDevice]:
-        assert third.wait(GUARD_SECONDS)  # not there in time if the sections wait for each other
+        assert third.wait(GUARD_SECONDS)  # late if the sections wait for each other
         return [inventory.HostDevice("net", "eth0")]
 
     def answer(roots: Roots) -> list[inventory.HostDevice]:
@@ -265,14 +274,16 @@ def test_two_sections_that_hang_cost_no_third() -> None:
         return [inventory.HostDevice("disk", "sda")]
 
     sections = {"a driver": hang, "another": hang, "links": wait_for_third, "disks": answer}
-    found, problems = child.run_sections(sections, Roots(), 0.5)
+    listing, problems = child.run_sections(sections, Roots(), 0.5)
     free.set()
-    assert [device.key for device in found] == ["eth0", "sda"]
+    assert [device.key for device in listing] == ["eth0", "sda"]
     assert [problem.partition(":")[0] for problem in problems] == ["a driver", "another"]
 
 
 def test_interfaces_without_netlink_are_those_of_sysfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RestrictAddressFamilies without AF_NETLINK: the kinds of links could not be asked, and no interface was there."""
+    """RestrictAddressFamilies without AF_NETLINK: the kinds of links were unavailable, and no
+    interface was listed.
+    """
 
     def refuse(found: dict[str, dict[str, str]]) -> None:
         found["lo"] = {"link": "half"}
@@ -288,11 +299,13 @@ def modes(*names: str) -> list[SupportedMode]:
 
 
 def test_what_a_card_could_run_at_is_told() -> None:
-    """Eight ports of 400G ran at 200G from the first day on: without what they could do, all was even."""
-    said = links.mode_attributes(
+    """Eight ports of 400G ran at 200G from the first day: without their maximum speed this looked
+    normal.
+    """
+    reported = links.mode_attributes(
         modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full")
     )
-    assert said == {
+    assert reported == {
         "speed_max": "400000 Mb/s",
         "lanes_max": "4",
         "link_modes": "400000baseCR4/Full 200000baseCR4/Full 1000baseKX/Full",
@@ -301,7 +314,9 @@ def test_what_a_card_could_run_at_is_told() -> None:
 
 
 def test_the_text_of_many_modes_ends_at_a_name() -> None:
-    """A kernel of a hundred modes: half a name at the end of the text is a mode that there is not."""
+    """A kernel with a hundred modes: half a name at the end of the text would be a nonexistent
+    mode.
+    """
     names = [f"{speed}baseSR4_X/Full" for speed in range(1000, 1200)]
     text = links.mode_attributes(modes(*names))["link_modes"]
     assert inventory.VALUE_CHARACTERS_MAX - 30 < len(text) <= inventory.VALUE_CHARACTERS_MAX
@@ -309,11 +324,11 @@ def test_the_text_of_many_modes_ends_at_a_name() -> None:
 
 
 def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
-    """The real kernel and driver: what it names is a mode, and a driver that cannot say leaves it out."""
+    """With the real kernel and driver: modes are valid or missing."""
     for device in links.interfaces(Roots()):
-        told = {"speed_max", "lanes_max", "link_modes"} & device.attributes.keys()
-        assert len(told) in (0, 3)
-        if told:
+        modes_known = {"speed_max", "lanes_max", "link_modes"} & device.attributes.keys()
+        assert len(modes_known) in (0, 3)
+        if modes_known:
             named = [parse_mode(name) for name in device.attributes["link_modes"].split()]
             speeds = [mode.speed_megabits for mode in named if mode is not None]
             assert len(speeds) == len(named)
@@ -321,60 +336,63 @@ def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
 
 
 def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux 5.4 has none: the speeds are missing, and nothing else is."""
+    """Linux 5.4 lacks it: only the speeds are missing."""
 
     def refuse() -> EthtoolNetlink:
         raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")
 
     monkeypatch.setattr(links, "EthtoolNetlink", refuse)
-    found = {d.key: d.attributes for d in links.interfaces(Roots())}
-    assert set(found) >= set(interfaces_with_device(Path("/sys")))
-    assert not any("link_modes" in attributes for attributes in found.values())
+    listing = {d.key: d.attributes for d in links.interfaces(Roots())}
+    assert set(listing) >= set(interfaces_with_device(Path("/sys")))
+    assert not any("link_modes" in attributes for attributes in listing.values())
 
 
 def test_gpus_by_nvidias_own_binding(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight GPUs, one of them lost: seven answer, the eighth is listed by what the kernel knows."""
+    """Eight GPUs, one of them lost: seven answer, the eighth is listed with the kernel's data."""
     devices = gpus(8)
     devices[2].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", devices)
     for gpu in devices:
         (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
-    found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
-    assert found.reason == ""
-    told = of_kind(found, "gpu")
-    assert len(told) == 8
-    first = told[devices[0].uuid]
+    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
+    assert listing.reason == ""
+    modes_known = of_kind(listing, "gpu")
+    assert len(modes_known) == 8
+    first = modes_known[devices[0].uuid]
     assert first["name"] == "NVIDIA H100 80GB HBM3"
     assert first["pci_address"] == devices[0].address
     assert first["memory_bytes"] == "85520809984"
-    assert told[devices[2].address]["problem"] == "NVML does not respond for this GPU"
+    assert modes_known[devices[2].address]["problem"] == "NVML does not respond for this GPU"
 
 
 @pytest.mark.slow
 def test_a_driver_that_hangs_costs_the_gpus_only(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvmlInit of a driver with a dead GSP never returned; the host's disks and ports are still told."""
+    """nvmlInit of a driver with a dead GSP never returned; the host's disks and ports are still
+    reported.
+    """
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     never = tmp_path / "never"
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {never}")
     host = hosts.unpack("plain-vm", tmp_path)
     command = [sys.executable, "-m", "gangline.agent.inventory", "--seconds", "3"]
     command += ["--sys", str(host.roots.sys), "--proc", str(host.roots.proc), "--nvml", library]
-    found = inventory.parse(*inventory.run_child(command, GUARD_SECONDS))
-    assert found.reason == "GPUs: no answer within 3 s"
-    assert set(of_kind(found, "disk")) == {"vda"}
+    listing = inventory.parse(*inventory.run_child(command, GUARD_SECONDS))
+    assert listing.reason == "GPUs: no answer within 3 s"
+    assert set(of_kind(listing, "disk")) == {"vda"}
 
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_gpu_that_is_not_to_be_touched_is_not(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
-    """A GPU had fallen off the bus and was left alone; every ten minutes, and at each start, the inventory's child
-    opened it, hung, and stood in the way of its reset."""
+    """A GPU had fallen off the bus and was quarantined; every ten minutes, and at each start, the
+    inventory's child opened it, hung, and blocked its reset.
+    """
     devices = gpus(3)
     for call in ("ByPciBusId_v2", "ByIndex_v2"):
         devices[1].lines.append(f"block nvmlDeviceGetHandle{call} file {tmp_path / 'never'}")
@@ -384,36 +402,36 @@ def test_a_gpu_that_is_not_to_be_touched_is_not(
         (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
     left_out = frozenset((devices[1].address,))
-    found = inventory.read(roots, 10, lambda: left_out)
-    assert (found.reason, found.left_out) == ("", left_out)
+    listing = inventory.read(roots, 10, lambda: left_out)
+    assert (listing.reason, listing.left_out) == ("", left_out)
     known = {devices[0].uuid, devices[2].uuid} if listed else set[str]()
-    assert of_kind(found, "gpu").keys() == known
+    assert of_kind(listing, "gpu").keys() == known
 
 
 def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`nvmlInit` opens the driver's control node, and an unload of the driver failed for it."""
+    """`nvmlInit` opens the driver's control node, which made an unload of the driver fail."""
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {tmp_path / 'never'}")
-    found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
-    assert (found.reason, found.left_out, of_kind(found, "gpu")) == ("", None, {})
+    listing = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
+    assert (listing.reason, listing.left_out, of_kind(listing, "gpu")) == ("", None, {})
 
 
 @pytest.mark.parametrize("seen", ["at once", "while it runs"])
 def test_a_child_that_has_a_gpu_is_ended_for_its_release(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
 ) -> None:
-    """`release` came while the child was asking that GPU, which was let go of some seconds later or never."""
+    """`release` came while the child was using that GPU, which was released seconds later or never."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
     avoided: list[inventory.ExcludedGpus] = [frozenset()]
-    if seen == "at once":  # between its being asked for and its being there
+    if seen == "at once":  # between the start and its registration
         answers = iter([frozenset[str]()])
-        found = inventory.read(roots, 60, lambda: next(answers, None))
+        listing = inventory.read(roots, 60, lambda: next(answers, None))
     else:
         done: list[inventory.Inventory] = []
         thread = threading.Thread(
@@ -427,13 +445,13 @@ def test_a_child_that_has_a_gpu_is_ended_for_its_release(
         inventory.interrupt(avoided[0])
         thread.join(GUARD_SECONDS)
         os.close(held)
-        (found,) = done
-    assert found.reason == "stopped, because GPUs are released or skipped"
+        (listing,) = done
+    assert listing.reason == "stopped, because GPUs are released or skipped"
     assert inventory._running is None
 
 
 def test_nvml_addresses_are_written_as_sysfs_does() -> None:
-    """NVML writes eight digits of domain, sysfs four: the GPU and its PCIe function never met."""
+    """NVML writes eight digits of domain, sysfs four: the GPU and its PCIe function never matched."""
     assert sysfs_address(b"00000000:18:00.0") == "0000:18:00.0"
     assert sysfs_address("00010000:B7:00.0") == "10000:b7:00.0"
 
@@ -441,5 +459,5 @@ def test_nvml_addresses_are_written_as_sysfs_does() -> None:
 def test_a_host_without_hardware_has_an_inventory_of_nothing() -> None:
     """No /sys, no /proc, no NVML: empty, and not an error."""
     nowhere = Path("/nowhere")
-    found = inventory.read(Roots(nowhere, nowhere, "/nowhere/libnvidia-ml.so.1"))
-    assert (found.devices, found.labels, found.reason) == ((), {}, "")
+    listing = inventory.read(Roots(nowhere, nowhere, "/nowhere/libnvidia-ml.so.1"))
+    assert (listing.devices, listing.labels, listing.reason) == ((), {}, "")

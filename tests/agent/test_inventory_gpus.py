@@ -1,4 +1,4 @@
-"""What the inventory says of GPUs, MIG devices and the far ends of links."""
+"""The inventory of GPUs, MIG devices and the far ends of links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 def read(
     devices: list[Gpu], library: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> inventory.Inventory:
-    """Return the inventory of a host with these GPUs and nothing else."""
     Scenario(folder / "scenario", devices, host=host_lines(devices))
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(folder / "scenario"))
     return inventory.read(Roots(folder / "sys", folder / "proc", library))
@@ -39,23 +38,23 @@ def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
 def test_a_size_that_nvml_does_not_know_is_not_told(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU of 18 exabytes stood in the inventory: NVML's all ones for "not available"."""
+    """The inventory had a GPU of 18 exabytes: NVML's all ones for "not available"."""
     gpu = gpus(1)[0]
     gpu.values["memory_total"] = 2**64 - 1
-    said = of_kind(read([gpu], library, tmp_path, monkeypatch), "gpu")[gpu.uuid]
-    assert "memory_bytes" not in said and said["name"]
+    attributes = of_kind(read([gpu], library, tmp_path, monkeypatch), "gpu")[gpu.uuid]
+    assert "memory_bytes" not in attributes and attributes["name"]
 
 
 def test_a_gpu_says_all_that_an_operator_asks_for(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two GPUs of one gang had different VBIOSes; nobody could see it without a shell on each host."""
+    """Two GPUs of one gang had different VBIOSes; this was invisible without a shell on each host."""
     gpu = with_inventory(with_fabric(with_links(gpus(1)[0], 18)))
-    found = read([gpu], library, tmp_path, monkeypatch)
-    assert found.reason == ""
-    said = of_kind(found, "gpu")[gpu.uuid]
+    listed = read([gpu], library, tmp_path, monkeypatch)
+    assert listed.reason == ""
+    attributes = of_kind(listed, "gpu")[gpu.uuid]
     assert (
-        said.items()
+        attributes.items()
         >= {
             "name": "NVIDIA H100 80GB HBM3",
             "pci_address": "0000:19:00.0",
@@ -91,20 +90,22 @@ def test_a_gpu_says_all_that_an_operator_asks_for(
             "platform_guid": "0102030405060708",
         }.items()
     )
-    assert "sm_count" not in said  # NVML tells it of MIG devices only: it is not guessed
-    assert said["nvswitch_errors"].startswith("no-data: ")
+    assert "sm_count" not in attributes  # NVML has it only for MIG devices: it is not guessed
+    assert attributes["nvswitch_errors"].startswith("no-data: ")
 
 
 @pytest.mark.parametrize("driver", ["535.183.01", "580.159.04", "590.36.01", "590.48.01"])
 def test_every_driver_describes_its_gpus(
     driver: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An H200 on driver 580 had readings but no model or serial: NO_ATTACH hides all GPUs before 590.37."""
+    """An H200 on driver 580 had readings but no model or serial: NO_ATTACH hides all GPUs before
+    590.37.
+    """
     devices = [with_inventory(gpu) for gpu in gpus(2)]
     Scenario(tmp_path / "scenario", devices, host=f"driver {driver}\n{host_lines(devices)}")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    found = of_kind(inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library)), "gpu")
-    assert {key: gpu["serial"] for key, gpu in found.items()} == {
+    listed = of_kind(inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library)), "gpu")
+    assert {key: gpu["serial"] for key, gpu in listed.items()} == {
         gpu.uuid: gpu.serial for gpu in devices
     }
 
@@ -112,7 +113,7 @@ def test_every_driver_describes_its_gpus(
 def test_links_say_what_is_at_their_far_end(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link that goes bad is the GPU's, the cable's or the switch's: the far end has to be known."""
+    """A faulty link is the GPU's, the cable's or the switch's: the far end must be known."""
     gpu = with_links(gpus(1)[0], 3)
     gpu.lines += ["scoped 2 146 uint 33", "error nvmlDeviceGetNvLinkState 0"]
     links = of_kind(read([gpu], library, tmp_path, monkeypatch), "nvlink")
@@ -129,11 +130,11 @@ def test_links_say_what_is_at_their_far_end(
 def test_mig_devices_know_their_gpu(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A MIG UUID alone does not say on which board it is."""
+    """A MIG UUID alone does not identify the board."""
     gpu = with_mig(gpus(1)[0])
-    found = of_kind(read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch), "mig")
+    listed = of_kind(read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch), "mig")
     assert (
-        found["MIG-00000000-0001-0009-0000-000000000000"].items()
+        listed["MIG-00000000-0001-0009-0000-000000000000"].items()
         >= {
             "gpu": gpu.uuid,
             "gpu_instance": "1",
@@ -147,37 +148,37 @@ def test_mig_devices_know_their_gpu(
 def test_what_one_gpu_does_not_say_costs_only_itself(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An InfoROM that was corrupted took the whole host's inventory with it."""
+    """A corrupted InfoROM removed the whole host's inventory."""
     devices = [with_inventory(gpu) for gpu in gpus(3)]
     devices[0].lines.append("error nvmlDeviceGetInforomImageVersion 14")
     devices[1].lines.append("error * 999")
-    found = of_kind(read(devices, library, tmp_path, monkeypatch), "gpu")
-    assert set(found) == {devices[0].uuid, devices[2].uuid}
-    assert set(found[devices[2].uuid]) - set(found[devices[0].uuid]) == {"inforom_image"}
+    listed = of_kind(read(devices, library, tmp_path, monkeypatch), "gpu")
+    assert set(listed) == {devices[0].uuid, devices[2].uuid}
+    assert set(listed[devices[2].uuid]) - set(listed[devices[0].uuid]) == {"inforom_image"}
 
 
 def test_garbage_counts_are_bounded(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four thousand million links are no inventory."""
+    """Four thousand million links are not plausible."""
     gpu = with_mig(with_links(gpus(1)[0], 18))
     gpu.fields[91] = ("uint", 4_294_967_294)
     gpu.values["mig_devices_max"] = 4_294_967_294
-    found = read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch)
-    assert len(of_kind(found, "nvlink")) == 64
-    assert len(of_kind(found, "mig")) == 1
+    listed = read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch)
+    assert len(of_kind(listed, "nvlink")) == 64
+    assert len(of_kind(listed, "mig")) == 1
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(12090, "12.9"), (13010, "13.1"), (11080, "11.8"), (12000, "12.0")]
 )
 def test_cuda_versions(number: int, text: str) -> None:
-    """12090 is no version that anybody would recognise."""
+    """12090 is not a readable version."""
     assert cuda_version(number) == text
 
 
 def test_the_older_layout_has_a_rack_instead_of_a_chassis() -> None:
-    """Version 1 gives a GUID of 13 bytes that is a serial number on some racks and none on others."""
+    """Version 1 has a GUID of 13 bytes that is a serial number only on some racks."""
     data = bytes(4) + bytes(16) + b"\xde\xad\xbe\xef" + bytes(12) + bytes([1, 2, 3, 0, 5])
     assert platform(data, 1) == {
         "rack_guid": "deadbeef",
@@ -191,23 +192,23 @@ def test_the_older_layout_has_a_rack_instead_of_a_chassis() -> None:
 
 @given(st.binary(max_size=80), st.integers(0, 4))
 def test_any_platform_bytes_are_text(data: bytes, version: int) -> None:
-    """Firmware writes what it likes into sixteen bytes; an inventory is JSON."""
-    said = platform(data, version)
-    assert all(value and value.isprintable() and value.isascii() for value in said.values())
-    assert (not said) == (len(data) < 41 or version not in (1, 2))
+    """Firmware writes anything into sixteen bytes; an inventory is JSON."""
+    attributes = platform(data, version)
+    assert all(value and value.isprintable() and value.isascii() for value in attributes.values())
+    assert (not attributes) == (len(data) < 41 or version not in (1, 2))
 
 
 @given(st.binary(max_size=32))
 def test_serials_are_told_apart(data: bytes) -> None:
-    """Two racks whose GUIDs are no text must not become one rack of question marks."""
-    said = text_or_hex(data)
+    """Two racks with GUIDs that are not text must not become one rack of question marks."""
+    attributes = text_or_hex(data)
     raw = data.rstrip(b"\0")
-    assert said in (raw.hex(), raw.decode("ascii", errors="replace").strip())
+    assert attributes in (raw.hex(), raw.decode("ascii", errors="replace").strip())
 
 
 @given(st.binary(max_size=20), st.integers(0, 2**32 - 1), st.integers(0, 255))
 def test_a_fabric_is_told_when_it_is_one(cluster: bytes, clique: int, state: int) -> None:
-    """Cluster and clique of a registration that is not completed belong to nobody."""
-    said = fabric(cluster, clique, state)
-    assert bool(said) == (state == 3 and len(cluster) == 16)
-    assert ("fabric_cluster" in said) == (bool(said) and any(cluster))
+    """Cluster and clique of an unfinished registration are meaningless."""
+    attributes = fabric(cluster, clique, state)
+    assert bool(attributes) == (state == 3 and len(cluster) == 16)
+    assert ("fabric_cluster" in attributes) == (bool(attributes) and any(cluster))

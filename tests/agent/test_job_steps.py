@@ -1,5 +1,7 @@
 # pyright: reportPossiblyUnboundVariable=false
-"""The collector of reported steps: over slots of real processes, and over everything that a user can plant there instead."""
+"""The collector of reported steps: over slots of real processes, and over anything that a user can
+plant in their place.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from gangline.contract.signals import index_of
 from tests.hosts.reading import StoppedClock
 
 SECOND = 1_000_000_000
-#: Holds a slot as `gangline.steps` does, and writes into it what it is told line by line.
+#: Holds a slot like `gangline.steps`, and writes the lines of its input into it.
 HOLDER = """
 import fcntl, os, struct, sys
 path, rank, job = sys.argv[1:4]
@@ -50,7 +52,7 @@ for line in sys.stdin:
 
 
 class Clock(StoppedClock):
-    """A clock that a test moves."""
+    """A clock that a test advances."""
 
     now_ns = 1000 * SECOND
 
@@ -59,7 +61,7 @@ class Clock(StoppedClock):
 
 
 class Rank:
-    """A process that holds a slot."""
+    """A process with a slot."""
 
     def __init__(self, folder: Path, number: int, job: str = "", name: str = "") -> None:
         self.path = folder / (name or f"{1000 + number}-{number:x}")
@@ -86,7 +88,7 @@ class Rank:
 
 
 class Host:
-    """A host that is a folder, with its ranks."""
+    """A host folder with its ranks."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "shm" / "gangline"
@@ -109,10 +111,10 @@ def host(tmp_path: Path) -> Host:
 @pytest.fixture
 def ranks(host: Host) -> Iterator[list[Rank]]:
     with ExitStack() as stack:
-        found = [Rank(host.folder, number, "77") for number in range(2)]
-        for rank in found:
+        created = [Rank(host.folder, number, "77") for number in range(2)]
+        for rank in created:
             stack.callback(rank.end)
-        yield found
+        yield created
 
 
 def cell(block: Block, row: int, name: str) -> float | None:
@@ -151,19 +153,19 @@ def test_the_time_is_of_the_last_ten_seconds(host: Host, ranks: list[Rank]) -> N
 def test_a_step_longer_than_the_window_has_the_time_of_the_last(
     host: Host, ranks: list[Rank]
 ) -> None:
-    """A step of 20 s ends in one second of twenty: its time is there in all of them."""
+    """A step of 20 s ends in one second of twenty: its time must be present in each second."""
     for number in range(1, 4):
         ranks[0].write(number, 20.0 * number)
         block = host.collect(20)
     assert cell(block, 0, "step_seconds") == pytest.approx(20.0)
     assert cell(block, 0, "since_seconds") == 19.0
     block = host.collect(60)
-    assert cell(block, 0, "step_seconds") is None  # it stands
+    assert cell(block, 0, "step_seconds") is None  # stopped
     assert cell(block, 0, "since_seconds") == 79.0
 
 
 def test_a_torn_slot_is_read_again(host: Host, ranks: list[Rank]) -> None:
-    """A read amid a write would be a step of any length."""
+    """A read during a write could be a step of any length."""
     ranks[0].write(10, 5.0)
     host.collect()
     ranks[0].write(20, 1e9, 0, begun=11)
@@ -188,10 +190,12 @@ def test_a_torn_slot_is_read_again(host: Host, ranks: list[Rank]) -> None:
 def test_a_slot_that_lies_harms_its_own_rank_only(
     host: Host, ranks: list[Rank], lie: tuple[float, float, float]
 ) -> None:
-    """Time that runs back, a count that falls, more than a day a step: no number, no exception, and the other rank as ever."""
-    for at, lying in enumerate(((10, 5.0), lie)):
+    """Time that runs back, a count that falls, more than a day a step: no number, no exception, and
+    the other rank is unaffected.
+    """
+    for index, lying in enumerate(((10, 5.0), lie)):
         ranks[0].write(*lying)
-        ranks[1].write(10 * (1 + at), 5.0 + at)
+        ranks[1].write(10 * (1 + index), 5.0 + index)
         block = host.collect()
     seconds = cell(block, 0, "step_seconds")
     assert seconds is None or 0 < seconds <= job_steps.STEP_SECONDS_MAX
@@ -201,7 +205,7 @@ def test_a_slot_that_lies_harms_its_own_rank_only(
 def test_the_control_group_names_the_job_where_it_does(
     host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process of job 9 that says it is rank 0 of job 77 would have blamed a host of 77."""
+    """A process of job 9 that claims to be rank 0 of job 77 would have blamed a host of 77."""
     liar = Rank(host.folder, 0, "77", name="1-aaa")
     owners = {liar.child.pid: Owner("slurm", job_id="9")}
     monkeypatch.setattr(
@@ -216,7 +220,7 @@ def test_the_control_group_names_the_job_where_it_does(
 
 
 def test_a_second_process_of_a_rank_does_not_count(host: Host, ranks: list[Rank]) -> None:
-    """Who comes later cannot speak for a rank whose process lives."""
+    """A later process cannot report for a rank whose process lives."""
     for rank in ranks:
         rank.write(5, 1.0)
     host.collect()
@@ -245,7 +249,9 @@ def test_a_dead_process_is_out_at_once_and_its_slot_is_removed(
 def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
     host: Host, ranks: list[Rank], tmp_path: Path
 ) -> None:
-    """A FIFO that nobody writes hung a reader; a link led to somebody's file, a sparse file of a terabyte was read whole."""
+    """A FIFO without a writer hung a reader; a link led to another user's file, a sparse file of a
+    terabyte was read completely.
+    """
     target = tmp_path / "target"
     target.write_bytes(b"secret" * 100)
     os.mkfifo(host.folder / "1-1")
@@ -265,7 +271,7 @@ def test_what_is_planted_neither_waits_nor_harms_and_is_removed(
 
 
 def test_a_slot_cut_short_or_unlinked_under_the_reader(host: Host, ranks: list[Rank]) -> None:
-    """A mapping of a file that is cut short ends the reader by SIGBUS."""
+    """A mapping of a truncated file ends the reader by SIGBUS."""
     for rank in ranks:
         rank.write(5, 1.0)
     host.collect()
@@ -296,25 +302,27 @@ def slot(user: int, started: float) -> Candidate:
     st.integers(0, 400),
 )
 def test_no_users_fill_the_slots_of_another(others: list[tuple[int, int]], started: int) -> None:
-    """Four users with 64 slots each were all that was read: an honest job that began before them was not."""
-    live = {f"{user}-{number}": slot(user, at) for number, (user, at) in enumerate(others)}
+    """Four users with 64 slots each used the whole limit: an honest job that began before them was
+    not read.
+    """
+    live = {
+        f"{user}-{number}": slot(user, started) for number, (user, started) in enumerate(others)
+    }
     live |= {"honest": slot(99, started)}
     chosen = fair_choice(live)
     assert "honest" in chosen and len(chosen) <= SLOTS_MAX
     users = Counter(live[name].user_id for name in chosen)
     assert max(users.values()) <= SLOTS_PER_USER_MAX
-    for name in (
-        live.keys() - chosen
-    ):  # left out: one of its user's latest, and no user has two more
+    for name in live.keys() - chosen:  # skipped: one of its user's latest, and no user has two more
         user, at = live[name].user_id, live[name].started
-        assert all(live[one].started <= at for one in chosen if live[one].user_id == user)
+        assert all(live[name].started <= at for name in chosen if live[name].user_id == user)
         assert users[user] == SLOTS_PER_USER_MAX or users[user] >= max(users.values()) - 1
 
 
 def test_a_user_without_a_slot_takes_the_latest_of_another(
     host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slots that were open already kept the table full, whoever came."""
+    """Slots that were already open kept the table full, and new users got none."""
     monkeypatch.setattr(job_steps, "SLOTS_MAX", 1)
     for rank in ranks:
         rank.write(5, 1.0)
@@ -330,7 +338,7 @@ def test_a_user_without_a_slot_takes_the_latest_of_another(
 def test_junk_hides_no_slot_and_is_said(
     host: Host, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """20,000 files of another user: no slot behind them was read, and nothing said so."""
+    """20,000 files of another user: no slot after them was read, without a message."""
     monkeypatch.setattr(job_steps, "NAMES_MAX", 20)
     for rank in ranks:
         rank.write(5, 1.0)
@@ -346,7 +354,7 @@ def test_junk_hides_no_slot_and_is_said(
 
 
 def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:
-    """A descriptor for each job would end the agent within a month."""
+    """A leaked descriptor per job would end the agent within a month."""
     for rank in ranks:
         rank.write(5, 1.0)
     host.collect(3)
@@ -358,16 +366,15 @@ def test_descriptors_are_given_back(host: Host, ranks: list[Rank]) -> None:
 
 
 def open_below(folder: Path) -> list[str]:
-    """Return what this process has open there."""
-    found = []
+    result = []
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-    return [path for path in found if path.startswith(str(folder))]
+            result.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in result if path.startswith(str(folder))]
 
 
 def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
-    """A link to somebody else's folder is none."""
+    """A link to another user's folder is refused."""
     (tmp_path / "shm").mkdir()
     collector = JobSteps(Roots(dev=tmp_path))
     with pytest.raises(NoData, match="install -d -m 1777"):
@@ -378,7 +385,9 @@ def test_no_folder_and_a_folder_that_is_a_link(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_only_looked_for_until_it_is_there(tmp_path: Path) -> None:
-    """Hosts without such jobs paid for an exception each second; a job that comes is seen in its first."""
+    """Hosts without such jobs paid for an exception each second; a new job is seen in its first
+    second.
+    """
     collector = JobSteps(Roots(dev=tmp_path))
     assert not collector.skip(), "it has said nothing yet"
     for _ in range(2):
@@ -395,7 +404,9 @@ def test_a_missing_folder_is_only_looked_for_until_it_is_there(tmp_path: Path) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes two other users")
 def test_an_unprivileged_agent_reads_other_users_slots(tmp_path: Path) -> None:
-    """The agent is one user, the job another; the agent owns the folder, and so it may clean up there."""
+    """The agent is one user, the job another; the agent owns the folder, and so may delete files in
+    it.
+    """
     base = Path("/dev/shm") / f"test-{os.getpid()}-{time.monotonic_ns()}"
     folder = base / "shm" / "gangline"
     folder.mkdir(parents=True)
@@ -417,7 +428,7 @@ def test_an_unprivileged_agent_reads_other_users_slots(tmp_path: Path) -> None:
         try:
             [block] = collector.collect()
             assert (block.devices, cell(block, 0, "user_number")) == (("77/0",), 64002)
-            child.stdin.close()  # it ends without taking its slot away
+            child.stdin.close()  # ends without removing its slot
             child.wait()
             assert run_collector(collector, Clock()).blocks[0].devices == ()
             assert os.listdir(folder) == []

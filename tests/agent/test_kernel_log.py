@@ -1,4 +1,4 @@
-"""Following the kernel's log: nothing twice, nothing missed, and what was lost is told."""
+"""Following the kernel's log: no event twice, none missed, and losses are reported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HandedClock:
 
 
 class Ring:
-    """The kernel's ring, with its ways: EPIPE after an overrun, EINVAL for a record too long."""
+    """The kernel's ring, with its behavior: EPIPE after an overrun, EINVAL for a record too long."""
 
     def __init__(self, records_max: int = 1000) -> None:
         self.clock = HandedClock()
@@ -90,7 +90,7 @@ class Reader:
 
 
 class Agent:
-    """One life of an agent: what it tells goes into *told*, which outlives it."""
+    """One life of an agent: its events go into *told*, which survives it."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Agent:
         return self.on_disk
 
     def read(self) -> None:
-        """What the thread does until it waits."""
+        """Do the thread's work until it waits."""
         while True:
             drained = collector_module._read_group(self.source, self.follower, live=False)
             if drained and not self.follower.on_drained():
@@ -139,7 +139,7 @@ class Agent:
                 return
 
     def wait(self, ns: int = SAVE_SOON_NS) -> None:
-        """What it does when nothing comes for so long."""
+        """Do the thread's work after *ns* without records."""
         self.clock.ns += ns
         self.follower.on_drained()
         self.follower.flush_due()
@@ -150,7 +150,7 @@ class Killed(BaseException):
 
 
 def kept(told: list[HealthEvent]) -> dict[str, HealthEvent]:
-    """What the aggregator keeps: of each event the highest revision, and of one revision the first."""
+    """Return the aggregator's events: of each the highest revision, and of one revision the first."""
     events: dict[str, HealthEvent] = {}
     for event in told:
         if event.event_id not in events or events[event.event_id].revision < event.revision:
@@ -173,7 +173,9 @@ def test_the_whole_ring_is_read_at_the_first_start_and_each_event_has_its_own_ti
 
 
 def test_a_complete_line_with_the_flag_of_a_fragment_joins_no_other() -> None:
-    """An H200's driver sets flag `c` on each line: the record of 80 s before became a part of an XID's message."""
+    """An H200's driver sets flag `c` on each line: a record 80 s older became a part of an XID's
+    message.
+    """
     ring = Ring()
     ring.say("/proc/cgroups lists only v1 controllers", ago=83.6)
     ring.say("NVRM: GPU at PCI:0000:00:06: GPU-00000000-0000-4000-8000-000000000001", flags="c")
@@ -218,7 +220,9 @@ def test_a_long_lockup_counts_once_a_shorter_one_was_reported() -> None:
 
 
 def test_the_process_and_the_job_of_an_xid_may_be_in_a_later_line() -> None:
-    """XID 13 names its process in its third line; the job of the process was known and never reported."""
+    """XID 13 names its process in its third line; the job of the process was known but not
+    reported.
+    """
     ring, asked = Ring(), []
 
     def job_of(pid: int) -> dict[str, str]:
@@ -252,62 +256,62 @@ def test_only_the_kernel_speaks_for_the_kernel() -> None:
 
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
-    """An update of the agent tells nothing twice, and what happened meanwhile."""
-    ring, told = Ring(), list[HealthEvent]()
+    """An update of the agent repeats nothing, and reports later events."""
+    ring, reported = Ring(), list[HealthEvent]()
     ring.say(XID.format(1, 79))
-    first = Agent(ring, tmp_path, told)
+    first = Agent(ring, tmp_path, reported)
     first.read()
     first.wait()
     ring.say(XID.format(2, 79))
-    second = Agent(ring, tmp_path, told)
+    second = Agent(ring, tmp_path, reported)
     second.read()
     second.wait()
-    assert [e.device for e in told] == ["0000:01:00.0", "0000:02:00.0"]
+    assert [e.device for e in reported] == ["0000:01:00.0", "0000:02:00.0"]
     assert second.follower.read_count == 1
-    Agent(ring, tmp_path, told).read()
-    assert len(told) == 2
+    Agent(ring, tmp_path, reported).read()
+    assert len(reported) == 2
 
 
 def test_another_boot_is_another_log(tmp_path: Path) -> None:
-    """After a reboot numbers begin again: low ones are not old ones."""
-    ring, told = Ring(), list[HealthEvent]()
+    """After a reboot numbers start again: low numbers are not old."""
+    ring, reported = Ring(), list[HealthEvent]()
     for _ in range(5):
         ring.say(XID.format(1, 79))
-    Agent(ring, tmp_path, told).read()
+    Agent(ring, tmp_path, reported).read()
     fresh = Ring()
     fresh.say(XID.format(1, 79))
-    Agent(fresh, tmp_path, told, boot=bytes(16)).read()
-    assert len({e.event_id for e in told}) == 2
+    Agent(fresh, tmp_path, reported, boot=bytes(16)).read()
+    assert len({e.event_id for e in reported}) == 2
 
 
 def test_numbers_that_go_back_within_a_boot_are_a_new_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sandbox was restored from its image, boot id and all."""
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     for _ in range(50):
         ring.say("nothing")
     ring.say(XID.format(1, 79))
-    first = Agent(ring, tmp_path, told)
+    first = Agent(ring, tmp_path, reported)
     first.read()
     first.wait()
     fresh = Ring()
     fresh.say(XID.format(2, 79))
-    agent = Agent(fresh, tmp_path, told)
+    agent = Agent(fresh, tmp_path, reported)
     agent.read()
     assert "the kernel log restarted" in caplog.text
-    assert [e.device for e in kept(told).values()] == ["0000:01:00.0", "0000:02:00.0"]
+    assert [e.device for e in kept(reported).values()] == ["0000:01:00.0", "0000:02:00.0"]
     assert agent.follower.lost_count == 0
-    fresh.next, agent.source.at = 0, 0  # and once more, under our eyes
+    fresh.next, agent.source.at = 0, 0  # and once more, during the run
     fresh.records.clear()
     fresh.say(XID.format(3, 79))
     agent.read()
-    assert told[-1].device == "0000:03:00.0"
-    assert len({e.event_id for e in told}) == 3
+    assert reported[-1].device == "0000:03:00.0"
+    assert len({e.event_id for e in reported}) == 3
 
 
 def test_an_overrun_is_told_with_how_many_were_lost() -> None:
-    """A storm wrote faster than we read: what is not known must not look like quiet."""
+    """A storm wrote faster than the agent read: lost records must not look like silence."""
     ring = Ring(records_max=10)
     ring.say("first")
     agent = Agent(ring, None, [])
@@ -326,7 +330,7 @@ def test_an_overrun_is_told_with_how_many_were_lost() -> None:
 
 
 def test_what_was_overwritten_while_the_agent_was_down_is_told(tmp_path: Path) -> None:
-    """It was stopped for a day; the ring holds an hour."""
+    """The agent was stopped for a day; the ring holds an hour."""
     ring = Ring(records_max=10)
     ring.say("x")
     first = Agent(ring, tmp_path, [])
@@ -340,7 +344,7 @@ def test_what_was_overwritten_while_the_agent_was_down_is_told(tmp_path: Path) -
 
 
 def test_a_record_that_is_too_long_or_no_record_costs_itself() -> None:
-    """EINVAL: the kernel has gone past it; the next is read, and it was not lost to an overrun."""
+    """EINVAL: the kernel has skipped it; the next is read, and it does not count as an overrun."""
     ring = Ring()
     ring.say("a")
     ring.say("b" * 9000)
@@ -368,25 +372,27 @@ def test_a_line_in_pieces_is_read_whole() -> None:
 
 def test_an_event_that_is_in_memory_only_holds_the_position_back(tmp_path: Path) -> None:
     """The disk of the events is full: after a crash they must be read again."""
-    ring, told = Ring(), list[HealthEvent]()
+    ring, reported = Ring(), list[HealthEvent]()
     ring.say(XID.format(1, 79))
-    agent = Agent(ring, tmp_path, told)
+    agent = Agent(ring, tmp_path, reported)
     agent.on_disk = False
     agent.read()
     agent.wait()
     assert not (tmp_path / FILE_NAME).exists()
-    agent = Agent(ring, tmp_path, told)
+    agent = Agent(ring, tmp_path, reported)
     agent.read()
     agent.wait()
-    assert len(kept(told)) == 1
+    assert len(kept(reported)) == 1
     assert (tmp_path / FILE_NAME).exists()
 
 
 def test_a_disk_that_takes_events_again_lets_the_position_move(tmp_path: Path) -> None:
-    """It was full for a minute; a week later a restart called what the ring had lost since a loss."""
-    ring, told = Ring(), list[HealthEvent]()
+    """It was full for a minute; a week later a restart reported all records lost from the ring
+    since then.
+    """
+    ring, reported = Ring(), list[HealthEvent]()
     ring.say(XID.format(1, 79))
-    agent = Agent(ring, tmp_path, told)
+    agent = Agent(ring, tmp_path, reported)
     agent.on_disk = False
     agent.read()
     agent.wait()
@@ -394,11 +400,11 @@ def test_a_disk_that_takes_events_again_lets_the_position_move(tmp_path: Path) -
     agent.on_disk = True
     agent.wait(SAVE_NS)
     assert parse_position((tmp_path / FILE_NAME).read_bytes()).sequence == 0
-    assert len(kept(told)) == 1 and {e.revision for e in told} == {0}
+    assert len(kept(reported)) == 1 and {e.revision for e in reported} == {0}
 
 
 def test_a_position_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) -> None:
-    """On a full disk half a position stayed, and took the last blocks that an XID needed."""
+    """On a full disk half a position remained, and took the last blocks that an XID needed."""
     (tmp_path / FILE_NAME).mkdir()
     keeper = CheckpointFile(tmp_path)
     assert not keeper.save(LogPosition(BOOT.hex(), 1))
@@ -409,23 +415,27 @@ def test_a_position_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) ->
 def test_a_position_that_cannot_be_kept_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The state folder was a file: after each restart the whole ring was read again, and nobody knew why."""
+    """The state folder was a file: after each restart the whole ring was read again, without a
+    hint.
+    """
     (tmp_path / "state").write_text("in the way")
-    ring, told = Ring(), list[HealthEvent]()
-    agent = Agent(ring, tmp_path / "state", told)
+    ring, reported = Ring(), list[HealthEvent]()
+    agent = Agent(ring, tmp_path / "state", reported)
     for bus in range(3):
         ring.say(XID.format(bus, 79))
         agent.read()
         agent.wait()
-    [words] = [
+    [message] = [
         r.getMessage() for r in caplog.records if "cannot save the position" in r.getMessage()
     ]
-    assert f"{tmp_path / 'state' / FILE_NAME}: File exists. A restart reads" in words
-    assert [e.device for e in told] == [f"0000:{bus:02x}:00.0" for bus in range(3)]
+    assert f"{tmp_path / 'state' / FILE_NAME}: File exists. A restart reads" in message
+    assert [e.device for e in reported] == [f"0000:{bus:02x}:00.0" for bus in range(3)]
 
 
 def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None:
-    """Else each restart would read a week of chatter again, and call what the ring lost a loss."""
+    """Otherwise each restart would read a week of chatter again, and report overwritten records as
+    a loss.
+    """
     ring = Ring()
     ring.say("nothing")
     agent = Agent(ring, tmp_path, [])
@@ -452,12 +462,12 @@ LINES = st.lists(
 def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
     lives: list[tuple[list[tuple[str, int, int]], int, bool]],
 ) -> None:
-    """kill -9 between record, event and position, life after life; the last one reads to the end."""
-    ring, told = Ring(), list[HealthEvent]()
+    """kill -9 between record, event and position, life after life; the last life reads to the end."""
+    ring, reported = Ring(), list[HealthEvent]()
     truth: dict[tuple[str, int], int] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for lines, dies_at, orderly in [*lives, ([], -1, True)]:
-            agent = Agent(ring, Path(temporary), told)
+            agent = Agent(ring, Path(temporary), reported)
             agent.dies_at = dies_at
             try:
                 for kind, bus, code in lines:
@@ -472,7 +482,7 @@ def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
                     agent.follower.finish()
             except Killed:
                 continue
-    counted = {(e.device, e.code): e.count for e in kept(told).values()}
+    counted = {(e.device, e.code): e.count for e in kept(reported).values()}
     assert counted == truth  # one event each, with every line
 
 
@@ -494,7 +504,7 @@ log.close()
 
 
 def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
-    """A real process, its real files, killed in the midst of telling, five times over."""
+    """A real process, its real files, killed while it reports, five times."""
     (tmp_path / "dev").mkdir()
     log = tmp_path / "dev/kmsg"
     for life in range(6):
@@ -520,18 +530,16 @@ def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
     queue.close()
     assert len({e.event_id for e in events}) == len(events) == 240
     assert {(e.device, e.code) for e in events} == {
-        (f"0000:{at % 200:02x}:00.0", 100 + at // 200) for at in range(240)
+        (f"0000:{index % 200:02x}:00.0", 100 + index // 200) for index in range(240)
     }
 
-
-# What is worth an event ----------------------------------------------------------------------
 
 FAILS = "mlx5_core 0000:98:00.0: poll_health:812:(pid 0): device's health compromised - reached miss count"
 LOADS = "mlx5_core 0000:{}:00.0: firmware version: 28.39.1002"
 
 
 def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
-    """Eight adapters load at every boot: none of them is back from anything."""
+    """Eight adapters load at every boot: none of them has recovered from a failure."""
     ring = Ring()
     for address in ("98", "9a"):
         ring.say(LOADS.format(address))
@@ -544,14 +552,14 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
     ring.say(LOADS.format("98"))
     ring.say(LOADS.format("9a"))
     agent.read()
-    told = [(e.name, e.device, e.attributes.get("state")) for e in agent.told]
+    reported = [(e.name, e.device, e.attributes.get("state")) for e in agent.told]
     failed = "rdma.adapter_failed", "0000:98:00.0"
-    assert told == [(*failed, None), (*failed, "back")]
+    assert reported == [(*failed, None), (*failed, "back")]
     agent.wait()
     again = Agent(ring, tmp_path, agent.told, wanted=adapters.is_wanted)
     assert again.follower.resumed and not agent.follower.resumed
     after = AdapterFilter(tmp_path)
-    after.resumed = again.follower.resumed  # what failed before is not known here
+    after.resumed = again.follower.resumed  # earlier failures are unknown here
     line = LOADS.format("98")
     notice = classify(line)
     assert notice is not None and after.is_wanted(notice, line)
@@ -563,21 +571,23 @@ def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:
         ({"net/ens1/carrier_up_count": "0\n"}, False),  # an empty cage
         ({"net/ens1/carrier_up_count": "2\n"}, True),
         ({"net/ib0/carrier_up_count": "0\n", "net/ib1/carrier_up_count": "1\n"}, True),
-        ({"net/ens1/mtu": "1500\n"}, False),  # a kernel that does not say
+        ({"net/ens1/mtu": "1500\n"}, False),  # a kernel without this file
         ({"net/ens1/carrier_changes": "1\n"}, False),
         ({"net/ens1/carrier_changes": "2\n"}, True),  # a kernel before 4.16
-        ({"vendor": "0x15b3\n"}, False),  # its driver loads
+        ({"vendor": "0x15b3\n"}, False),  # its driver is loading
         (
             {"infiniband/mlx5_0/fw_ver": "28.39.1002\n"},
             False,
         ),  # no IPoIB: the state of its port is read
-        ({}, False),  # nothing is known of it
+        ({}, False),  # unknown
     ],
 )
 def test_an_empty_cage_is_no_unplugged_cable(
     files: dict[str, str], told: bool, tmp_path: Path
 ) -> None:
-    """Half of the ports were never cabled, and each boot made ten minutes of WATCH of them."""
+    """Half of the ports were never cabled, and each boot put their hosts into WATCH for ten
+    minutes.
+    """
     for name, text in files.items():
         path = tmp_path / "bus/pci/devices/0000:98:00.0" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -596,16 +606,13 @@ def test_an_empty_cage_is_no_unplugged_cable(
     ), "it had a link"
 
 
-# Position and stamps ---------------------------------------------------------------------------
-
-
 @given(
     sequence=st.integers(0, 2**63),
     epoch=st.integers(0, 9),
     counts=st.lists(st.integers(1, 2**40), max_size=4),
 )
 def test_a_position_comes_back(sequence: int, epoch: int, counts: list[int]) -> None:
-    """With the incidents that were open."""
+    """Including the open incidents."""
     incidents = tuple(
         (("gpu.xid", f"d{n}", n, ""), HealthEvent(event_id=f"e{n}", count=count, forms=["a", "b"]))
         for n, count in enumerate(counts)
@@ -616,7 +623,7 @@ def test_a_position_comes_back(sequence: int, epoch: int, counts: list[int]) -> 
 
 @given(st.one_of(st.binary(max_size=200), st.tuples(st.integers(0, 300), st.integers(1, 255))))
 def test_a_damaged_position_is_none(damage: bytes | tuple[int, int]) -> None:
-    """A power cut, a disk that lies: then the ring is read again, and ids make it harmless."""
+    """A power cut, a corrupted disk: the ring is read again, and ids make this harmless."""
     if isinstance(damage, tuple):
         content = bytearray(
             format_position(
@@ -633,7 +640,7 @@ def test_a_damaged_position_is_none(damage: bytes | tuple[int, int]) -> None:
 
 
 def test_a_position_that_cannot_be_kept_stops_nothing(tmp_path: Path) -> None:
-    """A file stands where the folder should be."""
+    """A file is in place of the folder."""
     (tmp_path / "kernel_log").write_text("")
     keeper = CheckpointFile(tmp_path / "kernel_log")
     assert not keeper.save(LogPosition("ab", 1)) and "kernel_log" in keeper.last_error
@@ -648,12 +655,14 @@ def test_stamps_learn_how_far_the_logs_clock_is_off() -> None:
     stamps.learn(4_999_845_000_000, now + 900_000)
     stamps.learn(4_999_846_000_000, now + SECOND + 40_000_000)  # read late
     assert stamps.boottime_ns(4_999_845_000_000, now + SECOND) == now + 900_000
-    assert stamps.boottime_ns(2**63, now) == now  # never later than it was read
+    assert stamps.boottime_ns(2**63, now) == now  # never later than the read
     assert TimestampConverter(lambda: SECOND).boottime_ns(5, now) == SECOND + 5000
 
 
 def test_a_suspension_moves_the_stamps_at_once() -> None:
-    """The log's clock stood still for an hour; sixteen records later would be an hour of wrong times."""
+    """The log's clock stopped for an hour; adapting after sixteen records would mean wrong times
+    for an hour.
+    """
     slept = [0]
     stamps = TimestampConverter(lambda: slept[0])
     for seconds in range(16):
@@ -663,7 +672,7 @@ def test_a_suspension_moves_the_stamps_at_once() -> None:
 
 
 def test_what_was_learned_long_ago_is_forgotten() -> None:
-    """One line an hour, and a clock that drifts by 50 ppm: sixteen of them would be off by 3 s."""
+    """One line an hour, and a clock that drifts by 50 ppm: sixteen old samples would be off by 3 s."""
     stamps = TimestampConverter()
     for hours in range(16):
         written = hours * 3600 * 1_000_000

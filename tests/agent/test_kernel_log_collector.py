@@ -1,4 +1,4 @@
-"""The collector of the kernel log: each record is told at once, and what closes the log is said."""
+"""The collector of the kernel log: each record is reported at once, and refusals have a message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.agent.test_kernel_log import BOOT, SECOND, XID, HandedClock
 
 
 class Kept:
-    """Stands for the event queue."""
+    """A stand-in of the event queue."""
 
     def __init__(self) -> None:
         self.events: list[HealthEvent] = []
@@ -39,7 +39,7 @@ class Kept:
 
 
 class Busy:
-    """A log that never ends, a clock on which each record costs 1 ms, and who looks at the rests."""
+    """An endless log, a clock on which each record costs 1 ms, and a record of the rests."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -88,7 +88,7 @@ def values(log: KernelLog) -> list[float | int | None]:
 
 @pytest.fixture
 def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """What is sent to the one is read from the other as from /dev/kmsg: a record a read, poll."""
+    """Yield a socket pair that acts like /dev/kmsg: a record a read, poll."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         yield ours, theirs
@@ -105,7 +105,7 @@ def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, Kept]:
 def test_a_record_is_told_the_moment_it_is_written(
     tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
 ) -> None:
-    """The thread waits in poll: no tick and no timer is between the kernel's word and the event."""
+    """The thread waits in poll: no tick and no timer is between the kernel's line and the event."""
     log, events = listening(tmp_path, sockets[0])
     sockets[1].send(b"6,7,5000000000,-;nothing\n")
     sockets[1].send(b"3,8,5000000000,-;" + XID.format(0x9B, 79).encode() + b"\n")
@@ -118,7 +118,7 @@ def test_a_record_is_told_the_moment_it_is_written(
         ("host.kernel_log_lost", 3),
     ]
     log.close()
-    assert events.events[-1].count == 2  # what was not told yet is, at the end
+    assert events.events[-1].count == 2  # at the end, with the unreported lines
     assert (tmp_path / "kernel_log" / FILE_NAME).exists()
 
 
@@ -159,14 +159,14 @@ def test_a_log_that_ends_is_a_stand_in(
 
 
 def test_without_a_log_there_is_no_data(tmp_path: Path) -> None:
-    """A container without /dev/kmsg is no failure."""
+    """A container without /dev/kmsg is not a failure."""
     log = KernelLog(Roots(dev=tmp_path))
     with pytest.raises(NoData, match="--device=/dev/kmsg"):
         log.collect()
 
 
 def test_a_turn_to_which_nobody_listens_reads_by_itself(tmp_path: Path) -> None:
-    """A host that is a folder."""
+    """A host folder."""
     (tmp_path / "kmsg").write_text("6,5,1,-;Linux\n3,6,2,-;" + XID.format(1, 79) + "\n junk\nbad\n")
     log = KernelLog(Roots(dev=tmp_path))
     assert values(log) == [3, 1, 0, 1, 0.0]
@@ -201,14 +201,16 @@ except AccessDenied as reason:
 
 
 def test_a_closed_log_is_blindness_with_the_line_that_opens_it() -> None:
-    """kernel.dmesg_restrict is 1 on most distributions, and an agent without CAP_SYSLOG sees nothing."""
+    """kernel.dmesg_restrict is 1 on most distributions, and an agent without CAP_SYSLOG sees
+    nothing.
+    """
     if os.geteuid() != 0 or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("needs root to leave it, and kernel.dmesg_restrict=1")
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", CLOSED], capture_output=True, text=True, check=True
     ).stdout
-    assert "AmbientCapabilities=CAP_SYSLOG" in said and "kernel.dmesg_restrict=0" in said
-    assert len(said) <= 240
+    assert "AmbientCapabilities=CAP_SYSLOG" in completed and "kernel.dmesg_restrict=0" in completed
+    assert len(completed) <= 240
 
 
 def closed_by(number: int) -> Callable[[Path], Kmsg]:
@@ -233,6 +235,6 @@ def test_each_refusal_has_its_words(
     words: str,
     tmp_path: Path,
 ) -> None:
-    """An operator reads what to do, not an errno."""
+    """An operator reads the remedy, not an errno."""
     with pytest.raises(kind, match=words):
         KernelLog(Roots(dev=tmp_path), closed_by(number)).collect()

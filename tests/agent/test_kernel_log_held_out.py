@@ -1,6 +1,8 @@
-"""Lines that were written without a look at the rules: faults that must alarm, and look-alikes that must not.
+"""Lines written without looking at the rules: faults that must alarm, and look-alikes that must
+not.
 
-The forms are those of the kernel's sources and of public reports of its drivers; names and addresses are made up.
+Their forms come from the kernel's sources and from public reports of its drivers; names and
+addresses are invented.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SUSPECT = (
     "pcieport 0000:15:01.0: DPC: containment event, status:0x1f01 source:0x0000",
     "pcieport 0000:15:01.0: pciehp: Slot(21): Card not present",
 )  # fmt: skip
-#: Faults that end by themselves, or that others caused: the host is WATCH, and not SUSPECT.
+#: Faults that end by themselves, or that others caused: the host is WATCH, not SUSPECT.
 WATCH = (
     "watchdog: BUG: soft lockup - CPU#0 stuck for 26s! [migration/0:15]",
     "rcu: INFO: rcu_sched self-detected stall on CPU",
@@ -132,7 +134,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("line", EXPECTED)
 def test_held_out_lines(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A false alarm drains a good host; a missed one lets a job fail there again."""
+    """A false alarm drains a healthy host; a missed one makes another job fail there."""
     assert state_of(line) is EXPECTED[line]
     assert main([line]) == (4 if EXPECTED[line] is None else 0)
     assert ("The agent ignores this line" in capsys.readouterr().out) == (EXPECTED[line] is None)
@@ -157,9 +159,9 @@ STORIES: dict[str, tuple[str, list[tuple[float, int]], list[int]]] = {
 def test_a_resumed_virtual_machine_is_not_stuck(name: str) -> None:
     """After a live migration, "stuck for 3208s" on each core made the host SUSPECT for an hour."""
     form, reports, codes = STORIES[name]
-    times, found = StuckTimes(), []
+    times, result = StuckTimes(), []
     for at, seconds in reports:
         parsed = classify(form.format(seconds, "swapper/3:0"))
         assert parsed is not None
-        found.append(times.confirm(parsed, at).code)
-    assert found == codes
+        result.append(times.confirm(parsed, at).code)
+    assert result == codes

@@ -1,4 +1,4 @@
-"""Incidents: 800,000 lines of one trouble are one event, and two troubles never are."""
+"""Incidents: 800,000 lines of one fault are one event, and two faults are never merged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ XID = "NVRM: Xid (PCI:0000:9b:00): 95, pid={}, name=python, Uncontained: {}"
 
 
 class Log:
-    """Lines handed in, with their time; what is told is kept. Ids are given by line."""
+    """Takes lines with their time, and records the events. Ids are given by line."""
 
     def __init__(self) -> None:
         self.incidents = IncidentTracker()
@@ -60,7 +60,7 @@ class Log:
         self.told += self.incidents.due(self.now_ns, self.now_ns)
 
     def last(self) -> dict[str, HealthEvent]:
-        """What the aggregator ends up with: of each event the highest revision."""
+        """Return the aggregator's final events: of each the highest revision."""
         kept: dict[str, HealthEvent] = {}
         for event in self.told:
             before = kept.get(event.event_id)
@@ -107,7 +107,7 @@ def test_a_storm_is_one_event_with_its_count_and_its_forms() -> None:
 
 
 def test_it_is_told_again_at_a_bounded_pace() -> None:
-    """A storm of a day is told 1,440 times, not 80 million."""
+    """A storm of a day is reported 1,440 times, not 80 million."""
     log = Log()
     log.say(XID.format(1, "a"))
     begin = log.now_ns
@@ -156,7 +156,7 @@ def test_after_a_minute_of_silence_it_is_another_incident() -> None:
 
 
 def test_one_pcie_error_counts_once_however_many_lines_it_has() -> None:
-    """The port says that, the device says what; either may be missing."""
+    """The port has one part, the device the other; either may be missing."""
     log = Log()
     head = "pcieport 0000:80:01.1: AER: Corrected error message received from 0000:81:00.0"
     body = "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
@@ -174,7 +174,9 @@ def test_one_pcie_error_counts_once_however_many_lines_it_has() -> None:
 
 
 def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed() -> None:
-    """The kernel limits the rate of the error's own lines; what came of it stood alone, and was dropped."""
+    """The kernel limits the rate of the error's own lines; the failed recovery came alone, and was
+    dropped.
+    """
     log = Log()
     log.say("nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)")
     log.wait(QUIET_NS + 1)
@@ -187,7 +189,7 @@ def test_a_recovery_that_failed_is_an_incident_where_its_error_was_not_printed()
     [("Uncorrected (Fatal)", [2]), ("Uncorrected (Non-Fatal)", [1]), ("Corrected", [0, 2])],
 )
 def test_a_recovery_that_failed_belongs_to_its_error(severity: str, codes: list[int]) -> None:
-    """It must not count twice, nor hide behind an error of the device that was corrected."""
+    """It must neither count twice, nor be hidden by a corrected error of the device."""
     log = Log()
     log.say(f"pcieport 0000:80:01.1: AER: {severity} error message received from 0000:81:00.0")
     log.say("nvidia 0000:81:00.0: AER: can't recover (no error_detected callback)", 1000)
@@ -197,7 +199,7 @@ def test_a_recovery_that_failed_belongs_to_its_error(severity: str, codes: list[
 
 
 def test_an_uncorrected_machine_check_does_not_hide_behind_its_announcement() -> None:
-    """`events logged` says nothing of what they were."""
+    """`events logged` does not describe the events."""
     log = Log()
     log.say("mce: [Hardware Error]: Machine check events logged")
     log.say("mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: bea0000000000108")
@@ -239,7 +241,9 @@ def test_storms_of_very_many_devices_are_folded() -> None:
 
 
 def test_a_thousand_xids_hide_no_fatal_one() -> None:
-    """GPUs and codes beyond counting, then one GPU off the bus: it stood in a row "more at once", of no GPU."""
+    """GPUs and codes beyond counting, then one GPU off the bus: it was in a row "more at once",
+    without its GPU.
+    """
     log = Log()
     for number in range(2_000):
         log.note(
@@ -247,7 +251,7 @@ def test_a_thousand_xids_hide_no_fatal_one() -> None:
         )
     log.note(ParsedLine("gpu.xid", device="0000:9b:00.0", code=79))
     assert [e.code for e in log.last().values() if e.device == "0000:9b:00.0" and e.code == 79]
-    for number in range(20_000):  # and not without bound, should they all be fatal
+    for number in range(20_000):  # bounded, even if all are fatal
         log.note(ParsedLine("gpu.xid", device=f"{number:04x}:00:00.0", code=79))
     assert len(log.incidents) <= ALL_OPEN_MAX + 1
 
@@ -262,7 +266,7 @@ def test_flapping_interfaces_hide_no_xid() -> None:
 
 
 def test_many_links_hide_no_gpu() -> None:
-    """72 GPUs' links went down at once; the XID 79 that had done it must stand out."""
+    """72 GPUs' links went down at once; the XID 79 that caused it must remain visible."""
     log = Log()
     for number in range(2000):
         device = f"0000:{number % 4:02x}:00.0"
@@ -287,7 +291,9 @@ def test_no_more_than_all_are_ever_open() -> None:
 
 
 def test_what_explains_a_new_code_is_told_while_it_counts() -> None:
-    """XID 94 had gone on for minutes and was told once a minute; 48 beside it drained the host."""
+    """XID 94 had continued for minutes and was reported once a minute; without it the new 48
+    drained the host.
+    """
     contained = "NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=python, Contained: SM (0x1)"
     double = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An uncorrectable error"
     for contained_first in (True, False):
@@ -305,12 +311,14 @@ def test_what_explains_a_new_code_is_told_while_it_counts() -> None:
 
 
 def test_what_explains_a_code_that_comes_again_is_told_while_it_counts() -> None:
-    """48 goes on and is told at once; the 94 beside its new line was told only a minute later."""
+    """48 continues and is reported at once; the 94 that came with its new line was reported only a
+    minute later.
+    """
     contained = "NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=python, Contained: SM (0x1)"
     double = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An uncorrectable error"
     log = Log()
     log.say(double)
-    for after_seconds in (0, 2, 12):  # the last of 94's paces stays: a minute
+    for after_seconds in (0, 2, 12):  # 94 stays at its last interval, a minute
         log.say(contained, after_seconds * SECOND)
         log.wait(0)
     log.told.clear()
@@ -321,13 +329,13 @@ def test_what_explains_a_code_that_comes_again_is_told_while_it_counts() -> None
 
 
 def test_what_was_long_ago_is_not_told_as_if_it_explained() -> None:
-    """The 94 of half a minute before the 48 is another one's: 48 stands alone."""
+    """The 94 half a minute before the 48 belongs to another fault: 48 is alone."""
     log = Log()
     log.say(XID.format(1, "a"))
     log.wait(2 * SECOND)
     log.say(XID.format(1, "a"))
     log.wait(0)
-    log.say(XID.format(1, "a"), SECOND)  # counted, and to be told in nine seconds
+    log.say(XID.format(1, "a"), SECOND)  # counted, and due in nine seconds
     log.told.clear()
     log.say("NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An error", 6 * SECOND)
     log.wait(0)
@@ -335,7 +343,7 @@ def test_what_was_long_ago_is_not_told_as_if_it_explained() -> None:
 
 
 def test_new_codes_do_not_speed_up_a_storm() -> None:
-    """A hundred codes in turn on one GPU: each is told once a second at the most."""
+    """A hundred codes in turn on one GPU: each is reported at most once a second."""
     log = Log()
     for number in range(3000):
         log.note(ParsedLine("gpu.xid", number % 100, "0000:9b:00.0"), after_ns=SECOND // 1000)
@@ -345,16 +353,16 @@ def test_new_codes_do_not_speed_up_a_storm() -> None:
 
 @pytest.mark.slow
 def test_memory_is_bounded_whatever_the_lines_say() -> None:
-    """The reader of a storm must not become the trouble itself."""
+    """The reader of a storm must not become a fault itself."""
     log = Log()
     tracemalloc.start()
     for number in range(30_000):
-        words = f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
+        text = f"w{number:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
         notice = ParsedLine(
             "pcie.aer", device=f"d{number % 2000}", group=f"aer d{number % 2000}",
-            process_id=number + 1, process_name=words, attributes={words: words},
+            process_id=number + 1, process_name=text, attributes={text: text},
         )  # fmt: skip
-        log.note(notice, f"{words} " * 200, 1_000_000)
+        log.note(notice, f"{text} " * 200, 1_000_000)
         log.told.clear()
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -365,7 +373,7 @@ def test_memory_is_bounded_whatever_the_lines_say() -> None:
 
 
 def test_an_incident_goes_on_over_a_restart() -> None:
-    """The agent was updated in the midst of a storm: it stays one event, and its revisions rise."""
+    """The agent was updated during a storm: it stays one event, and its revisions rise."""
     before = Log()
     before.say(XID.format(1, "a"))
     before.say(XID.format(2, "bb"), SECOND)
@@ -383,7 +391,7 @@ def test_an_incident_goes_on_over_a_restart() -> None:
 
 
 def test_forms_leave_numbers_out_and_stay_few() -> None:
-    """`GPC 3, TPC 6` and `GPC 4, TPC 1` say the same thing; two units do not."""
+    """`GPC 3, TPC 6` and `GPC 4, TPC 1` have one form; two units have two."""
     assert template_of("Ch 0000000a, GPC2 at 0x2b57_b3000000: 12 ms") == "Ch #, GPC# at #_#: # ms"
     assert template_of("face dead beef") == "face dead beef"
     forms = MessageTemplates()
@@ -418,7 +426,7 @@ NOTICES = st.builds(
 def test_no_order_of_lines_loses_or_doubles_one(
     steps: list[tuple[ParsedLine, int, bool]],
 ) -> None:
-    """Whatever comes when: every whole line is counted once, revisions rise, what ends is closed."""
+    """In any order: every complete line counts once, revisions rise, ended incidents are closed."""
     log = Log()
     whole: Counter[tuple[str, str, int]] = Counter()
     for notice, after_ns, look in steps:
@@ -440,7 +448,7 @@ def test_no_order_of_lines_loses_or_doubles_one(
 
 @given(st.lists(st.tuples(st.integers(0, 90 * SECOND), st.booleans()), max_size=40))
 def test_whoever_waits_until_next_ns_misses_nothing(steps: list[tuple[int, bool]]) -> None:
-    """The thread sleeps until then: what is due must never be due earlier."""
+    """The thread sleeps until then: no incident may be due earlier."""
     log = Log()
     for after_ns, same in steps:
         end = log.now_ns + after_ns

@@ -1,6 +1,7 @@
-"""Every kind of line that becomes an event, as the kernel and its drivers write them; and those that do not.
+"""Every kind of line that becomes an event, as the kernel and its drivers write it; and lines that
+do not.
 
-Addresses, names and numbers are made up; the forms are those of the kernel files named in the tables.
+Addresses, names and numbers are invented; the forms come from the kernel files named in the tables.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gangline.contract.signals import BY_NAME
 SHARED = Path(__file__).parents[3] / "shared/data/kernel_log"
 ERROR = "[Hardware Error]:"
 
-#: Line -> name, code, device, process id, process name, attributes that it must give.
+#: Line -> name, code, device, process id, process name, attributes.
 LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
     # XID, of all generations
     "NVRM: Xid (PCI:0000:9B:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for "
@@ -54,7 +55,8 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("gpu.driver_message", 2, "0000:0a:00.0", 0, "", {}),
     "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  "
     "The GPU likely needs to be reset.": ("gpu.needs_reset", 0, "0000:9b:00.0", 0, "", {}),
-    # its content decides: lost (0x0F), reset required (0x62), reboot required; public reports of open-gpu-kernel-modules
+    # its content decides: lost (0x0F), reset required (0x62), reboot required; public reports of
+    # open-gpu-kernel-modules
     "NVRM: rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d1a616; hParent=0x5c000054; hObject=0x5c00005b; "
     "hClass=0x0000c86f; paramsSize=0x00000170; paramsStatus=0x00000062; status=0x00000062":
         ("gpu.needs_reset", 0, "host", 0, "", {}),
@@ -293,7 +295,8 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("net.link_message", 0, "ens1f0", 0, "", {"bond": "bond0"}),
     "bonding: bond0: link status definitely up for interface eth1, 25000 Mbps full duplex":
         ("net.link_message", 1, "eth1", 0, "", {}),
-    # adapters of other makers: bnxt_en with bnxt_re, ionic, ice with irdma, mana, hns3; EFA as its own driver prints it
+    # adapters of other makers: bnxt_en with bnxt_re, ionic, ice with irdma, mana, hns3; EFA as its
+    # own driver prints it
     "bnxt_en 0000:c2:00.0 enp194s0f0np0: Error (timeout: 5000000) msg {0xb4 0x1f3d} len:0":
         ("rdma.adapter_failed", 0, "0000:c2:00.0", 0, "", {"interface": "enp194s0f0np0"}),
     "bnxt_en 0000:c2:00.0 enp194s0f0np0: Firmware fatal reset event received":
@@ -492,7 +495,8 @@ LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
         ("disk.error", 1, "ata1.00", 0, "", {}),
 }  # fmt: skip
 
-#: Lines like them that tell of nothing wrong.
+#: Similar lines without a fault.
+#:
 QUIET = (
     "NVRM: GPU at PCI:0000:9b:00: GPU-509665ad-b600-ac93-3616-d754b23d636d",
     "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01  Mon Dec  8 12:00:00 UTC 2025",
@@ -615,7 +619,7 @@ QUIET = (
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_and_what_it_tells(line: str) -> None:
-    """Each of these has cost somebody a night; none may pass unread."""
+    """Each of these lines was a real fault; none may be missed."""
     notice = classify(line)
     assert notice is not None
     name, code, device, process_id, process_name, attributes = LINES[line]
@@ -627,11 +631,11 @@ def test_a_line_and_what_it_tells(line: str) -> None:
 
 @pytest.mark.parametrize("line", QUIET)
 def test_lines_that_tell_of_nothing_wrong(line: str) -> None:
-    """A false alarm at every boot teaches operators to look away."""
+    """A false alarm at every boot teaches operators to ignore alarms."""
     assert classify(line) is None
 
 
-#: What the kernel writes after a process's name, and with what else a user chose.
+#: The kernel's text after a process' name, with other parts that a user chose.
 OF_A_PROCESS = (
     "[4711]: segfault at 0 ip 0000000000401000 sp 00007ffc00000000 error 4 in {}[400000+1000]",
     "[4711] general protection fault ip:401000 sp:7ffc00000000 error:0 in {}[400000+1000]",
@@ -645,20 +649,21 @@ OF_A_PROCESS = (
 
 @pytest.mark.parametrize("line", [*LINES, "NVRM:0000:9b:00 fallen off the bus", "ata1: disabled"])
 def test_a_user_cannot_make_the_kernel_say_it(line: str) -> None:
-    """A program named `NVRM:0000:9b:00` crashed in a file named `fallen off the bus`: a host was drained.
+    """A program named `NVRM:0000:9b:00` crashed in a file named `fallen off the bus`: a host was
+    drained.
 
-    These lines are of facility 0; the process's name, 15 characters of it, stands at their beginning.
+    These lines have facility 0; they begin with 15 characters of the process' name.
     """
     for length in range(1, 16):
         for form in OF_A_PROCESS:
             for file in (line, line[length:]):
-                said = line[:length] + form.format(file.replace("/", "_")[:255])
-                assert classify(said) is None, said
+                text = line[:length] + form.format(file.replace("/", "_")[:255])
+                assert classify(text) is None, text
 
 
 @pytest.mark.parametrize("word", ["BUG", "Oops", "NVRM", "LustreError", "watchdog"])
 def test_a_user_who_names_an_interface_says_nothing(word: str) -> None:
-    """Whoever may make a user namespace names its interfaces; no blanks and no colons are in a name."""
+    """Each owner of a user namespace names its interfaces; a name contains no blanks and no colons."""
     for form in (
         "{}: entered promiscuous mode",
         "{}: renamed from eth0",
@@ -709,16 +714,18 @@ def test_details_belong_to_the_line_before(
 
 
 def test_every_event_of_the_table_is_in_the_catalogue() -> None:
-    """A name that nobody knows would be stored and never judged; and the other way round."""
+    """An event without a catalogue entry would be stored but never judged; and vice versa."""
     named = {rule.name for rule in RULES}
     assert all(BY_NAME[name].kind is Kind.EVENT for name in named)
     ids = {*range(2210, 2225), 2226, 2227, 2228, 2720, 2721, 2722}
     rows = {s.name for s in BY_NAME.values() if s.signal_id in ids}
-    assert rows == named - {"gpu.xid", "gpu.lost"}  # which NVML tells as well
+    assert rows == named - {"gpu.xid", "gpu.lost"}  # reported by NVML as well
 
 
 def test_a_line_without_an_address_is_of_the_gpu_that_leaves_no_doubt() -> None:
-    """ "GPU4" of NVIDIA's driver is no index of nvidia-smi: of eight GPUs a wrong one would be reset."""
+    """ "GPU4" of NVIDIA's driver is not an index of nvidia-smi: of eight GPUs a wrong one would be
+    reset.
+    """
     lines = {
         "numbered": "NVRM: GPU4 _kgspRpcRecvPoll: GSP RM heartbeat timed out",
         "xid": "NVRM: Xid (PCI:0000:9B:00): 119, pid=1, name=x, Timeout after 6s of waiting for RPC response "
@@ -738,7 +745,7 @@ def test_a_line_without_an_address_is_of_the_gpu_that_leaves_no_doubt() -> None:
     eight = GpuFinder(lambda: [f"0000:{i:02x}:00.0" for i in range(8)], list)
     assert found(eight, "numbered") == found(eight, "amd") == "host"
     assert found(eight, "xid") == "0000:9b:00.0"
-    assert found(eight, "numbered") == "0000:9b:00.0"  # the XID named it in both ways
+    assert found(eight, "numbered") == "0000:9b:00.0"  # the XID has both names
 
 
 def check_limits(notice: ParsedLine) -> None:
@@ -757,7 +764,7 @@ def check_limits(notice: ParsedLine) -> None:
 @settings(max_examples=300)
 @given(st.text(max_size=300))
 def test_no_text_raises(text: str) -> None:
-    """Whatever a driver prints."""
+    """With any text of a driver."""
     if notice := classify(text):
         check_limits(notice)
 
@@ -774,7 +781,7 @@ def test_no_text_raises(text: str) -> None:
 def test_a_damaged_line_is_read_within_its_limits_or_not_at_all(
     line: str, at: int, size: int, rubbish: str
 ) -> None:
-    """Two CPUs printed at once, and the ring cut what was too long."""
+    """Two CPUs printed at once, and the ring cut the end."""
     notice = classify(line[:at] + rubbish + line[at + size :])
     if notice is not None:
         check_limits(notice)
@@ -782,13 +789,13 @@ def test_a_damaged_line_is_read_within_its_limits_or_not_at_all(
 
 
 def test_a_line_of_64_kilobytes_costs_no_more_than_its_beginning() -> None:
-    """Of a dump in one line only the beginning is looked at."""
+    """Only the beginning of a dump in one line is parsed."""
     assert classify("x" * 65536 + "NVRM: Xid (PCI:0000:9b:00): 79, x") is None
     assert classify("NVRM: Xid (PCI:0000:9b:00): 79, " + "x" * 65536) is not None
 
 
 def test_each_recovery_action_of_the_driver_is_told() -> None:
-    """XID 154: first it asks for a reset, and then for nothing any more; both within a minute."""
+    """XID 154 first requests a reset, and later nothing; both within a minute."""
     decode = XidDecoder(lambda: "580.65.06").decode
     scopes = set()
     for to in ("0x1 (GPU Reset Required)", "0x0 (None)", "0x2 (Node Reboot Required)"):
@@ -800,7 +807,7 @@ def test_each_recovery_action_of_the_driver_is_told() -> None:
 
 
 def test_each_link_has_a_story_of_its_own() -> None:
-    """Link 3 went down half a minute after link 12; only one of them was ever told."""
+    """Link 3 went down half a minute after link 12; only one of them was reported."""
     decode = XidDecoder(lambda: "575.57.08").decode
     scopes = set()
     for link in (3, 12):
@@ -816,23 +823,23 @@ def test_each_link_has_a_story_of_its_own() -> None:
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")
 def test_a_real_log_with_a_hung_gsp() -> None:
-    """Five XID 119 of one GPU, met by three processes; a stack trace and tables around them."""
+    """Five XID 119 of one GPU, by three processes, between a stack trace and tables."""
     lines = (SHARED / "dmesg-with-xid-119.log").read_text().splitlines()
-    found = [n for line in lines if (n := classify(re.sub(r"^\[[^]]*\] ", "", line)))]
-    told = [
-        (n.name, n.code, n.device, n.process_name) for n in found if n.part is not LinePart.DETAIL
+    result = [n for line in lines if (n := classify(re.sub(r"^\[[^]]*\] ", "", line)))]
+    reported = [
+        (n.name, n.code, n.device, n.process_name) for n in result if n.part is not LinePart.DETAIL
     ]
     message = ("gpu.needs_reset", 0, "0000:9b:00.0", "")
-    assert [each for each in told if each != message] == [
+    assert [each for each in reported if each != message] == [
         ("gpu.xid", 119, "0000:9b:00.0", name)
         for name in ("nvidia-smi",) * 3 + ("cache_mgr_main", "gpud")
     ]
-    assert told.count(message) == 1
+    assert reported.count(message) == 1
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")
 def test_a_real_log_of_an_ordinary_boot() -> None:
-    """Switches opened, container links came up: nothing is wrong."""
+    """Switches opened, container links came up: no fault."""
     records = (SHARED / "kmsg.1.log").read_bytes().splitlines()
     assert len(records) > 40
     assert [n for data in records if (n := classify(parse_record(data).text))] == []

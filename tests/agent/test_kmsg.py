@@ -1,4 +1,4 @@
-"""Records of /dev/kmsg: what the kernel writes is read as it is, whatever else is refused in words."""
+"""Records of /dev/kmsg: the kernel's format is read exactly, other data is refused with a message."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ REAL = Path("/dev/kmsg")
 
 
 def escaped(text: bytes) -> bytes:
-    """What the kernel makes of a line: `\\xNN` for all but printable ASCII, and for the backslash."""
+    """Return a line as the kernel escapes it: `\\xNN` for all except printable ASCII, and for the
+    backslash.
+    """
     return b"".join(
         bytes((byte,)) if 32 <= byte < 127 and byte != 0x5C else b"\\x%02x" % byte for byte in text
     )
 
 
 def test_a_record_with_its_dictionary() -> None:
-    """The driver's line says what happened, the dictionary to which device."""
+    """The driver's line has the event, the dictionary has the device."""
     data = (
         b"3,4711,90211344,-;mlx5_core 0000:98:00.0: poll_health:812: no reply\n"
         b" SUBSYSTEM=pci\n DEVICE=+pci:0000:98:00.0\n"
@@ -45,13 +47,13 @@ def test_a_record_with_its_dictionary() -> None:
 
 
 def test_further_fields_of_later_kernels_are_passed_over() -> None:
-    """CONFIG_PRINTK_CALLER adds who printed; the form says that more fields may come."""
+    """CONFIG_PRINTK_CALLER adds the caller; the format allows more fields."""
     record = parse_record(b"6,339,5140900,-,caller=T1,cpu=3;NET: Registered\n")
     assert (record.sequence, record.text) == (339, "NET: Registered")
 
 
 def test_facility_and_level_come_apart() -> None:
-    """A user who imitates an XID gets facility 1, and 8 x 1 + 6 is no level."""
+    """A user who imitates an XID gets facility 1; the prefix is 8 x 1 + 6."""
     assert parse_record(b"14,1,2,-;NVRM: Xid (PCI:0000:9b:00): 79\n")[:2] == (1, 6)
     assert parse_record(b"191,1,2,-;x")[:2] == (23, 7)
 
@@ -64,7 +66,7 @@ def test_fragments_say_so() -> None:
 
 
 def test_escapes_are_undone_and_what_is_no_text_is_marked() -> None:
-    """A device's serial number was rubbish, and the line about it must be told all the same."""
+    """A device's serial number was garbage, and the line about it must still be reported."""
     record = parse_record(rb"4,1,2,-;C:\x5cx41 \xc3\xa4 \xff\x0aend" + b"\n")
     assert record.text == "C:\\x41 ä �\nend"
     assert parse_record(b"4,1,2,-;raw \xff\n").text == "raw �"
@@ -86,7 +88,7 @@ def test_escapes_are_undone_and_what_is_no_text_is_marked() -> None:
     ],
 )
 def test_what_is_no_record_is_refused_in_words(data: bytes) -> None:
-    """A stand-in for /dev/kmsg in a container gives something else."""
+    """A stand-in for /dev/kmsg in a container returns something else."""
     with pytest.raises(ValueError, match="not a record of the kernel log"):
         parse_record(data)
 
@@ -99,7 +101,7 @@ def test_a_line_of_64_kilobytes() -> None:
 
 @given(st.binary(max_size=400))
 def test_no_bytes_raise_anything_but_value_error(data: bytes) -> None:
-    """Whatever stands there, the reader goes on."""
+    """The reader continues after any record."""
     try:
         record = parse_record(data)
     except ValueError:
@@ -118,7 +120,7 @@ def test_no_bytes_raise_anything_but_value_error(data: bytes) -> None:
 def test_what_the_kernel_writes_comes_back(
     prefix: int, sequence: int, microseconds: int, text: bytes, cut: int
 ) -> None:
-    """Any line of any driver; cut off anywhere, it is a shorter line or none."""
+    """Any line of any driver; cut off anywhere, it is a shorter line or empty."""
     data = b"%d,%d,%d,-;%b\n SUBSYSTEM=pci\n DEVICE=+pci:0000:9b:00.0\n" % (
         prefix, sequence, microseconds, escaped(text),
     )  # fmt: skip
@@ -135,13 +137,13 @@ def test_what_the_kernel_writes_comes_back(
 
 @given(st.lists(st.sampled_from([b"6,1,2,-;a\n", b"6,2,3,-;b\n DEVICE=x\n", b"6,3,3,-;c"])))
 def test_a_kept_log_is_split_into_its_records(records: list[bytes]) -> None:
-    """A host that is a folder keeps its log in a file."""
+    """A host folder has its log in a file."""
     content = b"".join(r if r.endswith(b"\n") else r + b"\n" for r in records)
     assert [r.rstrip(b"\n") for r in split_records(content)] == [r.rstrip(b"\n") for r in records]
 
 
 def test_a_socket_of_records_is_read_as_the_device_is() -> None:
-    """Nothing there is BlockingIOError, the end is b"" (which the device has not)."""
+    """Empty is BlockingIOError, the end is b"" (which the device does not have)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source = Kmsg(ours.detach())
     with pytest.raises(BlockingIOError):
@@ -156,7 +158,7 @@ def test_a_socket_of_records_is_read_as_the_device_is() -> None:
 
 
 def test_a_plain_file_has_an_end(tmp_path: Path) -> None:
-    """And nothing to wait for."""
+    """The reader does not wait at its end."""
     (tmp_path / "kmsg").write_bytes(b"6,1,2,-;one\n6,2,2,-;two\n")
     source = open_log(tmp_path / "kmsg")
     assert isinstance(source, PlainFile) and source.fileno() == -1
@@ -182,7 +184,7 @@ def _real() -> Kmsg:
 
 
 def test_the_log_of_this_machine() -> None:
-    """The kernel that runs the tests writes the form that we read."""
+    """The kernel of this machine writes the expected format."""
     source = _real()
     sequences = []
     while True:
@@ -191,13 +193,13 @@ def test_the_log_of_this_machine() -> None:
         except BlockingIOError:
             break
         except OSError as error:
-            assert error.errno == errno.EPIPE  # overwritten while we read
+            assert error.errno == errno.EPIPE  # overwritten during the read
     source.close()
     assert sequences == sorted(set(sequences))
 
 
 def test_a_user_cannot_pass_for_the_kernel() -> None:
-    """Any process with the right to write to /dev/kmsg could say that a GPU fell off the bus."""
+    """Any process that may write to /dev/kmsg could claim that a GPU fell off the bus."""
     source = _real()
     mark = f"gangline-test-{os.getpid()}"
     try:

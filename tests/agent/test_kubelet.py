@@ -1,4 +1,4 @@
-"""What kubelet has given to whom: a true gRPC server on a true socket, and others that are none."""
+"""kubelet's allocations: a real gRPC server on a real socket, and other servers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def answer_of(*pods: PodResources) -> ListPodResourcesResponse:
 
 
 class Kubelet:
-    """A server by gRPC's own library, as kubelet's is by gRPC's own for Go."""
+    """A server by gRPC's own library, like kubelet's Go server."""
 
     def __init__(self, path: Path) -> None:
         self.answer: Answer = answer_of
@@ -81,10 +81,9 @@ class Kubelet:
 
 @pytest.fixture
 def path(short_path: Path) -> Path:
-    """Where kubelet listens on a host that is this folder."""
-    found = short_path / KUBELET_SOCKET
-    found.parent.mkdir(parents=True)
-    return found
+    result = short_path / KUBELET_SOCKET
+    result.parent.mkdir(parents=True)
+    return result
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def served(path: Path) -> Iterator[Kubelet]:
 
 
 class Host:
-    """A collector, its clock and what it tells."""
+    """A collector, its clock and its events."""
 
     def __init__(self, root: Path) -> None:
         (root / "proc").mkdir()
@@ -114,8 +113,8 @@ class Host:
         (self.anew if event.name == RESYNC_NAME else self.events).append(copy)
 
     def told(self) -> list[HealthEvent]:
-        told, self.events = self.events, []
-        return told
+        result, self.events = self.events, []
+        return result
 
     def turn(self) -> CollectResult:
         self.clock.now_ns += 10 * SECOND
@@ -128,13 +127,13 @@ def host(short_path: Path) -> Host:
 
 
 def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
-    """Two GPUs stood idle for a week: a pod held them, and no process showed it."""
+    """Two GPUs were idle for a week: a pod held them without a process."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU, MIG), pod("web"))
-    said = host.turn()
-    assert said.outcome is CollectOutcome.OK, said.message
-    assert read(said.blocks)["host"] == {"containers_count": 1, "gpus_count": 2}
-    told = host.told()
-    assert [(e.device, e.name, dict(e.attributes)) for e in told] == [
+    result = host.turn()
+    assert result.outcome is CollectOutcome.OK, result.message
+    assert read(result.blocks)["host"] == {"containers_count": 1, "gpus_count": 2}
+    reported = host.told()
+    assert [(e.device, e.name, dict(e.attributes)) for e in reported] == [
         (device, "gpu.allocation", {
             "state": "held", "source": "kubelet", "namespace": "ml", "pod": "trainer-0",
             "container": "main", "resource": "nvidia.com/gpu",
@@ -147,12 +146,14 @@ def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
     host.turn()
     [back] = host.told()
     assert (back.device, back.attributes["state"]) == (GPU, "released")
-    assert back.event_id == told[0].event_id and back.revision > told[0].revision
+    assert back.event_id == reported[0].event_id and back.revision > reported[0].revision
     assert back.message == "pod ml/trainer-0 container main has given back nvidia.com/gpu"
 
 
 def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
-    """A pod gave its GPU back while the agent was being upgraded, and held it in the view for another hour."""
+    """A pod returned its GPU during an upgrade of the agent, and held it in the view for another
+    hour.
+    """
     served.answer = lambda: answer_of(pod("trainer-0", GPU))
     host.turn()
     host.turn()
@@ -172,7 +173,9 @@ def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
 
 @pytest.mark.slow
 def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -> None:
-    """kubelet hung with its line full; a Unix socket says that at once, and it was asked again every 10 s for ever."""
+    """kubelet hung with a full backlog; a Unix socket refuses at once, and it was asked again every
+    10 s forever.
+    """
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(str(path))
         listener.listen(0)
@@ -181,8 +184,8 @@ def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -
             other.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 other.connect(str(path))
-        said = host.turn()
-        assert (said.outcome, said.message) == (
+        result = host.turn()
+        assert (result.outcome, result.message) == (
             CollectOutcome.ERROR,
             f"KubeletError: UNAVAILABLE: {path} accepts no more connections",
         )
@@ -190,7 +193,7 @@ def test_a_line_that_is_full_is_waited_for_ever_longer(host: Host, path: Path) -
 
 
 def test_it_is_told_again(host: Host, served: Kubelet) -> None:
-    """The aggregator had a new disk and no allocation older than that."""
+    """The aggregator had a new disk and no older allocations."""
     served.answer = lambda: answer_of(pod("trainer-0", GPU))
     host.turn()
     host.clock.now_ns += REPEAT_NS
@@ -200,22 +203,22 @@ def test_it_is_told_again(host: Host, served: Kubelet) -> None:
 
 
 def test_a_shared_gpu_is_held_several_times(host: Host, served: Kubelet) -> None:
-    """Time slicing: kubelet deals one GPU out as GPU-uuid::0 and ::1."""
+    """Time slicing: kubelet gives one GPU out as GPU-uuid::0 and ::1."""
     served.answer = lambda: answer_of(
         pod("a", f"{GPU}::0", resource="nvidia.com/gpu.shared"),
         pod("b", f"{GPU}::1", resource="nvidia.com/gpu.shared"),
     )
-    said = host.turn()
-    assert read(said.blocks)["host"] == {"containers_count": 2, "gpus_count": 1}
-    told = host.told()
-    assert {(e.device, e.attributes["pod"], e.attributes["replica"]) for e in told} == {
+    result = host.turn()
+    assert read(result.blocks)["host"] == {"containers_count": 2, "gpus_count": 1}
+    reported = host.told()
+    assert {(e.device, e.attributes["pod"], e.attributes["replica"]) for e in reported} == {
         (GPU, "a", "0"),
         (GPU, "b", "1"),
     }
 
 
 def test_a_claimed_device_keeps_the_name_that_is_told() -> None:
-    """Dynamic allocation says `gpu-0`: to call that the first GPU would be a guess."""
+    """Dynamic allocation reports `gpu-0`: taking it for the first GPU would be a guess."""
     message = ListPodResourcesResponse()
     container = message.pod_resources.add(name="p", namespace="ml").containers.add(name="main")
     claim = container.dynamic_resources.add(claim_name="c", claim_namespace="ml")
@@ -226,26 +229,26 @@ def test_a_claimed_device_keeps_the_name_that_is_told() -> None:
 
 
 def test_what_is_no_gpu_is_left_out() -> None:
-    """A pod's huge pages and network cards are not ours to tell."""
+    """A pod's huge pages and network cards are not reported."""
     message = answer_of(pod("p", "0000:9b:00.0", resource="mellanox.com/rdma"))
     assert parse_allocations(message.SerializeToString()) == []
 
 
 def test_too_many_are_cut() -> None:
-    """A device plugin that deals each GPU out ten thousand times must not fill the agent's memory."""
+    """A device plugin that gives each GPU out ten thousand times must not fill the agent's memory."""
     message = answer_of(pod("p", *(f"{GPU}::{n}" for n in range(ALLOCATIONS_MAX + 5))))
     assert len(parse_allocations(message.SerializeToString())) == ALLOCATIONS_MAX
 
 
 def test_a_large_answer_passes_the_windows(served: Kubelet, path: Path) -> None:
-    """HTTP/2 stops after 65,535 bytes unless the reader says go on."""
+    """HTTP/2 stops after 65,535 bytes unless the reader extends the window."""
     many = [pod(f"p{n:05}-{'x' * 200}", f"{GPU}::{n}") for n in range(3000)]
     served.answer = lambda: answer_of(*many)
     assert len(kubelet.list_allocations(path, GUARD_SECONDS)) == 3000
 
 
 def test_no_kubelet_is_no_data(host: Host) -> None:
-    """Most hosts have none; that is not their error."""
+    """Most hosts have no kubelet, which is not an error."""
     assert host.turn().outcome is CollectOutcome.NO_DATA
 
 
@@ -257,17 +260,17 @@ def test_a_socket_that_nobody_serves_is_no_data(host: Host, path: Path) -> None:
 
 
 def test_a_kubelet_that_answers_with_a_status(host: Host, served: Kubelet) -> None:
-    """The words of its refusal are an operator's first hint."""
+    """The message of its refusal is an operator's first hint."""
 
     def fail() -> ListPodResourcesResponse:
         raise RuntimeError("devices manager not ready")
 
     served.answer = fail
-    said = host.turn()
+    result = host.turn()
     assert (
-        said.outcome is CollectOutcome.ERROR
-        and "UNKNOWN: " in said.message
-        and "not ready" in said.message
+        result.outcome is CollectOutcome.ERROR
+        and "UNKNOWN: " in result.message
+        and "not ready" in result.message
     )
 
 
@@ -288,7 +291,7 @@ def listening(path: Path, answer: Callable[[socket.socket], object]) -> threadin
 
 
 def test_a_kubelet_that_never_answers(path: Path) -> None:
-    """kubelet hung on its disk; the sampler that asked it must not hang with it."""
+    """kubelet hung on its disk; the sampler that called it must not hang with it."""
     done = threading.Event()
     thread = listening(path, lambda _: done.wait(GUARD_SECONDS))
     with pytest.raises(KubeletError, match=r"no answer within 0\.05 s"):
@@ -298,7 +301,7 @@ def test_a_kubelet_that_never_answers(path: Path) -> None:
 
 
 def test_a_kubelet_that_answers_drop_by_drop(path: Path) -> None:
-    """Each byte came within the time-out, and the answer never."""
+    """Each byte came within the time-out, but never the whole answer."""
     done = threading.Event()
 
     def drip(connection: socket.socket) -> None:
@@ -316,7 +319,7 @@ def test_a_kubelet_that_answers_drop_by_drop(path: Path) -> None:
 
 
 def test_a_failing_kubelet_is_asked_ever_more_rarely(host: Host, path: Path) -> None:
-    """Somebody else's server stood there, and was asked every ten seconds for a year."""
+    """Another server used the socket, and was asked every ten seconds for a year."""
     host.collector._seconds_max = 0.01
     asked: list[int] = []
     with socket.socket(socket.AF_UNIX) as server:
@@ -340,11 +343,11 @@ def test_a_socket_that_we_may_not_open_is_blind(host: Host, served: Kubelet, pat
 
 @pytest.mark.parametrize("size", [3, 50_000])
 def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
-    """A server that ends answers what it has and says so: the whole answer was thrown away."""
+    """A stopping server sends its answer and GOAWAY: the complete answer was dropped."""
     call, server = UnaryCall(LIST_METHOD, b"", 1.0), Server()
     call.answer(server.receive(call.data_to_send()))
     body = framed(bytes(size))
-    parts = [body[at : at + 16_000] for at in range(0, len(body), 16_000)]
+    parts = [body[index : index + 16_000] for index in range(0, len(body), 16_000)]
     data = server.answer(1, HEAD, *parts, OK)
     server.connection.close_connection()
     assert call.answer(data + server.connection.data_to_send()) == bytes(size)
@@ -352,7 +355,7 @@ def test_an_answer_before_a_goaway_in_the_same_read_counts(size: int) -> None:
 
 @given(st.binary(max_size=400))
 def test_no_bytes_break_the_call(data: bytes) -> None:
-    """What listens there may be anything."""
+    """The socket may have any server."""
     call = UnaryCall(LIST_METHOD, b"", 1.0)
     call.data_to_send()
     try:
@@ -365,6 +368,6 @@ def test_no_bytes_break_the_call(data: bytes) -> None:
 def test_no_answer_breaks_the_parser(data: bytes) -> None:
     """A kubelet of another version."""
     try:
-        assert all(isinstance(one, Allocation) for one in parse_allocations(data))
+        assert all(isinstance(allocation, Allocation) for allocation in parse_allocations(data))
     except KubeletError as error:
         assert "ListPodResourcesResponse" in str(error)

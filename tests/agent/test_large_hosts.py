@@ -1,4 +1,4 @@
-"""Hosts with hundreds of cores and ten thousand processes: what is done in a turn stays small."""
+"""Hosts with hundreds of cores and ten thousand processes: the work of a turn stays small."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def write_process(proc: Path, number: int, state: str = "S", start: int = 5) -> 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Count how often each process is read."""
     count: Counter[int] = Counter()
     read_task = tasks.read_task
 
@@ -51,7 +50,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 def test_of_many_processes_a_part_is_read_in_a_turn(tmp_path: Path, reads: Counter[int]) -> None:
-    """Ten thousand processes cost 110 ms of each ten seconds; nothing of them had changed."""
+    """Ten thousand unchanged processes cost 110 ms of each ten seconds."""
     for number in range(1, 101):
         write_process(tmp_path, number)
     processes = ProcessScanner(tmp_path, 1000, 10)
@@ -59,11 +58,11 @@ def test_of_many_processes_a_part_is_read_in_a_turn(tmp_path: Path, reads: Count
     for turn in range(1, 11):
         assert len(processes.read(lambda task: False)) == 100
         assert reads.total() == 100 + 10 * turn
-    assert set(reads.values()) == {2}  # each once more, none twice
+    assert set(reads.values()) == {2}  # each exactly once more
 
 
 def test_who_is_urgent_or_new_is_read_at_once(tmp_path: Path, reads: Counter[int]) -> None:
-    """A rank that hangs must be seen to hang on, and one that ended is gone."""
+    """A hanging rank must be seen in each turn, and an ended rank disappears."""
     for number in range(1, 51):
         write_process(tmp_path, number)
     processes = ProcessScanner(tmp_path, 1000, 5)
@@ -75,13 +74,13 @@ def test_who_is_urgent_or_new_is_read_at_once(tmp_path: Path, reads: Counter[int
     write_process(tmp_path, 99)
     (tmp_path / "50/stat").unlink()
     (tmp_path / "50").rmdir()
-    found = {t.number for t in processes.read(lambda task: task.is_blocked)}
-    assert reads[3] == reads[99] == 1 and 99 in found and 50 not in found
+    result = {t.number for t in processes.read(lambda task: task.is_blocked)}
+    assert reads[3] == reads[99] == 1 and 99 in result and 50 not in result
     assert processes.count == 50
 
 
 def test_more_processes_than_are_looked_at_have_no_count(tmp_path: Path) -> None:
-    """A fork bomb is not said to have as many processes as we care to read."""
+    """A fork bomb is not reported with the limit as its count."""
     for number in range(1, 6):
         write_process(tmp_path, number)
     processes = ProcessScanner(tmp_path, 4, 10)
@@ -90,7 +89,7 @@ def test_more_processes_than_are_looked_at_have_no_count(tmp_path: Path) -> None
 
 @given(st.integers(0, 1000), st.integers(1, 64))
 def test_what_is_spread_is_even_and_no_more(count: int, most: int) -> None:
-    """The first cores of a host are one socket's: a sample must not be of it alone."""
+    """The first cores of a host belong to one socket: a sample must include others."""
     files = [Path(str(n)) for n in range(count)]
     chosen = [int(p.name) for p in cores.spread(files, most)]
     assert len(chosen) <= most and bool(chosen) == bool(count)
@@ -102,7 +101,7 @@ def test_what_is_spread_is_even_and_no_more(count: int, most: int) -> None:
 def test_files_of_cores_are_looked_for_when_cores_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """512 cores: each minute the list of their files held the daemon's thread for 130 ms."""
+    """512 cores: each minute the list of their files blocked the daemon's thread for 130 ms."""
     online = tmp_path / "sys/devices/system/cpu/online"
     online.parent.mkdir(parents=True)
     online.write_text("0-511\n")
@@ -124,7 +123,7 @@ def test_files_of_cores_are_looked_for_when_cores_change(
 
 
 def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
-    """Each took 20 ms on an old kernel: 256 of them were a hung collector."""
+    """Each took 20 ms on an old kernel: 256 of them looked like a hung collector."""
     lines = "".join(f"cpu{n} 1 0 1 1 0 0 0 0 0 0\n" for n in range(200))
     (tmp_path / "stat").write_text(f"cpu 200 0 200 200 0 0 0 0 0 0\n{lines}")
     for n in range(200):
@@ -137,10 +136,12 @@ def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
 
 
 def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
-    """Each kept its share, there were more collectors than shares, and the spool could not be opened."""
-    made = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
-    paces = Counter(c.pace for c in made if isinstance(c, CounterFileCollector))
-    remembered = [x for c in made for x in vars(c).values() if isinstance(x, FileCache)]
+    """Each used its share, there were more collectors than shares, and the spool could not be
+    opened.
+    """
+    created = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
+    paces = Counter(c.pace for c in created if isinstance(c, CounterFileCollector))
+    remembered = [x for c in created for x in vars(c).values() if isinstance(x, FileCache)]
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     for soft in (1024, before[0]):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
@@ -151,13 +152,13 @@ def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
 
 
 def test_a_value_that_no_cell_holds_is_missing() -> None:
-    """The sum of NFS calls of all kinds may exceed 64 bits; a turn must not fail for it."""
+    """The sum of NFS calls of all kinds may exceed 64 bits; the turn must not fail."""
     block = Block("nfs_10s", ["/data"])
     put(block, "nfs.all_operations", 0, 1 << 64)
     put(block, "nfs.all_errors", 0, (1 << 64) - 1)
     put(block, "nfs.age_seconds", 0, 1 << 70)
-    found = dict(rows_of(block))["/data"]
-    assert found and found["all_operations"] is None
-    assert (found["all_errors"], found["age_seconds"]) == ((1 << 64) - 1, float(1 << 70))
+    result = dict(rows_of(block))["/data"]
+    assert result and result["all_operations"] is None
+    assert (result["all_errors"], result["age_seconds"]) == ((1 << 64) - 1, float(1 << 70))
     assert block_of(block, ["/data"]) is block
     assert block_of(block, ["/data", "/home"]).devices == ("/data", "/home")

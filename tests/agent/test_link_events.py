@@ -1,4 +1,4 @@
-"""Links that go and come: every change is told or counted, and none is told too often."""
+"""Link changes: every change is reported or counted, and none too often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ SECOND = 1_000_000_000
 
 
 def a_watch(*links: LinkInfo) -> LinkFlapFilter:
-    """A watch that has seen all there is."""
     watch = LinkFlapFilter(lambda link: link.kind != "veth")
     for link in links:
         assert watch.observe(link, 0) == []
@@ -32,14 +31,14 @@ def a_watch(*links: LinkInfo) -> LinkFlapFilter:
 
 
 def test_what_is_there_at_the_start_is_no_news() -> None:
-    """An agent that started told eight links that had come up a month ago."""
+    """A new agent reported eight links that had come up a month ago."""
     watch = a_watch(LinkInfo(2, "eth0", True), LinkInfo(3, "eth1", False))
     assert (watch.count, watch.transitions) == (2, 0)
     assert watch.observe(LinkInfo(2, "eth0", True), SECOND) == []
 
 
 def test_a_link_that_goes_and_comes_says_for_how_long() -> None:
-    """The state before and how long it held is what tells a flap from maintenance."""
+    """The previous state and its duration distinguish a flap from maintenance."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=1, downs=0))
     (down,) = watch.observe(LinkInfo(2, "eth0", False, ups=1, downs=1), 10 * SECOND)
     assert (down.interface, down.code, down.count, down.first_ns) == ("eth0", 0, 1, 10 * SECOND)
@@ -51,7 +50,7 @@ def test_a_link_that_goes_and_comes_says_for_how_long() -> None:
 
 
 def test_a_flap_that_the_kernel_put_into_one_message() -> None:
-    """The link was gone for 80 ms: the message says `up` as before, only the counts have risen."""
+    """The link was down for 80 ms: the message has `up` as before, only the counts have risen."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=1, downs=0))
     events = watch.observe(LinkInfo(2, "eth0", True, ups=4, downs=3), SECOND)
     assert [(e.code, e.count) for e in events] == [(LinkEventCode.DOWN, 3), (LinkEventCode.UP, 3)]
@@ -82,7 +81,7 @@ def test_counts_never_tell_what_cannot_be(
 
 
 def test_another_interface_under_the_same_name() -> None:
-    """A card was replaced while it ran: gone, and another one came; never a flap of one link."""
+    """A card was replaced during the run: removed and added; never a flap of one link."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=9, downs=8))
     assert [e.code for e in watch.observe(LinkRemoved(2), SECOND)] == [LinkEventCode.REMOVED]
     assert [e.code for e in watch.observe(LinkInfo(5, "eth0", True, ups=1, downs=0), SECOND)] == [
@@ -94,7 +93,7 @@ def test_another_interface_under_the_same_name() -> None:
 
 
 def test_pods_that_come_and_go_are_not_watched() -> None:
-    """A Kubernetes host makes and deletes a veth pair with every pod."""
+    """A Kubernetes host creates and deletes a veth pair with every pod."""
     watch = a_watch()
     for index in range(10, 500):
         assert watch.observe(LinkInfo(index, f"veth{index}", True, kind="veth"), SECOND) == []
@@ -103,7 +102,7 @@ def test_pods_that_come_and_go_are_not_watched() -> None:
 
 
 def test_what_went_while_messages_were_lost() -> None:
-    """After an overrun all links are asked for: those that do not answer are gone."""
+    """After an overrun all links are requested: missing links were removed."""
     watch = a_watch(LinkInfo(2, "eth0", True), LinkInfo(3, "eth1", True))
     watch.observe(LinkInfo(2, "eth0", True), SECOND)
     assert [(e.interface, e.code) for e in watch.resync({2}, SECOND)] == [
@@ -114,25 +113,27 @@ def test_what_went_while_messages_were_lost() -> None:
 def test_a_thousand_flaps_a_second_are_few_events_that_count_them_all() -> None:
     """A bad module flapped for an hour: 3.6 million events would have hidden everything else."""
     watch = a_watch(LinkInfo(2, "eth0", True, ups=0, downs=0))
-    told: list[LinkEvent] = []
+    reported: list[LinkEvent] = []
     now = 0
     for flap in range(1, 20_001):
         now += SECOND // 1000
         up = flap % 2 == 0
-        told += watch.observe(LinkInfo(2, "eth0", up, ups=flap // 2, downs=(flap + 1) // 2), now)
+        reported += watch.observe(
+            LinkInfo(2, "eth0", up, ups=flap // 2, downs=(flap + 1) // 2), now
+        )
         if flap % 1000 == 0:
-            told += watch.release_due(now)
+            reported += watch.release_due(now)
     for _ in range(60):
         now += SECOND
-        told += watch.release_due(now)
-    assert len(told) <= BURST_EVENTS_MAX + 20 / EVENT_SECONDS + 4
+        reported += watch.release_due(now)
+    assert len(reported) <= BURST_EVENTS_MAX + 20 / EVENT_SECONDS + 4
     totals = Counter[LinkEventCode]()
-    for event in told:
+    for event in reported:
         totals[event.code] += event.count
     assert totals == {LinkEventCode.DOWN: 10_000, LinkEventCode.UP: 10_000}
     assert watch.transitions == 20_000
-    assert all(event.first_ns <= event.last_ns for event in told)
-    assert len(told[-1].attributes["history"].split(",")) <= HISTORY_MAX
+    assert all(event.first_ns <= event.last_ns for event in reported)
+    assert len(reported[-1].attributes["history"].split(",")) <= HISTORY_MAX
 
 
 STEPS = st.lists(
@@ -145,30 +146,30 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_every_change_is_told_once_and_in_bounds(steps: list[tuple[int, str, int]]) -> None:
-    """Whatever happens in whatever order: what is told adds up to what happened, after a while."""
+    """Any order of changes: the reported counts eventually equal the changes."""
     watch = LinkFlapFilter(lambda _: True)
     watch.resync(set(), 0)
-    told: list[LinkEvent] = []
+    reported: list[LinkEvent] = []
     now, state = 0, dict[int, bool]()
     happened = 0
     for index, what, wait in steps:
         now += wait * SECOND
         name = f"eth{index}"
         if what == "settle":
-            told += watch.release_due(now)
+            reported += watch.release_due(now)
         elif what == "gone":
             happened += state.pop(index, None) is not None
-            told += watch.observe(LinkRemoved(index), now)
+            reported += watch.observe(LinkRemoved(index), now)
         else:
             happened += state.get(index) != (what == "up")
             state[index] = what == "up"
-            told += watch.observe(LinkInfo(index, name, what == "up"), now)
+            reported += watch.observe(LinkInfo(index, name, what == "up"), now)
     for _ in range(100):
         now += SECOND
-        told += watch.release_due(now)
-    assert sum(event.count for event in told) == watch.transitions == happened
-    for name in {event.interface for event in told}:
-        mine = [event for event in told if event.interface == name]
+        reported += watch.release_due(now)
+    assert sum(event.count for event in reported) == watch.transitions == happened
+    for name in {event.interface for event in reported}:
+        mine = [event for event in reported if event.interface == name]
         assert len(mine) <= BURST_EVENTS_MAX + now / SECOND / EVENT_SECONDS + 1
     assert watch.count == len(state)
 

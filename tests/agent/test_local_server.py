@@ -39,7 +39,7 @@ from gangline.agent.transport.unary_call import CallFailed, NoListener, call
 from tests.processes import GUARD_SECONDS, until
 
 ECHO, SLOW, ASK = "/test.Test/Echo", "/test.Test/Slow", "/test.Test/Ask"
-#: A uid that is neither root's nor ours, for processes that are to have no privilege.
+#: A uid that is neither root's nor the agent's, for processes without privileges.
 NOBODY = 65534
 
 
@@ -69,11 +69,11 @@ def serving(
 
 @contextmanager
 def channel(folder: Path) -> Iterator[grpc.Channel]:
-    made = grpc.insecure_channel(f"unix:{folder / 'agent.sock'}")
+    client = grpc.insecure_channel(f"unix:{folder / 'agent.sock'}")
     try:
-        yield made
+        yield client
     finally:
-        made.close()
+        client.close()
 
 
 def unary(made: grpc.Channel, path: str) -> Callable[..., bytes]:
@@ -82,14 +82,14 @@ def unary(made: grpc.Channel, path: str) -> Callable[..., bytes]:
 
 @contextmanager
 def raw(folder: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
-        made.settimeout(GUARD_SECONDS)
-        made.connect(str(folder / "agent.sock"))
-        yield made
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as created:
+        created.settimeout(GUARD_SECONDS)
+        created.connect(str(folder / "agent.sock"))
+        yield created
 
 
 def is_closed(made: socket.socket) -> bool:
-    """Wait for the server to hang up; whatever it says before is read."""
+    """Wait for the server to close; read everything before that."""
     try:
         while made.recv(1 << 16):
             pass
@@ -99,31 +99,31 @@ def is_closed(made: socket.socket) -> bool:
 
 
 def test_a_real_client_is_answered(tmp_path: Path) -> None:
-    with serving(tmp_path), channel(tmp_path) as made:
-        ask = unary(made, ECHO)
+    with serving(tmp_path), channel(tmp_path) as client:
+        ask = unary(client, ECHO)
         for size in (0, 1, 1000, grpc_session.MESSAGE_BYTES_MAX):
             message = os.urandom(size)
             assert ask(message, timeout=GUARD_SECONDS) == message
 
 
 def test_many_calls_at_once_on_one_connection(tmp_path: Path) -> None:
-    """More than a connection may have at a time: the client waits its turn, nobody is refused."""
-    with serving(tmp_path), channel(tmp_path) as made:
-        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = made.unary_unary(ECHO)
+    """More than the limit of a connection: the client waits, no call is refused."""
+    with serving(tmp_path), channel(tmp_path) as client:
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.unary_unary(ECHO)
         messages = [os.urandom(2000) for _ in range(4 * grpc_session.STREAMS_MAX)]
-        begun = [ask.future(message, timeout=GUARD_SECONDS) for message in messages]
-        assert [each.result() for each in begun] == messages
+        calls = [ask.future(message, timeout=GUARD_SECONDS) for message in messages]
+        assert [connection.result() for connection in calls] == messages
 
 
 def test_a_client_of_another_make_is_answered(tmp_path: Path) -> None:
-    """grpclib frames otherwise than grpcio does: header and message in pieces of its own."""
+    """grpclib frames header and message differently from grpcio."""
 
     async def ask() -> bytes:
-        made = grpclib.client.Channel(path=str(tmp_path / "agent.sock"), codec=Raw())
-        async with made.request(ECHO, Cardinality.UNARY_UNARY, bytes, bytes) as stream:
+        channel = grpclib.client.Channel(path=str(tmp_path / "agent.sock"), codec=Raw())
+        async with channel.request(ECHO, Cardinality.UNARY_UNARY, bytes, bytes) as stream:
             await stream.send_message(b"hello", end=True)
             answer = await stream.recv_message()
-        made.close()
+        channel.close()
         assert isinstance(answer, bytes)
         return answer
 
@@ -132,7 +132,7 @@ def test_a_client_of_another_make_is_answered(tmp_path: Path) -> None:
 
 
 class Raw(CodecBase):
-    """Messages as they are."""
+    """Messages without encoding."""
 
     @property
     def __content_subtype__(self) -> str:
@@ -158,14 +158,14 @@ class Raw(CodecBase):
 def test_an_error_has_a_status_and_words(
     tmp_path: Path, path: str, message: bytes, status: grpc.StatusCode, words: str
 ) -> None:
-    """And the connection lives on."""
-    with serving(tmp_path), channel(tmp_path) as made:
+    """The connection survives."""
+    with serving(tmp_path), channel(tmp_path) as client:
         with pytest.raises(grpc.RpcError) as raised:
-            unary(made, path)(message, timeout=GUARD_SECONDS)
+            unary(client, path)(message, timeout=GUARD_SECONDS)
         assert isinstance(raised.value, grpc.Call)
         assert raised.value.code() is status
         assert words in (raised.value.details() or "")
-        assert unary(made, ECHO)(b"again", timeout=GUARD_SECONDS) == b"again"
+        assert unary(client, ECHO)(b"again", timeout=GUARD_SECONDS) == b"again"
 
 
 def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
@@ -173,11 +173,11 @@ def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
     later = DeferredResponse()
     with (
         serving(tmp_path, {SLOW: Method(lambda message, peer: later)}),
-        channel(tmp_path) as made,
+        channel(tmp_path) as client,
     ):
-        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = made.unary_unary(SLOW)
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = client.unary_unary(SLOW)
         slow = ask.future(b"", timeout=GUARD_SECONDS)
-        assert unary(made, ECHO)(b"quick", timeout=GUARD_SECONDS) == b"quick"
+        assert unary(client, ECHO)(b"quick", timeout=GUARD_SECONDS) == b"quick"
         assert not slow.done()
         later.respond(b"at last")
         later.refuse("INTERNAL", "once is enough")
@@ -186,13 +186,13 @@ def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
 
 def test_a_keepalive_is_answered(tmp_path: Path) -> None:
     """A client whose ping is not answered takes the agent for dead."""
-    with serving(tmp_path), raw(tmp_path) as made:
+    with serving(tmp_path), raw(tmp_path) as created:
         client = H2Connection()
         client.initiate_connection()
         client.ping(b"12345678")
-        made.sendall(client.data_to_send())
+        created.sendall(client.data_to_send())
         answered: list[bytes] = []
-        while not answered and (data := made.recv(1 << 16)):
+        while not answered and (data := created.recv(1 << 16)):
             events = client.receive_data(data)
             answered += [e.ping_data for e in events if isinstance(e, PingAckReceived)]
         assert answered == [b"12345678"]
@@ -209,7 +209,7 @@ def test_headers_without_end_cost_only_their_sender(tmp_path: Path) -> None:
 
 
 def test_the_clients_deadline_counts(tmp_path: Path) -> None:
-    """By our own client's, since grpcio keeps the time by itself."""
+    """Tested with the agent's own client, because grpcio enforces the deadline itself."""
     later = DeferredResponse()
     with serving(tmp_path, {SLOW: Method(lambda message, peer: later)}) as server:
         with pytest.raises(CallFailed) as raised:
@@ -223,7 +223,7 @@ def test_the_clients_deadline_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["cancels", "is gone"])
 def test_who_gives_up_is_waited_for_no_more(tmp_path: Path, how: str) -> None:
-    """An operator's Ctrl-C, a launcher that was killed: the answer has nowhere to go."""
+    """An operator's Ctrl-C, a killed launcher: the answer has no recipient."""
     later = DeferredResponse()
     began = threading.Event()
 
@@ -231,18 +231,18 @@ def test_who_gives_up_is_waited_for_no_more(tmp_path: Path, how: str) -> None:
         began.set()
         return later
 
-    with serving(tmp_path, {SLOW: Method(slow)}), raw(tmp_path) as made:
+    with serving(tmp_path, {SLOW: Method(slow)}), raw(tmp_path) as created:
         client = H2Connection()
         client.initiate_connection()
         client.send_headers(1, head(SLOW))
         client.send_data(1, bytes(5), end_stream=True)
-        made.sendall(client.data_to_send())
+        created.sendall(client.data_to_send())
         assert began.wait(GUARD_SECONDS)
         if how == "cancels":
             client.reset_stream(1, 8)
-            made.sendall(client.data_to_send())
+            created.sendall(client.data_to_send())
         else:
-            made.close()
+            created.close()
         until(lambda: later.is_cancelled, "the call of a client that gave up")
         later.respond(b"late")
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
@@ -255,14 +255,14 @@ def test_the_peer_is_who_the_kernel_says(tmp_path: Path) -> None:
         peers.append(peer)
         return b""
 
-    with serving(tmp_path, {ASK: Method(ask)}), channel(tmp_path) as made:
-        unary(made, ASK)(b"", timeout=GUARD_SECONDS)
+    with serving(tmp_path, {ASK: Method(ask)}), channel(tmp_path) as client:
+        unary(client, ASK)(b"", timeout=GUARD_SECONDS)
     assert peers == [Peer(os.getpid(), os.getuid(), os.getgid())]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may be somebody else")
 def test_only_root_and_our_own_user_may_take_a_gpu_from_us() -> None:
-    """A job that lets the agent go of its GPU would blind the fleet to what it does."""
+    """A job that makes the agent release its GPU would hide its behavior from the fleet."""
     with (
         tempfile.TemporaryDirectory() as name,  # pytest's own folders are closed to other users
         serving(tmp_path := Path(name), {ASK: Method(echo, privileged=True)}),
@@ -282,9 +282,6 @@ def test_only_root_and_our_own_user_may_take_a_gpu_from_us() -> None:
     assert out.stdout == (
         "PERMISSION_DENIED Ask is for root and the agent's own user (uid 0); you are uid 65534\n"
     )
-
-
-# Hostile clients -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -313,24 +310,24 @@ def test_half_a_request_is_not_waited_for(tmp_path: Path) -> None:
         client.initiate_connection()
         client.send_headers(1, head(ECHO))
         client.send_data(1, b"\0\0\0\0\x10abc")
-        with suppress(BrokenPipeError, ConnectionResetError):  # where it was not waited for so long
+        with suppress(BrokenPipeError, ConnectionResetError):  # if the server closed first
             slow.sendall(client.data_to_send())
         assert is_closed(slow) and is_closed(silent)
 
 
 def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) -> None:
-    """A launcher keeps its channel for days; its next call opens another connection by itself."""
+    """A launcher keeps its channel for days; its next call automatically opens another connection."""
     with (
         serving(tmp_path, limits=LocalServerLimits(idle_seconds_max=0.05)) as server,
-        channel(tmp_path) as made,
+        channel(tmp_path) as client,
     ):
-        ask = unary(made, ECHO)
+        ask = unary(client, ECHO)
         states: list[grpc.ChannelConnectivity] = []
-        made.subscribe(states.append)
+        client.subscribe(states.append)
         for _ in range(3):
             assert ask(b"x", timeout=GUARD_SECONDS) == b"x"
             until(lambda: not server._connections, "the idle connection's end")
-            # a call that is on its way while the connection ends is the one that may fail
+            # a call in flight while the connection ends may fail
             until(
                 lambda: states[-1] is not grpc.ChannelConnectivity.READY, "the client's end of it"
             )
@@ -339,37 +336,39 @@ def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) 
 def test_after_many_calls_a_connection_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """h2 remembers every stream of a connection: one that never ends would be a leak."""
+    """h2 remembers every stream of a connection: an endless connection would be a leak."""
     monkeypatch.setattr("gangline.agent.local.server.CALLS_MAX", 5)
-    with serving(tmp_path) as server, channel(tmp_path) as made:
+    with serving(tmp_path) as server, channel(tmp_path) as client:
         for number in range(23):
             message = str(number).encode()
-            answer = unary(made, ECHO)(message, timeout=GUARD_SECONDS, wait_for_ready=True)
+            answer = unary(client, ECHO)(message, timeout=GUARD_SECONDS, wait_for_ready=True)
             assert answer == message
         assert server.served == 23
 
 
 def test_a_crowd_does_not_lock_out_the_operator(tmp_path: Path) -> None:
-    """A job opens every connection it gets; root's `release` is answered nevertheless."""
+    """A job opens all allowed connections; root's `release` is still answered."""
     limits = LocalServerLimits(
         connections_max=8, connections_reserved=3, connections_per_user_max=4
     )
     with serving(tmp_path, limits=limits) as server:
-        server._privileged_users = {12345}  # as if we were another user
+        server._privileged_users = {12345}  # as if run by another user
         crowd = [socket.socket(socket.AF_UNIX) for _ in range(7)]
-        for each in crowd:
-            each.settimeout(GUARD_SECONDS)
-            each.connect(str(tmp_path / "agent.sock"))
-        assert all(is_closed(each) for each in crowd[4:])
+        for connection in crowd:
+            connection.settimeout(GUARD_SECONDS)
+            connection.connect(str(tmp_path / "agent.sock"))
+        assert all(is_closed(connection) for connection in crowd[4:])
         assert server.refused_connections == 3
         server._privileged_users = {os.getuid()}
         assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
-        for each in crowd:
-            each.close()
+        for connection in crowd:
+            connection.close()
 
 
 def test_who_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It opens its windows, asks and asks, and reads no answer: what waits for it has an end."""
+    """A client that extends its windows, calls repeatedly, and reads no answer: the buffer is
+    bounded.
+    """
     monkeypatch.setattr("gangline.agent.local.server.UNSENT_BYTES_MAX", 1 << 18)
     big = os.urandom(1 << 16)
     with serving(tmp_path, {ASK: Method(lambda message, peer: big)}) as server:
@@ -397,7 +396,9 @@ def test_a_busy_user_is_read_at_a_tenth_of_a_processor(tmp_path: Path) -> None:
 
 
 def test_who_only_connects_pays_for_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`while true; do nc -zU agent.sock; done`: nothing was ever read of it, and it had a whole processor."""
+    """`while true; do nc -zU agent.sock; done`: no bytes were read from it, and it used a whole
+    processor.
+    """
     monkeypatch.setattr("gangline.agent.local.server.CPU_SHARE_MAX", 1e-6)
     monkeypatch.setattr("gangline.agent.local.server.BURST_SECONDS", 1e-6)
     with serving(tmp_path) as server:
@@ -442,11 +443,8 @@ def head(path: str, **more: str) -> list[tuple[str, str]]:
     return [*fields.items(), *((k.replace("_", "-"), v) for k, v in more.items())]
 
 
-# The file ------------------------------------------------------------------------------------
-
-
 def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
-    """kill -9 leaves the file behind; the next agent must not need an operator to remove it."""
+    """kill -9 leaves the file; the next agent must not need an operator to remove it."""
     path = tmp_path / "agent.sock"
     code = f"from pathlib import Path; from gangline.agent.local.server import UnixListener; import os, signal; UnixListener(Path({str(path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
     subprocess.run([sys.executable, "-c", code], check=False)
@@ -461,7 +459,7 @@ def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
 
 
 def test_the_socket_of_a_living_agent_is_left_alone(tmp_path: Path) -> None:
-    """A second agent started by mistake would take the answers of the first."""
+    """A second agent started by mistake would take the clients of the first."""
     with serving(tmp_path):
         with pytest.raises(SocketInUse, match=f"process {os.getpid()} answers at"):
             UnixListener(tmp_path / "agent.sock")
@@ -492,7 +490,7 @@ def test_the_folder_is_made_for_all_to_enter(tmp_path: Path) -> None:
 
 
 def test_nobody_asks_and_the_server_sleeps(tmp_path: Path) -> None:
-    """A wake-up a second on each of ten thousand hosts, for nothing, is what this house does not do."""
+    """A wake-up a second on each of ten thousand hosts would be wasted."""
     with serving(tmp_path) as server:
         assert server._seconds_to_sleep() is None
         call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS)

@@ -16,23 +16,23 @@ from gangline.agent import log
 
 
 def record(words: str, **extra: object) -> logging.LogRecord:
-    made = logging.LogRecord(
+    log_record = logging.LogRecord(
         "gangline.agent.transport.client", logging.WARNING, "", 7, words, None, None
     )
-    made.__dict__.update(extra)
-    return made
+    log_record.__dict__.update(extra)
+    return log_record
 
 
 def test_one_line_a_cause_a_minute_that_counts_what_it_stands_for() -> None:
-    """An aggregator was away for a night; the agents' logs filled the root disks of a fleet."""
+    """An aggregator was unreachable for a night; the agents' logs filled the root disks of a fleet."""
     now = [0.0]
     once = log.RateLimitFilter(lambda: now[0])
     passed = []
     for second in range(180):
         now[0] = float(second)
-        made = record("no answer")
-        if once.filter(made):
-            passed.append((second, made.__dict__["repeated"]))
+        log_record = record("no answer")
+        if once.filter(log_record):
+            passed.append((second, log_record.__dict__["repeated"]))
     assert passed == [(0, 0), (60, 59), (120, 59)]
 
 
@@ -45,7 +45,7 @@ def test_different_causes_do_not_hold_each_other_back() -> None:
 
 
 def test_a_recovery_is_told_at_once_where_trouble_was_told_last() -> None:
-    """A collector was well again within the minute in which it had been so before: the log ended on its error."""
+    """A collector recovered within a minute of its last recovery: the log ended with its error."""
     now = [0.0]
     once = log.RateLimitFilter(lambda: now[0])
     passed = []
@@ -60,19 +60,19 @@ def test_a_recovery_is_told_at_once_where_trouble_was_told_last() -> None:
     for second, well, passes in ((60, False, True), (61, True, True), (62, True, False)):
         now[0] = float(second)
         cause = "collector.gpu.ok" if well else "collector.gpu.error"
-        made = record("a", cause=cause, topic="collector.gpu", well=well)
-        assert once.filter(made) is passes
+        log_record = record("a", cause=cause, topic="collector.gpu", well=well)
+        assert once.filter(log_record) is passes
     for number in range(10 * log.CAUSES_MAX):
         once.filter(record("a", cause=f"c{number}", topic=f"t{number}", well=False))
     assert len(once._failing_topics) <= log.CAUSES_MAX
 
 
 def test_causes_without_end_are_told_as_one() -> None:
-    """A library put a counter in its error's words, and each line was a cause of its own."""
+    """A library put a counter in its error message, and each line was a cause of its own."""
     now = [0.0]
     once = log.RateLimitFilter(lambda: now[0])
-    made = [record("a", cause=f"cause {number}") for number in range(10 * log.CAUSES_MAX)]
-    passed = [each.__dict__["cause"] for each in made if once.filter(each)]
+    created = [record("a", cause=f"cause {number}") for number in range(10 * log.CAUSES_MAX)]
+    passed = [entry.__dict__["cause"] for entry in created if once.filter(entry)]
     assert passed == [*(f"cause {number}" for number in range(log.CAUSES_MAX)), log.OTHERS_CAUSE]
     assert len(once._causes) <= log.CAUSES_MAX + 1
     now[0] = log.REPEAT_SECONDS_MIN
@@ -88,15 +88,17 @@ def test_what_a_forgotten_cause_kept_back_is_not_lost() -> None:
     for _ in range(5):
         once.filter(record("a", cause="rare"))
     now[0] = log.REPEAT_SECONDS_MIN
-    told = [record("a", cause=f"cause {number}") for number in range(log.CAUSES_MAX + 1)]
-    for each in told:
-        once.filter(each)
-    others = [each for each in told if each.__dict__["cause"] == log.OTHERS_CAUSE]
-    assert [each.__dict__["repeated"] for each in others] == [4]
+    records = [record("a", cause=f"cause {number}") for number in range(log.CAUSES_MAX + 1)]
+    for entry in records:
+        once.filter(entry)
+    others = [entry for entry in records if entry.__dict__["cause"] == log.OTHERS_CAUSE]
+    assert [other.__dict__["repeated"] for other in others] == [4]
 
 
 def test_many_threads_may_speak_at_once() -> None:
-    """The client's thread logged while the loop did; a changed dict ended the loop's tick."""
+    """The client's thread logged at the same time as the loop; a changed dict ended the loop's
+    tick.
+    """
     once = log.RateLimitFilter(lambda: 0.0)
     passed: list[bool] = []
 
@@ -113,7 +115,7 @@ def test_many_threads_may_speak_at_once() -> None:
     assert sum(passed) == log.CAUSES_MAX + 1
 
 
-SECRET = "hunter2-hunter2"  # what no log may ever show
+SECRET = "hunter2-hunter2"  # no log may show it
 
 
 @pytest.mark.parametrize(
@@ -130,13 +132,13 @@ SECRET = "hunter2-hunter2"  # what no log may ever show
     ],
 )
 def test_no_secret_in_any_line(words: str) -> None:
-    """A proxy's password stood in an error's words, and in the journal of ten thousand hosts."""
+    """A proxy's password was in an error message, and in the journal of ten thousand hosts."""
     environment = {"GANGLINE_PUSH_TOKEN": SECRET, "HOME": "/root", "TOKEN": "1"}
     try:
         raise OSError(words)
     except OSError:
-        made = record(words.replace("%", "%%"), exc_info=sys.exc_info())
-    line = log.LogfmtFormatter(environment).format(made)
+        log_record = record(words.replace("%", "%%"), exc_info=sys.exc_info())
+    line = log.LogfmtFormatter(environment).format(log_record)
     assert SECRET not in line
     assert log.HIDDEN in line
 
@@ -156,7 +158,7 @@ def test_words_without_a_secret_stay_as_they_are(words: str) -> None:
 
 @given(st.text())
 def test_any_words_are_one_line(words: str) -> None:
-    """A driver's message with a line break in it forged a second record."""
+    """A driver's message with a line break forged a second record."""
     line = log.LogfmtFormatter().format(record(words.replace("%", "")))
     assert len(line.splitlines()) == 1
     assert line.isprintable()
@@ -182,7 +184,7 @@ def test_a_failure_of_our_own_carries_its_trace_in_the_same_line() -> None:
 
 
 def test_a_stream_that_is_gone_matters_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    """journald was restarted and stderr with it: EPIPE must not end the daemon."""
+    """journald was restarted, which closed stderr: EPIPE must not end the daemon."""
 
     class Gone(io.StringIO):
         def write(self, _: str, /) -> int:

@@ -1,4 +1,4 @@
-"""The whole agent as a process: what it samples, spools and sends, and how it ends."""
+"""The complete agent as a process: sampling, spooling, sending, and its end."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from gangline.contract.signals import BY_NAME
 from gangline.contract.wire import telemetry_pb2, telemetry_pb2_grpc
 from tests.processes import GUARD_SECONDS, Process, until
 
-SECRET = "hunter2-hunter2"  # what nobody may ever be shown
-#: What the daemon must never load; h2 and protobuf are all that it may.
+SECRET = "hunter2-hunter2"  # no output may show it
+#: Modules that the daemon must never load; it may load h2 and protobuf.
 HEAVY = {
     "asyncio", "duckdb", "email", "grpc", "importlib.metadata", "multiprocessing", "numpy",
     "pandas", "psutil", "pyarrow", "pynvml", "pyroute2", "sklearn",
@@ -40,18 +40,17 @@ HEAVY = {
 
 
 def agent(folder: Path, *arguments: str, module: str = "gangline.cli") -> Process:
-    """An agent with its data in *folder*; its address is that of nobody unless *arguments* say."""
     command = ["agent"] if module == "gangline.cli" else []
     command += ["--aggregator", "127.0.0.1:9", "--set", "host=here"]
     command += ["--set", f"spool_folder={folder / 'spool'}"]
     command += ["--set", f"events_folder={folder / 'events'}"]
     command += ["--set", f"state_folder={folder / 'state'}"]
-    command += ["--set", "spool_head_folder="]  # what was sampled is on the disk at once
+    command += ["--set", "spool_head_folder="]  # samples are on the disk at once
     return Process([*command, *arguments], folder / "log", module)
 
 
 def spooled(folder: Path) -> list[frames.Frame]:
-    """What a spool that nobody holds any more has kept."""
+    """Return the content of a spool that no process holds any more."""
     spool = Spool.open(folder / "spool", bytes_max=1 << 24, boot_id=b"x" * 16, owner=owner(folder))
     try:
         kept = spool.pending(0, 10_000)
@@ -69,7 +68,7 @@ def spool_bytes(folder: Path) -> int:
 
 
 class Aggregator(telemetry_pb2_grpc.TelemetryServiceServicer):
-    """Takes everything, gives a receipt for each frame, keeps what it was told."""
+    """Accepts everything, sends a receipt for each frame, and records its input."""
 
     def __init__(self) -> None:
         self.registered: list[telemetry_pb2.RegisterNodeRequest] = []
@@ -83,8 +82,8 @@ class Aggregator(telemetry_pb2_grpc.TelemetryServiceServicer):
     def StreamTelemetry(self, request_iterator, context):  # type: ignore[no-untyped-def]
         for batch in request_iterator:
             self.frames.append(frames.decode(batch.frame))
-            one = telemetry_pb2.SequenceRange(first=batch.sequence, last=batch.sequence)
-            yield telemetry_pb2.IngestAck(durable=[one], credit_frames=16)
+            span = telemetry_pb2.SequenceRange(first=batch.sequence, last=batch.sequence)
+            yield telemetry_pb2.IngestAck(durable=[span], credit_frames=16)
 
     def ReportEvents(self, request, context):  # type: ignore[no-untyped-def]
         self.events.extend(request.events)
@@ -93,7 +92,7 @@ class Aggregator(telemetry_pb2_grpc.TelemetryServiceServicer):
 
 @contextmanager
 def serving() -> Iterator[tuple[Aggregator, str]]:
-    """An aggregator, and its address: a port that was free a moment ago may be another's by now."""
+    """Yield an aggregator and its address: a free port chosen earlier may be in use by now."""
     aggregator = Aggregator()
     server = grpc.server(futures.ThreadPoolExecutor(4))
     telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(aggregator, server)  # type: ignore[no-untyped-call]
@@ -106,26 +105,27 @@ def serving() -> Iterator[tuple[Aggregator, str]]:
 
 
 def test_an_agent_without_an_aggregator_samples_spools_and_ends_when_asked(tmp_path: Path) -> None:
-    """Most agents start before their aggregator; and a rolling update waits for each one's end."""
+    """Most agents start before their aggregator; and a rolling update waits for the end of each."""
     with agent(tmp_path) as process:
         until(lambda: spool_bytes(tmp_path) > 2000, "more than a frame in the spool")
         assert process.stop() == cli.OK
-    said = process.said()
-    assert "stopping on SIGTERM" in said
-    assert "trace=" not in said
+    output = process.said()
+    assert "stopping on SIGTERM" in output
+    assert "trace=" not in output
     kept = spooled(tmp_path)
     sequences = [frame.stamp.sequence for frame in kept]
     assert sequences == list(range(1, len(kept) + 1))
     tables = {block.table for frame in kept for block in frame.blocks}
     assert {"host_1s", "host_10s", "collector_10s", "agent_10s"} <= tables
-    # What a sampler sent late has a frame of its own; the second's own are those with the daemon's own turns.
+    # A late sampler has a frame of its own; the regular frames have the daemon's own turns.
     ticks = [f for f in kept if any(block.table == "host_1s" for block in f.blocks)]
     seconds = [frame.stamp.boottime_ns // 10**9 for frame in ticks]
-    assert seconds == sorted(set(seconds))  # on the grid: late on a busy machine, never a burst
+    # on the grid: late on a busy machine, but without bursts
+    assert seconds == sorted(set(seconds))
 
 
 def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
-    """The kernel killed the agent for a job's memory: what it had sampled is still sent, once."""
+    """The kernel killed the agent because of a job's memory: its samples are still sent, once."""
     with agent(tmp_path) as process:
         until(lambda: spool_bytes(tmp_path) > 2000, "more than a frame in the spool")
         process.kill()
@@ -151,19 +151,22 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
             "the outcome of a collector with nothing to read",
         )
         assert process.stop() == cli.OK
-        said = process.said()
-    assert "trace=" not in said and " connected" in said.replace('"', " ")
-    # On a slow machine one may go before that has no devices yet.
+        output = process.said()
+    assert "trace=" not in output and " connected" in output.replace('"', " ")
+    # On a slow machine an earlier request may have no devices yet.
     request = aggregator.registered[-1]
     assert (request.node, len(request.run_id), len(request.boot_id)) == ("here", 16, 16)
     assert {signal.name for signal in request.signals} >= {"host.memory_available_bytes"}
     assert any(device.kind for device in request.devices)
-    assert len([one for one in aggregator.registered if one.devices]) == 1
+    assert (
+        len([registration for registration in aggregator.registered if registration.devices]) == 1
+    )
     codes = {event.code for event in aggregator.events if event.name == "collector.outcome"}
     assert CollectOutcome.NO_DATA in codes
     ids = {(event.event_id, event.revision) for event in aggregator.events}
     assert len(ids) == len(aggregator.events)
-    # The present goes first: what it was asked to end before, a frame that was late on a busy machine, waits in the spool.
+    # Live frames go first: an earlier frame that was late on a busy machine may still be in the
+    # spool.
     sequences = {frame.stamp.sequence for frame in aggregator.frames}
     kept = {frame.stamp.sequence for frame in spooled(tmp_path)}
     assert sequences | kept == set(range(1, max(sequences | kept) + 1))
@@ -171,15 +174,15 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
 
 
 def unacknowledged(sent: list[frames.Frame]) -> float:
-    """What the agent said last of frames without a receipt."""
     own = [block for frame in sent for block in frame.blocks if block.table == "agent_10s"][-1]
     return float(dict(own.values(0))[BY_NAME["agent.unacknowledged_frames"].signal_id] or 0)
 
 
 @pytest.mark.slow
 def test_an_aggregator_that_says_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """The aggregator was stopped in a debugger; every agent's unit ran into its stop timeout and was
-    killed, spool and all."""
+    """The aggregator was stopped in a debugger; every agent's unit ran into its stop timeout and
+    was killed, including its spool.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with agent(tmp_path, "--aggregator", address) as process:
@@ -255,7 +258,7 @@ def test_no_secret_in_what_is_said_of_a_wrong_setting(
     capfd: pytest.CaptureFixture[str],
     arguments: list[str],
 ) -> None:
-    """A password that stood where an address belongs was in the journal of each host a minute later."""
+    """A password in the place of an address was in the journal of each host a minute later."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.toml").write_text(f'push_password = "{SECRET}"')
     assert cli.main(["agent", *arguments]) == cli.USAGE
@@ -307,13 +310,13 @@ def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
     ],
 )
 def test_what_a_reload_looks_at_before_it_ends_the_run(setting: dict[str, Any], words: str) -> None:
-    """What only the wiring finds wrong would have been found after the end of the run that was well."""
+    """An error found only during wiring would appear after the end of the healthy run."""
     with pytest.raises(SettingsError, match=words) if words else nullcontext():
         check(replace(AgentConfig(), **setting))
 
 
 def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver's library crashed in its own constructor when it was looked for."""
+    """A driver's library crashed in its own constructor when it was loaded."""
 
     def crash(_: object) -> FailedCollector:
         raise OSError("libnvidia-ml.so.1: invalid ELF header")
@@ -396,7 +399,9 @@ print(began.fork_server.pid)
 
 
 def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_path: Path) -> None:
-    """A second one, of the whole daemon, would do all the same, and cost what the first was to save."""
+    """A second fork server of the whole daemon would also work, but cost the memory that the first
+    saves.
+    """
     out = subprocess.run(
         [sys.executable, "-c", ONE_NURSERY, str(tmp_path)],
         check=True, capture_output=True, text=True, cwd=tmp_path, timeout=GUARD_SECONDS,
@@ -413,7 +418,7 @@ collectors = prefork.create_collectors(AgentConfig())
 assert not [each for each in collectors if isinstance(each, prefork.FailedCollector)]
 print(*sys.modules)
 """
-#: Of the daemon alone.
+#: Modules of the daemon alone.
 NOT_BEFORE_THE_FORK = (
     "daemon",
     "framing",
@@ -426,7 +431,9 @@ NOT_BEFORE_THE_FORK = (
 
 
 def test_what_only_the_daemon_needs_is_imported_after_the_fork(tmp_path: Path) -> None:
-    """Every page of it that the daemon wrote to was copied, and stayed in its four forks as it had been: 3 MB."""
+    """Every page of such a module that the daemon wrote to was copied, and its four forks kept the
+    old page: 3 MB.
+    """
     out = subprocess.run(
         [sys.executable, "-c", FORKED], check=True, capture_output=True, text=True, cwd=tmp_path
     )

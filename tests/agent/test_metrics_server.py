@@ -1,4 +1,6 @@
-"""`/metrics` over a socket: who asks well is answered, who asks badly is told so and holds up nobody."""
+"""`/metrics` over a socket: good requests are answered, bad requests are refused and delay no other
+client.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def render(accept: str) -> tuple[bytes, str]:
 
 
 class HandedClock:
-    """Stands still until it is moved. The server's thread reads it, the test's moves it."""
+    """A clock that advances only by hand. The server's thread reads it, the test's advances it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -78,7 +80,7 @@ def connected(server: LocalMetricsServer) -> socket.socket:
 
 
 def all_of(client: socket.socket) -> bytes:
-    """All that comes until the other side ends; nothing where it broke off."""
+    """Return all data until the other side closes; nothing if the connection breaks."""
     received = b""
     with contextlib.suppress(ConnectionError):
         while data := client.recv(65536):
@@ -143,7 +145,7 @@ def test_what_is_asked_badly_is_refused_in_words(
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
-    """A port scanner's probe must be worth a line at most."""
+    """A port scanner's probe must cause at most one log line."""
     try:
         assert isinstance(parse_request(data), Request)
     except RequestError as error:
@@ -170,7 +172,7 @@ def test_a_rendering_that_fails_is_said_and_the_next_one_served() -> None:
 
 
 def test_a_long_body_does_not_cost_the_one_who_sent_it_his_answer() -> None:
-    """A socket that is closed with unread bytes resets the connection, and the words are lost."""
+    """Closing a socket with unread bytes resets the connection, and the answer is lost."""
     with serving() as server, connected(server) as client:
         client.sendall(b"POST /metrics HTTP/1.1\r\nContent-Length: 300000\r\n\r\n")
         client.sendall(bytes(300_000))
@@ -184,7 +186,7 @@ def test_headers_without_end_are_refused_after_so_many_bytes() -> None:
 
 
 def test_who_says_nothing_is_let_go_when_his_time_is_over() -> None:
-    """A load balancer opened connections, said nothing on them, and kept them for ever."""
+    """A load balancer opened idle connections and never closed them."""
     clock = HandedClock()
     with serving(clock=clock) as server, connected(server) as silent:
         silent.sendall(b"GET /metr")
@@ -195,7 +197,7 @@ def test_who_says_nothing_is_let_go_when_his_time_is_over() -> None:
 
 
 def test_slow_ones_never_keep_out_others() -> None:
-    """Slow loris: many connections, a byte of headers now and then on each."""
+    """Slow loris: many connections, with a header byte now and then on each."""
     clock = HandedClock()
     with serving(clock=clock) as server, contextlib.ExitStack() as stack:
         slow = []
@@ -225,7 +227,7 @@ def test_many_at_once_are_all_answered() -> None:
 def test_a_port_that_another_holds_is_tried_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent must not die of another exporter that was given its port."""
+    """Another exporter with the same port must not end the agent."""
     monkeypatch.setattr(metrics, "LISTEN_RETRY_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -260,7 +262,7 @@ def test_a_unix_socket_takes_the_place_of_a_dead_one_and_of_nothing_else(
 def test_a_unix_socket_of_an_agent_that_lives_stays_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second agent was tried by hand, and Prometheus read that one from then on, and then nothing."""
+    """A second agent was started by hand, and Prometheus then read that one, and later nothing."""
     path = tmp_path / "metrics.sock"
     with serving(f"unix:{path}") as server:
         until(lambda: server._listener is not None, "the server listens")
@@ -270,7 +272,7 @@ def test_a_unix_socket_of_an_agent_that_lives_stays_its_own(
 
 
 def test_a_crowd_of_scrapers_takes_a_tenth_of_a_processor() -> None:
-    """Somebody's loop around `curl --compressed` made the samples of the whole host late."""
+    """A loop around `curl --compressed` made the samples of the whole host late."""
     clock, spent, turns = HandedClock(), [0.0], [0]
 
     def costly(accept: str) -> tuple[bytes, str]:
@@ -289,7 +291,7 @@ def test_a_crowd_of_scrapers_takes_a_tenth_of_a_processor() -> None:
         second.sendall(GET)
         before = turns[0]
         until(lambda: turns[0] > before + 2, "it looks at the time")
-        assert not any(each.answer for each in server._connections.values())
+        assert not any(connection.answer for connection in server._connections.values())
         assert spent[0] < 2 * BURST_SECONDS, "nothing is rendered for the second one"
         clock.now += 1.0
         assert all_of(second).endswith(BODY)
@@ -310,7 +312,7 @@ def test_where_it_cannot_listen_is_said_with_the_key(where: str) -> None:
 
 
 def test_rendered_at_most_once_a_second_and_in_the_form_asked_for() -> None:
-    """Somebody scraped in a loop; the agent took a whole core for it."""
+    """A client scraped in a loop; the agent used a whole core for it."""
     clock, latest = HandedClock(), LatestReadings()
     latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
     rendered = ExpositionCache(
@@ -329,7 +331,7 @@ def test_rendered_at_most_once_a_second_and_in_the_form_asked_for() -> None:
 
 
 def test_what_is_served_is_named_as_the_inventory_has_it(tmp_path: Path) -> None:
-    """From the settings to the socket, with all that stands between."""
+    """The path from the settings to the socket."""
     clock, latest = HandedClock(), LatestReadings()
     latest.update(0, [reading("gpu_1s", ["GPU-a"], temperature_celsius=[50.0])])
     registration = Registration("gpu-017", bytes(16), bytes(16), clock)
@@ -345,10 +347,11 @@ def test_what_is_served_is_named_as_the_inventory_has_it(tmp_path: Path) -> None
             client.settimeout(GUARD_SECONDS)
             until(lambda: client.connect_ex(str(path)) == 0, "it accepts")
             client.sendall(GET)
-            said = all_of(client).decode()
+            response = all_of(client).decode()
     finally:
         server.close()
     assert (
-        'gangline_gpu_temperature_celsius{uuid="GPU-a",pci_address="0000:9b:00.0"} 50.0\n' in said
+        'gangline_gpu_temperature_celsius{uuid="GPU-a",pci_address="0000:9b:00.0"} 50.0\n'
+        in response
     )
-    assert 'host="gpu-017"} 1\n' in said
+    assert 'host="gpu-017"} 1\n' in response

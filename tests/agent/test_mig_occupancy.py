@@ -1,4 +1,6 @@
-"""Occupancy of MIG instances: each of its own, from one turn to the next, as instances come and go."""
+"""Occupancy of MIG instances: each its own, from one turn to the next, while instances appear and
+disappear.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,12 @@ from tests.fake_nvml.parts_scenario import host_lines, mig_device, with_gpm, wit
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 
 COLUMNS = {name for _, _, name in SHARES}
-#: What an instance says at each step: idle, at work.
+#: An instance's readings at each step: idle, at work.
 IDLE, WORK = (0.0, 0.0, 0.0, 0.01), (0.97, 0.22, 0.51, 0.38)
 
 
 @pytest.fixture
 def play(play: Play) -> Play:
-    """Count MIG devices apart from GPUs."""
-
     def write(devices: Iterable[Gpu]) -> Scenario:
         listed = list(devices)
         return play(listed, host=host_lines(listed))
@@ -35,7 +35,7 @@ def play(play: Play) -> Play:
 
 
 class Host:
-    """The collector, on a clock that goes on by ten seconds a turn."""
+    """The collector, on a clock that advances ten seconds a turn."""
 
     def __init__(self, folder: Path, library: str) -> None:
         self.clock = HandedClock()
@@ -44,12 +44,12 @@ class Host:
         self.outcome, self.words = CollectOutcome.OK, ""
 
     def turn(self, seconds: int = 10) -> dict[int, tuple[float, ...] | None]:
-        """Take a turn, and return the shares of each instance by its number; None where none is there."""
+        """Run a turn, and return the shares of each instance by its number; None without shares."""
         self.clock.now_ns += seconds * SECOND
-        said = run_collector(self.mig, self.clock)
-        self.outcome, self.words = said.outcome, said.message
+        result = run_collector(self.mig, self.clock)
+        self.outcome, self.words = result.outcome, result.message
         shares: dict[int, tuple[float, ...] | None] = {}
-        for row in read(said.blocks).values():
+        for row in read(result.blocks).values():
             values = tuple(row[name] for _, _, name in SHARES)
             number = row["gpu_instance_number"]
             assert isinstance(number, int)
@@ -59,26 +59,25 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, library: str) -> Iterator[Host]:
-    made = Host(tmp_path, library)
-    yield made
-    made.mig._session.close()
+    created = Host(tmp_path, library)
+    yield created
+    created.mig._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 
 def hopper(lines: Iterable[str] = ()) -> Gpu:
-    """Return a GPU in MIG mode that has GPM."""
     gpu = with_gpm(with_mig(gpus(1)[0]))
     gpu.lines += lines
     return gpu
 
 
 def instance(number: int, **where: int) -> Gpu:
-    """Return a GPU instance that waits at step 0 and works from step 1 on."""
+    """Return a GPU instance that waits at step 0 and works later."""
     return with_gpm(mig_device(0, number, **where))
 
 
 def test_each_instance_has_its_own_mean(host: Host, play: Play) -> None:
-    """Seven tenants on one GPU, of which the whole said `63 % busy`: which of them waited, nobody knew."""
+    """Seven tenants on one GPU, which as a whole reported `63 % busy`: the waiting one was unknown."""
     idle = instance(2, start=4)
     idle.values |= dict.fromkeys(idle.values.keys() & {"gpm_sm_util", "gpm_tensor_util"}, 0)
     idle.values |= {"gpm_sm_occupancy": 0, "gpm_dram_util": 1}
@@ -89,7 +88,7 @@ def test_each_instance_has_its_own_mean(host: Host, play: Play) -> None:
 
 
 def test_the_shares_are_those_that_the_whole_gpu_has() -> None:
-    """An instance and its GPU are laid side by side: the names must be the same."""
+    """An instance and its GPU are compared: the names must be the same."""
     assert {
         "sm_active_ratio",
         "sm_occupancy_ratio",
@@ -99,7 +98,7 @@ def test_the_shares_are_those_that_the_whole_gpu_has() -> None:
 
 
 def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
-    """Two turns in one moment, after a hang: over no time GPM's mean is noise (nvml.h: 100 ms)."""
+    """Two turns at once, after a hang: over no time GPM's mean is noise (nvml.h: 100 ms)."""
     play([hopper(), instance(1)])
     host.turn()
     assert host.turn(0) == {1: None}
@@ -107,7 +106,9 @@ def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
 
 
 def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: str) -> None:
-    """The instance was made anew with another tenant; its first mean held the work of the one before."""
+    """The instance was recreated with another tenant; its first mean contained the previous
+    tenant's work.
+    """
     alive = ctypes.CDLL(library).fake_nvml_gpm_samples
     scenario = play(
         [hopper(), instance(1, last=0), instance(1, first=1, profile=5), instance(2, last=1)]
@@ -115,7 +116,7 @@ def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: 
     host.turn()
     assert (host.turn(), alive()) == ({1: IDLE, 2: IDLE}, 4)
     scenario.step(1)
-    assert (host.turn(), alive()) == ({1: None, 2: WORK}, 4)  # the neighbour lost nothing
+    assert (host.turn(), alive()) == ({1: None, 2: WORK}, 4)  # the neighbor lost nothing
     scenario.step(2)
     assert (host.turn(), alive()) == ({1: WORK}, 2)
     assert (host.outcome, host.words) == (CollectOutcome.OK, "")
@@ -135,7 +136,7 @@ def test_what_is_not_permitted_is_said_once_and_costs_the_shares_alone(
 
 
 def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Play) -> None:
-    """mig/monitor was granted to the running agent, and the instances stayed dark until somebody restarted it."""
+    """mig/monitor was granted to the running agent, and the instances stayed dark until a restart."""
     scenario = play([hopper(["error nvmlGpmQueryDeviceSupport 4 0"]), instance(1)])
     host.turn()
     assert (host.turn(), host.outcome) == ({1: None}, CollectOutcome.BLIND)
@@ -148,7 +149,7 @@ def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Pla
 def test_a_gpu_without_gpm_has_the_rest_and_nothing_to_open(
     line: str, host: Host, play: Play
 ) -> None:
-    """An A100 was reported blind for ever, with nothing that anybody could have granted."""
+    """An A100 was always reported blind, although no permission was missing."""
     play([hopper([line]), instance(1)])
     host.turn()
     assert host.turn() == {1: None}
@@ -157,7 +158,7 @@ def test_a_gpu_without_gpm_has_the_rest_and_nothing_to_open(
 
 @pytest.mark.parametrize("code", [999, 15])
 def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: Host, play: Play) -> None:
-    """One GPU was reset between two turns; its neighbour's instances went on as if nothing had been."""
+    """One GPU was reset between two turns; its neighbor's instances must continue unchanged."""
     sick, well = hopper([f"error nvmlGpmMigSampleGet 0 {code} 0"]), with_gpm(with_mig(gpus(2)[1]))
     scenario = play([sick, well, instance(1), with_gpm(mig_device(1, 3))])
     host.turn()
@@ -171,7 +172,7 @@ def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: Host, play: Pl
 
 
 def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, play: Play) -> None:
-    """Drivers of before 520 have MIG and no GPM."""
+    """Drivers before 520 have MIG but not GPM."""
     (tmp_path / "older").mkdir()
     older = Host(tmp_path, str(build(tmp_path / "older", missing=[MIG_SYMBOL])))
     play([hopper(), instance(1)])
@@ -182,7 +183,9 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
 
 
 def test_letting_go_frees_the_samples_and_begins_anew(host: Host, play: Play, library: str) -> None:
-    """A GPU was reset with the samples of before still held: they are the library's, and it was gone."""
+    """A GPU was reset while its old samples were still held: they belong to the library, and were
+    freed.
+    """
     play([hopper(), instance(1)])
     host.turn()
     assert host.turn() == {1: IDLE}

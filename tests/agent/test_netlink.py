@@ -1,4 +1,4 @@
-"""Netlink messages: what the kernel sends, read; whatever else comes, survived."""
+"""Netlink messages: the kernel's messages are read, and anything else is survived."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ U32 = st.integers(0, 2**32 - 1)
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """An encoder that is not the agent's."""
+    """Encode with code independent of the agent."""
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
@@ -53,7 +53,7 @@ def link_payload(
 def test_a_link_is_read_as_it_was_written(
     name: bytes, index: int, carrier: bool, ups: int, downs: int, operational: int
 ) -> None:
-    """Name (any bytes), index, state and counts come back as another encoder put them in."""
+    """Name (any bytes), index, state and counts are read as another encoder wrote them."""
     payload = link_payload(
         name, index, 0x1, carrier=carrier, ups=ups, downs=downs, operational=operational
     )
@@ -66,7 +66,7 @@ def test_a_link_is_read_as_it_was_written(
 
 @pytest.mark.parametrize("form", ["=B", "=H", "=Q"])
 def test_a_count_that_is_not_of_32_bits_is_not_known(form: str) -> None:
-    """A damaged message of eight bytes was quadrillions of changes of a link that had none."""
+    """A damaged message of eight bytes meant quadrillions of changes of an unchanged link."""
     data = struct.pack(form, 200)
     body = attribute(3, b"ib0\0") + b"".join(attribute(kind, data) for kind in (35, 47, 48))
     link = netlink.parse_link(struct.pack("=BxHiII", 0, 1, 3, 0x41, 0) + body)
@@ -78,15 +78,15 @@ def test_a_count_that_is_not_of_32_bits_is_not_known(form: str) -> None:
 def test_a_message_that_is_cut_off_invents_nothing(name: bytes, cut: int) -> None:
     """A buffer too small showed half a message: a link without a name, and a carrier of 0."""
     whole = message(16, link_payload(name, carrier=1))
-    told = netlink.parse_link_messages(whole[:cut], 0)
-    assert told == ([] if cut < len(whole) else netlink.parse_link_messages(whole, 0))
+    messages = netlink.parse_link_messages(whole[:cut], 0)
+    assert messages == ([] if cut < len(whole) else netlink.parse_link_messages(whole, 0))
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
-    """Another kernel, another family, a broken driver: nothing, or something that the bytes say."""
-    for told in netlink.parse_link_messages(data, 0):
-        assert isinstance(told.content, LinkInfo | LinkRemoved | DumpEnd | MalformedMessage)
+    """Another kernel, another family, a broken driver: nothing, or values of the bytes."""
+    for message in netlink.parse_link_messages(data, 0):
+        assert isinstance(message.content, LinkInfo | LinkRemoved | DumpEnd | MalformedMessage)
     link = netlink.parse_link(data)
     assert link is None or (link.index > 0 and link.name)
     for value in netlink.attributes(data).values():
@@ -101,9 +101,9 @@ def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
     for mode in ethtool_netlink.parse_supported_modes(data):
         assert mode == ethtool_netlink.parse_mode(mode.name)
     for parse in parsers:
-        said = parse(data)
-        for name in said.__dataclass_fields__:
-            number = getattr(said, name)
+        parsed = parse(data)
+        for name in parsed.__dataclass_fields__:
+            number = getattr(parsed, name)
             assert number is None or 0 <= number < 2**64
     family = ethtool_netlink.parse_family(data)
     assert family is None or family >= 0
@@ -112,14 +112,14 @@ def test_no_bytes_make_the_parsers_raise(data: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=5), st.binary(max_size=20))
 def test_whole_messages_before_rubbish_are_kept(payloads: list[bytes], rubbish: bytes) -> None:
-    """One malformed message at the end must not cost those before it."""
+    """One malformed message at the end must not affect earlier ones."""
     data = b"".join(message(99, payload) for payload in payloads)
     read = [m.payload for m in netlink.messages(data + rubbish)]
     assert read[: len(payloads)] == payloads
 
 
 def test_what_a_datagram_says_in_its_order() -> None:
-    """Gone and made again under one name: in this order it is up, in the other it is gone."""
+    """Removed and recreated under one name: in this order it is up, in the other it is missing."""
     data = (
         message(17, link_payload(b"eth2", 7))
         + message(16, link_payload(b"eth2", 9, carrier=1, ups=1, downs=0))
@@ -156,7 +156,7 @@ def test_up_is_switched_on_and_with_a_carrier(
 
 
 def test_attributes_are_bounded_and_the_first_counts() -> None:
-    """A message of 60,000 tiny attributes held the listener; a repeated one replaced the truth."""
+    """A message of 60,000 tiny attributes blocked the listener; a repeated one replaced the truth."""
     many = b"".join(attribute(kind % 16384, b"") for kind in range(5000))
     assert len(netlink.attributes(many)) == netlink.ATTRIBUTES_MAX
     assert netlink.attributes(attribute(3, b"a") + attribute(3 | 0x8000, b"b")) == {3: b"a"}
@@ -186,7 +186,7 @@ def test_fec_of_a_400g_port() -> None:
 
 
 def test_states_of_the_wire() -> None:
-    """SPEED_UNKNOWN and DUPLEX_UNKNOWN are no speed of four billion megabits."""
+    """SPEED_UNKNOWN and DUPLEX_UNKNOWN are not a speed of four billion megabits."""
     reply = attribute(2, b"\0") + attribute(5, b"\xff" * 4) + attribute(6, b"\xff")
     assert ethtool_netlink.parse_link_modes(reply) == ethtool_netlink.LinkModes(autonegotiation=0)
     reply = attribute(5, struct.pack("=I", 400_000)) + attribute(9, struct.pack("=I", 4))
@@ -203,7 +203,7 @@ def test_states_of_the_wire() -> None:
 
 
 def modes_reply(*names: bytes) -> bytes:
-    """Return a reply to LINKMODES_GET with these supported; every second one is advertised."""
+    """Return a reply to LINKMODES_GET with these supported modes; every second one is advertised."""
     bits = b""
     for index, name in enumerate(names):
         bit = attribute(1, struct.pack("=I", index)) + attribute(2, name + b"\0")
@@ -225,8 +225,8 @@ def modes_reply(*names: bytes) -> bytes:
     ],
 )  # fmt: skip
 def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None:
-    """Each kernel knows more modes than the one before: a table of ours would lack the fastest NIC's."""
-    assert ethtool_netlink.parse_mode(name) == ethtool_netlink.SupportedMode(name, speed, lanes)
+    """Each kernel knows more modes than the previous: a fixed table would lack the fastest NIC's."""
+    assert netlink.parse_mode(name) == netlink.SupportedMode(name, speed, lanes)
 
 
 @pytest.mark.parametrize(
@@ -235,25 +235,23 @@ def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None
      "10baseT/None", "10baseT/Full\n", "\u0661\u0662baseT/Full", "1000baset/Full", "-10baseT/Full"],
 )  # fmt: skip
 def test_what_is_no_speed_is_no_mode(name: str) -> None:
-    """`Pause` and `FIBRE` stand in the same list; a speed beyond belief would make every link look slow."""
-    assert ethtool_netlink.parse_mode(name) is None
+    """`Pause` and `FIBRE` are in the same list; an absurd speed would make every link look slow."""
+    assert netlink.parse_mode(name) is None
 
 
 def test_all_modes_of_a_400g_card_are_read() -> None:
-    """The list has many attributes of one type; the first stood for all, and a 400G card was one of 1G."""
+    """The list has many attributes of one type; only the first was read, and a 400G card looked
+    like 1G.
+    """
     names = [b"Autoneg", b"1000baseKX/Full", b"FIBRE", b"100000baseCR4/Full", b"400000baseSR8/Full"]
-    found = ethtool_netlink.parse_supported_modes(
-        modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe")
-    )
-    assert [mode.name for mode in found] == [
+    result = netlink.parse_supported_modes(modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe"))
+    assert [mode.name for mode in result] == [
         "1000baseKX/Full",
         "100000baseCR4/Full",
         "400000baseSR8/Full",
     ]
-    assert ethtool_netlink.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
-    assert (
-        ethtool_netlink.parse_supported_modes(modes_reply()) == []
-    )  # virtio: a list, and nothing in it
+    assert netlink.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
+    assert netlink.parse_supported_modes(modes_reply()) == []  # virtio: an empty list
 
 
 @given(st.integers(0, 300))
@@ -261,12 +259,12 @@ def test_a_list_of_modes_that_is_cut_off_invents_none(cut: int) -> None:
     """Half a name was read as the name: `400000base` had become `40baseT`."""
     names = [f"{speed}baseSR4/Full" for speed in (40_000, 100_000, 200_000, 400_000, 800_000)]
     whole = modes_reply(*(name.encode() for name in names))
-    found = [mode.name for mode in ethtool_netlink.parse_supported_modes(whole[:cut])]
-    assert found == ([] if cut < len(whole) - 8 else names)
+    result = [mode.name for mode in netlink.parse_supported_modes(whole[:cut])]
+    assert result == ([] if cut < len(whole) - 8 else names)
 
 
 def test_replies_are_told_from_refusals_and_strangers() -> None:
-    """An answer that came late for the question before was taken for this one's."""
+    """A late answer to the previous question was taken for this one's."""
     late = message(30, b"\1\1\0\0late", sequence=4)
     assert ethtool_netlink.reply_of(late, 30, 5) is None
     assert (
@@ -277,13 +275,13 @@ def test_replies_are_told_from_refusals_and_strangers() -> None:
 
 
 def test_a_socket_that_is_too_slow_says_so_once() -> None:
-    """ENOBUFS: messages were lost. A dump larger than the buffer stands for a storm of events."""
+    """ENOBUFS: messages were lost. A dump larger than the buffer represents a storm of events."""
     source = LinkSocket(receive_buffer_bytes=1)
     try:
         overruns, answers = 0, 0
         for sequence in range(
             1, 40
-        ):  # several dumps asked for, none read: some are refused as busy
+        ):  # several dumps requested, none read: some are refused as busy
             source.request_all(sequence)
         while source.wait(0.2):
             try:
@@ -301,19 +299,21 @@ def test_a_socket_that_is_too_slow_says_so_once() -> None:
 
 
 def test_the_kernel_of_this_machine_is_understood() -> None:
-    """Every machine has a loopback interface; the real dump names it, and ends."""
+    """Every machine has a loopback interface; the real dump contains it, and ends."""
     source = LinkSocket()
     try:
         source.request_all(1)
-        told: list[LinkMessage] = []
-        while not any(isinstance(t.content, DumpEnd) for t in told):
+        messages: list[LinkMessage] = []
+        while not any(isinstance(t.content, DumpEnd) for t in messages):
             assert source.wait(GUARD_SECONDS)
-            told += netlink.parse_link_messages(source.receive() or b"", 1)
+            messages += netlink.parse_link_messages(source.receive() or b"", 1)
         loopback = [
-            t.content for t in told if isinstance(t.content, LinkInfo) and t.content.name == "lo"
+            t.content
+            for t in messages
+            if isinstance(t.content, LinkInfo) and t.content.name == "lo"
         ]
         assert loopback[0].index == 1 and loopback[0].changes is not None
-        assert not any(isinstance(t.content, MalformedMessage) for t in told)
+        assert not any(isinstance(t.content, MalformedMessage) for t in messages)
         source.wake()
         assert source.wait(GUARD_SECONDS) is False
     finally:

@@ -1,4 +1,4 @@
-"""NICs, bonds and RDMA ports of hosts that are folders: names, widths, refusals, replacements."""
+"""NICs, bonds and RDMA ports of host folders: names, widths, refusals, replacements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Values = dict[str, float | int | None]
 
 
 def a_port(sys: Path, device: str = "mlx5_0", **files: str) -> Path:
-    """Make a port with these files; `counters__link_downed` is counters/link_downed."""
+    """Create a port with these files; `counters__link_downed` is counters/link_downed."""
     port = sys / "class/infiniband" / device / "ports/1"
     port.mkdir(parents=True, exist_ok=True)
     usual = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "link_layer": "InfiniBand"}
@@ -51,10 +51,10 @@ def read_port(roots: Roots, port: str = "mlx5_0/1") -> Values:
 
 
 def test_every_name_of_a_counter_is_a_signal_of_the_catalogue() -> None:
-    """A misspelt name would be found by the first host of that vendor, far from here."""
+    """Only the first host of that vendor would reveal a misspelled name."""
     sources = set(rdma.FIELDS) | set(rdma.ALTERNATIVE_FIELDS)
-    made = {"rdma.counter_epoch_count", "rdma.unnamed_counters_count"}
-    assert sources | made == {name for name in BY_NAME if name.startswith("rdma.")} - {
+    created = {"rdma.counter_epoch_count", "rdma.unnamed_counters_count"}
+    assert sources | created == {name for name in BY_NAME if name.startswith("rdma.")} - {
         name for name, signal in BY_NAME.items() if signal.kind is Kind.EVENT
     }
     files = [file for names in ALTERNATIVE_FILES.values() for file in names]
@@ -64,7 +64,7 @@ def test_every_name_of_a_counter_is_a_signal_of_the_catalogue() -> None:
 
 
 def test_widths_are_those_of_the_kernel() -> None:
-    """A counter of 8 bits that stands at 255 is blind; declared wider, it would be quiet for ever."""
+    """A full counter of 8 bits (255) is blind; declared wider, it would always look quiet."""
     widths = {
         "symbol_error": 16, "link_error_recovery": 8, "link_downed": 8, "port_rcv_errors": 16,
         "port_rcv_remote_physical_errors": 16, "port_rcv_switch_relay_errors": 16,
@@ -83,7 +83,7 @@ def test_widths_are_those_of_the_kernel() -> None:
 
 
 def test_ports_of_other_vendors_speak_of_the_same_things(tmp_path: Path) -> None:
-    """Broadcom, Intel and Amazon call it otherwise: one signal, so that one rule finds it."""
+    """Broadcom, Intel and Amazon use other names: one signal, so that one rule finds it."""
     a_port(tmp_path, "bnxt_re0", hw_counters__seq_err_naks_rcvd="3", hw_counters__tx_cnp_pkts="4",
            hw_counters__active_qps="9", hw_counters__res_cq_load_err="5")  # fmt: skip
     port = a_port(tmp_path, "irdma0", hw_counters__cnpSent="6")
@@ -99,7 +99,7 @@ def test_ports_of_other_vendors_speak_of_the_same_things(tmp_path: Path) -> None
     assert broadcom["packet_sequence_errors"] == 3
     assert broadcom["congestion_notifications_sent_packets"] == 4
     assert broadcom["responder_completion_queue_load_errors"] == 5
-    assert broadcom["unnamed_counters_count"] == 0  # how many queue pairs there are counts nothing
+    assert broadcom["unnamed_counters_count"] == 0  # the number of queue pairs is not a counter
     assert (intel["packet_sequence_errors"], intel["unnamed_counters_count"]) == (7, 0)
     assert intel["congestion_notifications_sent_packets"] == 6
     assert (amazon["received_bytes"], amazon["receive_dropped_packets"]) == (1000, 8)
@@ -148,7 +148,7 @@ def test_adapters_of_clouds_are_read_as_the_others(
 
 
 def test_omni_path_counts_under_names_of_its_own(tmp_path: Path) -> None:
-    """An hfi1 port retransmitted all day, and nothing but its traffic was read."""
+    """An hfi1 port retransmitted all day, and only its traffic was read."""
     ours = {"RcTimeOut": 1, "SeqNak": 2, "RcSeqNak": 3, "RnrNak": 4, "RdmaSeq": 5, "RcDupRew": 6,
             "PktDrop": 7, "RcResend": 8}  # fmt: skip
     device = {"RcvOverflow": 11, "RxICrcErr": 12, "DcUnctblErr": 13, "DcRcvFcn": 14, "DcRcvBcn": 15,
@@ -159,7 +159,7 @@ def test_omni_path_counts_under_names_of_its_own(tmp_path: Path) -> None:
     folder.mkdir()
     for name, value in device.items():
         (folder / name).write_text(f"{value}\n")
-    found = read_port(Roots(tmp_path, tmp_path), "hfi1_0/1")
+    result = read_port(Roots(tmp_path, tmp_path), "hfi1_0/1")
     of_port = (
         "ack_timeout_errors", "packet_sequence_errors", "out_of_sequence_packets",
         "receiver_not_ready_errors", "implied_nak_errors", "duplicate_requests_packets",
@@ -170,13 +170,13 @@ def test_omni_path_counts_under_names_of_its_own(tmp_path: Path) -> None:
         "congestion_marked_packets", "congestion_notifications_handled_packets",
         "link_crc_errors", "link_transmit_replays_count", "link_receive_replays_count",
     )  # fmt: skip
-    assert [found[name] for name in of_port] == list(ours.values())
-    assert [found[name] for name in of_device] == list(device.values())[:-1]
-    assert found["unnamed_counters_count"] == 1  # SDMAErrCt
+    assert [result[name] for name in of_port] == list(ours.values())
+    assert [result[name] for name in of_device] == list(device.values())[:-1]
+    assert result["unnamed_counters_count"] == 1  # SDMAErrCt
 
 
 def test_a_counter_that_no_signal_stands_for_is_counted_and_named(tmp_path: Path) -> None:
-    """A new firmware had a counter of what mattered; nobody knew that it was there and not read."""
+    """A new firmware had an important counter, which was not read, without a message."""
     a_port(tmp_path, hw_counters__packet_seq_err="1", hw_counters__rx_new_trouble="5",
            hw_counters__lifespan="10", counters__odd_thing="1")  # fmt: skip
     assert read_port(Roots(tmp_path, tmp_path))["unnamed_counters_count"] == 2
@@ -197,7 +197,8 @@ def test_words_that_are_no_numbers_are_missing(tmp_path: Path) -> None:
     values = read_port(Roots(tmp_path, tmp_path))
     assert values["symbol_errors"] is None and values["received_bytes"] is None
     assert values["transmitted_bytes"] == 12
-    assert values["link_downed_events"] == 255  # as it stands: the algebra calls it saturated
+    # unchanged: the counter algebra treats it as saturated
+    assert values["link_downed_events"] == 255
     assert values["link_layer_code"] is None
 
 
@@ -225,18 +226,18 @@ def test_a_restricted_port_is_blind_by_name_and_left_alone(tmp_path: Path) -> No
      (errno.EACCES, "CAP_DAC_READ_SEARCH"), (errno.EOPNOTSUPP, None), (errno.ENOSYS, None)],
 )  # fmt: skip
 def test_what_would_open_a_port(error: int, said: str | None) -> None:
-    """Blind is only what is hidden; a port that has no such counters hides nothing."""
+    """Only hidden counters mean blindness; a port without such counters hides nothing."""
     path = "/sys/class/infiniband/mlx5_2/ports/1/counters/symbol_error"
     other = path.replace("mlx5_2", "mlx5_10")
-    words = rdma.access_error([(path, error), (other, error)])
-    assert bool(words) == (said is not None)
+    message = rdma.access_error([(path, error), (other, error)])
+    assert bool(message) == (said is not None)
     if said:
-        assert words.startswith("mlx5_10/1, mlx5_2/1 refuse") and said in words
-        assert len(words) <= 240
+        assert message.startswith("mlx5_10/1, mlx5_2/1 refuse") and said in message
+        assert len(message) <= 240
 
 
 def test_a_port_that_was_made_again_starts_over(tmp_path: Path) -> None:
-    """The driver was loaded again within a second: same name, counters from zero or from anywhere."""
+    """The driver was reloaded within a second: same name, counters from zero or from anywhere."""
     a_port(tmp_path, counters__port_rcv_data="1000")
     collector = rdma.rdma_1s(Roots(tmp_path, tmp_path))
 
@@ -247,7 +248,7 @@ def test_a_port_that_was_made_again_starts_over(tmp_path: Path) -> None:
 
     assert [epoch_and_bytes() for _ in range(3)] == [(0, 4000)] * 3
     kept = tmp_path / "class/infiniband/mlx5_0"
-    kept.rename(tmp_path / "held")  # so that the new folder cannot have the old one's inode
+    kept.rename(tmp_path / "held")  # so that the new folder cannot get the old one's inode
     a_port(tmp_path, counters__port_rcv_data="9000")
     assert [epoch_and_bytes() for _ in range(3)] == [(1, 36000)] * 3
 
@@ -266,9 +267,6 @@ def test_a_replaced_interface_is_told_in_the_same_block(tmp_path: Path) -> None:
         6,
         5,
     )
-
-
-# Bonds
 
 
 def a_bond(sys: Path, **slaves: str) -> Path:
@@ -306,12 +304,9 @@ def test_a_bond_with_half_its_slaves(tmp_path: Path) -> None:
 
 @given(st.text(max_size=20))
 def test_states_of_a_bond_are_those_of_its_driver(text: str) -> None:
-    """A word of another driver is not `down`."""
+    """A state of another driver is not `down`."""
     known = {"up": True, "going down": True, "down": False, "going back": False}
     assert network.parse_mii_status(text) is known.get(text)
-
-
-# Inventory
 
 
 @given(st.text(max_size=45))
@@ -345,7 +340,7 @@ def test_gids_and_interfaces_of_a_roce_bond(tmp_path: Path) -> None:
 
 
 def test_bonds_and_vlans_in_the_inventory(tmp_path: Path) -> None:
-    """Which slave failed how often is what the technician asks first."""
+    """The technician first asks which slave failed how often."""
     folder = a_bond(tmp_path, eth0="up", eth1="down")
     (folder.parent / "uevent").write_text("DEVTYPE=bond\n")
     (folder / "xmit_hash_policy").write_text("layer3+4 1\n")
@@ -358,23 +353,20 @@ def test_bonds_and_vlans_in_the_inventory(tmp_path: Path) -> None:
         "VLAN Dev name    | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\n"
         "bond0.100      | 100  | bond0\n"
     )
-    found = {d.key: d.attributes for d in links.interfaces(Roots(tmp_path, tmp_path / "proc"))}
-    assert set(found) == {"bond0", "bond0.100"}
-    assert found["bond0"]["slaves"] == "eth0=up/3 eth1=down/3"
-    assert (found["bond0"]["mode"], found["bond0"]["active_slave"]) == ("active-backup 1", "eth0")
-    assert (found["bond0"]["state"], found["bond0"]["transmit_hash"]) == ("up", "layer3+4 1")
-    assert (found["bond0.100"]["vlan"], found["bond0.100"]["below"]) == ("100", "bond0")
+    result = {d.key: d.attributes for d in links.interfaces(Roots(tmp_path, tmp_path / "proc"))}
+    assert set(result) == {"bond0", "bond0.100"}
+    assert result["bond0"]["slaves"] == "eth0=up/3 eth1=down/3"
+    assert (result["bond0"]["mode"], result["bond0"]["active_slave"]) == ("active-backup 1", "eth0")
+    assert (result["bond0"]["state"], result["bond0"]["transmit_hash"]) == ("up", "layer3+4 1")
+    assert (result["bond0.100"]["vlan"], result["bond0.100"]["below"]) == ("100", "bond0")
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_make_the_vlans_raise(data: bytes) -> None:
-    """Names of any bytes, lines cut off: nothing, or a number that a VLAN can have."""
+    """Names of any bytes, lines cut off: nothing, or a valid VLAN number."""
     for name, number, below in links.parse_vlans(data + b"\n a | 12 | b"):
         assert name.encode() and 0 <= number <= 9999
         below.encode()
-
-
-# The driver's own statistics
 
 
 PFC = b"rx_prio3_pause"
@@ -384,8 +376,10 @@ PFC = b"rx_prio3_pause"
     st.lists(st.sampled_from([PFC, b"rx_discards_phy", b"\xff\xfe", b"", b"tx_bytes"]), max_size=9)
 )
 def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) -> None:
-    """Two statistics of one name, a name that is no text: not picked, and no harm to the others."""
-    picked = nic_statistics.select_statistics(b"mlx5_core", names)
+    """Two statistics of one name, a name that is not text: not selected, and the others are
+    unaffected.
+    """
+    picked = nvidia.select_statistics(b"mlx5_core", names)
     for signal, place in picked.items():
         assert nic_statistics.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
         assert names.count(names[place]) == 1
@@ -394,7 +388,7 @@ def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) ->
 
 
 class Statistics:
-    """A driver with made statistics; `values` by name, which may change between turns."""
+    """A driver with invented statistics; `values` by name, which may change between turns."""
 
     def __init__(self, driver: bytes, values: dict[bytes, int], refuses: int = 0) -> None:
         self.of, self.values, self.refuses = driver, values, refuses
@@ -423,7 +417,7 @@ def two_interfaces(folder: Path) -> dict[str, Path]:
 
 
 def test_pfc_of_a_port_and_a_neighbour_that_refuses(tmp_path: Path) -> None:
-    """The names are read once; a ring that was added makes them be read again; EPERM is blind."""
+    """The names are read once, and again after a ring was added; EPERM is blind."""
     driver = Statistics(
         b"mlx5_core", {b"rx0_packets": 1, PFC: 5, b"tx_discards_phy": 7}, errno.EPERM
     )
@@ -436,7 +430,7 @@ def test_pfc_of_a_port_and_a_neighbour_that_refuses(tmp_path: Path) -> None:
     assert rows["eth1"] is None and rows["eth0"] is not None
     assert rows["eth0"]["priority_3_received_pause_frames"] == 5
     assert rows["eth0"]["transmit_discards_packets"] == 7
-    assert driver.asked_names == 1 + 4  # eth0 once, eth1 in vain each turn
+    assert driver.asked_names == 1 + 4  # eth0 once, eth1 without success each turn
     driver.values = {b"rx0_packets": 1, b"rx1_packets": 2, PFC: 6, b"tx_discards_phy": 8}
     row = dict(rows_of(collector.collect()[1]))["eth0"]
     assert row and row["priority_3_received_pause_frames"] == 6
@@ -446,7 +440,7 @@ def test_pfc_of_a_port_and_a_neighbour_that_refuses(tmp_path: Path) -> None:
 
 
 class Wire:
-    """Answers the questions of ethtool netlink with made replies; one interface is sick."""
+    """Answers requests of ethtool netlink with prepared replies; one interface is faulty."""
 
     def request(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
         if index == 3:
@@ -462,7 +456,9 @@ class Wire:
 
 
 def test_the_wire_of_a_port_and_a_neighbour_that_cannot_say(tmp_path: Path) -> None:
-    """FEC counts of all lanes, why there is no link; a driver that knows nothing costs no other."""
+    """FEC counts of all lanes, the reason of a missing link; a driver without answers does not
+    affect others.
+    """
     collector = LinkDetails(Roots(), lambda _: two_interfaces(tmp_path), lambda: Wire())  # type: ignore[arg-type, return-value]
     turn = run_collector(collector, SystemClock())
     assert (turn.outcome, turn.message) == (CollectOutcome.OK, "")

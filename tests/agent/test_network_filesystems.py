@@ -21,7 +21,7 @@ from tests.hosts.reading import StoppedClock, rows_of
 
 DATA = Path(__file__).parents[2] / "../shared/data/rdma/procfs_fixtures.ttar"
 U64_MAX = (1 << 64) - 1
-#: Bytes with the words that the parsers look for among them, so that they get past the first step.
+#: Bytes mixed with the keywords of the parsers, so that they pass the first step.
 WORDS = (
     b"device ", b"server:/x mounted on /mnt with fstype nfs4 statvers=1.1\n", b" mounted on ", b"/a\\040b ",
     b"with fstype nfs ", b"\tage:\t", b"\tbytes:\t", b"\txprt:\ttcp ", b"\txprt:\tudp ", b"\txprt:\trdma ",
@@ -38,24 +38,24 @@ def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
 
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
-    """A client of another version writes other lines; what is not understood is missing."""
-    for mount in nfs.parse_mountstats(data):
+    """A client of another version writes other lines; unknown lines are missing."""
+    for mount in storage.parse_mountstats(data):
         assert mount.type in ("nfs", "nfs4")
         assert len(mount.values) == 27
         assert all(n is None or 0 <= n < 1 << 63 for n in mount.values[:17])
         assert all(n is None or 0 <= n <= U64_MAX for n in mount.values)
     for stat in lustre.parse_lustre_stats(data).values():
         assert 0 <= stat.samples <= U64_MAX and (stat.total is None or stat.total <= U64_MAX)
-    told = lustre.parse_lustre_import(data)
-    assert told.state is None or told.state in lustre.LUSTRE_STATES.values()
-    assert told.timeouts is None or 0 <= told.timeouts <= U64_MAX
+    parsed = storage.parse_lustre_import(data)
+    assert parsed.state is None or parsed.state in storage.LUSTRE_STATES.values()
+    assert parsed.timeouts is None or 0 <= parsed.timeouts <= U64_MAX
     for each in storage.parse_network_mounts(data):
         assert each.type not in storage.LOCAL_FILESYSTEMS
 
 
 @given(TEXTS)
 def test_no_mountstats_makes_the_collector_fail(data: bytes) -> None:
-    """Sums of hostile columns exceed 64 bits: the cell is missing, the turn is taken."""
+    """Sums of hostile columns exceed 64 bits: the cell is missing, but the turn succeeds."""
     collector = NfsMounts(Roots(Path("/nowhere"), Path("/nowhere")))
 
     class Text:
@@ -70,7 +70,7 @@ def test_no_mountstats_makes_the_collector_fail(data: bytes) -> None:
 
 
 def test_a_long_run_of_blanks_is_read_in_a_moment() -> None:
-    """A pattern that began again at each blank took minutes for a megabyte of them."""
+    """A pattern that restarted at each blank took minutes for a megabyte of them."""
     for text in (b"\n" * 1_000_000, b" " * 1_000_000, b"\t: " * 300_000, b"device " * 100_000):
         assert nfs.parse_mountstats(text) == []
         assert lustre.parse_lustre_stats(text) == {}
@@ -86,13 +86,13 @@ def test_bind_mounts_of_one_source_are_one_mount() -> None:
     body = "\tage:\t9\n\tper-op statistics\n\t        READ: 5 6 1 0 0 2 3 4 0\n"
     text = mounted("s:/x", "/a", body) + mounted("s:/x", "/pods/1", body)
     text += mounted("s:/y", "/pods/2", body) + mounted("tmpfs", "/t", "", "tmpfs")
-    found = nfs.parse_mountstats(text.encode())
-    assert [mount.point for mount in found] == ["/a", "/pods/2"]
-    assert found[0].reads == [5, 6, 1, 2, 3, 4, 0] and found[0].all_calls == [5, 6, 1, 0]
+    result = storage.parse_mountstats(text.encode())
+    assert [mount.point for mount in result] == ["/a", "/pods/2"]
+    assert result[0].reads == [5, 6, 1, 2, 3, 4, 0] and result[0].all_calls == [5, 6, 1, 0]
 
 
 def test_transports_of_every_kind() -> None:
-    """TCP with nconnect, RDMA with its own columns behind, UDP without a connection, one unknown."""
+    """TCP with nconnect, RDMA with additional columns, UDP without a connection, an unknown one."""
 
     def of(*lines: str) -> list[int | None]:
         body = "".join(f"\txprt:\t{line}\n" for line in lines)
@@ -135,7 +135,7 @@ def test_columns_that_are_none_cost_themselves() -> None:
 
 
 def test_a_mount_that_goes_and_one_that_comes(tmp_path: Path) -> None:
-    """Unmounted: no row; mounted anew: counters that begin anew, as the age says; the last: no data."""
+    """Unmounted: no row; mounted again: counters restart, as the age shows; the last one: no data."""
     host = hosts.unpack("h100-ib", tmp_path)
     stats = host.roots.proc / "self/mountstats"
     collector = NfsMounts(host.roots)
@@ -153,7 +153,7 @@ def test_a_mount_that_goes_and_one_that_comes(tmp_path: Path) -> None:
 
 
 def test_lustre_counts_sums_and_what_never_happened(tmp_path: Path) -> None:
-    """An operation that never happened has no line: missing, and no zero is made up."""
+    """An operation that never happened has no line: missing, not zero."""
     text = (
         b"snapshot_time             1751400000.1 secs.nsecs\n"
         b"read_bytes                7 samples [bytes] 0 4096 20480\n"
@@ -178,7 +178,7 @@ def test_lustre_counts_sums_and_what_never_happened(tmp_path: Path) -> None:
 def test_a_host_without_lustre_is_looked_at_each_minute_and_the_turns_between_are_passed_over(
     make: type[LustreMounts | LustreTargets], tmp_path: Path
 ) -> None:
-    """Most hosts have none. A client that is mounted later is seen in the turn that looks."""
+    """Most hosts have no Lustre. A client mounted later is found in the next turn that checks."""
     roots = hosts.unpack("plain-vm", tmp_path).roots
     collector = make(roots)
     for _ in range(2):
@@ -196,11 +196,11 @@ def test_a_host_without_lustre_is_looked_at_each_minute_and_the_turns_between_ar
 
 
 def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
-    """An OST evicted the client: reads hung, and no counter of the mount moved."""
+    """An OST evicted the client: reads hung, and no counter of the mount changed."""
     collector = LustreTargets(hosts.unpack("h100-ib", tmp_path).roots)
-    found = rows(collector.collect()[0])
-    assert set(found) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
-    lost = found["fs-OST0001"]
+    result = rows(collector.collect()[0])
+    assert set(result) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
+    lost = result["fs-OST0001"]
     assert lost and (lost["connection_state"], lost["timeouts_count"]) == (3, 61)
     evicted = lustre.parse_lustre_import(b"import:\n    state: EVICTED\n\0\0       generation: 2\n")
     assert evicted == LustreImport(10, None, 2, None, None, None)
@@ -211,7 +211,9 @@ def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
 def test_lustre_in_debugfs_is_blind_not_absent(
     make: type[LustreMounts | LustreTargets], tmp_path: Path
 ) -> None:
-    """Everybody sees the mount in /sys/fs/lustre; its numbers are root's: say what opens them."""
+    """All users see the mount in /sys/fs/lustre; its numbers are root's: the message names the
+    remedy.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.sys / "kernel/debug/lustre")
     collector: Collector = make(host.roots)
@@ -221,19 +223,21 @@ def test_lustre_in_debugfs_is_blind_not_absent(
 
 
 def test_one_hidden_target_costs_its_own_row(tmp_path: Path) -> None:
-    """A target that is being taken down has no import: the others are read, and the words name it."""
+    """A target that is being removed has no import: the others are read, and the message names it."""
     host = hosts.unpack("h100-ib", tmp_path)
     name = "fs-OST0001-osc-ffff9e1234567800"
     (host.roots.sys / "kernel/debug/lustre/osc" / name / "import").unlink()
     turn = run_collector(LustreTargets(host.roots), StoppedClock())
     assert turn.outcome is CollectOutcome.BLIND and name in turn.message
-    found = rows(turn.blocks[0])
-    assert found["fs-OST0001"] is None
-    assert found["fs-OST0000"] and found["fs-OST0000"]["connection_state"] == 9
+    result = rows(turn.blocks[0])
+    assert result["fs-OST0001"] is None
+    assert result["fs-OST0000"] and result["fs-OST0000"]["connection_state"] == 9
 
 
 def test_two_mounts_of_one_lustre_stay_apart() -> None:
-    """Two instances of one file system: which is mounted where is not said, so each keeps its name."""
+    """Two instances of one file system: their mount points cannot be assigned, so each keeps its
+    name.
+    """
     mounts = b"1 0 0:1 / /a rw - lustre 10.0.0.1@o2ib:/fs rw\n2 0 0:2 / /b rw - lustre 10.0.0.1@o2ib:/fs rw\n"
     both = ["fs-ffff9e1234567800", "fs-ffff9e1234567801"]
     assert list(mount_points(both, mounts).values()) == both

@@ -1,4 +1,4 @@
-"""NVML's events and the driver's own, over a library that delivers them when a step says so."""
+"""NVML's events and the driver's own, over a library that delivers them at scenario steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.fake_nvml.sick import is_unbound
 
 
 class Told(HandedClock):
-    """Takes events; the clock of the host."""
+    """Records events; also the clock of the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def with_events(devices: Iterable[Gpu], supported: int = REGISTERED_TYPES) -> li
 
 
 def list_in_sys(roots: Path, devices: Iterable[Gpu]) -> None:
-    """Make the kernel list the GPUs that its driver is on."""
+    """Make the kernel list the GPUs bound to the driver."""
     folder = roots / "sys/bus/pci/drivers/nvidia"
     folder.mkdir(parents=True, exist_ok=True)
     addresses = {gpu.address for gpu in devices}
@@ -95,7 +95,7 @@ def turn(collector: NvmlEvents, told: Told) -> CollectResult:
 
 
 def second(collector: NvmlEvents, told: Told, seconds: int = 1) -> None:
-    """Let time pass, as a sampler does that rests between its turns."""
+    """Advance the time, like a sampler that rests between its turns."""
     for _ in range(seconds):
         told.now_ns += SECOND
         collector._session.poll_events()
@@ -112,7 +112,7 @@ def start(events: NvmlEvents, told: Told) -> None:
 
 
 def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play) -> None:
-    """In a container without the kernel log, NVML is the only one that says XID 79."""
+    """In a container without the kernel log, only NVML reports XID 79."""
     devices = with_events(gpus(3))
     devices[2].lines.append("event 1 8 79")
     scenario = play(devices)
@@ -125,9 +125,9 @@ def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play)
     assert (event.device_kind, event.count, event.last_boottime_ns) == ("gpu", 1, 0)
     assert event.wall_time_ns == told.wall_ns()
     assert {event.name, "gpu.driver_event", "gpu.driver_binding"} <= set(BY_NAME)
-    said = turn(events, told)
-    assert said.outcome is CollectOutcome.OK
-    counts = values(said)
+    result = turn(events, told)
+    assert result.outcome is CollectOutcome.OK
+    counts = values(result)
     assert counts.pop("driver_calls_count")
     assert counts == {
         "received_events": 1,
@@ -139,7 +139,7 @@ def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play)
 def test_an_xid_that_the_kernel_log_shows_is_told_from_there(
     events: NvmlEvents, told: Told, witness: XidDeduplicator, play: Play
 ) -> None:
-    """Both witnesses spoke, and one failure counted as two."""
+    """Both sources reported it, and one failure counted as two."""
     devices = with_events(gpus(2))
     devices[0].lines += ["event 1 8 94", "event 1 8 95"]
     scenario = play(devices)
@@ -157,9 +157,11 @@ def test_an_xid_that_the_kernel_log_shows_is_told_from_there(
 
 
 def test_the_kernel_log_is_read_by_another_process(witness: XidDeduplicator) -> None:
-    """The daemon reads it, its sampler NVML: each knew of one witness, and every XID was told twice."""
+    """The daemon reads it, its sampler NVML: each knew of one source, and every XID was reported
+    twice.
+    """
     child = os.fork()
-    if not child:  # as the sampler: it sees what the daemon, its parent, writes after the fork
+    if not child:  # like the sampler: it sees the daemon's writes after the fork
         while not witness.reads_the_kernel_log:
             os.sched_yield()
         os._exit(witness.was_recorded("0000:19:00.0", 79, 5 * SECOND) * 7)
@@ -174,7 +176,7 @@ def test_the_kernel_log_is_read_by_another_process(witness: XidDeduplicator) -> 
 
 
 def test_other_events_of_the_driver(events: NvmlEvents, told: Told, play: Play) -> None:
-    """What has no XID: a MIG change, a recovery action. A change of clock is none of our business."""
+    """Events without an XID: a MIG change, a recovery action. A change of clock is ignored."""
     devices = with_events(gpus(1), 0xFFFF)
     devices[0].lines += ["event 1 256 0", "event 1 16 0", "event 1 32768 0"]
     scenario = play(devices)
@@ -190,7 +192,7 @@ def test_other_events_of_the_driver(events: NvmlEvents, told: Told, play: Play) 
 
 
 def test_a_storm_is_counted(events: NvmlEvents, told: Told, play: Play) -> None:
-    """A hundred single bit errors a second are one event, and one more with the rest."""
+    """A hundred single bit errors a second are one event, and another with the rest."""
     devices = with_events(gpus(1))
     devices[0].lines += ["event 1 1 0"] * 100
     scenario = play(devices)
@@ -207,7 +209,7 @@ def test_a_storm_is_counted(events: NvmlEvents, told: Told, play: Play) -> None:
 def test_one_gpu_without_events_costs_no_neighbour(
     events: NvmlEvents, told: Told, play: Play
 ) -> None:
-    """Registering one type that one GPU lacks refused all; nobody listened to eight GPUs."""
+    """Registering a type that one GPU lacks failed for all; no events came from eight GPUs."""
     devices = with_events(gpus(3))
     del devices[0].values["events_supported"]
     devices[1].lines.append("error nvmlDeviceRegisterEvents 999")
@@ -217,20 +219,20 @@ def test_one_gpu_without_events_costs_no_neighbour(
     scenario.step(1)
     second(events, told)
     assert told.events[0].device == devices[2].uuid
-    said = turn(events, told)
-    assert said.outcome is CollectOutcome.BLIND
-    assert f"GPU {devices[1].address}: nvmlDeviceRegisterEvents" in said.message
+    result = turn(events, told)
+    assert result.outcome is CollectOutcome.BLIND
+    assert f"GPU {devices[1].address}: nvmlDeviceRegisterEvents" in result.message
 
 
 def test_under_mig_the_listener_knows_that_it_sees_less(
     events: NvmlEvents, told: Told, play: Play
 ) -> None:
-    """NVML does not refuse: without mig/monitor it leaves events of instances out, and all looks clean."""
+    """NVML does not refuse: without mig/monitor it omits events of instances, and all looks clean."""
     play(with_events([with_mig(gpu) for gpu in gpus(1)]))
     events.start(told.teller)
-    said = turn(events, told)
-    assert said.outcome is CollectOutcome.BLIND
-    assert "driver/nvidia/capabilities/mig/monitor" in said.message
+    result = turn(events, told)
+    assert result.outcome is CollectOutcome.BLIND
+    assert "driver/nvidia/capabilities/mig/monitor" in result.message
 
 
 @pytest.mark.parametrize(
@@ -247,32 +249,32 @@ def test_under_mig_the_listener_knows_that_it_sees_less(
 def test_a_host_that_has_no_events_says_why(
     line: str, outcome: CollectOutcome, words: str, events: NvmlEvents, told: Told, play: Play
 ) -> None:
-    """A silent listener is not a healthy GPU."""
+    """A silent listener does not mean a healthy GPU."""
     devices = with_events(gpus(1))
     devices[0].lines.append(line)
     play(devices)
     events.start(told.teller)
-    said = turn(events, told)
-    assert said.outcome is outcome
-    assert words in said.message
+    result = turn(events, told)
+    assert result.outcome is outcome
+    assert words in result.message
 
 
 def test_no_library_is_no_data(tmp_path: Path, told: Told) -> None:
-    """Most machines that one tries this on have no GPU."""
+    """Most machines have no GPU."""
     collector = NvmlEvents(
         Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1")), XidDeduplicator()
     )
     assert turn(collector, told).message.startswith("no subscriber")
     collector.start(told.teller)
-    said = turn(collector, told)
-    assert (said.outcome, said.message[:9]) == (CollectOutcome.NO_DATA, "no NVML: ")
+    result = turn(collector, told)
+    assert (result.outcome, result.message[:9]) == (CollectOutcome.NO_DATA, "no NVML: ")
     collector.close()
 
 
 def test_a_failed_wait_is_counted_and_the_listener_goes_on(
     events: NvmlEvents, told: Told, play: Play
 ) -> None:
-    """One GPU was lost; the wait answered so for ever, and nobody heard of the next one."""
+    """One GPU was lost; the wait always returned this error, and the next lost GPU was missed."""
     devices = with_events(gpus(1))
     devices[0].lines.append("event 2 8 79")
     scenario = play(devices, host="error nvmlEventSetWait_v2 0 15 0")
@@ -290,18 +292,20 @@ def test_a_failed_wait_is_counted_and_the_listener_goes_on(
 def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
     events: NvmlEvents, told: Told, play: Play, library: str
 ) -> None:
-    """One GPU was lost for a week: eight were registered anew each second, and each second the wait failed."""
+    """One GPU was lost for a week: eight were registered again each second, and each second the
+    wait failed.
+    """
     play(with_events(gpus(1)), host="error nvmlEventSetWait_v2 15")
-    made = sets_made(events, told, library)
-    assert made == [0, 1, 3, 7, 15, 31, 63, 123, 183]
-    assert events.failed_waits == len(made)
+    created = sets_made(events, told, library)
+    assert created == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert events.failed_waits == len(created)
     assert ctypes.CDLL(library).fake_nvml_event_sets() == 0
 
 
 def test_gpus_that_support_no_events_are_asked_ever_more_rarely(
     events: NvmlEvents, told: Told, play: Play, library: str
 ) -> None:
-    """The agent had run for a minute: from then on it asked eight GPUs each second for what they do not have."""
+    """After a minute the agent asked eight GPUs each second for unsupported events."""
     play(gpus(1))
     told.now_ns = 1000 * SECOND
     assert sets_made(events, told, library) == [0, 1, 3, 7, 15, 31, 63, 123, 183]
@@ -309,17 +313,17 @@ def test_gpus_that_support_no_events_are_asked_ever_more_rarely(
 
 
 def sets_made(events: NvmlEvents, told: Told, library: str) -> list[int]:
-    """Return the seconds of 200 in which sets of events are made."""
+    """Return the seconds of 200 in which sets of events are created."""
     created = ctypes.CDLL(library).fake_nvml_calls
     events.start(told.teller)
-    begin, made, before = told.now_ns, [], 0
+    begin, result, before = told.now_ns, [], 0
     turn(events, told)
     for _ in range(200):
         if created(b"nvmlEventSetCreate") != before:
             before = created(b"nvmlEventSetCreate")
-            made.append((told.now_ns - begin) // SECOND)
+            result.append((told.now_ns - begin) // SECOND)
         second(events, told)
-    return made
+    return result
 
 
 def test_release_lets_go_and_the_next_turn_listens_again(
@@ -341,7 +345,7 @@ def test_release_lets_go_and_the_next_turn_listens_again(
 def test_a_gpu_that_the_driver_is_taken_off_is_let_go_of_at_once(
     events: NvmlEvents, told: Told, play: Play, library: str, tmp_path: Path
 ) -> None:
-    """`echo 0000:2a:00.0 > unbind` waited for ever, for our handle."""
+    """`echo 0000:2a:00.0 > unbind` waited forever for the agent's handle."""
     attached = ctypes.CDLL(library).fake_nvml_calls
     devices = with_events(gpus(2))
     is_unbound(devices[1], step=1, again=2)
@@ -363,7 +367,7 @@ def test_a_gpu_that_the_driver_is_taken_off_is_let_go_of_at_once(
         (devices[0].address, False),
         (devices[1].address, True),
     ]
-    assert attached(b"nvmlDeviceGetHandleByPciBusId_v2") - before == 2  # found, and for its events
+    assert attached(b"nvmlDeviceGetHandleByPciBusId_v2") - before == 2  # listed, and for its events
     list_in_sys(tmp_path, devices)
     scenario.step(2)
     second(events, told)
@@ -395,7 +399,7 @@ def test_a_driver_that_was_not_taken_off_after_all(
 def test_a_driver_without_system_events_has_the_others(
     tmp_path: Path, told: Told, play: Play
 ) -> None:
-    """Drivers before 575 export none of them."""
+    """Drivers before 575 do not export them."""
     (tmp_path / "older").mkdir()
     library = str(build(tmp_path / "older", missing=["nvmlSystemEventSetCreate"]))
     roots = Roots(tmp_path / "sys", tmp_path / "proc", library, dev=tmp_path)

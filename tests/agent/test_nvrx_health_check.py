@@ -15,13 +15,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_nvrx(), reason=MISSIN
 
 
 def answer(version: str, socket: Path) -> tuple[bool, str]:
-    """Return what the launcher makes of the host, and what it logs."""
+    """Return the launcher's verdict on the host, and its log."""
     got = run_nvrx(version, "health", socket, 1)
     return got["answers"][0], " ".join(got["log"])
 
 
 def test_report_only_is_healthy_enforced_is_not_no_agent_is_healthy(tmp_path: Path) -> None:
-    """The one line of docs/launchers.md: with it a host whose GPU has fallen off the bus joins no rendezvous, once an operator permits that."""
+    """docs/launchers.md promises: a host whose GPU has fallen off the bus joins no rendezvous, if
+    an operator permits that.
+    """
     run, port = tmp_path / "run", free_port()
     kernel = tmp_path / "dev" / "kmsg"
     kernel.parent.mkdir()

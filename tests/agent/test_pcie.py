@@ -1,4 +1,4 @@
-"""PCIe: errors by type, settings in configuration space, functions that are taken out and put back."""
+"""PCIe: errors by type, settings in configuration space, functions that are removed and reinserted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.hosts.reading import StoppedClock, rows_of
 
 GPU = "0000:18:00.0"
 BRIDGE = "0000:15:01.0"
-#: The words of drivers/pci/pcie/aer.c in the order of their bits.
+#: The names of drivers/pci/pcie/aer.c in the order of their bits.
 CORRECTABLE = [
     "RxErr",
     "BadTLP",
@@ -67,7 +67,7 @@ UNCORRECTABLE = [
 
 
 def write_aer(folder: Path, severity: str, words: list[str], total: str, first: int) -> None:
-    """Write a file of AER as the kernel does: each word with its own number, then the total."""
+    """Write a file of AER like the kernel: each name with its own number, then the total."""
     lines = [f"{word} {first + n}" for n, word in enumerate(words)]
     (folder / f"aer_dev_{severity}").write_text("\n".join([*lines, f"TOTAL_ERR_{total} 9999\n"]))
 
@@ -77,8 +77,9 @@ def changes_of(roots: Roots) -> dict[str, dict[str, float | int | None] | None]:
 
 
 def test_every_type_of_error_is_a_signal_of_its_own(tmp_path: Path) -> None:
-    """A `fatal` that was a surprise-down and one that was a malformed packet looked alike: one is a
-    cable or a slot, the other a device. Each word of the kernel has its own number, and comes out."""
+    """A `fatal` by a surprise-down and one by a malformed packet looked alike: one is a cable or a
+    slot, the other a device. Each name of the kernel has its own number.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     folder = host.roots.sys / "bus/pci/devices" / BRIDGE
     write_aer(folder, "correctable", CORRECTABLE, "COR", 100)
@@ -100,12 +101,11 @@ def test_every_type_of_error_is_a_signal_of_its_own(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def h100(tmp_path_factory: pytest.TempPathFactory) -> hosts.HostFolder:
-    """A host that is only looked at."""
     return hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
 
 
 def test_words_that_an_older_kernel_lacks_are_missing(h100: hosts.HostFolder) -> None:
-    """A kernel without the words of link encryption: those cells are missing, not zero errors."""
+    """A kernel without the names of link encryption: those cells are missing, not zero errors."""
     row = changes_of(h100.roots)[BRIDGE]
     assert row is not None
     assert row["aer_fatal_encryption_check_errors"] is None
@@ -123,14 +123,14 @@ def test_a_function_without_a_root_ports_files_has_no_root_port_counts(
 
 
 class Asked:
-    """Takes events of a teller; none is told here."""
+    """Rejects events: none is expected."""
 
     def put(self, event: telemetry_pb2.HealthEvent) -> None:
         raise AssertionError(event)
 
 
 def plug(host: hosts.HostFolder, link: Path, target: str, errors: int) -> None:
-    """Put a function back: a new folder, its counters at the number of *errors*."""
+    """Reinsert a function: a new folder, its counters at *errors*."""
     folder = link.parent / target
     folder.mkdir()
     for name, text in {
@@ -140,14 +140,15 @@ def plug(host: hosts.HostFolder, link: Path, target: str, errors: int) -> None:
         (folder / name).write_text(f"{text}\n")
     write_aer(folder, "correctable", ["RxErr"], "COR", errors)
     new = link.with_name("new")
-    new.symlink_to(target)  # before the old one goes, so that it cannot have that one's inode
+    new.symlink_to(target)  # before the old one is removed, so that it cannot get that inode
     new.replace(link)
 
 
 def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
-    """A GPU was exchanged while the agent ran: for five minutes its last readings were told, and then the
-    new one's counters were subtracted from the old one's. It is gone in the next turn, its row with it; what
-    comes back has the new counts, and the algebra starts over."""
+    """A GPU was exchanged during the run: for five minutes its last readings were reported, and
+    then the new one's counters were subtracted from the old one's. Now its row disappears in the
+    next turn; a returning function has the new counts, and the counter algebra restarts.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     link = host.roots.sys / "bus/pci/devices" / GPU
     target = os.readlink(link)
@@ -174,8 +175,9 @@ def test_a_function_that_is_unplugged_and_put_back(tmp_path: Path) -> None:
 
 
 def test_a_function_exchanged_between_two_turns(tmp_path: Path) -> None:
-    """Out and in again within ten seconds, at the same address: the kept descriptors read the old one's
-    files for ever. The new folder's inode tells."""
+    """Removed and reinserted within ten seconds, at the same address: the kept descriptors always
+    read the old one's files. The new folder's inode differs.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     link = host.roots.sys / "bus/pci/devices" / GPU
     collector = pcie.PcieTenSeconds(host.roots)
@@ -195,7 +197,7 @@ def receiver_errors(collector: pcie.PcieTenSeconds) -> float | int | None:
 
 
 def test_a_reader_is_told_that_the_function_is_gone(tmp_path: Path) -> None:
-    """A row that merely stays away would leave its last counts standing in the fleet's arrays."""
+    """Without a last row the fleet's arrays would keep the last counts."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector, framer = pcie.PcieTenSeconds(host.roots), FrameBuilder(bytes(16), bytes(16))
     framer.build(1, 0, 0, collector.collect())
@@ -206,7 +208,7 @@ def test_a_reader_is_told_that_the_function_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
-    """A switch was taken out with all below it: the reason stays one line."""
+    """A switch was removed with everything below it: the reason stays one line."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = pcie.PcieTenSeconds(host.roots)
     teller = EventPublisher(StoppedClock(), Asked(), lambda: None)
@@ -218,12 +220,10 @@ def test_a_storm_of_functions_is_named_in_part(tmp_path: Path) -> None:
     assert teller.take_inventory_request().endswith("gone and 5 more")
 
 
-# --- configuration space
-
-
 def config(*, mps: int = 1, mrrs: int = 5, relaxed: bool = True, acs: int | None = 0x1D) -> bytes:
-    """Return a configuration space with a power-management, an MSI-X and a PCI Express capability; behind
-    it an AER and, unless None, an ACS one."""
+    """Return a configuration space with a power-management, an MSI-X and a PCI Express capability,
+    followed by an AER and, unless None, an ACS capability.
+    """
     space = bytearray(4096)
     space[0:4] = struct.pack("<HH", 0x10DE, 0x2330)
     space[0x06] = 0x10
@@ -246,7 +246,7 @@ def parse(data: bytes) -> ExpressRegisters:
 
 
 def test_registers_of_a_function() -> None:
-    """A NIC came up with reads of 512 bytes at a time and nobody saw why it was slow."""
+    """A NIC started with reads of 512 bytes, and the reason of its slowness was invisible."""
     assert parse(config()) == ExpressRegisters(256, 512, 4096, True, 2, 0x1D)
     assert parse(config(mps=0, mrrs=2, relaxed=False, acs=None)) == ExpressRegisters(
         128, 512, 512, False, 2
@@ -275,7 +275,7 @@ def test_a_device_that_fell_off_the_bus_has_no_settings() -> None:
     )
 )
 def test_any_configuration_space_is_read_in_bounded_time(data: bytes) -> None:
-    """A chain of capabilities that goes in a circle held the collector for good."""
+    """A circular chain of capabilities blocked the collector forever."""
     reads = 0
 
     def read(offset: int, count: int) -> bytes:
@@ -285,17 +285,17 @@ def test_any_configuration_space_is_read_in_bounded_time(data: bytes) -> None:
         return data[offset : offset + count]
 
     try:
-        found = parse_express(read)
+        result = parse_express(read)
     except ConfigHidden:
-        found = ExpressRegisters()
+        result = ExpressRegisters()
     assert reads <= 600
     for size in (
-        found.max_payload_bytes,
-        found.max_payload_supported_bytes,
-        found.max_read_request_bytes,
+        result.max_payload_bytes,
+        result.max_payload_supported_bytes,
+        result.max_read_request_bytes,
     ):
         assert size is None or size in (128, 256, 512, 1024, 2048, 4096)
-    assert found.acs_flags is None or 0 <= found.acs_flags < 1 << 16
+    assert result.acs_flags is None or 0 <= result.acs_flags < 1 << 16
 
 
 def _edited(space: bytes, edits: list[tuple[int, int]]) -> bytes:
@@ -306,7 +306,9 @@ def _edited(space: bytes, edits: list[tuple[int, int]]) -> bytes:
 
 
 def test_settings_of_functions(tmp_path: Path) -> None:
-    """From configuration space, from sysfs, and not at all from a device that sleeps: a read would wake it."""
+    """From configuration space and from sysfs, but not from a sleeping device: a read would wake
+    it.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     devices = host.roots.sys / "bus/pci/devices"
     for name in (GPU, "0000:1a:00.0"):
@@ -334,11 +336,13 @@ def test_settings_of_functions(tmp_path: Path) -> None:
 def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
     late: str, tmp_path: Path
 ) -> None:
-    """A GPU's IOMMU group came when its driver was bound (Grace), and it was said to have none for an hour."""
+    """A GPU's IOMMU group came when its driver was bound (Grace), and for an hour it was reported
+    as missing.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()
     (function / "config").write_bytes(config())
-    (function / "link/l0s_aspm").write_text("1\n")  # the configuration space says another thing
+    (function / "link/l0s_aspm").write_text("1\n")  # the configuration space differs
     whole = dict(rows_of(PcieMinute(host.roots).collect()[0]))[GPU]
     (function / late).rename(tmp_path / "aside")
     collector = PcieMinute(host.roots)
@@ -348,7 +352,7 @@ def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
 
 
 def test_closed_settings_are_blind_and_the_rest_is_told(tmp_path: Path) -> None:
-    """An agent without CAP_SYS_ADMIN: the words that open it, beside what sysfs shows to all."""
+    """An agent without CAP_SYS_ADMIN: the remedy, and the public part of sysfs."""
     host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.sys / "bus/pci/devices" / GPU / "config").write_bytes(config()[:64])
     turn = run_collector(PcieMinute(host.roots), StoppedClock())
@@ -359,7 +363,7 @@ def test_closed_settings_are_blind_and_the_rest_is_told(tmp_path: Path) -> None:
 
 
 def test_this_machines_functions_without_privilege() -> None:
-    """What the kernel really shows to a process that is not root: 64 bytes, and no exception."""
+    """The kernel's real view for an unprivileged process: 64 bytes, and no exception."""
     functions = pci.watched_functions(Path("/sys"))
     was = os.geteuid()
     if was == 0:
@@ -373,19 +377,19 @@ def test_this_machines_functions_without_privilege() -> None:
 
 
 def test_the_nearest_of_several(h100: hosts.HostFolder) -> None:
-    """A job took the NIC that was listed first. None is near where all are on the other socket."""
+    """A job took the NIC that was listed first. None is near if all are on the other socket."""
     functions = pci.watched_functions(h100.roots.sys)
     nics = [f for f in functions.values() if f.is_network]
-    word, found = pci.nearest(functions[GPU], nics)
-    assert (word, [f.address for f in found]) == ("same switch", ["0000:1a:00.0"])
+    word, result = pci.nearest(functions[GPU], nics)
+    assert (word, [f.address for f in result]) == ("same switch", ["0000:1a:00.0"])
     far = [f for f in nics if f.address in ("0000:9c:00.0", "0000:bc:00.0")]
     assert pci.nearest(functions[GPU], far) == ("", [])
-    word, found = pci.nearest(functions[GPU], [f for f in nics if f.address == "0000:3c:00.0"])
-    assert (word, len(found)) == ("same socket", 1)
+    word, result = pci.nearest(functions[GPU], [f for f in nics if f.address == "0000:3c:00.0"])
+    assert (word, len(result)) == ("same socket", 1)
 
 
 def test_an_nvswitch_is_watched_and_another_bridge_is_not(tmp_path: Path) -> None:
-    """A baseboard's NVSwitch lost half its lanes, unseen: it is no GPU, NIC or NVMe."""
+    """A baseboard's NVSwitch lost half its lanes, unseen: it is not a GPU, NIC or NVMe."""
     host = hosts.unpack("h100-ib", tmp_path)
     for number, vendor in (("05", "0x10de"), ("06", "0x8086")):
         folder = host.roots.sys / f"bus/pci/devices/0000:{number}:00.0"

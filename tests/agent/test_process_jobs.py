@@ -1,4 +1,4 @@
-"""Whose a process is that a driver names in the kernel log."""
+"""The job of a process that a driver names in the kernel log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reported(pid: int, **attributes: str) -> HealthEvent:
 
 
 def test_a_process_is_of_the_job_that_its_event_or_its_control_group_names(tmp_path: Path) -> None:
-    """A job of a second met XID 31; the list of processes, read each second, had not seen it."""
+    """A job of a second met XID 31; the list of processes, read each second, did not contain it."""
     process(tmp_path, 17)
     process(tmp_path, 18, "0::/\n")
     jobs = ProcessJobs(tmp_path)
@@ -42,7 +42,7 @@ def test_a_process_is_of_the_job_that_its_event_or_its_control_group_names(tmp_p
     jobs.observe(reported(20, source="slurm", job_id="42", step="0", state="running"))
     jobs.observe(reported(21, source="unknown", unknown="hidden"))
     jobs.observe(HealthEvent(name="gpu.xid", process_id=22))
-    assert jobs.attributes(20) == JOB  # also once it has ended
+    assert jobs.attributes(20) == JOB  # also after its end
     assert jobs.attributes(21) == jobs.attributes(22) == {}
     for pid in range(100, 100 + PROCESSES_MAX):
         jobs.observe(reported(pid, source="kubernetes", namespace="ml", pod="train-0", pod_uid="u"))
@@ -60,7 +60,7 @@ def held() -> Iterator[threading.Event]:
 def test_a_proc_that_does_not_answer_holds_no_xid_back(
     tmp_path: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A control group that is being removed holds the kernel's lock, and every reader of it."""
+    """A control group that is being removed holds the kernel's lock, and blocks every reader of it."""
     process(tmp_path, 17)
     started: list[int] = []
 
@@ -79,7 +79,7 @@ def test_a_proc_that_does_not_answer_holds_no_xid_back(
 def test_a_number_of_another_namespace_is_nobodys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container of its own the agent would blame the process that has the same number there."""
+    """In a container of its own the agent would blame the process with the same number there."""
     process(tmp_path, 17)
     monkeypatch.setattr(os, "readlink", lambda path: "pid:[4026532001]")
     assert ProcessJobs(tmp_path).attributes(17) == {}

@@ -1,4 +1,4 @@
-"""What is said when, on one connection, with the time in hand and no socket."""
+"""The order of messages on one connection, with a test's clock and no socket."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gangline.contract.wire.telemetry_pb2 import (
 )
 from tests.agent.memory_server import HEAD, OK, Server, framed
 
-REGISTRATION = 1  # numbers of the client's streams, as HTTP/2 gives them
+REGISTRATION = 1  # numbers of the client's streams in HTTP/2
 STREAM = 3
 
 
@@ -53,7 +53,6 @@ class Talk:
         self.begin()
 
     def begin(self, *, differences: bool = True) -> None:
-        """A connection, and its other end."""
         self.server = Server()
         self.conversation = TelemetryProtocol(
             ClientSession("a:1"),
@@ -88,7 +87,6 @@ class Talk:
             self.spool.append(self.spool.next_sequence(), bytes(100))
 
     def append_readings(self) -> bytes:
-        """Spool a frame as the daemon makes them, and return it."""
         sequence = self.spool.next_sequence()
         frame = frames.encode(
             frames.Stamp(self.spool.run_id, b"b" * 16, sequence, sequence, sequence),
@@ -105,7 +103,7 @@ class Talk:
         return [batch.sequence for batch in self.batches()]
 
     def receipt(self, first: int, last: int, now: float, *, head: bool = False) -> None:
-        """Let the aggregator's receipt come; *head* before the first of a stream."""
+        """Receive the aggregator's receipt; *head* before the first of a stream."""
         ack = IngestAck(durable=[SequenceRange(first=first, last=last)])
         reply = self.server.answer(STREAM, HEAD, end=False) if head else b""
         reply += self.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
@@ -135,7 +133,7 @@ def test_events_go_before_any_frame(talk: Talk) -> None:
 
 
 def test_one_report_at_a_time_and_only_its_events_are_forgotten(talk: Talk) -> None:
-    """An event that came while a report was on its way is in the next one."""
+    """An event that came while a report was in flight is in the next one."""
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="first"))
     talk.step(0.0)
@@ -151,7 +149,7 @@ def test_one_report_at_a_time_and_only_its_events_are_forgotten(talk: Talk) -> N
 
 
 def test_nothing_is_sent_before_the_registration_is_answered(talk: Talk) -> None:
-    """Frames of a host that nobody knows yet would be refused, and lost for it."""
+    """Frames of an unregistered host would be refused, and therefore lost."""
     talk.append()
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(0.0)
@@ -159,7 +157,7 @@ def test_nothing_is_sent_before_the_registration_is_answered(talk: Talk) -> None
 
 
 def test_patience_ends_and_nothing_wakes_us_before_it_does(talk: Talk) -> None:
-    """An agent that polls costs each host wake-ups for ever; one that does not must know when."""
+    """Polling would wake each host forever; without it the agent must know the time."""
     talk.step(100.0)
     assert talk.conversation.wait_seconds(103.0) == RESPONSE_SECONDS_MAX - 3.0
     with pytest.raises(SessionError, match="no answer to RegisterNode within 10 s"):
@@ -167,7 +165,9 @@ def test_patience_ends_and_nothing_wakes_us_before_it_does(talk: Talk) -> None:
 
 
 def test_a_slow_answer_to_events_does_not_end_a_stream_that_is_answered(talk: Talk) -> None:
-    """The aggregator's disk stood still for 20 s: each host with an event left every 10 s and sent the event again."""
+    """The aggregator's disk hung for 20 s: each host with an event disconnected every 10 s and sent
+    the event again.
+    """
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.append()
@@ -192,20 +192,22 @@ def test_events_without_an_answer_end_a_connection_on_which_nothing_comes(talk: 
 
 
 def test_receipts_do_not_hide_a_forgotten_call_for_ever(talk: Talk) -> None:
-    """Frames have their receipts while the events have no answer: after five minutes the next connection sends them again."""
+    """Frames get their receipts while the events have no answer: after five minutes the next
+    connection sends them again.
+    """
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(0.0)
-    for at in range(20, int(CALL_SECONDS_MAX), 20):
+    for index in range(20, int(CALL_SECONDS_MAX), 20):
         talk.append()
-        talk.step(float(at))
-        talk.receipt(at // 20, at // 20, float(at), head=at == 20)
+        talk.step(float(index))
+        talk.receipt(index // 20, index // 20, float(index), head=index == 20)
     with pytest.raises(SessionError, match="no answer to ReportEvents within 300 s"):
         talk.conversation.step(CALL_SECONDS_MAX)
 
 
 def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
-    """Nothing on its way, nothing waiting: no timer."""
+    """Nothing in flight, nothing waiting: no timer."""
     talk.registered(0.0)
     assert talk.conversation.wait_seconds(5.0) is None
     talk.append()
@@ -216,7 +218,7 @@ def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
 
 
 def test_a_receipt_forgets_just_what_it_names(talk: Talk) -> None:
-    """Receipts are ranges, some of what this connection never sent."""
+    """Receipts are ranges, which may include frames of other connections."""
     talk.append(2)
     talk.registered(0.0)
     talk.append(3)
@@ -251,7 +253,7 @@ def test_the_end_waits_for_receipts_and_leaves_backlog(talk: Talk) -> None:
 def test_a_refusal_of_who_we_are_is_told_from_a_failure(
     talk: Talk, code: str, kind: type[SessionError]
 ) -> None:
-    """Only the first is answered by a long wait."""
+    """Only the first leads to a long wait."""
     talk.step(0.0)
     trailers = [("grpc-status", code), ("grpc-message", "words")]
     with pytest.raises(SessionError, match=r"RegisterNode: .*: words") as caught:
@@ -260,7 +262,7 @@ def test_a_refusal_of_who_we_are_is_told_from_a_failure(
 
 
 def test_events_refused_for_now_do_not_end_the_stream(talk: Talk) -> None:
-    """The aggregator's disk was full: each report ended the connection, and the host went silent."""
+    """The aggregator's disk was full: each report ended the connection, and the host became silent."""
     talk.registered(0.0)
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(0.0)
@@ -280,15 +282,17 @@ def test_events_refused_for_now_do_not_end_the_stream(talk: Talk) -> None:
 
 
 def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
-    """64 events were 3 MB, the server took 1 MiB: the same report was sent for ever, and no event arrived."""
+    """64 events were 3 MB, the server accepted 1 MiB: the same report was sent forever, and no
+    event arrived.
+    """
     talk.registered(0.0)
     sizes = (
         [1] * 9 + [8] + [1] * 6
-    )  # of these the server takes 4 at once, and the tenth alone is too much
+    )  # the server accepts 4 of these at once, but the tenth alone is too large
     for number, size in enumerate(sizes):
         talk.events.put(HealthEvent(event_id=f"e{number}", message="x" * size))
     taken: list[str] = []
-    words = "Received message larger than max (3,000,000 vs. 1,048,576)"
+    message = "Received message larger than max (3,000,000 vs. 1,048,576)"
     for report in range(5, 105, 2):
         talk.step(0.0)
         if report not in talk.server.headers:
@@ -296,7 +300,7 @@ def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
         [request] = talk.server.messages(report)
         events = ReportEventsRequest.FromString(request).events
         if sum(len(event.message) for event in events) > 4:
-            ends: list[Any] = [[*HEAD, ("grpc-status", "8"), ("grpc-message", words)]]
+            ends: list[Any] = [[*HEAD, ("grpc-status", "8"), ("grpc-message", message)]]
         else:
             taken += [event.event_id for event in events]
             answer = ReportEventsResponse(accepted=len(events)).SerializeToString()
@@ -310,7 +314,9 @@ def test_a_report_above_the_servers_limit_is_halved(talk: Talk) -> None:
 def test_refused_for_room_again_and_again_a_report_becomes_shorter_and_nothing_is_dropped(
     talk: Talk,
 ) -> None:
-    """A proxy may say in words of its own that a report is too large; a full disk is no reason to drop an event."""
+    """A proxy may use its own message for a report that is too large; a full disk must not drop
+    events.
+    """
     talk.registered(0.0)
     for number in range(4):
         talk.events.put(HealthEvent(event_id=f"e{number}"))
@@ -327,21 +333,23 @@ def test_refused_for_room_again_and_again_a_report_becomes_shorter_and_nothing_i
 
 
 def test_credit_without_a_receipt_is_a_word(talk: Talk) -> None:
-    """A full disk stores nothing for an hour, and says so: readings go on, and none is forgotten."""
+    """A full disk stores nothing for an hour, and reports it: readings continue, and none is
+    deleted.
+    """
     talk.registered(0.0)
     for second in range(0, 3600, 20):
         talk.append()
         talk.step(float(second))
         ack = framed(IngestAck(credit_frames=second + 64).SerializeToString())
         head = [HEAD] if second == 0 else []
-        said = talk.server.answer(STREAM, *head, ack, end=False)
-        talk.conversation.receive(said, float(second))
+        reply = talk.server.answer(STREAM, *head, ack, end=False)
+        talk.conversation.receive(reply, float(second))
     assert talk.frames() == list(range(1, 181))
     assert talk.spool.unacknowledged_frames == 180
 
 
 def test_an_older_aggregator_gets_whole_frames(talk: Talk) -> None:
-    """It would refuse all else, and the agent would count each as lost."""
+    """It would refuse differences, and the agent would count each frame as lost."""
     talk.registered(0.0)
     frame = talk.append_readings()
     talk.step(0.1)
@@ -350,7 +358,7 @@ def test_an_older_aggregator_gets_whole_frames(talk: Talk) -> None:
 
 
 def test_live_frames_go_as_differences_and_backlog_whole_between_them(talk: Talk) -> None:
-    """What waited goes on as it is: the order in which it fills the gaps is nobody's context."""
+    """Backlog is sent complete: it may fill gaps in any order."""
     old = [talk.append_readings(), talk.append_readings()]
     talk.registered(0.0, stream_context_bytes=1 << 15)
     live = []
@@ -370,7 +378,9 @@ def test_live_frames_go_as_differences_and_backlog_whole_between_them(talk: Talk
 
 
 def test_backlog_goes_several_frames_a_message_where_the_aggregator_takes_that(talk: Talk) -> None:
-    """A minute cut off, made up for in messages of one frame, cost as much as the minutes of three hosts."""
+    """A minute of backlog, sent in messages of one frame, cost the aggregator three times a normal
+    minute.
+    """
     old = [talk.append_readings() for _ in range(5)]
     talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)
     talk.append_readings()
@@ -379,16 +389,19 @@ def test_backlog_goes_several_frames_a_message_where_the_aggregator_takes_that(t
     talk.step(3.0)
     live, first, second = talk.batches()
     assert live.differences and not live.backlog and not live.late
-    assert [(each.sequence, len(each.late)) for each in (first, second)] == [(1, 4), (5, 1)]
+    assert [(message.sequence, len(message.late)) for message in (first, second)] == [
+        (1, 4),
+        (5, 1),
+    ]
     receiver = Receiver()
-    assert [receiver.decode(each) for each in first.late] == old[:4]
+    assert [receiver.decode(message) for message in first.late] == old[:4]
     assert Receiver().decode(second.late[0]) == old[4], "it builds on no message before"
     assert first.backlog and not first.frame and not first.differences
     assert talk.spool.unacknowledged_frames == 1
 
 
 def test_after_differences_that_were_not_understood_backlog_goes_whole(talk: Talk) -> None:
-    """A frame that broke a message would break the next one as well: alone it costs itself."""
+    """A frame that broke a message would break the next one as well: sent alone, only it fails."""
     old = [talk.append_readings(), talk.append_readings()]
     talk.begin(differences=False)
     talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)
@@ -399,7 +412,7 @@ def test_after_differences_that_were_not_understood_backlog_goes_whole(talk: Tal
 
 
 def test_differences_that_were_not_understood_end_the_connection_as_such(talk: Talk) -> None:
-    """The client must know, so that the next connection goes without them."""
+    """The client must know it, so that the next connection does not use them."""
     talk.registered(0.0, stream_context_bytes=1 << 15)
     trailers = [*HEAD, ("grpc-status", "15"), ("grpc-message", "the checksum does not match")]
     with pytest.raises(StreamDesyncError, match="DATA_LOSS: the checksum"):
@@ -435,7 +448,9 @@ def test_receipts_of_a_few_live_frames_wait_for_the_next_frame(talk: Talk) -> No
 
 
 def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
-    """A frame of many devices filled its window, and its word that there is room again lay there for eight seconds."""
+    """A frame of many devices filled the peer's window, and its window update was unread for eight
+    seconds.
+    """
     talk.registered(0.0)
     talk.append()
     talk.step(1.0)
@@ -449,17 +464,17 @@ def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
 
 
 def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
-    """An aggregator that is stopped closes behind its last receipts, and all of it lay there unread."""
+    """A stopping aggregator closes after its last receipts, which were all unread."""
     talk.registered(0.0)
     talk.append(2)
     talk.step(1.0)
     talk.receipt(1, 1, 1.0, head=True)
     ack = IngestAck(durable=[SequenceRange(first=2, last=2)])
-    said = talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+    reply = talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
     talk.server.connection.close_connection()
-    said += talk.server.connection.data_to_send()
+    reply += talk.server.connection.data_to_send()
     with pytest.raises(SessionError, match="closes the connection"):
-        talk.conversation.receive(said, 2.0)
+        talk.conversation.receive(reply, 2.0)
     assert talk.spool.unacknowledged_frames == 0
 
 
@@ -469,14 +484,17 @@ def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
         ("0", 0.0),
         ("2500", 2.5),
         ("999999999", RETRY_SECONDS_MAX),
-        ("1000000000", None),  # no number that we would believe
+        ("1000000000", None),  # not credible
         ("-1", None),
         ("soon", None),
         ("", None),
     ],
 )
 def test_an_end_says_when_to_come_back(talk: Talk, said: str, wanted: float | None) -> None:
-    """An aggregator with ten thousand agents at its door: each has its turn. What it says is a stranger's word."""
+    """An aggregator with ten thousand waiting agents gives each its time.
+
+    The value comes from the network and is checked.
+    """
     talk.step(0.0)
     trailers = [("grpc-status", "8"), ("grpc-message", "later"), ("grpc-retry-pushback-ms", said)]
     reply = talk.server.answer(REGISTRATION, [*HEAD, *trailers])
@@ -486,7 +504,7 @@ def test_an_end_says_when_to_come_back(talk: Talk, said: str, wanted: float | No
 
 
 def test_within_how_long_a_fleet_comes_back_is_kept(talk: Talk) -> None:
-    """Told with the registration and with each receipt: the fleet may have grown since."""
+    """Sent with the registration and with each receipt: the fleet may have grown since."""
     talk.registered(0.0)
     assert (talk.conversation.host, talk.conversation.reconnect_seconds) == ("", 0.0)
     ack = IngestAck(reconnect_seconds=33, backlog_frames=1)
@@ -496,11 +514,11 @@ def test_within_how_long_a_fleet_comes_back_is_kept(talk: Talk) -> None:
     assert talk.conversation.reconnect_seconds == 33.0
     talk.append(3)
     talk.step(2.0)
-    assert talk.frames() == [1, 2, 3]  # live ones
+    assert talk.frames() == [1, 2, 3]  # live frames
 
 
 def test_a_recording_goes_in_pieces_behind_events_and_a_refusal_costs_it_alone(talk: Talk) -> None:
-    """An aggregator that was restarted knows nothing of it: readings and events go on, on the same connection."""
+    """A restarted aggregator does not know it: readings and events continue on the same connection."""
     talk.registered(0.0)
     uploads = talk.conversation._uploads
     uploads.add(RecordingUpload("a", bytes(2 * PIECE_BYTES + 1)))
@@ -525,7 +543,7 @@ def test_a_recording_goes_in_pieces_behind_events_and_a_refusal_costs_it_alone(t
     for status in (
         "5",
         "7",
-    ):  # NOT_FOUND; PERMISSION_DENIED, which else says that a name is another's
+    ):  # NOT_FOUND; PERMISSION_DENIED, which otherwise means that a name belongs to another host
         reply = talk.server.answer(call, [*HEAD, ("grpc-status", status), ("grpc-message", "no")])
         talk.conversation.receive(reply, 0.2)
         uploads.add(RecordingUpload("c", b"x"))
@@ -541,7 +559,9 @@ def test_a_recording_goes_in_pieces_behind_events_and_a_refusal_costs_it_alone(t
 
 
 def test_a_request_is_taken_and_an_older_agent_ignores_it(talk: Talk) -> None:
-    """It comes with a receipt, in a field that an agent of before does not know: all else of the message counts."""
+    """It comes with a receipt, in a field that older agents ignore: the rest of the message is
+    used.
+    """
     seen = list[IngestAck]()
     talk.conversation._on_permit = lambda message: seen.append(message)  # type: ignore[arg-type]
     talk.registered(0.0)

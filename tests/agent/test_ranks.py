@@ -1,4 +1,4 @@
-"""The helper that reads ranks: the true child over true processes, and the one that starts it."""
+"""The helper that reads ranks: the real child over real processes, and its parent."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ class Process:
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    made = Process({"RANK": "3", "WORLD_SIZE": "16", "SLURM_JOB_GPUS": "0,2-3"} | SECRETS)
-    yield made
-    made.end()
+    created = Process({"RANK": "3", "WORLD_SIZE": "16", "SLURM_JOB_GPUS": "0,2-3"} | SECRETS)
+    yield created
+    created.end()
 
 
 def answers(reader: RankReader) -> list[RankAnswer]:
-    """Poll until the helper has answered."""
     until = time.monotonic() + GUARD_SECONDS
     while time.monotonic() < until:
         if found := reader.poll():
@@ -94,13 +93,13 @@ def test_it_reads_the_ranks_and_nothing_else(process: Process) -> None:
             },
         )
     ]  # fmt: skip
-    [said] = run("/proc", f"{process.pid}:{process.identity[1]}")
-    assert "hunter2" not in json.dumps(said)
-    assert set(said["variables"]) == {"RANK", "WORLD_SIZE", "SLURM_JOB_GPUS"}  # type: ignore[call-overload]
+    [attributes] = run("/proc", f"{process.pid}:{process.identity[1]}")
+    assert "hunter2" not in json.dumps(attributes)
+    assert set(attributes["variables"]) == {"RANK", "WORLD_SIZE", "SLURM_JOB_GPUS"}  # type: ignore[call-overload]
 
 
 def test_a_secret_in_the_name_of_a_rank_is_not_read(tmp_path: Path) -> None:
-    """Somebody kept his token in RANK; a value that is no number is nobody's rank."""
+    """A token was stored in RANK; a value that is not a number is not a rank."""
     host = JobsHost(tmp_path)
     folder = host.process(7, SLURM, start=9)
     lines = [b"RANK=s3cret", b"WORLD_SIZE=12345678901", b"SLURM_JOB_GPUS=token", b"LOCAL_RANK=1"]
@@ -109,7 +108,7 @@ def test_a_secret_in_the_name_of_a_rank_is_not_read(tmp_path: Path) -> None:
 
 
 def test_another_process_under_the_number_is_not_read(tmp_path: Path) -> None:
-    """Between the question and the helper's start the number was dealt again."""
+    """Between the question and the helper's start the number was reused."""
     host = JobsHost(tmp_path)
     (host.process(7, SLURM, start=10) / "environ").write_bytes(b"RANK=1\0")
     assert run(str(host.proc), "7:9", "8:1") == [
@@ -121,7 +120,7 @@ def test_another_process_under_the_number_is_not_read(tmp_path: Path) -> None:
 def test_an_environment_that_may_not_be_read(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without CAP_SYS_PTRACE another user's environment is closed: that is said, with the line that opens it."""
+    """Without CAP_SYS_PTRACE another user's environment is closed: the message names the remedy."""
     opened = os.open
 
     def refuse(path: str, flags: int) -> int:
@@ -130,16 +129,16 @@ def test_an_environment_that_may_not_be_read(
         return opened(path, flags)
 
     monkeypatch.setattr(os, "open", refuse)
-    said = job_ranks_child.answer("/proc", *process.identity)
-    assert said["refused"] == "no permission"
-    refused = RankReader(PROC, HandedClock(), _printing(json.dumps(said)))
+    attributes = job_ranks_child.answer("/proc", *process.identity)
+    assert attributes["refused"] == "no permission"
+    refused = RankReader(PROC, HandedClock(), _printing(json.dumps(attributes)))
     refused.request([process.identity])
     assert answers(refused) == [RankAnswer(process.identity, {}, "no permission")]
     assert "CAP_SYS_PTRACE" in refused.access_error and "read_ranks=false" in refused.access_error
 
 
 def test_a_rank_becomes_part_of_what_is_told(tmp_path: Path) -> None:
-    """The slow GPU was known, and which rank of the gang it was had to be asked of the job's owner."""
+    """The slow GPU was known, but the job's owner had to be asked for its rank."""
     host = JobsHost(tmp_path, reads_ranks=True)
     folder = host.process(4711, SLURM, start=5_000)
     environment = (
@@ -152,21 +151,25 @@ def test_a_rank_becomes_part_of_what_is_told(tmp_path: Path) -> None:
         host.turn(collector, 4711)
         if (child := collector._ranks._child) is not None:
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    told = host.told()
-    said = told[-1].attributes
+    reported = host.told()
+    attributes = reported[-1].attributes
     collector.close()
-    assert (said["rank"], said["rank_source"], said["world_size"]) == ("9", "SLURM_PROCID", "16")
-    assert (said["array_job_id"], said["array_task_id"]) == ("100", "4")
-    assert told[-1].message.startswith(
+    assert (attributes["rank"], attributes["rank_source"], attributes["world_size"]) == (
+        "9",
+        "SLURM_PROCID",
+        "16",
+    )
+    assert (attributes["array_job_id"], attributes["array_task_id"]) == ("100", "4")
+    assert reported[-1].message.startswith(
         "process 4711 (python3) of Slurm job 123 step 0, rank 9 of 16"
     )
 
 
 def test_by_default_no_environment_is_read(tmp_path: Path) -> None:
-    """An operator who said nothing allowed nothing."""
+    """Without a setting of the operator it is forbidden."""
     host = JobsHost(tmp_path)
     folder = host.process(4711, SLURM)
-    os.mkfifo(folder / "environ")  # whoever opened it would hang
+    os.mkfifo(folder / "environ")  # opening it would hang
     assert "rank" not in host.settle(host.collector(), 4711)
 
 
@@ -175,7 +178,9 @@ def _printing(*lines: str) -> list[str]:
 
 
 def test_a_helper_that_does_not_return_is_killed_and_is_the_only_one() -> None:
-    """A process's memory was locked by a hung driver, and each turn added a helper that hung with it."""
+    """A process' memory was locked by a hung driver, and each turn added a helper that hung with
+    it.
+    """
     clock = HandedClock()
     code = "import signal; signal.pause()"
     reader = RankReader(PROC, clock, [sys.executable, "-I", "-S", "-c", code])
@@ -193,7 +198,9 @@ def test_a_helper_that_does_not_return_is_killed_and_is_the_only_one() -> None:
 
 
 def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> None:
-    """A user laid a page over his environment that no read returned from, and no job that began with his had a rank."""
+    """Reads of one user's environment page never returned, and jobs that began at the same time had
+    no rank.
+    """
     code = (
         "import json, os, signal, sys\n"
         "for asked in sys.argv[2:]:\n"
@@ -211,7 +218,9 @@ def test_one_process_that_holds_the_helper_up_costs_its_neighbours_nothing() -> 
 def test_a_helper_that_says_nothing_is_not_asked_again(
     tmp_path: Path,
 ) -> None:
-    """The interpreter was broken: a helper a second for each process of the host, one after another, would change nothing."""
+    """The interpreter was broken: starting a helper a second for each process of the host would not
+    help.
+    """
     reader = RankReader(
         PROC, HandedClock(), [sys.executable, "-I", "-S", "-c", "raise SystemExit(1)"]
     )
@@ -242,7 +251,7 @@ def test_more_than_a_batch_is_asked_in_turn() -> None:
 
 
 def test_answers_about_others_are_not_believed() -> None:
-    """A helper of another version, or none of ours."""
+    """A helper of another version, or another program."""
     reader = RankReader(
         PROC, HandedClock(), _printing('{"pid": 9, "start": 9, "variables": {"RANK": "4"}}')
     )
@@ -268,16 +277,16 @@ def test_closing_ends_the_helper() -> None:
             {"RANK": "1", "SLURM_PROCID": "2"},
             "1",
             "RANK",
-        ),  # torchrun within srun: the job's own word
+        ),  # torchrun within srun: the job's own value
         ({"SLURM_PROCID": "2", "PMI_RANK": "3"}, "2", "SLURM_PROCID"),
         ({"OMPI_COMM_WORLD_RANK": "4"}, "4", "OMPI_COMM_WORLD_RANK"),
         ({"JOB_COMPLETION_INDEX": "5"}, "5", "JOB_COMPLETION_INDEX"),
     ],
 )
 def test_launchers_differ(variables: dict[str, str], rank: str, source: str) -> None:
-    """Which variable it was is told beside it."""
-    said = attributes_of(variables)
-    assert (said["rank"], said["rank_source"]) == (rank, source)
+    """The variable's name is reported with it."""
+    attributes = attributes_of(variables)
+    assert (attributes["rank"], attributes["rank_source"]) == (rank, source)
 
 
 @given(st.binary(max_size=300))
@@ -295,17 +304,17 @@ def test_no_output_breaks_the_reader(output: bytes) -> None:
     st.integers(1, 700),
 )
 def test_only_what_has_its_form_comes_out(entries: list[tuple[bytes, bytes]], chunk: int) -> None:
-    """Whatever stands in an environment, and wherever a chunk of it ends."""
+    """Any environment, cut into chunks anywhere."""
     data = b"".join(name + b"=" + value.replace(b"\0", b"") + b"\0" for name, value in entries)
     reading, writing = os.pipe()
     os.write(writing, data[:60_000])
     os.close(writing)
     before, job_ranks_child.CHUNK_BYTES = job_ranks_child.CHUNK_BYTES, chunk
     try:
-        found = job_ranks_child.variables_of(reading)
+        result = job_ranks_child.variables_of(reading)
     finally:
         job_ranks_child.CHUNK_BYTES = before
         os.close(reading)
-    for name, value in found.items():
+    for name, value in result.items():
         assert job_ranks_child.NAMES[name.encode()].fullmatch(value.encode())
         assert f"{name}={value}\0".encode() in data

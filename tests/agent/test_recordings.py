@@ -1,7 +1,7 @@
-"""Recordings that others made of their hosts: no collector fails on them, and no value is another than the file's.
+"""Public recordings of hosts: no collector fails on them, and each value equals the file's.
 
-The recordings are in `../shared/data` and no part of the project. What a file says is read here once more, by a few
-lines of Python of its own.
+The recordings are in `../shared/data` and not part of the project. A few independent lines of
+Python read the files a second time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def ttar() -> Iterator[tuple[Roots, Reading]]:
-    """/proc and /sys with which prometheus/procfs tests its own readers."""
+    """Yield the /proc and /sys with which prometheus/procfs tests its own readers."""
     with tempfile.TemporaryDirectory() as folder:
         unpack_ttar(DATA / "rdma/procfs_fixtures.ttar", Path(folder))
         roots = roots_at(Path(folder) / "fixtures")
@@ -83,25 +83,25 @@ def test_disks(ttar: tuple[Roots, Reading]) -> None:
     """diskstats of three generations: 11, 15 and 17 columns."""
     roots, reading = ttar
     told_by_disk = {
-        words[2]: list(map(int, words[3:]))
-        for words in map(str.split, lines(roots.proc / "diskstats"))
+        columns[2]: list(map(int, columns[3:]))
+        for columns in map(str.split, lines(roots.proc / "diskstats"))
     }
-    found = rows(reading, "disk_1s")
-    assert {"sdb", "sdc"} <= found.keys()
-    for disk, row in found.items():
-        told = told_by_disk.get(disk)
-        if told is None:
+    result = rows(reading, "disk_1s")
+    assert {"sdb", "sdc"} <= result.keys()
+    for disk, row in result.items():
+        recorded = told_by_disk.get(disk)
+        if recorded is None:
             assert set(row.values()) == {None}
             continue
-        assert (row["reads_operations"], row["writes_operations"]) == (told[0], told[4])
-        assert (row["read_bytes"], row["written_bytes"]) == (told[2] * 512, told[6] * 512)
-        assert (row["busy_milliseconds"], row["queue_milliseconds"]) == (told[9], told[10])
-        assert row["discards_operations"] == (told[11] if len(told) > 14 else None)
-        assert row["flushes_operations"] == (told[15] if len(told) > 16 else None)
+        assert (row["reads_operations"], row["writes_operations"]) == (recorded[0], recorded[4])
+        assert (row["read_bytes"], row["written_bytes"]) == (recorded[2] * 512, recorded[6] * 512)
+        assert (row["busy_milliseconds"], row["queue_milliseconds"]) == (recorded[9], recorded[10])
+        assert row["discards_operations"] == (recorded[11] if len(recorded) > 14 else None)
+        assert row["flushes_operations"] == (recorded[15] if len(recorded) > 16 else None)
 
 
 def test_memory_pressure_and_cores(ttar: tuple[Roots, Reading]) -> None:
-    """Small files of /proc against a reading of their words."""
+    """Compare small files of /proc with an independent reading."""
     roots, reading = ttar
     row = rows(reading, "host_1s", "host_10s", "host_10s_changes", "host_60s")["host"]
     memory = {line.split(":")[0]: line.split()[1:] for line in lines(roots.proc / "meminfo")}
@@ -111,14 +111,14 @@ def test_memory_pressure_and_cores(ttar: tuple[Roots, Reading]) -> None:
     assert ("MemAvailable" in memory) == (row["memory_available_bytes"] is not None)
     for kind in ("cpu", "memory", "io"):
         for line in lines(roots.proc / "pressure" / kind):
-            told = dict(pair.split("=") for pair in line.split()[1:])
+            recorded = dict(pair.split("=") for pair in line.split()[1:])
             if (kind, line.split()[0]) != ("cpu", "full"):
                 name = f"pressure_{kind}_{line.split()[0]}"
-                assert row[f"{name}_ratio"] == close_to(float(told["avg10"]) / 100)
-                assert row[f"{name}_microseconds"] == int(told["total"])
+                assert row[f"{name}_ratio"] == close_to(float(recorded["avg10"]) / 100)
+                assert row[f"{name}_microseconds"] == int(recorded["total"])
     stat = [line.split() for line in lines(roots.proc / "stat")]
-    counts = {words[0]: int(words[1]) for words in stat}
-    assert row["cores_count"] == sum(bool(re.fullmatch(r"cpu\d+", words[0])) for words in stat)
+    counts = {columns[0]: int(columns[1]) for columns in stat}
+    assert row["cores_count"] == sum(bool(re.fullmatch(r"cpu\d+", columns[0])) for columns in stat)
     assert (row["context_switches_count"], row["interrupts_count"]) == (
         counts["ctxt"],
         counts["intr"],
@@ -137,9 +137,9 @@ def test_memory_pressure_and_cores(ttar: tuple[Roots, Reading]) -> None:
 def test_network_interfaces(ttar: tuple[Roots, Reading]) -> None:
     """sysfs of an interface: state, speed, and how often its carrier changed."""
     roots, reading = ttar
-    found = rows(reading, "net_1s", "net_1s_changes", "net_10s")
-    assert set(found) == {"eth0"}
-    folder, row = roots.sys / "class/net/eth0", found["eth0"]
+    result = rows(reading, "net_1s", "net_1s_changes", "net_10s")
+    assert set(result) == {"eth0"}
+    folder, row = roots.sys / "class/net/eth0", result["eth0"]
     assert row["speed_bytes_per_second"] == number(folder / "speed", 125_000)
     for column, file in (
         ("mtu_bytes", "mtu"), ("carrier_state", "carrier"), ("carrier_changes_count", "carrier_changes"),
@@ -150,13 +150,13 @@ def test_network_interfaces(ttar: tuple[Roots, Reading]) -> None:
 
 
 def test_pcie_functions(ttar: tuple[Roots, Reading]) -> None:
-    """Links, NUMA nodes (one is -1, which is none) and AER counters by their kind."""
+    """Links, NUMA nodes (one is -1, none) and AER counters by their kind."""
     roots, reading = ttar
-    found = rows(reading, "pcie_10s", "pcie_10s_changes")
-    assert len(found) == 3
-    assert_functions(roots.sys, found)
+    result = rows(reading, "pcie_10s", "pcie_10s_changes")
+    assert len(result) == 3
+    assert_functions(roots.sys, result)
     for address, row in rows(reading, "pcie_60s").items():
-        # a link to a group that this tree does not show is no sign that there is none
+        # a link to a group outside this tree is still a group
         has_group = (roots.sys / "bus/pci/devices" / address / "iommu_group").is_symlink()
         assert row["iommu_state"] == (None if has_group else 0), address
 
@@ -164,20 +164,20 @@ def test_pcie_functions(ttar: tuple[Roots, Reading]) -> None:
 def test_power_and_nvme(ttar: tuple[Roots, Reading]) -> None:
     """RAPL limits in watts; energy counts from the agent's own start; a controller is live."""
     roots, reading = ttar
-    found = rows(reading, "rapl_1s", "rapl_10s")
+    result = rows(reading, "rapl_1s", "rapl_10s")
     zones = [
         zone for zone in (roots.sys / "class/powercap").iterdir() if (zone / "energy_uj").exists()
     ]
-    assert set(found) == {zone.name for zone in zones}
+    assert set(result) == {zone.name for zone in zones}
     for zone in zones:
         limit = number(zone / "constraint_0_power_limit_uw", 1e-6)
-        assert found[zone.name] == {"energy_joules": 0.0, "power_limit_watts": close_to(limit)}
+        assert result[zone.name] == {"energy_joules": 0.0, "power_limit_watts": close_to(limit)}
     assert word(roots.sys / "class/nvme/nvme0/state") == "live"
     assert rows(reading, "nvme_10s")["nvme0"]["controller_state"] == 1
 
 
 def test_nfs_mounts(ttar: tuple[Roots, Reading]) -> None:
-    """A queue time of 2^64 less 154 s stands among the sums, and makes none of them."""
+    """A queue time of 2^64 less 154 s is among the sums, and is not added."""
     roots, reading = ttar
     text = (roots.proc / "self/mountstats").read_text()
     part = text[text.index("mounted on /mnt/nfs/test ") :]
@@ -193,7 +193,7 @@ def test_nfs_mounts(ttar: tuple[Roots, Reading]) -> None:
 
 @pytest.fixture(scope="module")
 def h100() -> Iterator[tuple[Path, Reading]]:
-    """/sys/class/infiniband of an H100 host, nine devices."""
+    """Yield /sys/class/infiniband of an H100 host, nine devices."""
     recorded = DATA / "rdma/sys-class-infiniband-h100.0"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sys/class").mkdir(parents=True)
@@ -205,9 +205,9 @@ def test_ports_of_an_h100_host(h100: tuple[Path, Reading]) -> None:
     """Nine devices, and nothing else that a host could have."""
     recorded, reading = h100
     assert_sane(reading)
-    found = rows(reading, *RDMA_TABLES)
-    assert len(found) == 9
-    assert_ports(recorded, found)
+    result = rows(reading, *RDMA_TABLES)
+    assert len(result) == 9
+    assert_ports(recorded, result)
     filled = {table for (table, _, _), value in reading.cells.items() if value is not None}
     assert filled <= {*RDMA_TABLES, "clock_10s"}
 
@@ -215,18 +215,18 @@ def test_ports_of_an_h100_host(h100: tuple[Path, Reading]) -> None:
 def test_counters_that_stand_at_their_ceiling_are_saturated_and_not_quiet(
     h100: tuple[Path, Reading],
 ) -> None:
-    """Every port shows 15 buffer overruns, for ever: a counter of 4 bits that is full says nothing more."""
+    """Every port always shows 15 buffer overruns: a full counter of 4 bits has no information."""
     _, reading = h100
-    found = rows(reading, *RDMA_TABLES)
-    assert {row["buffer_overrun_errors"] for row in found.values()} == {15}
-    assert found["mlx5_1/1"]["link_downed_events"] == 255
+    result = rows(reading, *RDMA_TABLES)
+    assert {row["buffer_overrun_errors"] for row in result.values()} == {15}
+    assert result["mlx5_1/1"]["link_downed_events"] == 255
     for name, value in (("rdma.buffer_overrun_errors", 15), ("rdma.link_downed_events", 255)):
         nature = CounterSpec(BY_NAME[name].width_bits, BY_NAME[name].sticks)
         assert classify(value, nature) is Step.SATURATED
         assert classify(value - 1, nature) is None
 
 
-#: Of 11,495 entries, those that no collector looks at.
+#: The entries of 11,495 that no collector reads.
 _UNREAD = re.compile(
     r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
 )
@@ -234,7 +234,7 @@ _UNREAD = re.compile(
 
 @pytest.fixture(scope="module")
 def numa_host() -> Iterator[tuple[Path, Reading]]:
-    """/sys of a host of four nodes whose PCI buses have a locality."""
+    """Yield /sys of a host of four nodes whose PCI buses have a locality."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(DATA / "topology/40intel64-2g2n4c+pcilocality.tar.bz2") as archive:
             members = [member for member in archive if not _UNREAD.search(member.name)]
@@ -245,43 +245,47 @@ def numa_host() -> Iterator[tuple[Path, Reading]]:
 
 @pytest.mark.slow
 def test_numa_nodes_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> None:
-    """Nodes with memory and cores as the kernel's masks and files have them."""
+    """Nodes with memory and cores as in the kernel's masks and files."""
     root, reading = numa_host
     assert_sane(reading)
     folders = {path.name: path for path in root.glob("sys/devices/system/node/node*")}
-    found = rows(reading, "numa_10s", "numa_60s")
-    assert set(found) == set(folders) and len(folders) > 1
+    result = rows(reading, "numa_10s", "numa_60s")
+    assert set(result) == set(folders) and len(folders) > 1
     for name, folder in folders.items():
         total = re.search(r"MemTotal:\s+(\d+) kB", (folder / "meminfo").read_text())
-        assert total and found[name]["memory_total_bytes"] == int(total[1]) * 1024
-        told = dict(map(str.split, lines(folder / "numastat")))
-        assert found[name]["hit_pages"] == int(told["numa_hit"])
+        assert total and result[name]["memory_total_bytes"] == int(total[1]) * 1024
+        recorded = dict(map(str.split, lines(folder / "numastat")))
+        assert result[name]["hit_pages"] == int(recorded["numa_hit"])
         cores = cores_of_mask((folder / "cpumap").read_text())
         attributes = reading.devices["numa", name]
         if (folder / "cpulist").exists():
-            assert found[name]["cores_count"] == len(cores)
+            assert result[name]["cores_count"] == len(cores)
             assert cores_of(attributes["cpus"]) == cores
         assert attributes["distances"].split() == (folder / "distance").read_text().split()
 
 
 def test_pci_locality_of_a_recorded_host(numa_host: tuple[Path, Reading]) -> None:
-    """Each function with its bridges, its cores and its root, as its real path and files have them."""
+    """Each function with its bridges, its cores and its root, as in its real path and files."""
     root, reading = numa_host
-    functions = {key: told for (kind, key), told in reading.devices.items() if kind == "pcie"}
+    functions = {
+        key: recorded for (kind, key), recorded in reading.devices.items() if kind == "pcie"
+    }
     assert functions
-    for address, told in functions.items():
+    for address, recorded in functions.items():
         place = (root / "sys/bus/pci/devices" / address).resolve()
         above = [part for part in reversed(place.parts[:-1]) if pci.is_address(part)]
-        assert told["parents"].split() == above
-        assert told["root"] in place.parts
-        if "cpus" in told:
-            assert cores_of(told["cpus"]) == cores_of_mask((place / "local_cpus").read_text())
+        assert recorded["parents"].split() == above
+        assert recorded["root"] in place.parts
+        if "cpus" in recorded:
+            assert cores_of(recorded["cpus"]) == cores_of_mask((place / "local_cpus").read_text())
     assert_functions(root / "sys", rows(reading, "pcie_10s", "pcie_10s_changes"))
 
 
 @pytest.mark.parametrize(("log", "events"), [("kmsg.1.log", 0)])
 def test_a_recorded_kernel_log_through_its_collector(tmp_path: Path, log: str, events: int) -> None:
-    """An ordinary boot, read as /dev/kmsg: every record understood, nothing told. (Lines: test_kernel_log_lines.py.)"""
+    """An ordinary boot, read as /dev/kmsg: every record is parsed, no event. (Lines:
+    test_kernel_log_lines.py.)
+    """
     content = (DATA / "kernel_log" / log).read_bytes()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_bytes(content)

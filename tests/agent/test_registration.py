@@ -1,4 +1,4 @@
-"""What the agent tells of itself, and when it has to tell it again."""
+"""The agent's own description, and when it is sent again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Found:
 
 
 class Counted:
-    """An inventory collector and how often it found that the aggregator must be told."""
+    """An inventory collector and the number of changes it reported."""
 
     def __init__(self) -> None:
         self.registration = Registration("gpu-7", RUN, BOOT, StoppedClock())
@@ -68,9 +68,9 @@ class Counted:
 
 
 def test_the_request_says_who_when_and_what_the_ids_mean() -> None:
-    made = Counted()
-    assert made.collector.collect() == ()
-    request = made.registration.request()
+    counted = Counted()
+    assert counted.collector.collect() == ()
+    request = counted.registration.request()
     assert (request.node, request.run_id, request.boot_id) == ("gpu-7", RUN, BOOT)
     assert (request.boottime_ns, request.wall_time_ns) == (7, 8)
     assert (request.protocol_version, request.simulated) == (1, False)
@@ -82,23 +82,24 @@ def test_the_request_says_who_when_and_what_the_ids_mean() -> None:
 
 def test_only_what_the_aggregator_was_not_told_is_told_again() -> None:
     """Every agent of a fleet would reconnect every ten minutes for nothing; or never, after a GPU
-    was swapped."""
-    made = Counted()
-    made.collector.collect()
-    assert made.changes == 0  # nobody was told anything yet
-    assert made.keys() == ["GPU-a"]
-    made.collector.collect()
-    assert made.changes == 0
-    made.found = Found([Gpu("GPU-b")])
-    made.collector.collect()
-    assert made.changes == 1
-    assert made.keys() == ["GPU-b"]
-    made.collector.collect()
-    assert made.changes == 1
+    was swapped.
+    """
+    counted = Counted()
+    counted.collector.collect()
+    assert counted.changes == 0  # nothing was sent yet
+    assert counted.keys() == ["GPU-a"]
+    counted.collector.collect()
+    assert counted.changes == 0
+    counted.found = Found([Gpu("GPU-b")])
+    counted.collector.collect()
+    assert counted.changes == 1
+    assert counted.keys() == ["GPU-b"]
+    counted.collector.collect()
+    assert counted.changes == 1
 
 
 def test_what_an_operator_says_of_the_host_is_told_with_every_inventory() -> None:
-    """Its rack was told with the first request, and was gone with the first inventory."""
+    """Its rack was sent with the first request, and lost with the first inventory."""
     labels = {"gangline.rack": "r12"}
     registration = Registration("gpu-7", RUN, BOOT, StoppedClock(), labels)
     registration.stop_waiting()
@@ -108,85 +109,87 @@ def test_what_an_operator_says_of_the_host_is_told_with_every_inventory() -> Non
 
 
 def test_an_inventory_that_could_not_be_read_changes_nothing_and_is_an_outcome() -> None:
-    """The child was killed for memory; the host's GPUs did not vanish with it."""
-    made = Counted()
-    made.collector.collect()
-    assert made.keys() == ["GPU-a"]
-    made.found = Found([], {}, "ended by signal 9")
+    """The child was killed for memory; the host's GPUs must remain."""
+    counted = Counted()
+    counted.collector.collect()
+    assert counted.keys() == ["GPU-a"]
+    counted.found = Found([], {}, "ended by signal 9")
     with pytest.raises(RuntimeError, match="ended by signal 9"):
-        made.collector.collect()
-    made.found = OSError("no more processes")
+        counted.collector.collect()
+    counted.found = OSError("no more processes")
     with pytest.raises(OSError, match="no more processes"):
-        made.collector.collect()
-    assert (made.keys(), made.changes) == (["GPU-a"], 0)
+        counted.collector.collect()
+    assert (counted.keys(), counted.changes) == (["GPU-a"], 0)
 
 
 def test_a_part_of_an_inventory_is_taken_and_is_an_outcome() -> None:
-    made = Counted()
-    made.found = Found([Gpu("GPU-a")], {}, "network: pyroute2 is not installed")
+    counted = Counted()
+    counted.found = Found([Gpu("GPU-a")], {}, "network: pyroute2 is not installed")
     with pytest.raises(RuntimeError, match="pyroute2"):
-        made.collector.collect()
-    assert made.keys() == ["GPU-a"]
+        counted.collector.collect()
+    assert counted.keys() == ["GPU-a"]
 
 
 def test_a_gpu_without_a_description_is_asked_again_for_ever_and_is_an_error() -> None:
-    """An H200 had readings and no model for hours, and no finding reported that."""
-    made = Counted()
-    made.gpus_read = frozenset({"GPU-a", "GPU-b"})
-    made.found = Found(
+    """An H200 had readings but no model for hours, and no finding reported that."""
+    counted = Counted()
+    counted.gpus_read = frozenset({"GPU-a", "GPU-b"})
+    counted.found = Found(
         [Gpu("GPU-a"), Gpu("GPU-b", attributes={"problem": "NVML does not respond"})]
     )
     for _ in range(9):
         with pytest.raises(RuntimeError, match=r"no description .* of GPU GPU-b.*does not respond"):
-            made.collector.collect()
-    assert made.retries == [10, 20, 40, 80, 160, 320, 600, 600, 600]
-    made.found = Found([Gpu("GPU-a"), Gpu("GPU-b")])
-    made.collector.collect()
-    made.found = Found([Gpu("GPU-a")])
+            counted.collector.collect()
+    assert counted.retries == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    counted.found = Found([Gpu("GPU-a"), Gpu("GPU-b")])
+    counted.collector.collect()
+    counted.found = Found([Gpu("GPU-a")])
     with pytest.raises(RuntimeError, match="GPU-b, although it has readings"):
-        made.collector.collect()
-    assert made.retries[9:] == [10]
+        counted.collector.collect()
+    assert counted.retries[9:] == [10]
 
 
 def test_a_gpu_that_is_not_read_and_does_not_answer_is_no_error_of_the_inventory() -> None:
     """A lost GPU has a finding of its own; the inventory only asks it again."""
-    made = Counted()
-    made.found = Found([Gpu("GPU-a", attributes={"problem": "NVML does not respond"})])
-    assert made.collector.collect() == ()
-    assert made.retries == [10]
+    counted = Counted()
+    counted.found = Found([Gpu("GPU-a", attributes={"problem": "NVML does not respond"})])
+    assert counted.collector.collect() == ()
+    assert counted.retries == [10]
 
 
 def test_a_gpu_that_does_not_answer_once_keeps_its_description_and_its_parts() -> None:
-    """One handle call returned NOT_FOUND, and the GPU had no model, serial or links for ten minutes."""
-    made = Counted()
+    """One handle call returned NOT_FOUND, and the GPU had no model, serial or links for ten
+    minutes.
+    """
+    counted = Counted()
     link = Gpu("GPU-a/link0", "nvlink", {"gpu": "GPU-a", "active": "1"})
-    made.found = Found(
+    counted.found = Found(
         [Gpu("GPU-a", attributes={"name": "H200", "pci_address": "0000:01:00.0"}), link]
     )
-    made.collector.collect()
-    made.found = Found(
+    counted.collector.collect()
+    counted.found = Found(
         [Gpu("GPU-a", attributes={"problem": "silent", "pci_address": "0000:01:00.0"})]
     )
-    made.collector.collect()
-    gpu, kept_link = made.registration.request().devices
+    counted.collector.collect()
+    gpu, kept_link = counted.registration.request().devices
     assert dict(gpu.attributes) == {
         "name": "H200",
         "pci_address": "0000:01:00.0",
         "problem": "silent",
     }
     assert dict(kept_link.attributes) == link.attributes
-    assert gpu.attributes["problem"] in made.registration.undescribed_gpus(())["GPU-a"]
+    assert gpu.attributes["problem"] in counted.registration.undescribed_gpus(())["GPU-a"]
 
 
 def test_the_first_connection_waits_for_the_first_inventory_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two registrations a host at every start of a fleet; or none, where the inventory hangs."""
-    made = Counted()
+    """Two registrations a host at every start of a fleet; or none, if the inventory hangs."""
+    counted = Counted()
     asked: list[int] = []
-    client = threading.Thread(target=lambda: asked.append(len(made.keys())))
+    client = threading.Thread(target=lambda: asked.append(len(counted.keys())))
     client.start()
-    made.collector.collect()
+    counted.collector.collect()
     client.join(GUARD_SECONDS)
     assert asked == [1]
     monkeypatch.setattr(module, "FIRST_INVENTORY_SECONDS_MAX", 0.0)
@@ -200,24 +203,26 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 
 
 def test_of_a_gpu_that_was_left_out_stands_what_was_known() -> None:
-    """One GPU was released for a repair: at the aggregator it lost its name, its links and its place in the rack."""
-    made = Counted()
+    """One GPU was released for a repair: at the aggregator it lost its name, its links and its
+    place in the rack.
+    """
+    counted = Counted()
     gpus = [
         Gpu("GPU-a", attributes={"pci_address": "0000:1b:00.0", "minor_number": "0"}),
         Gpu("GPU-b", attributes={"pci_address": "0000:1c:00.0", "minor_number": "1"}),
         Gpu("GPU-b/link0", "nvlink", {"gpu": "GPU-b"}),
         Gpu("0000:1c:00.0", "pcie", {"pci_address": "0000:1c:00.0"}),
     ]
-    made.found = Found(gpus)
-    made.collector.collect()
-    assert made.registration.nodes() == {"nvidia0": "0000:1b:00.0", "nvidia1": "0000:1c:00.0"}
-    before = sorted(made.keys())
-    made.found = Found([gpus[0], gpus[3]], left_out=frozenset(("0000:1c:00.0",)))
-    made.collector.collect()
-    assert sorted(made.keys()) == before
-    made.found = Found([gpus[3]], left_out=None)
-    made.collector.collect()
-    assert sorted(made.keys()) == before
-    made.found = Found([gpus[0], gpus[3]])
-    made.collector.collect()
-    assert made.keys() == ["GPU-a", "0000:1c:00.0"], "it is gone"
+    counted.found = Found(gpus)
+    counted.collector.collect()
+    assert counted.registration.nodes() == {"nvidia0": "0000:1b:00.0", "nvidia1": "0000:1c:00.0"}
+    before = sorted(counted.keys())
+    counted.found = Found([gpus[0], gpus[3]], left_out=frozenset(("0000:1c:00.0",)))
+    counted.collector.collect()
+    assert sorted(counted.keys()) == before
+    counted.found = Found([gpus[3]], left_out=None)
+    counted.collector.collect()
+    assert sorted(counted.keys()) == before
+    counted.found = Found([gpus[0], gpus[3]])
+    counted.collector.collect()
+    assert counted.keys() == ["GPU-a", "0000:1c:00.0"], "it is gone"

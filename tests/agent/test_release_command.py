@@ -1,4 +1,4 @@
-"""`gangline release` and `resume` against an agent's own socket; and where there is no agent."""
+"""`gangline release` and `resume` against an agent's own socket; and without an agent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GPUS = [
 
 
 class Agent:
-    """The daemon's loop without its ticks: the mailbox, and what is due."""
+    """The daemon's loop without its ticks: the mailbox, and due work."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "run/agent.sock"
@@ -172,7 +172,9 @@ def test_release_of_all(agent: Agent, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_agent_is_named_by_its_run_folder_as_check_has_it(
     agent: Agent, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    """`gangline check --run-folder` found the agent; what was released by the same words went to nobody."""
+    """`gangline check --run-folder` found the agent; a release with the same option reached no
+    agent.
+    """
     place = form.format("--run-folder", agent.socket.parent).split("|")
     assert said(capsys, "release", A, *place)[0] == 0
     assert agent.samplers.released().keys() == {A}
@@ -203,14 +205,16 @@ def test_which_agent_is_meant_is_said_once(
 def test_a_sampler_that_cannot_let_go_is_named(
     agent: Agent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 1 and the call: so that a script does not go on with the reset, and the operator knows why."""
+    """Exit 1 and the call: so that a script does not continue with the reset, and the operator
+    knows why.
+    """
     monkeypatch.setattr("gangline.agent.gpu_release.RELEASE_NS_MAX", 50_000_000)
     agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
     agent.samplers.abandoned_count = 1
-    words = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
+    message = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
     code, out, err = run(agent, capsys, "release", B)
     assert (code, out) == (1, "")
-    assert err == f"still held: the driver by the agent: {words}\n"
+    assert err == f"still held: the driver by the agent: {message}\n"
     code, out, _ = run(agent, capsys, "release", "--status")
     assert code == 0
     assert re.search(
@@ -223,7 +227,7 @@ def test_a_sampler_that_cannot_let_go_is_named(
 def test_who_else_holds_it_is_named(
     agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A job that outlived its allocation defeats the reset just as well."""
+    """A job that outlived its allocation also defeats the reset."""
     fd = tmp_path / "proc/4711/fd"
     fd.mkdir(parents=True)
     (fd / "3").symlink_to("/dev/nvidia1")
@@ -242,7 +246,9 @@ def test_who_else_holds_it_is_named(
 def test_dcgms_engine_is_named_with_how_it_lets_go(
     agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The agent had let go, nvidia-smi still refused the reset, and nobody thought of the engine."""
+    """The agent had released the GPU, nvidia-smi still refused the reset, and the engine was
+    overlooked.
+    """
     fd = tmp_path / "proc/812/fd"
     fd.mkdir(parents=True)
     (fd / "9").symlink_to("/dev/nvidia1")
@@ -254,7 +260,9 @@ def test_dcgms_engine_is_named_with_how_it_lets_go(
 def test_the_driver_being_updated_is_said(
     agent: Agent, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Else an operator looks for lost GPUs while a package manager is at work; and it is over with the readings."""
+    """Otherwise an operator looks for lost GPUs during a package upgrade; it ends with the next
+    readings.
+    """
     (tmp_path / "proc/driver/nvidia/version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Thu May 1\n"
     )
@@ -276,7 +284,7 @@ def test_a_device_that_is_well_again_is_said(
 
 
 def test_without_an_agent_nothing_is_held(capsys: pytest.CaptureFixture[str]) -> None:
-    """The repair goes on when the agent is down: exit 0, and it says so."""
+    """The repair continues while the agent is down: exit 0, with a message."""
     nobody = "there is no /nowhere/agent.sock"
     assert run(None, capsys, "release") == (0, f"the agent has no GPU open: {nobody}\n", "")
     assert run(None, capsys, "resume") == (0, f"nothing to resume: {nobody}\n", "")
@@ -309,7 +317,7 @@ def test_wrong_usage_is_said_in_words(
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 86_401.0])
 def test_nothing_is_released_for_ever(agent: Agent, seconds: float) -> None:
-    """Nothing that we set lasts longer than its expiry, so an expiry there must be."""
+    """Everything that the agent sets must expire."""
     request = pb.ReleaseRequest(seconds=seconds).SerializeToString()
     with pytest.raises(CallFailed, match="expected more than 0, at most 86400") as raised:
         call(agent.socket, RELEASE, request, GUARD_SECONDS)
@@ -354,8 +362,8 @@ def test_an_agent_whose_socket_is_taken_goes_on_without(
 
 
 def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
-    """A simulated host has no processes of ours; a look at it must not show this machine's."""
-    from gangline.agent.hardware.open_handles import agent_processes
+    """A simulated host has no processes of the agent; its list must not contain this machine's."""
+    from gangline.agent.hardware.nvidia import agent_processes
 
     assert list(agent_processes(Roots(proc=tmp_path / "proc").proc)) == []
 
@@ -363,8 +371,10 @@ def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
 def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The agent was being reloaded: `release` said that nothing was held, exit code 0, and in the midst of the reset
-    the agent had the GPU open."""
+    """During a reload of the agent `release` reported that nothing was held, exit code 0, and the
+    new agent opened the GPU during the reset.
+
+    """
     agent = Agent(tmp_path)
     agent.socket.parent.mkdir()
     code, out, err = run(agent, capsys, "release", A, "--why", "reset", "--for", "10m")

@@ -1,6 +1,8 @@
-"""An agent as a whole, a stand-in for NVML that holds device nodes open, and the commands: what the kernel then shows.
+"""A complete agent, a stand-in for NVML that holds device nodes open, and the commands: the
+kernel's view.
 
-An operator at three in the morning, before `nvidia-smi -r`: one descriptor left on one node, and the reset fails.
+An operator runs `nvidia-smi -r` at three in the morning: one open descriptor on one node makes the
+reset fail.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Host:
         self.agent = Process(self.arguments, self.log)
 
     def show_in_sysfs(self) -> Path:
-        """Let sysfs show the GPUs that the driver is on, in the folder that is returned."""
+        """Show the GPUs bound to the driver in sysfs; return the folder."""
         links = self.folder / "sys/bus/pci/drivers/nvidia"
         links.mkdir(parents=True)
         for gpu in GPUS:
@@ -73,7 +75,7 @@ class Host:
             yield self.agent
 
     def held(self) -> set[str]:
-        """The nodes of GPUs that any process of the agent has open, by the kernel's word."""
+        """Return the GPU nodes that any process of the agent has open, from /proc."""
         pending, nodes = [self.agent.pid], set[str]()
         while pending:
             process_id = pending.pop()
@@ -102,9 +104,9 @@ def host(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Host
 def test_no_descriptor_is_left_and_all_are_taken_back(host: Host) -> None:
     with host.running():
         until(lambda: host.held() >= ALL, "every GPU is sampled")
-        code, said = host.run("release", GPUS[1].address, "--for", "5m")
+        code, output = host.run("release", GPUS[1].address, "--for", "5m")
         assert (code, host.held() & ALL) == (0, ALL - {"nvidia1"})
-        assert re.fullmatch(rf"released: {GPUS[1].address} until \S+ \(asked by process \d+\)\n", said)  # fmt: skip
+        assert re.fullmatch(rf"released: {GPUS[1].address} until \S+ \(asked by process \d+\)\n", output)  # fmt: skip
         code, _ = host.run("release", "--for", "5m")
         assert (code, host.held()) == (0, set()), "an unload needs the control node too"
         assert host.run("resume")[0] == 0
@@ -122,7 +124,9 @@ def test_the_time_is_over_and_they_are_taken_back(host: Host) -> None:
 
 @pytest.mark.slow
 def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
-    """kill -9: `release` says that nothing is held, and the next agent answers at the same place."""
+    """kill -9: `release` reports that nothing is held, and the next agent answers at the same
+    place.
+    """
     with host.running() as agent:
         before = host.status().process_id
         agent.kill()
@@ -141,8 +145,9 @@ def test_a_killed_agents_socket_and_the_next_agent(host: Host) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "reloaded"])
 def test_a_release_outlives_the_agent(host: Host, how: str) -> None:
-    """In the middle of a reset the agent was killed for its memory, or told of new settings: a second later the next
-    one had the GPU open."""
+    """In the middle of a reset the agent was killed for its memory, or reloaded: a second later the
+    next agent had the GPU open.
+    """
     host.show_in_sysfs()
     (host.folder / "agent.toml").touch()
     host.agent = Process([*host.arguments, "--config", str(host.folder / "agent.toml")], host.log)
@@ -181,7 +186,9 @@ def answers(host: Host) -> bool:
 
 
 def test_after_xid_79_the_gpu_is_left_alone(host: Host) -> None:
-    """From a line of the kernel's log, written a moment before, to a sampler without that GPU's handle."""
+    """From a line of the kernel's log, written a moment before, to a sampler without that GPU's
+    handle.
+    """
     stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     line = "NVRM: Xid (PCI:0000:1c:00): 79, pid=4711, name=python, GPU has fallen off the bus."
     (host.dev / "kmsg").write_text(f"3,1,{stamp},-;{line}\n")
@@ -195,7 +202,9 @@ def test_after_xid_79_the_gpu_is_left_alone(host: Host) -> None:
 
 @pytest.mark.slow
 def test_an_unbind_that_waits_for_us_goes_on(host: Host) -> None:
-    """The driver's link to the GPU is gone from sysfs: its `remove` waits until we have let go."""
+    """The driver's link to the GPU disappears from sysfs: its `remove` waits until the agent has
+    released it.
+    """
     links = host.show_in_sysfs()
     with host.running():
         until(lambda: host.held() >= ALL, "every GPU is sampled")

@@ -1,4 +1,4 @@
-"""What was let go of, as the next agent reads it."""
+"""Released GPUs, as read by the next agent."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ def test_what_is_written_is_read(released: list[ReleasedGpu]) -> None:
 
 
 def test_a_time_that_is_over_or_past_a_day_is_none() -> None:
-    """Boot time began anew under the same boot id (a broken virtual machine): a host must not stay blind."""
+    """Boot time restarted under the same boot id (a broken virtual machine): a host must not stay
+    blind.
+    """
     times = (NOW, NOW + 1, NOW + int((RELEASE_SECONDS_MAX + 1) * 1e9))
-    content = format_released(BOOT, [ReleasedGpu(A, each, "") for each in times])
-    assert [each.until_ns for each in parse_released(content, BOOT, NOW)] == [NOW + 1]
+    content = format_released(BOOT, [ReleasedGpu(A, moment, "") for moment in times])
+    assert [released.until_ns for released in parse_released(content, BOOT, NOW)] == [NOW + 1]
 
 
 @pytest.mark.parametrize(
@@ -83,5 +85,5 @@ def test_a_folder_that_is_gone_costs_the_note_only(
 def test_words_of_a_file_are_no_lines_of_a_log(tmp_path: Path) -> None:
     file = ReleaseStateFile(tmp_path, BOOT)
     file.write([ReleasedGpu(None, NOW + 1, "a\nb" + "x" * 500)])
-    (found,) = file.read(NOW)
-    assert found.reason == "ab" + "x" * 118
+    (result,) = file.read(NOW)
+    assert result.reason == "ab" + "x" * 118

@@ -1,4 +1,4 @@
-"""SIGHUP and SIGTERM to a real agent: what it says, what it goes on with, and that it loses nothing."""
+"""SIGHUP and SIGTERM to a real agent: its messages, its settings, and that no frame is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.processes import Process, until
 
 
 class Manager:
-    """The service manager's socket: what was said, each message's first line."""
+    """The service manager's socket: the first line of each message."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -31,7 +31,7 @@ class Manager:
         self._expected: list[str] = []
 
     def waits_for(self, *lines: str) -> None:
-        """Return once these were said after all that was waited for before, and nothing else."""
+        """Wait until exactly these lines have followed the earlier ones."""
         self._expected += lines
         until(self._heard, f"said {self._expected}")
 
@@ -45,7 +45,6 @@ class Manager:
 
 @contextmanager
 def managed(folder: Path, *arguments: str) -> Iterator[tuple[Process, Manager]]:
-    """An agent under a manager, with settings in `agent.toml`."""
     manager = Manager(folder / "notify")
     os.environ["NOTIFY_SOCKET"] = str(folder / "notify")
     settings = (
@@ -69,7 +68,9 @@ def hang_up(process: Process) -> None:
 
 @pytest.mark.slow
 def test_a_reload_loses_nothing_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
-    """A file of settings with a missing quote went out to all hosts and was reloaded by the same job."""
+    """A settings file with a missing quote was distributed to all hosts and reloaded by the same
+    job.
+    """
     settings = tmp_path / "agent.toml"
     settings.write_text('collectors_off = ["gpu"]\n')
     with managed(tmp_path) as (process, manager):
@@ -106,7 +107,7 @@ def tables(frame: frames.Frame) -> set[str]:
 
 
 def test_many_at_once_and_an_end_among_them(tmp_path: Path) -> None:
-    """A tool reloaded each unit of a host once for each file it had changed; and then the host went down."""
+    """A tool reloaded each unit of a host once per changed file; and then the host shut down."""
     (tmp_path / "agent.toml").write_text('collectors_off = ["gpu"]\n')
     with managed(tmp_path) as (process, manager):
         manager.waits_for("READY=1")
@@ -119,7 +120,9 @@ def test_many_at_once_and_an_end_among_them(tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_is_closed_ends_what_was_started_in_it(tmp_path: Path) -> None:
-    """`make run` was left by closing its window; an agent and 32 simulated hosts went on for a week."""
+    """`make run` was ended by closing its window; an agent and 32 simulated hosts continued for a
+    week.
+    """
     with agent(tmp_path) as process:
         until(lambda: 'words="host here' in process.said(), f"it runs; {process.said()}")
         assert process.stop(signal.SIGHUP) == cli.OK
@@ -129,7 +132,9 @@ def test_a_terminal_that_is_closed_ends_what_was_started_in_it(tmp_path: Path) -
 def test_a_driver_that_hangs_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's driver never answered; the unit ran into its stop time-out and was killed, spool and all."""
+    """A GPU's driver never answered; the unit ran into its stop time-out and was killed, including
+    its spool.
+    """
     library = str(build(tmp_path / "library"))
     host = GpuHost(tmp_path, library, monkeypatch)
     entered = tmp_path / "entered"
@@ -151,7 +156,6 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(
 
 
 def opened(fifo: Path, descriptors: list[int]) -> bool:
-    """Open it for writing, once somebody reads."""
     try:
         descriptors.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:

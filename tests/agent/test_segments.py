@@ -1,4 +1,4 @@
-"""The segments of a spool by themselves: what goes where, what must stay, what is chosen to be read."""
+"""The segments of a spool alone: placement, retention, and the choice of frames to read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FRAME = b"x" * 84  # a record of 100 bytes
 
 @pytest.fixture
 def segments(tmp_path: Path) -> Segments:
-    """Room for ten records, four a segment; the first segment is begun."""
-    made = Segments(tmp_path, bytes_max=1000, segment_bytes=400)
-    made.begin(1)
-    return made
+    """Return segments with space for ten records, four a segment; the first segment is begun."""
+    created = Segments(tmp_path, bytes_max=1000, segment_bytes=400)
+    created.begin(1)
+    return created
 
 
 def found(segments: Segments, after: int = 0) -> list[int]:
@@ -32,7 +32,7 @@ def found(segments: Segments, after: int = 0) -> list[int]:
 
 
 def test_a_find_is_bounded_in_bytes_and_gives_one_frame_at_least(tmp_path: Path) -> None:
-    """A backlog of large frames was read as a whole, and the agent grew by 250 MB."""
+    """A backlog of large frames was read at once, and the agent grew by 250 MB."""
     segments = Segments(tmp_path, bytes_max=1 << 30, segment_bytes=1 << 24)
     for sequence in (1, 2, 3):
         segments.append(sequence, bytes(FIND_BYTES_MAX * 2 // 5))
@@ -42,7 +42,7 @@ def test_a_find_is_bounded_in_bytes_and_gives_one_frame_at_least(tmp_path: Path)
 
 
 def test_the_newest_file_stays_also_when_it_alone_is_too_much(segments: Segments) -> None:
-    """Without it the numbering would begin anew, and numbers would be given out twice."""
+    """Without it the numbering would restart, and numbers would be used twice."""
     segments.append(1, FRAME)
     segments.bytes_max = 150
     segments.append(2, FRAME)
@@ -51,7 +51,9 @@ def test_the_newest_file_stays_also_when_it_alone_is_too_much(segments: Segments
 
 
 def test_a_gap_in_the_numbers_begins_a_segment(segments: Segments) -> None:
-    """Record n of a segment has number first + n: after a gap the old one would give a wrong frame."""
+    """Record n of a segment has number first + n: after a gap the old segment would give a wrong
+    frame.
+    """
     segments.append(1, b"one")
     segments.append(5, b"five")
     assert (found(segments), found(segments, 1)) == ([1], [5])
@@ -61,7 +63,7 @@ def test_a_gap_in_the_numbers_begins_a_segment(segments: Segments) -> None:
 
 
 def test_a_gap_in_memory_begins_a_segment_too(segments: Segments) -> None:
-    """The disk failed, took one frame, and failed again."""
+    """The disk failed, worked for one frame, and failed again."""
     segments.append_in_memory(1, b"one")
     segments.append_in_memory(3, b"three")
     chosen = segments.find(1, 1)
@@ -79,7 +81,7 @@ def test_an_empty_segment_takes_a_frame_larger_than_segments_are(segments: Segme
 
 
 def test_only_the_newest_segment_is_open(segments: Segments) -> None:
-    """An aggregator was away for a day, and the agent ran out of descriptors."""
+    """An aggregator was unreachable for a day, and the agent ran out of descriptors."""
     before = len(os.listdir("/proc/self/fd"))
     for sequence in range(1, 10):
         segments.append(sequence, FRAME)
@@ -114,7 +116,7 @@ def test_the_files_are_never_more_than_allowed(segments: Segments, tmp_path: Pat
 
 
 def test_frames_in_memory_are_let_go_of_piece_by_piece(segments: Segments) -> None:
-    """The disk was gone for a week: the newest megabyte is what an operator wants, no more, no less."""
+    """The disk was missing for a week: exactly the newest megabyte remains."""
     for sequence in range(1, 60):
         segments.append_in_memory(sequence, bytes(40_000))
         assert segments.waiting_bytes <= MEMORY_BYTES_MAX

@@ -1,4 +1,4 @@
-"""The agent about itself."""
+"""The agent's own metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.contract.signals import TABLES
 
 
 def test_a_signal_of_the_agent_without_a_value_is_found_at_the_start() -> None:
-    """A signal was added to the catalogue and stood empty on every host for a release."""
+    """A signal was added to the catalogue and empty on every host for a release."""
     counts = {signal.name: 1.0 for signal in TABLES["agent_10s"]}
     SelfMetrics([], lambda: counts)
     del counts["agent.cpu_seconds"]
@@ -24,7 +24,7 @@ def test_a_signal_of_the_agent_without_a_value_is_found_at_the_start() -> None:
 
 
 def test_a_value_that_is_not_to_be_had_is_missing_and_not_what_it_was() -> None:
-    """/proc was hidden from the agent after its start; its memory must not stand still as if known."""
+    """/proc was hidden from the agent after its start; its memory must not keep the last value."""
     memory: list[float | None] = [4.0, 5.0, None]
     counts = {signal.name: 1.0 for signal in TABLES["agent_10s"]}
     own = SelfMetrics([], lambda: counts | {"agent.memory_bytes": memory.pop(0)})
@@ -33,7 +33,7 @@ def test_a_value_that_is_not_to_be_had_is_missing_and_not_what_it_was() -> None:
 
 
 def test_what_a_host_s_verdict_rests_on_is_told_at_once_and_the_rest_at_its_time() -> None:
-    """A collector that began to hang was known to the fleet ten seconds later than before."""
+    """The fleet learned ten seconds later than before that a collector hung."""
     lost = [0]
     counts = {signal.name: 1.0 for signal in TABLES["agent_10s"]}
     own = SelfMetrics(["gpu_1s"], lambda: counts, lambda: lost[0])
@@ -52,7 +52,7 @@ def test_what_a_host_s_verdict_rests_on_is_told_at_once_and_the_rest_at_its_time
 
 
 def test_the_list_of_results_is_another_one_only_when_a_turn_ends_otherwise() -> None:
-    """Forty sources were grouped by their reasons each second, though none had another for days."""
+    """Forty sources were grouped by their reasons each second, although none had changed for days."""
     own = SelfMetrics(["gpu_1s"], lambda: {signal.name: 1.0 for signal in TABLES["agent_10s"]})
     own.record(CollectResult("gpu_1s", (), 0.5, CollectOutcome.OK), 0)
     before = own.last_results()
@@ -60,11 +60,13 @@ def test_the_list_of_results_is_another_one_only_when_a_turn_ends_otherwise() ->
     assert own.last_results() is before
     for outcome, message in [(CollectOutcome.BLIND, "closed"), (CollectOutcome.BLIND, "shut")]:
         own.record(CollectResult("gpu_1s", (), 0.6, outcome, message), 1)
-        assert [(one.outcome, one.message) for one in own.last_results()] == [(outcome, message)]
+        assert [(result.outcome, result.message) for result in own.last_results()] == [
+            (outcome, message)
+        ]
 
 
 def told(own: SelfMetrics, turn: CollectResult, skipped: int) -> tuple[object, ...] | None:
-    """What is told of a turn at once."""
+    """Return the values of a turn that are reported at once."""
     own.record(turn, skipped)
     return tuple(value for _, value in own.blocks()[0].values(0)) if own.has_changes else None
 
@@ -76,10 +78,10 @@ class Connection:
 
 
 def test_the_log_tells_what_changed_and_only_that(caplog: pytest.LogCaptureFixture) -> None:
-    """An operator reads the agent's log to learn since when it has been cut off, and why."""
+    """An operator reads in the agent's log since when it is disconnected, and why."""
     connection, lost = Connection(), [0, 0]
-    words = {"frames refused": lambda: "too old", "frames dropped": lambda: "it was full"}
-    troubles = ConnectionLog(cast(Any, connection), words, lambda: (lost[0], lost[1]))
+    reasons = {"frames refused": lambda: "too old", "frames dropped": lambda: "it was full"}
+    troubles = ConnectionLog(cast(Any, connection), reasons, lambda: (lost[0], lost[1]))
     with caplog.at_level(logging.INFO, "gangline"):
         troubles.update()
         connection.last_error = "Connection refused"
@@ -98,8 +100,10 @@ def test_the_log_tells_what_changed_and_only_that(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("flaps", range(1, 6))
 def test_the_last_line_says_how_it_stands(caplog: pytest.LogCaptureFixture, flaps: int) -> None:
-    """The aggregator was restarted, the agent was back at once, and its log said "not connected" for hours; nor may
-    it say "connected" of one that is away, nor fill a disk when both change each second."""
+    """The aggregator was restarted, the agent reconnected at once, and its log said "not connected"
+    for hours; it must not claim "connected" for an unreachable one either, nor fill a disk when
+    both change each second.
+    """
     now, connection = [0.0], Connection(True)
     once = RateLimitFilter(lambda: now[0])
     caplog.handler.addFilter(once)

@@ -1,4 +1,4 @@
-"""Which frame goes next: decisions by hand and by the hundred, without socket or sleep."""
+"""The choice of the next frame: by hand and by the hundred, without socket or sleep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline.agent.transport.send_window import (
 
 
 class Memory:
-    """Frames in memory, as the spool shows them."""
+    """Frames in memory, with a spool's interface."""
 
     def __init__(self, count: int) -> None:
         self.waiting = {sequence: b"%d" % sequence for sequence in range(1, count + 1)}
@@ -42,7 +42,7 @@ class Memory:
 
 
 class Losing(Memory):
-    """Frames of which the newest goes, and another comes, while it is asked for."""
+    """Frames whose newest is replaced while it is fetched."""
 
     def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]:
         self.waiting.pop(self.next - 1, None)
@@ -51,7 +51,7 @@ class Losing(Memory):
 
 
 class Unreadable(Memory):
-    """Frames of a process that is out of file descriptors while `is_full`."""
+    """Frames of a process without free file descriptors while `is_full`."""
 
     is_full = False
 
@@ -78,7 +78,9 @@ def sent(outflow: SendWindow, now: float) -> list[tuple[int, bool]]:
 
 
 def test_what_cannot_be_read_now_is_sent_once_it_can_be() -> None:
-    """Out of file descriptors for a moment, the agent took its backlog for sent: it waited for the next reconnect."""
+    """Without file descriptors for a moment, the agent took its backlog for sent until the next
+    reconnect.
+    """
     frames = Unreadable(4)
     outflow = SendWindow(frames, 16, live_hertz=1.0, now=100.0)
     frames.append()
@@ -89,10 +91,10 @@ def test_what_cannot_be_read_now_is_sent_once_it_can_be() -> None:
 
 
 def test_live_goes_before_backlog_and_backlog_at_twice_its_rate(spool: Spool) -> None:
-    """The aggregator was away; schedulers must see the present before the past is made up for."""
+    """The aggregator was unreachable; schedulers must see live frames before the backlog."""
     add(spool, 6)
     outflow = SendWindow(spool, 16, live_hertz=1.0, now=100.0)
-    assert sent(outflow, 100.0) == []  # what was there is of before, and its time has not come
+    assert sent(outflow, 100.0) == []  # older frames, whose time has not come
     add(spool, 1)
     assert sent(outflow, 100.0) == [(7, False), (1, True), (2, True)]
     assert sent(outflow, 100.9) == []
@@ -100,7 +102,7 @@ def test_live_goes_before_backlog_and_backlog_at_twice_its_rate(spool: Spool) ->
     assert sent(outflow, 101.0) == [(8, False), (3, True), (4, True)]
     assert sent(outflow, 101.5) == []
     add(spool, 1)
-    assert sent(outflow, 102.0) == [(9, False), (5, True)]  # half of 16 are on their way
+    assert sent(outflow, 102.0) == [(9, False), (5, True)]  # half of the 16 credits are in use
     assert outflow.complete(1, 4, 102.0) == [(1, 4)]
     add(spool, 1)
     assert sent(outflow, 103.0) == [(10, False), (6, True)]
@@ -110,7 +112,7 @@ def test_live_goes_before_backlog_and_backlog_at_twice_its_rate(spool: Spool) ->
 
 
 def test_backlog_goes_without_live_frames_too(spool: Spool) -> None:
-    """Sampling hangs, and the hours before it still wait to be told."""
+    """Sampling hangs, and the hours before it must still be sent."""
     add(spool, 9)
     outflow = SendWindow(spool, 100, live_hertz=1.0, now=0.0)
     assert [s for s, _ in sent(outflow, 1.0)] == [1, 2]
@@ -126,14 +128,14 @@ def test_credit_is_never_exceeded_and_leaves_room_for_live(spool: Spool) -> None
     assert sent(outflow, 61.0) == [(51, False), (52, False)]
     outflow.grant(6)
     assert sent(outflow, 62.0) == [(53, False)]
-    outflow.grant(0)  # an answer that says nothing about credit
+    outflow.grant(0)  # an answer without credit
     assert outflow.complete(1, 1, 63.0) == [(1, 1)]
     add(spool, 1)
     assert [s for s, _ in sent(outflow, 64.0)] == [54]
 
 
 def test_when_live_frames_pile_up_the_newest_goes_first(spool: Spool) -> None:
-    """A minute without credit: what is sent next is of now, the minute follows as backlog."""
+    """A minute without credit: the newest frame goes first, the minute follows as backlog."""
     outflow = SendWindow(spool, 4, live_hertz=1.0, now=0.0)
     add(spool, 4)
     assert len(sent(outflow, 0.0)) == 4
@@ -146,7 +148,7 @@ def test_when_live_frames_pile_up_the_newest_goes_first(spool: Spool) -> None:
 
 
 def test_a_receipt_for_what_was_not_sent_forgets_nothing(spool: Spool) -> None:
-    """An aggregator with a mistake in its ranges must not delete our backlog."""
+    """An aggregator with a mistake in its ranges must not delete the backlog."""
     add(spool, 5)
     outflow = SendWindow(spool, 16, live_hertz=1.0, now=0.0)
     sent(outflow, 1.0)
@@ -155,7 +157,7 @@ def test_a_receipt_for_what_was_not_sent_forgets_nothing(spool: Spool) -> None:
 
 
 def test_waiting_for_a_receipt_is_measured_from_the_last_one(spool: Spool) -> None:
-    """A stalled aggregator is told from a slow one."""
+    """This distinguishes a stalled aggregator from a slow one."""
     outflow = SendWindow(spool, 16, live_hertz=1.0, now=0.0)
     assert outflow.waiting_seconds(50.0) == 0.0
     add(spool, 2)
@@ -170,8 +172,9 @@ def test_waiting_for_a_receipt_is_measured_from_the_last_one(spool: Spool) -> No
 course = st.lists(
     st.one_of(
         st.just("append"),
-        st.floats(0.0, 5.0),  # seconds that pass, then frames are taken
-        st.tuples(st.integers(1, 60), st.integers(0, 10)),  # a receipt: first, how many more
+        st.floats(0.0, 5.0),  # seconds that pass before frames are taken
+        # a receipt: first, number of further frames
+        st.tuples(st.integers(1, 60), st.integers(0, 10)),
     ),
     max_size=80,
 )
@@ -181,7 +184,7 @@ course = st.lists(
 def test_every_frame_goes_once_within_credit_and_live_first(
     before: int, credit: int, together: int, steps: list[str | float | tuple[int, int]]
 ) -> None:
-    """Whatever the course of appends and receipts, nothing is left out and nothing goes twice."""
+    """For any order of appends and receipts, no frame is missing or sent twice."""
     frames, now = Memory(before), 0.0
     outflow = SendWindow(frames, credit, live_hertz=1.0, now=now)
     outflow.frames_per_batch = together
@@ -208,7 +211,7 @@ def test_every_frame_goes_once_within_credit_and_live_first(
 
 
 def test_backoff_grows_to_half_a_minute_and_is_spread() -> None:
-    """A thousand agents lost one aggregator: they must not come back in step."""
+    """A thousand agents lost one aggregator: they must not reconnect at the same time."""
     backoff = Backoff(random.Random(1))
     waits = [backoff.next_delay(refused=False) for _ in range(200)]
     assert all(BACKOFF_SECONDS_MIN <= wait <= BACKOFF_SECONDS_MAX for wait in waits)
@@ -220,7 +223,7 @@ def test_backoff_grows_to_half_a_minute_and_is_spread() -> None:
 
 
 def test_a_frame_goes_under_its_own_number() -> None:
-    """The newest was lost with its folder, and the next one added, while it was being fetched."""
+    """The newest frame was lost with its folder while it was fetched, and the next one added."""
     frames = Losing(0)
     outflow = SendWindow(frames, 4, 1.0, 0.0)
     frames.append()
@@ -228,7 +231,7 @@ def test_a_frame_goes_under_its_own_number() -> None:
 
 
 def test_what_waits_after_a_long_rest_goes_at_its_pace() -> None:
-    """Nobody looked at the backlog for minutes, as there was none: that is no allowance for a burst."""
+    """Without a backlog for minutes: this must not allow a burst."""
     frames = Memory(0)
     outflow = SendWindow(frames, 64, 1.0, 0.0)
     for second in range(100):
@@ -241,23 +244,25 @@ def test_what_waits_after_a_long_rest_goes_at_its_pace() -> None:
 
 
 def test_backlog_keeps_to_what_the_aggregator_grants_it(spool: Spool) -> None:
-    """Ten thousand hosts catch up at once, and the aggregator tells each to have one late frame on its way."""
+    """Ten thousand hosts catch up at once, and the aggregator allows each one late frame in flight."""
     add(spool, 20)
     outflow = SendWindow(spool, 64, live_hertz=1.0, now=0.0)
     outflow.grant(64, 2)
     assert [s for s, _ in sent(outflow, 30.0)] == [1, 2]
-    add(spool, 3)  # live ones go all the same
+    add(spool, 3)  # live frames still go
     assert [s for s, _ in sent(outflow, 31.0)] == [21, 22, 23]
     assert outflow.complete(21, 23, 31.0) == [(21, 23)]
     assert sent(outflow, 32.0) == []
     outflow.complete(1, 1, 32.0)
     assert [s for s, _ in sent(outflow, 33.0)] == [3]
-    outflow.grant(64, 0)  # an aggregator that says nothing of it: half of the credit
+    outflow.grant(64, 0)  # an aggregator without this field: half of the credit
     assert len(sent(outflow, 34.0)) == 17
 
 
 def test_backlog_waits_until_there_is_a_message_of_it(spool: Spool) -> None:
-    """Each late frame in a message of its own took the aggregator three times what it does among others."""
+    """Each late frame in a message of its own cost the aggregator three times its share in a larger
+    message.
+    """
     add(spool, 22)
     outflow = SendWindow(spool, 64, live_hertz=1.0, now=0.0)
     outflow.frames_per_batch = 8
@@ -277,7 +282,9 @@ def test_backlog_waits_until_there_is_a_message_of_it(spool: Spool) -> None:
 
 
 def test_connections_that_never_last_make_up_for_the_past_too(spool: Spool) -> None:
-    """A link broke every five seconds: the wait for a whole message began anew each time, and the past never went."""
+    """A link broke every five seconds: the wait for a full message restarted each time, and the
+    backlog was never sent.
+    """
     add(spool, 20)
     for _ in range(4):
         outflow = SendWindow(spool, 64, live_hertz=1.0, now=0.0)
@@ -291,7 +298,9 @@ def test_connections_that_never_last_make_up_for_the_past_too(spool: Spool) -> N
 
 
 def test_who_may_have_one_late_frame_on_its_way_sends_one(spool: Spool) -> None:
-    """While the aggregator is pressed no message would ever be full: its past would have waited for good."""
+    """While the aggregator limits late frames no message would be full: the backlog would wait
+    forever.
+    """
     add(spool, 40)
     outflow = SendWindow(spool, 8, live_hertz=1.0, now=0.0)
     outflow.frames_per_batch = 16
@@ -299,13 +308,13 @@ def test_who_may_have_one_late_frame_on_its_way_sends_one(spool: Spool) -> None:
     assert [s for s, _ in sent(outflow, 30.0)] == [1]
     outflow.complete(1, 1, 30.0)
     outflow.grant(8, 16)
-    add(spool, 2)  # half of the credit, less what is live
+    add(spool, 2)  # half of the credit, minus live frames
     assert [s for s, _ in sent(outflow, 31.0)] == [41, 42, 2, 3]
     assert sent(outflow, 32.0) == []
 
 
 def test_a_fleet_comes_back_spread_by_its_names() -> None:
-    """kill -9 of the aggregator: its ten thousand agents all see it in the same moment."""
+    """kill -9 of the aggregator: its ten thousand agents notice it at the same moment."""
 
     def attempts(host: str, fleet_seconds: float) -> list[float]:
         backoff = Backoff(random.Random(host))
@@ -314,7 +323,8 @@ def test_a_fleet_comes_back_spread_by_its_names() -> None:
 
     hosts = [f"host-{n}" for n in range(1000)]
     waits = [attempts(host, 40.0) for host in hosts]
-    assert all(wait[0] <= 2 * BACKOFF_SECONDS_MIN for wait in waits)  # the loss may be ours alone
+    # the loss may affect this agent alone
+    assert all(wait[0] <= 2 * BACKOFF_SECONDS_MIN for wait in waits)
     second = sorted(wait[1] for wait in waits)
     assert second[500] > 18.0 and second[-1] <= 40.0
     assert all(wait[2:] == [40.0] * 4 for wait in waits)
@@ -325,8 +335,8 @@ def test_a_fleet_comes_back_spread_by_its_names() -> None:
 
 
 def test_an_aggregator_that_says_when_is_heeded() -> None:
-    """It knows how many come, and gave this one its turn."""
+    """The aggregator knows the number of waiting agents, and assigned a time to this one."""
     backoff = Backoff(random.Random(1))
     assert backoff.next_delay(refused=False, retry_seconds=12.5) == 12.5
-    assert backoff.next_delay(refused=False) <= 2 * BACKOFF_SECONDS_MIN  # that was no failure
+    assert backoff.next_delay(refused=False) <= 2 * BACKOFF_SECONDS_MIN  # that was not a failure
     assert backoff.next_delay(refused=True, retry_seconds=1.0) >= BACKOFF_REFUSED_SECONDS

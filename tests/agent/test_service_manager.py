@@ -1,4 +1,4 @@
-"""What the agent tells the service manager, and what a SIGHUP comes to."""
+"""The agent's messages to the service manager, and the effect of a SIGHUP."""
 
 from __future__ import annotations
 
@@ -30,38 +30,44 @@ class Manager:
         self.environment = {"NOTIFY_SOCKET": address}
 
     def heard(self) -> list[str]:
-        """What was said since, each message's first line."""
-        said: list[str] = []
+        """Return the first line of each message since the last call."""
+        result: list[str] = []
         while True:
             try:
-                said.append(self.socket.recv(4096).decode().splitlines()[0])
+                result.append(self.socket.recv(4096).decode().splitlines()[0])
             except BlockingIOError:
-                return said
+                return result
 
 
 @pytest.fixture(params=["abstract", "path"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
-    """One with either kind of address: of a path, and of the abstract namespace, as in containers."""
-    made = Manager(
+    """Yield a manager with either kind of address: a path, and the abstract namespace, as in
+    containers.
+    """
+    created = Manager(
         str(tmp_path / "notify") if request.param == "path" else f"@gangline-test-{os.getpid()}"
     )
-    yield made
-    made.socket.close()
+    yield created
+    created.socket.close()
 
 
 def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: Manager) -> None:
-    """A thread of its own said WATCHDOG, long after the loop it should have spoken for had stopped."""
+    """A separate thread sent WATCHDOG long after the loop had stopped."""
     now = [0]
     notifier = Notifier(lambda: now[0], {**manager.environment, "WATCHDOG_USEC": "30000000"})
     assert manager.heard() == []
-    heard = []
+    messages = []
     for second in range(31):
         now[0] = second * SECOND_NS
         notifier.heartbeat()
-        heard.append(manager.heard())
-    assert heard[0] == ["READY=1"]
-    assert [second for second, said in enumerate(heard) if said == ["WATCHDOG=1"]] == [10, 20, 30]
-    assert sum(map(len, heard)) == 4
+        messages.append(manager.heard())
+    assert messages[0] == ["READY=1"]
+    assert [second for second, lines in enumerate(messages) if lines == ["WATCHDOG=1"]] == [
+        10,
+        20,
+        30,
+    ]
+    assert sum(map(len, messages)) == 4
     notifier.stopping()
     assert manager.heard() == ["STOPPING=1"]
     notifier.close()
@@ -81,7 +87,7 @@ def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: M
 def test_without_a_manager_nothing_is_said_and_nothing_fails(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is no address must not be taken for a file's name in whatever folder the agent was started in."""
+    """An invalid address must not become a file name in the current folder."""
     monkeypatch.chdir(tmp_path)
     stranger = Manager("vsock:2:1234")
     before = sorted(os.listdir("/proc/self/fd"))
@@ -97,7 +103,7 @@ def test_without_a_manager_nothing_is_said_and_nothing_fails(
 
 
 def test_another_process_is_watched(manager: Manager) -> None:
-    """A wrapper script was what systemd had started; its child must not answer for it."""
+    """systemd had started a wrapper script; its child must not answer for it."""
     environment = {**manager.environment, "WATCHDOG_USEC": "3", "WATCHDOG_PID": "1"}
     now = [0]
     notifier = Notifier(lambda: now[0], environment)
@@ -109,20 +115,19 @@ def test_another_process_is_watched(manager: Manager) -> None:
 
 
 def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
-    """PID 1 was busy with a thousand units; its socket's buffer was full, and the agent stood still."""
-    made = Manager(str(tmp_path / "notify"))
+    """PID 1 was busy with a thousand units; its socket's buffer was full, and the agent hung."""
+    manager = Manager(str(tmp_path / "notify"))
     now = [0]
-    notifier = Notifier(lambda: now[0], {**made.environment, "WATCHDOG_USEC": "1"})
+    notifier = Notifier(lambda: now[0], {**manager.environment, "WATCHDOG_USEC": "1"})
     for now[0] in range(0, 5000 * 334, 334):
         notifier.heartbeat()
-    assert made.heard()[0] == "READY=1"
+    assert manager.heard()[0] == "READY=1"
     notifier.close()
-    made.socket.close()
+    manager.socket.close()
 
 
 @pytest.fixture
 def unblocked() -> Iterator[None]:
-    """SIGHUP as it was before."""
     yield
     service_manager.unblock_signals()
 
@@ -131,7 +136,9 @@ def unblocked() -> Iterator[None]:
 def test_good_settings_end_the_run_and_bad_ones_do_not(
     manager: Manager, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A comma was missing in a file that went out to all hosts: each agent ended, and none came back."""
+    """A comma was missing in a file that was distributed to all hosts: each agent ended, and none
+    restarted.
+    """
     settings = [SettingsError("agent.toml: not TOML: Expected '=' (at line 3)")]
 
     def read() -> AgentConfig:
@@ -162,7 +169,9 @@ def held_back() -> set[int]:
 
 
 def test_a_folder_that_cannot_be_used_is_found_before_the_run_ends(tmp_path: Path) -> None:
-    """The spool was moved to a disk that the agent's user could not write to; it ended, and started no more."""
+    """The spool was moved to a disk that the agent's user could not write to; the agent ended, and
+    could not restart.
+    """
     file = tmp_path / "file"
     file.write_text("")
     config = AgentConfig(

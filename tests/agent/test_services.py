@@ -1,4 +1,4 @@
-"""Services: unit files, cgroups and processes of folders that play a host."""
+"""Services: unit files, cgroups and processes of host folders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ def stat(number: int, name: str, start: int) -> str:
 
 
 def states(collector: Services) -> dict[str, tuple[float | int | None, float | int | None]]:
-    found = dict(rows_of(collector.collect()[0]))
-    return {n: (v["running_state"], v["enabled_state"]) for n, v in found.items() if v}
+    result = dict(rows_of(collector.collect()[0]))
+    return {n: (v["running_state"], v["enabled_state"]) for n, v in result.items() if v}
 
 
 def test_services_of_a_host(tmp_path: Path) -> None:
-    """Fabric Manager runs; IMEX is wanted and does not; chronyd was masked by the operator: no row."""
+    """Fabric Manager runs; IMEX is enabled and does not; chronyd was masked by the operator: no
+    row.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     assert states(Services(host.roots)) == {
         "nvidia-fabricmanager": (1, 1),
@@ -41,7 +43,10 @@ def test_services_of_a_host(tmp_path: Path) -> None:
 
 
 def test_a_service_that_ends_and_one_that_is_started_again(tmp_path: Path) -> None:
-    """Fabric Manager crashed at night: installed, wanted, not running. Restarted, its time begins anew."""
+    """Fabric Manager crashed at night: installed, enabled, not running.
+
+    After a restart its time starts at 0.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     collector = Services(host.roots)
     before = dict(rows_of(collector.collect()[0]))["nvidia-fabricmanager"]
@@ -59,7 +64,7 @@ def test_a_service_that_ends_and_one_that_is_started_again(tmp_path: Path) -> No
 
 
 def test_a_host_that_systemd_does_not_run(tmp_path: Path) -> None:
-    """In a container unit files lie about and nothing will ever start them: only what runs is there."""
+    """In a container unit files exist but are never started: only running services count."""
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.run / "systemd/system")
     assert "nvidia-imex" not in states(Services(host.roots))
@@ -67,9 +72,9 @@ def test_a_host_that_systemd_does_not_run(tmp_path: Path) -> None:
 
 
 def test_a_host_without_these_services_has_no_data(tmp_path: Path) -> None:
-    """Also one whose /proc is not there: the units of the machine that looks are not its own."""
+    """Also without /proc: the units of this machine do not count."""
     with pytest.raises(NoData, match="nvidia-fabricmanager"):
-        Services(hosts.unpack("h100-ib", tmp_path).roots)  # the folder is made, then emptied
+        Services(hosts.unpack("h100-ib", tmp_path).roots)  # the folder is created, then emptied
         for name in ("900", "901", "902"):
             shutil.rmtree(tmp_path / "proc" / name)
         shutil.rmtree(tmp_path / "run")
@@ -85,10 +90,10 @@ def test_a_host_without_these_services_has_no_data(tmp_path: Path) -> None:
 )
 def test_any_text_of_a_cgroup(data: bytes) -> None:
     """`max`, a process of another namespace (0), a file cut off: no process is invented."""
-    told = services.parse_populated(data)
-    assert told is None or (b"populated %d" % told) in data
-    assert all(0 < n < 1 << 64 for n in services.parse_processes(data))
-    assert services.parse_populated(None) is None and services.parse_processes(None) == []
+    parsed = settings.parse_populated(data)
+    assert parsed is None or (b"populated %d" % parsed) in data
+    assert all(0 < n < 1 << 64 for n in settings.parse_processes(data))
+    assert settings.parse_populated(None) is None and settings.parse_processes(None) == []
 
 
 def test_names_of_services_are_found_in_proc() -> None:
@@ -99,7 +104,7 @@ def test_names_of_services_are_found_in_proc() -> None:
 
 
 def test_cgroups_of_v1_hybrid_and_v2(tmp_path: Path) -> None:
-    """One unit by each of the three trees; processes only in cgroups below it still are its own."""
+    """One unit by each of the three trees; processes in cgroups below it also count."""
     service = Service("slurmd", ("slurmd.service",), "slurmd")
 
     def processes() -> list[int] | None:
@@ -119,19 +124,21 @@ def test_cgroups_of_v1_hybrid_and_v2(tmp_path: Path) -> None:
 
 
 def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:
-    """hidepid=invisible and no cgroup of systemd: IMEX in a container ran, and was said to have failed."""
+    """hidepid=invisible and no cgroup of systemd: IMEX ran in a container, and was reported as
+    failed.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.proc / "1")
     turn = run_collector(Services(host.roots), StoppedClock())
     assert turn.outcome is CollectOutcome.BLIND and "hidepid" in turn.message
-    found = dict(rows_of(turn.blocks[0]))
-    fabric, imex = found["nvidia-fabricmanager"], found["nvidia-imex"]
+    result = dict(rows_of(turn.blocks[0]))
+    fabric, imex = result["nvidia-fabricmanager"], result["nvidia-imex"]
     assert fabric and fabric["running_state"] == 1  # its cgroup shows it
     assert imex and imex["running_state"] is None and imex["enabled_state"] == 1
 
 
 def test_hidden_processes_are_not_the_absence_of_services(tmp_path: Path) -> None:
-    """Nothing installed on the host, all in containers, all hidden: `no-data` would be a clean bill."""
+    """Nothing installed on the host, all in containers, all hidden: `no-data` would look healthy."""
     (tmp_path / "proc/4711").mkdir(parents=True)
     (tmp_path / "proc/4711/stat").write_text(stat(4711, "agent", 5))
     roots = Roots(tmp_path / "sys", tmp_path / "proc", run=tmp_path / "run")

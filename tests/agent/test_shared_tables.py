@@ -1,4 +1,6 @@
-"""A host with GPUs of two vendors: one table, two collectors, one block a frame, and no GPU lost between turns."""
+"""A host with GPUs of two vendors: one table, two collectors, one block a frame, and no GPU lost
+between turns.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,10 @@ SECOND = 1_000_000_000
 
 
 def block(table: str, devices: Sequence[str], value: int) -> Block:
-    made = Block(table, devices)
-    for row in range(made.rows):
-        made.put_int(0, row, value)
-    return made
+    created = Block(table, devices)
+    for row in range(created.rows):
+        created.put_int(0, row, value)
+    return created
 
 
 def test_a_table_of_one_collector_is_left_as_it_is() -> None:
@@ -67,7 +69,9 @@ def test_two_collectors_of_one_table_fill_one_block() -> None:
 
 
 def test_what_travels_when_it_changes_keeps_the_rows_of_the_other_collector() -> None:
-    """One takes its turn a second after the other: each frame said that the other's GPUs are gone."""
+    """One collector runs a second after the other: each frame reported that the other's GPUs had
+    disappeared.
+    """
     shared, builder = SharedTables(), FrameBuilder(b"r" * 16, b"b" * 16)
     first, second = block("gpu_10s_changes", ["a"], 1), block("gpu_10s_changes", ["x"], 2)
     shared.join([("gpu_10s", first)])
@@ -83,7 +87,7 @@ def test_what_travels_when_it_changes_keeps_the_rows_of_the_other_collector() ->
 
 
 def test_readings_that_travel_each_time_are_not_repeated_for_the_other() -> None:
-    """A gauge of a collector that is late would be shown as measured anew."""
+    """A gauge of a late collector would look like a new measurement."""
     shared = SharedTables()
     shared.join([("gpu_1s", block("gpu_1s", ["a"], 1)), ("amdgpu_1s", block("gpu_1s", ["x"], 2))])
     (alone,) = shared.join([("gpu_1s", block("gpu_1s", ["a"], 3))])
@@ -105,9 +109,6 @@ def test_the_daemon_sends_them_in_one_frame() -> None:
     assert {blocks[0].devices for blocks in of_gpus} == {("2", "3", "0", "1")}
 
 
-# ----------------------------------------------------------------------
-# A whole host, from its files and a played NVML to the score.
-
 LANES = (
     "gpu_1s", "gpu_10s", "gpu_60s", "gpu_process_1s", "gpu_job_1s",
     "amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "ras_10s", "kfd_process_1s",
@@ -115,7 +116,7 @@ LANES = (
 
 
 class MixedHost:
-    """Two GPUs of each vendor, a second at a time; what the aggregator gets went through the wire's differences."""
+    """Two GPUs of each vendor, a second at a time; the frames pass through the wire's differences."""
 
     def __init__(self, root: Path) -> None:
         self.host = unpack("mixed-vendors", root)
@@ -135,24 +136,22 @@ class MixedHost:
         self.sent: list[frames.Frame] = []
 
     def register(self) -> None:
-        """Register the GPUs as the inventory has them."""
-        found = [(d.key, dict(d.attributes)) for d in amd_gpus.amd_devices(self.roots)]
-        found += [
+        result = [(d.key, dict(d.attributes)) for d in gpus.amd_devices(self.roots)]
+        result += [
             (key, {"name": "NVIDIA H100 PCIe", "pci_address": at}) for key, at in self.nvidia()
         ]
-        devices = [telemetry_pb2.Device(kind="gpu", key=key, attributes=has) for key, has in found]
+        devices = [telemetry_pb2.Device(kind="gpu", key=key, attributes=has) for key, has in result]
         self.fleet.register("mixed", simulated=False, boot_id=b"B" * 16, devices=devices)
 
     def nvidia(self) -> list[tuple[str, str]]:
-        """Return UUID and PCI address of NVIDIA's GPUs."""
         return [(gpu.uuid, gpu.address) for gpu in gpus_of(self.host)]
 
     def run(self, seconds: int, late: int = 0) -> None:
-        """Let time pass. *late*: seconds by which AMD's lanes of ten seconds take their turns after NVIDIA's."""
+        """Advance the time. *late*: seconds by which AMD's ten-second lanes follow NVIDIA's."""
         for _ in range(seconds):
             self.second += 1
             self.clock.now_ns += SECOND
-            nvml.forget_accounts()  # the calls of a second are counted by the clock of this machine
+            nvml.forget_accounts()  # calls are counted per second of this machine's clock
             filled: list[tuple[str, Block]] = []
             for collector in self.collectors:
                 period = PERIOD_SECONDS[collector.pace]
@@ -160,7 +159,7 @@ class MixedHost:
                 if (self.second - shift) % period == 1 % period:
                     turn = run_collector(collector, self.clock)
                     assert turn.outcome is CollectOutcome.OK, (turn.collector, turn.message)
-                    filled += [(turn.collector, each) for each in turn.blocks]
+                    filled += [(turn.collector, block) for block in turn.blocks]
             frame = self.builder.build(
                 self.second, self.clock.now_ns, self.clock.now_ns, self.shared.join(filled)
             )
@@ -173,13 +172,15 @@ class MixedHost:
                 self.judgement = evaluate(self.fleet, now_ns, self.judgement)
 
     def state(self) -> dict[str, dict[str, float | int | None]]:
-        """Return what a reader of all frames knows: each row replaces the one before of its table and device."""
+        """Return the state of a reader of all frames: each row replaces the earlier row of its
+        table and device.
+        """
         known: dict[str, dict[str, float | int | None]] = {}
         for frame in self.sent:
-            for each in frame.blocks:
-                for row, device in enumerate(each.devices):
+            for block in frame.blocks:
+                for row, device in enumerate(block.devices):
                     of_device = known.setdefault(device, {})
-                    of_device |= {BY_ID[i].name: value for i, value in each.values(row)}
+                    of_device |= {BY_ID[i].name: value for i, value in block.values(row)}
         return known
 
 
@@ -194,7 +195,7 @@ def mixed(tmp_path: Path) -> Iterator[MixedHost]:
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_both_vendors_of_a_host_are_read(mixed: MixedHost, late: int) -> None:
-    """Both lanes, no key twice, and on-change rows of none are taken back by the other's turn."""
+    """Both lanes, no duplicate key, and no on-change row is removed by the other vendor's turn."""
     mixed.run(25, late)
     keys = [*dict(mixed.nvidia()), *(gpu.key for gpu in mixed.session.gpus)]
     assert len(set(keys)) == 4
@@ -216,7 +217,9 @@ def test_both_vendors_of_a_host_are_read(mixed: MixedHost, late: int) -> None:
 
 
 def test_each_vendors_gpus_are_judged_among_themselves(mixed: MixedHost) -> None:
-    """A GPU that is held down is named by its key; those of the other vendor, which clock otherwise, are no peers of it."""
+    """A throttled GPU is named by its key; GPUs of the other vendor, with other clocks, are not its
+    peers.
+    """
     mixed.run(25)
     assert mixed.judgement is not None
     (score,) = mixed.judgement.hosts

@@ -36,7 +36,7 @@ def open_spool(folder: Path, *, boot_id: bytes = BOOT, owner: str = "this machin
 
 
 def append(spool: Spool, *frames: bytes) -> list[int]:
-    """Append frames as the daemon does; return their sequences."""
+    """Append frames like the daemon; return their sequences."""
     sequences = []
     for frame in frames:
         sequences.append(spool.next_sequence())
@@ -46,12 +46,12 @@ def append(spool: Spool, *frames: bytes) -> list[int]:
 
 def everything(spool: Spool, count_max: int = 7) -> dict[int, bytes]:
     """Read the whole backlog in small steps."""
-    found: dict[int, bytes] = {}
-    while rows := spool.pending(max(found, default=0), count_max):
+    result: dict[int, bytes] = {}
+    while rows := spool.pending(max(result, default=0), count_max):
         assert [sequence for sequence, _ in rows] == sorted({sequence for sequence, _ in rows})
-        assert len(rows) <= count_max and rows[0][0] > max(found, default=0)
-        found.update(rows)
-    return found
+        assert len(rows) <= count_max and rows[0][0] > max(result, default=0)
+        result.update(rows)
+    return result
 
 
 def segments(folder: Path) -> list[Path]:
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class SpoolAgainstModel(RuleBasedStateMachine):
-    """Any course of appends, receipts, restarts, power cuts and damage, against a dict."""
+    """Any order of appends, receipts, restarts, power cuts and damage, against a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,11 +117,11 @@ class SpoolAgainstModel(RuleBasedStateMachine):
         self.spool.close()
         path = data.draw(st.sampled_from(segments(self.folder)))
         content = bytearray(path.read_bytes())
-        at = data.draw(st.integers(0, max(len(content) - 1, 0)))
+        position = data.draw(st.integers(0, max(len(content) - 1, 0)))
         if truncate:
-            del content[at:]
+            del content[position:]
         elif content:
-            content[at] ^= data.draw(st.integers(1, 255))
+            content[position] ^= data.draw(st.integers(1, 255))
         path.write_bytes(content)
         self._reopen(new_boot=truncate)  # a power cut shortens files, a bad cell flips bits
         self._take_stock()
@@ -135,20 +135,22 @@ class SpoolAgainstModel(RuleBasedStateMachine):
         assert self.spool.next_sequence() > max(self.history, default=0)
 
     def _take_stock(self) -> None:
-        """After a restart frames whose receipt came may be there again; never with other content."""
+        """Update the model: after a restart receipted frames may reappear, but never with other
+        content.
+        """
         self.waiting = everything(self.spool)
         assert self.waiting.items() <= self.history.items()
         self.counted = self.spool.dropped_frames
 
     @invariant()
     def nothing_is_lost_uncounted(self) -> None:
-        found = everything(self.spool)
-        lost = sorted(set(self.waiting) - set(found))
+        result = everything(self.spool)
+        lost = sorted(set(self.waiting) - set(result))
         assert len(lost) == self.spool.dropped_frames - self.counted
-        assert not lost or not found or lost[-1] < min(found), "not the oldest went first"
+        assert not lost or not result or lost[-1] < min(result), "not the oldest went first"
         self.waiting = {s: frame for s, frame in self.waiting.items() if s not in lost}
         self.counted = self.spool.dropped_frames
-        assert found == self.waiting
+        assert result == self.waiting
 
     @invariant()
     def it_is_bounded_and_knows_its_size(self) -> None:
@@ -184,7 +186,7 @@ while True:
 
 
 def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
-    """The agent is killed by the OOM killer in mid-append, again and again."""
+    """The OOM killer kills the agent during append, repeatedly."""
     seen = 0
     for count in (1, 40, 333):
         with subprocess.Popen(
@@ -196,14 +198,14 @@ def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
             agent.send_signal(signal.SIGKILL)
             seen = max([seen, *map(int, agent.stdout.read().split("\n")[:-1])])
     spool = Spool.open(folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m")
-    found = everything(spool, 100)
-    assert all(frame == b"%d," % sequence * 50 for sequence, frame in found.items())
-    assert found.keys() >= set(range(1, seen + 1))
+    result = everything(spool, 100)
+    assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
+    assert result.keys() >= set(range(1, seen + 1))
     spool.close()
 
 
 def test_numbers_go_on_where_they_were(folder: Path) -> None:
-    """A restarted agent continues its run, also when every frame had its receipt."""
+    """A restarted agent continues its run, even if every frame had its receipt."""
     spool = open_spool(folder)
     run_id = spool.run_id
     assert append(spool, b"a", b"b") == [1, 2]
@@ -215,7 +217,7 @@ def test_numbers_go_on_where_they_were(folder: Path) -> None:
 
 
 def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
-    """Killed in the middle of the write: half a frame stands at the end."""
+    """Killed in the middle of the write: half a frame remains at the end."""
     spool = open_spool(folder)
     append(spool, b"whole", b"torn in the middle")
     spool.close()
@@ -229,7 +231,7 @@ def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
 
 
 def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
-    """A cell of the disk went bad under the backlog."""
+    """A cell of the disk failed under the backlog."""
     spool = open_spool(folder)
     append(spool, b"aaaa", b"bbbb", b"cccc")
     [path] = segments(folder)
@@ -239,8 +241,9 @@ def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
 
 
 def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
-    """Frames were sent and receipted, then the power went before the page cache reached the disk:
-    the same numbers must not come again with other content, or they are taken for resends."""
+    """Frames were sent and receipted, then power failed before the page cache reached the disk: the
+    same numbers must not come again with other content, or they are taken for resends.
+    """
     spool = open_spool(folder)
     append(spool, b"a", b"b")
     spool.close()
@@ -268,7 +271,9 @@ def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
 
 
 def test_a_length_that_swallows_the_records_after_it_costs_its_frame_alone(folder: Path) -> None:
-    """One flipped bit, 256 bytes more: record 1 reached to the end of the file, and 2 was given out again."""
+    """One flipped bit, 256 bytes more: record 1 reached to the end of the file, and number 2 was
+    used again.
+    """
     spool = open_spool(folder)
     assert append(spool, b"", bytes(240)) == [1, 2]
     run_id = spool.run_id
@@ -299,32 +304,36 @@ def test_flipped_bytes_cost_their_own_frames_and_all_are_counted(
             sequence = spool.next_sequence()
             if not data.draw(st.integers(0, 9)):  # some got their receipt in the head
                 sequence += data.draw(st.integers(1, 3))
-            written[sequence] = bytes((sequence + at) % 7 for at in range(size))
+            written[sequence] = bytes((sequence + index) % 7 for index in range(size))
             spool.append(sequence, written[sequence])
         spool.close()
         paths = segments(folder)
         contents = [bytearray(path.read_bytes()) for path in paths]
-        places = [(file, at) for file, one in enumerate(contents) for at in range(len(one))]
-        several = places[: -16 - sizes[-1]]
+        places = [
+            (file, index) for file, content in enumerate(contents) for index in range(len(content))
+        ]
+        early = places[: -16 - sizes[-1]]
         contiguous = len(written) == max(written)
-        at_once = st.lists(st.sampled_from(several or places), min_size=1, max_size=9, unique=True)
-        one = st.sampled_from(places).map(lambda place: [place])
-        flips = data.draw(st.one_of(one, at_once) if several and contiguous else one)
-        for file, at in flips:
-            contents[file][at] ^= data.draw(st.integers(1, 255))
+        at_once = st.lists(st.sampled_from(early or places), min_size=1, max_size=9, unique=True)
+        single = st.sampled_from(places).map(lambda place: [place])
+        flips = data.draw(st.one_of(single, at_once) if early and contiguous else single)
+        for file, position in flips:
+            contents[file][position] ^= data.draw(st.integers(1, 255))
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content)
         spool = open_spool(folder)
-        found = everything(spool)
-        assert found.items() <= written.items() and list(found) == sorted(found)
-        assert len(found) + spool.dropped_frames == len(written)
-        assert len(written) - len(found) <= len(flips)
+        result = everything(spool)
+        assert result.items() <= written.items() and list(result) == sorted(result)
+        assert len(result) + spool.dropped_frames == len(written)
+        assert len(written) - len(result) <= len(flips)
         spool.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
 def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
-    """Without the run id the frames could not be told from another run's: say so, and count."""
+    """Without the run id the frames could not be distinguished from another run's: report and count
+    them.
+    """
     spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a")
@@ -337,7 +346,7 @@ def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
 
 
 def test_removed_segments_begin_a_new_run(folder: Path) -> None:
-    """An operator freed a full disk with `rm *.seg`: the numbering is gone with them."""
+    """An operator freed a full disk with `rm *.seg`: the numbering was lost with them."""
     spool = open_spool(folder)
     run_id = spool.run_id
     append(spool, b"a")
@@ -350,7 +359,7 @@ def test_removed_segments_begin_a_new_run(folder: Path) -> None:
 
 
 def test_removed_segments_under_a_running_agent_are_counted(folder: Path) -> None:
-    """The same `rm` while the agent runs: the frames are lost, and no one is left waiting."""
+    """The same `rm` while the agent runs: the frames are lost, and none remains waiting."""
     spool = open_spool(folder)
     append(spool, b"a", b"b")
     for path in segments(folder):
@@ -380,7 +389,9 @@ def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
 def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
     folder: Path,
 ) -> None:
-    """It is sent within the second it was written in; once it has its receipt it is nowhere."""
+    """It is sent within the second of its write; after its receipt it is neither on disk nor in
+    memory.
+    """
     spool = open_spool(folder)
     append(spool, b"one", b"two", b"three")
     assert everything(spool, 1) == {1: b"one", 2: b"two", 3: b"three"}
@@ -393,13 +404,15 @@ def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
 
 
 def test_full_means_the_oldest_first(folder: Path) -> None:
-    """The aggregator was away for a day: what is kept is the latest, and what went is counted."""
+    """The aggregator was unreachable for a day: the latest frames remain, and dropped ones are
+    counted.
+    """
     spool = open_spool(folder)
     sequences = append(spool, *(b"%4d" % n * 100 for n in range(300)))
-    found = everything(spool)
-    assert sorted(found) == sequences[-len(found) :]
-    assert len(found) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
-    assert spool.dropped_frames == 300 - len(found)
+    result = everything(spool)
+    assert sorted(result) == sequences[-len(result) :]
+    assert len(result) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
+    assert spool.dropped_frames == 300 - len(result)
     spool.close()
 
 
@@ -412,9 +425,9 @@ def test_a_receipt_that_comes_while_its_frame_is_read(
     read = FileSegment.read
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        found = read(segment, sequences)
+        result = read(segment, sequences)
         spool.acknowledge(2, 2)
-        return found
+        return result
 
     monkeypatch.setattr(FileSegment, "read", slow)
     assert spool.pending(0, 10) == [(1, b"one"), (3, b"three")]
@@ -425,15 +438,15 @@ def test_a_receipt_that_comes_while_its_frame_is_read(
 def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pending` gave nothing although frames waited, and the backlog was taken for sent."""
+    """`pending` returned nothing although frames waited, and the backlog was taken for sent."""
     spool = open_spool(folder)
     append(spool, *(bytes(2000) for _ in range(4)))  # two a segment
     read = FileSegment.read
 
     def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        found = read(segment, sequences)
+        result = read(segment, sequences)
         spool.acknowledge(1, 2)
-        return found
+        return result
 
     monkeypatch.setattr(FileSegment, "read", slow)
     assert [sequence for sequence, _ in spool.pending(0, 10)] == [3, 4]
@@ -441,7 +454,7 @@ def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
 
 
 def test_a_small_spool_has_small_segments(folder: Path) -> None:
-    """The newest segment cannot go: were it as large as the spool, nothing would bound the spool."""
+    """The newest segment cannot be dropped: with the size of the spool it would break the limit."""
     spool = Spool.open(folder, bytes_max=BYTES_MAX, segment_bytes=1 << 20, boot_id=BOOT, owner="o")
     for _ in range(100):
         append(spool, bytes(1000))
@@ -451,7 +464,8 @@ def test_a_small_spool_has_small_segments(folder: Path) -> None:
 
 def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
     """The process ran out of descriptors for a moment, and every segment it could not open was
-    counted as lost."""
+    counted as lost.
+    """
     spool = open_spool(folder)
     append(spool, b"one", b"two")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -467,14 +481,14 @@ def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
 
 
 def test_reboots_leave_no_empty_segments_behind(folder: Path) -> None:
-    """A host that never got as far as a frame: each boot begins a segment, one is enough."""
+    """A host that never wrote a frame: each boot begins a segment, but one is enough."""
     for boot in range(5):
         open_spool(folder, boot_id=bytes([boot]) * 16).close()
     assert len(segments(folder)) == 1
 
 
 def test_appending_and_sending_at_once(folder: Path) -> None:
-    """The daemon appends while the client reads and forgets: nothing is lost, torn or counted."""
+    """The daemon appends while the client reads and deletes: nothing is lost, torn or counted."""
     spool = Spool.open(
         folder, bytes_max=1 << 24, segment_bytes=SEGMENT_BYTES, boot_id=BOOT, owner="m"
     )
@@ -482,21 +496,21 @@ def test_appending_and_sending_at_once(folder: Path) -> None:
     frames = [b"%d," % n * 20 for n in range(count)]
     daemon = threading.Thread(target=append, args=(spool, *frames))
     daemon.start()
-    found: dict[int, bytes] = {}
-    while len(found) < count:
+    result: dict[int, bytes] = {}
+    while len(result) < count:
         rows = spool.pending(0, 50)
-        found.update(rows)
+        result.update(rows)
         for sequence, _ in rows:
             spool.acknowledge(sequence, sequence)
     daemon.join(GUARD_SECONDS)
-    assert [found[sequence] for sequence in sorted(found)] == frames
+    assert [result[sequence] for sequence in sorted(result)] == frames
     assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 0)
     assert len(segments(folder)) == 1
     spool.close()
 
 
 def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> None:
-    """`append` never raises, and never lets one number name two frames."""
+    """`append` never raises, and one number never names two frames."""
     spool = open_spool(folder)
     append(spool, b"a")
     spool.append(1, b"again")
@@ -532,8 +546,9 @@ time.sleep(600)
 def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_folder(
     folder: Path,
 ) -> None:
-    """A call into the driver never returned; `kill -9` left a zombie that kept the lock, and the new
-    agent refused to start on the very host that needed it."""
+    """A call into the driver never returned; `kill -9` left a zombie that kept the lock, and the
+    new agent refused to start on exactly that host.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
     ) as agent:
@@ -543,7 +558,7 @@ def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_fold
             with pytest.raises(FolderError, match=f"in use by process {agent.pid}"):
                 open_spool(folder)
             agent.kill()
-            os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)  # dead, and a zombie still
+            os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)  # dead, but still a zombie
             open_spool(folder).close()
         finally:
             os.kill(stuck, signal.SIGKILL)
@@ -551,7 +566,7 @@ def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_fold
 
 @contextmanager
 def disk_that_takes_nothing() -> Iterator[None]:
-    """No file may grow: writes fail with EFBIG, as they do with EIO on a dying disk."""
+    """Make writes fail with EFBIG because no file may grow, like EIO on a dying disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -561,7 +576,7 @@ def disk_that_takes_nothing() -> Iterator[None]:
 
 
 def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> None:
-    """The disk failed for some minutes: frames go on living in memory, then on disk again."""
+    """The disk failed for some minutes: frames remained in memory, then on disk again."""
     spool = open_spool(folder)
     append(spool, b"before")
     with disk_that_takes_nothing():
@@ -581,7 +596,7 @@ def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> 
 
 
 def test_the_window_in_memory_is_bounded(folder: Path) -> None:
-    """The disk stayed broken overnight: the agent must not eat the host's memory."""
+    """The disk stayed broken overnight: the agent must not use up the host's memory."""
     spool = open_spool(folder)
     with disk_that_takes_nothing():
         append(spool, *(bytes(20_000) for _ in range(200)))
@@ -593,7 +608,7 @@ def test_the_window_in_memory_is_bounded(folder: Path) -> None:
 
 
 def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
-    """Frames 2 to 4 were sent from memory, never on disk; the restarted agent knew only of 1."""
+    """Frames 2 to 4 were sent from memory, never on disk; the restarted agent only knew frame 1."""
     spool = open_spool(folder)
     append(spool, b"before")
     with disk_that_takes_nothing():
@@ -648,7 +663,7 @@ print("went through", errors)
 
 
 def test_a_full_disk_drops_the_oldest_and_recovers(tmp_path: Path) -> None:
-    """Somebody's checkpoint filled the disk: ENOSPC, on a file system that is really full."""
+    """Another program's checkpoint filled the disk: ENOSPC, on a file system that is really full."""
     inside = f'mount -t tmpfs -o size=256k none "{tmp_path}" && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside, "sh"]
     if (

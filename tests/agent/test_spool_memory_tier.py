@@ -1,4 +1,4 @@
-"""The head of the spool: frames in memory's file system until a receipt comes, or until it does not."""
+"""The head of the spool: frames in a memory file system until their receipt, or until a time-out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.processes import GUARD_SECONDS
 
 
 class Seconds:
-    """A clock that is set."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -53,7 +53,6 @@ class Seconds:
 
 
 def open_spool(root: Path, seconds: Seconds | None = None, *, boot_id: bytes = BOOT) -> Spool:
-    """Open the spool of *root*/spool with its head in *root*/memory."""
     (root / "memory").mkdir(exist_ok=True)
     return Spool.open(
         root / "spool",
@@ -67,7 +66,7 @@ def open_spool(root: Path, seconds: Seconds | None = None, *, boot_id: bytes = B
 
 
 def kill(spool: Spool) -> None:
-    """Leave a spool as `kill -9` does: only its lock goes."""
+    """Leave a spool like `kill -9`: only its lock is released."""
     os.close(spool._lock_descriptor)
     spool._lock_descriptor = -1
 
@@ -77,13 +76,12 @@ def disk_bytes(root: Path) -> int:
 
 
 def plain(sequence: int, run_id: bytes) -> bytes:
-    """A frame that deflates well."""
     stamp = frames.Stamp(run_id, BOOT, sequence, 1, 2)
     return frames.encode(stamp, [Block("gpu_1s", ["GPU-0"] * 8)], deflate=False)
 
 
 class HeadAgainstModel(SpoolAgainstModel):
-    """The same course of events with a head; and receipts that are late, and kills."""
+    """The same courses of events with a head; also late receipts, and kills."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +114,7 @@ class HeadAgainstModel(SpoolAgainstModel):
 
     @rule()
     def the_memory_is_gone(self) -> None:
-        """A reboot; the disk's frames stand, and no number is given out again."""
+        """Clear the memory like a reboot; the disk's frames remain, and no number is used again."""
         kill(self.spool)
         for head in self.memory.iterdir():
             shutil.rmtree(head)
@@ -138,7 +136,9 @@ TestHeadAgainstModel.settings = settings(
 
 
 def test_while_receipts_come_the_disk_is_left_alone(tmp_path: Path) -> None:
-    """The agent wrote each frame to the disk and deleted it a minute later: 1.5 GB a year for nothing."""
+    """The agent wrote each frame to the disk and deleted it a minute later: 1.5 GB a year for
+    nothing.
+    """
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "spool").iterdir()}
@@ -172,7 +172,9 @@ def test_without_receipts_frames_go_on_to_the_disk_deflated(tmp_path: Path) -> N
 def test_frames_that_go_on_to_the_disk_while_they_are_read_are_not_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent took frames that went on to the disk as it read them for receipted, and sent them after its next reconnect."""
+    """The agent took frames that moved to the disk during a read for receipted, and sent them only
+    after its next reconnect.
+    """
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two")
@@ -191,7 +193,7 @@ def test_frames_that_go_on_to_the_disk_while_they_are_read_are_not_skipped(
 
 
 def test_a_late_receipt_frees_what_is_on_the_disk_and_in_memory(tmp_path: Path) -> None:
-    """After an outage both have to become empty again."""
+    """After an outage both must become empty again."""
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two")
@@ -204,7 +206,7 @@ def test_a_late_receipt_frees_what_is_on_the_disk_and_in_memory(tmp_path: Path) 
 
 
 def test_the_memory_is_bounded(tmp_path: Path) -> None:
-    """Large frames without receipts must not use up memory before their time on the disk comes."""
+    """Large frames without receipts must not use up memory before they move to the disk."""
     spool = Spool.open(
         tmp_path / "spool", bytes_max=64 << 20, boot_id=BOOT, owner="m", memory_folder=tmp_path,
         seconds=Seconds(),
@@ -213,13 +215,13 @@ def test_the_memory_is_bounded(tmp_path: Path) -> None:
         append(spool, os.urandom(100_000))
         in_memory = sum(p.stat().st_size for p in tmp_path.glob("gangline-spool-*/*.seg"))
         assert in_memory <= 2 * MEMORY_TIER_BYTES_MAX
-    append(spool, os.urandom(MEMORY_TIER_BYTES_MAX - 100))  # with its record too large for the head
+    append(spool, os.urandom(MEMORY_TIER_BYTES_MAX - 100))  # too large for the head with its record
     assert len(everything(spool)) == 41
     spool.close()
 
 
 def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
-    """An older agent that knows no head, or a reboot, must find everything."""
+    """An older agent without a head, or a reboot, must find everything."""
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two", b"three")
     spool.acknowledge(2, 2)
@@ -235,7 +237,9 @@ def test_the_end_puts_all_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_an_end_with_nothing_left_keeps_the_numbers(tmp_path: Path) -> None:
-    """All had their receipts, so that the disk had seen none of the numbers: they began again at 1."""
+    """All frames had their receipts, so that the disk had none of the numbers: they began again at
+    1.
+    """
     for expected in (1, 2, 3):
         spool = open_spool(tmp_path)
         assert append(spool, b"one") == [expected]
@@ -244,7 +248,7 @@ def test_an_end_with_nothing_left_keeps_the_numbers(tmp_path: Path) -> None:
 
 
 def test_an_older_agent_after_a_kill_gives_out_no_number_twice(tmp_path: Path) -> None:
-    """It cannot see the head: it must believe that the disk does not show all numbers."""
+    """It cannot see the head: it must assume that the disk does not show all numbers."""
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two")
     kill(spool)
@@ -260,7 +264,7 @@ def test_an_older_agent_after_a_kill_gives_out_no_number_twice(tmp_path: Path) -
 
 
 def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
-    """What is there twice, and once in part, is one frame each, and none is counted as lost."""
+    """Frames present twice, and once in part, count as one frame each, and none as lost."""
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two", b"three")
@@ -270,7 +274,7 @@ def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
     append(spool, b"four")
     kill(spool)
     shutil.rmtree(memory)
-    shutil.copytree(tmp_path / "copy", memory)  # as it was when that began
+    shutil.copytree(tmp_path / "copy", memory)  # the state at the beginning
     (segment,) = (p for p in segments(tmp_path / "spool") if p.stat().st_size)
     os.truncate(segment, segment.stat().st_size - 2)  # in the middle of the third
     spool = open_spool(tmp_path)
@@ -281,7 +285,7 @@ def test_killed_while_frames_went_on_to_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
-    """The spool was emptied by hand; its folder kept its number, and the head knows it by that."""
+    """The spool was emptied by hand; its folder kept its number, by which the head recognizes it."""
     spool = open_spool(tmp_path)
     append(spool, b"one")
     kill(spool)
@@ -294,7 +298,7 @@ def test_a_head_of_another_run_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
-    """Anybody can make a folder in /dev/shm, and would make the agent send what he likes."""
+    """Any user can create a folder in /dev/shm, and could make the agent send foreign data."""
     spool = open_spool(tmp_path)
     head = next((tmp_path / "memory").iterdir())
     spool.close()
@@ -312,7 +316,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
 
 
 def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
-    """In a container without /dev/shm the spool works as it did."""
+    """In a container without /dev/shm the spool works as before."""
     spool = Spool.open(
         tmp_path / "spool", bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=BOOT,
         owner="m", memory_folder=tmp_path / "none",
@@ -326,7 +330,9 @@ def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
-    """Who ran the agent logged out, and logind removed all of theirs in /dev/shm: frames went nowhere."""
+    """The agent's user logged out, and logind removed the user's files in /dev/shm: frames were
+    lost.
+    """
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two")
@@ -343,7 +349,7 @@ def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> Non
     assert spool.next_sequence() == 5, "all numbers are known"
     shutil.rmtree(head)
     head.mkdir(mode=0o777)
-    head.chmod(0o777)  # somebody else was faster
+    head.chmod(0o777)  # another user was faster
     append(spool, b"five")
     assert everything(spool) == {5: b"five"} and disk_bytes(tmp_path) > 0
     assert spool.dropped_frames == 2 and "only this user can access" in spool.last_error
@@ -354,7 +360,9 @@ def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> Non
 def test_an_open_that_fails_leaves_all_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said that all numbers were known, when the disk had just lost some: they were given out again."""
+    """It reported that all numbers were known, when the disk had just lost some: they were used
+    again.
+    """
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two", b"three")
     spool.close()
@@ -376,7 +384,7 @@ def test_an_open_that_fails_leaves_all_as_it_was(
 
 
 def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: Path) -> None:
-    """The agent was upgraded while the disk was full: what is in memory outlives it there."""
+    """The agent was upgraded while the disk was full: frames in memory survive there."""
     spool = open_spool(tmp_path)
     append(spool, b"one", b"two")
     with disk_that_takes_nothing():
@@ -390,7 +398,9 @@ def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: P
 def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job filled /dev/shm while the aggregator was away: the oldest frames went to make room for the newest."""
+    """A job filled /dev/shm while the aggregator was unreachable: the oldest frames were dropped
+    for the newest.
+    """
     (tmp_path / "memory").mkdir()
     spool = Spool.open(
         tmp_path / "spool",
@@ -419,7 +429,7 @@ def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
 
 
 def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
-    """Memory and disk are both full: the spool's own window is left."""
+    """Memory and disk are both full: only the spool's own window remains."""
     seconds = Seconds()
     spool = open_spool(tmp_path, seconds)
     append(spool, b"one")
@@ -453,22 +463,21 @@ while True:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="gangline-test-") as name:
         yield Path(name)
 
 
 def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> None:
-    """Half of the frames are in memory, half on the disk, and one is on its way when the end comes."""
+    """Half of the frames are in memory, half on the disk, and one is being moved at the end."""
     spool_folder = tmp_path / "spool"
-    told = 0
+    confirmed = 0
     for _ in range(3):
         child = subprocess.Popen(
             [sys.executable, "-c", APPENDER, spool_folder, memory], stdout=subprocess.PIPE
         )
         assert child.stdout is not None
         for _ in range(700):
-            told = int(child.stdout.readline())
+            confirmed = int(child.stdout.readline())
         child.send_signal(signal.SIGKILL)
         child.stdout.close()
         child.wait(GUARD_SECONDS)
@@ -476,15 +485,15 @@ def test_kill_9_loses_nothing_that_append_took(tmp_path: Path, memory: Path) -> 
         spool_folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=BOOT, owner="m",
         memory_folder=memory,
     )  # fmt: skip
-    found = everything(spool, 100)
-    assert set(range(1, told + 1)) <= found.keys()
-    assert all(frame == b"%d," % sequence * 50 for sequence, frame in found.items())
+    result = everything(spool, 100)
+    assert set(range(1, confirmed + 1)) <= result.keys()
+    assert all(frame == b"%d," % sequence * 50 for sequence, frame in result.items())
     assert spool.dropped_frames == 0
     spool.close()
 
 
 def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) -> None:
-    """The documented uninstall took the unsent frames of every other agent on the machine along."""
+    """The documented uninstall also removed the unsent frames of every other agent on the machine."""
     page = (
         (Path(__file__).parents[2] / "docs/operations.md")
         .read_text()
@@ -492,9 +501,9 @@ def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) 
     )
     (command,) = [line for line in page.splitlines() if "gangline-spool-" in line]
     places = {"/dev/shm": tmp_path / "memory", "/var/lib/gangline/spool": tmp_path / "it" / "spool"}
-    for place, here in places.items():
+    for place, folder in places.items():
         assert place in command
-        command = command.replace(place, str(here))
+        command = command.replace(place, str(folder))
     other, it = open_spool(tmp_path), tmp_path / "it"
     it.mkdir()
     (it / "memory").symlink_to(tmp_path / "memory")
@@ -505,6 +514,6 @@ def test_the_uninstall_removes_this_agent_s_folder_and_no_other(tmp_path: Path) 
     assert len(list((tmp_path / "memory").iterdir())) == 2
     subprocess.run(["sh", "-c", command], check=True)
     (left,) = (tmp_path / "memory").iterdir()
-    of = (tmp_path / "spool").stat()
-    assert left.name == f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+    status = (tmp_path / "spool").stat()
+    assert left.name == f"gangline-spool-{status.st_dev:x}-{status.st_ino:x}"
     assert any(left.glob("*.seg"))

@@ -1,4 +1,4 @@
-"""Devices that the kernel has suspended: whoever asks them anything wakes them."""
+"""Devices that the kernel has suspended: any request wakes them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def row(collector: Collector, device: str, table: int = 0) -> Row:
     ],
 )
 def test_words_of_sleep(files: dict[str, str], asleep: bool, tmp_path: Path) -> None:
-    """Kernels before 5.11 have no power_state; either file alone tells it."""
+    """Kernels before 5.11 have no power_state; either file alone is enough."""
     for name, word in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{word}\n")
@@ -55,24 +55,25 @@ def test_words_of_sleep(files: dict[str, str], asleep: bool, tmp_path: Path) -> 
 
 
 def test_the_link_of_a_function_that_sleeps_is_not_read(tmp_path: Path) -> None:
-    """New kernels wake a device for its link speed: the agent kept idle devices awake, ten seconds at a time.
-    When it wakes by itself, its link is there in the next turn."""
+    """New kernels wake a device for its link speed: the agent kept idle devices awake, ten seconds
+    at a time. After it wakes otherwise, its link is read in the next turn.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices" / GPU
     sleep(gpu, "active")
     collector = PcieTenSeconds(host.roots)
     assert row(collector, GPU)["link_width_lanes"] == 8
     sleep(gpu)
-    found = row(collector, GPU)
-    assert found["link_width_lanes"] is None and found["link_width_max_lanes"] is None
-    assert found["class_code"] == 0x030200
+    result = row(collector, GPU)
+    assert result["link_width_lanes"] is None and result["link_width_max_lanes"] is None
+    assert result["class_code"] == 0x030200
     assert row(collector, GPU, table=1)["aer_correctable_errors"] == 66  # the kernel keeps it
     sleep(gpu, "active")
     assert row(collector, GPU)["link_width_lanes"] == 8
 
 
 def test_settings_of_a_function_that_sleeps_are_not_read(tmp_path: Path) -> None:
-    """Its configuration space is shown by waking it."""
+    """Reading its configuration space wakes it."""
     host = hosts.unpack("h100-ib", tmp_path)
     gpu = host.roots.sys / "bus/pci/devices" / GPU
     space = bytearray(4096)
@@ -87,16 +88,16 @@ def test_settings_of_a_function_that_sleeps_are_not_read(tmp_path: Path) -> None
 
 
 def test_the_inventory_lets_a_function_sleep(tmp_path: Path) -> None:
-    """The link's limits are read from the device itself; what else is known of it stays."""
+    """The link's limits are read from the device itself; its other data remains."""
     host = hosts.unpack("h100-ib", tmp_path)
     sleep(host.roots.sys / "bus/pci/devices" / GPU)
-    found = {d.key: d.attributes for d in kernel.pcie_functions(host.roots)}
-    assert "link_speed_max" not in found[GPU] and found[GPU]["class"] == "0x030200"
-    assert "link_speed_max" in found["0000:15:01.0"]
+    result = {d.key: d.attributes for d in kernel.pcie_functions(host.roots)}
+    assert "link_speed_max" not in result[GPU] and result[GPU]["class"] == "0x030200"
+    assert "link_speed_max" in result["0000:15:01.0"]
 
 
 class Here(Roots):
-    """A folder whose drivers can be asked: by the test."""
+    """A folder with drivers that the test plays."""
 
     @property
     def is_this_machine(self) -> bool:
@@ -104,7 +105,7 @@ class Here(Roots):
 
 
 class Asked:
-    """A driver that must not be asked."""
+    """A driver that must not be called."""
 
     def driver(self, interface: str) -> tuple[bytes, ...]:
         raise AssertionError(f"{interface} was woken")
@@ -117,7 +118,7 @@ class Asked:
 
 
 def test_a_nic_that_sleeps_is_asked_nothing(tmp_path: Path) -> None:
-    """The kernel resumes an interface's device for any question of ethtool, by ioctl or netlink."""
+    """The kernel resumes an interface's device for any request of ethtool, by ioctl or netlink."""
     host = hosts.unpack("h200-roce", tmp_path)
     roots = Here(host.roots.sys, host.roots.proc)
     names = interfaces_with_device(roots.sys)

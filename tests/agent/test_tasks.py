@@ -1,4 +1,4 @@
-"""Tasks in uninterruptible wait: folders that play /proc, and real processes."""
+"""Tasks in uninterruptible wait: /proc as folders, and real processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
 from tests.processes import GUARD_SECONDS
 
-#: A wait that is longer than this is a failed test; nothing is timed by it.
+#: A longer wait fails the test; it is not used for timing.
 
 
 def stat(number: int, name: str, state: str = "S", start: int = 5, flags: int = 0) -> str:
@@ -66,7 +66,7 @@ def test_a_task_may_name_itself_as_it_likes(name: str, state: str, number: int, 
     ).map(b"".join)
 )
 def test_no_text_is_a_task_that_it_does_not_say(data: bytes) -> None:
-    """A file cut off as its process ended, and anything else that may stand there."""
+    """A file cut off because its process ended, and arbitrary data."""
     task = processes.parse_task(data)
     if task is not None:
         assert len(task.state) == 1 and 0 <= task.number < 1 << 64
@@ -75,7 +75,7 @@ def test_no_text_is_a_task_that_it_does_not_say(data: bytes) -> None:
 
 
 def test_a_text_without_a_name_is_no_task() -> None:
-    """The fields of one whose name was cut away were read from its beginning: state `1`, of another process."""
+    """Without the name the fields were read from the beginning: state `1`, of another process."""
     assert processes.parse_task(b"1 (" + b" 7" * 30) is None
 
 
@@ -91,26 +91,26 @@ def test_a_thread_of_the_kernel_is_known_by_its_flag() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(1, 4))), max_size=30))
 def test_a_task_is_blocked_since_it_was_first_seen_so(looks: list[tuple[int, set[int]]]) -> None:
-    """A task that left the wait and entered another begins anew; time never runs backwards."""
+    """A task that left the wait and entered another starts at 0; time never runs backwards."""
     since = BlockedTimes()
     began: dict[int, int] = {}
     now = 0
     for step, numbers in looks:
         now += step
         began = {n: began.get(n, now) for n in numbers}
-        found = since.observe([blocked(n) for n in numbers], now)
-        assert found == {(n, 5): now - began[n] for n in numbers}
+        result = since.observe([blocked(n) for n in numbers], now)
+        assert result == {(n, 5): now - began[n] for n in numbers}
 
 
 def test_a_number_that_is_another_task_now_begins_anew() -> None:
-    """PIDs come again: a new process was said to hang for the days of its predecessor."""
+    """PIDs are reused: a new process was reported as hung for the days of its predecessor."""
     since = BlockedTimes()
     since.observe([blocked(9, start=5)], 10.0)
     assert since.observe([blocked(9, start=600)], 70.0) == {(9, 600): 0.0}
 
 
 def test_a_blocked_thread_of_a_gpu_process(tmp_path: Path) -> None:
-    """The main thread slept, another hung in the driver: the job stood and no process was in D."""
+    """The main thread slept, another hung in the driver: the job stopped and no process was in D."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = BlockedTasks(host.roots)
     first = row(collector)
@@ -127,13 +127,13 @@ def test_a_blocked_thread_of_a_gpu_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_opens_the_gpu_later_is_found_within_the_minute(tmp_path: Path) -> None:
-    """CUDA is initialised after minutes of imports; the descriptors had been looked at before."""
+    """CUDA is initialized after minutes of imports; the descriptors had been read before."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = BlockedTasks(host.roots)
     row(collector)
     folder = host.roots.proc / "902/fd"
     folder.mkdir()
-    (folder / "3").symlink_to("/dev/nvidia-uvm")  # of all GPUs, and held by monitors too
+    (folder / "3").symlink_to("/dev/nvidia-uvm")  # of all GPUs, and also held by monitors
     (folder / "4").symlink_to("/dev/nvidia0")
     assert [row(collector)["gpu_holders_count"] for _ in range(6)][-1] == 2
     shutil.rmtree(host.roots.proc / "4242")
@@ -141,20 +141,22 @@ def test_a_process_that_opens_the_gpu_later_is_found_within_the_minute(tmp_path:
 
 
 def test_a_killed_process_that_the_driver_holds_fast_has_the_gpu_still(tmp_path: Path) -> None:
-    """SIGKILL came, its descriptors were gone, the last close never returned: nobody held the GPU, it
-    was said, and the next job could not start on it."""
+    """After SIGKILL its descriptors were closed, but the last close never returned: the GPU was
+    reported as free, and the next job could not start on it.
+    """
     host = hosts.unpack("h100-ib", tmp_path)
     collector = BlockedTasks(host.roots)
     row(collector)
     (host.roots.proc / "4242/fd/7").unlink()
     seen = [row(collector) for _ in range(15)]
     assert [values["blocked_gpu_count"] for values in seen] == [1] * 15
-    (host.roots.proc / "4242/fd/0").symlink_to("/dev/null")  # closed it itself, and goes on
+    # the process itself closed it, and continues
+    (host.roots.proc / "4242/fd/0").symlink_to("/dev/null")
     assert [row(collector)["blocked_gpu_count"] for _ in range(6)][-1] == 0
 
 
 def test_a_host_without_gpu_looks_at_no_descriptor(tmp_path: Path) -> None:
-    """Whose descriptors they are is nobody's business there; and it is not blind for it."""
+    """Descriptors are not needed on such a host, and the collector is not blind."""
     host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.dev / "nvidia0").unlink()
     collector = BlockedTasks(host.roots)
@@ -166,7 +168,7 @@ def test_a_host_without_gpu_looks_at_no_descriptor(tmp_path: Path) -> None:
 def test_processes_of_others_are_blind_not_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without CAP_SYS_PTRACE an agent said that no GPU process hung, and could see none."""
+    """Without CAP_SYS_PTRACE an agent saw no GPU process, and reported that none hung."""
     host = hosts.unpack("h100-ib", tmp_path)
 
     def refuse(folder: Path, prefix: str, links_max: int) -> bool:
@@ -180,7 +182,7 @@ def test_processes_of_others_are_blind_not_none(
 
 
 def test_a_proc_that_hides_processes_is_blind(tmp_path: Path) -> None:
-    """hidepid=invisible: only the agent itself was there, and the host had one process."""
+    """hidepid=invisible: only the agent itself was visible, and the host had one process."""
     host = hosts.unpack("h100-ib", tmp_path)
     shutil.rmtree(host.roots.proc / "1")
     turn = run_collector(BlockedTasks(host.roots), StoppedClock())
@@ -190,7 +192,7 @@ def test_a_proc_that_hides_processes_is_blind(tmp_path: Path) -> None:
 
 
 def test_more_processes_than_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A fork bomb: the turn ends all the same, and does not give a number that is none."""
+    """A fork bomb: the turn still ends, and reports no wrong number."""
     monkeypatch.setattr(collector_of_tasks, "PROCESSES_MAX", 3)
     host = hosts.unpack("h100-ib", tmp_path)
     (host.roots.dev / "nvidia0").unlink()
@@ -200,7 +202,7 @@ def test_more_processes_than_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for *condition*, giving the processor away. AssertionError when it does not come."""
+    """Wait for *condition*, yielding the processor. Raises AssertionError after GUARD_SECONDS."""
     deadline = time.monotonic() + GUARD_SECONDS
     while not condition():
         assert time.monotonic() < deadline
@@ -208,7 +210,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_real_process_in_uninterruptible_wait(tmp_path: Path) -> None:
-    """A parent is held by the kernel as long as its vfork child neither execs nor ends."""
+    """The kernel holds a parent until its vfork child execs or ends."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler here")
@@ -237,7 +239,7 @@ def test_a_real_process_in_uninterruptible_wait(tmp_path: Path) -> None:
 
 
 def test_a_real_process_that_holds_a_device_file(tmp_path: Path) -> None:
-    """By its open descriptors; one with another name, and one that ended, hold none."""
+    """By its open descriptors; a process with another file, and an ended process, hold none."""
     (tmp_path / "nvidia3").touch()
     (tmp_path / "nvidiactl").touch()
     program = "import sys; f = open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"

@@ -1,4 +1,4 @@
-"""The agent's TLS, against gRPC's own server and against whatever else listens there."""
+"""The agent's TLS, against gRPC's own server and against other servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["told"]
 
 
 class SecureAggregator(Aggregator):
-    """The same by TLS; callers must show a certificate."""
+    """The same by TLS; clients need a certificate."""
 
     def __init__(self, told: Told, secured: Secured, *, client_certificates: bool = True) -> None:
         super().__init__(told)
@@ -63,7 +63,7 @@ class SecureAggregator(Aggregator):
 
 
 class SecureAgent(Agent):
-    """One with credentials."""
+    """An agent with credentials."""
 
     credentials = Credentials()
 
@@ -133,7 +133,8 @@ def test_everything_is_delivered_by_tls(
         client = agent.client(aggregator.port, live_hertz=200.0)
         told.until(lambda: aggregator.streams, "streaming")
         assert all(sessions) and sessions, "the scheme is https"
-        # The answer, too: one that was asked for a minute ago ends the connection, and nothing is due on the next.
+        # Also wait for the answer: an unanswered old request ends the connection, and nothing is
+        # due on the next.
         told.until(lambda: not len(agent.events), "reported")
         agent.clock.advance(60.0)
         client.notify()
@@ -152,7 +153,9 @@ def test_everything_is_delivered_by_tls(
 def test_a_reader_that_is_slow_costs_nothing_but_time(
     told: Told, secured: Secured, agent: SecureAgent
 ) -> None:
-    """Twelve megabytes against a small send buffer: OpenSSL takes parts, wants to be called again with the same bytes."""
+    """Twelve megabytes against a small send buffer: OpenSSL takes parts, and requires the same
+    bytes in the next call.
+    """
     with serving(told, secured) as aggregator:
         aggregator.credit_frames = 64
         frame = random.Random(2).randbytes(900_000)
@@ -168,7 +171,7 @@ def test_a_reader_that_is_slow_costs_nothing_but_time(
 def test_credentials_are_read_anew_at_each_connection(
     told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
-    """A certificate renewed on disk, and an agent that would have needed a restart on ten thousand hosts."""
+    """A certificate was renewed on disk, which would have required a restart on ten thousand hosts."""
     token = tmp_path / "token"
     token.write_text("old")
     agent.credentials = credentials(secured, "agent", "a", token_file=str(token))
@@ -185,7 +188,6 @@ def test_credentials_are_read_anew_at_each_connection(
 
 
 def failure(told: Told, agent: SecureAgent, port: int, name: str = "127.0.0.1") -> str:
-    """Return the words of the first connection's failure."""
     client = agent.client(port, name=name)
     told.until(lambda: client.last_error, "failed")
     client.close(0.0)
@@ -193,7 +195,7 @@ def failure(told: Told, agent: SecureAgent, port: int, name: str = "127.0.0.1") 
 
 
 def test_no_certificate_of_ours(told: Told, secured: Secured, agent: SecureAgent) -> None:
-    """The aggregator wants one, hangs up after the handshake, and says nothing."""
+    """The aggregator requires a certificate, and disconnects after the handshake without a message."""
     agent.credentials = credentials(secured)
     with serving(told, secured) as aggregator:
         assert "requires a client certificate, and none is set" in failure(
@@ -204,7 +206,7 @@ def test_no_certificate_of_ours(told: Told, secured: Secured, agent: SecureAgent
 def test_a_certificate_of_ours_from_another_ca(
     told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
-    """The host of the cluster next door."""
+    """The host of a neighboring cluster."""
     other = credentials(Secured(tmp_path / "other", tmp_path / "data"), "agent", "a")
     agent.credentials = Credentials(str(secured.ca), other.tls_certificate_file, other.tls_key_file)
     with serving(told, secured) as aggregator:
@@ -214,27 +216,27 @@ def test_a_certificate_of_ours_from_another_ca(
 def test_an_aggregator_of_another_ca(
     told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
-    """Somebody listens in its place: nothing is told to him, the token least of all."""
+    """A server in its place must receive nothing, least of all the token."""
     other = Secured(tmp_path / "other", tmp_path / "data")
     with serving(told, other, client_certificates=False) as aggregator:
-        words = failure(told, agent, aggregator.port)
-        assert str(secured.ca) in words and "no CA in" in words
+        message = failure(told, agent, aggregator.port)
+        assert str(secured.ca) in message and "no CA in" in message
         assert not aggregator.registrations
 
 
 def test_a_name_that_the_certificate_has_not(
     told: Told, secured: Secured, agent: SecureAgent
 ) -> None:
-    """Dialled by an address that nobody thought of when it was issued; `tls_server_name` helps."""
+    """Called by an address missing in the certificate; `tls_server_name` helps."""
     with serving(told, secured) as aggregator:
-        words = failure(told, agent, aggregator.port, "127.0.0.2")
-        assert "not for '127.0.0.2'" in words or "refused" in words.lower()
+        message = failure(told, agent, aggregator.port, "127.0.0.2")
+        assert "not for '127.0.0.2'" in message or "refused" in message.lower()
         ours = agent.credentials
         agent.credentials = Credentials(
             ours.tls_ca_file, ours.tls_certificate_file, ours.tls_key_file, "head.example"
         )
-        words = failure(told, agent, aggregator.port)
-        assert "not for 'head.example'" in words
+        message = failure(told, agent, aggregator.port)
+        assert "not for 'head.example'" in message
         agent.credentials = Credentials(
             ours.tls_ca_file, ours.tls_certificate_file, ours.tls_key_file, "localhost"
         )
@@ -249,20 +251,20 @@ def test_a_name_that_the_certificate_has_not(
 def test_a_certificate_of_another_time(
     ago: timedelta, words: str, told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
-    """A battery of a mainboard that is empty: the host wakes in 2019, and no certificate holds yet."""
+    """The battery of a mainboard is empty: the host wakes in 2019, and no certificate is valid yet."""
     shutil.copytree(secured.folder, tmp_path / "ca")
     theirs = Secured.__new__(Secured)
     theirs.folder = tmp_path / "ca"
     theirs.server = theirs.authority(ago).issue_server(["127.0.0.1"], 30, force=True)
     with serving(told, theirs, client_certificates=False) as aggregator:
-        said = failure(told, agent, aggregator.port)
-        assert words in said and "clock" in said and "UTC" in said
+        message = failure(told, agent, aggregator.port)
+        assert words in message and "clock" in message and "UTC" in message
 
 
 def test_tls_against_plain_text_and_the_reverse(
     told: Told, secured: Secured, agent: SecureAgent
 ) -> None:
-    """One side was set up, the other not yet."""
+    """Only one side was set up."""
     plain = Aggregator(told)
     plain.start()
     try:
@@ -279,7 +281,7 @@ def test_tls_against_plain_text_and_the_reverse(
 def test_files_that_cannot_be_used_are_named(
     what: str, how: str, told: Told, secured: Secured, agent: SecureAgent, tmp_path: Path
 ) -> None:
-    """A deployment that copied half: the words name the file, and show nothing of what is in it."""
+    """A half-copied deployment: the message names the file, but never shows its content."""
     file = tmp_path / "file"
     if how != "missing":
         file.write_text("" if how == "empty" else "-----BEGIN top secret-----\n two words")
@@ -291,8 +293,8 @@ def test_files_that_cannot_be_used_are_named(
     }
     agent.credentials = Credentials(**{**values, what: str(file)})
     with serving(told, secured) as aggregator:
-        words = failure(told, agent, aggregator.port)
-    assert str(file) in words and "top secret" not in words and "two words" not in words
+        message = failure(told, agent, aggregator.port)
+    assert str(file) in message and "top secret" not in message and "two words" not in message
 
 
 def listening(answer: Callable[[socket.socket], None]) -> tuple[int, threading.Thread]:
@@ -309,7 +311,7 @@ def listening(answer: Callable[[socket.socket], None]) -> tuple[int, threading.T
 
 
 def test_whatever_listens_there_ends_in_words(secured: Secured) -> None:
-    """A port scanner's honeypot, an SSH server, one that hangs up, one that says nothing."""
+    """A port scanner's honeypot, an SSH server, a server that disconnects, a silent server."""
     files = TlsFiles(str(secured.ca))
     answers: list[Callable[[socket.socket], object]] = [
         lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"),
@@ -336,7 +338,7 @@ def test_whatever_listens_there_ends_in_words(secured: Secured) -> None:
 
 @contextmanager
 def pair_of(secured: Secured) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
-    """A TLS socket as the line has it, and the other end."""
+    """Yield a TLS socket like the client's, and the other end."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(secured.server.certificate, secured.server.key)
     context.set_alpn_protocols(["h2"])
@@ -357,7 +359,9 @@ def pair_of(secured: Secured) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
 
 
 def test_nothing_is_left_where_poll_does_not_see_it(secured: Secured) -> None:
-    """A record of 16 kB, read four at a time: the rest lay decrypted in OpenSSL, and the receipts in it."""
+    """A record of 16 kB, read four at a time: the rest, with receipts, remained decrypted in
+    OpenSSL.
+    """
     with pair_of(secured) as (ours, other):
         data = os.urandom(40_000)
         other.sendall(data)
@@ -374,7 +378,9 @@ def test_nothing_is_left_where_poll_does_not_see_it(secured: Secured) -> None:
 
 
 def test_a_full_socket_takes_the_same_bytes_later(secured: Secured) -> None:
-    """Parts taken, refused, offered again with more behind them: what arrives is what was sent."""
+    """Parts accepted, refused, offered again with more data: the received bytes equal the sent
+    bytes.
+    """
     with pair_of(secured) as (ours, other):
         data, sent, grown = os.urandom(3_000_000), 0, 1 << 20
         received = bytearray()
@@ -399,7 +405,7 @@ def test_a_full_socket_takes_the_same_bytes_later(secured: Secured) -> None:
 
 
 def test_settings_that_do_not_go_together_are_refused_at_the_start() -> None:
-    """A token sent over somebody's network in plain text, because a line was forgotten."""
+    """A forgotten line would send a token over a public network in plain text."""
     wrong: list[tuple[dict[str, Any], str]] = [
         (
             {"token_file": "t", "aggregator": "10.0.0.1:7600", "allow_plaintext": True},

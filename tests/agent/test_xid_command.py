@@ -1,4 +1,4 @@
-"""`gangline xid` as it is met at 3 a.m.: over ssh, in a narrow terminal, with a line pasted from dmesg."""
+"""`gangline xid` as used at 3 a.m.: over ssh, in a narrow terminal, with a line pasted from dmesg."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:8b:00.0): 20034, Fatal, Link 30 LTSSM
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Run the command; return its exit code and what it printed."""
     code = cli.main(["xid", *arguments])
     return code, capsys.readouterr().out
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run the command, which must end with wrong usage; return what it said of it."""
+    """Run the command, which must fail with wrong usage; return its message."""
     with pytest.raises(SystemExit) as stop:
         cli.main(["xid", *arguments])
     assert stop.value.code == cli.USAGE
@@ -43,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_every_code_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 57 codes nobody had written why; that NVIDIA says the same is a reason too."""
+    """57 codes had no reason; NVIDIA's own recommendation is also a reason."""
     for table in (policy(), sxid_policy()):
         for code, row in table.items():
             name = f"{'xid' if table is policy() else 'sxid'}:{code}"
@@ -73,7 +72,7 @@ def test_a_code_whose_line_decides_says_so(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_code_says_what_to_do_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever was woken reads the first lines; the sources are for the day after."""
+    """An operator at night reads the first lines; the sources are for the next day."""
     code, out = said(capsys, "94")
     assert code == cli.OK
     wanted = [
@@ -93,7 +92,7 @@ def test_a_code_says_what_to_do_first(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_several(capsys: pytest.CaptureFixture[str]) -> None:
-    """Codes come in company; options may stand between them."""
+    """Codes occur together; options may be between them."""
     code, out = said(
         capsys, "48", "--driver", "575.57.08", "sxid:20034", "--sxid", "10005", "XID:162"
     )
@@ -109,13 +108,13 @@ def test_several(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_pasted_line_is_decoded(capsys: pytest.CaptureFixture[str]) -> None:
-    """The process that met the hang is named, and not accused."""
+    """The process that met the hang is named, but not blamed."""
     code, out = said(capsys, GSP)
     assert code == cli.OK and out.startswith("XID 119: GSP did not answer")
-    words = " ".join(out.split())
-    assert "Device 0000:9b:00.0" in words
-    assert "nvidia-smi pid 2024380; it ran into the fault, and may not be its cause" in words
-    assert "the driver waited 6 s for GSP_RM_ALLOC" in words
+    card = " ".join(out.split())
+    assert "Device 0000:9b:00.0" in card
+    assert "nvidia-smi pid 2024380; it ran into the fault, and may not be its cause" in card
+    assert "the driver waited 6 s for GSP_RM_ALLOC" in card
 
 
 def test_the_line_decides(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +128,7 @@ def test_the_line_decides(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_code_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """A script must be able to tell; a person wants to know what we would do."""
+    """A script must detect it; a person wants to know the consequence."""
     code, out = said(capsys, "99999")
     assert code == cli.NOT_FOUND
     assert (
@@ -144,10 +143,10 @@ def test_an_unknown_code_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str
     ["banana", "", "-", "9" * 10, "94.0", "٤٢", "sxid:", "gpu:94", "mlx5_core", "\x1b]0;"],
 )
 def test_what_is_no_code_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """The refusal says what would be right, and repeats nothing that a terminal would obey."""
-    words = refused(capsys, text)
-    assert "expected an XID (94), an SXID (sxid:20034) or a line of the kernel log" in words
-    assert "\x1b" not in words
+    """The refusal shows the correct form, and repeats no control characters."""
+    message = refused(capsys, text)
+    assert "expected an XID (94), an SXID (sxid:20034) or a line of the kernel log" in message
+    assert "\x1b" not in message
 
 
 @pytest.mark.parametrize("text", ["xid 79", "XID 79", "Xid: 79", "XID#79", "xid79", " 79 "])
@@ -183,11 +182,13 @@ def test_a_code_in_two_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 def test_any_line_of_the_kernel_log(
     capsys: pytest.CaptureFixture[str], prefix: str, line: str, wanted: tuple[str, ...]
 ) -> None:
-    """Only lines with an XID were explained; all others were "wrong usage", though the agent judges them."""
+    """Only lines with an XID were explained; all others were "wrong usage", although the agent
+    judges them.
+    """
     code, out = said(capsys, prefix + line)
     assert code == cli.OK
-    words = " ".join(out.split())
-    assert [one for one in wanted if one not in words] == []
+    card = " ".join(out.split())
+    assert [one for one in wanted if one not in card] == []
 
 
 @pytest.mark.parametrize(("line", "why"), [
@@ -228,7 +229,7 @@ def test_a_line_that_only_counts_under_a_condition_says_so(
 
 
 def test_other_refusals(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option says what it takes."""
+    """Each option names its format."""
     assert "expected an SXID, as 20034" in refused(capsys, "--sxid", "x")
     assert "expected a version of NVIDIA's driver, as 575.57.08" in refused(
         capsys, "--driver", "new"
@@ -246,7 +247,7 @@ def test_all_codes_one_line_each(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """For scripts: the row, what others do, and what a line makes of the row."""
+    """For scripts: the row, other sources, and the line's effect on the row."""
     answer = json.loads(said(capsys, "--json", "48", NETIR, "--driver", "580.65.06")[1])["codes"]
     assert answer[0]["row"]["companions"][0]["code"] == 94 and answer[0]["known"]
     assert answer[1]["row"]["severity"] == "hazard" and answer[1]["now"]["severity"] == "fatal"
@@ -261,7 +262,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_card_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    """Each code of the table, at each width: no line longer, none that says nothing."""
+    """Each code of the table, at each width: no longer line, and no empty one."""
     monkeypatch.setenv("COLUMNS", str(columns))
     codes = [str(code) for code in policy()] + [f"sxid:{code}" for code in sxid_policy()]
     code, out = said(capsys, *codes, GSP, "NVRM: Xid (PCI:0000:9b:00): 43")
@@ -276,7 +277,7 @@ def test_every_card_fits(
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_in_a_real_terminal(columns: int) -> None:
-    """A pty of that width, as over ssh: wrapped to it, and no escape codes."""
+    """A pty of that width, as over ssh: wrapped to it, without escape codes."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
@@ -298,12 +299,12 @@ def test_in_a_real_terminal(columns: int) -> None:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux ends a pty so
+    except OSError:  # Linux ends a pty this way
         return b""
 
 
 def test_it_answers_on_a_host_with_nothing_installed() -> None:
-    """On a host that is cut off, from the package alone: no library, and no aggregator."""
+    """On a disconnected host, from the package alone: without libraries and aggregator."""
     code = (
         "import sys; from gangline import cli; cli.main(['xid', '94']); "
         "print(*sorted({m.partition('.')[0] for m in sys.modules}))"

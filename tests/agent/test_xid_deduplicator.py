@@ -1,4 +1,4 @@
-"""One XID, two witnesses: told once, and never by nobody."""
+"""One XID from two sources: reported once, and never lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU = "0000:3b:00.0"
 
 
 def test_the_kernel_log_is_believed_within_two_seconds() -> None:
-    """NVML's word came first, the log's line a moment later: one XID was told as two."""
+    """NVML's event came first, the log's line a moment later: one XID was reported as two."""
     witness = XidDeduplicator()
     witness.record(GPU, 94, 10 * SECOND_NS)
     assert witness.was_recorded(GPU, 94, 10 * SECOND_NS - 1)
@@ -29,7 +29,7 @@ def test_the_kernel_log_is_believed_within_two_seconds() -> None:
 
 
 def test_another_code_or_gpu_is_another_xid() -> None:
-    """A 48 in the log is no witness of the 95 that followed it."""
+    """A 48 in the log does not duplicate the 95 that followed it."""
     witness = XidDeduplicator()
     witness.record(GPU, 48, SECOND_NS)
     assert not witness.was_recorded(GPU, 95, SECOND_NS)
@@ -37,7 +37,7 @@ def test_another_code_or_gpu_is_another_xid() -> None:
 
 
 def test_an_old_record_read_late_hides_no_newer_one() -> None:
-    """Records of the ring are read again after a restart, out of order with those of now."""
+    """Records of the ring are read again after a restart, mixed with new records."""
     witness = XidDeduplicator()
     witness.record(GPU, 79, 100 * SECOND_NS)
     witness.record(GPU, 79, SECOND_NS)
@@ -54,7 +54,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_nobody_reads_the_log_until_somebody_says_so() -> None:
-    """An agent that may not read /dev/kmsg holds no XID back for it."""
+    """An agent that may not read /dev/kmsg does not wait for it."""
     witness = XidDeduplicator()
     assert not witness.reads_the_kernel_log
     witness.reads_the_kernel_log = True
@@ -62,23 +62,23 @@ def test_nobody_reads_the_log_until_somebody_says_so() -> None:
 
 
 def test_what_is_heard_is_told_after_the_hold() -> None:
-    """Held back for the log, and no longer."""
+    """Held back for the log, but no longer."""
     hearings = PendingReports()
     hearings.add("xid 79", 0)
     assert hearings.due(DUPLICATE_NS_MAX - 1, DUPLICATE_NS_MAX) == []
-    ((about, heard),) = hearings.due(DUPLICATE_NS_MAX, DUPLICATE_NS_MAX)
-    assert (about, heard.first_ns, heard.count) == ("xid 79", 0, 1)
+    ((about, hearing),) = hearings.due(DUPLICATE_NS_MAX, DUPLICATE_NS_MAX)
+    assert (about, hearing.first_ns, hearing.count) == ("xid 79", 0, 1)
     assert hearings.due(100 * SECOND_NS, 0) == []
 
 
 def test_a_storm_is_one_telling_in_ten_seconds() -> None:
     """A GPU with a bad row delivered a thousand ECC events a second to the fast lane."""
     hearings = PendingReports()
-    told: list[int] = []
+    reported: list[int] = []
     for millisecond in range(0, 30_000, 10):
         hearings.add("ECC", millisecond * 1_000_000)
-        told += [heard.count for _, heard in hearings.due(millisecond * 1_000_000, 0)]
-    assert told == [1, 1000, 1000]
+        reported += [hearing.count for _, hearing in hearings.due(millisecond * 1_000_000, 0)]
+    assert reported == [1, 1000, 1000]
 
 
 def test_a_flood_of_different_things_is_bounded() -> None:
@@ -92,7 +92,7 @@ def test_a_flood_of_different_things_is_bounded() -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """At a time: something is heard (0-3), or the clock moves on (None)."""
+    """After a time: an event arrives (0-3), or only the clock advances (None)."""
 
     after_ns: int
     about: int | None
@@ -105,25 +105,25 @@ STEPS = st.lists(
 
 @given(STEPS, st.sampled_from([0, DUPLICATE_NS_MAX]))
 def test_nothing_heard_is_lost_or_told_twice(steps: list[Step], hold_ns: int) -> None:
-    """Whatever the order of times: counts add up, none is told too early or too often, none is kept for ever."""
+    """For any times: counts add up, no report is too early or too frequent, none is kept forever."""
     hearings, now = PendingReports(), 0
-    heard: dict[object, int] = {}
-    told: dict[object, int] = {}
+    hearing: dict[object, int] = {}
+    reported: dict[object, int] = {}
     last: dict[object, int] = {}
 
     def collect() -> None:
         for about, what in hearings.due(now, hold_ns):
             assert now >= what.first_ns + hold_ns and what.last_ns >= what.first_ns
             assert now - last.get(about, now - REPEAT_NS_MIN) >= REPEAT_NS_MIN
-            told[about] = told.get(about, 0) + what.count
+            reported[about] = reported.get(about, 0) + what.count
             last[about] = now
 
     for step in steps:
         now += step.after_ns
         if step.about is not None:
             hearings.add(step.about, now)
-            heard[step.about] = heard.get(step.about, 0) + 1
+            hearing[step.about] = hearing.get(step.about, 0) + 1
         collect()
     now += REPEAT_NS_MIN + hold_ns
     collect()
-    assert told == heard
+    assert reported == hearing

@@ -1,4 +1,6 @@
-"""`python -m tests.contract.signals_page`: prints the catalogue of signals as the page docs/signals.md."""
+"""`python -m tests.contract.signals_page`: prints the catalogue of signals as the page
+docs/signals.md.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,6 @@ def _row(signal: Signal) -> str:
 
 
 def page() -> str:
-    """Return the whole page."""
     events = [signal for signal in SIGNALS if signal.kind is Kind.EVENT]
     parts = [_HEAD, *map(_group, SIGNAL_GROUPS)]
     parts.append(

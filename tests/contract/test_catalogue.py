@@ -1,4 +1,4 @@
-"""The catalogue's promises: ids once and for ever, names that end in their unit, tables that add up."""
+"""The catalogue's promises: permanent ids, names that end in their unit, tables that add up."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LEDGER = Path(__file__).parent / "signal_ids.txt"
 
 
 def test_ids_and_names_are_unique() -> None:
-    """Two signals of one id would be mixed in the store for ever."""
+    """The store would mix two signals with one id."""
     assert len(BY_ID) == len(BY_NAME) == len(SIGNALS)
 
 
 def test_an_id_is_given_once_and_never_again() -> None:
-    """An agent two versions old still means by 1004 what it meant then.
+    """For an agent two versions old 1004 has the same meaning.
 
-    New signals are appended to signal_ids.txt; a line of it is never changed or taken out.
+    New signals are appended to signal_ids.txt; its lines are never changed or removed.
     """
     ledger = dict(line.split() for line in LEDGER.read_text().splitlines())
     now = {str(s.signal_id): s.name for s in SIGNALS}
@@ -29,7 +29,7 @@ def test_an_id_is_given_once_and_never_again() -> None:
 
 
 def test_tables_hold_every_signal_but_events() -> None:
-    """A signal outside all tables would be sampled and never travel."""
+    """A signal outside all tables would be sampled but never sent."""
     in_tables = [s for rows in TABLES.values() for s in rows]
     assert sorted(s.signal_id for s in in_tables) == sorted(
         s.signal_id for s in SIGNALS if s.kind is not Kind.EVENT
@@ -55,7 +55,7 @@ def test_index_of_is_the_column() -> None:
 
 
 def test_a_name_without_a_unit_is_refused() -> None:
-    """The rule is held where the row is written."""
+    """The rule is enforced where the row is written."""
     with pytest.raises(ValueError, match="ends in its unit"):
         Signal(9999, "gpu.sm_clock", Kind.GAUGE, Pace.SECOND, "somewhere", "something")
     with pytest.raises(ValueError, match="16 bits"):
@@ -63,7 +63,7 @@ def test_a_name_without_a_unit_is_refused() -> None:
 
 
 def test_the_signals_page_is_of_this_catalogue() -> None:
-    """An operator who looks a column up must find what the agent really sends."""
+    """An operator who looks a column up must find the agent's real signal."""
     from tests.contract.signals_page import page
 
     docs = Path(__file__).parents[2] / "docs" / "signals.md"

@@ -1,4 +1,4 @@
-"""Counter algebra: what each pair of observations may be called, and that it never lies upwards."""
+"""Counter algebra: the class of each pair of observations; counts are never overestimated."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ def test_a_delta_carries_its_seconds() -> None:
 
 
 def test_every_outcome_once() -> None:
-    """Each of these was seen on a real host and was once taken for a number."""
+    """Each of these occurred on a real host and was once taken for a number."""
     assert step(5, 12) == (StepOutcome.DELTA, 7)
     assert step(2**32 - 3, 4, width_bits=32) == (StepOutcome.WRAPPED, 7)
     assert step(3_000_000_000, 4, width_bits=32) == (StepOutcome.RESET, 0)
     assert step(2**32 - 3, 4) == (StepOutcome.RESET, 0)  # 64 bits do not wrap
     assert step(200, 255, width_bits=8, sticks=True) == (StepOutcome.SATURATED, 0)
-    assert step(255, 3, width_bits=8, sticks=True) == (StepOutcome.RESET, 0)  # somebody cleared it
+    # an operator cleared it
+    assert step(255, 3, width_bits=8, sticks=True) == (StepOutcome.RESET, 0)
     assert step(5, None) == (StepOutcome.UNSUPPORTED, 0)
     assert step(5, 2**32 - 1) == (StepOutcome.BLANK, 0)
-    assert step(2**32 - 1, 5) == (StepOutcome.RESET, 0)  # a blank is no place to count from
+    assert step(2**32 - 1, 5) == (StepOutcome.RESET, 0)  # a blank cannot be a starting point
     assert step(None, 5) == (StepOutcome.RESET, 0)
 
 
@@ -56,7 +57,7 @@ def test_a_sticky_32_bit_counter_at_its_ceiling_is_saturated_not_blank() -> None
 
 
 def test_a_counter_wider_than_declared_counts_on() -> None:
-    """Current HCAs answer old names from 64-bit counters: 70,000 symbol errors in 16 bits."""
+    """Current HCAs return 64-bit counters under old names: 70,000 symbol errors in 16 bits."""
     assert step(65_530, 70_000, width_bits=16, sticks=True) == (StepOutcome.DELTA, 4_470)
 
 
@@ -72,7 +73,7 @@ def test_another_boot_device_or_driver_starts_over() -> None:
 
 
 def test_the_same_instant_is_stale() -> None:
-    """A driver that hands out its last sample again has not counted zero errors."""
+    """A driver that returns its last sample again has not counted zero errors."""
     before, after = Observation(5, SECOND_NS, BOOT), Observation(5, SECOND_NS, BOOT)
     assert compare(before, after).outcome is StepOutcome.STALE
 
@@ -99,12 +100,12 @@ def test_only_steps_carry_a_count_and_it_is_no_more_than_the_hardware_can_count(
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=20), st.integers(0, 2**32 - 1))
 def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: int) -> None:
-    """However often it wraps, what is counted is what happened (blank readings span the gap)."""
+    """For any number of wraps the sum equals the truth (blank readings span the gap)."""
     total, value, counted = 0, start, 0
     before = Observation(start, 0, BOOT)
-    for at, increment in enumerate(increments, 1):
+    for index, increment in enumerate(increments, 1):
         total, value = total + increment, (value + increment) % 2**32
-        after = Observation(value, at * SECOND_NS, BOOT)
+        after = Observation(value, index * SECOND_NS, BOOT)
         result = compare(before, after, CounterSpec(32))
         counted += result.count
         if result.outcome in (StepOutcome.DELTA, StepOutcome.WRAPPED):
@@ -114,7 +115,9 @@ def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: in
 
 
 def test_a_wide_counter_loses_nothing_where_a_blank_would_stand() -> None:
-    """A byte counter truly passes 2**32 - 1: that one reading is called blank, and no byte is lost."""
+    """A byte counter really passes 2**32 - 1: that one reading is called blank, and no byte is
+    lost.
+    """
     path = [BLANK_32 - 10, BLANK_32, BLANK_32 + 5]
     first, blank, last = (Observation(v, i * SECOND_NS, BOOT) for i, v in enumerate(path))
     assert compare(first, blank).outcome is StepOutcome.BLANK
@@ -139,7 +142,7 @@ def test_whatever_is_called_blank_on_the_way_the_sum_is_what_happened(
 
 
 def test_a_register_of_a_device_that_is_gone() -> None:
-    """0xFFFF remapped rows: all ones of a GPU off the bus, where no such count can be."""
+    """0xFFFF remapped rows: all ones of a GPU off the bus, an impossible count."""
     rows = CounterSpec(value_max=0xFFFE)
     assert classify(0xFFFF, rows) is StepOutcome.BLANK and classify(0xFFFE, rows) is None
 
@@ -150,7 +153,7 @@ def test_energy_begins_again_at_a_range_that_is_no_power_of_two() -> None:
     rapl = CounterSpec(wraps_after=span)
     assert counter_delta(span - 10, 5, rapl) == 15
     assert counter_delta(5, 25, rapl) == 20
-    assert counter_delta(span // 2, 5, rapl) is None  # half the range in one step: it was set back
+    assert counter_delta(span // 2, 5, rapl) is None  # half the range in one step: it was reset
     assert counter_delta(100, 5) is None and counter_delta(None, 5, rapl) is None
 
 
@@ -160,9 +163,9 @@ def test_energy_begins_again_at_a_range_that_is_no_power_of_two() -> None:
         (2**32 - 3, 4, 1.0, (StepOutcome.WRAPPED, 7)),
         (2**31, 4, 1.0, (StepOutcome.RESET, 0)),  # in one second it counts 1,000 at most
         (5, 2_900, 1.0, (StepOutcome.DELTA, 2_895)),
-        (5, 9_000, 1.0, (StepOutcome.RESET, 0)),  # a driver that made it up
-        (2**31, 4, 2_200_000.0, (StepOutcome.WRAPPED, 2**31 + 4)),  # in 25 days it may
-        (5, 9_000, 5_000_000.0, (StepOutcome.RESET, 0)),  # in 58 it may have turned twice
+        (5, 9_000, 1.0, (StepOutcome.RESET, 0)),  # an invented value of a driver
+        (2**31, 4, 2_200_000.0, (StepOutcome.WRAPPED, 2**31 + 4)),  # possible in 25 days
+        (5, 9_000, 5_000_000.0, (StepOutcome.RESET, 0)),  # in 58 days it may have wrapped twice
     ],
 )
 def test_a_known_rate_says_what_can_have_been(
@@ -190,7 +193,7 @@ natures = st.builds(
 def test_never_negative_and_never_the_newer_value_as_the_step(
     older: int | None, newer: int | None, nature: CounterSpec, seconds: float
 ) -> None:
-    """A counter that started over counts nothing: not what it shows now, whatever its nature."""
+    """A counter that restarted counts nothing: not its new value, whatever its nature."""
     count = counter_delta(older, newer, nature, seconds)
     if count is None:
         return

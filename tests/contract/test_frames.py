@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and nothing that is no frame gets further than its refusal."""
+"""Frames: decoding returns the encoded content, and invalid data is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ stamps = st.builds(
 
 @st.composite
 def blocks(draw: st.DrawFn, tables: Collection[str] = TABLES) -> Block:
-    """A block of any table, with any cells, some missing."""
+    """Draw a block of any table, with any cells, some missing."""
     block = Block(draw(st.sampled_from(sorted(tables))), draw(devices))
     block.offset_ns = draw(st.integers(-(2**63), 2**63 - 1))
     for cell in range(len(block.valid)):
@@ -38,7 +38,7 @@ def blocks(draw: st.DrawFn, tables: Collection[str] = TABLES) -> Block:
 
 
 def content(block: Block) -> tuple[object, ...]:
-    """What a block says: missing cells say nothing, whatever bits they hold."""
+    """Return a block's content: the bits of missing cells do not count."""
     rows = [list(block.values(row)) for row in range(block.rows)]
     bits = [block.ints[i] if block.valid[i] else None for i in range(len(block.valid))]
     return block.table, block.offset_ns, block.signal_ids, block.devices, bits, len(rows)
@@ -64,7 +64,7 @@ def test_what_goes_in_comes_out(stamp: Stamp, given_blocks: list[Block]) -> None
 
 
 def test_an_unknown_signal_passes_through() -> None:
-    """An agent one version ahead sends an id that this side's catalogue does not have."""
+    """An agent one version ahead sends an id missing in this side's catalogue."""
     block = Block("gpu_1s", ["GPU-0"], [1000, 65000])
     block.put_int(1, 0, 42)
     got = frames.decode(frames.encode(STAMP, [block])).blocks[0]
@@ -81,7 +81,7 @@ def test_truncated_is_refused(length: int) -> None:
 
 @given(st.integers(0, len(EXAMPLE) * 8 - 1))
 def test_one_flipped_bit_is_refused(bit: int) -> None:
-    """Memory or a disk that lies: never a wrong value, always a refusal."""
+    """A faulty memory or disk: always a refusal, never a wrong value."""
     damaged = bytearray(EXAMPLE)
     damaged[bit // 8] ^= 1 << bit % 8
     with pytest.raises(FrameError):
@@ -90,13 +90,13 @@ def test_one_flipped_bit_is_refused(bit: int) -> None:
 
 @given(st.binary(max_size=400))
 def test_noise_is_refused(data: bytes) -> None:
-    """Whatever arrives on an open port: FrameError, never another exception."""
+    """Any data on an open port: FrameError, never another exception."""
     with pytest.raises(FrameError):
         frames.decode(data)
 
 
 def sealed(header: bytes, body: bytes) -> bytes:
-    """A frame with a right checksum, so that what lies behind it is reached."""
+    """Return a frame with a right checksum, so that its content is read."""
     crc = zlib.crc32(body, zlib.crc32(header[8:]))
     return header[:4] + struct.pack("<I", crc) + header[8:] + body
 
@@ -105,7 +105,7 @@ def sealed(header: bytes, body: bytes) -> bytes:
 def test_a_right_checksum_does_not_open_the_door(
     tables: int, coding: int, body: bytes, length: int
 ) -> None:
-    """A hostile agent computes checksums too: every length is checked before it is used."""
+    """A hostile agent can compute checksums: every length is checked before use."""
     header = bytearray(EXAMPLE[:72])
     header[9] = coding
     header[10:12] = struct.pack("<H", tables)
@@ -119,7 +119,7 @@ def test_a_right_checksum_does_not_open_the_door(
 
 
 def test_foreign_protocol_is_named() -> None:
-    """Somebody's HTTP client on our port."""
+    """An HTTP client on the aggregator's port."""
     with pytest.raises(FrameError, match=r"foreign protocol: begins with b'GET '"):
         frames.decode(b"GET / HTTP/1.1\r\nHost: aggregator\r\n\r\n" + b"x" * 100)
 
@@ -133,7 +133,7 @@ def test_a_future_version_is_named() -> None:
 
 
 def test_oversized_is_refused_unread() -> None:
-    """A length that would cost a gigabyte to look at."""
+    """A length that would cost a gigabyte to read."""
     with pytest.raises(FrameError, match="oversized"):
         frames.decode(EXAMPLE + bytes(frames.FRAME_BYTES_MAX))
 
@@ -148,7 +148,7 @@ def test_a_bomb_is_not_inflated() -> None:
 
 
 def test_too_large_to_send_is_said_to_the_sender() -> None:
-    """A host with more devices than a frame may hold learns it at home."""
+    """A host with more devices than a frame may hold gets the error locally."""
     with pytest.raises(FrameError, match="too large"):
         frames.encode(STAMP, [Block("gpu_1s", ["d"] * (frames.ROWS_MAX + 1))])
     with pytest.raises(FrameError, match="name exceeds"):
@@ -157,7 +157,7 @@ def test_too_large_to_send_is_said_to_the_sender() -> None:
 
 @given(st.data())
 def test_changed_rows_are_those_that_differ(data: st.DataObject) -> None:
-    """An error counter that moved and was not sent is a fault that nobody sees."""
+    """A changed but unsent error counter would be an invisible fault."""
     before = data.draw(blocks())
     after = before.select(range(before.rows))
     touched = set()
@@ -188,7 +188,7 @@ def test_sizes_that_disagree_are_refused() -> None:
 @settings(deadline=None)
 @given(st.lists(st.lists(blocks(("disk_1s", "numa_60s")), max_size=3), max_size=4))
 def test_an_encoder_remembers_no_more_than_names(courses: list[list[Block]]) -> None:
-    """A disk was pulled: its table had the keys of before, and all cells stood in other rows."""
+    """A disk was pulled: its table had the old keys, and all cells were in wrong rows."""
     encoder = frames.Encoder()
     for given_blocks in courses:
         assert encoder.encode(STAMP, given_blocks) == frames.encode(STAMP, given_blocks)
@@ -196,7 +196,7 @@ def test_an_encoder_remembers_no_more_than_names(courses: list[list[Block]]) -> 
 
 @given(stamps, st.lists(blocks(), max_size=3))
 def test_plain_and_deflated_are_one_frame(stamp: Stamp, given_blocks: list[Block]) -> None:
-    """The spool keeps in memory what is plain and on the disk what is deflated; either may be sent."""
+    """The spool holds plain frames in memory and deflated ones on the disk; either may be sent."""
     plain, short = (frames.encode(stamp, given_blocks, deflate=d) for d in (False, True))
     assert frames.is_plain(plain)
     assert (frames.deflate_frame(plain), frames.inflate_frame(short)) == (short, plain)
@@ -206,7 +206,9 @@ def test_plain_and_deflated_are_one_frame(stamp: Stamp, given_blocks: list[Block
 
 @given(st.one_of(st.binary(max_size=100), st.integers(0, 8 * len(EXAMPLE) - 1)))
 def test_what_is_no_frame_is_left_as_it_is(data: bytes | int) -> None:
-    """A damaged frame in the spool is sent as it is, for the aggregator to refuse; the agent goes on."""
+    """A damaged frame in the spool is sent unchanged, for the aggregator to refuse; the agent
+    continues.
+    """
     if isinstance(data, int):
         damaged = bytearray(EXAMPLE)
         damaged[data // 8] ^= 1 << data % 8
@@ -225,7 +227,7 @@ def test_a_long_payload_is_deflated_at_once() -> None:
 
 @pytest.mark.parametrize("at", [-1, -5, -(2**62)])
 def test_names_before_the_beginning_are_refused(at: int) -> None:
-    """What stands before the data is not ours to read."""
+    """Memory before the data must not be read."""
     with pytest.raises(ValueError, match=f"from byte {at} on"):
         columns.names(b"\x01a\x01b", at, 1, 255)
     assert columns.names(b"\x01a\x01b", 2, 1, 255) == (("b",), 4)

@@ -26,7 +26,7 @@ MOVED = (
     "violation_hw_thermal_nanoseconds",
     "violation_hw_power_brake_nanoseconds",
 )
-#: nvmlClocksEventReason* of nvml.h, and the older names of those that it still has under them.
+#: nvmlClocksEventReason* of nvml.h, and older names that it still contains.
 REASONS = {
     "SwThermalSlowdown": MOVED[0],
     "HwThermalSlowdown": MOVED[1],
@@ -35,7 +35,6 @@ REASONS = {
 
 
 def header(folder: str) -> dict[str, int]:
-    """Return the field ids that a header defines."""
     text = (
         (older_header_folder() if folder == "older" else header_folder())
         .joinpath("nvml.h")
@@ -47,32 +46,33 @@ def header(folder: str) -> dict[str, int]:
 
 
 def names_of_sources() -> dict[str, str]:
-    """Return reading -> name of its field, as the catalogue's sources have it."""
-    found = {}
+    result = {}
     for field in FIELDS:
         source = BY_NAME[f"gpu.{field.reading}"].source
         name = re.search(r"NVML_FI_\w+", source)
         assert name, f"gpu.{field.reading} does not name its field: {source}"
-        found[field.reading] = name.group()
-    return found
+        result[field.reading] = name.group()
+    return result
 
 
 @pytest.mark.parametrize(("folder", "driver"), [("older", "575.57.08"), ("newest", "9999.0")])
 def test_ids_are_the_headers(folder: str, driver: str) -> None:
-    """NVIDIA's header of 12.9 and its newest one disagree about three of them, and so does this table."""
+    """NVIDIA's header of 12.9 and its newest one disagree about three of them, and so does this
+    table.
+    """
     theirs, ours = header(folder), fields_of(driver)
     names = names_of_sources()
     assert {r: i for r, (i, _) in ours.items()} == {r: theirs[n] for r, n in names.items()}
 
 
 def test_ids_are_the_bindings() -> None:
-    """nvidia-ml-py is what tests of this house read values by."""
+    """The project's tests read values by nvidia-ml-py."""
     for reading, name in names_of_sources().items():
         assert fields_of("9999.0")[reading][0] == getattr(pynvml, name)
 
 
 def test_the_reasons_are_the_headers() -> None:
-    """A field proved by another cause's flag would be published under the wrong name."""
+    """A field verified by another cause's flag would be published under the wrong name."""
     text = header_folder().joinpath("nvml.h").read_text()
     bits = dict(re.findall(r"#define nvmlClocks(?:Event|Throttle)Reason(\w+)\s+(0x\w+?)LL", text))
     assert {reading: int(bits[name], 16) for name, reading in REASONS.items()} == NEEDS_VALIDATION
@@ -87,13 +87,15 @@ def test_the_reasons_are_the_headers() -> None:
     ],
 )  # fmt: skip
 def test_the_three_that_moved(driver: str, first: int | None) -> None:
-    """On 570 the id 251 switches power smoothing; on 575 it counts throttled nanoseconds; on 590 it switches again."""
+    """On 570 the id 251 switches power smoothing; on 575 it counts throttled nanoseconds; on 590 it
+    switches again.
+    """
     asked = [fields_of(driver).get(reading) for reading in MOVED]
     assert asked == ([None] * 3 if first is None else [(first + i, 0) for i in range(3)])
 
 
 def test_every_field_has_a_reading_once() -> None:
-    """A field of no reading would be asked for every second, for nobody."""
+    """A field without a reading would be requested every second for nothing."""
     readings = [field.reading for field in FIELDS]
     assert len(readings) == len(set(readings))
     assert set(readings) <= set(READINGS)
@@ -106,14 +108,14 @@ def test_every_field_has_a_reading_once() -> None:
 
 @given(st.text() | st.from_regex(r"\A\d{1,5}(\.\d{1,5}){0,3}\Z"))
 def test_a_version_is_one_or_none(words: str) -> None:
-    """Whatever NVML writes there, the agent goes on."""
+    """The agent continues with any version text of NVML."""
     version = parse_driver_version(words)
     assert version is None or (len(version) == 3 and version < NEWEST)
     fields_of(words)
 
 
 def test_versions_are_ordered_as_numbers() -> None:
-    """580.126 is newer than 580.82, whatever the letters say."""
+    """580.126 is newer than 580.82, unlike in text order."""
     assert parse_driver_version("580.126.09") == (580, 126, 9)
     assert parse_driver_version(" 590.48\n") == (590, 48, 0)
     for none in ("", "590", "590.", "590.48.01.02", "v590.48", "-1.2"):

@@ -1,4 +1,6 @@
-"""OTLP logs, decoded by OpenTelemetry's own protobuf package; a collector that is slow, refuses or is away costs records, never us."""
+"""OTLP logs, decoded by OpenTelemetry's own protobuf package; a slow, refusing or unreachable
+collector only costs records.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.processes import GUARD_SECONDS, free_port
 
 
 class Collector:
-    """Answers with `status`, and keeps what was sent."""
+    """Answers with `status`, and records its input."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -56,7 +58,7 @@ class Collector:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def records(self) -> list[str]:
-        return [one.body.string_value for body in self.bodies for one in decoded(body)]
+        return [record.body.string_value for body in self.bodies for record in decoded(body)]
 
 
 def decoded(body: bytes) -> list[Any]:
@@ -66,13 +68,13 @@ def decoded(body: bytes) -> list[Any]:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    found = Collector()
-    thread = threading.Thread(target=found.server.serve_forever, args=(0.02,))
+    result = Collector()
+    thread = threading.Thread(target=result.server.serve_forever, args=(0.02,))
     thread.start()
-    yield found
-    found.server.shutdown()
+    yield result
+    result.server.shutdown()
     thread.join()
-    found.server.server_close()
+    result.server.server_close()
 
 
 def record(at: int) -> OtlpRecord:
@@ -80,7 +82,7 @@ def record(at: int) -> OtlpRecord:
 
 
 def test_a_record_decodes_field_by_field() -> None:
-    """64-bit times as text, nothing empty, text cut and always UTF-8."""
+    """64-bit times as text, no empty attributes, text cut and always UTF-8."""
     whole = OtlpRecord(
         "gangline.act", "x" * 10_000 + "\udcff", 1_790_000_000_123_456_789, ERROR,
         {"gangline.advisory": "a7", "gangline.revision": 3, "gangline.confidence": 0.25, "empty": "", "flag": True, "odd": "a\udcffb"},
@@ -88,13 +90,15 @@ def test_a_record_decodes_field_by_field() -> None:
     body = encode_records("gangline-executor", "head-1", [whole], 5)
     request = json_format.Parse(body, ExportLogsServiceRequest())
     (resource,) = request.resource_logs
-    attributes = {one.key: one.value.string_value for one in resource.resource.attributes}
+    attributes = {
+        attribute.key: attribute.value.string_value for attribute in resource.resource.attributes
+    }
     assert attributes == {"service.name": "gangline-executor", "service.instance.id": "head-1"}
-    (found,) = resource.scope_logs[0].log_records
-    assert (found.time_unix_nano, found.observed_time_unix_nano) == (whole.time_ns, 5)
-    assert (found.severity_number, found.severity_text, found.event_name) == (17, "ERROR", "gangline.act")  # fmt: skip
-    assert len(found.body.string_value) == TEXT_CHARACTERS_MAX
-    values = {one.key: one.value for one in found.attributes}
+    (result,) = resource.scope_logs[0].log_records
+    assert (result.time_unix_nano, result.observed_time_unix_nano) == (whole.time_ns, 5)
+    assert (result.severity_number, result.severity_text, result.event_name) == (17, "ERROR", "gangline.act")  # fmt: skip
+    assert len(result.body.string_value) == TEXT_CHARACTERS_MAX
+    values = {attribute.key: attribute.value for attribute in result.attributes}
     assert values["gangline.revision"].int_value == 3
     assert values["gangline.confidence"].double_value == 0.25
     assert values["odd"].string_value == r"a\udcffb" and values["flag"].string_value == "True"
@@ -106,15 +110,15 @@ def test_records_reach_the_collector(collector: Collector, monkeypatch: pytest.M
     monkeypatch.setattr(otlp_logs, "BATCH_SECONDS", 0.01)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc, x-tenant=ml")
     exporter = OtlpLogExporter(collector.url + "/", "gangline-executor", "one")
-    for at in range(BATCH_RECORDS + 10):
-        exporter.export(record(at))
+    for index in range(BATCH_RECORDS + 10):
+        exporter.export(record(index))
     exporter.start()
     assert collector.received.wait(GUARD_SECONDS)
     exporter.close()
     while exporter.waiting_count:
         assert exporter.flush()
     exporter.close()
-    assert collector.records() == [f"step {at}" for at in range(BATCH_RECORDS + 10)]
+    assert collector.records() == [f"step {index}" for index in range(BATCH_RECORDS + 10)]
     assert exporter.sent_count == BATCH_RECORDS + 10 and not exporter.dropped_count
     assert collector.headers[0]["path"] == "/v1/logs"
     assert collector.headers[0]["authorization"] == "Bearer abc"
@@ -122,7 +126,9 @@ def test_records_reach_the_collector(collector: Collector, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("status", "is_kept"), [(503, True), (429, True), (400, False), (404, False)])  # fmt: skip
 def test_a_collector_that_refuses(collector: Collector, status: int, is_kept: bool) -> None:
-    """Later is later; what it will never take is dropped and counted, or one bad record would stop all."""
+    """Temporary refusals are retried; permanently refused records are dropped and counted, or one
+    bad record would stop all.
+    """
     exporter = OtlpLogExporter(collector.url, "s", "i")
     exporter.export(record(1))
     collector.status = status
@@ -135,13 +141,16 @@ def test_a_collector_that_refuses(collector: Collector, status: int, is_kept: bo
 
 
 def test_a_collector_that_is_away_costs_records_and_no_time(caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
-    """The queue is bounded, what has no room is counted, and one line says so."""
+    """The queue is bounded, further records are counted, and one log line reports it."""
     exporter = OtlpLogExporter(f"http://127.0.0.1:{free_port()}", "s", "i")
     assert not exporter.flush() or not exporter.waiting_count
-    taken = [exporter.export(record(at)) for at in range(QUEUE_RECORDS_MAX + 7)]
+    taken = [exporter.export(record(index)) for index in range(QUEUE_RECORDS_MAX + 7)]
     assert sum(taken) == QUEUE_RECORDS_MAX and exporter.dropped_count == 7
     assert not exporter.flush() and not exporter.flush()
-    assert len([one for one in caplog.records if "does not accept OTLP logs" in one.message]) == 1
+    assert (
+        len([record for record in caplog.records if "does not accept OTLP logs" in record.message])
+        == 1
+    )
     exporter.close()
 
 
@@ -152,7 +161,7 @@ def test_an_address_that_is_none(url: str) -> None:
     check_url("")
 
 
-@pytest.mark.parametrize("text", ["a", "a=b\n", "a=%0d%0a", "a b=c", ",".join(f"h{at}=x" for at in range(17))])  # fmt: skip
+@pytest.mark.parametrize("text", ["a", "a=b\n", "a=%0d%0a", "a b=c", ",".join(f"h{index}=x" for index in range(17))])  # fmt: skip
 def test_headers_that_are_none(text: str) -> None:
     """A line break in a header would begin another one."""
     if text == "a=b\n":

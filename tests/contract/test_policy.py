@@ -1,4 +1,6 @@
-"""The policy of findings: strict to the line, in steps over the fleet, and never half believed."""
+"""The policy of findings: every line is checked, rolled out in steps over the fleet, and never
+partly accepted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ source = "assumed"
 
 
 def test_a_row_is_read() -> None:
-    """What an operator writes is what the host judges by."""
+    """The host judges by exactly the operator's text."""
     (row,) = parse(ROW).rows
     assert (row.name, row.severity, row.enforceable) == ("my_row", FindingSeverity.FATAL, True)
     assert (row.when[0].signal, row.when[0].compare, row.when[0].values) == (
@@ -92,7 +94,9 @@ def test_a_row_is_read() -> None:
     ],
 )
 def test_a_wrong_policy_is_named_with_its_line(edit: tuple[str, str], words: str) -> None:
-    """A typing error in a file for ten thousand hosts: said in words, with the line, and not used."""
+    """A typing error in a file for ten thousand hosts: a message with the line, and the file is not
+    used.
+    """
     assert edit[0] in ROW
     with pytest.raises(PolicyError, match=words.replace("[", r"\[")):
         parse(ROW.replace(*edit))
@@ -112,10 +116,10 @@ def test_a_wrong_policy_is_named_with_its_line(edit: tuple[str, str], words: str
     ],
 )
 def test_a_wrong_row_of_an_event(text: str, words: str) -> None:
-    """Events have no duration, and codes are the tables' to judge."""
-    said = 'severity = "hazard"\nwords = "w"\naction = "a"\nclears = "reboot"\nsource = "s"\n'
+    """Events have no duration, and the tables judge codes."""
+    fields = 'severity = "hazard"\nwords = "w"\naction = "a"\nclears = "reboot"\nsource = "s"\n'
     with pytest.raises(PolicyError, match=words):
-        parse(f'version = "1"\nrollout_share = 1\n[[row]]\nname = "my_row"\n{text}\n{said}')
+        parse(f'version = "1"\nrollout_share = 1\n[[row]]\nname = "my_row"\n{text}\n{fields}')
 
 
 def test_the_table_of_codes_says_it_all() -> None:
@@ -128,7 +132,7 @@ def test_the_table_of_codes_says_it_all() -> None:
 
 
 def test_limits_of_the_file() -> None:
-    """A file that is none: megabytes, thousands of rows, nested without end, a row twice."""
+    """An invalid file: megabytes, thousands of rows, endless nesting, a row twice."""
     with pytest.raises(PolicyError, match="longer than 262144 bytes"):
         parse("#" * (host_policy_file.POLICY_BYTES_MAX + 1))
     with pytest.raises(PolicyError, match="at most 256 tables"):
@@ -140,7 +144,7 @@ def test_limits_of_the_file() -> None:
 
 
 def test_a_file_is_laid_over_the_builtin_one() -> None:
-    """Three lines change one row; the other thirty are not to be copied, and to age, in each file."""
+    """Three lines change one row; the other thirty need no outdated copies in each file."""
     changed = parse(ROW.replace("my_row", "gpu_lost").replace("drain", "call me") + "")
     both = overlay(changed, builtin())
     assert len(both.rows) == len(builtin().rows)
@@ -153,7 +157,7 @@ def test_a_file_is_laid_over_the_builtin_one() -> None:
 
 
 def test_a_rollout_goes_by_the_same_hosts_first() -> None:
-    """1 %, 10 %, all: who has it keeps it when the share grows, and about that many have it."""
+    """1 %, 10 %, all: a host keeps it when the share grows, and about this share of hosts has it."""
     hosts = [f"gpu-{number:04}" for number in range(4000)]
     takers = []
     for share in ("0.0", "0.01", "0.1", "1.0"):
@@ -188,7 +192,7 @@ def test_what_may_not_be_enforced(name: str, words: str) -> None:
 
 
 def test_every_row_says_where_its_limit_is_from() -> None:
-    """At three in the morning somebody asks who chose that number."""
+    """At three in the morning an operator asks for the source of that number."""
     for row in builtin().rows:
         assert row.source
         assert not row.enforceable or row.policy or row.severity is FindingSeverity.FATAL
@@ -198,7 +202,7 @@ def test_every_row_says_where_its_limit_is_from() -> None:
 
 @given(st.text(max_size=400))
 def test_any_text_is_a_policy_or_refused(text: str) -> None:
-    """Whatever the file holds: a policy, or words that fit a line."""
+    """For any file content: a policy, or a message of one line."""
     _try(text)
 
 
@@ -223,23 +227,23 @@ def test_lines_in_any_order(lines: list[str]) -> None:
 
 def _try(text: str) -> None:
     try:
-        made = parse(text)
+        created = parse(text)
     except PolicyError as error:
         assert str(error).isprintable() and len(str(error)) < 700
     else:
-        assert 0 <= made.rollout_share <= 1 and made.version
+        assert 0 <= created.rollout_share <= 1 and created.version
 
 
 def test_what_is_judged_is_no_agents() -> None:
-    """A row without a reading has no condition that a host could try, and none may drain itself by it."""
+    """A row without a reading has no condition for a host, which must not drain itself by it."""
     row = (
         'version = "1"\nrollout_share = 1\n[[row]]\nname = "slow"\njudged = "gang.slow_host"\n'
         + (
             'severity = "fatal"\nwords = "is slow"\naction = "look"\nclears = "reading"\nsource = "assumed"\n'
         )
     )
-    (made,) = parse(row).rows
-    assert (made.judged, made.evidence_signal, made.signals) == (
+    (created,) = parse(row).rows
+    assert (created.judged, created.evidence_signal, created.signals) == (
         "gang.slow_host",
         "gang.slow_host",
         (),

@@ -1,4 +1,6 @@
-"""The file of the flight recorder: what was written is read, and what is none is refused with words."""
+"""The file of the flight recorder: reading returns the written content, and invalid files are
+refused with a message.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,6 @@ from gangline.contract.recording import (
 
 
 def made(devices: int = 2, samples: int = 30) -> GpuRecording:
-    """Return a recording of two signals and the state, with a missing reading."""
     values = array("f", range(devices * 3 * samples))
     values[1] = nan
     return GpuRecording(
@@ -41,7 +42,7 @@ def made(devices: int = 2, samples: int = 30) -> GpuRecording:
 
 @pytest.mark.parametrize("level", [0, 6])
 def test_what_was_written_is_read(level: int) -> None:
-    """Nothing of a recording is lost: samples, times, names, and a missing reading is missing still."""
+    """Samples, times, names and missing readings are preserved."""
     before = made()
     after = decode_recording(encode_recording(before, level))
     assert isnan(after.values[1])
@@ -52,11 +53,11 @@ def test_what_was_written_is_read(level: int) -> None:
 
 
 def test_the_header_is_read_without_the_samples() -> None:
-    """A list of recordings reads a kilobyte of each, not all of it."""
+    """A list of recordings reads a kilobyte of each."""
     data = encode_recording(made())
-    found = decode_header(data[:2000])
-    assert (found.host, found.reason, found.samples) == ("gpu-017", "gpu.xid 79 GPU-0", 0)
-    assert found.header_seconds == pytest.approx(2.9)
+    result = decode_header(data[:2000])
+    assert (result.host, result.reason, result.samples) == ("gpu-017", "gpu.xid 79 GPU-0", 0)
+    assert result.header_seconds == pytest.approx(2.9)
 
 
 def test_every_truncation_is_refused() -> None:
@@ -70,17 +71,17 @@ def test_every_truncation_is_refused() -> None:
 
 
 def test_every_changed_byte_is_refused() -> None:
-    """A disk that returns other bytes than it was given must not show a wrong power."""
+    """A disk that returns other bytes than written must not lead to a wrong power."""
     data, source = encode_recording(made(1, 3)), random.Random(1)
-    for at in range(len(data)):
+    for index in range(len(data)):
         changed = bytearray(data)
-        changed[at] ^= 1 << source.randrange(8)
+        changed[index] ^= 1 << source.randrange(8)
         with pytest.raises(RecordingError):
             decode_recording(bytes(changed))
 
 
 def forged(header: bytes, body: bytes, version: int = 1) -> bytes:
-    """Return a file whose checksum is right, whatever is in it."""
+    """Return a file with any content and a right checksum."""
     prefix = format_._PREFIX.pack(
         format_.MAGIC, version, len(header), len(body), format_._checksum(header, body)
     )
@@ -112,13 +113,13 @@ HEADER = (
     ],
 )
 def test_a_hostile_file_is_refused_with_words(data: bytes, words: str) -> None:
-    """An operator reads what a host sends; a forged file is an error message and no memory."""
+    """An operator reads a host's files; a forged file is an error message and uses no memory."""
     with pytest.raises(RecordingError, match=words):
         decode_recording(data)
 
 
 def test_what_is_beyond_the_limits_is_not_written() -> None:
-    """The writer refuses what no reader takes."""
+    """The writer refuses anything that no reader accepts."""
     samples = format_.SAMPLES_MAX + 1
     with pytest.raises(RecordingError, match="samples, expected"):
         encode_recording(made(1, samples))

@@ -1,4 +1,4 @@
-"""Settings: what is right is taken, what is wrong is named with what would be right."""
+"""Settings: right values are accepted, wrong ones are named with the correct form."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_defaults_then_the_file_then_the_command_line(tmp_path: Path) -> None:
 def test_an_assignment_is_read_for_the_type_that_is_wanted(
     assignment: str, expected: object
 ) -> None:
-    """`--set host=1234` was refused as not being a text, and nobody quotes within quotes."""
+    """`--set host=1234` was refused as not being a text, and users do not quote within quotes."""
     name = assignment.partition("=")[0].strip()
     value = getattr(load(Example, None, [assignment]), name)
     assert value == expected
@@ -143,7 +143,7 @@ def test_describe_says_each_setting_as_the_file_would() -> None:
 
 @given(key=st.sampled_from([*Example.__annotations__, "other"]), text=st.text(max_size=80))
 def test_any_text_is_settings_or_words(key: str, text: str) -> None:
-    """Whatever stands on the command line, the daemon says what is wrong and shows no traceback."""
+    """For any command line the daemon reports the error without a traceback."""
     try:
         settings = load(Example, None, [f"{key}={text}"])
     except SettingsError as error:

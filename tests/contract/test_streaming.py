@@ -1,4 +1,6 @@
-"""Frames of one stream as differences: what comes out is the frame, byte for byte, or an error in words."""
+"""Frames of one stream as differences: decoding returns the frame, byte for byte, or an error
+message.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from gangline.contract.signals import TABLES
 from gangline.contract.stream import CONTEXT_BYTES_MAX, Receiver, Sender, StreamError
 
 NAMES = ("gpu_1s", "rdma_1s", "gpu_1s_changes", "disk_1s", "hwmon_1s")
-#: Doubles as hardware has them, and as it should not.
+#: Doubles of good and of faulty hardware.
 FLOATS = st.one_of(
     st.integers(0, 10**6).map(lambda n: n / 1000),
     st.integers(0, 100).map(lambda n: n / 100),
@@ -32,7 +34,7 @@ def bits(value: float) -> int:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> Block:
-    """A block of a few devices out of twenty, in order; cells of every size, some missing."""
+    """Draw a block of a few devices out of twenty, in order; cells of every size, some missing."""
     table = draw(st.sampled_from(NAMES))
     devices = draw(st.lists(st.integers(0, 19), max_size=20, unique=True).map(sorted))
     block = Block(table, [f"device-{n:02}" for n in devices])
@@ -60,7 +62,7 @@ def plain_frames(draw: st.DrawFn) -> bytes:
 @settings(deadline=None)
 @given(st.lists(plain_frames(), max_size=6), st.sampled_from([0, 2000, 6000, CONTEXT_BYTES_MAX]))
 def test_what_goes_in_comes_out(sent: list[bytes], bytes_max: int) -> None:
-    """Byte for byte, whatever came before on the stream, and however little may be remembered."""
+    """Byte for byte, after any earlier stream, and with any memory limit."""
     sender, receiver = Sender(bytes_max), Receiver(bytes_max)
     for frame in sent:
         assert receiver.decode(sender.encode(frame)) == frame
@@ -68,7 +70,7 @@ def test_what_goes_in_comes_out(sent: list[bytes], bytes_max: int) -> None:
 
 
 def gpu_frame(sequence: int, source: random.Random, devices: int = 8) -> bytes:
-    """A frame of readings near each other, as a second's are."""
+    """Return a frame of similar readings, like those of a second."""
     block = Block("gpu_1s", [f"GPU-{n:032x}" for n in range(devices)])
     for cell in range(len(block.valid)):
         block.put_float(cell // devices, cell % devices, (400_000 + source.randrange(5000)) / 1000)
@@ -110,7 +112,9 @@ def test_a_device_that_changed_alone_does_not_name_the_others() -> None:
 
 
 def test_tables_of_each_second_find_room_before_those_of_each_minute() -> None:
-    """Every table is in a stream's first frame: the rarest of them, being large, had taken all the room."""
+    """Every table is in a stream's first frame: the rarest, largest tables had used the whole
+    memory.
+    """
     often = Block("gpu_1s", [f"GPU-{n}" for n in range(8)])
     rarely = Block("nvlink_10s", [f"GPU-{n // 18}/{n % 18}" for n in range(100)])
     sender, receiver = Sender(CONTEXT_BYTES_MAX), Receiver()
@@ -127,7 +131,7 @@ def test_tables_of_each_second_find_room_before_those_of_each_minute() -> None:
 
 
 def test_a_frame_that_was_lost_between_is_noticed() -> None:
-    """The receiver never saw the third: what the fourth makes there is refused by its checksum."""
+    """The receiver never saw the third frame: its result for the fourth fails the checksum."""
     sender, receiver, source = Sender(CONTEXT_BYTES_MAX), Receiver(), random.Random(2)
     first, second, _, fourth = (sender.encode(gpu_frame(n, source)) for n in range(1, 5))
     for data in (first, second):
@@ -137,7 +141,7 @@ def test_a_frame_that_was_lost_between_is_noticed() -> None:
 
 
 def test_after_an_error_neither_end_goes_on() -> None:
-    """What it remembers is then of no frame that ever was."""
+    """The remembered state then belongs to no real frame."""
     sender, receiver = Sender(CONTEXT_BYTES_MAX), Receiver()
     good = sender.encode(gpu_frame(1, random.Random(3)))
     with pytest.raises(StreamError, match="early"):
@@ -151,11 +155,12 @@ def test_after_an_error_neither_end_goes_on() -> None:
 
 
 def seen(body: bytes) -> bytes:
-    """Bytes that begin a frame of no run's, and go on with *body*."""
+    """Return bytes that begin a frame, and continue with *body*."""
     return b"\0" + b"crc." + b"\1" + bytes(32) + b"\2\2\0" + body
 
 
-#: One table with a name of one letter: number, flags, offset; name, rows, columns, the columns' ids.
+#: One table with a name of one letter: number, flags, offset; name, rows, columns, the columns'
+#: ids.
 def table(number: int, rows: int, columns: int, flags: int = 1) -> bytes:
     keys = struct.pack("<HH", rows, columns) + bytes(2 * columns) + b"\1d" * rows
     return bytes((number, flags, 0)) + b"\1t" + keys
@@ -191,13 +196,13 @@ def table(number: int, rows: int, columns: int, flags: int = 1) -> bytes:
     ],
 )
 def test_what_is_none_is_refused_in_words(data: bytes, words: str) -> None:
-    """A sender that means harm finds every length checked before it is used."""
+    """For a hostile sender every length is checked before use."""
     with pytest.raises(StreamError, match=words):
         Receiver().decode(data)
 
 
 def test_little_makes_no_more_than_a_payload_may_be() -> None:
-    """A table of 4096 rows, once known, is two bytes: 128 of them would be a gigabyte."""
+    """A known table of 4096 rows is two bytes: 128 of them would be a gigabyte."""
     big = table(0, 4096, 60)
     unchanged = bytes((4096 // 8 * 60 + 7) // 8)
     receiver = Receiver(8 << 20)
@@ -209,7 +214,7 @@ def test_little_makes_no_more_than_a_payload_may_be() -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_damage_is_refused_or_makes_another_frame(data: st.DataObject) -> None:
-    """Whatever the bytes are: an error, or a frame within the limits that its checksum refuses."""
+    """For any bytes: an error, or a frame within the limits that its checksum refuses."""
     sender, receiver, source = Sender(CONTEXT_BYTES_MAX), Receiver(), random.Random(4)
     sent = [gpu_frame(n, source) for n in range(1, 4)]
     for frame in sent[:2]:
@@ -219,10 +224,10 @@ def test_damage_is_refused_or_makes_another_frame(data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(damaged) - 1))
         damaged[at] ^= data.draw(st.integers(1, 255))
     try:
-        found = receiver.decode(bytes(damaged))
+        output = receiver.decode(bytes(damaged))
     except StreamError as error:
         assert str(error)
         return
-    if found != sent[2]:
+    if output != sent[2]:
         with pytest.raises(FrameError, match="checksum"):
-            frames.decode(found)
+            frames.decode(output)

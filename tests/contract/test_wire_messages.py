@@ -1,4 +1,4 @@
-"""Messages of protobuf's C library alone are those that its own builder makes, and bring less along."""
+"""Messages created by protobuf's C library alone equal those of its own builder, and import less."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_without_the_c_library_the_builder_makes_them() -> None:
         "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python",
         "PYTHONPATH": ":".join(sys.path),
     }
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, env=environment
     )
-    assert told.stdout.split() == [b"b"]
+    assert completed.stdout.split() == [b"b"]
 
 
 def test_it_brings_no_message_class_in_python_along() -> None:
@@ -49,8 +49,8 @@ def test_it_brings_no_message_class_in_python_along() -> None:
         "import sys\nfrom gangline.contract.wire import telemetry_pb2\n"
         "print('google.protobuf.internal.python_message' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert told.stdout.split() == [b"False"]
+    completed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert completed.stdout.split() == [b"False"]
 
 
 def test_a_file_that_is_known_is_the_same_file() -> None:

@@ -1,4 +1,4 @@
-"""A fork server and its children: what it reports, whom it kills, and that nobody outlives it."""
+"""A fork server and its children: its reports, its kills, and that no child survives it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline.contract.workers import (
 )
 from tests.processes import GUARD_SECONDS, until
 
-#: A child that is told this waits until it is killed.
+#: A child with this argument waits until it is killed.
 FOREVER = 1000
 
 
@@ -61,7 +61,6 @@ class Owner:
         return report.value
 
     def close(self) -> int:
-        """End it as its owner's end does; return its wait status."""
         self.control.close()
         return os.waitpid(self.pid, 0)[1]
 
@@ -86,7 +85,7 @@ def test_its_end_is_reported_with_its_cost(owner: Owner) -> None:
     report = owner.report()
     assert (report.event, report.number, report.kill_reason) == (ChildEvent.ENDED, 1, 0)
     status = os.waitstatus_to_exitcode(report.value)
-    assert status in (3, 70)  # 70: it found nobody at its socket
+    assert status in (3, 70)  # 70: its socket was closed
     assert report.rss_bytes_max > 1 << 20 and report.cpu_seconds >= 0.0
 
 
@@ -97,7 +96,7 @@ def test_a_child_is_killed_on_command_and_when_its_time_is_over(
     with request_child(owner.control, 2, FOREVER, seconds):
         owner.started(2)
         if seconds:
-            kill_child(owner.control, 3)  # nobody
+            kill_child(owner.control, 3)  # no such child
             kill_child(owner.control, 2)
         report = owner.report()
     assert os.waitstatus_to_exitcode(report.value) == -signal.SIGKILL and report.number == 2
@@ -106,19 +105,19 @@ def test_a_child_is_killed_on_command_and_when_its_time_is_over(
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_child_outlives_its_fork_server(is_killed: bool) -> None:
-    """Its owner was killed for memory, or it was: the children of either held every GPU."""
-    one = Owner()
-    with request_child(one.control, 1, FOREVER) as connection:
-        one.started(1)
+    """The owner or the fork server was killed for memory: the children of either held every GPU."""
+    owner = Owner()
+    with request_child(owner.control, 1, FOREVER) as connection:
+        owner.started(1)
         assert connection.recv(16)
         if is_killed:
-            os.kill(one.pid, signal.SIGKILL)
-        one.close()
+            os.kill(owner.pid, signal.SIGKILL)
+        owner.close()
         assert connection.recv(16) == b""  # the last of its descriptors is closed: it has ended
 
 
 def test_a_host_without_a_process_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    """EAGAIN of fork(2) is reported as the child's end; the fork server goes on."""
+    """EAGAIN of fork(2) is reported as the child's end; the fork server continues."""
     fork = os.fork
 
     def refuse() -> int:
@@ -129,18 +128,18 @@ def test_a_host_without_a_process_to_give(monkeypatch: pytest.MonkeyPatch) -> No
         return fork()
 
     monkeypatch.setattr(os, "fork", fork_once)
-    one = Owner()
-    request_child(one.control, 5).close()
-    assert one.report() == ChildReport(ChildEvent.FAILED, 5, errno.EAGAIN)
-    assert one.close() == 0
+    owner = Owner()
+    request_child(owner.control, 5).close()
+    assert owner.report() == ChildReport(ChildEvent.FAILED, 5, errno.EAGAIN)
+    assert owner.close() == 0
 
 
 def test_without_a_fork_server_the_owner_is_told() -> None:
-    one = Owner()
-    os.kill(one.pid, signal.SIGKILL)
-    os.waitpid(one.pid, 0)
-    until(lambda: select.select([one.control], [], [], 0)[0], "the end of the connection")
-    kill_child(one.control, 1)  # nobody
+    owner = Owner()
+    os.kill(owner.pid, signal.SIGKILL)
+    os.waitpid(owner.pid, 0)
+    until(lambda: select.select([owner.control], [], [], 0)[0], "the end of the connection")
+    kill_child(owner.control, 1)  # no such child
     with pytest.raises(OSError):
-        request_child(one.control, 1)
-    one.control.close()
+        request_child(owner.control, 1)
+    owner.control.close()

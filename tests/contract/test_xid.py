@@ -1,4 +1,4 @@
-"""The XID and SXID policies: every code has a row that means something, and a wrong one is named."""
+"""The XID and SXID policies: every code has a valid row, and a wrong row is named."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ action = "y"
 scope = "gpu"
 """
 
-#: The catalogue's words, and how we spell them.
+#: Terms of the catalogue -> spelling of the project.
 SPELLING = {
     "": "none given",
     "CHECK_APP/CUDA": "check application or CUDA",
@@ -75,7 +75,7 @@ SPELLING = {
 
 
 def test_every_code_of_the_catalogue_has_its_row() -> None:
-    """Holds against NVIDIA's table where it is at hand: a code that was forgotten, or misquoted."""
+    """Compare with NVIDIA's table if it is available: a missing or misquoted code."""
     if not CATALOGUE.exists():
         pytest.skip(f"{CATALOGUE} is not there: the catalogue is no part of the repository")
     with CATALOGUE.open(encoding="utf-8") as file:
@@ -90,7 +90,7 @@ def test_every_code_of_the_catalogue_has_its_row() -> None:
 
 
 def test_the_table_is_whole() -> None:
-    """The codes 1 to 172, each with words, in our spelling, under a reason that the wire knows."""
+    """The codes 1 to 172, each with a text in the project's spelling, under a reason of the wire."""
     assert sorted(policy()) == list(range(1, CODES + 1))
     for row in [*policy().values(), *sxid_policy().values()]:
         fatal = row.severity in (XidSeverity.FATAL, XidSeverity.HAZARD)
@@ -102,7 +102,7 @@ def test_the_table_is_whole() -> None:
 
 
 def test_fatal_is_what_the_catalogue_would_reset_or_worse() -> None:
-    """A drain for XID 43 or 63 costs a healthy host; none for 79 costs the job."""
+    """A drain for XID 43 or 63 costs a healthy host; a missing drain for 79 costs the job."""
     for row in policy().values():
         if row.severity is XidSeverity.FATAL and row.code != 48:
             assert row.catalogue.startswith(("reset", "restart bare metal", "restart VM")), row
@@ -115,7 +115,7 @@ def test_fatal_is_what_the_catalogue_would_reset_or_worse() -> None:
 
 
 def test_where_we_are_milder_than_the_catalogue_we_say_why() -> None:
-    """An operator whose other tool resets the GPU must read in our table why ours does not."""
+    """An operator whose other tool resets the GPU must see in the table why Gangline does not."""
     for row in policy().values():
         graver = row.catalogue.startswith(("reset GPU", "restart bare metal", "restart VM"))
         if graver and row.severity is not XidSeverity.FATAL:
@@ -148,7 +148,7 @@ def test_where_we_are_milder_than_the_catalogue_we_say_why() -> None:
     ],
 )
 def test_the_policy_of_the_design(code: int, severity: str, scope: str) -> None:
-    """The table that was agreed on; a change of it is a decision, not a slip."""
+    """The agreed table; a change of it is a decision."""
     row = policy()[code]
     assert (row.severity, row.scope) == (severity, scope)
 
@@ -161,14 +161,14 @@ def test_an_unknown_code_is_shown_and_never_fatal() -> None:
 
 
 def test_no_always_fatal_switch_error_waits_for_less_than_a_boot() -> None:
-    """The guide's list: the whole fabric of the host is gone, whichever GPU the scheduler looks at."""
+    """The guide's list: the whole fabric of the host has failed, for every GPU."""
     rows = [row for row in sxid_policy().values() if row.catalogue == "always fatal"]
     assert len(rows) == 21
     assert {(r.severity, r.clears, r.scope) for r in rows} == {("fatal", "reboot", "baseboard")}
 
 
 class TestCompanions:
-    """A double bit error means one thing beside 94 and another beside 95."""
+    """A double bit error followed by 94 differs from one followed by 95."""
 
     @pytest.mark.parametrize(
         ("beside", "age", "severity", "waiting"),
@@ -189,10 +189,10 @@ class TestCompanions:
     def test_a_double_bit_error(
         self, beside: dict[int, float], age: float, severity: XidSeverity, waiting: bool
     ) -> None:
-        """It waits 5 s; 94 takes the drain away, 95 and 64 bring it at once, 171 adds words."""
-        found = assess(lookup(48), beside, age)
-        assert (found.severity, found.waiting) == (severity, waiting)
-        assert bool(found.details) == any(
+        """It waits 5 s; 94 removes the drain, 95 and 64 cause it at once, 171 adds a text."""
+        result = assess(lookup(48), beside, age)
+        assert (result.severity, result.waiting) == (severity, waiting)
+        assert bool(result.details) == any(
             c.code in beside and abs(beside[c.code]) <= 5 for c in companions(48)
         )
 
@@ -208,7 +208,7 @@ class TestCompanions:
             assert {c.code for c in row.companions} | set(row.cancels) <= policy().keys()
 
     def test_pairs_that_cancel(self) -> None:
-        """Power smoothing that works again ends what its end began; a cooled switch likewise."""
+        """Restored power smoothing ends the finding of its end; a cooled switch likewise."""
         assert lookup(162).cancels == (163,) and lookup(163).cancels == ()
         assert lookup_sxid(10005).cancels == (10004,)
 
@@ -218,15 +218,15 @@ class TestCompanions:
         st.sampled_from([48, 94, 79, 4711]),
     )
     def test_never_raises(self, beside: dict[int, float], age: float, code: int) -> None:
-        """Whatever stands beside it, a row has one meaning."""
+        """With any companion codes a row has one meaning."""
         assert isinstance(assess(lookup(code), beside, age).severity, XidSeverity)
 
 
 class TestRefined:
-    """What a line was decoded to say, laid over the row of its code."""
+    """The decoded line, applied to the row of its code."""
 
     def test_graver_and_milder(self) -> None:
-        """154 alone is ignored; 154 that asks for a reboot is fatal until there was one."""
+        """154 alone is ignored; 154 that requests a reboot is fatal until the reboot."""
         asks = refine(lookup(154), {"severity": "fatal", "recovery": "reboot", "action": "reboot"})
         assert (asks.severity, asks.clears, asks.reason) == ("fatal", "reboot", "XID_FATAL")
         assert (asks.action, asks.clear_seconds, asks.hazard_factor) == ("reboot", 0.0, 1.0)
@@ -258,22 +258,22 @@ class TestRefined:
 
 
 def test_codes_of_switches_are_apart() -> None:
-    """`refine` tells the two tables by it."""
+    """`refine` distinguishes the two tables by this."""
     assert max(policy()) < SXID_CODE_MIN <= min(sxid_policy())
 
 
 class TestOthers:
-    """What other tools do, for those who must explain why two tools disagree."""
+    """Behavior of other tools, to explain why two tools disagree."""
 
     def test_the_disagreements_of_the_design(self) -> None:
-        """The cases that made an explanation necessary at all."""
-        said = {
+        """The cases that made an explanation necessary."""
+        claims = {
             (code, other.tool): other.words for code in policy() for other in tool_actions(code)
         }
-        assert "reboots" in said[94, "GPUd"] and "fatal" in said[63, "GPUd"]
-        assert "fatal" in said[63, "EKS node agent"]
-        assert said[109, "k8s-device-plugin"] == "ignores it"
-        assert "unhealthy" in said[94, "k8s-device-plugin"]
+        assert "reboots" in claims[94, "GPUd"] and "fatal" in claims[63, "GPUd"]
+        assert "fatal" in claims[63, "EKS node agent"]
+        assert claims[109, "k8s-device-plugin"] == "ignores it"
+        assert "unhealthy" in claims[94, "k8s-device-plugin"]
 
     def test_every_claim_has_its_source_and_code(self) -> None:
         """A claim about a code that does not exist was mistyped."""
@@ -307,13 +307,13 @@ FATAL = 'severity = "fatal"\nclears = "reset"\n'
     ],
 )
 def test_a_wrong_row_is_named(text: str, words: str) -> None:
-    """An operator's edit must not be half believed."""
+    """An operator's edit must not be partly accepted."""
     with pytest.raises(ValueError, match=words):
         parse(text)
 
 
 def test_an_unused_row_needs_no_more_than_its_name() -> None:
-    """55 codes that no driver writes: shown if one ever does, and nothing made of them."""
+    """55 codes that no driver writes: shown if one occurs, without consequences."""
     (row,) = parse("[[xid]]\ncode = 9\nname = 'x'\nused = false\n")
     assert (row.severity, row.clears, row.used) == (XidSeverity.UNKNOWN, Clears.TIME, False)
     assert isinstance(row, Xid) and row.companions == ()

@@ -1,4 +1,4 @@
-"""What the driver's lines say beyond their code, over real forms of lines and over garbage."""
+"""Content of the driver's lines beyond their code, over real forms of lines and over garbage."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestSplit:
         ],
     )
     def test_no_code(self, line: str) -> None:
-        """A code is never made up."""
+        """A code is never invented."""
         assert parse_line(line) is None
 
     def test_a_switch(self) -> None:
@@ -68,7 +68,7 @@ class TestSplit:
 
 
 class TestProcess:
-    """Who is named in the line: it met the fault, and need not be its cause."""
+    """The process in the line: it met the fault, and need not be its cause."""
 
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -86,12 +86,12 @@ class TestProcess:
         ],
     )
     def test_forms(self, text: str, expected: tuple[int, str]) -> None:
-        """A terminal's escapes in a process's name must not reach a terminal, nor a protobuf."""
+        """A terminal's escapes in a process' name must not reach a terminal, nor a protobuf."""
         decoded = decode(119, text)
         assert (decoded.process_id, decoded.process_name) == expected
 
     def test_a_name_is_not_the_drivers_words(self) -> None:
-        """A user may call a program what the driver would say."""
+        """A user may name a program like a driver's message."""
         decoded = decode(45, "pid=5, name=caused by previous Xid 79 Ch 00000099, Ch 00000001")
         assert decoded.attributes == {"channel": "00000001"}
 
@@ -115,7 +115,7 @@ class TestRecovery:
         ],
     )
     def test_texts(self, number: int, text: str, recovery: str, severity: str) -> None:
-        """Where number and text disagree the text is believed; neither known: shown, not fatal."""
+        """If number and text disagree the text is used; with neither known: shown, not fatal."""
         line = f"GPU recovery action changed from 0x0 (None) to 0x{number:x} ({text})"
         decoded = decode(154, line)
         assert decoded.attributes["recovery"] == recovery
@@ -124,12 +124,12 @@ class TestRecovery:
         assert decoded.cancels == ((154,) if recovery == "none" else ())
 
     def test_both_are_told_where_they_disagree(self) -> None:
-        """Whoever debugs a driver wants to see it."""
+        """Useful for debugging a driver."""
         line = "GPU recovery action changed from 0x0 (None) to 0x1 (Drain and Reset)"
         assert "stands for something else" in decode(154, line).words
 
     def test_a_text_without_the_form_is_the_row(self) -> None:
-        """Nothing is made of what is not understood."""
+        """An unknown form changes nothing."""
         assert decode(154, "GPU recovery action changed").severity is lookup(154).severity
 
 
@@ -137,22 +137,22 @@ class TestMemory:
     """48, 63, 64, 94, 95 and their details."""
 
     def test_double_bit(self) -> None:
-        """Where in the memory."""
+        """The position in the memory."""
         text = (
             "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at "
             "physAddr 0x18f31d80 partition 16, subpartition 3."
         )
-        found = decode(48, text).attributes
-        assert found["memory"] == "framebuffer" and found["physical_address"] == "0x18f31d80"
-        assert (found["partition"], found["subpartition"]) == ("16", "3")
+        result = decode(48, text).attributes
+        assert result["memory"] == "framebuffer" and result["physical_address"] == "0x18f31d80"
+        assert (result["partition"], result["subpartition"]) == ("16", "3")
 
     def test_row_remap(self) -> None:
-        """Which row, to see the same one again."""
+        """The row, to recognize it later."""
         text = "Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate."
         assert decode(63, text).attributes["row_address"] == "0x0000000018f31d80"
 
     def test_containment(self) -> None:
-        """RST and D-RST are what the driver asks for."""
+        """RST and D-RST are the driver's requests."""
         contained = decode(94, "pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No")
         assert contained.attributes["location"] == "CE User Channel (0x9)"
         assert contained.attributes["reset_required"] == "No" and contained.process_id == 7194
@@ -162,32 +162,32 @@ class TestMemory:
         assert "asks for a reset" in loose.words
 
     def test_where_it_was(self) -> None:
-        """171 and 172 tell DRAM from SRAM, 160 whether a reboot is due."""
-        found = decode(171, "HBM, Uncorrectable DRAM error in FBPA 6 subpartition 0 physAddr 0x13")
-        assert (found.attributes["memory"], found.attributes["fbpa"]) == ("DRAM", "6")
-        found = decode(160, "Marking Channel 3 in FBPA 2 for repair; Node Reboot Required")
-        assert found.attributes["memory_channel"] == "3" and "reboot of the host" in found.words
+        """171 and 172 distinguish DRAM from SRAM, 160 shows whether a reboot is due."""
+        output = decode(171, "HBM, Uncorrectable DRAM error in FBPA 6 subpartition 0 physAddr 0x13")
+        assert (output.attributes["memory"], output.attributes["fbpa"]) == ("DRAM", "6")
+        output = decode(160, "Marking Channel 3 in FBPA 2 for repair; Node Reboot Required")
+        assert output.attributes["memory_channel"] == "3" and "reboot of the host" in output.words
 
 
 def test_other_codes() -> None:
-    """13, 31, 45, 119: multiprocessor, address, root, and what was waited for."""
+    """13, 31, 45, 119: multiprocessor, address, root, and the awaited function."""
     text = "Graphics SM Warp Exception on (GPC 1, TPC 0, SM 1): Out Of Range Address"
     assert decode(13, text).attributes["sm"] == "GPC 1, TPC 0, SM 1"
     text = (
         "MMU Fault: ENGINE CE2 HUBCLIENT_CE0 faulted @ 0x792c_58000000. FAULT_PDE ACCESS_TYPE_READ"
     )
-    found = decode(31, text).attributes
-    assert (found["engine"], found["address"]) == ("CE2", "0x792c_58000000")
-    assert (found["fault"], found["access"]) == ("FAULT_PDE", "ACCESS_TYPE_READ")
+    result = decode(31, text).attributes
+    assert (result["engine"], result["address"]) == ("CE2", "0x792c_58000000")
+    assert (result["fault"], result["access"]) == ("FAULT_PDE", "ACCESS_TYPE_READ")
     decoded = decode(45, "pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149")
     assert decoded.attributes["caused_by"] == "149" and "XID 149" in decoded.words
     text = "Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 76 (FREE)"
-    found = decode(119, text).attributes
-    assert (found["waited_seconds"], found["function"]) == ("6", "FREE")
+    result = decode(119, text).attributes
+    assert (result["waited_seconds"], result["function"]) == ("6", "FREE")
 
 
 class TestNvlink4:
-    """XID 74: seven registers, of which Hopper's mean something."""
+    """XID 74: seven registers; Hopper uses some of them."""
 
     def test_link_and_bits(self) -> None:
         """The line that NVSentinel's documentation quotes."""
@@ -198,11 +198,11 @@ class TestNvlink4:
         assert decoded.severity is XidSeverity.HAZARD and "severity" not in decoded.attributes
 
     def test_bits_that_can_be_ignored(self) -> None:
-        """Only those the catalogue waves through, and only where no other bit stands beside them."""
+        """Only bits that the catalogue ignores, and only without other bits."""
         ignorable = "link 3(0x40000001, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
         assert decode(74, ignorable).severity is XidSeverity.IGNORE
-        beside = "link 3(0x40000011, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
-        assert decode(74, beside).severity is XidSeverity.HAZARD
+        other = "link 3(0x40000011, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0)"
+        assert decode(74, other).severity is XidSeverity.HAZARD
         assert (
             decode(74, "link 3(0x0, 0x1, 0x0, 0x0, 0x0, 0x0, 0x0)").attributes["weight"]
             == "unknown"
@@ -214,9 +214,8 @@ class TestNvlink4:
 
 
 def line5(unit: str, word: str, *numbers: int, link: str = "01") -> str:
-    """Return the message of an NVLink 5 line."""
-    words = " ".join(f"0x{n:08x}" for n in numbers)
-    return f"{unit} {word} XC0 i0 Link {link} ({words} 0x00000000)"
+    message = " ".join(f"0x{n:08x}" for n in numbers)
+    return f"{unit} {word} XC0 i0 Link {link} ({message} 0x00000000)"
 
 
 class TestNvlink5:
@@ -238,20 +237,20 @@ class TestNvlink5:
             (149, line5("NETIR_BER_EVENT", "Nonfatal", 0x13, 0x1), NEW, "ignore", True),
             (150, line5("MSE_WATCHDOG", "Fatal", 0, 0), NEW, "fatal", True),
             (150, line5("MSE Degraded", "Fatal", 0, 0xFFFFFFFF), OLD, "fatal", True),
-            # the driver is not known: what the bits allow, unverified
+            # unknown driver: the bits' meaning, unverified
             (144, line5("SAW_MVB", "Fatal", 0x21, 0x2), "", "fatal", False),
             (144, line5("SAW_MVB", "Fatal", 0x01, 0x2), "R575", "fatal", False),
             (150, line5("MSE_WATCHDOG", "Fatal", 0, 0), "", "fatal", False),
-            # the driver should have written it in the other layout
+            # the driver should have used the other layout
             (144, line5("SAW_MVB", "Fatal", 0x21, 0x2), NEW, "fatal", False),
-            # the line's own word wins
+            # the line's own severity wins
             (144, line5("SAW_MVB", "Nonfatal", 0x21, 0x2), OLD, "hazard", True),
             (144, line5("SAW_MVB", "Fatal", 0x21, 0x4), OLD, "hazard", True),
             # promoted by the bit above the unit
             (145, line5("RLW_RXPIPE", "Nonfatal", 0x0C2, 0x1), OLD, "ignore", True),
             (145, line5("RLW_RXPIPE", "Fatal", 0x4C2, 0x1), OLD, "fatal", True),
             (145, line5("RLW_RXPIPE", "Fatal", 0x086, 0x1), NEW, "fatal", True),
-            # nothing in the catalogue
+            # not in the catalogue
             (144, line5("SAW_MVB", "Fatal", 0x21, 0x4000), OLD, "hazard", True),
             (144, line5("SAW_NEW", "Fatal", 0x3FF, 0x2), NEW, "hazard", False),
             (149, line5("NETIR_LINK_DOWN", "Fatal", 0x02800011, 0), NEW, "hazard", True),
@@ -260,28 +259,28 @@ class TestNvlink5:
         ],
     )
     def test_lines(self, code: int, text: str, version: str, severity: str, verified: bool) -> None:
-        """Fatal only where the line and the catalogue both say so."""
+        """Fatal only if line and catalogue agree."""
         decoded = decode(code, text, version)
         assert (decoded.severity, decoded.verified) == (severity, verified), decoded.words
         if not verified and "SAW_NEW" not in text:
             assert "unverified" in decoded.words
 
     def test_what_the_line_says(self) -> None:
-        """Unit, link, containment, injection, registers; a pair with brackets and blanks as well."""
-        found = decode(149, "NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x021425c6]", OLD).attributes
-        assert found["unit"] == "NETIR_LINK_EVT" and found["link"] == "1"
-        assert (found["cross_contained"], found["injected"]) == ("yes", "yes")
-        assert (found["intrinfo"], found["reason"]) == ("0x021425c6", "33")
-        assert "error_status" not in found
+        """Unit, link, containment, injection, registers; also a pair with brackets and blanks."""
+        result = decode(149, "NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x021425c6]", OLD).attributes
+        assert result["unit"] == "NETIR_LINK_EVT" and result["link"] == "1"
+        assert (result["cross_contained"], result["injected"]) == ("yes", "yes")
+        assert (result["intrinfo"], result["reason"]) == ("0x021425c6", "33")
+        assert "error_status" not in result
 
     def test_the_other_end(self) -> None:
-        """Replacing the GPU that only heard of it is the costliest mistake of NVLink."""
+        """Replacing the GPU at the other end is the costliest mistake of NVLink."""
         text = line5("NETIR_LINK_EVT", "Fatal", 0x021425C6, 0)
         assert "other end failed first" in decode(149, text, OLD).words
 
     @pytest.mark.parametrize("unit", nvlink_facts().units, ids=lambda unit: unit.name)
     def test_no_unit_is_taken_for_another(self, unit: NvLinkUnit) -> None:
-        """In either layout a unit's bits speak for it alone, or for units that cost the same."""
+        """In either layout a unit's bits belong only to it, or to units with the same cost."""
         for other in nvlink_facts().units:
             if other.xid != unit.xid or other is unit:
                 continue
@@ -296,12 +295,12 @@ class TestNvlink5:
     [("575.57.08", 575), ("580", 580), ("", None), ("v575", None), ("5", None), ("N/A", None)],
 )
 def test_driver_versions(version: str, major: int | None) -> None:
-    """What is no version is not read as an old one."""
+    """An invalid version is not read as an old one."""
     assert driver_major(version) == major
 
 
 class TestSwitch:
-    """SXID lines say Fatal or Non-fatal themselves, and the line wins."""
+    """SXID lines contain Fatal or Non-fatal, and the line wins."""
 
     @pytest.mark.parametrize(
         ("code", "text", "severity", "continuation"),
@@ -320,7 +319,7 @@ class TestSwitch:
         ],
     )
     def test_lines(self, code: int, text: str, severity: str, continuation: bool) -> None:
-        """A code that we do not know is never fatal; when its line says Fatal it is a hazard."""
+        """An unknown code is never fatal; if its line says Fatal it is a hazard."""
         decoded = decode(code, text, table="sxid")
         assert (decoded.severity, decoded.continuation) == (severity, continuation)
         assert decoded.attributes.get("link") == (text.split()[2] if "Link" in text else None)

@@ -1,4 +1,4 @@
-"""What holds for the extension modules' tests."""
+"""Fixtures of the extension modules' tests."""
 
 from tests.fake_nvml.fixtures import accounts, folder, library, play
 

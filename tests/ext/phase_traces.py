@@ -1,5 +1,6 @@
-"""Traces of a GPU whose states are known, as NVML would show them at 10 Hz: power as a filtered reading, use as a share of a
-window, GPM as means since the sample before."""
+"""Traces of a GPU with known states, as in NVML at 10 Hz: power as a filtered reading, use as a
+share of a window, GPM as means since the previous sample.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from typing import NamedTuple
 from gangline.ext.phases import SIGNALS, STATES, PhaseTracker
 
 NS = 1_000_000_000
-#: The world goes on in such ticks.
+#: Time step of the world.
 TICK_SECONDS = 0.02
 TICKS_PER_SAMPLE = 5
-#: NVML's utilisation is of the last sixth of a second to a second; this many ticks.
+#: NVML's utilization covers the last sixth of a second to a second; this many ticks.
 USE_TICKS = 10
 BEGIN_NS = 1000 * NS
 
@@ -30,7 +31,7 @@ Plan = Iterable[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Levels:
-    """Watts in each state; a checkpoint is written at those of waiting."""
+    """Watts in each state; a checkpoint has the level of waiting."""
 
     compute: float = 550.0
     wait: float = 150.0
@@ -42,7 +43,7 @@ class Levels:
 
 
 class Trace(NamedTuple):
-    """Samples of one GPU, and in each second what share of it was spent in which state."""
+    """Samples of one GPU, and for each second the true share of each state."""
 
     times: array[int]
     samples: memoryview[float]
@@ -52,7 +53,7 @@ class Trace(NamedTuple):
 def steps(
     count: int, compute: float, wait: float = 0.0, stall: float = 0.0
 ) -> list[tuple[int, float]]:
-    """Return the plan of *count* steps, each of so many seconds of each state."""
+    """Return the plan of *count* steps, each with these seconds of each state."""
     step = [(HOST_STALL, stall), (COMPUTE, compute), (WAIT, wait)]
     return [part for _ in range(count) for part in step if part[1] > 0]
 
@@ -71,8 +72,12 @@ def trace(
     seed: int = 1,
     begin_ns: int = BEGIN_NS,
 ) -> Trace:
-    """Return the readings of a plan. *smooth_seconds*: time constant of the reading of power. *writer*: it writes the
-    checkpoints, and shows 3 % of use meanwhile. *floor_watts*: power smoothing draws so much at least while a job runs."""
+    """Return the readings of a plan.
+
+    *smooth_seconds*: time constant of the power reading. *writer*: the GPU writes the checkpoints,
+    and shows 3 % use meanwhile. *floor_watts*: minimum power draw of power smoothing while a job
+    runs.
+    """
     draw = random.Random(seed)
     times, values = array("q"), array("f")
     truth: list[tuple[float, ...]] = []
@@ -96,7 +101,7 @@ def trace(
                 row[0] = reading
             row[1] = 1.98e9 if state != IDLE else 0.345e9
             if (number + 1) % (2 * TICKS_PER_SAMPLE):
-                if uses:  # as the ring asks: in turns with GPM
+                if uses:  # alternating with GPM, like the ring
                     row[3] = round(sum(used) / len(used), 2)
             else:
                 if gpm:
@@ -111,7 +116,6 @@ def trace(
 
 
 def _states(plan: Plan) -> Iterator[int]:
-    """Yield the state of each tick."""
     at = end = 0.0
     for state, seconds in plan:
         end += seconds
@@ -121,19 +125,18 @@ def _states(plan: Plan) -> Iterator[int]:
 
 
 class Seen(NamedTuple):
-    """What a tracker made of a trace: of each second the five shares, and its confidence."""
+    """A tracker's results for a trace: the five shares of each second, and its confidence."""
 
     shares: list[tuple[float, ...]]
     confidence: list[float]
 
     def mean(self, state: int, first: int = 0) -> float:
-        """Return the mean share of a state from a second on."""
         chosen = [second[state] for second in self.shares[first:]]
         return math.fsum(chosen) / len(chosen)
 
 
 def follow(tracker: PhaseTracker, made: Trace, row: int = 0) -> Seen:
-    """Give a trace to a tracker, and take each of its seconds."""
+    """Run a tracker on a trace, and return its seconds."""
     shares: list[tuple[float, ...]] = []
     confidence: list[float] = []
     for first in range(0, len(made.times) // 10 * 10, 10):
@@ -150,6 +153,5 @@ def follow(tracker: PhaseTracker, made: Trace, row: int = 0) -> Seen:
 
 
 def true_mean(made: Trace, state: int, first: int = 0) -> float:
-    """Return the mean share of a state in truth."""
     chosen = [second[state] for second in made.truth[first:]]
     return math.fsum(chosen) / len(chosen)

@@ -1,4 +1,4 @@
-"""A sweep over GPUs that a test plays, and what it read."""
+"""A sweep over GPUs that a test plays, and its readings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gangline.contract.nvml_fields import fields_of
 from gangline.ext.nvml import READINGS, Nvml, Sweep
 from tests.fake_nvml.scenario import Gpu
 
-#: What NVML gives; the rest is what the sweep says of NVML.
+#: NVML's readings; the others describe the sweep itself.
 OF_THE_SWEEP = {"calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors"}
 LIBRARY_READINGS = set(READINGS) - OF_THE_SWEEP - {"lost_state", "error_code_state"}
 
@@ -34,23 +34,20 @@ class Sweeping:
         self.nvml.close()
 
     def read(self) -> list[dict[str, float | int | None]]:
-        """Sweep once, and return what each GPU says."""
         self.sweep.run()
         return [self.row(i) for i in range(len(self.addresses))]
 
     def row(self, row: int) -> dict[str, float | int | None]:
-        """Return one GPU's readings as they stand in memory."""
         ints, floats = memoryview(self.cells).cast("Q"), memoryview(self.cells).cast("d")
-        said: dict[str, float | int | None] = {}
+        result: dict[str, float | int | None] = {}
         for column, name in enumerate(self.readings):
             cell = column * len(self.addresses) + row
             cells: memoryview[float] | memoryview[int] = floats if READINGS[name] is float else ints
-            said[name] = cells[cell] if self.valid[cell] else None
-        return said
+            result[name] = cells[cell] if self.valid[cell] else None
+        return result
 
 
 def missing(said: Mapping[str, float | int | None]) -> set[str]:
-    """Return the names of the readings without a value."""
     return {name for name, value in said.items() if value is None}
 
 

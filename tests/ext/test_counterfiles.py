@@ -1,4 +1,4 @@
-"""Counter files through kept descriptors: what is missing, what is left alone, what is not leaked."""
+"""Counter files through kept descriptors: missing values, skipped files, and no leaks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Cells:
         )
 
     def values(self) -> list[int | None]:
-        """Read once and return the whole numbers."""
         self.files.read()
         numbers = memoryview(self.cells).cast("Q")
         return [n if v else None for n, v in zip(numbers, self.valid, strict=True)]
@@ -66,19 +65,19 @@ def open_descriptors() -> int:
     ],
 )
 def test_a_text_that_is_no_counter_is_missing(text: bytes, value: int | None) -> None:
-    """A host agent counted `N/A (no PMA)` as 0 and called a port clean that nobody could see."""
+    """A host agent counted `N/A (no PMA)` as 0 and reported an unreadable port as clean."""
     assert parse(text) == value
 
 
 @given(st.integers(-(1 << 70), 1 << 70))
 def test_numbers_are_read_as_they_are_or_not_at_all(number: int) -> None:
-    """Past 64 bits and below zero there is no value, rather than a wrapped one."""
+    """Past 64 bits and below zero the value is missing, not wrapped."""
     assert parse(f"{number}\n".encode()) == (number if 0 <= number <= U64_MAX else None)
 
 
 @given(st.binary(max_size=5000))
 def test_bytes_from_anywhere_are_a_number_or_missing(data: bytes) -> None:
-    """A driver wrote garbage once; the agent outlived it. No shape may raise or read past the end."""
+    """The agent survived a driver that wrote garbage. No shape may raise or read past the end."""
     for shape in range(5):
         value = parse(data, shape, key=b"kB", gauge=True)
         assert value is None or isinstance(value, float)
@@ -87,7 +86,7 @@ def test_bytes_from_anywhere_are_a_number_or_missing(data: bytes) -> None:
 
 @given(st.integers(0, U64_MAX), st.integers(1, 1 << 40))
 def test_a_product_beyond_64_bits_is_missing(number: int, scale: int) -> None:
-    """port_rcv_data x 4 of a stuck 64-bit counter would wrap to a small, believable number."""
+    """port_rcv_data x 4 of a stuck 64-bit counter would wrap to a small, plausible number."""
     product = number * scale
     assert parse(b"%d" % number, scale=scale) == (product if product <= U64_MAX else None)
 
@@ -97,7 +96,7 @@ def rate(text: bytes) -> float | None:
 
 
 def test_shapes_of_the_kernel() -> None:
-    """Texts as Linux writes them, and their near misses."""
+    """Texts as Linux writes them, and similar invalid ones."""
     assert parse(b"4: ACTIVE\n", CODE) == 4
     assert parse(b"4 ACTIVE\n", CODE) is None
     assert rate(b"400 Gb/sec (4X NDR)\n") == 50e9
@@ -124,7 +123,7 @@ def test_a_number_cut_off_at_the_buffers_end_is_none() -> None:
 
 
 def test_a_pass_fills_its_cells_and_no_others(tmp_path: Path) -> None:
-    """One file may fill several cells; a cell without a file keeps what it holds."""
+    """One file may fill several cells; a cell without a file keeps its value."""
     (tmp_path / "aer").write_text("RxErr 3\nBadTLP 4\nTOTAL_ERR_COR 7\n")
     (tmp_path / "data").write_text("10\n")
     cells = Cells(4)
@@ -142,9 +141,9 @@ def test_a_pass_fills_its_cells_and_no_others(tmp_path: Path) -> None:
 
 
 def test_a_file_that_vanishes_costs_no_neighbour() -> None:
-    """A port was pulled between the list and the read, and the whole host went blind.
+    """A port was pulled between the list and the read, and the whole host became unreadable.
 
-    /proc/PID/oom_score of a process that ends stands for it: the kept descriptor answers ESRCH.
+    /proc/PID/oom_score of an ending process behaves the same: the kept descriptor returns ESRCH.
     """
     with subprocess.Popen(["sleep", "60"]) as child:
         cells = Cells(2)
@@ -161,7 +160,7 @@ def test_a_file_that_vanishes_costs_no_neighbour() -> None:
 
 
 def test_absent_files_are_missing_and_found_when_they_come(tmp_path: Path) -> None:
-    """Between list and open a device may go, and come again under the same name."""
+    """Between list and open a device may disappear, and reappear under the same name."""
     cells = Cells(1)
     cells.files.add_file(tmp_path / "late")
     cells.files.add_cell(0)
@@ -171,7 +170,7 @@ def test_absent_files_are_missing_and_found_when_they_come(tmp_path: Path) -> No
 
 
 def refuse(path: Path) -> None:
-    """Make *path* answer reads with an error: pread of a folder is EISDIR."""
+    """Make reads of *path* fail: pread of a folder is EISDIR."""
     path.mkdir()
 
 
@@ -196,7 +195,9 @@ def test_a_group_that_refuses_is_probed_by_one_file_at_growing_intervals(tmp_pat
 
 
 def test_a_group_is_read_again_once_one_file_answers(tmp_path: Path) -> None:
-    """The function's restriction was lifted: all counters come back, also those that refused before."""
+    """The function's restriction was lifted: all counters come back, including those that refused
+    before.
+    """
     cells = Cells(3, wait_passes_max=4)
     for index in range(3):
         refuse(tmp_path / f"counter{index}")
@@ -212,7 +213,7 @@ def test_a_group_is_read_again_once_one_file_answers(tmp_path: Path) -> None:
 
 
 def test_one_bad_counter_does_not_silence_its_port(tmp_path: Path) -> None:
-    """A driver refuses one counter only; the port's other counters stay."""
+    """A driver refuses one counter; the port's other counters stay."""
     cells = Cells(3, wait_passes_max=8)
     for index in range(3):
         path = tmp_path / f"counter{index}"
@@ -243,7 +244,7 @@ def test_descriptors_are_bounded_and_closed(tmp_path: Path) -> None:
 
 
 def test_descriptors_go_with_the_object(tmp_path: Path) -> None:
-    """Blocks are made anew when a device comes; the old set must not linger."""
+    """Blocks are recreated for a new device; the old set must not remain."""
     (tmp_path / "a").write_text("1\n")
     before = open_descriptors()
     for _ in range(50):
@@ -278,10 +279,10 @@ def test_a_pass_allocates_nothing(tmp_path: Path) -> None:
 
 
 def test_a_pass_lets_other_threads_run(tmp_path: Path) -> None:
-    """A port's driver held one read for 45 s; the daemon must go on without that thread.
+    """A port's driver blocked one read for 45 s; the daemon must continue without that thread.
 
-    A named pipe stands for it: its open does not return until somebody writes. Meanwhile this thread
-    runs, a second pass is refused, and closing waits for the first to come back.
+    A named pipe does the same: its open does not return until it has a writer. Meanwhile this
+    thread runs, a second pass is refused, and closing waits for the first to return.
     """
     pipe = tmp_path / "hangs"
     os.mkfifo(pipe)
@@ -293,7 +294,7 @@ def test_a_pass_lets_other_threads_run(tmp_path: Path) -> None:
     thread.start()
     while True:
         try:
-            cells.files.add_cell(0)  # refused as soon as the pass is under way
+            cells.files.add_cell(0)  # refused once the pass has begun
         except RuntimeError:
             break
     with pytest.raises(RuntimeError, match="under way"):
@@ -306,7 +307,7 @@ def test_a_pass_lets_other_threads_run(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_right_is_said(tmp_path: Path) -> None:
-    """A cell outside its buffer would be written over somebody else's memory."""
+    """A cell outside its buffer would be written over other memory."""
     with pytest.raises(ValueError, match="need 16 bytes, got 8"):
         CounterFiles([(bytearray(8), bytearray(2))])
     with pytest.raises(ValueError, match="1 to 8 pairs"):
@@ -344,34 +345,36 @@ WORDS = b"unknown notpresent down up"
      (b"u", None), (b"down up\n", None), (b"up\0", None), (b"\xff\n", None), (b"notpresent  \n", 1)],
 )  # fmt: skip
 def test_words_are_states_by_their_number(text: bytes, number: int | None) -> None:
-    """`operstate` is a word; one that a newer kernel has is missing, not the first of the list."""
+    """`operstate` is a word; an unknown word of a newer kernel is missing, not the first of the
+    list.
+    """
     assert parse(text, WORD, key=WORDS) == number
 
 
 @given(st.binary(max_size=30), st.binary(max_size=60))
 def test_no_word_is_read_out_of_its_list(text: bytes, words: bytes) -> None:
-    """Whatever stands in the file and in the list: a word of it, or nothing."""
+    """For any file and list: a word of the list, or nothing."""
     number = parse(text, WORD, key=words.replace(b"\0", b""))
     if number is not None:
         assert words.replace(b"\0", b"").split(b" ")[int(number)] == text.rstrip(b" \n\t\r")
 
 
 def test_all_ones_of_32_bits_are_not_scaled_into_a_reading() -> None:
-    """A legacy port stood at its ceiling of 4,294,967,295 words: times four, nobody could tell."""
+    """A legacy port was at its ceiling of 4,294,967,295 words: times four, this was invisible."""
     assert parse(b"4294967295\n", scale=4) is None
-    assert parse(b"4294967295\n") == 2**32 - 1  # unscaled it is judged by the counter algebra
+    assert parse(b"4294967295\n") == 2**32 - 1  # unscaled, the counter algebra handles it
     assert parse(b"4294967294\n", scale=4) == 4 * (2**32 - 2)
     with pytest.raises(ValueError, match="not a gauge"):
         parse(b"up", WORD, key=WORDS, gauge=True)
 
 
 def test_a_group_that_refuses_is_named_until_it_answers(tmp_path: Path) -> None:
-    """A port whose counters answered EPERM was silent, like a healthy one."""
+    """A port whose counters returned EPERM was silent, like a healthy one."""
     cells = Cells(4, wait_passes_max=8)
     for index, group in enumerate(("port 1", "port 1", "port 2", "port 3")):
         path = tmp_path / f"counter{index}"
         if group == "port 1":
-            path.mkdir()  # reading a folder is refused with EISDIR
+            path.mkdir()  # reading a folder fails with EISDIR
         elif group == "port 2":
             path.write_text("9\n")
         cells.files.add_file(path, group=group)
@@ -389,25 +392,27 @@ def test_a_group_that_refuses_is_named_until_it_answers(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_adds_up_what_a_counter_counts(tmp_path: Path) -> None:
-    """RAPL begins again at a range that is no power of two: a gigawatt for a second, every quarter of an hour."""
+    """RAPL wraps at a range that is not a power of two: a gigawatt for a second, every quarter of
+    an hour.
+    """
     file = tmp_path / "energy_uj"
     valid, cells = bytearray(1), bytearray(8)
     files = CounterFiles([(cells, valid)])
     files.add_file(file)
     files.add_cell(0, scale=1e-6, gauge=True, span=100_000_000, most=100_000_000)
-    found: list[float | None] = []
+    result: list[float | None] = []
     for text in ("90000000", "95000000", "1000000", "", "100000001", "50000000"):
         file.write_text(text)
         files.read()
-        found.append(memoryview(cells).cast("d")[0] if valid[0] else None)
-    assert found == [0.0, 5.0, 11.0, None, None, 60.0]
+        result.append(memoryview(cells).cast("d")[0] if valid[0] else None)
+    assert result == [0.0, 5.0, 11.0, None, None, 60.0]
     with pytest.raises(ValueError, match="is a gauge"):
         files.add_cell(0, span=7)
 
 
 @given(st.permutations(["a", "b", "ab", "c", "b_c"]), st.permutations(["a", "b", "ab", "c", "b_c"]))
 def test_keys_in_any_order(written: list[str], asked: list[str]) -> None:
-    """A kernel that lists AER errors in another order than before: none is missed, none another's."""
+    """A kernel lists AER errors in another order: none is missed or mixed up."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "aer"
         file.write_text("".join(f"{word} {100 + len(word) + ord(word[-1])}\n" for word in written))

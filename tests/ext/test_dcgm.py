@@ -1,7 +1,7 @@
-"""DCGM's client library: found at run time, connected to an engine that runs, both majors.
+"""DCGM's client library: found at run time, connected to a running engine, both majors.
 
-The contract tests pass over the stand-in of both majors and, where it is installed and a host engine runs, over the true one:
-`GANGLINE_TEST_DCGM=localhost:5555 pytest tests/ext/test_dcgm.py`.
+The contract tests use the stand-in of both majors and, if it is installed and a host engine runs,
+the real one: `GANGLINE_TEST_DCGM=localhost:5555 pytest tests/ext/test_dcgm.py`.
 """
 
 from __future__ import annotations
@@ -25,44 +25,42 @@ UUID = "GPU-00000000-0000-0000-0000-00000000000{}"
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Return the stand-in of each major."""
     folder = tmp_path_factory.mktemp("fake_dcgm")
     return {major: str(build(folder, major)) for major in MAJORS}
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostEngine:
-    """Return a host engine with two GPUs."""
     monkeypatch.setenv("GANGLINE_FAKE_DCGM", str(tmp_path / "engine"))
-    made = HostEngine(tmp_path / "engine")
-    made.gpu(0, UUID.format(0), "0000:9b:00.0", 8)
-    made.gpu(1, UUID.format(1), "0000:c4:00.0", 8)
-    made.switch(0, "0000:05:00.0", 4)
-    made.switch(1, "0000:06:00.0", 4)
-    made.set_of(3, 0, 858, "i", 5, 45)
-    made.write()
-    return made
+    host_engine = HostEngine(tmp_path / "engine")
+    host_engine.gpu(0, UUID.format(0), "0000:9b:00.0", 8)
+    host_engine.gpu(1, UUID.format(1), "0000:c4:00.0", 8)
+    host_engine.switch(0, "0000:05:00.0", 4)
+    host_engine.switch(1, "0000:06:00.0", 4)
+    host_engine.set_of(3, 0, 858, "i", 5, 45)
+    host_engine.write()
+    return host_engine
 
 
 @pytest.fixture(params=[3, 4, "true"])
 def client(
     request: pytest.FixtureRequest, libraries: dict[int, str], engine: HostEngine
 ) -> Iterator[Dcgm]:
-    """Return a connected client of each major, and of the true library where an engine runs."""
+    """Yield a connected client of each major, and of the real library if an engine runs."""
     if request.param == "true":
         if not TRUE_ADDRESS:
             pytest.skip("no host engine: GANGLINE_TEST_DCGM=localhost:5555 names one that runs")
-        made = Dcgm()
-        made.connect(TRUE_ADDRESS, 900)
+        dcgm = Dcgm()
+        dcgm.connect(TRUE_ADDRESS, 900)
     else:
-        made = Dcgm(libraries[request.param])
-        made.connect(ADDRESS, 900)
-    yield made
-    made.disconnect()
+        dcgm = Dcgm(libraries[request.param])
+        dcgm.connect(ADDRESS, 900)
+    yield dcgm
+    dcgm.disconnect()
 
 
 class TestContract:
-    """What holds of the stand-in and of the true library alike."""
+    """Properties of both the stand-in and the real library."""
 
     def test_gpus_have_uuid_address_and_capability(self, client: Dcgm) -> None:
         gpus = client.devices()
@@ -105,7 +103,7 @@ class TestContract:
 
 
 def test_version_words_are_those_of_the_library(libraries: dict[int, str]) -> None:
-    """A word of another size is refused, and with it the call."""
+    """A version word with another size is refused, and with it the call."""
     ours = dcgm.sizes()
     known = set[str]()
     for library in libraries.values():
@@ -120,7 +118,9 @@ def test_version_words_are_those_of_the_library(libraries: dict[int, str]) -> No
 
 
 def test_no_engine_is_ever_started() -> None:
-    """Without an address DCGM would embed a host engine in the agent: no such call is even looked up."""
+    """Without an address DCGM would embed a host engine in the agent: the binding does not even
+    look up such a call.
+    """
     assert not [
         name
         for name in dcgm.SYMBOLS
@@ -164,7 +164,7 @@ def test_blanks_are_no_values(libraries: dict[int, str], engine: HostEngine) -> 
     engine.set(0, 1004, "d", 5, "!-17")
     engine.write()
     values = client.latest([0], [1002, 1003, 230, 50, 1004])
-    assert [each.value for each in values] == [None, 0.25, None, None, None]
+    assert [value.value for value in values] == [None, 0.25, None, None, None]
     assert values[4].status == dcgm.NO_PERMISSION
 
 
@@ -192,7 +192,7 @@ def test_a_blob_is_its_first_bytes(libraries: dict[int, str], engine: HostEngine
 def test_more_entities_than_there_is_room_for_is_an_error(
     libraries: dict[int, str], engine: HostEngine
 ) -> None:
-    """The engine says how many there are, and fills nothing beyond the room."""
+    """The engine returns the count, and writes nothing beyond the buffer."""
     client = Dcgm(libraries[4])
     client.connect(ADDRESS, 900)
     engine.entities += [(6, 3 | number << 8) for number in range(1030)]
@@ -217,7 +217,7 @@ def test_incidents_come_with_code_and_words(
 def test_a_library_whose_name_hides_its_major_is_asked_in_its_own_version(
     libraries: dict[int, str], engine: HostEngine, tmp_path: Path
 ) -> None:
-    """A path of an operator's: DCGM 3 exports much of what DCGM 4 does."""
+    """An operator's path: DCGM 3 exports much of DCGM 4's functions."""
     other = tmp_path / "libdcgm.so"
     other.symlink_to(libraries[4])
     client = Dcgm(str(other))

@@ -1,4 +1,4 @@
-"""The ethtool ioctl on real interfaces: a veth pair, and the loopback that has no statistics."""
+"""The ethtool ioctl on real interfaces: a veth pair, and the loopback without statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import veth
 
 
 def test_the_statistics_of_a_driver_are_read_by_their_place() -> None:
-    """veth's first statistic is the ifindex of its far end: a value that another file also tells."""
+    """veth's first statistic is the ifindex of its far end, which another file also has."""
     statistics = DriverStatistics()
     with veth.pair("gli") as (name, peer):
         names = statistics.names(name)
@@ -29,7 +29,7 @@ def test_the_statistics_of_a_driver_are_read_by_their_place() -> None:
 
 
 def test_statistics_that_are_others_by_now_are_not_taken() -> None:
-    """A ring was added and every value moved by one place: PFC pauses were read as bytes."""
+    """A ring was added and every value moved by one position: PFC pauses were read as bytes."""
     statistics = DriverStatistics()
     with veth.pair("glj") as (name, _):
         count = len(statistics.names(name))
@@ -40,7 +40,7 @@ def test_statistics_that_are_others_by_now_are_not_taken() -> None:
 
 @pytest.mark.parametrize("name", ["nope0", "", "a" * 16, "a\0b", "b\udce4d if", "../../x"])
 def test_interfaces_that_there_are_not(name: str) -> None:
-    """It went a moment ago, or is named as none can be: an error, never another interface."""
+    """A removed interface, or an impossible name: an error, never another interface."""
     statistics = DriverStatistics()
     for ask in (statistics.names, statistics.driver):
         with pytest.raises(OSError) as error:
@@ -49,14 +49,14 @@ def test_interfaces_that_there_are_not(name: str) -> None:
 
 
 def test_a_driver_without_statistics_says_so() -> None:
-    """The loopback has none: that is an answer, not zeroes."""
+    """The loopback has no statistics: an error, not zeroes."""
     with pytest.raises(OSError) as error:
         DriverStatistics().names("lo")
     assert error.value.errno == errno.EOPNOTSUPP
 
 
 def test_what_cannot_be_right_is_said() -> None:
-    """A pick outside the answer would read another's memory."""
+    """A pick outside the answer would read other memory."""
     statistics = DriverStatistics()
     values = array("Q", [0])
     for place, expected in ((5, 5), (-1, 5), (0, 0)):
@@ -73,7 +73,7 @@ def test_what_cannot_be_right_is_said() -> None:
 
 
 def test_descriptors_go_with_the_object() -> None:
-    """One socket a turn would end the agent within hours."""
+    """A leaked socket per turn would end the agent within hours."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         DriverStatistics()
@@ -81,10 +81,10 @@ def test_descriptors_go_with_the_object() -> None:
 
 
 def test_two_threads_do_not_share_the_room() -> None:
-    """A turn that was given up as hung came back while the next one read into the same memory.
+    """A turn cancelled as hung returned while the next one read into the same memory.
 
-    The ioctl of this machine is too quick to be met in the act: the calls are made against each other
-    and none may bring back another's answer.
+    This machine's ioctl is too fast to observe this directly: two threads call it concurrently, and
+    no call may return another's answer.
     """
     statistics = DriverStatistics()
     refused: list[str] = []

@@ -1,4 +1,4 @@
-"""`process.Filling`: what is made after a fork goes to pages of its own."""
+"""`process.Filling`: allocations after a fork go to new pages."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ SMALL, LARGE = 200, 5_000  # of Python's own allocator, and of malloc(3)
 
 
 def with_holes(size: int) -> tuple[list[bytes], set[int]]:
-    """Return objects of *size* with as many holes between them, and the pages where the holes begin."""
-    made = [bytes(size) for _ in range(600)]
-    holes = {id(each) // PAGE_BYTES for each in made[::2]}
-    del made[::2]
-    return made, holes
+    """Return objects of *size* with as many holes between them, and the pages where the holes
+    begin.
+    """
+    result = [bytes(size) for _ in range(600)]
+    holes = {id(item) // PAGE_BYTES for item in result[::2]}
+    del result[::2]
+    return result, holes
 
 
 def pages_of_new(size: int) -> set[int]:
-    made = [bytes(size) for _ in range(200)]
-    return {id(each) // PAGE_BYTES for each in made}
+    result = [bytes(size) for _ in range(200)]
+    return {id(item) // PAGE_BYTES for item in result}
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_nothing_new_goes_where_there_was_room_before(size: int) -> None:
-    """Each page with a hole in it was copied by each of four forks for some forty bytes: 3 MB of holes."""
+    """Four forks each copied every page with a hole for about forty bytes: 3 MB of holes."""
     if size == LARGE and not _is_glibc_from(2, 33):
         pytest.skip("where its heap ends is told by glibc 2.33 and later")
     kept, holes = with_holes(size)
     filling = process.Filling()
     assert not pages_of_new(size) & holes
     del filling
-    assert pages_of_new(size) & holes  # it has given all back
+    assert pages_of_new(size) & holes  # all memory was given back
     assert kept
 
 
 def test_it_is_bounded_and_gives_back_what_it_held() -> None:
-    """A nursery that dies each second has it made each second, for weeks."""
+    """A fork server that dies each second creates it each second, for weeks."""
     process.Filling()
     before = _resident_bytes()
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Files of /proc whole, folders at a glance, rows of cells."""
+"""Complete files of /proc, checks of folders, rows of cells."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ U64_MAX = (1 << 64) - 1
 
 
 def test_a_glance_shows_what_came_went_and_was_put_back(tmp_path: Path) -> None:
-    """An RDMA device was taken away and made again under its name, and its old files were read for an hour."""
+    """An RDMA device was recreated under its name, and its old files were read for an hour."""
     folder = tmp_path / "infiniband"
     glance = Glance(folder)
     assert glance.look() == 0 == glance.look()  # no such folder
     folder.mkdir()
-    assert glance.look() == 0  # nothing in it
+    assert glance.look() == 0  # empty folder
     (folder / "one").symlink_to("/a")
-    one = glance.look()
+    first = glance.look()
     (folder / "two").symlink_to("/b")
     both = glance.look()
-    assert 0 != one != both == glance.look()
-    (folder / "new").symlink_to("/b")  # another inode for as long as the old one stands
+    assert 0 != first != both == glance.look()
+    (folder / "new").symlink_to("/b")  # another inode while the old one exists
     (folder / "new").rename(folder / "two")
     assert glance.look() != both
     (folder / "two").unlink()
-    assert glance.look() == one
+    assert glance.look() == first
 
 
 def test_a_glance_follows_the_name_not_the_folder(tmp_path: Path) -> None:
-    """A module was unloaded and loaded again: the folder that was kept open stayed empty for ever."""
+    """A module was unloaded and loaded again: the folder kept open stayed empty forever."""
     folder = tmp_path / "class"
     folder.mkdir()
     (folder / "a").touch()
@@ -60,7 +60,7 @@ def test_a_glance_follows_the_name_not_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_glance_sees_more_entries_than_one_call_gives(tmp_path: Path) -> None:
-    """A host with hundreds of virtual functions: the last of them counts as the first."""
+    """A host with hundreds of virtual functions: the last one must count like the first."""
     for number in range(600):
         (tmp_path / f"{'n' * 40}{number}").touch()
     before = Glance(tmp_path).look()
@@ -70,14 +70,16 @@ def test_a_glance_sees_more_entries_than_one_call_gives(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_whole_and_to_a_limit(tmp_path: Path) -> None:
-    """A file of a megabyte is cut, a FIFO or nothing at all holds nobody, and a folder is no file."""
+    """A file of a megabyte is cut, a FIFO or a missing file does not block, and a folder is an
+    error.
+    """
     path = tmp_path / "file"
     for size in (0, 1, 4096, 4097, 10_000):
         path.write_bytes(b"x" * size)
         assert read_file(path) == b"x" * size
     path.write_bytes(b"y" * (FILE_BYTES_MAX + 9000))
-    found = read_file(path)
-    assert found is not None and FILE_BYTES_MAX <= len(found) < FILE_BYTES_MAX + 9000
+    result = read_file(path)
+    assert result is not None and FILE_BYTES_MAX <= len(result) < FILE_BYTES_MAX + 9000
     os.mkfifo(tmp_path / "fifo")
     assert read_file(tmp_path / "fifo") == b""
     for name in ("gone", "zero\0byte", "\ud800", "."):
@@ -91,12 +93,14 @@ def test_a_file_is_read_whole_and_to_a_limit(tmp_path: Path) -> None:
     st.integers(0, 1),
 )  # fmt: skip
 def test_a_row_of_places_is_the_values_or_missing(values: list[float | None], row: int) -> None:
-    """A count of -1 became 2^64-1 in the aggregator's sums: what does not fit 64 bits is missing, beside its neighbours."""
+    """A count of -1 became 2^64-1 in the aggregator's sums: a value beyond 64 bits is missing,
+    without effect on its neighbors.
+    """
     cells, valid = bytearray(8 * 6), bytearray(b"\1" * 6)
     ints, floats = memoryview(cells).cast("Q"), memoryview(cells).cast("d")
     try:
         Places(cells, valid, 2, [(0, False), (2, True), (1, False)]).put(row, values)
-    except OverflowError:  # a gauge beyond what a double holds
+    except OverflowError:  # a gauge beyond a double's range
         assert isinstance(values[1], int)
         return
     for column, value, is_gauge in zip((0, 2, 1), values, (False, True, False), strict=True):
@@ -126,7 +130,7 @@ def test_places_that_cannot_be_right_are_refused() -> None:
 
 
 def test_cores_that_go_offline_are_known_by_their_numbers() -> None:
-    """Core 1 was taken offline and its neighbour's time was told as its own."""
+    """Core 1 was taken offline and its neighbor's time was reported as its own."""
     times = CoreTimes()
     line = "cpu{} 0 0 0 {} 0 0 0 0 0 0\n"
     times.take("".join(line.format(core, 0) for core in range(4)).encode())
@@ -137,7 +141,7 @@ def test_cores_that_go_offline_are_known_by_their_numbers() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 8192, 20000])
 def test_a_file_that_comes_as_a_whole(size: int, tmp_path: Path) -> None:
-    """/proc/stat of 200 cores outgrew the room, and half of the cores were idle for ever."""
+    """/proc/stat of 200 cores outgrew the buffer, and half of the cores always looked idle."""
     path = tmp_path / "stat"
     path.write_bytes(b"7" * size)
     kept = KeptFile(path, whole=True)
@@ -145,7 +149,7 @@ def test_a_file_that_comes_as_a_whole(size: int, tmp_path: Path) -> None:
 
 
 def test_rows_are_of_the_columns_that_are_filled() -> None:
-    """A column that somebody adds in one place only would shift all that follow."""
+    """A column added in only one place would shift all later ones."""
     few = Places(bytearray(16), bytearray(2), 1, [(0, False), (1, True)])
     with pytest.raises(ValueError, match="a host are not 2"):
         HostPass("/proc", few)

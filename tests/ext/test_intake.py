@@ -1,4 +1,6 @@
-"""The quick reader of frames against `frames.decode`: what one takes the other takes, with the same cells."""
+"""The fast reader of frames against `frames.decode`: both accept the same data, with the same
+cells.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,24 @@ KINDS = ("gpu_1s", "host_1s", "rdma_1s_changes", "nvlink_10s_changes", "gpu_10s"
 
 
 def read_blocks(data: bytes, reader: Reader | None = None) -> list[tuple[object, ...]]:
-    """Return what the tables say, by the quick reader."""
     frame = (reader or Reader(CATALOGUE, frames.decode)).read(data)
-    found = []
-    for at, shape in enumerate(frame.shapes):
-        block = Block(shape.columns.table, frame.devices(at), shape.columns.signal_ids)
-        block.offset_ns = frame.offset_ns(at)
-        unpack(frame.packed_cells(at), block.cells, block.valid, len(block.signal_ids), block.rows)
-        found.append(content(block))
-    return found
+    result = []
+    for index, shape in enumerate(frame.shapes):
+        block = Block(shape.columns.table, frame.devices(index), shape.columns.signal_ids)
+        block.offset_ns = frame.offset_ns(index)
+        unpack(
+            frame.packed_cells(index), block.cells, block.valid, len(block.signal_ids), block.rows
+        )
+        result.append(content(block))
+    return result
 
 
 @settings(deadline=None)
 @given(stamps, st.lists(blocks(), max_size=4), st.booleans())
 def test_both_readers_say_the_same(stamp: Stamp, given_blocks: list[Block], deflate: bool) -> None:
-    """Any tables, any cells, deflated or not; and the same again from a reader that knows the tables."""
+    """Any tables, any cells, deflated or not; and the same again from a reader that knows the
+    tables.
+    """
     data = frames.encode(stamp, given_blocks, deflate=deflate)
     reader = Reader(CATALOGUE, frames.decode)
     expected = [content(block) for block in frames.decode(data).blocks]
@@ -56,7 +61,9 @@ def test_both_readers_say_the_same(stamp: Stamp, given_blocks: list[Block], defl
 
 @given(st.integers(0, len(EXAMPLE) - 1), st.integers(0, 255), st.booleans())
 def test_a_damaged_frame_is_refused_with_the_same_words(at: int, byte: int, seal: bool) -> None:
-    """A hostile sender has the right checksum on anything: nothing is read past its end, nothing crashes."""
+    """A hostile sender can compute the right checksum: nothing is read past the end, nothing
+    crashes.
+    """
     data = EXAMPLE[:at] + bytes((byte,)) + EXAMPLE[at + 1 :]
     data = resealed(data) if seal else data
     known = Reader(CATALOGUE, frames.decode)
@@ -73,7 +80,9 @@ def test_a_damaged_frame_is_refused_with_the_same_words(at: int, byte: int, seal
 
 
 def test_names_that_cancel_out_in_the_digest_are_read_anew() -> None:
-    """One agent made names of another's digest whatever the seed was: no UTF-8, they failed each commit of the fleet."""
+    """One agent sent names with another's digest for any seed: with invalid UTF-8 they made each
+    commit of the fleet fail.
+    """
     stamp = Stamp(b"r" * 16, b"b" * 16, 1, 1, 1)
     data = frames.encode(stamp, [Block("gpu_1s", ["GPU-" + "a" * 60])], deflate=False)
     name = data.index(b"GPU-a")
@@ -84,7 +93,7 @@ def test_names_that_cancel_out_in_the_digest_are_read_anew() -> None:
     for back in (0, 8):
         changed = bytearray(data)
         changed[word + back + 7] ^= (
-            0x80  # its highest bit, which a factor takes nowhere but into two of the next
+            0x80  # its highest bit, which a factor only moves into two of the next
         )
         changed[word + back + 15] ^= 0x80
         changed[word + back + 11] ^= 0x80
@@ -94,7 +103,7 @@ def test_names_that_cancel_out_in_the_digest_are_read_anew() -> None:
 
 @given(st.integers(0, len(EXAMPLE) - 1))
 def test_a_frame_cut_off_is_refused_with_the_same_words(length: int) -> None:
-    """Its checksum right, its header's length too: what is missing shows in its tables alone."""
+    """Checksum and header length are right: only the tables show the missing part."""
     body = zlib.decompress(EXAMPLE[72:], -15)[:length]
     header = EXAMPLE[:9] + b"\0" + EXAMPLE[10:12] + len(body).to_bytes(4, "little") + EXAMPLE[16:72]
     data = resealed(header + body)
@@ -117,7 +126,7 @@ def told(fleet: Fleet, given_blocks: list[Block], second: int) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=3))
 def test_the_fleet_has_the_last_of_each_cell(seconds: list[list[Block]]) -> None:
-    """Whatever tables come, in one frame twice, with other devices or the same one twice."""
+    """Any tables, twice in one frame, with other devices or a duplicate one."""
     fleet = Fleet()
     fleet.register("a", simulated=True, boot_id=bytes(16), devices=[])
     expected: dict[tuple[str, str, str], int | None] = {}
@@ -140,7 +149,9 @@ def test_the_fleet_has_the_last_of_each_cell(seconds: list[list[Block]]) -> None
 
 
 def test_a_host_that_boots_again_and_again_is_heard() -> None:
-    """Boots are numbered in 16 bits: the 65,536th of a host that a test lab resets must not be of no boot."""
+    """Boots are numbered in 16 bits: the 65,536th boot of a host in a test lab must not count as
+    none.
+    """
     fleet = Fleet()
     host = fleet.register("a", simulated=True, boot_id=b"b" * 16, devices=[])
     fleet._boot[host] = BOOT_MAX
@@ -155,18 +166,18 @@ def test_a_host_that_boots_again_and_again_is_heard() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=4))
 def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> None:
-    """Frames of several hosts and of other columns, one after another: none lost, none moved."""
-    made = [
-        HostFrame(f"h{at % 2}", read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), at, 5, 0), each)), 7)
-        for at, each in enumerate(several)
+    """Frames of several hosts and of other columns, one after another: no cell is lost or moved."""
+    created = [
+        HostFrame(f"h{index % 2}", read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), index, 5, 0), frame)), 7)
+        for index, frame in enumerate(several)
     ]  # fmt: skip
-    tables = {name: arrow.to_pylist() for name, arrow in batch(made).tables()}
-    for at, each in enumerate(several):
-        for block in each:
+    tables = {name: arrow.to_pylist() for name, arrow in batch(created).tables()}
+    for index, frame in enumerate(several):
+        for block in frame:
             rows = [tables[block.table].pop(0) for _ in range(block.rows)]
             signals = LAYOUTS[block.table].signals
             for row, found in enumerate(rows):
-                assert (found["host"], found["device"]) == (f"h{at % 2}", block.devices[row])
+                assert (found["host"], found["device"]) == (f"h{index % 2}", block.devices[row])
                 assert found["boottime_ns"] == max(0, 5 + block.offset_ns)
                 time_us = max(0, min(12 + block.offset_ns, TIME_NS_MAX)) // 1000
                 assert found["time"] == datetime(1970, 1, 1) + timedelta(microseconds=time_us)
@@ -175,22 +186,26 @@ def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> Non
                     value = (block.floats if signal.kind == "gauge" else block.ints)[cell]
                     expected = value if block.valid[cell] else None
                     got = found[signal.column]
-                    assert repr(got) == repr(expected), signal.column  # NaN is itself
+                    assert repr(got) == repr(expected), signal.column  # NaN equals itself
     assert not any(tables.values())
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(blocks(), min_size=1, max_size=4))
 def test_a_frame_is_counted_as_what_a_commit_makes_of_it(several: list[Block]) -> None:
-    """A frame of a few cells of very many devices, 0.5 MB on the wire, was 150 MB in the commit, counted as 3."""
+    """A frame with few cells of very many devices, 0.5 MB on the wire, was 150 MB in the commit,
+    but counted as 3.
+    """
     frame = read_frame(frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), several))
-    made = [arrow for _, arrow in batch([HostFrame("h", frame, 0)]).tables()]
+    created = [arrow for _, arrow in batch([HostFrame("h", frame, 0)]).tables()]
     devices = [len(name.encode()) + 4 for block in several for name in block.devices]
-    assert sum(arrow.nbytes for arrow in made) <= frame.size_bytes + 2 * sum(devices)
+    assert sum(arrow.nbytes for arrow in created) <= frame.size_bytes + 2 * sum(devices)
 
 
 def test_signals_of_one_place_are_of_the_last() -> None:
-    """An id that stands twice in a table: the cells of the last, as if they had come one after another."""
+    """A table has an id twice: the cells of the last column count, as if they had come one after
+    another.
+    """
     block = Block("gpu_1s", ["G"], (TABLES["gpu_1s"][0].signal_id,) * 3)
     for column in range(3):
         block.put_float(column, 0, float(column))
@@ -200,31 +215,35 @@ def test_signals_of_one_place_are_of_the_last() -> None:
 
 
 def test_places_are_looked_up_once() -> None:
-    """What costs as much as a row is counted as one (`agent_rows_per_second_max`); what is known costs nothing."""
+    """An expensive look-up counts as a row (`agent_rows_per_second_max`); known columns cost
+    nothing.
+    """
     reader = Reader(Catalogue(_plan), frames.decode)
-    unknown = [Block(f"strange_{at}", ["G"], tuple(range(20_000, 20_512))) for at in range(4)]
+    unknown = [Block(f"strange_{index}", ["G"], tuple(range(20_000, 20_512))) for index in range(4)]
     data = frames.encode(Stamp(b"r" * 16, bytes(16), 1, 5, 0), unknown)
     assert [reader.read(data).looked_up for _ in range(2)] == [4 * 512, 0]
 
 
 def test_tables_of_each_second_are_known_again_among_those_of_each_minute() -> None:
-    """The first frame of a host has all its tables: there was room for those, and none for what comes each second."""
+    """The first frame of a host has all its tables: they filled the memory, and the tables of each
+    second did not fit.
+    """
     reader = Reader(CATALOGUE, frames.decode)
-    often = [Block("gpu_1s", [f"GPU-{at}" for at in range(8)]), Block("host_1s", ["host"])]
-    seldom = [Block(f"{at}_60s", [f"device-{at}"] * 20, (1, 2, 3)) for at in range(40)]
+    often = [Block("gpu_1s", [f"GPU-{index}" for index in range(8)]), Block("host_1s", ["host"])]
+    seldom = [Block(f"{index}_60s", [f"device-{index}"] * 20, (1, 2, 3)) for index in range(40)]
 
     def shapes(blocks: list[Block]) -> list[object]:
         return list(reader.read(frames.encode(Stamp(bytes(16), bytes(16), 1, 5, 0), blocks)).shapes)
 
     shapes(seldom + often)
     kept = shapes(often)
-    assert all(one is other for one, other in zip(shapes(often), kept, strict=True))
-    shapes([Block("huge_1s", [f"device-{at}" for at in range(4096)], (1,))])
-    assert all(one is other for one, other in zip(shapes(often), kept, strict=True))
+    assert all(shape is other for shape, other in zip(shapes(often), kept, strict=True))
+    shapes([Block("huge_1s", [f"device-{index}" for index in range(4096)], (1,))])
+    assert all(shape is other for shape, other in zip(shapes(often), kept, strict=True))
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    """A pointer past an array's end would write into another's memory."""
+    """A pointer past an array's end would write into other memory."""
     cells = Cells()
     one, other = np.zeros(4, np.int64), np.zeros(5, np.int64)
     words, flags = np.zeros((2, 4), np.uint64), np.zeros((2, 4), np.uint8)
@@ -242,19 +261,19 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("aé", max_size=12)), max_size=300))
 def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
-    """As a dict of tuples: the same name on another host is another device."""
+    """Like a dict of tuples: the same name on another host is another device."""
     known: dict[tuple[int, str], int] = {}
-    found, hosts = DeviceKeys(), np.zeros(300, np.int32)
-    found.bind(hosts)
+    device_keys, hosts = DeviceKeys(), np.zeros(300, np.int32)
+    device_keys.bind(hosts)
     for host, name in keys:
-        assert found.find(host, name) == known.get((host, name), -1)
+        assert device_keys.find(host, name) == known.get((host, name), -1)
         if (host, name) not in known:
-            known[host, name] = found.add(host, name)
+            known[host, name] = device_keys.add(host, name)
         else:
             with pytest.raises(ValueError, match="has row"):
-                found.add(host, name)
-    assert [(hosts[row], found.name(row)) for row in range(len(found))] == list(known)
-    assert list(known.values()) == list(range(len(found)))
+                device_keys.add(host, name)
+    assert [(hosts[row], device_keys.name(row)) for row in range(len(device_keys))] == list(known)
+    assert list(known.values()) == list(range(len(device_keys)))
 
 
 @settings(max_examples=200, deadline=None)
@@ -264,67 +283,74 @@ def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
     )
 )
 def test_rows_that_are_given_to_others_are_found(turns: list[tuple[int, str, int]]) -> None:
-    """As a dict, whatever is added and renamed in whatever order: often enough that all names are written anew."""
+    """Like a dict, for any order of additions and renamings, often enough that all names are
+    rewritten.
+    """
     known: dict[tuple[int, str], int] = {}
-    found, hosts = DeviceKeys(), np.zeros(400, np.int32)
-    found.bind(hosts)
+    device_keys, hosts = DeviceKeys(), np.zeros(400, np.int32)
+    device_keys.bind(hosts)
     for host, name, row in turns:
-        of_row = {at: one for one, at in known.items()}
-        if 0 <= row < len(found):
+        of_row = {row: key for key, row in known.items()}
+        if 0 <= row < len(device_keys):
             key = int(hosts[row]), name
             if key in known:
                 with pytest.raises(ValueError, match="has a row"):
-                    found.rename(row, name)
+                    device_keys.rename(row, name)
                 continue
-            found.rename(row, name)
+            device_keys.rename(row, name)
             del known[of_row[row]]
             known[key] = row
         elif (host, name) not in known:
-            known[host, name] = found.add(host, name)
-        assert found.find(host, name) == known.get((host, name), -1)
-    assert {(int(hosts[row]), found.name(row)): row for row in range(len(found))} == known
+            known[host, name] = device_keys.add(host, name)
+        assert device_keys.find(host, name) == known.get((host, name), -1)
+    assert {
+        (int(hosts[row]), device_keys.name(row)): row for row in range(len(device_keys))
+    } == known
 
 
 def test_a_row_is_renamed_without_end() -> None:
-    """A year of pods on one host: names are found, and what went before them takes no memory."""
-    found = DeviceKeys()
-    found.bind(np.zeros(100, np.int32))
+    """A year of pods on one host: names are found, and old names take no memory."""
+    device_keys = DeviceKeys()
+    device_keys.bind(np.zeros(100, np.int32))
     names = [f"pod-{row}" for row in range(100)]
     for name in names:
-        found.add(0, name)
+        device_keys.add(0, name)
     tracemalloc.start()
     for turn in range(20_000):
         row, name = turn * 7 % 100, f"pods/{turn:032}/volume"
         before, names[row] = names[row], name
-        found.rename(row, name)
-        assert found.find(0, before) == -1 and found.find(0, name) == row
-    assert [found.name(row) for row in range(100)] == names
+        device_keys.rename(row, name)
+        assert device_keys.find(0, before) == -1 and device_keys.find(0, name) == row
+    assert [device_keys.name(row) for row in range(100)] == names
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     with pytest.raises(IndexError):
-        found.rename(100, "x")
+        device_keys.rename(100, "x")
     with pytest.raises(ValueError, match="bytes"):
-        found.rename(0, "x" * 256)
+        device_keys.rename(0, "x" * 256)
 
 
 def test_many_keys_are_found_again() -> None:
-    """More than the first slots and the first memory hold."""
-    source, found = random.Random(1), DeviceKeys()
+    """More than the initial slots and memory hold."""
+    source, device_keys = random.Random(1), DeviceKeys()
     gpus = [f"GPU-{source.getrandbits(64):x}" for _ in range(250)]
     names = [name for gpu in gpus for name in (gpu, *(f"{gpu}/{link}" for link in range(19)))]
-    names += [f"{gpus[0]}-{part}" for part in range(15_000)]  # 64 KiB from the first of these on
-    found.bind(np.zeros(20_000, np.int32))
+    # 64 KiB in total, from the first of these
+    names += [f"{gpus[0]}-{part}" for part in range(15_000)]
+    device_keys.bind(np.zeros(20_000, np.int32))
     for host, name in enumerate(names):
-        found.add(host % 7, name)
-    assert [found.find(host % 7, name) for host, name in enumerate(names)] == list(range(20_000))
-    assert [found.name(row) for row in range(20_000)] == names
-    assert found.find(1, names[0]) == -1
+        device_keys.add(host % 7, name)
+    assert [device_keys.find(host % 7, name) for host, name in enumerate(names)] == list(
+        range(20_000)
+    )
+    assert [device_keys.name(row) for row in range(20_000)] == names
+    assert device_keys.find(1, names[0]) == -1
     with pytest.raises(IndexError):
-        found.name(20_000)
-    assert found.find(0, "x" * 256) == -1
+        device_keys.name(20_000)
+    assert device_keys.find(0, "x" * 256) == -1
     with pytest.raises(ValueError, match="bytes"):
-        found.add(0, "x" * 256)
+        device_keys.add(0, "x" * 256)
     with pytest.raises(ValueError, match="row 20000"):
-        found.add(0, "x")
+        device_keys.add(0, "x")
     with pytest.raises(ValueError, match="20000"):
-        found.bind(np.zeros(19_999, np.int32))
+        device_keys.bind(np.zeros(19_999, np.int32))

@@ -1,4 +1,4 @@
-"""Finding GPUs, and the pass over them, against what drivers get up to."""
+"""Finding GPUs, and the pass over them, against faulty drivers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 from tests.processes import GUARD_SECONDS
 
-#: A wait that is longer than this is a failed test; nothing is timed by it.
-
-
-# ---- finding GPUs -----------------------------------------------------------------------------------
+#: A longer wait fails the test; it is not used for timing.
 
 
 def test_a_garbage_count_is_bounded(library: str, play: Play) -> None:
@@ -30,23 +27,23 @@ def test_a_garbage_count_is_bounded(library: str, play: Play) -> None:
     for count in (4294967295, 100):
         play(gpus(2), host=f"count {count}")
         before = counted(b"nvmlDeviceGetHandleByIndex_v2")
-        found = Nvml(library)
-        assert len(found.devices()) == 2
+        result = Nvml(library)
+        assert len(result.devices()) == 2
         assert counted(b"nvmlDeviceGetHandleByIndex_v2") - before <= nvml.GPUS_MAX
-        found.close()
+        result.close()
 
 
 def test_a_gpu_that_cannot_be_found_does_not_hide_the_others(library: str, play: Play) -> None:
-    """One sick GPU, and the list of GPUs of that host was empty."""
+    """One faulty GPU made the list of GPUs of its host empty."""
     devices = gpus(4)
     devices[1].lines.append("error nvmlDeviceGetHandleByIndex_v2 15")
     devices[2].lines.append("error nvmlDeviceGetUUID 999")
     play(devices)
-    found = Nvml(library)
-    assert [d.uuid for d in found.devices()] == [devices[0].uuid, "", devices[3].uuid]
+    nvml = Nvml(library)
+    assert [d.uuid for d in nvml.devices()] == [devices[0].uuid, "", devices[3].uuid]
     with pytest.raises(NvmlError, match="Not Found"):
-        found.device("0000:ff:00.0")
-    found.close()
+        nvml.device("0000:ff:00.0")
+    nvml.close()
 
 
 def test_a_sweep_attaches_only_the_gpus_it_is_given(library: str, play: Play) -> None:
@@ -62,11 +59,8 @@ def test_a_sweep_attaches_only_the_gpus_it_is_given(library: str, play: Play) ->
     assert [counted(name) - b for name, b in zip(names, before, strict=True)] == [1, 0]
 
 
-# ---- the pass itself ----------------------------------------------------------------------------------
-
-
 def test_one_call_gives_all_fields_of_a_gpu(library: str, play: Play) -> None:
-    """Real calls take 0.1 to 20 ms: what matters is how many there are."""
+    """Real calls take 0.1 to 20 ms: their number matters."""
     counted = ctypes.CDLL(library).fake_nvml_calls
     devices = gpus(8)
     play(devices)
@@ -83,7 +77,7 @@ def test_only_what_is_wanted_is_called(library: str, play: Play) -> None:
     play([gpu])
     with Sweeping(library, [gpu.address], ["power_limit_watts", "lost_state"]) as sweeping:
         assert sweeping.read() == [{"power_limit_watts": 700.0, "lost_state": 0}]
-        assert sweeping.sweep.calls == 2  # one of them opened the GPU
+        assert sweeping.sweep.calls == 2  # including the open of the GPU
 
 
 def test_a_sweep_allocates_nothing(library: str, play: Play) -> None:
@@ -102,10 +96,11 @@ def test_a_sweep_allocates_nothing(library: str, play: Play) -> None:
 
 
 def test_while_a_call_blocks_python_goes_on(library: str, play: Play, tmp_path: Path) -> None:
-    """A sick GPU held a call for 45 s; the agent that held the GIL with it went silent as well.
+    """A faulty GPU blocked a call for 45 s; an agent that held the GIL meanwhile was blocked as
+    well.
 
-    The fifo makes both sides meet: opening it returns when the call is being made, and the call
-    returns when it is closed.
+    The fifo synchronizes both sides: opening it returns during the call, and the call returns when
+    it is closed.
     """
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
@@ -117,10 +112,10 @@ def test_while_a_call_blocks_python_goes_on(library: str, play: Play, tmp_path: 
         thread = threading.Thread(target=sweeping.sweep.run, daemon=True)
         thread.start()
         held = os.open(fifo, os.O_WRONLY)
-        here = place.here()
-        assert (here.device, here.call) == (devices[1].address, "nvmlDeviceGetPerformanceState")
-        assert here.entered_ns > 0
-        assert missing(sweeping.row(0)) == set()  # the neighbour was read before
+        seen = place.here()
+        assert (seen.device, seen.call) == (devices[1].address, "nvmlDeviceGetPerformanceState")
+        assert seen.entered_ns > 0
+        assert missing(sweeping.row(0)) == set()  # the neighbor was read before
         assert thread.is_alive()
         os.close(held)
         thread.join(GUARD_SECONDS)
@@ -130,7 +125,7 @@ def test_while_a_call_blocks_python_goes_on(library: str, play: Play, tmp_path: 
 
 
 def test_closed_is_closed(library: str, play: Play) -> None:
-    """`gangline release` lets go of every handle, so that a GPU can be reset."""
+    """`gangline release` closes every handle, so that a GPU can be reset."""
     play(gpus(1))
     with Sweeping(library, ["0000:19:00.0"]) as sweeping:
         sweeping.read()
@@ -142,31 +137,31 @@ def test_closed_is_closed(library: str, play: Play) -> None:
 
 
 def test_memory_outside_the_block_is_refused(library: str, play: Play) -> None:
-    """A column too many would be written over whatever lies behind the block."""
+    """A column too many would be written over memory behind the block."""
     play(gpus(1))
-    found = Nvml(library)
+    nvml = Nvml(library)
     cells, valid = bytearray(16), bytearray(2)
-    Sweep(found, ["0000:19:00.0"], {"lost_state": (cells, valid, 1)}).run()
+    Sweep(nvml, ["0000:19:00.0"], {"lost_state": (cells, valid, 1)}).run()
     assert valid == b"\0\1"
     for column in (2, -1):
         with pytest.raises(ValueError, match=f"column {column} of 1 rows lies outside"):
-            Sweep(found, ["0000:19:00.0"], {"lost_state": (cells, valid, column)})
+            Sweep(nvml, ["0000:19:00.0"], {"lost_state": (cells, valid, column)})
     with pytest.raises(KeyError):
-        Sweep(found, ["0000:19:00.0"], {"no_such_reading": (cells, valid, 0)})
+        Sweep(nvml, ["0000:19:00.0"], {"no_such_reading": (cells, valid, 0)})
     with pytest.raises(ValueError, match="PCI address"):
-        Sweep(found, ["0000:19:00.0" * 3], {})
-    found.close()
+        Sweep(nvml, ["0000:19:00.0" * 3], {})
+    nvml.close()
 
 
 def test_memory_in_use_cannot_be_moved(library: str, play: Play) -> None:
     """A bytearray that grows under a sweep would leave it writing into freed memory."""
     play(gpus(1))
-    found = Nvml(library)
+    nvml = Nvml(library)
     cells, valid = bytearray(8), bytearray(1)
-    sweep = Sweep(found, ["0000:19:00.0"], {"lost_state": (cells, valid, 0)})
+    sweep = Sweep(nvml, ["0000:19:00.0"], {"lost_state": (cells, valid, 0)})
     for memory in (cells, valid):
         with pytest.raises(BufferError):
             memory.extend(b"more")
     sweep.run()
     assert not math.isnan(cells[0])
-    found.close()
+    nvml.close()

@@ -1,4 +1,4 @@
-"""What an NVML answer is worth: blanks, garbage, errors and losses stay where they are."""
+"""NVML's answers: blanks, garbage, errors and losses affect only their own reading."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from gangline.ext.nvml_readings import NAMED, ROWS
 from tests.ext.sweeping import LIBRARY_READINGS, OF_THE_SWEEP, Sweeping, addresses, missing
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
-
-# ---- what an answer is worth -----------------------------------------------------------------------
 
 BLANKS = {2**32 - 1, 2**64 - 1, *range(2**63 - 16, 2**63)}
 UNSIGNED = (
@@ -34,8 +32,8 @@ def test_a_blank_is_missing_and_all_else_is_kept(
     with Sweeping(library, [gpu.address], ["ecc_uncorrected_volatile_errors"]) as sweeping:
         for step, value in enumerate(values):
             scenario.step(step)
-            said = sweeping.read()[0]["ecc_uncorrected_volatile_errors"]
-            assert said == (None if value in BLANKS or value > 2**62 else value)
+            readings = sweeping.read()[0]["ecc_uncorrected_volatile_errors"]
+            assert readings == (None if value in BLANKS or value > 2**62 else value)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +66,18 @@ def test_a_blank_is_missing_and_all_else_is_kept(
     ],
 )
 def test_what_cannot_be_is_missing(line: str, reading: str, library: str, play: Play) -> None:
-    """A broken sensor says the largest number it has; as a temperature it would be the sun's."""
+    """A broken sensor returns its largest number; as a temperature it would be the sun's."""
     gpu = gpus(1)[0]
     gpu.lines.append(line)
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert missing(said) == {reading}
-    assert said["calls_failed_errors"] == 0
+        readings = sweeping.read()[0]
+    assert missing(readings) == {reading}
+    assert readings["calls_failed_errors"] == 0
 
 
 def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
-    """One degree past its limit is when the margin matters, and -1 is everyone else's blank."""
+    """One degree past the limit the margin matters most, and -1 is a blank in other calls."""
     gpu = gpus(1)[0]
     gpu.values["margin"] = -1
     play([gpu])
@@ -100,7 +98,7 @@ def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
 def test_a_field_may_come_as_any_type(
     kind: str, text: str, value: float, library: str, play: Play
 ) -> None:
-    """The value type belongs to the driver; read by another member of the union it is noise."""
+    """The driver chooses the value type; read by another member of the union it is noise."""
     gpu = gpus(1)[0]
     gpu.fields[196] = (kind, text)
     play([gpu])
@@ -108,11 +106,8 @@ def test_a_field_may_come_as_any_type(
         assert sweeping.read()[0]["margin_at_max_celsius"] == value
 
 
-# ---- errors stay where they are ------------------------------------------------------------------
-
-
 def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> None:
-    """A GPU without HBM sensors must not look like one whose driver is failing."""
+    """A GPU without HBM sensors must not look like a failing driver."""
     devices = gpus(2)
     devices[1].values, devices[1].fields = {}, {}
     play(devices)
@@ -125,7 +120,7 @@ def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> No
 
 @pytest.mark.parametrize("error", [14, 16, 21, 999])
 def test_an_error_costs_its_reading_and_is_counted(error: int, library: str, play: Play) -> None:
-    """One InfoROM gone bad must hide neither the rest of that GPU nor its neighbours."""
+    """A broken InfoROM must hide neither the rest of that GPU nor its neighbors."""
     devices = gpus(3)
     devices[1].lines.append(f"error nvmlDeviceGetClockInfo 0 {error}")
     devices[1].fields[82] = ("uint", f"48 !{error}")
@@ -142,7 +137,7 @@ def test_an_error_costs_its_reading_and_is_counted(error: int, library: str, pla
 
 
 def test_what_is_not_permitted_is_named_and_no_failure(library: str, play: Play) -> None:
-    """An agent without a capability counted ten failures a minute, and its host looked sick."""
+    """An agent without a capability counted ten failures a minute, and its host looked faulty."""
     devices = gpus(2)
     devices[1].lines.append("error nvmlDeviceGetSramEccErrorStatus 4 4 0")
     scenario = play(devices)
@@ -175,7 +170,7 @@ def test_an_end_of_nvml_is_no_gpus_fault(code: int, library: str, play: Play) ->
         assert (sweeping.sweep.ended, sweeping.sweep.calls - before) == (
             code,
             2,
-        )  # it, and NVML itself
+        )  # the call itself, and NVML
         scenario.step(2)
         assert [missing(row) for row in sweeping.read()] == [set()] * 3
         assert sweeping.sweep.ended == 0
@@ -183,14 +178,14 @@ def test_an_end_of_nvml_is_no_gpus_fault(code: int, library: str, play: Play) ->
 
 @pytest.mark.parametrize("code", [1, 9, 18])
 def test_one_gpus_garbage_does_not_end_nvml(code: int, library: str, play: Play) -> None:
-    """A GPU whose every answer was `Uninitialized` would have silenced seven others."""
+    """A GPU that always answered `Uninitialized` would have silenced seven others."""
     devices = gpus(3)
     devices[1].lines.append(f"error nvmlDeviceGetClockInfo {code}")
     play(devices)
     with Sweeping(library, addresses(devices)) as sweeping:
         before, sick, after = sweeping.read()
     assert missing(before) == missing(after) == set()
-    assert sick["violation_power_nanoseconds"] == 10_000_000_000  # said before it went mad
+    assert sick["violation_power_nanoseconds"] == 10_000_000_000  # read before its first error
     assert sick["temperature_celsius"] is None
     assert (sick["calls_failed_errors"], sick["lost_state"]) == (1, 0)
 
@@ -212,7 +207,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("line", GARBAGE)
 def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Play) -> None:
-    """The value of one GPU's broken InfoROM was once written over its neighbour's."""
+    """The value of one GPU's broken InfoROM was once written over its neighbor's."""
     devices = gpus(3)
     healthy = gpus(3)
     play(healthy)
@@ -224,9 +219,9 @@ def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Pl
     devices[1].lines.append(line)
     play(devices)
     with Sweeping(library, addresses(devices)) as sweeping:
-        said = sweeping.read()
-    assert (said[0], said[2]) == (expected[0], expected[2])
-    wrong = {n: v for n, v in said[1].items() if v is not None and v != expected[1][n]}
+        readings = sweeping.read()
+    assert (readings[0], readings[2]) == (expected[0], expected[2])
+    wrong = {n: v for n, v in readings[1].items() if v is not None and v != expected[1][n]}
     assert set(wrong) <= OF_THE_SWEEP | {"power_average_watts"}
 
 
@@ -235,7 +230,9 @@ def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Pl
 def test_memory_beyond_repair_is_read_in_either_layout(
     versioned: int, flag: int, library: str, play: Play
 ) -> None:
-    """NVIDIA's header and NVIDIA's Python binding disagree about this struct: one of them is never told."""
+    """NVIDIA's header and NVIDIA's Python binding disagree about this struct: one layout would
+    always miss the fault.
+    """
     gpu = gpus(1)[0]
     gpu.values |= {"unrepairable": flag, "unrepairable_versioned": versioned}
     play([gpu])
@@ -257,7 +254,7 @@ def test_memory_beyond_repair_is_read_in_either_layout(
 def test_places_of_lost_data_are_counted_within_bounds(
     places: int, parity: int, each: int, said: tuple[int | None, ...], library: str, play: Play
 ) -> None:
-    """A driver claimed four thousand million places; the room for them would have been 120 GB."""
+    """A driver claimed four thousand million places; their buffer would have been 120 GB."""
     devices = gpus(2)
     devices[0].values |= {"sram_unique": places, "sram_unique_parity": parity}
     devices[0].values["sram_unique_each"] = each
@@ -271,14 +268,18 @@ def test_places_of_lost_data_are_counted_within_bounds(
 
 
 def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play) -> None:
-    """Three places were told, and two of their counts: the third stood for none, and the sum was wrong."""
+    """Three places were reported, but only two counts: the third counted as zero, and the sum was
+    wrong.
+    """
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_passed": 1}
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert said["sram_unique_uncorrected_count"] == 3
-    assert said["sram_unique_uncorrected_errors"] is said["sram_unique_parity_count"] is None
+        readings = sweeping.read()[0]
+    assert readings["sram_unique_uncorrected_count"] == 3
+    assert (
+        readings["sram_unique_uncorrected_errors"] is readings["sram_unique_parity_count"] is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play
 def test_places_that_come_between_the_two_calls(
     more: int, said: tuple[int | None, ...], library: str, play: Play
 ) -> None:
-    """Data was lost in a new place while the driver was asked how many there are: all counts went missing."""
+    """Data was lost in a new place between the count and the list: all counts went missing."""
     gpu = gpus(1)[0]
     gpu.values |= {"sram_unique": 3, "sram_unique_more": more, "sram_unique_parity": 4}
     play([gpu])
@@ -299,24 +300,26 @@ def test_places_that_come_between_the_two_calls(
 
 @pytest.mark.parametrize("blank", [2**32 - 1, 2**64 - 1, 2**63 - 13])
 def test_a_blank_is_missing_wherever_it_stands(blank: int, library: str, play: Play) -> None:
-    """`N/A` is written as all ones in one call and as a count in another: 4294967295 W were drawn."""
+    """`N/A` is all ones in one call and a count in another: 4294967295 W were reported."""
     gpu = gpus(1)[0]
     gpu.values = dict.fromkeys(gpu.values, blank)
     gpu.fields = {number: ("ull", blank) for number in gpu.fields}
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    narrow = {  # of 32 bits: they cannot hold the larger blanks, and say something else then
+        readings = sweeping.read()[0]
+    narrow = {  # 32-bit values: they cannot hold the larger blanks, and show another value
         row.name for row in ROWS if row.shape != "long" or row.name in NAMED
     }
-    # a margin may be -1; the stand-in adds what is used and what is reserved
-    present = LIBRARY_READINGS - missing(said) - {"temperature_margin_celsius", "memory_used_bytes"}
+    # a margin may be -1; the stand-in adds used and reserved memory
+    present = (
+        LIBRARY_READINGS - missing(readings) - {"temperature_margin_celsius", "memory_used_bytes"}
+    )
     assert present <= (narrow if blank > 2**32 else set())
-    assert all(said[name] != blank for name in present)
+    assert all(readings[name] != blank for name in present)
 
 
 def test_a_value_type_that_nobody_knows_is_missing(library: str, play: Play) -> None:
-    """A newer driver answered with a type of its own; its bits were taken for a count."""
+    """A newer driver returned a type of its own; its bits were taken for a count."""
     gpu = gpus(1)[0]
     gpu.fields[4] = ("unknown", 12)
     play([gpu])
@@ -333,7 +336,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("line", LOSSES)
 def test_a_lost_gpu_is_lost_and_nothing_else(line: str, library: str, play: Play) -> None:
-    """XID 79: the GPU fell off the bus in the middle of a sweep; what was read before is void."""
+    """XID 79: the GPU fell off the bus in the middle of a sweep; its earlier readings are void."""
     devices = gpus(3)
     devices[1].lines.append(line)
     scenario = play(devices)
@@ -349,7 +352,7 @@ def test_a_lost_gpu_is_lost_and_nothing_else(line: str, library: str, play: Play
 
 
 def test_a_lost_gpu_is_asked_once_a_sweep(library: str, play: Play) -> None:
-    """A call to a GPU that is gone can take seconds; thirty of them are a missed deadline."""
+    """A call to a lost GPU can take seconds; thirty of them are a missed deadline."""
     devices = gpus(2)
     devices[0].lines.append("error nvmlDeviceGetFieldValues 15")
     play(devices)
@@ -357,13 +360,11 @@ def test_a_lost_gpu_is_asked_once_a_sweep(library: str, play: Play) -> None:
         sweeping.sweep.run()
         healthy = sweeping.sweep.calls
         sweeping.sweep.run()
-        assert sweeping.sweep.calls - healthy == 1 + (
-            healthy - 3
-        )  # 2 opens and 1 question came before
+        assert sweeping.sweep.calls - healthy == 1 + (healthy - 3)  # preceded by 2 opens and 1 call
 
 
 def test_a_gpu_that_cannot_be_opened_is_tried_again(library: str, play: Play) -> None:
-    """After a reset the GPU comes back; an agent that had given it up would need a restart."""
+    """After a reset the GPU comes back; an agent that had abandoned it would need a restart."""
     devices = gpus(2)
     devices[0].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15 0")
     scenario = play(devices)
@@ -383,9 +384,9 @@ def test_a_gpu_we_may_not_open_is_missing_not_lost(library: str, play: Play) -> 
     gpu.lines.append("error nvmlDeviceGetHandleByPciBusId_v2 4")
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
+        readings = sweeping.read()[0]
         refused = {gpu.address: "nvmlDeviceGetHandleByPciBusId_v2"}
-        assert (sweeping.sweep.refusals(), sweeping.read()) == (refused, [said])
+        assert (sweeping.sweep.refusals(), sweeping.read()) == (refused, [readings])
         assert sweeping.sweep.refusals() == refused  # also between two tries
-    assert missing(said) == LIBRARY_READINGS | {"lost_state", "error_code_state"}
-    assert said["calls_failed_errors"] == 0
+    assert missing(readings) == LIBRARY_READINGS | {"lost_state", "error_code_state"}
+    assert readings["calls_failed_errors"] == 0

@@ -1,4 +1,4 @@
-"""The binding of a GPU's parts: against NVIDIA's header, and against what drivers get up to."""
+"""The binding of a GPU's parts: against NVIDIA's header, and against faulty drivers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Open = Callable[..., Parts]
 
 @pytest.fixture
 def play(play: Play) -> Play:
-    """Count MIG devices apart from GPUs."""
+    """Count MIG devices separately from GPUs."""
 
     def write(devices: Iterable[Gpu]) -> Scenario:
         listed = list(devices)
@@ -61,26 +61,23 @@ def play(play: Play) -> Play:
 
 @pytest.fixture
 def opened(library: str) -> Iterator[Open]:
-    """Return a function that opens GPUs, and lets go of them when the test ends."""
-    made: list[Nvml] = []
+    """Yield a function that opens GPUs, and releases them at the end of the test."""
+    created: list[Nvml] = []
 
     def start(devices: Iterable[Gpu], path: str = library) -> Parts:
-        made.append(Nvml(path))
-        parts = Parts(made[-1])
+        created.append(Nvml(path))
+        parts = Parts(created[-1])
         for gpu in devices:
             parts.open(gpu.address)
         return parts
 
     yield start
-    for nvml in made:
+    for nvml in created:
         nvml.close()
 
 
-# ---- the header ---------------------------------------------------------------------------------
-
-
 def compile_and_run(source: str, folder: Path, header: Path) -> list[str]:
-    """Compile a C program against NVIDIA's header, and return the lines that it prints."""
+    """Compile a C program against NVIDIA's header, and return its output lines."""
     (folder / "check.c").write_text("#define NVML_NO_UNVERSIONED_FUNC_DEFS\n" + source)
     program = str(folder / "check")
     options = ["-Werror", "-Wall", f"-I{header}"]
@@ -89,7 +86,7 @@ def compile_and_run(source: str, folder: Path, header: Path) -> list[str]:
 
 
 def printed(expressions: Iterable[str], folder: Path, header: Path | None = None) -> list[int]:
-    """Return what C expressions are with NVIDIA's header, the newest unless another is given."""
+    """Return the values of C expressions with NVIDIA's header, by default the newest."""
     prints = "".join(f'printf("%lu\\n", (unsigned long)({e}));' for e in expressions)
     source = "#include <nvml.h>\n#include <stddef.h>\n#include <stdio.h>\n"
     program = f"{source}int main(void){{{prints}}}"
@@ -97,20 +94,20 @@ def printed(expressions: Iterable[str], folder: Path, header: Path | None = None
 
 
 def test_layouts_and_version_words_are_nvidias(tmp_path: Path) -> None:
-    """A struct four bytes short has the driver write over whatever lies behind it."""
+    """With a struct four bytes short the driver overwrites memory behind it."""
     ours = nvml_parts.abi()
     assert list(ours.values()) == printed(ours, tmp_path)
 
 
 def test_constants_are_nvidias(tmp_path: Path) -> None:
-    """A field id of another header answers NVML_SUCCESS with another quantity."""
+    """A field id of another header returns NVML_SUCCESS with another quantity."""
     ours = dict(re.findall(r"^    (NVML_\w+) = (\d+)$", ABI.read_text(), re.MULTILINE))
     assert len(ours) == 9
     assert [int(value) for value in ours.values()] == printed(ours, tmp_path)
 
 
 def test_prototypes_are_nvidias(tmp_path: Path) -> None:
-    """A pointer to 32 bits where the driver writes 64 destroys the variable beside it, now and then."""
+    """A pointer to 32 bits where the driver writes 64 sometimes destroys the neighboring variable."""
     declared = re.findall(
         r"^    (.+?)\(\*(nvml\w+)\)\((.*)\) noexcept nogil$", ABI.read_text(), re.MULTILINE
     )
@@ -123,7 +120,7 @@ def test_prototypes_are_nvidias(tmp_path: Path) -> None:
     subprocess.run([*compiler(), *options, "-c", "prototypes.c"], check=True, cwd=tmp_path)
 
 
-#: The header's name of each scoped field, less `NVML_FI_DEV_`.
+#: The header's name of each scoped field, without `NVML_FI_DEV_`.
 NAMES = {
     "transmitted_data_bytes": "NVLINK_THROUGHPUT_DATA_TX",
     "received_data_bytes": "NVLINK_THROUGHPUT_DATA_RX",
@@ -173,7 +170,9 @@ BY_LINK = {
 
 @pytest.mark.parametrize("header", [header_folder, older_header_folder])
 def test_field_ids_are_nvidias(header: Callable[[], Path], tmp_path: Path) -> None:
-    """One id off, and replays are read as recoveries: both are small numbers, and nobody notices."""
+    """With an id off by one, replays are read as recoveries: both are small numbers, so the error
+    is invisible.
+    """
     ours = {
         f"NVML_FI_DEV_{name}": fields[f"{kind}.{signal}"].scoped
         for kind, fields, names in (("nvlink", NVLINK, NAMES), ("c2c", C2C, C2C_NAMES))
@@ -188,27 +187,21 @@ def test_field_ids_are_nvidias(header: Callable[[], Path], tmp_path: Path) -> No
     assert list(ours.values()) == printed(ours, tmp_path, header())
 
 
-# ---- encoded ratios ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "ratio"),
     [(0xFFF, 1.5e-254), (0x30C, 3e-12), (0x100, 1.0), (0x000, 0.0), (0x001, 0.0), (0x200, None)],
 )
 def test_a_ratio_is_mantissa_and_exponent(code: int, ratio: float | None) -> None:
-    """`15e-255` is what a link says that never had an error: read as the number 4095 it is an outage."""
+    """`15e-255` is the value of a link without errors: read as the number 4095 it is an outage."""
     assert bit_error_ratio(code) == (ratio if ratio is None else pytest.approx(ratio, rel=1e-12))
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_any_code_is_a_share_or_none(code: int) -> None:
-    """Bits that the header does not know are a layout that we do not know."""
+    """Unknown bits mean an unknown layout."""
     ratio = bit_error_ratio(code)
     assert ratio is None or (0 <= ratio <= 1 and math.isfinite(ratio))
     assert (ratio is None) == (code >= 1 << 12 or (code >> 8) > 10 ** (code & 0xFF))
-
-
-# ---- links ----------------------------------------------------------------------------------------
 
 
 class Fields:
@@ -260,7 +253,7 @@ def test_more_fields_than_a_call_takes_are_asked_in_parts(play: Play, opened: Op
 
 
 def test_what_a_link_does_not_have_is_asked_for_rarely(play: Play, opened: Open) -> None:
-    """NVLink 5 fields of an NVLink 4 link cost a call into the driver for nothing; but a link may come up."""
+    """NVLink 5 fields of an NVLink 4 link cost a useless driver call; but a link may come up later."""
     gpu = gpus(1)[0]
     gpu.lines += ["scoped 0 161 ull 4", "scoped 0 213 ull - 9"]
     scenario = play([gpu])
@@ -271,7 +264,9 @@ def test_what_a_link_does_not_have_is_asked_for_rarely(play: Play, opened: Open)
 
 
 def test_the_first_that_has_a_value_fills_the_cell(play: Play, opened: Open) -> None:
-    """A driver that has both ways says the same by both; one that has the older only must not show nothing."""
+    """A driver with both ways has the same value in both; a driver with only the older one must
+    still have a value.
+    """
     gpu = gpus(1)[0]
     gpu.lines += ["scoped 3 161 ull 7", "scoped 0 49 ull 8"]
     play([gpu])
@@ -295,7 +290,7 @@ def test_the_first_that_has_a_value_fills_the_cell(play: Play, opened: Open) -> 
     ],
 )
 def test_a_blank_is_missing(value: str, play: Play, opened: Open) -> None:
-    """4294967295 replays in ten seconds were a driver's way to say `not now`."""
+    """A driver returned 4294967295 replays in ten seconds to mean `not now`."""
     gpu = gpus(1)[0]
     gpu.lines.append(f"scoped 0 161 {value}")
     play([gpu])
@@ -304,7 +299,7 @@ def test_a_blank_is_missing(value: str, play: Play, opened: Open) -> None:
 
 @pytest.mark.parametrize("line", ["error nvmlDeviceGetFieldValues 0 15", "scoped 1 162 ull 0 !15"])
 def test_a_lost_gpu_costs_no_neighbour(line: str, play: Play, opened: Open) -> None:
-    """XID 79 in the middle of a pass: what the GPU said before is void, seven others are read."""
+    """XID 79 in the middle of a pass: the GPU's earlier readings are void, seven others are read."""
     devices = gpus(3)
     for gpu in devices:
         gpu.lines.append("scoped 0 161 ull 1")
@@ -320,7 +315,7 @@ def test_a_lost_gpu_costs_no_neighbour(line: str, play: Play, opened: Open) -> N
 
 
 def test_memory_outside_the_block_is_refused(play: Play, opened: Open) -> None:
-    """A cell too many would be written over whatever lies behind the block."""
+    """A cell too many would be written over memory behind the block."""
     play(gpus(1))
     fields = FieldPass(opened([]))
     for cell in (-1, 2):
@@ -340,7 +335,9 @@ def test_memory_in_use_cannot_be_moved(play: Play, opened: Open) -> None:
 
 @pytest.mark.parametrize("count", [4_294_967_294, 2**40, 65])
 def test_a_garbage_count_of_links_is_bounded(count: int, play: Play, opened: Open) -> None:
-    """Four thousand million links would be as many rows in each frame; sixty-four that are none are too many."""
+    """Four thousand million links would be as many rows in each frame; even sixty-four false links
+    are too many.
+    """
     gpu = with_links(gpus(1)[0], 18)
     gpu.fields[91] = gpu.fields[170] = ("ull", count)
     play([gpu])
@@ -349,7 +346,7 @@ def test_a_garbage_count_of_links_is_bounded(count: int, play: Play, opened: Ope
 
 
 def test_links_are_counted_without_the_field(play: Play, opened: Open) -> None:
-    """A driver without the count has links all the same."""
+    """A driver without the count still has links."""
     gpu = with_links(gpus(1)[0], 12)
     del gpu.fields[91]
     gpu.lines.append("link_state 5 0")  # one is down: the sixth is not the end
@@ -357,11 +354,8 @@ def test_links_are_counted_without_the_field(play: Play, opened: Open) -> None:
     assert opened([gpu]).nvlink_count(gpu.address) == 12
 
 
-# ---- MIG ------------------------------------------------------------------------------------------
-
-
 def test_a_mig_device_is_read_whole(play: Play, opened: Open) -> None:
-    """Instance, profile and place are what tells two MIG devices of one GPU apart."""
+    """Instance, profile and placement distinguish two MIG devices of one GPU."""
     gpu = with_mig(gpus(1)[0])
     scenario = play([gpu, mig_device(0, 1), mig_device(0, 2, profile=14, start=4)])
     scenario.step(1)
@@ -382,9 +376,9 @@ def test_what_is_not_ours_to_see_is_refused_not_zero(play: Play, opened: Open) -
     device.lines.append("error nvmlDeviceGetMemoryInfo 4")
     gpu.lines.append("error nvmlDeviceGetGpuInstanceById 4")
     play([gpu, device])
-    found = opened([gpu]).mig_devices(gpu.address, 7)[0]
-    assert found.refused
-    assert (found.memory_used_bytes, found.profile, found.multiprocessors) == (None, None, 60)
+    result = opened([gpu]).mig_devices(gpu.address, 7)[0]
+    assert result.refused
+    assert (result.memory_used_bytes, result.profile, result.multiprocessors) == (None, None, 60)
 
 
 def test_a_garbage_count_of_mig_devices_is_bounded(play: Play, opened: Open, library: str) -> None:
@@ -400,28 +394,26 @@ def test_a_garbage_count_of_mig_devices_is_bounded(play: Play, opened: Open, lib
     assert asked == nvml_parts.MIG_DEVICES_MAX
 
 
-# ---- processes --------------------------------------------------------------------------------------
-
-
 def listed(parts: Parts, address: str) -> list[Process]:
-    """Return what one GPU lists."""
     lists = ProcessLists(parts, [address])
-    assert not lists.run()  # at first nothing is as before
+    assert not lists.run()  # the first list is always new
     return lists.of(address)
 
 
 def test_lists_that_say_the_same_are_the_same(play: Play, opened: Open) -> None:
-    """Twenty-four lists a second were made into objects, to find that nobody had come or gone."""
+    """Twenty-four lists a second were converted into objects, although no process had started or
+    ended.
+    """
     devices = gpus(2)
     devices[0].lines.append(process(19))
     devices[1].lines += [process(20, 5), process(20, 6, last=1), process(21, 7, first=4)]
     scenario = play(devices)
     lists = ProcessLists(opened(devices), [gpu.address for gpu in devices])
-    said: list[tuple[bool, list[int | None]]] = []
+    passes: list[tuple[bool, list[int | None]]] = []
     for step in range(6):
         scenario.step(step)
-        said.append((lists.run(), [p.memory_bytes for p in lists.of(devices[1].address)]))
-    assert said == [
+        passes.append((lists.run(), [p.memory_bytes for p in lists.of(devices[1].address)]))
+    assert passes == [
         (False, [5, 6]),
         (True, [5, 6]),
         (False, [5]),
@@ -432,29 +424,29 @@ def test_lists_that_say_the_same_are_the_same(play: Play, opened: Open) -> None:
 
 
 def test_a_gpu_that_fails_says_nothing_that_it_said_before(play: Play, opened: Open) -> None:
-    """Taken for unchanged, the lists of a GPU that fell off the bus would stand for ever."""
+    """Taken for unchanged, the lists of a GPU that fell off the bus would remain forever."""
     devices = gpus(2)
     for gpu in devices:
         gpu.lines.append(process(20, 5))
     devices[0].lines.append("error nvmlDeviceGetGraphicsRunningProcesses_v3 0 0 15 15 0 0")
     scenario = play(devices)
     lists = ProcessLists(opened(devices), [gpu.address for gpu in devices])
-    said = []
+    passes = []
     for step in range(6):
         scenario.step(step)
-        said.append(lists.run())
+        passes.append(lists.run())
         if step in (2, 3):
             with pytest.raises(
                 NvmlError, match=r"nvmlDeviceGetGraphicsRunningProcesses_v3.*\(NVML error 15\)"
             ):
                 lists.of(devices[0].address)
         assert len(lists.of(devices[1].address)) == 1
-    assert said == [False, True, False, False, False, True]
+    assert passes == [False, True, False, False, False, True]
     assert len(lists.of(devices[0].address)) == 1
 
 
 def test_processes_of_all_three_lists(play: Play, opened: Open) -> None:
-    """Clients of an MPS server stand in a list of their own, and were nobody's."""
+    """Clients of an MPS server are in a list of their own, and had no owner."""
     gpu = gpus(1)[0]
     gpu.lines += [process(10, 5), process(11, 6, which=1), process(12, 7, which=2)]
     gpu.lines.append(process(13, NO_MEMORY, instance=2, compute=0))
@@ -469,7 +461,7 @@ def test_processes_of_all_three_lists(play: Play, opened: Open) -> None:
 
 @pytest.mark.parametrize("count", [63, 64, 65, 500])
 def test_room_is_made_for_as_many_as_there_are(count: int, play: Play, opened: Open) -> None:
-    """The list was cut at the first guess: the sixty-fifth process held the memory that nobody found."""
+    """The list was cut at the first guess: the sixty-fifth process held memory without an owner."""
     gpu = gpus(1)[0]
     gpu.lines += [process(100 + i, i) for i in range(count)]
     play([gpu])
@@ -488,13 +480,10 @@ def test_a_garbage_count_of_processes_is_refused(play: Play, opened: Open, libra
     assert counted(b"nvmlDeviceGetGraphicsRunningProcesses_v3") - before <= 4
 
 
-# ---- fabric ---------------------------------------------------------------------------------------
-
-
 def test_the_older_call_gives_the_fabric_without_its_health(
     folder: Path, play: Play, opened: Open
 ) -> None:
-    """A driver without the versioned call still says which clique a GPU is in."""
+    """A driver without the versioned call still returns a GPU's clique."""
     gpu = with_fabric(gpus(1)[0])
     play([gpu])
     whole = opened([gpu]).fabric(gpu.address)
@@ -509,20 +498,17 @@ def test_the_older_call_gives_the_fabric_without_its_health(
 
 
 def test_a_driver_with_a_summary_tells_it(play: Play, opened: Open) -> None:
-    """Version 3 says in one word what the mask says in seven."""
+    """Version 3 has one summary of the mask's seven parts."""
     gpu = with_fabric(gpus(1)[0])
     gpu.values["fabric_summary"] = 3
     play([gpu])
-    told = opened([gpu]).fabric(gpu.address)
-    assert told is not None
-    assert (told.health_mask, told.health_summary) == (0xAA, 3)
-
-
-# ---- events ---------------------------------------------------------------------------------------
+    fabric = opened([gpu]).fabric(gpu.address)
+    assert fabric is not None
+    assert (fabric.health_mask, fabric.health_summary) == (0xAA, 3)
 
 
 def test_only_what_is_supported_is_registered(play: Play, opened: Open) -> None:
-    """Registering one type too many refuses all of them."""
+    """Registering one unsupported type fails for every type."""
     devices = gpus(2)
     devices[0].values["events_supported"] = 0x10B
     play(devices)
@@ -549,10 +535,8 @@ def test_events_come_with_their_gpu(play: Play, opened: Open) -> None:
         events.wait(1)
 
 
-# ---- drivers that lack something --------------------------------------------------------------------
-
 EVERYTHING = {"count", "state", "fields", "mode", "mig", "processes", "fabric", "events"}
-#: Function -> what nothing else can give. What is not named here costs nothing of these.
+#: Function -> parts without another source. Other functions have substitutes.
 COSTS: dict[str, set[str]] = {
     "nvmlDeviceGetFieldValues": {"fields"},
     "nvmlDeviceGetNvLinkState": {"state"},
@@ -568,8 +552,7 @@ COSTS: dict[str, set[str]] = {
 
 
 def had(parts: Parts, address: str) -> set[str]:
-    """Return what there is."""
-    found = {
+    result = {
         "count": parts.nvlink_count(address) == 2,
         "state": parts.nvlink_state(address, 1) == 1,
         "fields": Fields(parts, [(address, 201, 1)]).run() == [10],
@@ -579,7 +562,7 @@ def had(parts: Parts, address: str) -> set[str]:
         "fabric": parts.fabric(address) is not None,
         "events": _registered(parts, address) == 8,
     }
-    return {name for name, there in found.items() if there}
+    return {name for name, there in result.items() if there}
 
 
 def _registered(parts: Parts, address: str) -> int:

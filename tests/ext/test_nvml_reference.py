@@ -1,4 +1,4 @@
-"""Our NVML binding against NVIDIA's header and against nvidia-ml-py."""
+"""The NVML binding against NVIDIA's header and against nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ ABI = Path(nvml.__file__).with_name("nvml_abi.pxd")
 REFERENCE = Path(__file__).parents[1] / "fake_nvml" / "reference.py"
 
 
-# ---- the header ---------------------------------------------------------------------------------
-
-
 def compile_and_run(source: str, folder: Path) -> str:
-    """Compile a C program against NVIDIA's header, and return what it prints."""
+    """Compile a C program against NVIDIA's header, and return its output."""
     (folder / "check.c").write_text("#define NVML_NO_UNVERSIONED_FUNC_DEFS\n" + source)
     program = str(folder / "check")
     options = ["-Werror", "-Wall", f"-I{header_folder()}"]
@@ -49,7 +46,7 @@ def test_layouts_and_version_words_are_nvidias(tmp_path: Path) -> None:
 
 
 def test_constants_are_nvidias(tmp_path: Path) -> None:
-    """A field id that moved between headers answers NVML_SUCCESS with another quantity."""
+    """A field id that moved between headers returns NVML_SUCCESS with another quantity."""
     ours = dict(re.findall(r"^    (NVML_\w+) = (\d+)$", ABI.read_text(), re.MULTILINE))
     assert len(ours) > 30
     prints = "".join(f'printf("%d\\n", (int)({name}));' for name in ours)
@@ -58,7 +55,7 @@ def test_constants_are_nvidias(tmp_path: Path) -> None:
 
 
 def test_prototypes_are_nvidias(tmp_path: Path) -> None:
-    """A pointer to 32 bits where the driver writes 64 destroys the variable beside it, now and then."""
+    """A pointer to 32 bits where the driver writes 64 sometimes destroys the neighboring variable."""
     declared = re.findall(
         r"^    (.+?)\(\*(nvml\w+)\)\((.*)\) noexcept nogil$", ABI.read_text(), re.MULTILINE
     )
@@ -74,10 +71,7 @@ def test_prototypes_are_nvidias(tmp_path: Path) -> None:
     subprocess.run(command, check=True, cwd=tmp_path)
 
 
-# ---- nvidia-ml-py as the reference ----------------------------------------------------------------
-
-
-#: Value -> the most that a driver would say, in NVML's unit; what is not named: LIMIT.
+#: Value -> a driver's maximum, in NVML's unit; others: LIMIT.
 LIMITS: dict[str, int] = {
     "event_reasons": 2**63 - 100, "energy": 2**52, "margin": 120, "performance_state": 15, "processes": 40,
     "pcie_generation": 7, "pcie_generation_max": 7, "pcie_width": 32, "pcie_width_max": 32,
@@ -102,7 +96,7 @@ LIMITS_OF_KINDS = {
         "sram_threshold",
     ): 1,
 }
-#: Fields that say what a call says too.
+#: Fields with the value of a call.
 SAME = {
     3: "ecc_corrected_volatile", 4: "ecc_uncorrected_volatile", 5: "ecc_corrected_aggregate",
     6: "ecc_uncorrected_aggregate", 83: "energy", 94: "pcie_replays", 185: "power", 187: "power_limit_min",
@@ -121,8 +115,7 @@ FIELD_LIMITS = {
 
 
 def limits(name: str) -> tuple[int, int]:
-    """Return the least and the most that a value may be."""
-    if name in ("memory_total", "bar1_total"):  # what is in use must fit
+    if name in ("memory_total", "bar1_total"):  # memory in use must fit
         return 2**47, 2**48
     if name in ("memory_used", "memory_reserved", "bar1_used"):
         return 0, 2**45
@@ -133,7 +126,7 @@ def limits(name: str) -> tuple[int, int]:
 
 
 def random_gpu(gpu: Gpu, rng: random.Random, steps: int) -> Gpu:
-    """Give every value of *gpu* a random course, some of it not supported; fields agree with calls."""
+    """Give every value of *gpu* a random course, partly not supported; fields agree with calls."""
 
     def course(name: str) -> Steps:
         low, high = limits(name)
@@ -144,7 +137,7 @@ def random_gpu(gpu: Gpu, rng: random.Random, steps: int) -> Gpu:
         if number in SAME:
             gpu.fields[number] = (kind, gpu.values[SAME[number]])
         else:
-            # power_watts falls back to another call where the field is not: never missing here
+            # power_watts falls back to another call without the field: never missing here
             low = -20 if kind == "int" else 0
             high = 2**62 if kind == "ull" else FIELD_LIMITS.get(number, 120)
             gpu.fields[number] = (kind, [rng.randint(low, high) for _ in range(steps)])
@@ -156,18 +149,18 @@ Said = dict[str, dict[str, float | int | None]]
 
 
 def by_nvidia(library: str, scenario: Scenario, steps: int) -> dict[str, Any]:
-    """Return what nvidia-ml-py, in a process of its own, makes of the same library and scenario."""
+    """Return nvidia-ml-py's readings of the same library and scenario, from a process of its own."""
     environment = os.environ | {"LD_LIBRARY_PATH": str(Path(library).parent)}
     command = [sys.executable, str(REFERENCE), str(scenario.path), str(steps)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    said = json.loads(done.stdout)
-    assert isinstance(said, dict)
-    return said
+    result = json.loads(done.stdout)
+    assert isinstance(result, dict)
+    return result
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_value_is_what_nvidias_own_binding_reads(seed: int, library: str, play: Play) -> None:
-    """A unit, a struct or a field mixed up would be wrong on every host of the fleet alike."""
+    """A wrong unit, struct or field would be wrong on every host of the fleet."""
     steps, devices = 24, gpus(4)
     scenario = play(
         [random_gpu(gpu, random.Random(f"{seed} {gpu.uuid}"), steps) for gpu in devices]
@@ -183,7 +176,6 @@ def test_every_value_is_what_nvidias_own_binding_reads(seed: int, library: str, 
 
 
 def differences(ours: list[Said], theirs: list[Said]) -> Iterator[tuple[int, str, str, Any, Any]]:
-    """Yield step, GPU and reading where the two do not say the same."""
     for step, (said, reference) in enumerate(zip(ours, theirs, strict=True)):
         assert said.keys() == reference.keys()
         for uuid, row in said.items():
@@ -194,13 +186,13 @@ def differences(ours: list[Said], theirs: list[Said]) -> Iterator[tuple[int, str
 
 
 def test_devices_are_what_nvidias_own_binding_finds(library: str, play: Play) -> None:
-    """Inventory and collectors must speak of the same GPU."""
+    """Inventory and collectors must refer to the same GPU."""
     theirs = by_nvidia(library, play(gpus(8)), 0)
     ours = Nvml(library)
-    found = ours.devices()
-    assert [(f"0000{d.address}".upper(), d.uuid, d.name, d.serial) for d in found] == [
+    result = ours.devices()
+    assert [(f"0000{d.address}".upper(), d.uuid, d.name, d.serial) for d in result] == [
         tuple(device) for device in theirs["devices"]
     ]
     assert ours.driver_version() == theirs["driver"]
-    assert ours.device(found[3].address) == found[3]
+    assert ours.device(result[3].address) == result[3]
     ours.close()

@@ -1,4 +1,6 @@
-"""The ring of samples: nothing lost within its length, nothing of another GPU, and sums that are sums."""
+"""The ring of samples: no sample is lost within its length or belongs to another GPU, and sums are
+right.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from tests.fake_nvml.scenario import Scenario, gpus
 
 COLUMNS, ROWS, LENGTH = 2, 3, 5
 BITS = 0x60
-#: Of column 0 everything that doubles allow, of column 1 the share of some bits.
+#: All doubles for column 0, some bits for column 1.
 TARGETS = [(COUNT, 0, 0, 0.0, 0), (MEAN, 0, 0, 0.0, 1), (LEAST, 0, 0, 0.0, 2), (MOST, 0, 0, 9.0, 3)]
 TARGETS += [(SHARE, 1, BITS, 0.0, 4)]
 
-#: Of each cell its value, or None where it was not known.
+#: Value of each cell, or None if unknown.
 cells = st.tuples(
     st.lists(st.none() | st.floats(0, 1e9), min_size=ROWS, max_size=ROWS),
     st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=ROWS, max_size=ROWS),
@@ -39,7 +41,7 @@ cells = st.tuples(
 
 
 class Summary:
-    """As a Block of the targets."""
+    """A stand-in of a Block with the targets."""
 
     def __init__(self) -> None:
         self.cells, self.valid = bytearray(8 * 5 * ROWS), bytearray(b"\1" * 5 * ROWS)
@@ -50,7 +52,7 @@ class Summary:
 
 
 class Filled:
-    """A ring whose cells a test fills: its sweep reads nothing into them."""
+    """A ring with cells filled by a test: its sweep reads nothing into them."""
 
     def __init__(self, nvml: Nvml, **more: Any) -> None:
         self.cells, self.valid = bytearray(8 * COLUMNS * ROWS), bytearray(COLUMNS * ROWS)
@@ -78,9 +80,9 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nvml]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GANGLINE_FAKE_NVML", str(folder / "scenario"))
         Scenario(folder / "scenario", gpus(1))
-        made = Nvml(str(build(folder)))
-        yield made
-        made.close()
+        created = Nvml(str(build(folder)))
+        yield created
+        created.close()
 
 
 several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -91,7 +93,7 @@ several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_last_samples_are_there_as_they_were(
     nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
 ) -> None:
-    """A ring that overwrites one too early would lose the very second that an operator asks for."""
+    """A ring that overwrites a sample too early would lose the second that an operator requests."""
     filled = Filled(nvml)
     for sample in taken:
         filled.put(sample)
@@ -106,7 +108,7 @@ def test_the_last_samples_are_there_as_they_were(
 def test_sums_are_sums(
     nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
 ) -> None:
-    """Whatever the flags, whatever the clocks; and of one GPU never another's."""
+    """For any flags and clocks; GPUs are never mixed."""
     filled, summary = Filled(nvml), Summary()
     for sample in taken:
         filled.put(sample)
@@ -125,11 +127,11 @@ def test_sums_are_sums(
             assert [summary.value(column, row) for column in (1, 2, 3)] == [None] * 3
         share = sum(bool(f & BITS) for f in flags) / len(flags) if flags else None
         assert summary.value(4, row) == share
-    assert filled.ring.summarise(summary) == 0  # each is told once
+    assert filled.ring.summarise(summary) == 0  # each counts once
 
 
 def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
-    """A column too many would be written over whatever lies behind the block."""
+    """A column too many would be written over memory behind the block."""
     cells, valid = bytearray(8 * 2), bytearray(2)
     sweep, gpm = Sweep(nvml, ["0000:01:00.0"], {}), Gpm(nvml, [0], [])
     for rows, targets, period, length in (
@@ -165,7 +167,7 @@ def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
 def test_what_follows_the_ring_has_its_samples(
     nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
 ) -> None:
-    """A history that is one sample or one GPU off finds the period of another."""
+    """A history that is off by one sample or GPU would find another period."""
     tracker, history = PhaseTracker(ROWS), SampleHistory(ROWS, LENGTH)
     sources = [0 if name == "power_watts" else -1 for name in SIGNALS]
     filled = Filled(nvml, tracker=tracker, history=history, sources=sources)
@@ -181,12 +183,12 @@ def test_what_follows_the_ring_has_its_samples(
             else:
                 assert math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-30)
         watts = [sample[0][row] for sample in taken]
-        believed = [each for each in watts if each is not None and each < 99_999]
-        if believed or all(each is None for each in watts):
+        believed = [watt for watt in watts if watt is not None and watt < 99_999]
+        if believed or all(watt is None for watt in watts):
             assert (tracker.take_second(row) is not None) == bool(believed)
 
 
-#: Before libc in a process of its own: what the clock of the boot does as a sampler sleeps.
+#: Replaces libc's clock in a process of its own: the boot clock's behavior while a sampler sleeps.
 CLOCKS = {
     "nights": "ahead += 8 * 3600; return 0;",
     "none": "static int calls; if (++calls > 9) _exit(70); return 22; /* EINVAL */",
@@ -219,8 +221,9 @@ print(ring.count)
 def test_a_rest_by_a_clock_that_is_not_as_it_should_be(
     clock: str, samples: int, nvml: Nvml, tmp_path: Path
 ) -> None:
-    """A host that slept for two nights asked its GPUs 460,800 times in a row; in a sandbox that has no such sleep, a
-    sampler never slept, and had a CPU for itself."""
+    """A host suspended for two nights called its GPUs 460,800 times in a row; in a sandbox without
+    this sleep, a sampler never slept, and used a whole CPU.
+    """
     source, library = tmp_path / "clock.c", tmp_path / "clock.so"
     source.write_text(CLOCK.replace("SLEEP", CLOCKS[clock]))
     subprocess.run([*compiler(), "-shared", "-fPIC", source, "-o", library], check=True)
@@ -235,7 +238,7 @@ def test_a_rest_by_a_clock_that_is_not_as_it_should_be(
 
 
 def test_a_signal_ends_no_rest(nvml: Nvml) -> None:
-    """A sampler that was sent a signal took its next turn at once, and was without samples until then."""
+    """A signal made a sampler take its next turn at once, with samples missing until then."""
     heard: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
     until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 50_000_000

@@ -15,23 +15,20 @@ from tests.fake_nvml.build import build
 from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import gpus
 
-# ---- drivers that lack something --------------------------------------------------------------------
-
 WITH_CALL = (
     {row.name for row in ROWS if row.calls}
     | set(NAMED)
     | {row.second for row in ROWS if row.second}
 )
-#: Readings that only a field can give.
+#: Readings that only come from a field.
 FIELD_ONLY = {reading for reading in fields_of("590.48.01") if reading not in WITH_CALL}
 
 
 def starting(*beginnings: str) -> set[str]:
-    """Return the readings whose names begin with one of *beginnings*."""
     return {name for name in READINGS if name.startswith(beginnings)}
 
 
-#: Function -> the readings that nothing else can give. What is not named here costs nothing.
+#: Function -> the readings without another source. Other functions have substitutes.
 COSTS: dict[str, set[str]] = {
     "nvmlDeviceGetFieldValues": FIELD_ONLY,
     "nvmlDeviceGetClockInfo": {
@@ -81,7 +78,7 @@ COSTS: dict[str, set[str]] = {
 
 
 def test_one_symbol_gives_no_more_than_it_costs() -> None:
-    """A driver of another branch lacks some symbol: what it costs is known for each."""
+    """A driver of another branch lacks some symbol: its effect is known for each."""
     assert set(COSTS) <= set(nvml.SYMBOLS)
     assert set().union(*COSTS.values()) < LIBRARY_READINGS
 
@@ -95,13 +92,15 @@ def test_a_missing_symbol_costs_its_reading_only(symbol: str, folder: Path, play
         assert sweeping.nvml.missing_symbols == {symbol}
         assert len(sweeping.nvml.devices()) == 1
         assert sweeping.nvml.driver_version() in ("590.48.01", "")
-        said = sweeping.read()[0]
-    assert missing(said) == COSTS.get(symbol, set())
-    assert said["calls_failed_errors"] == 0
+        readings = sweeping.read()[0]
+    assert missing(readings) == COSTS.get(symbol, set())
+    assert readings["calls_failed_errors"] == 0
 
 
 def test_an_old_driver_gives_what_it_has(folder: Path, play: Play) -> None:
-    """No fields, no versioned calls, the older name of the clock reasons: the older calls give the same."""
+    """No fields, no versioned calls, the older name of the clock reasons: the older calls return
+    the same.
+    """
     lacks = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2"]
     lacks += [
         "nvmlDeviceGetCurrentClocksEventReasons",
@@ -111,15 +110,15 @@ def test_an_old_driver_gives_what_it_has(folder: Path, play: Play) -> None:
     gpu = gpus(1)[0]
     play([gpu]).step(1)
     with Sweeping(str(build(folder, missing=lacks)), [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert missing(said) == FIELD_ONLY | {"temperature_margin_celsius", "memory_reserved_bytes"}
-    assert said["power_watts"] == 629.45
-    assert said["energy_joules"] == 5000629.573
-    assert said["ecc_corrected_volatile_errors"] == 7
-    assert said["ecc_corrected_lifetime_errors"] == 19
-    assert said["pcie_replays_count"] == 9
-    assert said["temperature_celsius"] == 67
-    assert said["clock_event_reasons_flags"] == 4
+        readings = sweeping.read()[0]
+    assert missing(readings) == FIELD_ONLY | {"temperature_margin_celsius", "memory_reserved_bytes"}
+    assert readings["power_watts"] == 629.45
+    assert readings["energy_joules"] == 5000629.573
+    assert readings["ecc_corrected_volatile_errors"] == 7
+    assert readings["ecc_corrected_lifetime_errors"] == 19
+    assert readings["pcie_replays_count"] == 9
+    assert readings["temperature_celsius"] == 67
+    assert readings["clock_event_reasons_flags"] == 4
 
 
 VERSIONED: dict[str, set[str]] = {
@@ -136,18 +135,18 @@ VERSIONED: dict[str, set[str]] = {
 def test_a_driver_that_does_not_know_a_version_is_asked_the_older_call(
     symbol: str, library: str, play: Play
 ) -> None:
-    """ARGUMENT_VERSION_MISMATCH is an old driver, not a failing one."""
+    """ARGUMENT_VERSION_MISMATCH means an old driver, not a failing one."""
     gpu = gpus(1)[0]
     gpu.lines.append(f"error {symbol} 25")
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
-        said = sweeping.read()[0]
-    assert missing(said) == VERSIONED[symbol]
-    assert (said["temperature_celsius"], said["calls_failed_errors"]) == (41, 0)
+        readings = sweeping.read()[0]
+    assert missing(readings) == VERSIONED[symbol]
+    assert (readings["temperature_celsius"], readings["calls_failed_errors"]) == (41, 0)
 
 
 def test_no_library_is_said_in_words(tmp_path: Path) -> None:
-    """Most machines have no NVIDIA driver; that is not an error of theirs."""
+    """Most machines have no NVIDIA driver, which is not an error."""
     with pytest.raises(NvmlAbsent, match="cannot open shared object file"):
         Nvml(str(tmp_path / "libnvidia-ml.so.1"))
     (tmp_path / "text.so").write_text("not a library, but something of that name is there\n" * 4)
@@ -156,7 +155,7 @@ def test_no_library_is_said_in_words(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_no_nvml_is_refused(folder: Path) -> None:
-    """A stub package for containers once shipped a library of that name with nothing in it."""
+    """A stub package for containers once contained an empty library of that name."""
     with pytest.raises(NvmlAbsent, match="lacks nvmlDeviceGetCount_v2"):
         Nvml(str(build(folder, missing=["nvmlDeviceGetCount_v2"])))
 
@@ -165,7 +164,7 @@ def test_a_library_that_is_no_nvml_is_refused(folder: Path) -> None:
 def test_a_driver_that_will_not_start_says_why(
     code: int, words: str, library: str, play: Play
 ) -> None:
-    """A driver being updated (18) is no dead GPU."""
+    """A driver during an update (18) is not a dead GPU."""
     play(gpus(1), host=f"error nvmlInitWithFlags {code}")
     with pytest.raises(NvmlError, match=words) as caught:
         Nvml(library)

@@ -1,4 +1,4 @@
-"""A driver is updated under the agent: its old library is unloaded, and nobody calls into where it was."""
+"""A driver is updated under the agent: its old library is unloaded, and never called again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLDER, NEWER = "580.65.06", "590.48.01"
 
 
 class Driver:
-    """A driver and the library that belongs to it, either of which may be replaced."""
+    """A driver and its library, each replaceable."""
 
     def __init__(self, folder: Path) -> None:
         self.library = folder / "libnvidia-ml.so.1"
@@ -27,33 +27,33 @@ class Driver:
         self._scenario = folder / "scenario"
 
     def install(self, version: str) -> None:
-        """Put a library where the other was, as a package does: by renaming."""
-        made = self.library.with_name("new")
-        shutil.copy(self._built[version], made)
-        made.rename(self.library)
+        """Replace the library by renaming, like a package."""
+        created = self.library.with_name("new")
+        shutil.copy(self._built[version], created)
+        created.rename(self.library)
 
     def load(self, version: str, *lines: str) -> Scenario:
-        """Have the kernel's driver be of a version, or of several over the steps."""
+        """Set the version of the kernel's driver, or several versions over the steps."""
         gpu = with_gpm(gpus(1)[0])
         gpu.lines += lines
         return Scenario(self._scenario, [gpu], host=f"driver {version}")
 
     def is_mapped(self) -> bool:
-        """Say whether this process has the library in its memory, be it the file that is there or one before."""
+        """Return whether this process has the library mapped, the current file or an earlier one."""
         return str(self.library) in Path("/proc/self/maps").read_text()
 
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    made = Driver(tmp_path)
-    made.install(OLDER)
-    made.load(OLDER)
-    return made
+    created = Driver(tmp_path)
+    created.install(OLDER)
+    created.load(OLDER)
+    return created
 
 
 def test_nothing_is_called_in_a_library_that_was_let_go_of(driver: Driver) -> None:
-    """An event set that was closed after its library would call into nowhere, and the agent be gone."""
+    """An event set closed after its library would crash the agent."""
     address = gpus(1)[0].address
     nvml = Nvml(str(driver.library))
     parts = Parts(nvml)

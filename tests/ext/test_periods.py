@@ -1,4 +1,4 @@
-"""The period of a step: what repeats is found, what does not is not, whatever else is in the signals."""
+"""The period of a step: only repetition is found, with any other content of the signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ RATE = 10.0
 def steps(
     period: float, *, seconds: float = 120.0, batches: int = 1, jitter: float = 0.0, seed: int = 1
 ) -> np.ndarray:
-    """Return power at 10 Hz of steps of *period* seconds: some micro-batches (forward, backward), then a wait."""
+    """Return power at 10 Hz of steps of *period* seconds: micro-batches (forward, backward), then a
+    wait.
+    """
     random = np.random.default_rng(seed)
     fine = int(seconds * 10) * 10
     watts, now = np.full(fine, 150.0), 0.0
@@ -49,14 +51,14 @@ def test_a_step_is_found_within_a_percent(period: float, batches: int) -> None:
 
 @given(st.floats(0.1, 1e4), st.floats(-1e3, 1e3), st.integers(0, 20))
 def test_scale_and_missing_samples_do_not_move_it(scale: float, slope: float, lost: int) -> None:
-    """A counter in other units, a trend, or a dropped sample is no other workload."""
+    """A counter in other units, a trend, or a dropped sample is the same workload."""
     signal = scale * (steps(1.3) + 1e-4 * slope * np.arange(1200, dtype=np.float32))
     signal[np.random.default_rng(lost).random(1200) < lost / 100] = np.nan
     assert of(signal)[0] == pytest.approx(1.3, rel=0.01)
 
 
 def test_the_order_of_the_signals_is_of_no_matter() -> None:
-    """A vote that depends on who speaks first is none."""
+    """A result that depends on the order would be arbitrary."""
     one, other = steps(1.3), steps(1.3, seed=2) / 500
     assert of(one, other) == pytest.approx(of(other, one))
 
@@ -69,7 +71,7 @@ def test_the_order_of_the_signals_is_of_no_matter() -> None:
     ],
 )  # fmt: skip
 def test_nothing_is_said_of_what_does_not_repeat(signal: np.ndarray) -> None:
-    """A server of requests was given a step, and its next one was predicted."""
+    """A server of requests got a step, and its next one was predicted."""
     seconds, confidence = of(signal)
     assert math.isnan(seconds) and confidence == 0.0
 
@@ -77,7 +79,9 @@ def test_nothing_is_said_of_what_does_not_repeat(signal: np.ndarray) -> None:
 @pytest.mark.parametrize("cycle", [9.0, 15.4, 24.0, 41.0, 70.0])
 @pytest.mark.parametrize("pause", [0.1, 0.4, 0.9])
 def test_flat_work_and_a_pause_that_return_are_no_step(cycle: float, pause: float) -> None:
-    """A job with a checkpoint every 15.4 s was shown at 4 % of its pace: the cycle was its step."""
+    """A job with a checkpoint every 15.4 s was shown at 4 % of its pace: the cycle was taken for
+    its step.
+    """
     times = np.arange(3000) / RATE
     works = (times % cycle) / cycle >= pause
     noise = np.random.default_rng(1).normal(0, 8, times.size)
@@ -87,7 +91,9 @@ def test_flat_work_and_a_pause_that_return_are_no_step(cycle: float, pause: floa
 @pytest.mark.parametrize("period", [0.56, 1.3, 3.1])
 @pytest.mark.parametrize("pause", [1.5, 8.0])
 def test_the_step_is_found_between_checkpoints(period: float, pause: float) -> None:
-    """Each checkpoint restarts the steps in phase: they repeat one checkpoint cycle later as well as one step later."""
+    """Each checkpoint restarts the steps in phase: they repeat after one checkpoint cycle as well
+    as after one step.
+    """
     work = steps(period, seconds=25 * period, jitter=0.003)
     pieces = [np.concatenate([work, np.full(int(pause * RATE), 120.0)]) for _ in range(8)]
     assert of(np.concatenate(pieces)[-3000:])[0] == pytest.approx(period, rel=0.02)
@@ -109,7 +115,7 @@ def test_a_step_that_was_not_seen_four_times_is_not_known() -> None:
     ],
 )
 def test_what_is_beyond_its_limits_is_rejected(signals: tuple[int, int], seconds: float) -> None:
-    """A caller's mistake must not become somebody's memory."""
+    """A caller's mistake must not allocate memory."""
     with pytest.raises(ValueError, match="expected"):
         estimate(np.zeros(signals, dtype=np.float32).data, seconds)
 

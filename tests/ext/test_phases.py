@@ -1,4 +1,4 @@
-"""What a GPU does with its time, found from its readings alone: against traces whose states are known."""
+"""A GPU's use of time, derived only from its readings: against traces with known states."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.ext.phase_traces import (
 )
 
 RECORDINGS = Path(__file__).parents[2] / "../shared/data/power"
-#: Levels are learned, and shares are right, after so many seconds.
+#: Seconds until levels are learned and shares are right.
 LEARNED_SECONDS = 20
 H100, A100, SMALL, LARGE = (
     Levels(),
@@ -55,7 +55,9 @@ def job(tracker: PhaseTracker, made: Trace) -> dict[str, float]:
 
 
 def checkpointing(times: int, every: int, seconds: float, shift: float = 0.0) -> Plan:
-    """Return steps of a second with a checkpoint after each *every*; *shift*: each is so much longer than the last."""
+    """Return steps of a second with a checkpoint after each *every*; *shift*: each is this much
+    longer than the last.
+    """
     plan: list[tuple[int, float]] = []
     for number in range(times):
         plan += [*steps(every, 0.8, 0.2), (CHECKPOINT, seconds + number * shift)]
@@ -68,11 +70,11 @@ def checkpointing(times: int, every: int, seconds: float, shift: float = 0.0) ->
     [(0.7, 0.3, 0), (2.1, 0.9, 0), (0.5, 0.5, 0), (0.6, 0.1, 0.3), (3.0, 0.5, 0.5)],
 )
 def test_shares_are_those_of_the_job(compute: float, wait: float, stall: float, gpm: bool) -> None:
-    """Use reads 100 % on who waits: the victims of a straggler looked as busy as the straggler."""
-    made = trace(steps(int(90 / (compute + wait + stall)), compute, wait, stall), gpm=gpm)
-    seen = follow(PhaseTracker(1), made)
+    """Use reads 100 % while waiting: the victims of a straggler looked as busy as the straggler."""
+    gpu_trace = trace(steps(int(90 / (compute + wait + stall)), compute, wait, stall), gpm=gpm)
+    seen = follow(PhaseTracker(1), gpu_trace)
     for state in range(5):
-        truth = true_mean(made, state, LEARNED_SECONDS)
+        truth = true_mean(gpu_trace, state, LEARNED_SECONDS)
         assert seen.mean(state, LEARNED_SECONDS) == pytest.approx(truth, abs=0.03)
 
 
@@ -81,47 +83,51 @@ def test_shares_are_those_of_the_job(compute: float, wait: float, stall: float, 
 )
 @pytest.mark.parametrize("gpm", [True, False], ids=["gpm", "power alone"])
 def test_both_levels_are_learned(levels: Levels, gpm: bool) -> None:
-    """Watts of waiting that are written down for one model are wrong for every other, and for another job of the same."""
-    made = trace([(IDLE, 5), *steps(50, 1.5, 1.0)], levels=levels, gpm=gpm)
+    """Watts of waiting defined for one model are wrong for every other, and for another job on the
+    same.
+    """
+    gpu_trace = trace([(IDLE, 5), *steps(50, 1.5, 1.0)], levels=levels, gpm=gpm)
     tracker = PhaseTracker(1)
-    follow(tracker, made)
-    found = job(tracker, made)
-    assert found["compute_watts"] == pytest.approx(levels.compute, rel=0.03)
-    assert found["wait_watts"] == pytest.approx(levels.wait, rel=0.03)
+    follow(tracker, gpu_trace)
+    result = job(tracker, gpu_trace)
+    assert result["compute_watts"] == pytest.approx(levels.compute, rel=0.03)
+    assert result["wait_watts"] == pytest.approx(levels.wait, rel=0.03)
 
 
 @pytest.mark.parametrize("gpm", [True, False], ids=["gpm", "power alone"])
 def test_a_straggler_that_comes_moves_time_from_work_to_waiting(gpm: bool) -> None:
     """A level that follows the mean would call the slower job as busy as before."""
-    made = trace([*steps(60, 0.9, 0.6), *steps(60, 0.9, 1.1)], gpm=gpm)
-    seen = follow(PhaseTracker(1), made)
+    gpu_trace = trace([*steps(60, 0.9, 0.6), *steps(60, 0.9, 1.1)], gpm=gpm)
+    seen = follow(PhaseTracker(1), gpu_trace)
     assert seen.mean(WAIT, 100) == pytest.approx(1.1 / 2.0, abs=0.03)
 
 
 def test_without_two_levels_there_is_little_confidence() -> None:
-    """One level is work or waiting: nobody knows which, and a verdict must not stand on a guess."""
+    """A single level is work or waiting: it is ambiguous, and a verdict must not rely on a guess."""
     for plan in (steps(1, 60), steps(1, 0, 60)):
         seen = follow(PhaseTracker(1), trace(plan, gpm=False))
         assert max(seen.confidence) < 0.5
 
 
 def test_an_average_of_a_second_has_little_confidence_without_gpm() -> None:
-    """A100 and H100 average power over a second (nvmlDeviceGetPowerUsage): steps of a second drown in it."""
-    tracker, made = PhaseTracker(1), trace(steps(90, 0.7, 0.3), gpm=False, smooth_seconds=1.0)
-    seen = follow(tracker, made)
+    """A100 and H100 average power over a second (nvmlDeviceGetPowerUsage), which hides steps of a
+    second.
+    """
+    tracker, gpu_trace = PhaseTracker(1), trace(steps(90, 0.7, 0.3), gpm=False, smooth_seconds=1.0)
+    seen = follow(tracker, gpu_trace)
     assert seen.confidence[-1] < 0.5
-    assert math.isnan(job(tracker, made)["wait_watts"])
+    assert math.isnan(job(tracker, gpu_trace)["wait_watts"])
 
 
 def test_an_average_of_a_second_is_told_by_gpm() -> None:
-    """With GPM the shares do not depend on how power is read."""
-    made = trace(steps(90, 0.7, 0.3), smooth_seconds=1.0)
-    seen = follow(PhaseTracker(1), made)
+    """With GPM the shares do not depend on the averaging of power."""
+    gpu_trace = trace(steps(90, 0.7, 0.3), smooth_seconds=1.0)
+    seen = follow(PhaseTracker(1), gpu_trace)
     assert seen.mean(COMPUTE, LEARNED_SECONDS) == pytest.approx(0.7, abs=0.03)
 
 
 def test_power_smoothing_hides_waiting_from_power_but_not_from_gpm() -> None:
-    """Blackwell can hold a floor of power: with 480 W while it waits it would be said to compute."""
+    """Blackwell can enforce a power floor: with 480 W while waiting it would seem to compute."""
     plan = steps(90, 0.7, 0.3)
     smoothed = follow(PhaseTracker(1), trace(plan, floor_watts=480))
     plain = follow(PhaseTracker(1), trace(plan))
@@ -137,41 +143,47 @@ def test_power_smoothing_hides_waiting_from_power_but_not_from_gpm() -> None:
 def test_checkpoints_of_several_cadences(
     every: int, seconds: float, writer: bool, gpm: bool
 ) -> None:
-    """A checkpoint is no fault: waiting that is called so when it comes regularly needs no culprit."""
-    made = trace(checkpointing(6, every, seconds), writer=writer, gpm=gpm)
+    """A checkpoint is not a fault: waiting recognized as regular checkpoints needs no culprit."""
+    gpu_trace = trace(checkpointing(6, every, seconds), writer=writer, gpm=gpm)
     tracker = PhaseTracker(1)
-    seen = follow(tracker, made)
-    found = job(tracker, made)
-    assert found["checkpoint_interval_seconds"] == pytest.approx(every + seconds, rel=0.02)
-    assert found["checkpoint_duration_seconds"] == pytest.approx(seconds, abs=0.4)
-    # The fourth begins after three intervals; the first three cannot be known to be any yet.
+    seen = follow(tracker, gpu_trace)
+    result = job(tracker, gpu_trace)
+    assert result["checkpoint_interval_seconds"] == pytest.approx(every + seconds, rel=0.02)
+    assert result["checkpoint_duration_seconds"] == pytest.approx(seconds, abs=0.4)
+    # The fourth begins after three intervals; the first three cannot be recognized yet.
     first = int(3 * (every + seconds)) + every - 1
-    pairs = [(t[CHECKPOINT], s[CHECKPOINT]) for t, s in zip(made.truth, seen.shares, strict=True)]
+    pairs = [
+        (t[CHECKPOINT], s[CHECKPOINT]) for t, s in zip(gpu_trace.truth, seen.shares, strict=True)
+    ]
     hits = sum(min(pair) for pair in pairs[first:])
     f1 = 2 * hits / sum(map(sum, pairs[first:]))
     assert f1 >= 0.95
-    assert found["next_checkpoint_probability_ratio"] > 0.7
+    assert result["next_checkpoint_probability_ratio"] > 0.7
     count, correct, brier = tracker.scores(0)
     assert count == correct >= 2
     assert brier < 0.1
 
 
 def test_checkpoints_that_take_ever_longer() -> None:
-    """A file system that fills: the H100 recording writes for 17 s, then for 56 s, after as many steps each."""
-    made = trace(checkpointing(8, 24, 6.0, shift=2.0))
+    """A file system that fills: the H100 recording writes for 17 s, then for 56 s, after the same
+    number of steps.
+    """
+    gpu_trace = trace(checkpointing(8, 24, 6.0, shift=2.0))
     tracker = PhaseTracker(1)
-    seen = follow(tracker, made)
+    seen = follow(tracker, gpu_trace)
     assert tracker.scores(0)[:2] == (5, 5)
-    assert seen.mean(CHECKPOINT, 120) == pytest.approx(true_mean(made, CHECKPOINT, 120), abs=0.04)
+    assert seen.mean(CHECKPOINT, 120) == pytest.approx(
+        true_mean(gpu_trace, CHECKPOINT, 120), abs=0.04
+    )
 
 
 def test_segments_of_the_past_are_called_checkpoints_once_that_is_known() -> None:
-    """The first three look like waiting; a timeline that goes on saying so accuses somebody."""
+    """The first three look like waiting; a timeline that keeps this state accuses a host."""
     tracker = PhaseTracker(1)
     follow(tracker, trace([*checkpointing(4, 24, 6.0), *steps(3, 0.8, 0.2)]))
-    found = [s for s in tracker.segments(0) if s[0] == "checkpoint" and s[2] - s[1] > 2 * NS]
-    assert len(found) == 4
-    assert all(watts == pytest.approx(150, rel=0.06) for *_, watts in found)
+    result = [s for s in tracker.segments(0) if s[0] == "checkpoint" and s[2] - s[1] > 2 * NS]
+    assert len(result) == 4
+    assert all(watts == pytest.approx(150, rel=0.06) for *_, watts in result)
     seconds, watts = tracker.totals(0)["checkpoint"]
     assert seconds == pytest.approx(24, abs=1.5)
     assert watts == pytest.approx(150, rel=0.06)
@@ -179,7 +191,7 @@ def test_segments_of_the_past_are_called_checkpoints_once_that_is_known() -> Non
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_stalls_at_random_are_no_checkpoints(seed: int) -> None:
-    """A full file system stalls everybody now and then: what comes at random is predicted by nobody."""
+    """A full file system stalls all jobs at times: random pauses cannot be predicted."""
     draw = random.Random(seed)
     plan: list[tuple[int, float]] = []
     for _ in range(14):
@@ -195,36 +207,38 @@ def test_regular_pauses_are_surer_checkpoints_with_steps_between_them(
 ) -> None:
     """The exchanges of a step of 28 s were checkpoints with a probability of .97."""
     tracker = PhaseTracker(1)
-    made = trace(checkpointing(20, 23, 5.0) if has_steps else steps(20, 23.0, 5.0))
-    follow(tracker, made)
-    assert low < job(tracker, made)["next_checkpoint_probability_ratio"] <= high
+    gpu_trace = trace(checkpointing(20, 23, 5.0) if has_steps else steps(20, 23.0, 5.0))
+    follow(tracker, gpu_trace)
+    assert low < job(tracker, gpu_trace)["next_checkpoint_probability_ratio"] <= high
 
 
 def test_a_wait_in_each_step_is_no_checkpoint() -> None:
-    """Steps of 11 s in which the victims wait for 3 s: as regular as a checkpoint, and the straggler would go free."""
+    """Steps of 11 s in which the victims wait for 3 s: as regular as a checkpoint, and the
+    straggler would be missed.
+    """
     tracker = PhaseTracker(1)
     tracker.begin_job(0)
     tracker.set_step(0, 11.0)
-    made = trace(steps(16, 8.0, 3.0))
-    seen = follow(tracker, made)
+    gpu_trace = trace(steps(16, 8.0, 3.0))
+    seen = follow(tracker, gpu_trace)
     assert seen.mean(CHECKPOINT) == 0
-    assert math.isnan(job(tracker, made)["checkpoint_interval_seconds"])
+    assert math.isnan(job(tracker, gpu_trace)["checkpoint_interval_seconds"])
 
 
 def test_idle_until_a_job_comes_and_half_a_minute_after_it_went() -> None:
-    """Without its processes, a job that ended is not told from one whose host stalls before 30 s are over."""
-    made = trace([(IDLE, 20), *steps(40, 0.7, 0.3), (IDLE, 60)])
+    """Without its processes, a job that ended looks like a host stall until 30 s are over."""
+    gpu_trace = trace([(IDLE, 20), *steps(40, 0.7, 0.3), (IDLE, 60)])
     tracker = PhaseTracker(1)
-    seen = follow(tracker, made)
+    seen = follow(tracker, gpu_trace)
     assert seen.mean(IDLE, 0) == pytest.approx(50 / 120, abs=0.02)
     assert all(second[IDLE] == 1 for second in [*seen.shares[:20], *seen.shares[92:]])
     assert [name for name, *_ in tracker.segments(0)][-1] == "idle"
-    assert job(tracker, made)["job_changes_count"] == 1
-    assert math.isnan(job(tracker, made)["compute_watts"])
+    assert job(tracker, gpu_trace)["job_changes_count"] == 1
+    assert math.isnan(job(tracker, gpu_trace)["compute_watts"])
 
 
 def test_a_host_stall_of_a_known_job_never_becomes_idle() -> None:
-    """Reserved and not used: the processes are there, whatever the GPU does."""
+    """Reserved but unused: the processes exist, whatever the GPU does."""
     tracker = PhaseTracker(1)
     tracker.begin_job(0)
     seen = follow(tracker, trace([(HOST_STALL, 90)]))
@@ -243,21 +257,21 @@ def test_a_gpu_that_works_without_a_process_has_a_job_all_the_same() -> None:
 
 
 def test_levels_are_forgotten_with_the_job() -> None:
-    """The next job is of another kind: 300 W are its work, and were half of what the first one drew."""
+    """The next job is of another kind: 300 W are its work, but were half of the first job's."""
     first, second = Levels(), Levels(compute=300, wait=120)
     tracker = PhaseTracker(1)
     follow(tracker, trace(steps(60, 1.4, 0.6), levels=first))
     tracker.begin_job(0)
-    made = trace(steps(60, 1.4, 0.6), levels=second, begin_ns=BEGIN_NS + 120 * NS)
-    follow(tracker, made)
-    assert job(tracker, made)["compute_watts"] == pytest.approx(300, rel=0.03)
-    assert job(tracker, made)["job_changes_count"] == 2
-    tracker.begin_job(0, is_known=False)  # the agent looks for the first time
-    assert job(tracker, made)["job_changes_count"] == 2
+    gpu_trace = trace(steps(60, 1.4, 0.6), levels=second, begin_ns=BEGIN_NS + 120 * NS)
+    follow(tracker, gpu_trace)
+    assert job(tracker, gpu_trace)["compute_watts"] == pytest.approx(300, rel=0.03)
+    assert job(tracker, gpu_trace)["job_changes_count"] == 2
+    tracker.begin_job(0, is_known=False)  # the agent's first list
+    assert job(tracker, gpu_trace)["job_changes_count"] == 2
 
 
 def test_only_utilization_and_power_or_either() -> None:
-    """A driver that answers one of the two must not end in an exception, nor in a sure word."""
+    """A driver with only one of the two must cause neither an exception nor a confident result."""
     plan = [(IDLE, 5), *steps(60, 1.4, 0.6)]
     alone = follow(PhaseTracker(1), trace(plan, gpm=False, uses=False))
     assert alone.mean(COMPUTE, LEARNED_SECONDS) == pytest.approx(0.7, abs=0.04)
@@ -280,30 +294,34 @@ def test_nothing_known_is_nothing_said() -> None:
 
 def test_duplicates_and_what_comes_late_are_left_out() -> None:
     """Time counted twice would make shares of more than a second."""
-    made = trace(steps(60, 0.7, 0.3))
+    gpu_trace = trace(steps(60, 0.7, 0.3))
     tracker, twice = PhaseTracker(1), PhaseTracker(1)
-    follow(tracker, made)
-    for at in range(len(made.times)):
-        twice.push_samples(0, made.times[at : at + 1], made.samples[at : at + 1])
-        if at >= 3:
-            twice.push_samples(0, made.times[at - 3 : at + 1], made.samples[at - 3 : at + 1])
-    assert twice.left_out(0) == 4 * (len(made.times) - 3)
-    assert job(twice, made) == pytest.approx(job(tracker, made), nan_ok=True)
+    follow(tracker, gpu_trace)
+    for index in range(len(gpu_trace.times)):
+        twice.push_samples(
+            0, gpu_trace.times[index : index + 1], gpu_trace.samples[index : index + 1]
+        )
+        if index >= 3:
+            twice.push_samples(
+                0, gpu_trace.times[index - 3 : index + 1], gpu_trace.samples[index - 3 : index + 1]
+            )
+    assert twice.left_out(0) == 4 * (len(gpu_trace.times) - 3)
+    assert job(twice, gpu_trace) == pytest.approx(job(tracker, gpu_trace), nan_ok=True)
     assert twice.totals(0)["compute"] == tracker.totals(0)["compute"]
 
 
 def test_a_clock_that_steps_back_begins_time_again() -> None:
-    """An hour back: without this nothing would be seen for an hour."""
+    """An hour back: without this, an hour of samples would be ignored."""
     tracker = PhaseTracker(1)
     follow(tracker, trace(checkpointing(4, 24, 6.0)))
-    made = trace(steps(30, 0.7, 0.3), begin_ns=BEGIN_NS - 900 * NS)
-    seen = follow(tracker, made)
+    gpu_trace = trace(steps(30, 0.7, 0.3), begin_ns=BEGIN_NS - 900 * NS)
+    seen = follow(tracker, gpu_trace)
     assert seen.mean(COMPUTE) == pytest.approx(0.7, abs=0.03)
-    assert math.isnan(job(tracker, made)["checkpoint_interval_seconds"])
+    assert math.isnan(job(tracker, gpu_trace)["checkpoint_interval_seconds"])
 
 
 def test_a_gap_is_nobodys_time() -> None:
-    """The agent stood for an hour: that was neither work nor waiting."""
+    """The agent stopped for an hour: that was neither work nor waiting."""
     tracker = PhaseTracker(1)
     follow(tracker, trace(steps(60, 0.7, 0.3)))
     follow(tracker, trace(steps(60, 0.7, 0.3), begin_ns=BEGIN_NS + 3600 * NS))
@@ -322,10 +340,10 @@ samples = st.tuples(
 def test_whatever_a_driver_says_shares_are_shares(
     given_samples: list[tuple[int, list[float]]], job_at: int
 ) -> None:
-    """Garbage in any order: the five add up to 1, or nothing is said."""
+    """Garbage in any order: the five shares add up to 1, or are missing."""
     tracker = PhaseTracker(1)
-    for at, (now_ns, values) in enumerate(given_samples):
-        if at == job_at:
+    for index, (now_ns, values) in enumerate(given_samples):
+        if index == job_at:
             tracker.begin_job(0)
         tracker.push_samples(
             0,
@@ -341,7 +359,7 @@ def test_whatever_a_driver_says_shares_are_shares(
 
 
 class PhaseBlock:
-    """As a Block of so many columns."""
+    """A stand-in of a Block with *columns* columns."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.rows = rows
@@ -353,16 +371,16 @@ class PhaseBlock:
 
 
 def test_a_block_has_what_is_known_of_each_row() -> None:
-    """A neighbour's shares in a GPU's row would accuse the wrong one."""
+    """A neighbor's shares in a GPU's row would accuse the wrong one."""
     tracker = PhaseTracker(3)
-    made = trace(checkpointing(5, 24, 6.0))
-    follow(tracker, made, row=1)
-    tracker.push(1, made.times[-1] + NS, power=550.0, utilization=1.0, sm_active=0.9)
+    gpu_trace = trace(checkpointing(5, 24, 6.0))
+    follow(tracker, gpu_trace, row=1)
+    tracker.push(1, gpu_trace.times[-1] + NS, power=550.0, utilization=1.0, sm_active=0.9)
     block, jobs = PhaseBlock(len(SECOND_COLUMNS), 3), PhaseBlock(len(JOB_COLUMNS), 3)
     tracker.summarise(block, range(len(SECOND_COLUMNS)))
-    tracker.summarise_jobs(jobs, range(len(JOB_COLUMNS)), made.times[-1])
+    tracker.summarise_jobs(jobs, range(len(JOB_COLUMNS)), gpu_trace.times[-1])
     assert [block.value(0, row) for row in range(3)] == [None, pytest.approx(1, abs=0.01), None]
-    expected = job_of_row(tracker, made)
+    expected = job_of_row(tracker, gpu_trace)
     assert [jobs.value(column, 1) for column in range(len(JOB_COLUMNS))] == pytest.approx(expected)
     assert [jobs.value(column, 0) for column in range(len(JOB_COLUMNS))] == [0.0] + [None] * 6
     for bad in (PhaseBlock(5, 3), PhaseBlock(6, 2)):
@@ -377,7 +395,7 @@ def job_of_row(tracker: PhaseTracker, made: Trace) -> list[float]:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """A row too many would be read from whatever lies behind."""
+    """A row too many would be read from memory behind the block."""
     for rows in (0, -1, 257):
         with pytest.raises(ValueError, match="rows"):
             PhaseTracker(rows)
@@ -396,7 +414,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_the_history_has_the_last_samples_oldest_first() -> None:
-    """The period of a step is looked for in it: a sample out of its place would be another period."""
+    """The period of a step is derived from it: a misplaced sample would be another period."""
     history = SampleHistory(2, 4)
     with pytest.raises(ValueError, match="no sample"):
         history.put(0, 0, 1.0)
@@ -418,7 +436,7 @@ def test_the_history_has_the_last_samples_oldest_first() -> None:
 
 
 def test_a_late_sampler_makes_no_step_shorter() -> None:
-    """A turn that took 300 ms left three samples out of ten: the step of a second was found at 0.7 s."""
+    """A turn of 300 ms lost three samples of ten: the step of a second was found at 0.7 s."""
     history = SampleHistory(1, 8)
     for at in (0, 1, 2, 6, 7, 7.2, 8):
         history.begin(round(at * NS / 10))
@@ -435,14 +453,16 @@ def test_a_late_sampler_makes_no_step_shorter() -> None:
         history.resample_to(0, [0, 1], NS // 10, buffer)
     with pytest.raises(IndexError):
         history.resample_to(1, [0], 1, buffer)
-    history.begin(-(10**15))  # another clock: nothing of the other is near it
+    history.begin(-(10**15))  # another clock: no old sample is near it
     history.resample_to(0, [0], NS // 10, buffer)
     assert all(math.isnan(value) for value in cells)
 
 
 @pytest.mark.parametrize("has_gpm", [True, False])
 def test_a_kernel_that_is_bound_by_memory_computes(has_gpm: bool) -> None:
-    """An H200 that copied at 89 % of its memory bandwidth and 470 W was waiting, at confidence 0.82."""
+    """An H200 that copied at 89 % of its memory bandwidth and 470 W was waiting, at confidence
+    0.82.
+    """
     tracker, now_ns = PhaseTracker(1), 10 * NS
 
     def run(seconds: int, watts: float, active: float, tensor: float, bandwidth: float) -> None:
@@ -469,12 +489,8 @@ def test_a_kernel_that_is_bound_by_memory_computes(has_gpm: bool) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Two megabytes of a host's memory are what the phases may cost."""
+    """The phases may use two megabytes of a host's memory."""
     assert SampleHistory(8).memory_bytes + PhaseTracker(8).memory_bytes < 1_500_000
-
-
-# ----------------------------------------------------------------------
-# Eight H100 in training, recorded by others: no truth, but what anybody sees in it.
 
 
 def recording(name: str) -> list[Trace]:
@@ -483,7 +499,7 @@ def recording(name: str) -> list[Trace]:
     if not path.exists():
         pytest.skip(f"no recording {path.name}: ../shared/data is not there")
     rows = list(csv.reader(path.read_text().splitlines(), skipinitialspace=True))[1:]
-    made = []
+    result = []
     for gpu in range(8):
         times, values = array("q"), array("f")
         for stamp, watts, used, _ in rows[gpu : len(rows) // 8 * 8 : 8]:
@@ -493,35 +509,38 @@ def recording(name: str) -> list[Trace]:
             row[0], row[3] = float(watts.split()[0]), float(used.split()[0]) / 100
             values.extend(row)
         shaped = memoryview(values).cast("B").cast("f", (len(times), len(SIGNALS)))
-        made.append(Trace(times, shaped, []))
-    return made
+        result.append(Trace(times, shaped, []))
+    return result
 
 
 @pytest.mark.parametrize("name", ["h100x8_ckpt_every_100.csv", "h100x8_ckpt_every_10.csv"])
 def test_recorded_h100s_compute_and_wait(name: str) -> None:
-    """The levels of real GPUs, of a job that waits for its checkpoints most of the time; nobody looked at the second of
-    the two while the levels were made."""
-    for gpu, made in enumerate(recording(name)):
+    """Levels of real GPUs, in a job that mostly waits for its checkpoints; the second recording was
+    not used during development.
+    """
+    for gpu, gpu_trace in enumerate(recording(name)):
         tracker = PhaseTracker(1)
-        seen = follow(tracker, made)
-        found = job(tracker, made)
-        assert found["compute_watts"] == pytest.approx(550, rel=0.05)
-        if gpu:  # the first one writes: it shows no kernel while it does
-            assert found["wait_watts"] == pytest.approx(150, rel=0.06)
+        seen = follow(tracker, gpu_trace)
+        result = job(tracker, gpu_trace)
+        assert result["compute_watts"] == pytest.approx(550, rel=0.05)
+        if gpu:  # the first GPU writes, and shows no kernel meanwhile
+            assert result["wait_watts"] == pytest.approx(150, rel=0.06)
         else:
             assert seen.mean(HOST_STALL) > seen.mean(WAIT)
-        assert found["job_changes_count"] == 1
+        assert result["job_changes_count"] == 1
         assert 0.05 < seen.mean(COMPUTE) < 0.4
         assert 0.1 < seen.mean(IDLE) < 0.25
 
 
 def test_recorded_checkpoints_are_found_and_predicted() -> None:
-    """Each 23 s of work one that takes 17 s at first and 56 s later: of the recording that the tracker was made with."""
-    for made in recording("h100x8_ckpt_every_100.csv"):
+    """After each 23 s of work a checkpoint of 17 s at first and 56 s later, in the recording used
+    during development.
+    """
+    for gpu_trace in recording("h100x8_ckpt_every_100.csv"):
         tracker = PhaseTracker(1)
-        seen = follow(tracker, made)
-        found = job(tracker, made)
-        work = found["checkpoint_interval_seconds"] - found["checkpoint_duration_seconds"]
+        seen = follow(tracker, gpu_trace)
+        result = job(tracker, gpu_trace)
+        work = result["checkpoint_interval_seconds"] - result["checkpoint_duration_seconds"]
         assert work == pytest.approx(23.3, abs=0.3)
         assert seen.mean(CHECKPOINT) > 0.4
         count, correct, brier = tracker.scores(0)

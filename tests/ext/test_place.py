@@ -1,4 +1,4 @@
-"""The memory in which a process says where it is, and is called."""
+"""The call slot: memory in which a process writes its current call, and receives notifications."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.ext import place
 
 @pytest.fixture
 def memory() -> Iterator[bytearray]:
-    """Memory in which this process says where it is, as long as the test runs."""
+    """Yield the memory in which this process publishes its calls during the test."""
     mine = bytearray(place.SIZE_BYTES)
     place.use(mine)
     yield mine
@@ -19,7 +19,7 @@ def memory() -> Iterator[bytearray]:
 
 
 def test_who_is_called_hears_it_once(memory: bytearray) -> None:
-    """An order that came between two looks was heard twice, or never."""
+    """A command between two checks was received twice, or never."""
     assert not place.called()
     place.call(memory)
     place.call(memory)
@@ -27,7 +27,7 @@ def test_who_is_called_hears_it_once(memory: bytearray) -> None:
 
 
 def test_a_call_disturbs_nothing_that_is_told(memory: bytearray) -> None:
-    """A GPU that hung as an order came was not named."""
+    """A GPU that hung while a command came was not named."""
     place.collector(b"gpu_1s")
     place.enter(b"0000:1a:00.0", b"nvmlDeviceGetMemoryInfo")
     before = place.read(memory)
@@ -37,7 +37,7 @@ def test_a_call_disturbs_nothing_that_is_told(memory: bytearray) -> None:
 
 
 def test_the_next_turn_begins_in_no_call(memory: bytearray) -> None:
-    """A collector that raised in the middle of a call seemed to hang in it for ever."""
+    """A collector that raised in the middle of a call seemed to hang in it forever."""
     place.collector(b"rdma_1s")
     place.enter(b"mlx5_0", b"read")
     place.collector(b"net_1s")
@@ -47,6 +47,6 @@ def test_the_next_turn_begins_in_no_call(memory: bytearray) -> None:
 
 @pytest.mark.parametrize("size", [0, place.SIZE_BYTES - 1, place.SIZE_BYTES + 1])
 def test_memory_of_another_size_is_no_place(size: int) -> None:
-    """A slot of another version of the agent's would be written beyond its end."""
+    """A slot of another agent version would be written beyond its end."""
     with pytest.raises(ValueError, match=f"a place has {place.SIZE_BYTES} bytes, got {size}"):
         place.call(bytearray(size))

@@ -1,4 +1,4 @@
-"""What a process asks of Linux about itself."""
+"""Requests of a process to Linux about itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.processes import GUARD_SECONDS, until
 
 
 def test_a_process_is_named_as_it_says() -> None:
-    """Five processes called python in `top`, one of them at 100 %: which one is it?"""
+    """Five processes called python in `top`, one of them at 100 %: the names must differ."""
     path = Path("/proc/self/comm")
     before = path.read_text().strip()
     process.name(b"gangline-a-name-too-long")
@@ -27,8 +27,8 @@ def test_a_process_is_named_as_it_says() -> None:
 
 
 def test_a_child_dies_with_its_parent() -> None:
-    """The daemon was killed: its children held every GPU until somebody found them."""
-    told, tell = os.pipe()
+    """The daemon was killed: its children held every GPU until an operator found them."""
+    read_end, tell = os.pipe()
     parent = os.fork()
     if not parent:
         child = os.fork()
@@ -37,7 +37,7 @@ def test_a_child_dies_with_its_parent() -> None:
             os.write(tell, f"{os.getpid()}".encode())
             signal.pause()
         signal.pause()
-    child = int(os.read(told, 32))
+    child = int(os.read(read_end, 32))
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     stat = Path(f"/proc/{child}/stat")
@@ -45,13 +45,13 @@ def test_a_child_dies_with_its_parent() -> None:
         lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z",
         "the end of the child",
     )
-    os.close(told)
+    os.close(read_end)
     os.close(tell)
 
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
 
-#: Thirty megabytes that were freed below what is held still: malloc(3) keeps them.
+#: Thirty megabytes freed below memory still in use: malloc(3) keeps them.
 FREED = """
 from gangline.ext import process
 def resident(): return int(open("/proc/self/statm").read().split()[1])
@@ -84,7 +84,7 @@ met.wait(200)
 
 
 def bytes_said(program: str) -> int:
-    """Run it in a process of its own; return the bytes of the pages that it prints."""
+    """Run it in a process of its own; return the printed bytes of its pages."""
     command = [sys.executable, "-c", program]
     out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=GUARD_SECONDS)
     return int(out.stdout) * os.sysconf("SC_PAGE_SIZE")
@@ -98,6 +98,6 @@ def test_what_was_freed_is_given_back() -> None:
 
 @GLIBC
 def test_threads_share_an_arena() -> None:
-    """Each thread filled one of its own, and what one freed no other could use."""
+    """Each thread filled an arena of its own, and other threads could not use its freed memory."""
     assert bytes_said(THREADS.format(first="process.be_small()")) < 64 << 20
     assert bytes_said(THREADS.format(first="")) >= 4 * (64 << 20)

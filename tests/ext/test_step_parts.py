@@ -1,4 +1,4 @@
-"""The parts of a step: right where they are separated, and silent where they are not."""
+"""The parts of a step: right if they are separated, and missing otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SILENT = (True,) * len(PARTS)
 
 
 def parts_of(kind: str, period: float, seed: int) -> tuple[list[float], list[float], float]:
-    """Return what is said of a generated job, what is true, and the confidence."""
+    """Return the estimate for a generated job, the truth, and the confidence."""
     random = np.random.default_rng(seed)
     fine, true = step_parts.timeline(random, kind, period)
     *shares, confidence = split(
@@ -28,25 +28,29 @@ def parts_of(kind: str, period: float, seed: int) -> tuple[list[float], list[flo
 def test_parts_are_right_where_they_are_said_and_not_said_where_nothing_separates_them(
     kind: str,
 ) -> None:
-    """With tensor parallelism there is traffic in all of the step: "backward 85 %" sent somebody to optimize it."""
-    said = [0] * len(PARTS)
+    """With tensor parallelism there is traffic in the whole step: "backward 85 %" made a user
+    optimize it.
+    """
+    reported = [0] * len(PARTS)
     off: list[float] = []
     for seed in range(12):
         shares, true, confidence = parts_of(kind, 6.0 + seed, seed)
         assert 0 <= confidence <= 1
         for part, share in enumerate(shares):
             if not isnan(share):
-                # The sum is right wherever the two are told apart.
+                # The sum is right wherever the two parts are distinguished.
                 instead = step_parts.FORWARD if part == step_parts.FORWARD_BACKWARD else part
                 assert {part, instead} & {*step_parts.KINDS[kind]}, f"{PARTS[part]} of seed {seed}"
-                said[part] += 1
+                reported[part] += 1
                 off.append(abs(share - true[part]))
-    assert all(said[part] >= 4 for part in step_parts.KINDS[kind])
+    assert all(reported[part] >= 4 for part in step_parts.KINDS[kind])
     assert not off or (np.median(off) < 0.02 and np.mean(off) < 0.04)
 
 
 def test_short_steps_and_steps_that_differ_have_no_parts() -> None:
-    """Five readings a second show no part of a step of 2 s; and noise folded at any period has parts by chance."""
+    """Five readings a second show no part of a step of 2 s; and noise folded at any period has
+    parts by chance.
+    """
     assert tuple(map(isnan, parts_of("data parallel", 3.0, 1)[0])) == SILENT
     random = np.random.default_rng(1)
     for seconds in (5.0, 7.3, 20.0, nan, 0.0, -1.0, 1e9):
@@ -57,7 +61,7 @@ def test_short_steps_and_steps_that_differ_have_no_parts() -> None:
 
 @pytest.mark.parametrize("value", [nan, 0.0, 1.0, -1.0, 1e30, float("inf")])
 def test_odd_readings_have_no_parts(value: float) -> None:
-    """A driver that repeats one number, or none, crashed nothing and said nothing."""
+    """A driver with a constant or missing number must cause neither a crash nor an estimate."""
     for samples in (1, 24, 1200):
         signals = memoryview(array("f", [value] * (7 * samples))).cast("B").cast("f", (7, samples))
         assert tuple(map(isnan, split(signals, 0.1, 6.0)[:-1])) == SILENT
@@ -65,7 +69,9 @@ def test_odd_readings_have_no_parts(value: float) -> None:
 
 @pytest.mark.parametrize("missing", range(7))
 def test_a_signal_that_a_driver_lacks_crashes_nothing(missing: int) -> None:
-    """GPM without memory bandwidth: the cuts of the step were read before they were written, and the sampler died."""
+    """GPM without memory bandwidth: the cuts of the step were read before they were written, and
+    the sampler died.
+    """
     random = np.random.default_rng(3)
     fine, _ = step_parts.timeline(random, "data parallel", 8.0)
     signals = step_parts.sampled(random, fine, has_gpm=True)
@@ -75,7 +81,9 @@ def test_a_signal_that_a_driver_lacks_crashes_nothing(missing: int) -> None:
 
 
 def test_other_shapes_are_rejected() -> None:
-    """The number of signals is their meaning: with six of them forward would have been the traffic of PCIe."""
+    """The position of a signal is its meaning: with six of them forward would have been the traffic
+    of PCIe.
+    """
     with pytest.raises(ValueError, match="6 signals: expected 7"):
         split(np.zeros((6, 100), np.float32).data, 0.1, 6.0)
     with pytest.raises(ValueError, match="seconds a sample"):

@@ -14,17 +14,21 @@ from pathlib import Path
 
 #: Every .c file of this folder is a part of the one library.
 FOLDER = Path(__file__).parent
-#: What drivers install it as, and what both bindings load.
+#: The name under which drivers install it and both bindings load it.
 SONAME = "libnvidia-ml.so.1"
 
 
 def header_folder() -> Path:
-    """Return the folder of the newest nvml.h; it comes with the development package nvidia-nvml-dev."""
+    """Return the folder of the newest nvml.h; it comes with the development package
+    nvidia-nvml-dev.
+    """
     return _header_folder("nvidia.cu13")
 
 
 def older_header_folder() -> Path:
-    """Return the folder of the nvml.h of 12.9 (nvidia-nvml-dev-cu12), where some field ids are others."""
+    """Return the folder of the nvml.h of 12.9 (nvidia-nvml-dev-cu12), where some field ids are
+    others.
+    """
     return _header_folder("nvidia.nvml_dev")
 
 
@@ -43,11 +47,11 @@ def compiler() -> list[str]:
 
 
 def build(folder: Path, *, missing: Iterable[str] = (), version: str = "") -> Path:
-    """Compile into *folder* (made if need be) and return the library's path.
+    """Compile into *folder* (created if missing) and return the library's path.
 
-    Functions in *missing* are not exported, as by a driver that does not have them yet, or any more;
-    such a library stands in a subfolder of its own. A library of a *version* wants a driver of the
-    same (give it a folder of its own). Raises CalledProcessError.
+    Functions in *missing* are not exported, like in an older or newer driver; such a library has a
+    subfolder of its own. A library of a *version* requires a driver of the same version (use a
+    separate folder). Raises CalledProcessError.
     """
     hidden = sorted(missing)
     place = folder / "-".join(["without", *hidden]) if hidden else folder
@@ -63,7 +67,7 @@ def build(folder: Path, *, missing: Iterable[str] = (), version: str = "") -> Pa
 
 @functools.cache
 def _objects_folder() -> Path:
-    """Return where this process keeps what it compiled; gone with it."""
+    """Return the folder of this process' compiled objects, removed at exit."""
     folder = tempfile.TemporaryDirectory(prefix="fake_nvml")
     atexit.register(folder.cleanup)
     return Path(folder.name)
@@ -71,21 +75,23 @@ def _objects_folder() -> Path:
 
 @functools.cache
 def _objects(version: str) -> list[str]:
-    """Compile every source, once in this process; of another version only the one that knows of it."""
-    made, running = [], []
+    """Compile every source, once in this process; for another version only the file that depends on
+    it.
+    """
+    result, running = [], []
     for source in sorted(FOLDER.glob("*.c")):
         own = version if source.stem == "fake_nvml" else ""
-        made.append(_objects_folder() / f"{source.stem}-{own}.o")
-        if not made[-1].exists():
-            running.append(_compiling(source, made[-1], own))
+        result.append(_objects_folder() / f"{source.stem}-{own}.o")
+        if not result[-1].exists():
+            running.append(_compiling(source, result[-1], own))
     for compiling in running:
         if compiling.wait():
             raise subprocess.CalledProcessError(compiling.returncode, compiling.args)
-    return [str(each) for each in made]
+    return [str(path) for path in result]
 
 
 def _compiling(source: Path, made: Path, version: str) -> subprocess.Popen[bytes]:
-    # Hidden: what the parts share among themselves is not the process's business.
+    # Hidden: symbols shared by the parts are not exported to the process.
     options = ["-std=gnu11", "-O2", "-Wall", "-Werror", "-fPIC", "-fvisibility=hidden", "-pthread"]
     if version:
         options.append(f'-DLIBRARY_VERSION="{version}"')

@@ -1,7 +1,7 @@
-"""What each driver's fields 251 to 273 mean, played: the same throttling, under the ids of the driver.
+"""Each driver's meaning of fields 251 to 273: the same throttling, under the ids of the driver.
 
-Ids by version: nvidia-ml-py 12.550.52, 12.570.86, 12.575.51, 13.580.65, 13.580.126 and 13.590.48. What stands
-between the three counters are the settings of power smoothing, with values that such settings have.
+Ids by version: nvidia-ml-py 12.550.52, 12.570.86, 12.575.51, 13.580.65, 13.580.126 and 13.590.48.
+The fields between the three counters are the settings of power smoothing, with typical values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ SETTINGS_AT = {
     "580.126.09": 251,
     "590.48.01": 251,
 }
-#: NVML_FI_PWR_SMOOTHING_*, in order of their ids: as made, and as an operator sets them while it is hot.
+#: NVML_FI_PWR_SMOOTHING_*, in order of their ids: defaults, and an operator's settings while it is
+#: hot.
 SETTINGS = (
     (0, 1), (0, 2), (0, 1), (700_000, 650_000), (200_000, 300_000), (90, 80), (20, 30), (99, 98), (5, 5),
     (25, 75), (5_000, 1_000_000), (5_000, 900_000), (2_000, 30_000), (0, 4), (0, 75), (0, 1_000_000),
@@ -42,16 +43,16 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Throttling:
-    """How a GPU is held down, step by step: the flags as sampled, and each cause's nanoseconds."""
+    """Throttling of a GPU, step by step: the sampled flags, and each cause's nanoseconds."""
 
     flags: tuple[int, ...]
     counters: dict[str, tuple[int, ...]]
 
 
 def throttling(steps: int, *, begin: Sequence[int] = (6, 20, 34), last: int = 8) -> Throttling:
-    """Return a course in which each cause in turn holds the GPU down, from a step on for so many.
+    """Return a course in which each cause in turn throttles the GPU for *last* steps.
 
-    It begins and ends in the middle between two samples, and holds 0.9 of the time.
+    It begins and ends in the middle between two samples, and throttles for 0.9 of the time.
     """
     flags, counters = [0x4] * steps, {}
     for (cause, flag), first in zip(CAUSES.items(), begin, strict=True):
@@ -67,7 +68,9 @@ def throttling(steps: int, *, begin: Sequence[int] = (6, 20, 34), last: int = 8)
 
 
 def behave_as(gpu: Gpu, version: str, course: Throttling, *, set_at: int = 10) -> Gpu:
-    """Give *gpu* the fields of driver *version* over *course*; from step *set_at* on, other settings."""
+    """Give *gpu* the fields of driver *version* over *course*; after step *set_at* with other
+    settings.
+    """
     for number in range(251, 274):
         gpu.fields.pop(number, None)
     steps = len(course.flags)

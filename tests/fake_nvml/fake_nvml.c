@@ -1,5 +1,5 @@
-/* An NVML that plays a scenario. Compiled against NVIDIA's published nvml.h, so that each prototype and
- * struct is theirs: a slip here does not compile. What a scenario may say: README.md of this folder. */
+/* An NVML that plays a scenario. Compiled against NVIDIA's published nvml.h, so that a wrong prototype or struct
+ * does not compile. The format of scenarios: README.md of this folder. */
 
 #include "fake_nvml.h"
 #include "follow.h"
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #ifndef LIBRARY_VERSION
-#define LIBRARY_VERSION "" /* any driver's */
+#define LIBRARY_VERSION "" /* any driver */
 #endif
 
 static const char *const call_names[] = {CALLS(AS_TEXT) NULL};
@@ -29,11 +29,11 @@ struct gpu host;
 static struct gpu *gpus;
 static unsigned int gpu_count, told_count;
 static int counts_told, users;
-static int hides_gpus; /* initialized without attaching, on a driver that then has no GPUs */
-static char drivers[8][80]; /* the version at each step; the last holds on */
+static int hides_gpus; /* initialized without attaching, on a driver that hides GPUs then */
+static char drivers[8][80]; /* the version at each step; the last one stays */
 static int driver_count;
 static const char *step_text; /* the step file, mapped: a step costs no system call */
-static unsigned long own_calls[CALL_COUNT], *calls = own_calls; /* how often each was made */
+static unsigned long own_calls[CALL_COUNT], *calls = own_calls; /* count per function */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 int step(void) { return step_text ? atoi(step_text) : 0; }
@@ -50,7 +50,7 @@ nvmlReturn_t said(const struct series *series, nvmlValue_t *value)
     return NVML_SUCCESS;
 }
 
-/* Room for what a scenario says, in chunks that are given back when another is read. */
+/* Memory of the current scenario, in chunks that are freed when another one is read. */
 static struct chunk {
     struct chunk *next;
     size_t used;
@@ -83,15 +83,15 @@ static void wait_for(const char *block)
         block += used;
     }
     const char *what = strchr(block, ' ') + 1;
-    if (!strncmp(block, "fifo ", 5)) { /* whoever opens it for writing waits for us, and we for its closing */
+    if (!strncmp(block, "fifo ", 5)) { /* its writer waits for this call, and this call for its closing */
         struct pollfd closing = {open(what, O_RDONLY | O_NONBLOCK), POLLIN, 0};
-        /* Left open when nobody came: who comes too late must find out, not wait for ever. */
+        /* Left open without a writer: a late writer must get an error, not wait forever. */
         if (closing.fd >= 0 && poll(&closing, 1, WAIT_MILLISECONDS_MAX) > 0)
             close(closing.fd);
     } else if (!strncmp(block, "file ", 5)) {
         for (int i = 0; i < WAIT_MILLISECONDS_MAX && access(what, F_OK); i++)
             nanosleep(&moment, NULL);
-    } else if (!strncmp(block, "read ", 5)) { /* of a file that answers when it likes, and holds us as long: FUSE */
+    } else if (!strncmp(block, "read ", 5)) { /* a FUSE file blocks this call until it answers */
         char byte;
         int opened = open(what, O_RDONLY);
         if (opened >= 0) {
@@ -107,7 +107,7 @@ static void wait_for(const char *block)
     }
 }
 
-/* A fault at one call, whichever that is: counted from when it was asked for. */
+/* A fault at the nth call of any function, counted from the request. */
 static unsigned long entered, fault_at;
 static int fault_code;
 static char fault_block[256];
@@ -121,8 +121,8 @@ EXPORT void fake_nvml_fault(unsigned long nth, int code, const char *block)
     fault_at = nth ? entered + nth : 0;
 }
 
-/* Where the process says that it is (`Place` of ext/place_abi.pxd), if a test says where that stands: compared at
- * every call. What does not agree is kept in words. */
+/* The process' call slot (`Place` of ext/place_abi.pxd), if a test passes its address: compared at every call. The
+ * first difference is stored as a message. */
 struct place {
     unsigned long entered_ns, calls;
     char collector[32], device[64], call[88];
@@ -151,12 +151,12 @@ static void look_at_place(const struct gpu *gpu, int call)
                  (*place)->call, (*place)->device, (*place)->entered_ns ? "" : ", left");
 }
 
-/* Microseconds that `cost` and `field_cost` lines have taken in this process. */
+/* Total microseconds of `cost` and `field_cost` lines in this process. */
 static unsigned long spent;
 
 EXPORT unsigned long fake_nvml_spent(void) { return spent; }
 
-/* Take this long, as a driver's call does: on the processor. */
+/* Use the processor for this time, like a driver's call. */
 static void spend(unsigned int microseconds)
 {
     struct timespec now, began;
@@ -208,8 +208,6 @@ nvmlReturn_t enter_device(nvmlDevice_t device, int call)
     follow_update((struct gpu *)device, gpu_number(device));
     return enter((struct gpu *)device, call);
 }
-
-/* ---- the scenario ---- */
 
 static int find(const char *const *names, const char *name)
 {
@@ -305,7 +303,7 @@ static int is_before_590_37(void)
     return major < 590 || (major == 590 && minor < 37);
 }
 
-/* Return 0, or 1 for a line that means nothing. */
+/* Return 0, or 1 for an invalid line. */
 static int parse_line(char *line)
 {
     char word[64], name[64];
@@ -363,7 +361,7 @@ static void map_step(const char *path)
     close(opened);
 }
 
-/* A scenario with a file `.calls` beside it counts there, for all processes together. */
+/* If the scenario has a `.calls` file, all processes count in it together. */
 static void map_calls(const char *path)
 {
     char name[4096];
@@ -391,7 +389,7 @@ static nvmlReturn_t load(void)
         free(chunks);
         chunks = next;
     }
-    /* Only what was used is cleared: whoever loads us is weighed. */
+    /* Only used memory is cleared, because the process' memory is measured. */
     if (!gpus)
         gpus = calloc(GPUS_MAX, sizeof *gpus);
     memset(gpus, 0, (size_t)gpu_count * sizeof *gpus);
@@ -418,7 +416,7 @@ static nvmlReturn_t start(int call, unsigned int flags)
 {
     pthread_mutex_lock(&lock);
     nvmlReturn_t code = users ? NVML_SUCCESS : load();
-    /* A library of another version than the driver's, as while a driver is being updated. */
+    /* The library's version differs from the driver's, like during a driver update. */
     if (code == NVML_SUCCESS && *LIBRARY_VERSION && strcmp(LIBRARY_VERSION, driver()))
         code = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
     if (code == NVML_SUCCESS)
@@ -431,15 +429,13 @@ static nvmlReturn_t start(int call, unsigned int flags)
     return code;
 }
 
-/* ---- NVML ---- */
-
 EXPORT unsigned long fake_nvml_calls(const char *name)
 {
     int call = find(call_names, name);
     return call < 0 ? 0 : calls[call];
 }
 
-/* The names in the order of the counts; NULL behind the last. */
+/* The names in the order of the counts, then NULL. */
 EXPORT const char *fake_nvml_call_name(int call)
 {
     return call >= 0 && call < CALL_COUNT ? call_names[call] : NULL;
@@ -693,7 +689,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     return NVML_SUCCESS;
 }
 
-/* Version 1 counts what is reserved as used. */
+/* Version 1 counts reserved memory as used. */
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     ENTER(nvmlDeviceGetMemoryInfo);

@@ -1,7 +1,7 @@
-/* What the parts of the stand-in share: a GPU, its scenario, and how a call begins.
+/* Shared by the parts of the stand-in: a GPU, its scenario, and the start of a call.
  *
  * A file `x.c` of this folder with calls of its own names them in `x.h` (CALLS_X, VALUES_X below), so that a
- * scenario can tell them to fail, to block, or what to say, with no parser of its own. */
+ * scenario can make them fail or block and set their answers, without a parser of its own. */
 
 #ifndef FAKE_NVML_H
 #define FAKE_NVML_H
@@ -16,10 +16,10 @@
 #define STEPS_MAX 64
 #define FIELDS_MAX 400
 #define GPUS_MAX 64
-#define WAIT_MILLISECONDS_MAX 60000 /* a test that went wrong must end */
+#define WAIT_MILLISECONDS_MAX 60000 /* a failed test must end */
 #define EXPORT __attribute__((visibility("default")))
 
-/* Every function that can be told to fail or to block. */
+/* Every function that a scenario can make fail or block. */
 #define CALLS(X) \
     X(nvmlInitWithFlags) X(nvmlInit_v2) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) X(nvmlDeviceGetCount_v2) \
     X(nvmlDeviceGetHandleByIndex_v2) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetHandleByUUID) \
@@ -34,7 +34,7 @@
     X(nvmlDeviceGetCurrPcieLinkWidth) X(nvmlDeviceGetMaxPcieLinkWidth) X(nvmlDeviceGetPcieReplayCounter) \
     X(nvmlDeviceGetPerformanceState) X(nvmlDeviceGetComputeRunningProcesses_v3) CALLS_SLOW(X) CALLS_PARTS(X) CALLS_GPM(X)
 
-/* Of slow.c: what changes every 10 s or more rarely. */
+/* slow.c: values read every 10 s or more rarely. */
 #define CALLS_SLOW(X) \
     X(nvmlDeviceGetApplicationsClock) X(nvmlDeviceGetPowerManagementLimit) \
     X(nvmlDeviceGetPowerManagementDefaultLimit) X(nvmlDeviceGetPowerManagementLimitConstraints) \
@@ -70,8 +70,8 @@
 enum { CALLS(AS_CALL) CALL_COUNT };
 enum { VALUES(AS_VALUE) VALUE_COUNT };
 
-/* What is answered at each step; the last holds on. No steps: not supported. As small as can be: what the stand-in
- * weighs is measured as the agent's. */
+/* The answer at each step; the last one stays. No steps: not supported. Small, because the stand-in's memory is
+ * measured as the agent's. */
 struct series {
     int steps;
     struct answer {
@@ -82,48 +82,48 @@ struct series {
 };
 
 struct gpu {
-    char other_uuid[96]; /* what nvmlDeviceGetUUID says from a step on */
+    char other_uuid[96]; /* nvmlDeviceGetUUID's answer after a step */
     int other_from;
     char uuid[96], address[32], name[96], serial[30];
     struct series values[VALUE_COUNT], fields[FIELDS_MAX], errors[CALL_COUNT];
     nvmlValueType_t types[FIELDS_MAX];
-    unsigned int costs[CALL_COUNT], field_costs[FIELDS_MAX]; /* microseconds that each takes */
+    unsigned int costs[CALL_COUNT], field_costs[FIELDS_MAX]; /* microseconds */
     const char *blocks[CALL_COUNT]; /* "fifo PATH", "file PATH", "read PATH", "seconds N", "crash -"; NULL: none */
 };
 
-/* Lines before the first `gpu` are of calls without one. */
+/* Lines before the first `gpu` apply to calls without a GPU. */
 extern struct gpu host;
 
 /* The number in the step file. */
 int step(void);
-/* Return room that is there until another scenario is read. */
+/* Return memory that is valid until another scenario is read. */
 void *room(size_t size);
-/* How many users have initialised and not shut down. */
+/* The number of users that have initialized and not shut down. */
 int fake_nvml_users(void);
-/* The GPU's number in the scenario, in order of its lines; -1 for no GPU of ours. */
+/* The GPU's number in the scenario, in order of its lines; -1 for an unknown handle. */
 int gpu_number(nvmlDevice_t device);
-/* What a series says at this step: SUCCESS and the value, or its code. */
+/* The answer of a series at this step: SUCCESS and the value, or its code. */
 nvmlReturn_t said(const struct series *series, nvmlValue_t *value);
-/* Count the call, block if told to, and answer what the call as a whole is to answer. */
+/* Count the call, block if requested, and return the code for the whole call. */
 nvmlReturn_t enter(struct gpu *gpu, int call);
-/* The same, after UNINITIALIZED without a user and INVALID_ARGUMENT for a handle that is none. */
+/* The same, after UNINITIALIZED without a user and INVALID_ARGUMENT for an invalid handle. */
 nvmlReturn_t enter_device(nvmlDevice_t device, int call);
-/* Parse `12`, `-3`, `0x40`, `1.5` of a double; `-`: not supported; `!15`: nvmlReturn 15. Cuts *rest* up. */
+/* Parse `12`, `-3`, `0x40`, `1.5` (double); `-`: not supported; `!15`: nvmlReturn 15. Modifies *rest*. */
 void parse_series(struct series *series, char *rest, int as_double);
 
-/* Other files may define these; they are asked before the scenario's own rules. */
-/* Take a line of the scenario that begins with *word*: 0 taken, 1 not understood, -1 not ours. */
+/* Other files may define these; they take precedence over the scenario's own rules. */
+/* Take a line of the scenario that begins with *word*: 0 taken, 1 invalid, -1 not for this file. */
 __attribute__((weak)) int parts_line(struct gpu *gpu, const char *word, char *rest);
-/* Forget what earlier scenarios said: a scenario is about to be read. */
+/* Forget earlier scenarios, before a new one is read. */
 __attribute__((weak)) void parts_reset(void);
 /* Answer one field (a scope id, say); return 0 to leave it to the scenario's `field` lines. */
 __attribute__((weak)) int parts_field(struct gpu *gpu, nvmlFieldValue_t *field);
-/* Answer for a list of processes (0 compute); return 0 where the scenario names none. */
+/* Answer a list of processes (0 compute); return 0 if the scenario has none. */
 __attribute__((weak)) int parts_processes(struct gpu *gpu, int list, unsigned int *count, nvmlProcessInfo_t *infos, nvmlReturn_t *code);
 
-/* Return the GPU of which this is a MIG device; NULL of one that is none. */
+/* Return the parent GPU of a MIG device; NULL for other GPUs. */
 __attribute__((weak)) const struct gpu *parts_parent(const struct gpu *gpu);
-/* Return the MIG device that is a GPU instance now, with its values; NULL where there is none. */
+/* Return the current MIG device of a GPU instance, with its values; NULL if none. */
 struct gpu *parts_instance(struct gpu *gpu, unsigned int id);
 
 /* Begin a call on a device: its blocking and its errors, then `gpu`. */

@@ -1,4 +1,4 @@
-"""Fixtures of whoever tests against the stand-in NVML; the conftest of a folder imports what it needs."""
+"""Fixtures of tests with the stand-in NVML; the conftest of a folder imports them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +16,9 @@ Play = Callable[..., Scenario]
 
 @pytest.fixture(autouse=True)
 def accounts() -> Iterator[None]:
-    """No GPU is known from the test before; a clock that is handed in calls more often than a cap by the true one allows."""
+    """Forget GPUs and call counts of the previous test: a test's clock allows more calls than the
+    real one.
+    """
     nvml.forget_accounts()
     nvml.cap(0)
     yield
@@ -31,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def library(folder: Path) -> str:
-    """Return the path of a library that nothing is missing in."""
+    """Return the path of a library with all functions."""
     return str(build(folder))
 
 

@@ -1,8 +1,8 @@
 /* A GPU that follows a real process: it computes while the process wants a core, and waits while the process sleeps.
  *
- * Time on a core and time in its queue (/proc/PID/schedstat, nanoseconds, of the main thread) together are the time in
- * which there is something to compute: a process beside which another takes the core needs longer for the same work,
- * as a slow GPU does. Energy is a function of the process alone, so that all who ask agree on it. */
+ * Computing time is the time on a core plus the time in its queue (/proc/PID/schedstat, nanoseconds, of the main
+ * thread): a process that shares its core needs longer for the same work, like a slow GPU. Energy depends only on
+ * the process, so that all callers get the same value. */
 
 #include "fake_nvml.h"
 #include "follow.h"
@@ -19,9 +19,9 @@ static struct follow {
     int pid;
     double idle_watts, wait_watts, compute_watts, wait_share, units_max;
     char path[256];
-    double begin_seconds; /* since boot: when the process began */
+    double begin_seconds; /* start of the process, since boot */
     int is_dead;
-    struct followed last, before, recent; /* `before` is POWER_SECONDS old or more, and `recent` is younger */
+    struct followed last, before, recent; /* `before` is at least POWER_SECONDS old, `recent` is younger */
     struct answer answers[8];
 } follows[GPUS_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -51,7 +51,7 @@ static double begin_of(int pid)
     unsigned long long ticks = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     char *rest = read_text(path, text, sizeof text) ? strrchr(text, ')') : NULL;
-    /* Field 22 of proc(5), of which the 3rd is the first behind the name. */
+    /* Field 22 of proc(5); the field after the name is the 3rd. */
     if (!rest || sscanf(rest + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
         return -1.0;
     return (double)ticks / (double)sysconf(_SC_CLK_TCK);
@@ -70,7 +70,7 @@ int follow_line(int number, const char *rest)
     return one->pid <= 0 || (found != 4 && found != 7);
 }
 
-/* The process as it is now; once it is gone, as it was last seen. */
+/* The current data of the process; after its exit, the last data. */
 static struct followed look(struct follow *one)
 {
     char path[64], text[128];

@@ -5,7 +5,7 @@
 
 struct gpu;
 
-/* What the process had done by a moment: time, time that it wanted to compute, and units of work. */
+/* State of the process at a moment: time, time in which it wanted to compute, and units of work. */
 struct followed {
     double seconds, busy_seconds, units;
 };
@@ -13,9 +13,9 @@ struct followed {
 /* Take the line `follow PID IDLE_WATTS WAIT_WATTS COMPUTE_WATTS [WAIT_SHARE UNITS_PER_SECOND_MAX FILE]`: 0, or 1. */
 int follow_line(int number, const char *rest);
 void follow_reset(void);
-/* Have the values of the GPU, of that number, be those of this moment; nothing where it follows nobody. */
+/* Set the values of the GPU with that number to the current state; no effect if it follows no process. */
 void follow_update(struct gpu *gpu, int number);
-/* Fill *sample*; 0 where the GPU follows nobody. */
+/* Fill *sample*; 0 if the GPU follows no process. */
 int follow_sample(int number, struct followed *sample);
 /* Answer SM (1) or tensor (0) activity between two samples, in percent. */
 double follow_percent(int number, const struct followed *first, const struct followed *second, int is_sm);

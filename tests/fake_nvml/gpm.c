@@ -1,15 +1,15 @@
-/* GPU performance monitoring: two samples of one GPU, and the metrics between them, as the scenario says. */
+/* GPU performance monitoring: two samples of one GPU, and the scenario's metrics between them. */
 
 #include "fake_nvml.h"
 #include "follow.h"
 
 #include <stdlib.h>
 
-/* A scenario's `!1000`: the metric is left as it was asked for, as if the driver had not seen it. */
+/* A scenario's `!1000`: the metric stays unchanged, as if the driver ignored it. */
 #define PASSED_OVER ((nvmlReturn_t)1000)
 
 struct nvmlGpmSample_st {
-    struct gpu *gpu; /* NULL: holds no sample yet */
+    struct gpu *gpu; /* NULL: no sample yet */
     int follows;     /* the number of the GPU, if it follows a process; else -1 */
     struct followed followed;
 };
@@ -27,7 +27,7 @@ static const struct {
     {NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, VALUE_gpm_nvlink_rx},
     {NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, VALUE_gpm_nvlink_tx},
 };
-/* Samples that were made and not freed. */
+/* Allocated samples. */
 static int samples_alive;
 
 EXPORT int fake_nvml_gpm_samples(void) { return samples_alive; }

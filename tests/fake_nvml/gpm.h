@@ -1,4 +1,4 @@
-/* What gpm.c adds: GPU performance monitoring. Values are percent, or MiB a second. */
+/* gpm.c: GPU performance monitoring. Values are percent, or MiB a second. */
 
 #ifndef GPM_H
 #define GPM_H

@@ -1,6 +1,8 @@
-"""An H200 as its driver (580.159.04) answered on 28 November: which fields it has, values when idle, and what calls cost.
+"""An H200 as its driver (580.159.04) answered on 28 November: its fields, its idle values, and the
+costs of calls.
 
-Costs are microseconds: of each field asked alone, and of each call the mean over 33 s of a training job's agent.
+Costs are microseconds: of each field requested alone, and of each call the mean over 33 s of a
+training job's agent.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ CALL_COSTS = {
     "nvmlGpmSampleGet": 244,
     "nvmlGpmMetricsGet": 23,
 }
-#: Counters of time: the clock was held by low utilization and by the idle state only.
+#: Time counters: the clock was limited only by low utilization and by the idle state.
 _NANOSECONDS = {
     74: 0,
     75: 0,
@@ -62,7 +64,7 @@ _NANOSECONDS = {
 def h200(
     uuid: str = "GPU-00000000-0000-4000-8000-000000000001", address: str = "0000:00:06.0"
 ) -> Gpu:
-    """Return the GPU, idle; with its costs."""
+    """Return the idle GPU, with its costs."""
     gpu = Gpu(uuid, address, name="NVIDIA H200", serial="1650000000001")
     gpu.values |= {
         "sm_clock": 345, "graphics_clock": 345, "memory_clock": 3201, "video_clock": 765, "sm_clock_max": 1980,

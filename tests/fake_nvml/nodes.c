@@ -1,6 +1,6 @@
-/* The driver's device nodes, which the true library holds open: /dev/nvidiactl from its first user to its last,
- * /dev/nvidiaN from the first handle of a GPU until the last user has shut down. In a folder of a test's,
- * $GANGLINE_FAKE_NVML_NODES; without that none is opened. */
+/* The driver's device nodes, which the real library holds open: /dev/nvidiactl from its first user to its last,
+ * /dev/nvidiaN from the first handle of a GPU until the last user has shut down. They are in the test's folder
+ * $GANGLINE_FAKE_NVML_NODES; without it no node is opened. */
 
 #include "nodes.h"
 

@@ -1,4 +1,4 @@
-/* nodes.c: the device nodes that the true library holds open. */
+/* nodes.c: the device nodes that the real library holds open. */
 
 #ifndef FAKE_NVML_NODES_H
 #define FAKE_NVML_NODES_H

@@ -1,4 +1,4 @@
-/* NVLink, MIG, processes, fabric, events and what an inventory asks. The lines it adds: README.md of this folder. */
+/* NVLink, MIG, processes, fabric, events and data of the inventory. Its scenario lines: README.md of this folder. */
 
 #include "fake_nvml.h"
 
@@ -28,7 +28,7 @@ struct mig {
     unsigned int instance, compute, profile, start, size, slices, compute_slices, multiprocessors;
 };
 
-/* What belongs to a GPU beyond `struct gpu`. A MIG device is a `gpu` of the scenario with a `mig` line. */
+/* Data of a GPU in addition to `struct gpu`. A MIG device is a `gpu` of the scenario with a `mig` line. */
 struct part {
     TEXTS(AS_MEMBER)
     struct link links[LINKS_MAX];
@@ -43,11 +43,11 @@ static struct process { int gpu, list, first, last; nvmlProcessInfo_t info; } *p
 static struct event { int gpu, step; unsigned long long type, data; } events[EVENTS_MAX], system_events[EVENTS_MAX];
 static int scoped_count, process_count, event_count, delivered, system_event_count, system_delivered;
 static unsigned long long registered[GPUS_MAX];
-static nvmlDevice_t handles[GPUS_MAX]; /* of those that are registered */
-static int sets; /* event sets that were made and not freed */
+static nvmlDevice_t handles[GPUS_MAX]; /* of registered GPUs */
+static int sets; /* allocated event sets */
 
 #define SCOPED_PLACES (4 * SCOPED_MAX)
-static unsigned short scoped_places[SCOPED_PLACES]; /* number of a line and 1; 0: none */
+static unsigned short scoped_places[SCOPED_PLACES]; /* line number + 1; 0: none */
 static unsigned short *scoped_place(int gpu, unsigned int id, unsigned int scope);
 
 static int number(const struct gpu *gpu) { return gpu_number((nvmlDevice_t)gpu); }
@@ -66,8 +66,6 @@ void parts_reset(void)
 }
 
 EXPORT int fake_nvml_event_sets(void) { return sets; }
-
-/* ---- lines ---- */
 
 static char *text_of(struct part *part, const char *name)
 {
@@ -98,7 +96,7 @@ static int scoped_line(int gpu, char *rest)
     parse_series(&new->series, rest + used, new->type == NVML_VALUE_TYPE_DOUBLE);
     unsigned short *place = scoped_place(gpu, new->id, new->scope);
     scoped_count++;
-    if (!*place) /* of two lines the first one counts */
+    if (!*place) /* the first of two lines counts */
         *place = (unsigned short)scoped_count;
     return new->type == 7;
 }
@@ -181,9 +179,7 @@ int parts_line(struct gpu *gpu, const char *word, char *rest)
     return -1;
 }
 
-/* ---- fields with a scope ---- */
-
-/* Where the line of a GPU's field of a scope stands, or may stand: found in a few steps, for it is asked for by the hundred. */
+/* The slot of a GPU's scoped field in a hash table, because these fields are read by the hundred. */
 static unsigned short *scoped_place(int gpu, unsigned int id, unsigned int scope)
 {
     unsigned int at = (unsigned int)gpu * 7919 + scope * 401 + id * 31;
@@ -204,8 +200,6 @@ int parts_field(struct gpu *gpu, nvmlFieldValue_t *field)
     field->valueType = scoped[place - 1].type;
     return 1;
 }
-
-/* ---- NVLink ---- */
 
 #define LINK(call) \
     ENTER(call); \
@@ -240,8 +234,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, uns
     snprintf(pci->busId, sizeof pci->busId, NVML_DEVICE_PCI_BUS_ID_FMT, NVML_DEVICE_PCI_BUS_ID_FMT_ARGS(pci));
     return NVML_SUCCESS;
 }
-
-/* ---- MIG ---- */
 
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
@@ -339,8 +331,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMem
     return NVML_SUCCESS;
 }
 
-/* ---- processes ---- */
-
 int parts_processes(struct gpu *gpu, int list, unsigned int *count, nvmlProcessInfo_t *infos, nvmlReturn_t *code)
 {
     static const int told[] = {VALUE_compute_count, VALUE_graphics_count, VALUE_mps_count};
@@ -380,12 +370,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t devi
     return code;
 }
 
-/* ---- fabric and platform ---- */
-
 EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info)
 {
     ENTER(nvmlDeviceGetGpuFabricInfoV);
-    /* A driver that tells no summary is one that does not know version 3. */
+    /* A driver without a summary does not know version 3. */
     nvmlReturn_t newer = said(&gpu->values[VALUE_fabric_summary], &value);
     if (info->version != nvmlGpuFabricInfo_v2 && (info->version != nvmlGpuFabricInfo_v3 || newer != NVML_SUCCESS))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
@@ -428,8 +416,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetPlatformInfo(nvmlDevice_t device, nvmlPlatformI
     return NVML_SUCCESS;
 }
 
-/* ---- events ---- */
-
 EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 {
     nvmlReturn_t code = fake_nvml_users() ? enter(&host, CALL_nvmlEventSetCreate) : NVML_ERROR_UNINITIALIZED;
@@ -462,7 +448,7 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
     return NVML_SUCCESS;
 }
 
-/* An event comes once its step has come, in order of the lines. */
+/* An event is delivered once its step is reached, in the order of the lines. */
 EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int milliseconds)
 {
     struct timespec moment = {0, 1000000};
@@ -486,8 +472,6 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
         nanosleep(&moment, NULL);
     }
 }
-
-/* ---- the driver's coming and going ---- */
 
 #define SYSTEM_CALL(call, request_version) \
     nvmlReturn_t code = fake_nvml_users() ? enter(&host, CALL_##call) : NVML_ERROR_UNINITIALIZED; \
@@ -528,8 +512,6 @@ EXPORT nvmlReturn_t nvmlSystemEventSetWait(nvmlSystemEventSetWaitRequest_t *requ
     }
     return request->numEvent ? NVML_SUCCESS : NVML_ERROR_TIMEOUT;
 }
-
-/* ---- what an inventory asks ---- */
 
 static nvmlReturn_t copy(char *to, unsigned int length, const char *text)
 {

@@ -1,4 +1,6 @@
-"""Scenarios of a GPU's parts: links, MIG devices, processes, fabric, events, and what an inventory asks."""
+"""Scenarios of a GPU's parts: links, MIG devices, processes, fabric, events, and data of the
+inventory.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ from pathlib import Path
 
 from tests.fake_nvml.scenario import Gpu, Steps, gpus
 
-#: NVML's value where a process is in no MIG instance.
+#: NVML's value for a process outside MIG instances.
 NO_INSTANCE = 0xFFFFFFFF
-#: NVML_VALUE_NOT_AVAILABLE, as it comes in 64 bits.
+#: NVML_VALUE_NOT_AVAILABLE in 64 bits.
 NO_MEMORY = 2**64 - 1
 ALWAYS = 999_999
 
-#: Field -> (type, steps) of a link of an NVLink 4 GPU (Hopper): few errors, nothing of NVLink 5.
+#: Field -> (type, steps) of a link of an NVLink 4 GPU (Hopper): few errors, without NVLink 5
+#: fields.
 HOPPER: dict[int, tuple[str, Steps]] = {
     138: ("ull", (1_000, 5_000_000)),
     139: ("ull", (2_000, 6_000_000)),
@@ -25,7 +28,8 @@ HOPPER: dict[int, tuple[str, Steps]] = {
     165: ("uint", 1),
     166: ("uint", 6),
 }
-#: The same of NVLink 5 (Blackwell): packets, recoveries, error ratios, history of the error correction.
+#: The same of NVLink 5 (Blackwell): packets, recoveries, error ratios, history of the error
+#: correction.
 BLACKWELL: dict[int, tuple[str, Steps]] = {
     164: ("uint", 53_125),
     165: ("uint", 1),
@@ -47,7 +51,6 @@ BLACKWELL: dict[int, tuple[str, Steps]] = {
 
 
 def words(steps: Steps) -> str:
-    """Return steps as the scenario writes them."""
     return str(steps) if isinstance(steps, int | str) else " ".join(map(str, steps))
 
 
@@ -75,13 +78,13 @@ GPM: dict[str, Steps] = {
 
 
 def with_gpm(gpu: Gpu) -> Gpu:
-    """Give *gpu* performance monitoring, as Hopper and later have it."""
+    """Give *gpu* performance monitoring, like Hopper and later."""
     gpu.values |= GPM
     return gpu
 
 
 def with_c2c(gpu: Gpu, count: int) -> Gpu:
-    """Give *gpu* C2C links, as a Grace Hopper or Grace Blackwell has."""
+    """Give *gpu* C2C links, like a Grace Hopper or Grace Blackwell."""
     gpu.fields[170] = ("uint", count)
     for link in range(count):
         values = {171: 1, 172: 44_712, 231: link, 232: 20 + link, 233: 30, 234: 0}
@@ -104,9 +107,10 @@ def mig_device(
     profile: int = 9,
     start: int = 0,
 ) -> Gpu:
-    """Return a MIG device of the *parent*th GPU, there from step *first* to *last*; three memory slices.
+    """Return a MIG device of the *parent*th GPU, existing from step *first* to *last*; three memory
+    slices.
 
-    For the stand-in it is one more GPU: the scenario needs `count` with the number of the true ones.
+    The stand-in treats it as another GPU: the scenario needs `count` with the number of real GPUs.
     """
     device = Gpu(f"MIG-{parent:08}-{instance:04}-{profile:04}-0000-000000000000", "0000:ff:00.0")
     device.values = {
@@ -151,9 +155,10 @@ def following(
     wait_share: float = 0.05,
     power: FollowedPower = FollowedPower(),
 ) -> Gpu:
-    """Have *gpu* show what the real process *pid* does, which holds it.
+    """Make *gpu* follow the real process *pid*, which holds it.
 
-    *work_file* begins with its count of units of work done, an unsigned 64-bit number in the machine's order.
+    *work_file* begins with its count of completed units of work, an unsigned 64-bit number in the
+    machine's order.
     """
     watts = f"{power.idle_watts} {power.wait_watts} {power.compute_watts}"
     gpu.lines = [line for line in gpu.lines if not line.startswith("process ")]
@@ -177,7 +182,7 @@ def with_fabric(gpu: Gpu, *, state: Steps = 3, health: Steps = 0xAA, clique: Ste
 
 
 def with_inventory(gpu: Gpu) -> Gpu:
-    """Give *gpu* an answer to everything that an inventory asks."""
+    """Give *gpu* an answer to every request of an inventory."""
     texts = {"vbios": "96.00.74.00.01", "part_number": "692-2G520-0200-000"}
     texts |= {"inforom_image": "G520.0200.00.05", "inforom_oem": "2.1", "inforom_ecc": "7.16"}
     texts |= {"inforom_power": "N/A", "gsp_version": "590.48.01"}
@@ -207,5 +212,4 @@ def host_lines(devices: Iterable[Gpu]) -> str:
 
 
 def hgx(count: int = 8, links: int = 18) -> list[Gpu]:
-    """Return the GPUs of an HGX board."""
     return [with_links(gpu, links) for gpu in gpus(count)]

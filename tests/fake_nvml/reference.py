@@ -1,7 +1,7 @@
-"""What nvidia-ml-py makes of the same library: every reading of every GPU, as JSON, for each step.
+"""nvidia-ml-py's view of the same library: every reading of every GPU, as JSON, for each step.
 
-Run as a program, with LD_LIBRARY_PATH at the stand-in: `reference.py SCENARIO STEPS`. It shares no code
-with our binding; units are converted here once more.
+Run as a program, with LD_LIBRARY_PATH at the stand-in: `reference.py SCENARIO STEPS`. It shares no
+code with the project's binding; units are converted independently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pynvml as nv
 
 
 def field(handle: Any, field_id: int) -> int:
-    """Return one field's value, by the member of the union that its type names."""
+    """Return one field's value, by the union member of its type."""
     value = nv.nvmlDeviceGetFieldValues(handle, [field_id])[0]
     if value.nvmlReturn != nv.NVML_SUCCESS:
         raise nv.NVMLError(value.nvmlReturn)
@@ -41,7 +41,7 @@ def sram(handle: Any, member: str) -> int:
 
 
 def sram_places(handle: Any) -> Any:
-    """Return the entries of the places in SRAM that lost data, as the header says that one asks for them."""
+    """Return the entries of SRAM places that lost data, requested as the header describes."""
     asked = nv.c_nvmlEccSramUniqueUncorrectedErrorCounts_v1_t()
     nv.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(handle, nv.byref(asked))
     entry: Any = nv.c_nvmlEccSramUniqueUncorrectedErrorEntry_v1_t
@@ -53,7 +53,9 @@ def sram_places(handle: Any) -> Any:
 
 
 def unrepairable(handle: Any) -> int:
-    """Return the flag by the layout of nvml.h; nvidia-ml-py 13.615 has another, and reads beside it."""
+    """Return the flag by the layout of nvml.h; nvidia-ml-py 13.615 has another layout, and reads
+    the wrong bytes.
+    """
     flag = nv.c_uint(0)
     nv._nvmlCheckReturn(
         nv._nvmlGetFunctionPointer("nvmlDeviceGetUnrepairableMemoryFlag_v1")(handle, nv.byref(flag))
@@ -62,7 +64,6 @@ def unrepairable(handle: Any) -> int:
 
 
 def ecc(handle: Any, error: int, counter: int) -> int:
-    """Return a total of ECC errors."""
     return int(nv.nvmlDeviceGetTotalEccErrors(handle, error, counter))
 
 
@@ -216,17 +217,14 @@ SRAM = {
 
 
 def of_sram(member: str) -> Callable[[Any], int]:
-    """Return a reading of the SRAM's status."""
     return lambda h: sram(h, member)
 
 
 def of_histogram(member: str) -> Callable[[Any], int]:
-    """Return a reading of the row remapper's histogram."""
     return lambda h: int(getattr(nv.nvmlDeviceGetRowRemapperHistogram(h), member))
 
 
 def of_field(name: str) -> Callable[[Any], int]:
-    """Return a reading of a field."""
     return lambda h: field(h, getattr(nv, name))
 
 
@@ -253,7 +251,7 @@ READ |= {
 
 
 def read(handle: Any, name: str) -> Any:
-    """Return one reading; None where NVML answers with an error."""
+    """Return one reading; None if NVML returns an error."""
     try:
         return READ[name](handle)
     except nv.NVMLError:

@@ -1,4 +1,4 @@
-"""Plays the recorded costs of an H200 to the agent's collectors of GPUs: what NVML takes per second."""
+"""Plays the recorded costs of an H200 to the agent's collectors of GPUs: NVML's time per second."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from tests.agent.gpu_host import SECOND, GpuHost
 from tests.fake_nvml.h200 import DRIVER, h200
 from tests.fake_nvml.parts_scenario import with_gpm
 
-#: Sweeps in which all is measured, of the slowest lane.
+#: Seconds until every reading is measured, including the slowest lane's.
 STARTING_SECONDS = 130
 
 
 def milliseconds_per_second(host: GpuHost, library: str, seconds: int) -> tuple[float, int]:
-    """Return NVML's time per second once all costs are known, and at each of how many samples GPM is asked."""
+    """Return NVML's time per second once all costs are known, and the number of samples between two
+    GPM calls.
+    """
     gpu = with_gpm(h200())
     host.play([gpu], host=f"driver {DRIVER}\n")
     host.list_in_proc([gpu], DRIVER)

@@ -1,4 +1,7 @@
-"""Writes what the stand-in NVML plays. Values are those of an H100 under load, in NVML's units."""
+"""Writes the scenario that the stand-in NVML plays.
+
+Values are those of an H100 under load, in NVML's units.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: One value, or one for each step; `-` is not supported, `!15` is answered with nvmlReturn 15.
+#: One value, or one for each step; `-` is not supported, `!15` returns nvmlReturn 15.
 Steps = int | str | Sequence[int | str]
 
 #: Two steps: waiting, and at work.
@@ -93,7 +96,8 @@ VALUES: dict[str, Steps] = {
     "compute_mode": 3,
     "module_power": (120000, 890000),
 }
-#: Field id -> (value type, steps). An aggregate or a violation needs more than 32 bits to be told from a cut one.
+#: Field id -> (value type, steps). An aggregate or a violation needs more than 32 bits, to reveal
+#: truncation.
 FIELDS: dict[int, tuple[str, Steps]] = {
     3: ("ull", (0, 7)),
     4: ("ull", 0),
@@ -137,7 +141,7 @@ FIELDS: dict[int, tuple[str, Steps]] = {
 
 @dataclass
 class Gpu:
-    """One GPU of a scenario. `lines` are added as they stand: `error ...`, `block ...`."""
+    """One GPU of a scenario. `lines` are added unchanged: `error ...`, `block ...`."""
 
     uuid: str
     address: str
@@ -148,7 +152,6 @@ class Gpu:
     lines: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return the GPU's lines."""
         rows = [f"gpu {self.uuid} {self.address}", f"name {self.name}", f"serial {self.serial}"]
         rows += [f"{name} {_words(steps)}" for name, steps in self.values.items()]
         rows += [f"field {i} {kind} {_words(steps)}" for i, (kind, steps) in self.fields.items()]
@@ -156,19 +159,19 @@ class Gpu:
 
 
 def gpus(count: int = 8) -> list[Gpu]:
-    """Return GPUs that differ from each other where GPUs of one host do."""
-    made = []
+    """Return GPUs that differ from each other like GPUs of one host."""
+    result = []
     for i in range(count):
         gpu = Gpu(f"GPU-0000000{i}-1111-2222-3333-444444444444", f"0000:{0x19 + 0x11 * i:02x}:00.0")
         gpu.serial = f"165012345678{i}"
         gpu.values["sm_clock"] = (345 + 15 * i, 1980 - 15 * i)
         gpu.fields[186] = ("uint", (69620 + i, 588390 + i))
-        made.append(gpu)
-    return made
+        result.append(gpu)
+    return result
 
 
 class Scenario:
-    """The file that GANGLINE_FAKE_NVML names, and the step that is played."""
+    """The file named by GANGLINE_FAKE_NVML, and the current step."""
 
     def __init__(self, path: Path, devices: Iterable[Gpu] = (), *, host: str = "") -> None:
         """Write *path*. *host*: lines for calls without a GPU."""
@@ -178,7 +181,7 @@ class Scenario:
         self._step.write_text("0000\n")
 
     def step(self, number: int) -> None:
-        """Play *number* from now on. Written in place: the library has the file mapped."""
+        """Play step *number*. The file is written in place, because the library has it mapped."""
         with self._step.open("r+") as file:
             file.write(f"{number:04}\n")
 

@@ -1,4 +1,4 @@
-/* What changes every 10 s or more rarely: limits, thresholds, memory that wears out, modes. */
+/* Values read every 10 s or more rarely: limits, thresholds, memory wear, modes. */
 
 #include "fake_nvml.h"
 
@@ -88,11 +88,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEcc
     return NVML_SUCCESS;
 }
 
-/* Without a buffer it says how many places there are; with one that is too small, the same and no place. */
+/* Without a buffer or with a small one, return only the number of places. */
 EXPORT nvmlReturn_t nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(nvmlDevice_t device, nvmlEccSramUniqueUncorrectedErrorCounts_t *counts)
 {
     ENTER(nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts);
-    nvmlValue_t more = {0}, passed = {0}; /* places that came since the first call, and that it leaves out */
+    nvmlValue_t more = {0}, passed = {0}; /* places added since the first call, and skipped ones */
     unsigned int room = counts->entryCount, parity;
     if (counts->version != nvmlEccSramUniqueUncorrectedErrorCounts_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
@@ -144,7 +144,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairSta
 EXPORT nvmlReturn_t nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t device, nvmlUnrepairableMemoryStatus_v1_t *status)
 {
     ENTER(nvmlDeviceGetUnrepairableMemoryFlag_v1);
-    nvmlValue_t versioned = {0}; /* as nvidia-ml-py has it: a version word first */
+    nvmlValue_t versioned = {0}; /* nvidia-ml-py's layout: a version word first */
     SAY(unrepairable);
     if (said(&gpu->values[VALUE_unrepairable_versioned], &versioned) == NVML_SUCCESS && versioned.uiVal)
         (&status->bUnrepairableMemory)[1] = value.uiVal;

@@ -1,4 +1,4 @@
-"""A real agent with stand-in GPUs, a real aggregator, real sockets: what `gangline record` writes."""
+"""A real agent with stand-in GPUs, a real aggregator, real sockets: the files of `gangline record`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ def recorded(aggregator: Aggregator, *arguments: str) -> int:
 def test_the_last_seconds_of_a_host_are_fetched(
     tmp_path: Path, aggregator: Aggregator, agent: RealAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten samples a second of each GPU, as the sampler holds them, on disk where the operator is; then again after the
-    aggregator was restarted. Neither fills the host's disk, nor stops what is sampled each second."""
+    """Ten samples a second of each GPU, from the sampler's memory to the operator's disk; and again
+    after a restart of the aggregator. Neither fills the host's disk, nor stops the sampling.
+    """
     path = tmp_path / "a.parquet"
 
     def is_recorded() -> bool:
@@ -63,17 +64,17 @@ def test_the_last_seconds_of_a_host_are_fetched(
     until(is_recorded, "a recording")
     agent.scenario.step(1)
     until(lambda: is_recorded() and _rows(path) >= 80, "five seconds of samples")
-    said = duckdb.sql(
+    rows = duckdb.sql(
         f"SELECT count(DISTINCT gpu), count(DISTINCT time), count(power_watts), max(sm_active_ratio), "
         f"median(epoch_ms(gap)), count(sm_active_ratio), count(utilization_ratio), count(state) FROM (SELECT *, time - lag(time) OVER (PARTITION BY gpu ORDER BY time) AS gap "
         f"FROM '{path}')"
     ).fetchone()
-    assert said is not None
-    assert said[0] == GPUS and said[1] <= 51 and said[2] >= 80
-    assert said[3] == pytest.approx(0.97, abs=0.01)
-    assert said[4] == pytest.approx(100, abs=20)
-    assert said[5] == pytest.approx(said[2] / 2, abs=4) and said[6] + said[5] <= said[2]
-    assert said[7] == said[2]
+    assert rows is not None
+    assert rows[0] == GPUS and rows[1] <= 51 and rows[2] >= 80
+    assert rows[3] == pytest.approx(0.97, abs=0.01)
+    assert rows[4] == pytest.approx(100, abs=20)
+    assert rows[5] == pytest.approx(rows[2] / 2, abs=4) and rows[6] + rows[5] <= rows[2]
+    assert rows[7] == rows[2]
     assert recorded(aggregator, "--last", "5s", "-o", str(tmp_path / "a.svg")) == cli.OK
     capsys.readouterr()
     assert recorded(aggregator, "--list", "--json") == cli.OK
@@ -96,7 +97,9 @@ def _rows(path: Path) -> int:
 def test_an_xid_leaves_a_recording_on_the_host(
     tmp_path: Path, aggregator: Aggregator, agent: RealAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Thirty seconds after the driver reported it: the list names it, and it is fetched by its name."""
+    """Thirty seconds after the driver reported it: the list names it, and it is fetched by its
+    name.
+    """
     until(lambda: agent.series("gangline_gpu_temperature_celsius", "uuid"), "an agent that samples")
     agent.scenario.step(3)
 
@@ -104,8 +107,8 @@ def test_an_xid_leaves_a_recording_on_the_host(
         capsys.readouterr()
         if recorded(aggregator, "--list", "--json") != cli.OK:
             return []
-        found: list[dict[str, str]] = json.loads(capsys.readouterr().out)["recordings"]
-        return found
+        result: list[dict[str, str]] = json.loads(capsys.readouterr().out)["recordings"]
+        return result
 
     until(stored, "a stored recording")
     (one,) = stored()

@@ -1,4 +1,4 @@
-"""The flight recorder of a host: when it records, what it stores, and that nothing of it stops the daemon."""
+"""The flight recorder of a host: when it records, what it stores; no part of it stops the daemon."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ XID = HealthEvent(name="gpu.xid", code=79, device="GPU-1", device_kind="gpu")
 
 
 def samples(boottime_ns: int = 1) -> GpuRecording:
-    """Return what a sampler records: no host, no wall time."""
+    """Return a sampler's recording: without host and wall time."""
     offsets = array("q", [0, 100_000_000])
     return GpuRecording(
         ("GPU-1",), ("power_watts",), (), boottime_ns, offsets, array("f", [1.0, 2.0])
@@ -50,7 +50,7 @@ def samples(boottime_ns: int = 1) -> GpuRecording:
 
 @dataclass(slots=True)
 class Samplers:
-    """A sampler that records at once, if it answers at all."""
+    """A sampler that records at once, if it answers."""
 
     clock: HandedClock
     answers: bool = True
@@ -67,7 +67,7 @@ class Samplers:
 
 @dataclass(frozen=True)
 class Finding:
-    """What stands against a host."""
+    """An active finding."""
 
     name: str
     device: str
@@ -75,7 +75,7 @@ class Finding:
 
 
 class Host:
-    """A flight recorder with its clock, its sampler and what it sends."""
+    """A flight recorder with its clock, its sampler and its uploads."""
 
     def __init__(self, folder: Path, bytes_max: int = 1 << 20) -> None:
         self.clock = HandedClock()
@@ -93,7 +93,6 @@ class Host:
         )
 
     def seconds(self, count: int) -> None:
-        """Let so many seconds go by."""
         for _ in range(count):
             self.clock.now_ns += SECOND_NS
             self.recorder.tick()
@@ -104,14 +103,13 @@ class Host:
     hangs = False
 
     def request(self, **fields: object) -> str:
-        """Have the aggregator request something; return what it is answered with, as the error or "" for none."""
+        """Receive a request of the aggregator; return its number."""
         number = f"r{self.samplers.orders}{len(self.recorder._seen)}"
         request = RecordingRequest(id=number, **fields)  # type: ignore[arg-type]
         self.recorder.on_response(IngestAck(recordings=[request]))
         return number
 
     def answer(self) -> UploadRecordingRequest:
-        """Take the next piece of what is sent."""
         piece = self.uploads.next_piece()
         assert piece is not None
         self.uploads.accept()
@@ -120,25 +118,28 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A host whose disk is well."""
     return Host(tmp_path)
 
 
 def test_a_recording_shows_before_and_after_what_began(host: Host) -> None:
-    """It is made 30 s after the event, and stored with its reason, host and times."""
+    """It is recorded 30 s after the event, and stored with its reason, host and times."""
     host.recorder.observe(XID)
     host.seconds(AFTER_NS // SECOND_NS)
     assert host.samplers.orders == 0
     host.seconds(2)
     (stored,) = host.storage.recordings()
     assert (stored.reason, stored.devices) == ("gpu.xid 79 GPU-1", 1)
-    found = decode_recording(host.storage.read(stored.name))
-    assert (found.host, found.boot_id) == ("gpu-017", (b"b" * 16).hex())
-    assert found.wall_time_ns - found.boottime_ns == host.clock.wall_ns() - host.clock.boottime_ns()
+    result = decode_recording(host.storage.read(stored.name))
+    assert (result.host, result.boot_id) == ("gpu-017", (b"b" * 16).hex())
+    assert (
+        result.wall_time_ns - result.boottime_ns == host.clock.wall_ns() - host.clock.boottime_ns()
+    )
 
 
 def test_a_storm_is_one_recording_a_minute(host: Host) -> None:
-    """A thousand XIDs in ten minutes fill no disk; the first is not waited for longer than others."""
+    """A thousand XIDs in ten minutes must not fill the disk; the first has the same delay as
+    others.
+    """
     for second in range(600):
         for code in (79, 31, 43, 45, second):
             host.recorder.observe(HealthEvent(name="gpu.xid", code=code, device="GPU-1"))
@@ -161,13 +162,14 @@ def test_a_storm_is_one_recording_a_minute(host: Host) -> None:
     ],
 )
 def test_what_is_recorded(event: HealthEvent, reason: str) -> None:
-    """Events that samples of GPUs explain; not what is over, corrected, or daily life."""
+    """Events that samples of GPUs explain; not ended, corrected or ordinary ones."""
     assert event_reason(event) == reason
 
 
 def test_a_finding_that_begins_is_recorded_once(host: Host) -> None:
-    """One of before the agent's start is not, though it is found only now; nor what an event has told of. One that
-    stands for an hour is one recording."""
+    """A finding older than the agent's start is not recorded, nor one already recorded for its
+    event. An hour-long finding is one recording.
+    """
     host.findings = [Finding("gpu_remap_pending", "GPU-0", host.clock.boottime_ns())]
     host.seconds(5)
     xid = Finding("xid79", "GPU-0", host.clock.boottime_ns() + 100 * SECOND_NS)
@@ -179,11 +181,13 @@ def test_a_finding_that_begins_is_recorded_once(host: Host) -> None:
     assert host.samplers.orders == 0
     host.findings = [old, Finding("gpu_slow", "GPU-1", host.clock.boottime_ns())]
     host.seconds(1000)
-    assert [each.reason for each in host.storage.recordings()] == ["finding gpu_slow GPU-1"]
+    assert [recording.reason for recording in host.storage.recordings()] == [
+        "finding gpu_slow GPU-1"
+    ]
 
 
 def test_a_request_is_answered_from_memory(host: Host) -> None:
-    """No file of it stays on the host."""
+    """No file of it remains on the host."""
     number = host.request(seconds=300)
     host.seconds(2)
     piece = host.answer()
@@ -204,7 +208,7 @@ def test_a_request_is_answered_from_memory(host: Host) -> None:
 def test_a_wrong_request_is_answered_with_words(
     host: Host, fields: dict[str, object], words: str
 ) -> None:
-    """Whoever waits learns why; a name is no path."""
+    """The client gets the reason; a name cannot be a path."""
     host.request(**fields)
     host.seconds(1)
     assert words in host.answer().error
@@ -232,7 +236,7 @@ def test_a_request_that_comes_twice_is_answered_once(host: Host) -> None:
 
 
 def test_a_sampler_that_hangs_is_given_up(host: Host) -> None:
-    """A driver that hangs ends one request, and the next is taken again."""
+    """A hung driver ends one request, and the next is accepted."""
     host.samplers.answers = False
     host.request(seconds=5)
     host.seconds(ORDER_NS_MAX // SECOND_NS + 2)
@@ -244,7 +248,7 @@ def test_a_sampler_that_hangs_is_given_up(host: Host) -> None:
 
 
 def test_a_host_without_gpus_says_so(host: Host) -> None:
-    """A CPU host has an agent, too."""
+    """A CPU host also has an agent."""
     host.samplers.has_process = False
     host.request(seconds=5)
     host.seconds(1)
@@ -255,7 +259,7 @@ def test_a_host_without_gpus_says_so(host: Host) -> None:
 def test_a_full_disk_costs_a_recording_and_nothing_else(
     host: Host, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """No half file stays, the loss is counted, and the next recording is stored."""
+    """No partial file remains, the loss is counted, and the next recording is stored."""
 
     def fail(path: Path, data: bytes) -> None:
         path.with_name(path.name + ".new").write_bytes(data[:10])
@@ -275,7 +279,9 @@ def test_a_full_disk_costs_a_recording_and_nothing_else(
 def test_a_hung_disk_stops_neither_ticks_nor_requests(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests of now are answered from memory; who wants the disk is told, and the daemon's thread waits for nobody."""
+    """New requests are answered from memory; requests for the disk get an error, and the daemon's
+    thread never waits.
+    """
     released = threading.Event()
     monkeypatch.setattr(storage_module, "replace", lambda *_: released.wait(GUARD_SECONDS))
     host.hangs = True
@@ -295,7 +301,7 @@ def test_a_hung_disk_stops_neither_ticks_nor_requests(
 
 
 def test_the_folder_is_bounded(tmp_path: Path) -> None:
-    """At most so many files and bytes: the oldest goes; what a killed process left goes too."""
+    """The oldest file beyond the limits is deleted, and so are files of a killed process."""
     storage = RecordingStorage(tmp_path, bytes_max=1000, files_max=4)
     (tmp_path / f"20200101T000000Z-00000000{SUFFIX}.new").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("of somebody else")
@@ -321,7 +327,7 @@ def test_no_bytes_for_recordings_store_none(tmp_path: Path) -> None:
 
 
 def test_answers_that_nobody_takes_are_bounded() -> None:
-    """While the aggregator is away, no more than a few wait in memory."""
+    """While the aggregator is unreachable, only a few wait in memory."""
     uploads = RecordingUploads()
     for number in range(UPLOADS_MAX + 3):
         uploads.add(RecordingUpload(str(number), bytes(100_000)))

@@ -1,7 +1,9 @@
-"""A file system whose reads answer when the test lets them: a driver in whose call even SIGKILL waits.
+"""A file system whose reads return on the test's command: a driver call that even SIGKILL does not
+end.
 
-The kernel waits for the answer of a read that was handed to the file system, killed or not (fs/fuse/dev.c,
-request_wait_answer). The protocol is that of include/uapi/linux/fuse.h, its few calls that reading a file needs.
+The kernel waits for the answer of a read that was passed to the file system, even after a kill
+(fs/fuse/dev.c, request_wait_answer). The protocol is in include/uapi/linux/fuse.h; only the calls
+for reading a file are used.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ DIRECT_IO = 1
 MNT_DETACH, MNT_FORCE = 2, 1
 BUFFER_BYTES = 1 << 18
 ROOT = 1
-#: The mount point itself, for `Files.stick`: whoever asks statvfs of it waits.
+#: The mount point itself, for `Files.stick`: statvfs of it hangs.
 MOUNT = "."
 
 
 class Files:
-    """Files of one folder, each of which reads as `1`, unless it is stuck; and what is mounted, with some room."""
+    """Files of one folder, each with the content `1` unless stuck; and a file system with free
+    space.
+    """
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self.folder, self._names = folder, names
@@ -50,12 +54,11 @@ class Files:
         self._thread.start()
 
     def stick(self, name: str) -> None:
-        """Let no read of that file return; no statvfs, of `MOUNT`."""
+        """Block reads of that file; for `MOUNT`, statvfs."""
         with self._lock:
             self._stuck.add(name)
 
     def let(self, name: str) -> None:
-        """Answer all that wait for that file, and what comes."""
         with self._lock:
             self._stuck.discard(name)
             ready = [(number, body) for waits, number, body in self._waiting if waits == name]
@@ -64,12 +67,11 @@ class Files:
             self._answer(number, body)
 
     def waiting(self) -> int:
-        """How many who ask wait."""
         with self._lock:
             return len(self._waiting)
 
     def close(self) -> None:
-        """Take it down; who waits gets an error."""
+        """Unmount it; blocked callers get an error."""
         self._libc.umount2(os.fsencode(self.folder), MNT_DETACH | MNT_FORCE)
         self._thread.join(10)
 
@@ -123,7 +125,7 @@ class Files:
     def _answer(self, number: int, body: bytes, error: int = 0) -> None:
         try:
             os.write(self._device, _OUT.pack(_OUT.size + len(body), -error, number) + body)
-        except OSError as problem:  # nobody waits for it any more
+        except OSError as problem:  # the caller ended
             assert problem.errno in (errno.ENOENT, errno.ENODEV), problem
 
 
@@ -134,7 +136,7 @@ def _attr(node: int) -> bytes:
 
 @contextmanager
 def mounted(folder: Path, names: list[str]) -> Iterator[Files]:
-    """Mount it, or skip the test, saying why."""
+    """Mount it, or skip the test with a reason."""
     folder.mkdir()
     try:
         files = Files(folder, names)

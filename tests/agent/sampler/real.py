@@ -1,7 +1,8 @@
-"""A daemon's samplers as real processes, over collectors that read one file per device; says each second how it stands.
+"""A daemon's samplers as real processes, over collectors that read one file per device; prints
+their state each second.
 
-Run as `python -m tests.agent.sampler.real FOLDER`: each folder in FOLDER is a lane, each file in it a device. A file
-that holds `die` kills who reads it with SIGSEGV.
+Run as `python -m tests.agent.sampler.real FOLDER`: each folder in FOLDER is a lane, each file in it
+a device. A file that contains `die` kills its reader with SIGSEGV.
 """
 
 from __future__ import annotations

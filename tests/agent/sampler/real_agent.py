@@ -1,4 +1,6 @@
-"""A real `gangline agent` on a host that is a folder, with eight stand-in GPUs: what it says, and what it sampled."""
+"""A real `gangline agent` on a host folder with eight stand-in GPUs: its events, metrics and
+samples.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ INFORMATION = "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Type:
 
 
 class RealAgent(Process):
-    """The agent's process. The scenario is played to whom `GANGLINE_FAKE_NVML` names `FOLDER/scenario`."""
+    """The agent's process.
+
+    It plays the scenario `FOLDER/scenario` if `GANGLINE_FAKE_NVML` names it.
+    """
 
     def __init__(self, folder: Path, devices: Sequence[Gpu], **settings: object) -> None:
         root = hosts.unpack("h100-ib", folder).roots
@@ -45,21 +50,23 @@ class RealAgent(Process):
             "collectors_off": '["inventory"]', "metrics_listen": f"unix:{folder / 'metrics'}",
             "metrics_series_max": 10_000,
         }  # fmt: skip
-        words = [w for k, v in (given | settings).items() for w in ("--set", f"{k}={v}")]
-        super().__init__(["agent", *words], folder / "log")
+        options = [w for k, v in (given | settings).items() for w in ("--set", f"{k}={v}")]
+        super().__init__(["agent", *options], folder / "log")
 
     def events(self, name: str = "") -> list[HealthEvent]:
-        """Return the events of that name (all, if none is given) that it has on disk by now."""
+        """Return the events on its disk with that name (all, if empty)."""
         file = self.folder / "events" / FILE_NAME
         lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-        told = [parse_line(line) for line in lines if line.endswith(b"\n")]
-        return [each for each in told if name in ("", each.name)]
+        result = [parse_line(line) for line in lines if line.endswith(b"\n")]
+        return [event for event in result if name in ("", event.name)]
 
     def series(self, name: str, label: str) -> dict[str, float]:
-        """Return what it shows Prometheus now under that name, by a label; nothing, until it shows anything."""
+        """Return its current Prometheus samples of that name, by a label; empty until it serves
+        any.
+        """
         form = rf'^{name}{{(?:.*,)?{label}="([^"]+)".*}} (\S+)$'
-        found = re.finditer(form, self._metrics(), re.MULTILINE)
-        return {match[1]: float(match[2]) for match in found}
+        result = re.finditer(form, self._metrics(), re.MULTILINE)
+        return {match[1]: float(match[2]) for match in result}
 
     def _metrics(self) -> str:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -74,7 +81,7 @@ class RealAgent(Process):
             return connection.getresponse().read().decode()
 
     def next_trial_ns(self, device: str) -> int:
-        """Return when a GPU, by PCI address, is to be tried (empty: its driver), in boot time; 0: it is not."""
+        """Return the boot time of a GPU's next trial, by PCI address (empty: its driver); 0: none."""
         asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         answer = call(self.folder / "run/agent.sock", STATUS, b"", GUARD_SECONDS)
         for each in GetStatusResponse.FromString(answer).devices:
@@ -83,15 +90,13 @@ class RealAgent(Process):
         return 0
 
     def family(self) -> set[int]:
-        """Return all processes that it has forked and that live, by their parents."""
-        found, new = set[int](), {self.pid}
+        result, new = set[int](), {self.pid}
         while new:
-            new = {child for pid in new for child in children(Path("/proc"), pid)} - found
-            found |= new
-        return found
+            new = {child for pid in new for child in children(Path("/proc"), pid)} - result
+            result |= new
+        return result
 
     def frames(self) -> list[frames.Frame]:
-        """Return all that it spooled; it has ended."""
         folder = self.folder / "spool"
         owner = json.loads((folder / "meta.json").read_text())["owner"]
         spool = Spool.open(folder, bytes_max=SPOOL_BYTES_MAX, boot_id=b"x" * 16, owner=owner)
@@ -102,14 +107,16 @@ class RealAgent(Process):
 
 
 def is_sampled(block: Block, row: int) -> bool:
-    """Whether the device was read: of a GPU, its clock; what is known of one that is left out is no reading."""
+    """Return whether the device was read; for a GPU, its clock: an excluded GPU has only remembered
+    values.
+    """
     if block.table != "gpu_1s":
         return any(block.valid[row :: block.rows])
     return dict(block.values(row)).get(BY_NAME["gpu.sm_clock_hertz"].signal_id) is not None
 
 
 def _all_of(spool: Spool) -> Iterator[frames.Frame]:
-    """Yield the frames of a spool, which gives a few at a time."""
+    """Yield the frames of a spool, in batches."""
     sequence = 0
     while some := spool.pending(sequence, 1000):
         yield from (frames.decode(frame) for _, frame in some)

@@ -1,7 +1,8 @@
-"""A daemon's samplers over the collectors of a played host's GPUs, as real processes; says each second what was read.
+"""A daemon's samplers over the collectors of a played host's GPUs, as real processes; prints the
+readings each second.
 
-Run as `python -m tests.agent.sampler.real_gpus LIBRARY PROC SLOW_SECONDS`: SLOW_SECONDS is the period of one that is slow.
-Where there is a folder `sys` beside PROC, its RDMA ports are sampled too.
+Run as `python -m tests.agent.sampler.real_gpus LIBRARY PROC SLOW_SECONDS`: SLOW_SECONDS is the
+period of a slow GPU. If PROC has a sibling folder `sys`, its RDMA ports are sampled too.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def main(library: str, proc: Path, slow_seconds: int) -> None:
         signals.watch_descriptors(samplers.descriptors)
         while not signals.stop.is_set():
             now_ns = clock.boottime_ns()
-            said = read(samplers.poll(now_ns))
-            if said:
-                print(json.dumps(told(samplers, said)), flush=True)
+            readings = read(samplers.poll(now_ns))
+            if readings:
+                print(json.dumps(told(samplers, readings)), flush=True)
             signals.wait(min(now_ns + SECOND // 4, samplers.next_ns(now_ns) or now_ns + SECOND))
         samplers.close()
 
@@ -58,16 +59,17 @@ def told(samplers: SamplerPool, said: dict[str, bool]) -> dict[str, object]:
     roles = [process.role.value for process in samplers._supervisor.processes.values()]
     return {
         "whole": said,
-        "states": {each.device: each.state.name for each in samplers.states()},
-        "calls": {each.device: each.call for each in samplers.states()},
+        "states": {state.device: state.state.name for state in samplers.states()},
+        "calls": {state.device: state.call for state in samplers.states()},
         "roles": sorted(roles),
         "takeovers": samplers.takeovers_count,
     }
 
 
 def read(turns: Sequence[TimedResult]) -> dict[str, bool]:
-    """Return of each GPU whether its row of the second is whole: the temperature is asked for after the rest. And of
-    each port whether its traffic was read."""
+    """Return per GPU whether its row of the second is complete (temperature is read last), and per
+    port whether its traffic was read.
+    """
     return {
         device: block.valid[column * block.rows + row] == 1
         for timed in turns

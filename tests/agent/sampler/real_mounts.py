@@ -1,6 +1,8 @@
-"""A daemon's samplers over the filesystems and ports of a host that is a folder; says each second what was read.
+"""A daemon's samplers over the filesystems and ports of a host folder; prints the readings each
+second.
 
-Run as `python -m tests.agent.sampler.real_mounts FOLDER`, which holds `proc` and `sys`. Its mount points are this machine's.
+Run as `python -m tests.agent.sampler.real_mounts FOLDER`, which contains `proc` and `sys`. Its
+mount points are this machine's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ SECOND = 1_000_000_000
 
 
 class EachSecond(Filesystems):
-    """The true collector, of which a test need not wait a minute."""
+    """The real collector, without its minute between turns."""
 
     pace = Pace.SECOND
 
@@ -47,13 +49,13 @@ def main(folder: Path) -> None:
 
 
 def say(samplers: SamplerPool, now_ns: int) -> None:
-    """Print which devices have a reading, by table, and how it stands with those that have none."""
+    """Print the devices with a reading, by table, and the state of the others."""
     read: dict[str, list[str]] = {}
     for timed in samplers.poll(now_ns):
         for block in timed.result.blocks if timed.result.outcome is CollectOutcome.OK else ():
             rows = enumerate(block.devices)
             read[block.table] = [device for row, device in rows if block.valid[row]]
-    states = {each.device: [each.state.name, each.call] for each in samplers.states()}
+    states = {state.device: [state.state.name, state.call] for state in samplers.states()}
     shown = {"read": read, "states": states, "processes": samplers.processes}
     print(json.dumps(shown), flush=True)
 

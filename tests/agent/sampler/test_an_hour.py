@@ -1,4 +1,6 @@
-"""An hour with a driver that hangs: the true daemon, supervisor, codec and sampler loops, under a clock handed in."""
+"""An hour with a driver that hangs: the real daemon, supervisor, codec and sampler loops, with a
+test's clock.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,11 @@ HOUR = 3600
 def test_one_device_that_hangs_for_45_seconds_costs_the_others_of_its_host_next_to_nothing(
     sick: dict[str, str], holds: bool
 ) -> None:
-    """A GPU fell off the bus in an hour of training: its driver's call blocked for 45 s, and with it, in an agent that
-    sweeps in one process, the readings of seven healthy GPUs of which one was about to throttle."""
+    """A GPU fell off the bus in an hour of training: its driver's call blocked for 45 s.
+
+    An agent with one process lost the readings of seven healthy GPUs as well, of which one was
+    about to throttle.
+    """
     host = Watched()
     host.run(30)
     first_ns = host.world.now_ns
@@ -35,16 +40,16 @@ def test_one_device_that_hangs_for_45_seconds_costs_the_others_of_its_host_next_
         device.hangs_until_ns, device.holds = began_ns + 45 * SECOND, holds
     host.run(HOUR - 1000)
     for each, where in [
-        *((each, "gpu_1s") for each in GPUS),
-        *((each, "rdma_1s") for each in PORTS),
-        *((each, "disk_1s") for each in DISKS),
+        *((gpu, "gpu_1s") for gpu in GPUS),
+        *((port, "rdma_1s") for port in PORTS),
+        *((disk, "disk_1s") for disk in DISKS),
         ("host", "host_1s"),
     ]:
         if each not in sick:
             assert host.on_time(where, each, first_ns, HOUR) >= 0.999, each
-    # And itself: it is read again, without a restart, within twice the time that it hung.
+    # The device itself is read again, without a restart, within twice the time of its hang.
     for each, where in sick.items():
-        times = [at for at in host.latest.times[where, each] if at > began_ns + SECOND]
+        times = [moment for moment in host.latest.times[where, each] if moment > began_ns + SECOND]
         assert began_ns + 45 * SECOND < times[0] < began_ns + 135 * SECOND
         assert host.on_time(where, each, first_ns + 1200 * SECOND, HOUR - 1200) >= 0.999
     assert host.world.most <= 4 + len(sick)

@@ -1,4 +1,4 @@
-"""A sampler's rest, in this process: an order comes while a collector has work of its own, away from the socket."""
+"""A sampler's rest, in this process: a command comes while a collector works, away from the socket."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 from gangline.ext import place
 
-#: A test that goes on for so many rests would go on for ever.
+#: A test with more rests would never end.
 RESTS_MAX = 10
 
 
 class Clock:
-    """Stands still but for the rests."""
+    """A clock that advances only during rests."""
 
     def __init__(self) -> None:
         self.now_ns = 5_000_000_000
@@ -33,7 +33,7 @@ class Clock:
 
 
 class Rests(Collector):
-    """A collector that rests as the ring of samples does: until the time it is told."""
+    """A collector that rests like the ring of samples: until the given time."""
 
     name = "gpu_fast_1s"
     pace = Pace.SECOND
@@ -56,7 +56,7 @@ class Rests(Collector):
 
 
 class Daemon:
-    """The other side of a sampler with that collector, which has its task."""
+    """The daemon's side of a sampler with that collector, which has its task."""
 
     def __init__(self) -> None:
         self.memory = bytearray(place.SIZE_BYTES)
@@ -73,16 +73,18 @@ class Daemon:
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    made = Daemon()
-    yield made
-    made.here.close()
-    made.there.close()
-    os.close(made.bell)
+    created = Daemon()
+    yield created
+    created.here.close()
+    created.there.close()
+    os.close(created.bell)
     place.use(bytearray(place.SIZE_BYTES))
 
 
 def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
-    """Its socket is not polled between samples: what is only sent would wait for ever."""
+    """Its socket is not polled between samples: a command without a notification would wait
+    forever.
+    """
 
     def meanwhile(rest: int) -> None:
         if rest == 2:
@@ -96,7 +98,9 @@ def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
 
 
 def test_all_orders_are_heard_at_one_call(daemon: Daemon) -> None:
-    """A host of thousands of GPUs to be spared: the second part of a long order was heard at the next one."""
+    """A host with thousands of excluded GPUs: the second part of a long command was received only
+    with the next one.
+    """
 
     def meanwhile(rest: int) -> None:
         if rest == 2:
@@ -112,7 +116,7 @@ def test_all_orders_are_heard_at_one_call(daemon: Daemon) -> None:
 
 
 def test_a_sampler_ends_with_its_daemon(daemon: Daemon) -> None:
-    """Nobody calls it any more: that nobody listens is what it notices."""
+    """No further notification comes: the sampler must notice that the socket is closed."""
 
     def meanwhile(rest: int) -> None:
         if rest == 3:

@@ -1,4 +1,4 @@
-"""Samplers and daemon understand each other, whatever the pieces in which their words come, and refuse the rest."""
+"""Messages between samplers and daemon decode exactly, cut anywhere, and invalid data is refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def rounds(draw: st.DrawFn) -> SampleBatch:
 
 
 def plain(told: SampleBatch) -> object:
-    """What must come out as it went in."""
     return (
         told.grid_ns,
         told.cpu_seconds,
@@ -89,28 +88,32 @@ def plain(told: SampleBatch) -> object:
 def test_rounds_come_out_as_they_went_in_whatever_the_pieces(
     sent: list[SampleBatch], data: st.DataObject
 ) -> None:
-    """Rows and columns are told once; a daemon that reads half a message must not take it for another."""
+    """Rows and columns are sent once; a daemon that reads half a message must not take it for
+    another.
+    """
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     again = data.draw(st.lists(st.sampled_from(sent), max_size=6)) if sent else []
-    for told in [*sent, *again]:
-        for block in (block for timed in told.results for block in timed.result.blocks):
+    for batch in [*sent, *again]:
+        for block in (block for timed in batch.results for block in timed.result.blocks):
             block.cells.reverse()  # the same blocks, refilled
-        message = encoder.encode(*told)
+        message = encoder.encode(*batch)
         cut = data.draw(st.integers(0, len(message)))
         feed(decoder, message[:cut])
         if cut < len(message):
             assert decoder.next() is None
         feed(decoder, message[cut:])
-        found = decoder.next()
-        assert isinstance(found, SampleBatch)
-        assert plain(found) == plain(told)
+        result = decoder.next()
+        assert isinstance(result, SampleBatch)
+        assert plain(result) == plain(batch)
 
 
 @given(rounds(), st.integers(0, 1 << 16), st.integers(0, 255), st.integers(0, 1 << 16))
 def test_garbage_is_refused_or_understood_and_never_read_past(
     told: SampleBatch, at: int, byte: int, cut: int
 ) -> None:
-    """The memory of a sampler was trodden on, or it was killed within a word; the next round may follow all the same."""
+    """The memory of a sampler was overwritten, or it was killed during a message; the next batch
+    may still follow.
+    """
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     data = bytearray(encoder.encode(*told) + encoder.encode(*told))
     data[at % len(data)] = byte
@@ -125,15 +128,17 @@ def test_garbage_is_refused_or_understood_and_never_read_past(
 
 
 def test_turns_of_fewer_blocks_than_before_and_of_all_again() -> None:
-    """A collector may return one table of its two; the other keeps its rows and columns on both sides."""
+    """A collector may return one of its two tables; the other keeps its rows and columns on both
+    sides.
+    """
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
-    one, two, other = (Block(name, ["a"]) for name in ("gpu_1s", "disk_1s", "rdma_1s"))
-    told = []
-    for blocks in ([one, two], [one], [one, two], [other, two], [], [other, two]):
+    message, two, other = (Block(name, ["a"]) for name in ("gpu_1s", "disk_1s", "rdma_1s"))
+    reported = []
+    for blocks in ([message, two], [message], [message, two], [other, two], [], [other, two]):
         turns = [TimedResult(1, CollectResult("gpu_1s", blocks, 0.0, CollectOutcome.OK))]
         feed(decoder, encoder.encode(1, 0.0, 0, 0, turns, frozenset()))
-        told.append([block.table for block in decoder.next().results[0].result.blocks])
-    assert told == [
+        reported.append([block.table for block in decoder.next().results[0].result.blocks])
+    assert reported == [
         ["gpu_1s", "disk_1s"],
         ["gpu_1s"],
         ["gpu_1s", "disk_1s"],
@@ -144,7 +149,7 @@ def test_turns_of_fewer_blocks_than_before_and_of_all_again() -> None:
 
 
 def test_the_room_is_lent_once_and_takes_no_more_than_it_has() -> None:
-    """What is moved while a socket writes into it would be written to somebody else."""
+    """A buffer moved while a socket writes into it would corrupt other memory."""
     decoder = SampleBatchDecoder(NAMES)
     with memoryview(decoder) as room:
         with pytest.raises(BufferError):
@@ -173,7 +178,9 @@ def test_blocks_whose_shape_is_known_keep_their_memory() -> None:
 
 
 def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_new_one() -> None:
-    """A new shape was taken, its cells were not all there: the next turn filled it, and showed the block before it."""
+    """A new shape was accepted although cells were missing: the next turn filled it, and showed the
+    previous block.
+    """
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
     both = [Block(name, ["a"], [1]) for name in ("gpu_1s", "disk_1s")]
     turns = [TimedResult(1, CollectResult("gpu_1s", both, 0.0, CollectOutcome.OK))]
@@ -191,13 +198,13 @@ def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_ne
 def test_what_only_the_collector_still_knows_gives_its_memory_back(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """An agent that ended left a line of SystemError for each table of its samplers."""
+    """An ending agent printed a line of SystemError for each table of its samplers."""
     encoder = SampleBatchEncoder(NAMES)
     turns = [
         TimedResult(1, CollectResult("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, CollectOutcome.OK))
     ]
     encoder.encode(1, 0.0, 0, 0, turns, frozenset())
-    knot: list[object] = [each for each in gc.get_objects() if type(each).__name__ == "_Known"]
+    knot: list[object] = [thing for thing in gc.get_objects() if type(thing).__name__ == "_Known"]
     knot.append(knot)
     del encoder, turns, knot
     gc.collect()
@@ -217,17 +224,17 @@ def test_a_turn_that_no_message_can_tell_is_refused_where_it_is_made(
 
 def test_after_a_lost_message_everything_is_told_again() -> None:
     encoder, decoder = SampleBatchEncoder(NAMES), SampleBatchDecoder(NAMES)
-    told = SampleBatch(
+    sample_batch = SampleBatch(
         1,
         0.0,
         0,
         0,
         [TimedResult(1, CollectResult("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, CollectOutcome.OK))],
     )
-    whole = encoder.encode(*told)
-    assert len(encoder.encode(*told)) < len(whole)
+    whole = encoder.encode(*sample_batch)
+    assert len(encoder.encode(*sample_batch)) < len(whole)
     encoder.forget()
-    feed(decoder, encoder.encode(*told))
+    feed(decoder, encoder.encode(*sample_batch))
     assert isinstance(decoder.next(), SampleBatch)
 
 
@@ -309,7 +316,7 @@ def of_shape(rows: int, columns: int, *parts: bytes) -> bytes:
     ],
 )  # fmt: skip
 def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> None:
-    """A sampler whose memory was trodden on by its driver's library must not take the daemon along."""
+    """A sampler whose memory was overwritten by its driver's library must not end the daemon."""
     decoder = SampleBatchDecoder(NAMES)
     feed(decoder, data)
     with pytest.raises(CodecError, match=words):
@@ -317,7 +324,9 @@ def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> No
 
 
 def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
-    """Once it had room for one that was nearly too long, it made longer ones, and the daemon killed who sent them."""
+    """After a batch near the limit the buffer allowed longer ones, and the daemon killed the
+    sampler.
+    """
     encoder, slow = (
         SampleBatchEncoder(NAMES),
         frozenset(f"{number:01024}" for number in range(15_000)),
@@ -333,18 +342,18 @@ def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
 def test_an_order_to_record_and_its_end_come_out_as_they_went_in(
     number: int, size: int, message: str
 ) -> None:
-    """The daemon knows by the number which of its orders was done; the samples themselves go by shared memory."""
+    """The number identifies the finished command; the samples themselves go by shared memory."""
     buffer, decoder = MessageBuffer(), SampleBatchDecoder(NAMES)
     order = messages.RecordCommand(number, size)
     buffer.feed(messages.encode_command(order))
-    assert [messages.decode_command(*one) for one in buffer] == [order]
+    assert [messages.decode_command(*message) for message in buffer] == [order]
     recorded = messages.SamplesRecorded(number, size, message)
     feed(decoder, messages.encode_recorded(recorded))
     assert decoder.next() == recorded
 
 
 def test_the_recording_area_holds_one_recording_and_gives_its_memory_back() -> None:
-    """What is too long is refused whole; what was cleared is gone."""
+    """An oversized recording is refused entirely; a cleared one is released."""
     area = RecordingArea(1 << 16)
     area.write(b"a" * 1000)
     assert area.read(1000) == b"a" * 1000 and len(area.read(1 << 20)) == area.size

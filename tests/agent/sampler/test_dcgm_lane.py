@@ -1,4 +1,6 @@
-"""An engine of DCGM's that hangs, beside NVML: the true daemon, supervisor, codec and sampler loops, under a clock handed in."""
+"""A hung DCGM engine next to NVML: the real daemon, supervisor, codec and sampler loops, with a
+test's clock.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ENGINE, TABLE = "engine", "dcgm_1s_changes"
 
 
 def lanes(world: World) -> dict[str, list[Collector]]:
-    """Eight GPUs, ports and disks, and a host engine."""
+    """Return collectors of eight GPUs, ports and disks, and a host engine."""
     world.devices.setdefault(ENGINE, Device())
     engine: Collector = Sweeping(
         world, DCGM_COLLECTOR, [ENGINE], TABLE, call="dcgmEntitiesGetLatestValues"
@@ -32,7 +34,10 @@ def lanes(world: World) -> dict[str, list[Collector]]:
 
 @pytest.mark.parametrize("holds", [False, True], ids=["", "ignores SIGKILL"])
 def test_an_engine_that_hangs_for_45_seconds_costs_nvml_no_sample(holds: bool) -> None:
-    """DCGM 313: a call into the engine took 45 s. An agent that asked it in NVML's process lost every GPU for as long."""
+    """DCGM 313: a call into the engine took 45 s.
+
+    An agent that called it in NVML's process lost every GPU for this time.
+    """
     host = Watched(lanes)
     host.run(30)
     first_ns = host.world.now_ns
@@ -44,7 +49,7 @@ def test_an_engine_that_hangs_for_45_seconds_costs_nvml_no_sample(holds: bool) -
     for gpu in GPUS:
         assert host.on_time("gpu_1s", gpu, first_ns, 150) >= 0.999
         assert host.on_time("gpu_fast_1s", gpu, first_ns, 150) >= 0.999
-    times = [at for at in host.latest.times[TABLE, ENGINE] if at > first_ns + SECOND]
+    times = [moment for moment in host.latest.times[TABLE, ENGINE] if moment > first_ns + SECOND]
     assert first_ns + 50 * SECOND < times[0] < first_ns + 140 * SECOND, "it is taken up again"
 
 
@@ -60,11 +65,14 @@ def test_an_engine_that_kills_its_client_costs_nvml_no_sample() -> None:
 
 def test_the_engine_has_a_lane_of_its_own_or_none() -> None:
     world = World(lanes, SECOND)
-    collectors = [each for members in lanes(world).values() for each in members]
+    collectors = [member for members in lanes(world).values() for member in members]
     grouped = group_collectors(collectors)
     assert [each.name for each in grouped[DCGM]] == [DCGM_COLLECTOR] and GPU in grouped
     absent = DcgmListener(Roots(Path("/nowhere"), Path("/nowhere")))  # no library is installed
-    collectors = [*(each for each in collectors if each.name != DCGM_COLLECTOR), absent]
+    collectors = [
+        *(collector for collector in collectors if collector.name != DCGM_COLLECTOR),
+        absent,
+    ]
     assert DCGM not in group_collectors(collectors)
 
 
@@ -73,7 +81,7 @@ def _turn(block: Block) -> list[TimedResult]:
 
 
 def test_profiling_metrics_fill_the_cells_that_nvml_leaves_empty() -> None:
-    """Two rows of one GPU and second would be two seconds to whoever counts them."""
+    """Two rows of one GPU and second would count as two seconds."""
     overlay = SlowDeviceCache()
     column = PROFILING_COLUMNS[1002]
     from_dcgm, from_nvml = Block("gpu_fast_1s", ["old"]), Block("gpu_fast_1s", ["new", "old"])
@@ -89,7 +97,9 @@ def test_profiling_metrics_fill_the_cells_that_nvml_leaves_empty() -> None:
 
 
 def test_what_a_slow_gpu_said_waits_for_the_block_that_has_its_row() -> None:
-    """A host with GPUs of two vendors has two blocks of one table: the first took the other's readings away."""
+    """A host with GPUs of two vendors has two blocks of one table: the first took the other's
+    readings.
+    """
     cache = SlowDeviceCache()
     slow, nvidia, amd = (Block("gpu_1s", [name]) for name in ("amd", "nvidia", "amd"))
     slow.put_float(0, 0, 1.5)

@@ -1,4 +1,4 @@
-"""A mount point that does not answer, with the true collectors in true processes and a real mount."""
+"""A mount point that does not answer, with the real collectors in real processes and a real mount."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from tests import hosts
 from tests.agent.sampler import fuse
 from tests.processes import Process, until
 
-#: Two local filesystems, as /proc/self/mountinfo lists them: what each is mounted from is not asked.
+#: Two local filesystems, as in /proc/self/mountinfo; their devices are not used.
 MOUNTINFO = (
     "28 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw\n"
     "81 28 259:5 / {} rw,relatime shared:2 - xfs /dev/nvme1n1 rw\n"
 )
 PORTS = [f"mlx5_{port}/1" for port in range(4)]
-#: The daemon's two and a standby, one that is left behind, one more that tries.
+#: The daemon's two and a standby, an abandoned process, and a trial.
 PROCESSES_MAX = 5
 
 
 @pytest.mark.slow
 def test_a_mount_point_that_hangs_is_named_and_everything_else_goes_on(tmp_path: Path) -> None:
-    """The scratch disk died under its mount: `df` hung, and with it each health check, and whatever ran those."""
+    """The scratch disk died under its mount: `df` hung, and with it each health check and its
+    caller.
+    """
     hosts.unpack("h100-ib", tmp_path)
     point = tmp_path / "scratch"
     (tmp_path / "proc/self").mkdir(exist_ok=True)
@@ -48,7 +50,7 @@ def test_a_mount_point_that_hangs_is_named_and_everything_else_goes_on(tmp_path:
         for _ in range(2):
             until_read("filesystem_60s", "/")
             until_read("rdma_1s", *PORTS)
-        assert files.waiting() == 1  # nobody else has entered it
-        assert max(each["processes"] for each in lines()[hung:]) <= PROCESSES_MAX
+        assert files.waiting() == 1  # no other process has entered it
+        assert max(line["processes"] for line in lines()[hung:]) <= PROCESSES_MAX
         files.let(fuse.MOUNT)
         until_read("filesystem_60s", "/", str(point))  # by the same daemon

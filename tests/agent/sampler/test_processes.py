@@ -1,4 +1,6 @@
-"""Samplers as real processes: in a call that ignores SIGKILL, stopped, dead of SIGSEGV, without nursery or daemon."""
+"""Samplers as real processes: in a call that ignores SIGKILL, stopped, dead of SIGSEGV, without
+fork server or daemon.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ GPUS = ["0000:1a:00.0", "0000:1b:00.0", "0000:1c:00.0"]
 
 
 class Run:
-    """The process, and what it said last."""
+    """The process, and its last output."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -36,7 +38,7 @@ class Run:
         return next((int(pid) for pid, is_a in self.last()["pids"].items() if is_a == role), 0)
 
     def wait(self, *devices: str) -> None:
-        """Until these have been read from now on, and a standby waits."""
+        """Wait until these devices have new readings, and a standby is ready."""
         at = self.last()["at"]
         until(lambda: set(devices) <= self.read_since(at), f"readings of {devices}")
         until(lambda: self.pid("standby") > 0, "a standby")
@@ -58,7 +60,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def is_there(pid: int) -> bool:
-    """Whether the process lives; one that is dead and not reaped does not."""
+    """Return whether the process lives; a dead but unreaped process does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -67,7 +69,7 @@ def is_there(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_sampler_that_is_stopped_is_replaced(tmp_path: Path) -> None:
-    """Somebody sent SIGSTOP to the wrong process, on a Friday."""
+    """SIGSTOP was sent to the wrong process, on a Friday."""
     with running(tmp_path, made(tmp_path)) as run:
         run.wait(*GPUS, "sda", "sdb")
         stopped = run.pid("lane")
@@ -88,7 +90,9 @@ def test_without_its_nursery_a_daemon_forks_another_one(tmp_path: Path) -> None:
 
 
 def test_no_process_outlives_a_daemon_that_was_killed(tmp_path: Path) -> None:
-    """The kernel's OOM killer took the daemon; its samplers held every GPU for the rest of the week."""
+    """The kernel's OOM killer killed the daemon; its samplers held every GPU for the rest of the
+    week.
+    """
     with running(tmp_path, made(tmp_path)) as run:
         run.wait(*GPUS, "sda")
         family = [run.last()["nursery"], *(int(pid) for pid in run.last()["pids"])]

@@ -1,4 +1,6 @@
-"""When a sampler wakes the daemon: its rounds wait for the daemon's second, what cannot wait rings."""
+"""When a sampler wakes the daemon: its batches wait for the daemon's second, urgent messages wake
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,32 +33,34 @@ def rang(bell: int) -> int:
 
 
 def test_what_is_said_at_once_rings_and_what_is_only_said_does_not(bell: int) -> None:
-    """The daemon was woken by each sampler, each second: two wakings that cost as much as their readings."""
-    here, there = socket.socketpair()
-    with here, there:
-        mouth = MessageSender(there, bell)
+    """Each sampler woke the daemon each second: two wakings, which doubled the cost of the
+    readings.
+    """
+    daemon_end, sampler_end = socket.socketpair()
+    with daemon_end, sampler_end:
+        mouth = MessageSender(sampler_end, bell)
         assert mouth.send(b"a round")
         assert rang(bell) == 0
         assert mouth.send_urgent(b", an XID") and mouth.send_urgent(b" and another")
         assert rang(bell) == 2
-        assert here.recv(100) == b"a round, an XID and another"
+        assert daemon_end.recv(100) == b"a round, an XID and another"
 
 
 def test_a_bell_that_was_rung_too_often_stops_nobody(bell: int) -> None:
     os.eventfd_write(bell, (1 << 64) - 2)
-    here, there = socket.socketpair()
-    with here, there:
-        assert MessageSender(there, bell).send_urgent(b"XID")
+    daemon_end, sampler_end = socket.socketpair()
+    with daemon_end, sampler_end:
+        assert MessageSender(sampler_end, bell).send_urgent(b"XID")
 
 
 def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
     world = World(lambda _: {}, START)
     world.devices["a"] = Device()
     collector = Telling(world, "gpu_1s", ["a"])
-    said: list[str] = []
+    reported: list[str] = []
 
     def say(how: str) -> bool:
-        said.append(how)
+        reported.append(how)
         return True
 
     sampler = Worker(
@@ -65,14 +69,14 @@ def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
     sampler.handle(SamplerTask("gpu"))
     collector.teller.publish(HealthEvent(name="gpu.xid"))
     collector.teller.request_inventory("a GPU came")
-    assert said == ["at once", "at once"]
+    assert reported == ["at once", "at once"]
     collector.collect = list  # type: ignore[method-assign]
     sampler.tick()
-    assert said == ["at once", "at once", "round"]
+    assert reported == ["at once", "at once", "round"]
 
 
 class Poll:
-    """Nobody speaks; notes how many milliseconds it was asked to wait."""
+    """Never readable; records the requested waits in milliseconds."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -88,7 +92,9 @@ class Poll:
 def test_the_daemon_comes_when_who_begins_with_the_second_has_spoken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight GPUs answer after 30 ms: who came with the second had to come again, each time."""
+    """Eight GPUs answer after 30 ms: a daemon that came with the second had to come again, each
+    time.
+    """
     poll = Poll()
     monkeypatch.setattr("gangline.agent.main.select.poll", lambda: poll)
     signals = ProcessSignals(World(lambda _: {}, 5 * SECOND - 10_000_000))
@@ -100,7 +106,7 @@ def test_the_daemon_comes_when_who_begins_with_the_second_has_spoken(
 
 
 class Passes(Telling):
-    """One that passes over every other turn."""
+    """A collector that skips every other turn."""
 
     turns = 0
 
@@ -110,11 +116,13 @@ class Passes(Telling):
 
 
 def test_a_turn_that_is_passed_over_is_in_no_round() -> None:
-    """It comes again by itself; the round of that second, by which the sampler is known to live, is said all the same."""
-    world, said = World(lambda _: {}, START), bytearray()
+    """The turn comes again later; the batch of that second, which shows that the sampler lives, is
+    still sent.
+    """
+    world, reported = World(lambda _: {}, START), bytearray()
 
     def say(message: bytes) -> bool:
-        said.extend(message)
+        reported.extend(message)
         return True
 
     decoder = SampleBatchDecoder(["gpu_1s"])
@@ -123,20 +131,20 @@ def test_a_turn_that_is_passed_over_is_in_no_round() -> None:
     for _ in range(4):
         sampler.tick()
         world.now_ns += SECOND
-    feed(decoder, bytes(said))
+    feed(decoder, bytes(reported))
     rounds = [decoder.next() for _ in range(4)]
     assert [len(each.results) for each in rounds if isinstance(each, SampleBatch)] == [1, 0, 1, 0]
 
 
 def test_a_lane_is_polled_only_while_it_is_waited_for() -> None:
-    """It speaks each second, when the daemon comes anyway."""
+    """It sends each second, when the daemon comes anyway."""
     host = Watched()
     host.run(5.5)
     lanes = [host.samplers._supervisor.group_process(lane) for lane in ("gpu", "host")]
     links = {1000 + process.serial for process in lanes if process}
     assert len(links) == 2
     polled = set(host.samplers.descriptors())
-    assert len(polled) == 3 and not polled & links  # the nursery's two and the standby's
+    assert len(polled) == 3 and not polled & links  # the fork server's two and the standby's
     assert not host.samplers.waiting(host.world.now_ns // SECOND * SECOND)
     assert host.samplers.waiting(host.world.now_ns // SECOND * SECOND + SECOND)
     assert links < set(host.samplers.descriptors())

@@ -1,4 +1,6 @@
-"""A whole agent on a host whose driver hangs: real processes, calls that not even SIGKILL ends, and what goes on."""
+"""A complete agent on a host whose driver hangs: real processes, and calls that not even SIGKILL
+ends.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,26 @@ from tests.processes import until
 
 SECOND = 1_000_000_000
 CALL = "nvmlDeviceGetFieldValues"
-#: What the agent may have at the most: itself, the nursery, two lanes, a standby; left behind in the driver, two GPUs'
-#: samplers and a trial; one that is about to be one of these.
+#: Limit of the agent's processes: itself, the fork server, two lanes, a standby; abandoned in the
+#: driver, two GPUs' samplers and a trial; and a new one for these.
 PROCESSES_MAX = 10
-#: By then a process that is stuck in the driver shows by its end that it answers (`ward.LONG_CALL_NS`).
+#: By then a stuck process has shown by its end that the driver answers (`ward.LONG_CALL_NS`).
 HELD_SECONDS = 3.0
-#: What each GPU shows at step 0; at each further step it is a degree warmer.
+#: Temperature of each GPU at step 0; each further step adds a degree.
 CELSIUS = 41
 XID = "3,8,5000000000,-;NVRM: Xid (PCI:{}): 31, pid=4711, name=python3, Ch 00000008\n"
 
 
 @pytest.fixture
 def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fuse.Files]:
-    """A file for the sick to read: from step 1 on, and once it is stuck, nobody comes back from it."""
+    """Yield a file that faulty GPUs read from step 1; while it is stuck, no read returns."""
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     with fuse.mounted(tmp_path / "fuse", ["gpu"]) as files:
         yield files
 
 
 def played() -> list[Gpu]:
-    """Return GPUs that say which step they play."""
+    """Return GPUs whose readings show the played step."""
     devices = gpus(8)
     for gpu in devices:
         gpu.values["temperature"] = [CELSIUS + step for step in range(8)]
@@ -49,7 +51,6 @@ def played() -> list[Gpu]:
 
 
 def until_read(agent: RealAgent, step: int, devices: Sequence[Gpu]) -> None:
-    """Play that step, until it was read of each of these GPUs."""
     agent.scenario.step(step)
 
     def are_read() -> bool:
@@ -67,7 +68,9 @@ def hung_seconds(agent: RealAgent, row: str) -> float:
 def test_all_gpus_that_hang_at_once_are_one_finding_and_come_back_without_a_restart(
     tmp_path: Path, stuck: fuse.Files
 ) -> None:
-    """One lock of the driver, eight pages; and the agent that stood in it had to be restarted on 600 hosts."""
+    """One lock of the driver sent eight pages; and the agent hung in it had to be restarted on 600
+    hosts.
+    """
     devices = [blocks_for_ever(gpu, tmp_path / "fuse/gpu", CALL) for gpu in played()]
     with RealAgent(tmp_path, devices) as agent:
         until_read(agent, 0, devices)
@@ -76,36 +79,39 @@ def test_all_gpus_that_hang_at_once_are_one_finding_and_come_back_without_a_rest
         agent.scenario.step(1)
         until(lambda: agent.events("probe.driver_hung"), "the driver's hang told")
         until(lambda: hung_seconds(agent, "gpu") > HELD_SECONDS, "one stuck in a trial of it")
-        assert stuck.waiting() == 3  # in two GPUs, and that one
+        assert stuck.waiting() == 3  # in two GPUs, and that trial
         assert len(agent.family()) + 1 <= PROCESSES_MAX
         due_ns = agent.next_trial_ns("")
         stuck.let("gpu")
         until_read(agent, 2, devices)
         assert (agent.alive(), agent.pid, stuck.waiting()) == (True, pid, 0)
         assert agent.stop() == 0
-        told = agent.events()
-    assert [each.name for each in told].count("probe.driver_hung") == 1
-    assert [each.name for each in told].count("probe.hung") == 1  # before it was known that all do
-    (answered,) = [each for each in told if each.name == "probe.driver_answered"]
+        reported = agent.events()
+    assert [event.name for event in reported].count("probe.driver_hung") == 1
+    # before it was known that all hang
+    assert [event.name for event in reported].count("probe.hung") == 1
+    (answered,) = [event for event in reported if event.name == "probe.driver_answered"]
     assert (
         answered.boottime_ns < due_ns
-    )  # who was stuck has shown it by its end: no trial was waited for
-    said = list(judged(agent.frames(), told, devices))
-    assert all([each.device for each in found] in ([], ["host"]) for found in said)
-    (driver,) = said[-1]  # it stands for half a minute more
+    )  # the end of a stuck process has shown it: no trial was needed
+    verdicts = list(judged(agent.frames(), reported, devices))
+    assert all(
+        [evidence.device for evidence in findings] in ([], ["host"]) for findings in verdicts
+    )
+    (driver,) = verdicts[-1]  # it remains for another half minute
     assert f", in {CALL} (" in driver.words
     for table in (
         "host_1s",
         "rdma_1s",
         "net_1s",
-    ):  # of the hang's four; a busy machine may lose one
+    ):  # of the hang's four seconds; a busy machine may lose one
         assert seconds_missed(agent.frames(), table) <= 1, table
 
 
 def judged(
     frames: Sequence[Frame], events: Sequence[HealthEvent], devices: Sequence[Gpu]
 ) -> Iterator[list[Evidence]]:
-    """Yield what an aggregator says, frame for frame, of GPUs that hang or are missing."""
+    """Yield an aggregator's evidence, per frame, about GPUs that hang or are missing."""
     fleet, waiting = Fleet(epoch=1), list(events)
     verdict: Judgement | None = None
     known = [Device(kind="gpu", key=gpu.uuid, attributes={"pci_address": gpu.address}) for gpu in devices]  # fmt: skip
@@ -117,7 +123,7 @@ def judged(
             fleet.observe_event("here", event, now_ns, event.wall_time_ns)
         fleet.observe("here", read_frame(encode(frame.stamp, frame.blocks)), now_ns)
         verdict = evaluate(fleet, now_ns, verdict)
-        yield [each for each in verdict.hosts[0].evidence if is_of_gpus(each)]
+        yield [evidence for evidence in verdict.hosts[0].evidence if is_of_gpus(evidence)]
 
 
 def is_of_gpus(evidence: Evidence) -> bool:
@@ -125,7 +131,9 @@ def is_of_gpus(evidence: Evidence) -> bool:
 
 
 def seconds_missed(frames: Sequence[Frame], table: str) -> int:
-    """Return how many seconds between the third frame and the last but one lack a reading of a table."""
+    """Return how many seconds between the third frame and the last but one lack a reading of a
+    table.
+    """
     sampled = {
         round((frame.stamp.boottime_ns + block.offset_ns) / SECOND)
         for frame in frames
@@ -133,17 +141,17 @@ def seconds_missed(frames: Sequence[Frame], table: str) -> int:
         if block.table == table and any(is_sampled(block, row) for row in range(block.rows))
     }
     first, last = (frames[at].stamp.boottime_ns // SECOND for at in (2, -2))
-    return sum(at not in sampled for at in range(first, last))
+    return sum(index not in sampled for index in range(first, last))
 
 
 @pytest.mark.slow
 def test_the_kernels_log_is_heard_while_a_gpu_hangs(tmp_path: Path, stuck: fuse.Files) -> None:
-    """The driver said in the kernel's log what was wrong, and the agent waited in the driver."""
+    """The driver reported the fault in the kernel's log, while the agent waited in the driver."""
     devices = played()
     sick, other = blocks_for_ever(devices[3], tmp_path / "fuse/gpu", CALL), devices[5]
     (tmp_path / "dev").mkdir()
     os.mkfifo(tmp_path / "dev/kmsg")
-    # Open for both ends, it is never at its end for the agent, as the kernel's log never is.
+    # Both ends are open, so that the agent never reads end of file, like on the kernel's log.
     kernel = os.open(tmp_path / "dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
     try:
         with RealAgent(tmp_path, devices, dev_root=tmp_path / "dev") as agent:
@@ -153,7 +161,7 @@ def test_the_kernels_log_is_heard_while_a_gpu_hangs(tmp_path: Path, stuck: fuse.
             until(lambda: agent.events("probe.hung"), "the GPU's hang told")
             os.write(kernel, XID.format(other.address).encode())
             until(lambda: agent.events("gpu.xid"), "the XID told")
-            assert stuck.waiting() == 1  # all the while
+            assert stuck.waiting() == 1  # for the whole time
             (xid,), (hung,) = agent.events("gpu.xid"), agent.events("probe.hung")
     finally:
         os.close(kernel)

@@ -1,4 +1,6 @@
-"""Every sickness at once, with the true collectors in true processes: who is well is read each second."""
+"""All faults at once, with the real collectors in real processes: healthy devices are read each
+second.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ COUNTER = "class/infiniband/mlx5_0/ports/1/counters/port_rcv_data"
 
 
 class Run:
-    """The process, and what it said."""
+    """The process, and its output."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -42,7 +44,6 @@ class Run:
         }
 
     def wait(self, *names: str) -> None:
-        """Until these have been read, from now on."""
         line = len(self.lines())
         until(lambda: set(names) <= self.read_since(line), f"readings of {names}")
 
@@ -56,8 +57,10 @@ def running(library: str, proc: Path, log: Path) -> Iterator[Run]:
 def test_lost_garbage_a_crash_and_calls_that_ignore_sigkill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rack lost its cooling: each of its GPUs was ill in its own way, and a port's firmware with them. Then the agent
-    was killed, and its successor left one more process in each of them, as did the next, all night."""
+    """A rack lost its cooling: each of its GPUs failed in its own way, and a port's firmware with
+    them. Then the agent was killed, and its successor left another process in each of them, and so
+    did the next, all night.
+    """
     library = str(build(tmp_path / "fake_nvml"))
     host = GpuHost(tmp_path, library, monkeypatch)
     hosts.unpack("h100-ib", tmp_path / "as")
@@ -95,9 +98,9 @@ def test_lost_garbage_a_crash_and_calls_that_ignore_sigkill(
             os.kill(run.process.pid, signal.SIGKILL)
         with running(library, proc, log.with_suffix(".2")) as run:
             run.wait(*others, "mlx5_1/1")
-            found = run.last("states")
-            assert (found[stuck.address], found[PORT]) == ("ABANDONED", "ABANDONED")
-            assert files.waiting() == 2  # nobody has entered either
+            result = run.last("states")
+            assert (result[stuck.address], result[PORT]) == ("ABANDONED", "ABANDONED")
+            assert files.waiting() == 2  # no process has entered either
             scenario.step(0)
             files.let("gpu")
             files.let("port")

@@ -1,4 +1,6 @@
-"""A GPU that is slow, with the true collectors in true processes: its neighbours are on time, and it has its own."""
+"""A slow GPU, with the real collectors in real processes: its neighbors are on time, and it has a
+sampler of its own.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ from tests.processes import Process, until
 def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was cut short each second, so that nobody else waited: of its own readings one in three was ever seen."""
+    """Its sweep was cut short each second for the others: only one in three of its own readings was
+    ever seen.
+    """
     library = str(build(tmp_path / "fake_nvml"))
     host = GpuHost(tmp_path, library, monkeypatch)
     devices = gpus(4)
-    blocks(devices[2], 0.02)  # each call, where a driver takes some 20 to 50 us
+    blocks(devices[2], 0.02)  # each call; a driver takes about 20 to 50 us
     scenario = host.play(devices)
     host.list_in_proc(devices)
     slow, others = devices[2], [gpu.uuid for gpu in devices if gpu is not devices[2]]
@@ -39,15 +43,15 @@ def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
         scenario.step(1)
         until(lambda: lines()[-1]["states"] == {slow.address: "SLOW"}, "one that is slow")
         apart = len(lines())
-        until(lambda: sum(each["whole"][slow.uuid] for each in lines()[apart:]) > 1, "its rows")
-        for each in lines()[well:]:
-            assert all(each["whole"][uuid] for uuid in others)
+        until(lambda: sum(line["whole"][slow.uuid] for line in lines()[apart:]) > 1, "its rows")
+        for line in lines()[well:]:
+            assert all(line["whole"][uuid] for uuid in others)
         assert "solo" in lines()[-1]["roles"]
-        assert lines()[-1]["takeovers"] == 0  # nobody had to be killed for it
+        assert lines()[-1]["takeovers"] == 0  # without killing a process
 
 
 class Cutting(SparingSweep):
-    """Cuts a device short that takes more than a sixteenth of a second, unless it is asked alone."""
+    """Cuts a device short after a sixteenth of a second, unless it is alone."""
 
     def collect(self) -> Sequence[Block]:
         whole = {name: self._world.devices[name].seconds for name in self.devices}
@@ -66,18 +70,20 @@ class Cutting(SparingSweep):
 
 
 def cutting(world: World) -> dict[str, list[Collector]]:
-    made = hosts_lanes(world)
-    made["gpu"] = [Cutting(world, "gpu_1s", GPUS, call="nvmlDeviceGetFieldValues")]
-    return made
+    lanes = hosts_lanes(world)
+    lanes["gpu"] = [Cutting(world, "gpu_1s", GPUS, call="nvmlDeviceGetFieldValues")]
+    return lanes
 
 
 def test_it_comes_back_when_its_own_sampler_says_that_it_is_fast_and_not_before() -> None:
-    """A round of its own was short enough to be well, and its lane cut it short again: every minute, for a week."""
+    """In a sampler of its own it was fast enough, and its lane cut it short again: every minute,
+    for a week.
+    """
     host = Watched(cutting)
     host.run(10)
-    host.world.devices[GPUS[4]].seconds = 0.2  # below what a round of its own may take
+    host.world.devices[GPUS[4]].seconds = 0.2  # below the limit of a sampler of its own
     host.run(600)
-    assert {each.device: each.state for each in host.samplers.states()} == {
+    assert {state.device: state.state for state in host.samplers.states()} == {
         GPUS[4]: QuarantineState.SLOW
     }
     assert len(host.told("probe.hung")) == 1
@@ -101,7 +107,7 @@ def test_slow_ones_leave_room_for_the_trial_of_one_that_hung() -> None:
     host.world.devices[GPUS[6]].hangs_until_ns = host.world.now_ns + 20 * SECOND
     host.run(100)
     assert host.on_time("gpu_1s", GPUS[6], host.world.now_ns - 10 * SECOND, 10) == 1.0
-    slow = [each.device for each in host.samplers.states() if each.state is QuarantineState.SLOW]
+    slow = [state.device for state in host.samplers.states() if state.state is QuarantineState.SLOW]
     assert len(slow) == 1
-    for name in set(GPUS[1:4]) - set(slow):  # cut short in their lane, and there all the same
+    for name in set(GPUS[1:4]) - set(slow):  # cut short in their lane, but still read
         assert host.on_time("gpu_1s", name, host.world.now_ns - 10 * SECOND, 10) == 1.0

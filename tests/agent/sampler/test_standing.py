@@ -1,4 +1,4 @@
-"""How a process stands, by the kernel's word; and who was left behind, from one agent to the next."""
+"""The state of a process in /proc; and abandoned processes, from one agent to the next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from gangline.agent.sampler.forkserver import (
 )
 from tests.processes import until
 
-#: As fs/proc/array.c writes it: state, parent, group, ..., utime and stime (42 and 7 ticks of 10 ms), ..., start.
+#: In the format of fs/proc/array.c: state, parent, group, ..., utime and stime (42 and 7 ticks of
+#: 10 ms), ..., start.
 STAT = b"77 (gangline-gpu) %c 1 1 1 0 -1 4194560 9 0 0 0 42 7 0 0 20 0 1 0 5000 1 1" + b" 0" * 28
 BOOT = b"b" * 16
 LEFT = AbandonedProcess(
@@ -38,8 +39,8 @@ LEFT = AbandonedProcess(
 @pytest.mark.parametrize(
     ("state", "spoke_at", "excuse"),
     [
-        ("R", 0.45, StallReason.STARVED),  # ready to run, and had 0.04 s of a CPU since it spoke
-        ("R", 0.10, None),  # it ran all the time: it spins in its driver
+        ("R", 0.45, StallReason.STARVED),  # ready to run, with 0.04 s of CPU since its last message
+        ("R", 0.10, None),  # always running: it spins in its driver
         ("S", 0.45, None),
         ("D", 0.45, None),
         ("T", 0.10, StallReason.STOPPED),
@@ -78,7 +79,8 @@ def test_true_processes_as_the_kernel_shows_them() -> None:
         used = Path(f"/proc/{spins}/stat")
         until(lambda: int(used.read_text().rpartition(")")[2].split()[11]) > 40, "CPU time")
         assert stall_reason(spins, 0.0) is None
-        assert stall_reason(spins, 1e9) is StallReason.STARVED  # as if it had spoken a moment ago
+        # as if its last message was a moment ago
+        assert stall_reason(spins, 1e9) is StallReason.STARVED
         task = live_task(sleeps)
         assert task is not None
         left = AbandonedProcess(("gpu", "", ""), sleeps, task.start_ticks, 1, "", "")
@@ -95,7 +97,8 @@ def test_who_was_left_behind_is_found_by_the_next_agent_and_by_none_of_another_b
         task = live_task(pid)
         assert task is not None
         lives = LEFT._replace(pid=pid, start_ticks=task.start_ticks)
-        file.write([lives, LEFT._replace(pid=pid, start_ticks=1)])  # another had that number
+        # another process had that number
+        file.write([lives, LEFT._replace(pid=pid, start_ticks=1)])
         assert file.read() == [lives]
         assert AbandonedProcessFile(tmp_path / "state", b"c" * 16).read() == []
     assert file.read() == []

@@ -1,4 +1,4 @@
-"""The supervisor's promises, whatever happens to its processes, and in any order."""
+"""The supervisor's promises, for any fate of its processes, in any order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEVICES = {"gpu": ["g0", "g1", "g2"], "host": ["r0", "r1", ""]}
 
 @dataclass
 class Model:
-    """Processes that do as they are told, on devices that answer or not."""
+    """Processes that obey commands, on devices that answer or not."""
 
     machine: Supervisor = field(default_factory=lambda: Supervisor(LANES))
     now_ns: int = START
@@ -46,7 +46,7 @@ class Model:
     killed: set[int] = field(default_factory=set)
     hung: dict[str, bool] = field(
         default_factory=dict
-    )  # device -> whether it holds its caller for ever
+    )  # device -> whether it holds its caller forever
     told: list[ReportEvent] = field(default_factory=list)
     tries: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     most: int = 0
@@ -71,9 +71,9 @@ class Model:
         self.check()
 
     def check(self) -> None:
-        """What holds at any time."""
         processes = self.machine.processes.values()
-        if self.machine._reconciler.is_settled:  # what is not asked for then, at any later time
+        # without a new request there is nothing to do later either
+        if self.machine._reconciler.is_settled:
             assert self.machine._reconciler.reconcile(self.now_ns + 3600 * SECOND) == []
         left_behind = Counter(p.unit for p in processes if p.role is ProcessRole.ABANDONED)
         assert all(count == 1 for count in left_behind.values()), left_behind
@@ -85,14 +85,16 @@ class Model:
         for lane in LANES:
             process = self.machine.group_process(lane)
             if process is not None and process.task is not None:
-                released = {each for each in self.machine.released() if each}
+                released = {task for task in self.machine.released() if task}
                 sick = {device for of, device, _ in self.machine.quarantined if of == lane}
                 assert process.task.excluded_devices <= sick | released, (
                     "a healthy device is spared"
                 )
 
     def second(self, rounds: bool = True) -> None:
-        """A second passes: processes sweep their devices, in vain where one hangs; then they are looked at."""
+        """Advance a second: processes sweep their devices, and hang in a hung device; then they are
+        checked.
+        """
         self.now_ns += SECOND
         for serial in sorted(self.killed):
             held = serial in self.stuck and self.hung.get(self.stuck[serial][2])
@@ -184,8 +186,11 @@ def happen(model: Model, what: tuple[object, ...]) -> None:
 def test_in_any_course_of_events_the_promises_hold_and_health_returns(
     course: list[tuple[object, ...]],
 ) -> None:
-    """`Model.check` runs after everything that happens. At the end all devices answer: within the longest interval all
-    are sampled again, by three processes."""
+    """`Model.check` runs after every event.
+
+    At the end all devices answer: within the longest interval all are sampled again, by three
+    processes.
+    """
     model = Model()
     for what in course:
         happen(model, what)
@@ -240,7 +245,7 @@ def test_a_neighbour_is_out_for_no_longer_than_the_takeover() -> None:
 
 
 def test_a_host_that_was_suspended_has_no_hung_device() -> None:
-    """A laptop lid; a virtual machine moved to another host: two hours within one call."""
+    """A laptop lid, or a virtual machine moved to another host: two hours within one call."""
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
@@ -252,7 +257,9 @@ def test_a_host_that_was_suspended_has_no_hung_device() -> None:
 
 
 def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
-    """A virtual machine was moved: all of it, the agent too, stood still in the middle of a call."""
+    """A virtual machine was moved: everything, including the agent, stopped in the middle of a
+    call.
+    """
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START + SECOND // 2, 1, "gpu_1s", "g0", "read")}
@@ -262,7 +269,9 @@ def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
 
 
 def test_a_daemon_that_is_always_late_sees_a_hang_all_the_same() -> None:
-    """Its own disk took 1.6 s to write, each second; each look was taken for the first after a standstill."""
+    """Its own disk took 1.6 s to write, each second; each check was taken for the first after a
+    standstill.
+    """
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
@@ -272,7 +281,7 @@ def test_a_daemon_that_is_always_late_sees_a_hang_all_the_same() -> None:
 
 
 def excused(because: StallReason | None) -> tuple[Supervisor, dict[int, Seen]]:
-    """A lane that is in a call, for which the kernel has another reason than its driver."""
+    """Return a lane in a call that the kernel explains by another reason than its driver."""
     reasons = [because]
     machine = Supervisor(LANES, stall_reason=lambda _: reasons[0])
     machine.start(START)
@@ -280,12 +289,14 @@ def excused(because: StallReason | None) -> tuple[Supervisor, dict[int, Seen]]:
 
 
 def test_a_process_that_only_waits_for_a_cpu_hangs_in_nothing() -> None:
-    """A host with a load of 50: eight healthy GPUs were said to hang, one after the other, and drained."""
+    """A host with a load of 50: eight healthy GPUs were reported as hung, one after the other, and
+    drained.
+    """
     machine, seen = excused(StallReason.STARVED)
     for tick in range(1, 9):
         now_ns = START + tick * SECOND
         assert machine.next_ns(now_ns - SECOND // 2, seen) is not None
-        assert not any(isinstance(each, Kill | ReportEvent) for each in machine.check(now_ns, seen))
+        assert not any(isinstance(task, Kill | ReportEvent) for task in machine.check(now_ns, seen))
         assert machine.report_late(now_ns, "gpu", seen[1]) == []
         assert machine.states(now_ns) == []
     seen[1] = Seen(0, 1, "", "", "")
@@ -294,7 +305,7 @@ def test_a_process_that_only_waits_for_a_cpu_hangs_in_nothing() -> None:
 
 
 def test_a_kernel_that_says_so_of_everybody_for_ever_is_not_believed() -> None:
-    """A sandbox in whose /proc every process is running, and has used no CPU."""
+    """A sandbox in whose /proc every process is running, but has used no CPU."""
     machine, seen = excused(StallReason.STARVED)
     for tick in range(1, 12):
         machine.check(START + tick * SECOND, seen)
@@ -312,10 +323,12 @@ def test_a_process_that_was_stopped_within_a_call_accuses_no_device() -> None:
 
 
 def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_not_entered() -> None:
-    """Each restart of the agent, by a loop of its supervisor's, left one more process in the same GPU for ever."""
+    """Each restart of the agent, in a loop of its supervisor, left another process in the same GPU
+    forever.
+    """
     machine, nowhere = Supervisor(LANES), Seen(START - SECOND, 0, "gpu_1s", "g1", "read")
     serial = machine.inherit(START, ("gpu", "g1", ""), nowhere)
-    assert machine.inherit(START, ("gpu", "g1", ""), nowhere) == 0  # known already
+    assert machine.inherit(START, ("gpu", "g1", ""), nowhere) == 0  # already known
     assert machine.inherit(START, ("tape", "t0", ""), nowhere) == 0  # no such lane
     machine.start(START)
     process = machine.group_process("gpu")
@@ -331,12 +344,12 @@ def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_no
     )
     actions = machine.died(START + 30 * SECOND, serial, "has ended", nowhere)
     actions += machine.check(START + 31 * SECOND, {})
-    trial = [each.task for each in actions if isinstance(each, AssignTask)]
-    assert [each.only_device for each in trial] == ["g1"]
+    trial = [action.task for action in actions if isinstance(action, AssignTask)]
+    assert [task.only_device for task in trial] == ["g1"]
 
 
 def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> None:
-    """Without persistence mode the first call attaches the GPU: 2 s for each, and nothing is wrong."""
+    """Without persistence mode the first call attaches the GPU: 2 s for each, which is normal."""
     machine = Supervisor(LANES)
     machine.start(START)
     seen = {1: Seen(START + SECOND, 1, "gpu_1s", "g0", "nvmlDeviceGetHandleByPciBusId_v2")}
@@ -352,7 +365,9 @@ def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> Non
 
 
 def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
-    """Loading the library hung in a container without its device nodes; the lane that had it open long since went on."""
+    """Loading the library hung in a container without its device nodes; the lane that had it
+    already loaded continued.
+    """
     machine = Supervisor(LANES)
     machine.start(START)
     standby = next(p for p in machine.processes.values() if p.role is ProcessRole.STANDBY)
@@ -364,16 +379,16 @@ def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
             break
     assert standby.role is ProcessRole.ENDING and not machine.quarantined
     assert machine.group_process("gpu") is not None
-    assert not any(isinstance(each, WarmSampler) for each in actions)
+    assert not any(isinstance(action, WarmSampler) for action in actions)
 
 
 def test_a_standby_that_dies_of_being_made_ready_is_not_forked_in_a_storm() -> None:
-    """A library of a driver half installed: it crashed whoever loaded it."""
+    """A library of a half-installed driver crashed each process that loaded it."""
     machine, warms, deaths = Supervisor(LANES), 0, 0
     actions = machine.start(START)
     for second in range(1, 600):
         now_ns = START + second * SECOND
-        for warm in [each for each in actions if isinstance(each, WarmSampler)]:
+        for warm in [action for action in actions if isinstance(action, WarmSampler)]:
             warms += 1
             if warm.serial in machine.processes:
                 deaths += 1
@@ -389,7 +404,7 @@ def test_when_nothing_can_be_forked_it_is_tried_ever_more_rarely() -> None:
     machine, now_ns, forks = Supervisor(LANES), START, 0
     actions = machine.start(now_ns)
     for second in range(600):
-        for fork in [each for each in actions if isinstance(each, Fork)]:
+        for fork in [action for action in actions if isinstance(action, Fork)]:
             forks += 1
             machine.died(now_ns, fork.serial, "could not be forked", None)
         now_ns = START + second * SECOND
@@ -398,7 +413,7 @@ def test_when_nothing_can_be_forked_it_is_tried_ever_more_rarely() -> None:
 
 
 def test_a_sampler_whose_library_is_of_another_driver_takes_the_standby_along() -> None:
-    """The driver was updated under a running agent: the standby had loaded the old library long since."""
+    """The driver was updated under a running agent: the standby had already loaded the old library."""
     machine = Supervisor(LANES)
     machine.start(START)
     lane = machine.group_process("gpu")
@@ -412,7 +427,7 @@ def test_a_sampler_whose_library_is_of_another_driver_takes_the_standby_along() 
 
 
 def test_a_lane_that_dies_again_and_again_by_itself_starts_ever_later() -> None:
-    """The OOM killer of a full host took it each time: a fork a second makes nothing better."""
+    """The OOM killer of a full host killed it each time: a fork a second does not help."""
     machine, now_ns, starts = Supervisor(LANES), START, 0
     machine.start(now_ns)
     for second in range(600):
@@ -427,8 +442,9 @@ def test_a_lane_that_dies_again_and_again_by_itself_starts_ever_later() -> None:
 
 
 def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
-    """A disk hung, and the standby, which had NVML ready, took the host's lane over: `rmmod nvidia` was refused for
-    it all day, and `release` had said that nothing was held."""
+    """A disk hung, and the standby, which had NVML ready, took the host's lane over: `rmmod nvidia`
+    was refused all day, although `release` had reported that nothing was held.
+    """
     model = Model()
     model.hung["r0"] = True
     model.second()
@@ -447,7 +463,7 @@ def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
 
 
 def test_what_was_released_before_the_start_is_entered_by_nobody() -> None:
-    """The agent was killed in the middle of a repair, and the next one had the GPU open at once."""
+    """The agent was killed in the middle of a repair, and the next one opened the GPU at once."""
     machine = Supervisor(LANES)
     machine.start(START, {"g1": START + 60 * SECOND})
     process = machine.group_process("gpu")
@@ -455,13 +471,13 @@ def test_what_was_released_before_the_start_is_entered_by_nobody() -> None:
     machine = Supervisor(LANES)
     actions = machine.start(START, {None: START + 60 * SECOND})
     assert machine.group_process("gpu") is None and not machine.may_hold(None)
-    assert not any(isinstance(each, WarmSampler) for each in actions)
+    assert not any(isinstance(action, WarmSampler) for action in actions)
     machine.check(START + 60 * SECOND, {})
     assert machine.group_process("gpu") is not None
 
 
 def test_a_gpu_that_its_driver_gave_up_is_tried_ever_later() -> None:
-    """After XID 79: at first after a minute, then, in vain, five seconds later."""
+    """After XID 79: first after a minute, then, after a failed trial, five seconds later."""
     model = Model()
     model.hung["g1"] = False
     model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 79"))
@@ -474,7 +490,9 @@ def test_a_gpu_that_its_driver_gave_up_is_tried_ever_later() -> None:
 
 
 def test_a_storm_of_words_about_a_gpu_does_not_put_its_trial_off_for_long() -> None:
-    """XID 119 came each 45 s; after the reset, and the last of them, the GPU was blind for ten minutes."""
+    """XID 119 came each 45 s; after the reset, and the last of them, the GPU was unread for ten
+    minutes.
+    """
     model = Model()
     for _ in range(10):
         model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 119"))
@@ -487,7 +505,7 @@ def test_a_storm_of_words_about_a_gpu_does_not_put_its_trial_off_for_long() -> N
 
 
 def test_a_gpu_that_was_repaired_is_tried_at_once_when_it_is_taken_back() -> None:
-    """XID 79, release, reset, resume: and then nobody looked at it for ten minutes."""
+    """XID 79, release, reset, resume: and then the GPU was not read for ten minutes."""
     model = Model()
     model.do(model.machine.quarantine_gpu(model.now_ns, "g1", "XID 79"))
     model.second()

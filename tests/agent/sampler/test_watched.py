@@ -1,4 +1,4 @@
-"""What the daemon, its supervisor and its samplers do when a device is ill: true code, fake processes, time handed in."""
+"""Daemon, supervisor and samplers with faulty devices: real code, fake processes, a test's clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hang(host: Watched, *devices: str, seconds: float = 1e9, holds: bool = False
 
 
 def states(host: Watched) -> dict[str, QuarantineState]:
-    return {f"{each.group} {each.device}": each.state for each in host.samplers.states()}
+    return {f"{state.group} {state.device}": state.state for state in host.samplers.states()}
 
 
 def told(host: Watched) -> tuple[dict[str, int], list[str]]:
@@ -57,10 +57,10 @@ def told(host: Watched) -> tuple[dict[str, int], list[str]]:
 def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice() -> None:
     host = Watched()
     host.run(9.5)
-    assert host.wakings == 10 + 4  # those of the beginning, with its births
+    assert host.wakings == 10 + 4  # including the first births
     host.run(0.5)
     for table, device in (("gpu_1s", GPUS[0]), ("disk_1s", DISKS[1]), ("host_1s", "host")):
-        seconds = [at // SECOND for at in host.latest.times[table, device]]
+        seconds = [moment // SECOND for moment in host.latest.times[table, device]]
         assert seconds == list(range(START // SECOND, START // SECOND + 10))
     assert host.alive == 3
     assert not host.events.events and not host.samplers.states()
@@ -88,7 +88,7 @@ def test_a_hung_gpu_is_named_with_its_call_within_two_seconds() -> None:
 
 @pytest.mark.parametrize("phase", [0.0, 0.06, 0.2, 0.5, 0.95])
 def test_a_call_between_the_turns_is_named_as_soon(phase: float) -> None:
-    """The ring of samples calls ten times a second, and the daemon looks once."""
+    """The ring of samples calls ten times a second, and the daemon checks once."""
     host = Watched()
     host.run(10 + phase)
     hang(host, GPUS[5])
@@ -103,7 +103,7 @@ def test_a_call_between_the_turns_is_named_as_soon(phase: float) -> None:
 
 
 def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
-    """Every trial of a GPU that is gone for good leaves something behind or kills a process: not 86,400 times a day."""
+    """Every trial of a dead GPU abandons or kills a process: not 86,400 times a day."""
     host = Watched()
     host.run(10)
     hang(host, GPUS[5])
@@ -117,13 +117,15 @@ def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
     assert states(host) == {} or states(host) == {f"gpu {GPUS[5]}": QuarantineState.WELL}
     assert host.on_time("gpu_1s", GPUS[5], host.world.now_ns - 60 * SECOND, 60) == 1.0
     (answered,) = host.told("probe.answered")
-    minutes = float(answered.attributes["seconds"]) / 60  # of all its trials, not of the last
+    minutes = float(answered.attributes["seconds"]) / 60  # of all its trials, not only of the last
     assert 60 <= minutes <= 71 and answered.message.startswith("answers again after ")
     assert answered.device == GPUS[5]
 
 
 def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> None:
-    """A call in uninterruptible sleep ignores SIGKILL: each more would be one more process for ever."""
+    """A call in uninterruptible sleep ignores SIGKILL: each further call would be another process
+    forever.
+    """
     host = Watched()
     host.run(10)
     hang(host, GPUS[5], holds=True)
@@ -131,7 +133,7 @@ def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> No
     assert host.samplers.abandoned_count == 1
     assert host.alive == 4
     assert states(host) == {f"gpu {GPUS[5]}": QuarantineState.ABANDONED}
-    hung = next(each.hung_seconds for each in host.samplers.states())
+    hung = next(state.hung_seconds for state in host.samplers.states())
     assert 3590 < hung < 3610
 
 
@@ -144,7 +146,7 @@ def test_all_gpus_at_once_are_one_finding_and_one_trial_at_a_time() -> None:
     (driver,) = host.told("probe.driver_hung")
     assert (driver.device_kind, driver.device) == ("host", "host")
     assert "the driver hangs as a whole" in driver.message
-    assert len(host.told("probe.hung")) == 1  # before it was known that there are others
+    assert len(host.told("probe.hung")) == 1  # before it was known that others hang
     assert host.world.most <= 7
     assert host.samplers.abandoned_count <= 4
     assert host.on_time("rdma_1s", PORTS[0], START, 300) == 1.0
@@ -183,7 +185,9 @@ def test_a_call_that_kills_its_process_costs_one_sample() -> None:
 
 
 def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast() -> None:
-    """A GPU in thermal shutdown answered a hundred times slower, and seven others were sampled every tenth second."""
+    """A GPU in thermal shutdown answered a hundred times slower, and seven others were sampled
+    every tenth second.
+    """
     host = Watched()
     host.run(10)
     host.world.devices[GPUS[4]].seconds = 0.7
@@ -199,7 +203,7 @@ def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast() -> None:
 
 
 def test_a_sampler_that_is_stopped_is_replaced() -> None:
-    """Somebody sent SIGSTOP to the wrong process, on a Friday."""
+    """SIGSTOP was sent to the wrong process, on a Friday."""
     host = Watched()
     host.run(10)
     process = host.samplers._supervisor.group_process("gpu")
@@ -212,12 +216,14 @@ def test_a_sampler_that_is_stopped_is_replaced() -> None:
 
 
 def test_a_nursery_that_forked_while_the_daemon_stood_still_is_not_blamed_for_it() -> None:
-    """The host was suspended between the wish for a sampler and its birth: all samplers were killed on waking."""
+    """The host was suspended between the request for a sampler and its birth: all samplers were
+    killed on waking.
+    """
     host = Watched()
     host.run(3)
     before = {process.serial for process in host.samplers._supervisor.processes.values()}
     host.world.children[min(before)].die("died of SIGKILL")
-    host.samplers.poll(host.world.now_ns)  # has another one forked
+    host.samplers.poll(host.world.now_ns)  # requests another fork
     host.world.now_ns += 3600 * SECOND
     host.samplers.poll(host.world.now_ns)
     now = {process.serial for process in host.samplers._supervisor.processes.values()}
@@ -238,7 +244,9 @@ def test_a_nursery_that_is_killed_is_forked_anew() -> None:
 
 
 def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: Path) -> None:
-    """What the next agent is to know of this one; a disk is not written to each second for it."""
+    """The next agent must know of abandoned processes; but the disk must not be written each second
+    for that.
+    """
     host, boot = Watched(), b"b" * 16
     host.samplers._abandoned_file = AbandonedProcessFile(tmp_path, boot)
     path = tmp_path / "left_behind.json"
@@ -257,7 +265,7 @@ def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: 
 
 
 def test_a_host_without_a_process_to_spare_keeps_the_daemon_and_gets_its_samplers_later() -> None:
-    """A fork bomb in a job took the nursery, and for two minutes nobody could fork another."""
+    """A fork bomb in a job ended the fork server, and for two minutes no fork was possible."""
     host = Watched()
     host.run(10)
     host.world.is_gone = host.world.refuses = True
@@ -274,9 +282,9 @@ def test_a_host_without_a_process_to_spare_keeps_the_daemon_and_gets_its_sampler
 
 def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
     def lanes(world: World) -> dict[str, list[Collector]]:
-        made = hosts_lanes(world)
-        made["host"].append(Sweeping(world, "numa_10s", ["node0"], call="read meminfo"))
-        return made
+        collectors = hosts_lanes(world)
+        collectors["host"].append(Sweeping(world, "numa_10s", ["node0"], call="read meminfo"))
+        return collectors
 
     def prepared(world: World) -> dict[str, list[Collector]]:
         world.devices.setdefault("node0", Device())
@@ -287,7 +295,7 @@ def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
     hang(host, "node0")
     host.run(100)
     (state, *_) = [
-        each for each in host.samplers.states() if each.state is not QuarantineState.WELL
+        state for state in host.samplers.states() if state.state is not QuarantineState.WELL
     ]
     assert (state.device, state.collector) == ("", "numa_10s")
     assert host.on_time("disk_1s", DISKS[0], host.world.now_ns - 60 * SECOND, 60) == 1.0
@@ -306,13 +314,13 @@ def test_releasing_one_gpu_ends_every_process_that_may_have_it_and_spares_the_ot
     host.run(50)
     assert host.on_time("gpu_1s", GPUS[2], START, 60) >= 0.98
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 40 * SECOND, 40) == 0.0
-    host.run(20)  # taken back by itself
+    host.run(20)  # taken back automatically
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 5 * SECOND, 5) == 1.0
     assert told(host) == ({}, [])
 
 
 def test_a_gpu_that_hangs_and_is_released_is_told_as_hung() -> None:
-    """Who reads of it at night has to know that a reset waits for a process that is stuck."""
+    """An operator at night must know that a reset waits for a stuck process."""
     host = Watched()
     host.run(10)
     hang(host, GPUS[3], holds=True)
@@ -339,7 +347,7 @@ def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_
 
 
 def test_a_gpu_that_is_to_be_left_alone_is_so_at_once_and_tried_later() -> None:
-    """After XID 119 every call into the GPU waits for its firmware for seconds, and makes the log longer."""
+    """After XID 119 every call into the GPU waits for its firmware for seconds, and adds log lines."""
     host = Watched()
     host.run(10)
     host.samplers.quarantine_gpu(GPUS[0], "XID 119")
@@ -361,22 +369,24 @@ def test_what_a_collector_tells_in_its_sampler_arrives_and_what_a_trial_tells_do
             return super().collect()
 
     def lanes(world: World) -> dict[str, list[Collector]]:
-        made = hosts_lanes(world)
-        made["gpu"] = [Alarm(world, "gpu_1s", GPUS)]
-        return made
+        collectors = hosts_lanes(world)
+        collectors["gpu"] = [Alarm(world, "gpu_1s", GPUS)]
+        return collectors
 
     host = Watched(lanes)
     host.run(10)
     assert len(host.told("gpu.lost")) == 10
     hang(host, *GPUS)
     host.run(1)
-    told = len(host.told("gpu.lost"))
-    host.run(30)  # trials only
-    assert len(host.told("gpu.lost")) <= told + 2
+    reported = len(host.told("gpu.lost"))
+    host.run(30)  # only trials
+    assert len(host.told("gpu.lost")) <= reported + 2
 
 
 def test_late_turns_keep_their_time_and_have_a_frame_of_their_own() -> None:
-    """A sweep that takes 0.7 s comes back after its frame has left: the readings of second N stay those of N."""
+    """A sweep of 0.7 s returns after its frame has left: the readings of second N remain those of
+    N.
+    """
 
     def lanes(world: World) -> dict[str, list[Collector]]:
         world.devices.setdefault("node0", Device(seconds=0.7))
@@ -384,20 +394,20 @@ def test_late_turns_keep_their_time_and_have_a_frame_of_their_own() -> None:
 
     host = Watched(lanes)
     host.run(3)
-    seconds = [round(at / SECOND) for at in host.latest.times["disk_1s", "node0"]]
+    seconds = [round(moment / SECOND) for moment in host.latest.times["disk_1s", "node0"]]
     assert seconds[:3] == [START // SECOND + n for n in range(3)]
 
 
 def test_every_device_of_the_host_stuck_for_ever_leaves_the_count_of_processes_bounded() -> None:
-    """A storage network that went away took sixty disks, four ports and eight GPUs' drivers with it."""
+    """A storage network that failed took sixty disks, four ports and eight GPUs' drivers with it."""
     disks = [f"disk{n}" for n in range(60)]
 
     def lanes(world: World) -> dict[str, list[Collector]]:
         for name in disks:
             world.devices.setdefault(name, Device())
-        made = hosts_lanes(world)
-        made["host"].append(SparingSweep(world, "net_1s", disks))
-        return made
+        collectors = hosts_lanes(world)
+        collectors["host"].append(SparingSweep(world, "net_1s", disks))
+        return collectors
 
     host = Watched(lanes)
     host.run(5)
@@ -411,7 +421,7 @@ def test_every_device_of_the_host_stuck_for_ever_leaves_the_count_of_processes_b
 
 @pytest.mark.slow
 def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
-    """An agent that ran for a year on a host whose OOM killer took a sampler each minute."""
+    """An agent ran for a year on a host whose OOM killer killed a sampler each minute."""
     host = Watched()
     host.run(3)
     samplers, devices = host.samplers, [("host", name) for name in (*PORTS, *DISKS)]
@@ -420,7 +430,7 @@ def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
         process = samplers._supervisor.group_process("host")
         if process is not None:
             child = host.world.children[process.serial]
-            if number % 2:  # in a call: that device is out for a while
+            if number % 2:  # in a call: that device is unread for a while
                 child.collector, device = "rdma_1s", devices[number % len(devices)][1]
                 child.stuck_in = (host.world.now_ns, device, "read")
                 child.show()
@@ -437,14 +447,14 @@ def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
         )
     assert samplers.takeovers_count > 2000
     assert max(used[2000:]) <= max(used[:1000])
-    gone = [each for each in host.world.children.values() if each.dead]
+    gone = [child for child in host.world.children.values() if child.dead]
     assert len(gone) > 2000
-    assert sum(not each.closed for each in gone) <= 3  # of which nobody has heard yet
+    assert sum(not each.closed for each in gone) <= 3  # not noticed yet
     assert max(child.slot for child in samplers._workers.values()) <= PROCESSES_MAX
 
 
 def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on() -> None:
-    """A driver's library wrote over the memory of the process that had loaded it."""
+    """A driver's library overwrote the memory of its process."""
     host = Watched()
     host.run(10)
     process = host.samplers._supervisor.group_process("gpu")
@@ -459,7 +469,9 @@ def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on() -> No
 
 
 def test_a_sampler_that_never_stops_talking_holds_nobody_up() -> None:
-    """A collector in a loop said a round whenever there was room: the daemon heard it for ever, and nobody else."""
+    """A collector in a loop sent whenever the socket was writable: the daemon read only from it,
+    forever.
+    """
     host = Watched()
     host.run(10.5)
     process = host.samplers._supervisor.group_process("gpu")

@@ -1,4 +1,4 @@
-"""A whole daemon over a world of fake processes, with what its frames said."""
+"""A complete daemon over a world of fake processes, with the content of its frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISKS = ["nvme0n1", "nvme1n1"]
 
 
 def hosts_lanes(world: World) -> dict[str, list[Collector]]:
-    """Eight GPUs in two collectors, four ports and two disks."""
+    """Return eight GPUs in two collectors, four ports and two disks."""
     for name in (*GPUS, *PORTS, *DISKS):
         world.devices.setdefault(name, Device())
     return {
@@ -45,7 +45,7 @@ def hosts_lanes(world: World) -> dict[str, list[Collector]]:
 
 @dataclass
 class Nowhere:
-    """A spool and a client that keep nothing."""
+    """A spool and a client that discard everything."""
 
     sequence: int = 1
     dropped_frames: int = 0
@@ -78,7 +78,9 @@ class Kept:
 
 
 class Noting(LatestReadings):
-    """Notes when each device of each table was read, and keeps the last rows of the probe's tables."""
+    """Records when each device of each table was read, and keeps the last rows of the probe's
+    tables.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,17 +120,17 @@ class Here(Collector):
 
 
 class Watched:
-    """Run it, make devices ill, and ask what came of it."""
+    """The world under test: run it, make devices faulty, and query the results."""
 
     def __init__(self, lanes=hosts_lanes) -> None:  # type: ignore[no-untyped-def]
         self.world = World(lanes, START)
-        made = lanes(self.world)
+        created = lanes(self.world)
         self.events, self.latest, nowhere = Kept(), Noting(), Nowhere()
         ids = (str(number) for number in itertools.count())
         teller = EventPublisher(self.world, self.events, nowhere.notify, lambda: next(ids))
-        known = [each for each in GPUS if each in self.world.devices]
-        self.samplers = SamplerPool(made, self.world, self.world, devices_of=lambda: known)
-        collectors = [Here(), *(each for those in made.values() for each in those)]
+        known = [gpu for gpu in GPUS if gpu in self.world.devices]
+        self.samplers = SamplerPool(created, self.world, self.world, devices_of=lambda: known)
+        collectors = [Here(), *(device for those in created.values() for device in those)]
         self.daemon = Daemon(
             collectors,
             clock=self.world,
@@ -161,9 +163,11 @@ class Watched:
         self.daemon.run(self._stop, wait)
 
     def on_time(self, table: str, device: str, first_ns: int, seconds: int) -> float:
-        """Share of the seconds from *first_ns* with a sample within half a period of their grid point."""
+        """Return the share of the seconds from *first_ns* with a sample within half a period of
+        their grid point.
+        """
         times = self.latest.times[table, device]
-        hit = {round(at / SECOND) for at in times if at >= first_ns - SECOND // 2}
+        hit = {round(moment / SECOND) for moment in times if moment >= first_ns - SECOND // 2}
         grid = range(first_ns // SECOND, first_ns // SECOND + seconds)
         return sum(point in hit for point in grid) / seconds
 

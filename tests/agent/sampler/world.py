@@ -1,7 +1,8 @@
-"""Samplers in this process, under a clock that is handed in: the true loops and codec, fake processes and devices.
+"""Samplers in this process, with a test's clock: the real loops and codec, fake processes and
+devices.
 
-A device may take long to answer, hang until a time, kill its process, or hold one that even SIGKILL does not end. What
-takes time moves the clock of the one sampler that waits for it, while the others' goes on.
+A device may answer slowly, hang until a time, kill its process, or hold a process that even SIGKILL
+does not end. Delays advance the clock only of the waiting sampler.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from gangline.ext import place
 
 SECOND = 1_000_000_000
 FOREVER = 1 << 62
-#: Descriptors of the nursery's; a child's is 1000 and its serial.
+#: Descriptors of the fork server; a child's is 1000 plus its serial.
 REPORTS, BELL = 1, 2
 _PLACE = struct.Struct("<QQ32s64s88s")
 
 
 def put(room: SampleBatchDecoder, data: bytes) -> int:
-    """Put what of *data* it has room for into a decoder, as a socket does, and return how much that is."""
+    """Put as much of *data* into a decoder as fits, like a socket; return its length."""
     with memoryview(room) as free:
         size = min(len(free), len(data))
         free[:size] = data[:size]
@@ -37,7 +38,6 @@ def put(room: SampleBatchDecoder, data: bytes) -> int:
 
 
 def feed(decoder: SampleBatchDecoder, data: bytes) -> None:
-    """Have a decoder receive all of *data*."""
     while data:
         size = put(decoder, data)
         decoder.came(size)
@@ -54,11 +54,11 @@ class Died(BaseException):
 
 @dataclass
 class Device:
-    """How a device answers now. Times are boot times."""
+    """The current behavior of a device. Times are boot times."""
 
     seconds: float = 0.0001
     hangs_until_ns: int = 0
-    kills: str = ""  # how a process dies that asks it
+    kills: str = ""  # how its caller's process dies
     holds: bool = False  # SIGKILL does not end its call
 
 
@@ -72,9 +72,9 @@ class Child:
     sampler: Worker = field(init=False)
     inbox: MessageBuffer = field(default_factory=MessageBuffer)
     orders: bytes = b""
-    said: list[tuple[int, bytes]] = field(default_factory=list)  # when, what
-    busy_ns: int = 0  # until when it is in its turn
-    spent_ns: int = 0  # within the turn that is simulated now
+    said: list[tuple[int, bytes]] = field(default_factory=list)  # time, message
+    busy_ns: int = 0  # until the end of its turn
+    spent_ns: int = 0  # within the currently simulated turn
     calls: int = 0
     stuck_in: tuple[int, str, str] | None = None  # since, device, call
     timeline: list[tuple[int, int, str, str]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Child:
     stopped: bool = False
     dead: bool = False
     closed: bool = False
-    talks: bytes = b""  # what it says as often as it is heard
+    talks: bytes = b""  # output of an endless talker
     talked: int = 0
     words: str = ""
     excuse: StallReason | None = None
@@ -102,14 +102,12 @@ class Child:
         self.world.rings.append(self.boottime_ns())
         return self.say(message)
 
-    # ---- the link, as the daemon has it
-
     def recv_into(self, room: SampleBatchDecoder, /) -> int:
         if self.talks:
             self.talked += 1
             assert self.talked < 10_000, "it is heard for ever"
             self.said.insert(0, (self.world.now_ns, 3 * self.talks))
-        ready = [each for each in self.said if each[0] <= self.world.now_ns]
+        ready = [message for message in self.said if message[0] <= self.world.now_ns]
         if ready:
             data = b"".join(data for _, data in ready)
             size = put(room, data)
@@ -132,10 +130,7 @@ class Child:
         self.said.clear()
         self.closed = True
 
-    # ---- its life
-
     def next_ns(self) -> int:
-        """When something is to be done for it."""
         if self.dead or self.stopped:
             return FOREVER
         if self.stuck_in:
@@ -148,7 +143,6 @@ class Child:
         return FOREVER if due is None else max(due + 1_000, self.world.now_ns)
 
     def run(self) -> None:
-        """Do what is to be done now."""
         self.timeline.clear()
         if self.stuck_in:
             self.stuck_in = None
@@ -177,11 +171,11 @@ class Child:
     def die(self, words: str) -> None:
         if not self.dead:
             self.dead, self.words = True, words
-            self.said = [each for each in self.said if each[0] <= self.world.now_ns]
+            self.said = [message for message in self.said if message[0] <= self.world.now_ns]
             self.world.ended.append(ProcessReport(self.serial, 0, words))
 
     def show(self) -> None:
-        """Write where it is into the memory that the daemon looks at."""
+        """Write its state into the memory that the daemon reads."""
         since, device, call = 0, "", ""
         if self.stuck_in:
             since, device, call = self.stuck_in
@@ -189,12 +183,12 @@ class Child:
             if began <= self.world.now_ns < ended:
                 since, device, call = began, named, called
         collector = self.collector if since else ""
-        words = (collector.encode(), device.encode(), call.encode())
-        _PLACE.pack_into(self.memory, 0, since, self.calls, *words)
+        encoded = (collector.encode(), device.encode(), call.encode())
+        _PLACE.pack_into(self.memory, 0, since, self.calls, *encoded)
 
 
 class World:
-    """Time, devices, and the nursery (see `agent.sampler.pool.Nursery`)."""
+    """Time, devices, and the fork server (see `agent.sampler.pool.SamplerForker`)."""
 
     def __init__(self, lanes: Callable[[World], dict[str, list[Collector]]], now_ns: int) -> None:
         self.now_ns = now_ns
@@ -203,14 +197,12 @@ class World:
         self.children: dict[int, Child] = {}
         self.ended: list[ProcessReport] = []
         self.current: Child | None = None
-        self.most = 0  # processes at once
+        self.most = 0  # maximum number of processes
         self.pid = 0
-        self.is_gone = self.refuses = False  # the nursery; another one, for want of processes
+        self.is_gone = self.refuses = False  # the fork server; a replacement, for lack of processes
         self.starts = 0
-        self.rings: list[int] = []  # when, of the bell
+        self.rings: list[int] = []  # times of the bell
         self._slots: dict[int, bytearray] = {}
-
-    # ---- the nursery
 
     def start(self) -> None:
         self.starts += 1
@@ -227,7 +219,7 @@ class World:
         child = self.children[serial] = Child(serial, self.slot(slot), self)
         child.sampler = Worker(self.lanes(self), child, child.say, send_urgent=child.say_at_once)
         self.ended.append(ProcessReport(serial, 10_000 + serial, ""))
-        self.most = max(self.most, sum(not each.dead for each in self.children.values()))
+        self.most = max(self.most, sum(not child.dead for child in self.children.values()))
         return child
 
     def kill(self, serial: int) -> None:
@@ -243,11 +235,11 @@ class World:
     def reports(self) -> list[ProcessReport] | None:
         if self.is_gone:
             return None
-        found, self.ended = self.ended, []
-        return found
+        result, self.ended = self.ended, []
+        return result
 
     def clear_wakeup(self) -> None:
-        self.rings = [each for each in self.rings if each > self.now_ns]
+        self.rings = [ring for ring in self.rings if ring > self.now_ns]
 
     def descriptors(self) -> list[int]:
         return [] if self.is_gone else [REPORTS, BELL]
@@ -258,8 +250,6 @@ class World:
                 child.kill()
         self.ended.clear()
 
-    # ---- time
-
     def boottime_ns(self) -> int:
         return self.now_ns
 
@@ -267,12 +257,12 @@ class World:
         return self.now_ns + 1_700_000_000 * SECOND
 
     def wait(self, until_ns: int, polled: Sequence[int]) -> list[int]:
-        """Let time pass until then, or until one of *polled* can be read; return those."""
+        """Advance to *until_ns*, or until one of *polled* can be read; return the readable ones."""
         while not self._readable(polled):
-            alive = [each for each in self.children.values() if not each.dead]
-            times = [(each.next_ns(), each.serial) for each in alive]
-            times += [(at, 0) for each in alive for at, _ in each.said if at > self.now_ns]
-            times += [(at, 0) for at in self.rings if at > self.now_ns]
+            alive = [child for child in self.children.values() if not child.dead]
+            times = [(message.next_ns(), message.serial) for message in alive]
+            times += [(at, 0) for message in alive for at, _ in message.said if at > self.now_ns]
+            times += [(ring, 0) for ring in self.rings if ring > self.now_ns]
             heapq.heapify(times)
             at, serial = times[0] if times else (FOREVER, 0)
             if at > until_ns:
@@ -296,19 +286,16 @@ class World:
 
     def _readable(self, polled: Sequence[int]) -> list[int]:
         now_ns = self.now_ns
-        found = {
+        result = {
             child.fileno()
             for child in self.children.values()
             if child.dead or any(at <= now_ns for at, _ in child.said)
         }
-        found |= {REPORTS} if self.ended else set()
-        found |= {BELL} if any(at <= now_ns for at in self.rings) else set()
-        return [each for each in polled if each in found]
-
-    # ---- the driver
+        result |= {REPORTS} if self.ended else set()
+        result |= {BELL} if any(ring <= now_ns for ring in self.rings) else set()
+        return [message for message in polled if message in result]
 
     def call(self, collector: str, device: str, call: str) -> None:
-        """What a collector asks of a device."""
         child, how = self.current, self.devices[device]
         assert child is not None
         child.calls += 1
@@ -327,7 +314,7 @@ class World:
 
 
 class Sweeping(Collector):
-    """A collector that asks its devices one after the other, into one block."""
+    """A collector that calls its devices one after the other, for one block."""
 
     enters_driver = True
 
@@ -357,7 +344,7 @@ class Sweeping(Collector):
 
 
 class SparingSweep(Sweeping):
-    """One that leaves out what it is told to."""
+    """A collector that can exclude devices."""
 
     spared: frozenset[str] = frozenset()
 
@@ -369,7 +356,7 @@ class SparingSweep(Sweeping):
 
 
 class Telling(SparingSweep):
-    """One that tells an event at each turn."""
+    """A collector that publishes an event at each turn."""
 
     def start(self, publisher: EventPublisher) -> None:
         self.teller = publisher
