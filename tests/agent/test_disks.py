@@ -259,8 +259,8 @@ def test_the_ioctl_is_the_kernels(tmp_path: Path) -> None:
         pytest.skip("no C compiler with linux/nvme_ioctl.h here")
     printed = subprocess.run([program], capture_output=True, check=True, timeout=GUARD_SECONDS)
     size, number, *offsets = map(int, printed.stdout.split())
-    assert (size, number) == (storage._PASSTHROUGH.size, storage._ADMIN_COMMAND)
-    packed = storage._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
+    assert (size, number) == (nvme._PASSTHROUGH.size, nvme._ADMIN_COMMAND)
+    packed = nvme._PASSTHROUGH.pack(1, 0, 0, 2, 0, 0, 0, 3, 0, 4, 5, 0, 0, 0, 0, 0, 6, 0)
     marks = [struct.unpack_from("<I", packed, offset)[0] for offset in offsets]
     assert marks == [2, 3, 4, 5, 6]
 
@@ -404,7 +404,7 @@ def test_states_of_controllers(tmp_path: Path) -> None:
 @given(st.text(max_size=20))
 def test_any_word_is_a_state_or_none(word: str) -> None:
     """`N/A`, another kernel's state, another script: no code is invented."""
-    assert storage.parse_nvme_state(word) == storage.NVME_STATES.get(word)
+    assert nvme.parse_nvme_state(word) == nvme.NVME_STATES.get(word)
 
 
 def test_the_sensor_of_a_controller_in_old_and_new_kernels(tmp_path: Path) -> None:

@@ -135,9 +135,9 @@ def test_names_are_those_of_the_catalogue_and_no_two_are_alike() -> None:
 
 def test_what_is_named_as_important_is_in_the_catalogue_once() -> None:
     """A signal was renamed, and the alarm on it lost its series to a fan's speed."""
-    assert len(set(metrics.METRIC_PRIORITY)) == len(metrics.METRIC_PRIORITY)
-    shown = [signal.name for signal in metrics.SIGNALS_BY_PRIORITY]
-    assert shown[: len(metrics.METRIC_PRIORITY)] == list(metrics.METRIC_PRIORITY)
+    assert len(set(metric_priority.METRIC_PRIORITY)) == len(metric_priority.METRIC_PRIORITY)
+    shown = [signal.name for signal in metric_priority.SIGNALS_BY_PRIORITY]
+    assert shown[: len(metric_priority.METRIC_PRIORITY)] == list(metric_priority.METRIC_PRIORITY)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_silent_device_makes_no_room_for_others() -> None:
     latest = LatestReadings()
     hot = [reading("gpu_1s", gpus, temperature_celsius=[50.0] * 4, memory_free_bytes=[1.0] * 4)]
     latest.update(0, hot)
-    shown = exposition(latest, META_SERIES + sum(metrics.RESERVED_SERIES.values()) + 4)
+    shown = exposition(latest, META_SERIES + sum(metric_priority.RESERVED_SERIES.values()) + 4)
     before = {name for name, _, _ in samples(shown.families())}
     assert "gangline_gpu_temperature_celsius" in before
     assert "gangline_gpu_memory_free_bytes" not in before

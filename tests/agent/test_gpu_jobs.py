@@ -536,7 +536,7 @@ def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
 
 def test_of_this_machine() -> None:
     """Test with the kernel itself: this process, and an ended one."""
-    me = process_owner.read_process(Path("/proc"), os.getpid())
+    me = process_state.read_process(Path("/proc"), os.getpid())
     assert (me.state, me.user_id) == (ProcessState.RUNNING, os.getuid())
     child = os.fork()
     if child == 0:

@@ -245,8 +245,8 @@ def timex(
 
 def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
     """An offset of 250 us was reported as a quarter of a second: STA_NANO has the unit."""
-    assert clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
-    nano = clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
+    assert kernel_clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
+    nano = kernel_clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
     assert nano.offset_seconds == pytest.approx(-250e-6)
     assert nano.frequency_offset_ratio == -25e-6
     assert (nano.error_estimated_seconds, nano.error_max_seconds) == (5e-6, 50e-6)
@@ -255,14 +255,14 @@ def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
 
 def test_a_clock_that_nobody_keeps() -> None:
     """The time daemon died: the state shows it at once, while the offset keeps its last value."""
-    result = clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
+    result = kernel_clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
     assert (result.synchronised, result.leap_state, result.error_max_seconds) == (False, 5, 16.0)
 
 
 @given(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 7))
-def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: clock.Timex) -> None:
+def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: kernel_clock.Timex) -> None:
     """Garbage in a struct of another layout: plausible values, or missing."""
-    result = clock.parse_timex(answer)
+    result = kernel_clock.parse_timex(answer)
     assert result.offset_seconds is None or abs(result.offset_seconds) <= 1
     for error in (result.error_estimated_seconds, result.error_max_seconds):
         assert error is None or 0 <= error <= 16
@@ -281,7 +281,7 @@ def test_this_machines_clock_is_really_asked() -> None:
     assert turn.outcome is CollectOutcome.OK, turn.message
     result = dict(rows_of(turn.blocks[0]))["host"]
     assert result is not None
-    assert result["synchronised_state"] == int(not status & clock.STA_UNSYNC)
+    assert result["synchronised_state"] == int(not status & kernel_clock.STA_UNSYNC)
     assert result["error_max_seconds"] is not None
 
 

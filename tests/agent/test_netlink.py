@@ -226,7 +226,7 @@ def modes_reply(*names: bytes) -> bytes:
 )  # fmt: skip
 def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None:
     """Each kernel knows more modes than the previous: a fixed table would lack the fastest NIC's."""
-    assert netlink.parse_mode(name) == netlink.SupportedMode(name, speed, lanes)
+    assert ethtool_netlink.parse_mode(name) == ethtool_netlink.SupportedMode(name, speed, lanes)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_mode_is_read_from_its_name(name: str, speed: int, lanes: int) -> None
 )  # fmt: skip
 def test_what_is_no_speed_is_no_mode(name: str) -> None:
     """`Pause` and `FIBRE` are in the same list; an absurd speed would make every link look slow."""
-    assert netlink.parse_mode(name) is None
+    assert ethtool_netlink.parse_mode(name) is None
 
 
 def test_all_modes_of_a_400g_card_are_read() -> None:
@@ -244,14 +244,16 @@ def test_all_modes_of_a_400g_card_are_read() -> None:
     like 1G.
     """
     names = [b"Autoneg", b"1000baseKX/Full", b"FIBRE", b"100000baseCR4/Full", b"400000baseSR8/Full"]
-    result = netlink.parse_supported_modes(modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe"))
+    result = ethtool_netlink.parse_supported_modes(
+        modes_reply(*names, b"100000baseCR4/Full", b"\xff\xfe")
+    )
     assert [mode.name for mode in result] == [
         "1000baseKX/Full",
         "100000baseCR4/Full",
         "400000baseSR8/Full",
     ]
-    assert netlink.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
-    assert netlink.parse_supported_modes(modes_reply()) == []  # virtio: an empty list
+    assert ethtool_netlink.parse_link_modes(modes_reply(*names)).speed_megabits == 100_000
+    assert ethtool_netlink.parse_supported_modes(modes_reply()) == []  # virtio: an empty list
 
 
 @given(st.integers(0, 300))
@@ -259,7 +261,7 @@ def test_a_list_of_modes_that_is_cut_off_invents_none(cut: int) -> None:
     """Half a name was read as the name: `400000base` had become `40baseT`."""
     names = [f"{speed}baseSR4/Full" for speed in (40_000, 100_000, 200_000, 400_000, 800_000)]
     whole = modes_reply(*(name.encode() for name in names))
-    result = [mode.name for mode in netlink.parse_supported_modes(whole[:cut])]
+    result = [mode.name for mode in ethtool_netlink.parse_supported_modes(whole[:cut])]
     assert result == ([] if cut < len(whole) - 8 else names)
 
 

@@ -379,7 +379,7 @@ def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) ->
     """Two statistics of one name, a name that is not text: not selected, and the others are
     unaffected.
     """
-    picked = nvidia.select_statistics(b"mlx5_core", names)
+    picked = nic_statistics.select_statistics(b"mlx5_core", names)
     for signal, place in picked.items():
         assert nic_statistics.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
         assert names.count(names[place]) == 1

@@ -39,15 +39,15 @@ def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
     """A client of another version writes other lines; unknown lines are missing."""
-    for mount in storage.parse_mountstats(data):
+    for mount in nfs.parse_mountstats(data):
         assert mount.type in ("nfs", "nfs4")
         assert len(mount.values) == 27
         assert all(n is None or 0 <= n < 1 << 63 for n in mount.values[:17])
         assert all(n is None or 0 <= n <= U64_MAX for n in mount.values)
     for stat in lustre.parse_lustre_stats(data).values():
         assert 0 <= stat.samples <= U64_MAX and (stat.total is None or stat.total <= U64_MAX)
-    parsed = storage.parse_lustre_import(data)
-    assert parsed.state is None or parsed.state in storage.LUSTRE_STATES.values()
+    parsed = lustre.parse_lustre_import(data)
+    assert parsed.state is None or parsed.state in lustre.LUSTRE_STATES.values()
     assert parsed.timeouts is None or 0 <= parsed.timeouts <= U64_MAX
     for each in storage.parse_network_mounts(data):
         assert each.type not in storage.LOCAL_FILESYSTEMS
@@ -86,7 +86,7 @@ def test_bind_mounts_of_one_source_are_one_mount() -> None:
     body = "\tage:\t9\n\tper-op statistics\n\t        READ: 5 6 1 0 0 2 3 4 0\n"
     text = mounted("s:/x", "/a", body) + mounted("s:/x", "/pods/1", body)
     text += mounted("s:/y", "/pods/2", body) + mounted("tmpfs", "/t", "", "tmpfs")
-    result = storage.parse_mountstats(text.encode())
+    result = nfs.parse_mountstats(text.encode())
     assert [mount.point for mount in result] == ["/a", "/pods/2"]
     assert result[0].reads == [5, 6, 1, 2, 3, 4, 0] and result[0].all_calls == [5, 6, 1, 0]
 

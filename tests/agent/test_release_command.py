@@ -363,7 +363,7 @@ def test_an_agent_whose_socket_is_taken_goes_on_without(
 
 def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
     """A simulated host has no processes of the agent; its list must not contain this machine's."""
-    from gangline.agent.hardware.nvidia import agent_processes
+    from gangline.agent.hardware.open_handles import agent_processes
 
     assert list(agent_processes(Roots(proc=tmp_path / "proc").proc)) == []
 

@@ -90,10 +90,10 @@ def test_a_host_without_these_services_has_no_data(tmp_path: Path) -> None:
 )
 def test_any_text_of_a_cgroup(data: bytes) -> None:
     """`max`, a process of another namespace (0), a file cut off: no process is invented."""
-    parsed = settings.parse_populated(data)
+    parsed = services.parse_populated(data)
     assert parsed is None or (b"populated %d" % parsed) in data
-    assert all(0 < n < 1 << 64 for n in settings.parse_processes(data))
-    assert settings.parse_populated(None) is None and settings.parse_processes(None) == []
+    assert all(0 < n < 1 << 64 for n in services.parse_processes(data))
+    assert services.parse_populated(None) is None and services.parse_processes(None) == []
 
 
 def test_names_of_services_are_found_in_proc() -> None:

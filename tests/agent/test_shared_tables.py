@@ -15,7 +15,6 @@ from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.amdgpu_session import amd_session_of
 from gangline.agent.frame_builder import FrameBuilder, SharedTables
-from gangline.agent.inventory import amd_gpus
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import HealthState
@@ -136,7 +135,7 @@ class MixedHost:
         self.sent: list[frames.Frame] = []
 
     def register(self) -> None:
-        result = [(d.key, dict(d.attributes)) for d in gpus.amd_devices(self.roots)]
+        result = [(d.key, dict(d.attributes)) for d in amd_gpus.amd_devices(self.roots)]
         result += [
             (key, {"name": "NVIDIA H100 PCIe", "pci_address": at}) for key, at in self.nvidia()
         ]
