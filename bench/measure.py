@@ -12,6 +12,8 @@ from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
+HEADING = "| what | ours | against | ratio | notes |\n|---|---|---|---|---|"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -35,9 +37,6 @@ class Result:
             f"| {self.name} | {self.value:.4g} {self.unit} | {self.peer}: {self.peer_value:.4g} "
             f"{self.unit} | **{self.ratio:.2f}** | {self.notes} |"
         )
-
-
-HEADING = "| what | ours | against | ratio | notes |\n|---|---|---|---|---|"
 
 
 def cpu_seconds(pid: int) -> float:

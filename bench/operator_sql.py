@@ -26,31 +26,6 @@ from .operators_file import CONFIG, write_file
 ROWS_DEFAULT = 8_000_000
 REPEATS = 7
 
-
-@dataclass(frozen=True)
-class QueryCase:
-    """A query by view or macro, and its hand-written equivalent."""
-
-    name: str
-    file: str
-    view: str
-    by_hand: str
-    notes: str = ""
-
-
-def run(seed: int, rows: int = ROWS_DEFAULT) -> list[Result]:
-    """Return the ratios of all queries, and the cost of the operators' file."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        make_store(folder, seed, rows)
-        written = write_file(folder)
-        device = _some_device(folder)
-        return [
-            *(_ask(folder, question, rows) for question in _questions(folder, device)),
-            *written,
-        ]
-
-
 _COLUMNS = ", ".join(f'"{name}"' for name, _ in LAYOUTS["gpu_1s"].columns)
 _SIX = (
     "count(*) AS n, avg(sm_clock_hertz) / 1e6, min(sm_clock_hertz) / 1e6, avg(power_watts), "
@@ -93,6 +68,30 @@ FROM (
 ORDER BY list_position(['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'PROBATION', 'UNKNOWN',
     'MAINTENANCE', 'HEALTHY'], coalesce(t.state, 'HEALTHY')), hazard DESC, host, device
 """
+
+
+@dataclass(frozen=True)
+class QueryCase:
+    """A query by view or macro, and its hand-written equivalent."""
+
+    name: str
+    file: str
+    view: str
+    by_hand: str
+    notes: str = ""
+
+
+def run(seed: int, rows: int = ROWS_DEFAULT) -> list[Result]:
+    """Return the ratios of all queries, and the cost of the operators' file."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_store(folder, seed, rows)
+        written = write_file(folder)
+        device = _some_device(folder)
+        return [
+            *(_ask(folder, question, rows) for question in _questions(folder, device)),
+            *written,
+        ]
 
 
 def _questions(folder: Path, device: str) -> list[QueryCase]:

@@ -149,6 +149,32 @@ SOURCES = [p for part in PARTS for p in (ROOT / part).rglob("*.py") if "_pb2" no
 SOURCES += [ROOT / "steps.py", ROOT / "torchrun.py"]
 LINES_OF_A_FUNCTION_MAX = 90
 
+#: What only some of a part's processes need; each costs a start a tenth of a second and more.
+DEAR = HEAVY | {"cryptography"}
+ASKING = (
+    "hosts",
+    "explain",
+    "advise",
+    "permit",
+    "sql",
+    "job",
+    "plan",
+    "recover",
+    "resize",
+    "reservations",
+    "mirror",
+    "why",
+    "record",
+)
+#: Module of aggregator/ -> what of the dear it may load.
+MAY_LOAD: dict[str, set[str]] = {
+    **{f"commands.{name}": {"grpc"} for name in ASKING},
+    "commands.aggregator": set(),
+    "query.pool": set(),
+    "service.score_process_main": {"grpc", "numpy"},
+    "server": {"duckdb", "grpc", "numpy", "pyarrow"},
+}
+
 
 def imported_from_the_house(path: Path) -> Iterator[str]:
     """Yield what *path* imports from the house; within it, every such import is relative."""
@@ -330,33 +356,6 @@ def loaded_by(module: str) -> set[str]:
 def test_the_agent_stays_light(module: str) -> None:
     """grpcio alone costs 26 MB and a dozen wake-ups a second on each of ten thousand hosts."""
     assert not loaded_by(module) & HEAVY
-
-
-#: What only some of a part's processes need; each costs a start a tenth of a second and more.
-DEAR = HEAVY | {"cryptography"}
-ASKING = (
-    "hosts",
-    "explain",
-    "advise",
-    "permit",
-    "sql",
-    "job",
-    "plan",
-    "recover",
-    "resize",
-    "reservations",
-    "mirror",
-    "why",
-    "record",
-)
-#: Module of aggregator/ -> what of the dear it may load.
-MAY_LOAD: dict[str, set[str]] = {
-    **{f"commands.{name}": {"grpc"} for name in ASKING},
-    "commands.aggregator": set(),
-    "query.pool": set(),
-    "service.score_process_main": {"grpc", "numpy"},
-    "server": {"duckdb", "grpc", "numpy", "pyarrow"},
-}
 
 
 @pytest.mark.slow

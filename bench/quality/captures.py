@@ -22,6 +22,20 @@ from gangline.contract.wire import telemetry_pb2
 #: Recordings are not part of the project; they lie beside the checkout.
 DATA = Path(__file__).parents[2] / "../shared/data"
 
+#: Only BLIND is a true outcome of these turns: a collector that fails or hangs does so on real
+#: hosts, too.
+_BLIND = outcome_name(CollectOutcome.BLIND)
+_UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
+_CEILING = (
+    "every port's 4-bit counter of buffer overruns stays at 15, and one of link_downed at 255"
+)
+#: (recording, why it does not reach the judge)
+NOT_REACHED = (
+    ("stragglers/trace-*.parquet", "timers of each operation of a training framework: no agent reads them"),
+    ("topology/ndv5-topo.xml, topograph_nvl72.yaml", "host topology in formats that are not read (topology comes from sysfs, labels, and Topograph's graph as JSON)"),
+    ("xid/catalogue.csv", "a table of codes; tests compare the policy with it"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Capture:
@@ -85,14 +99,6 @@ def _gpus(count: int) -> tuple[telemetry_pb2.Device, ...]:
     )
 
 
-#: Only BLIND is a true outcome of these turns: a collector that fails or hangs does so on real
-#: hosts, too.
-_BLIND = outcome_name(CollectOutcome.BLIND)
-_UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
-_CEILING = (
-    "every port's 4-bit counter of buffer overruns stays at 15, and one of link_downed at 255"
-)
-
 CAPTURES = (
     Capture(
         "kernel_log/dmesg-with-xid-119.log", "kernel log: a GSP that hangs (leptonai/gpud, Apache-2.0)",
@@ -138,13 +144,6 @@ CAPTURES = (
         "power/h100x8_ckpt_every_100.csv", "the same, every 100 steps (measured here only)",
         feeding.power, devices=_gpus(8),
     ),
-)  # fmt: skip
-
-#: (recording, why it does not reach the judge)
-NOT_REACHED = (
-    ("stragglers/trace-*.parquet", "timers of each operation of a training framework: no agent reads them"),
-    ("topology/ndv5-topo.xml, topograph_nvl72.yaml", "host topology in formats that are not read (topology comes from sysfs, labels, and Topograph's graph as JSON)"),
-    ("xid/catalogue.csv", "a table of codes; tests compare the policy with it"),
 )  # fmt: skip
 
 

@@ -17,6 +17,9 @@ from gangline.fingerprints.fingerprint import NUMBERS, Floats
 
 Random = np.random.Generator
 
+_GPM = ("sm_ratio", "tensor_ratio", "memory_bandwidth_ratio", "pcie_bytes_per_second", "nvlink_bytes_per_second")  # fmt: skip
+WITHOUT_GPM = 0.2
+
 
 class Activity(NamedTuple):
     """A part of a job. Rates of GPU resources are ratios of the peak; traffic is in bytes a second."""
@@ -163,8 +166,6 @@ JOBS: dict[str, tuple[str | None, Callable[[Random], ActivityJob]]] = {
     "solver, dense": (None, lambda r: _solver(r, products=True)),
     "rendering": (None, _rendering),
 }
-_GPM = ("sm_ratio", "tensor_ratio", "memory_bandwidth_ratio", "pcie_bytes_per_second", "nvlink_bytes_per_second")  # fmt: skip
-WITHOUT_GPM = 0.2
 
 
 def fingerprint_values(random: Random, job: ActivityJob) -> Floats:

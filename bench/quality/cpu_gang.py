@@ -63,6 +63,26 @@ JOBS = {"gang": 7001, "plain": 7002}
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 RANK_MODULE = "bench.quality.cpu_gang_rank"
 
+WINDOW_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "gpu_fast_1s": ("sm_active_ratio", "tensor_active_ratio"),
+    "gpu_1s": ("power_watts", "utilization_ratio"),
+}
+METHOD = f"""\
+Four processes step together on two cores of the machine that makes this page. A step has {1000 * COMPUTE_SECONDS:.0f} ms of matrix
+products in numpy, {1000 * WAIT_SECONDS:.0f} ms of waiting, and a barrier over sockets (torch is not installed). After {HEALTHY_SECONDS:.0f} s another
+process begins to compete for the core of one of them, which the seed chooses. The slowed process does the same work, but later.
+A second run of {HEALTHY_SECONDS + SLOWED_SECONDS:.0f} s has no such competitor.
+
+Each process is the only GPU of a host for two real agents, one with GPM and one without. There is no GPU here, so its
+readings come from the kernel's account of the process (`follow`, `tests/fake_nvml`):
+
+- Computing is time on its core and in its queue. Waiting occupies 5 % of the SMs.
+- Power is 200 W while waiting and 650 W while computing.
+- Tensor activity is the process's own count of work done.
+
+The log of steps of the processes gives the true slowdown.
+"""
+
 
 class CpuGangHost(InjectedHostFolder):
     """A host with one GPU that follows a real process; its /proc has this process, in a Slurm job."""
@@ -401,33 +421,10 @@ class CpuGangRun:
         return "\n".join(text)
 
 
-WINDOW_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "gpu_fast_1s": ("sm_active_ratio", "tensor_active_ratio"),
-    "gpu_1s": ("power_watts", "utilization_ratio"),
-}
-
-
 def run(seed: int, progress: Progress, *, is_slowed: bool = True) -> CpuGangResult:
     """Return the result of one run in temporary folders."""
     with folder() as disk, folder(MEMORY) as memory:
         return CpuGangRun(disk, memory, seed).run(progress, is_slowed=is_slowed)
-
-
-METHOD = f"""\
-Four processes step together on two cores of the machine that makes this page. A step has {1000 * COMPUTE_SECONDS:.0f} ms of matrix
-products in numpy, {1000 * WAIT_SECONDS:.0f} ms of waiting, and a barrier over sockets (torch is not installed). After {HEALTHY_SECONDS:.0f} s another
-process begins to compete for the core of one of them, which the seed chooses. The slowed process does the same work, but later.
-A second run of {HEALTHY_SECONDS + SLOWED_SECONDS:.0f} s has no such competitor.
-
-Each process is the only GPU of a host for two real agents, one with GPM and one without. There is no GPU here, so its
-readings come from the kernel's account of the process (`follow`, `tests/fake_nvml`):
-
-- Computing is time on its core and in its queue. Waiting occupies 5 % of the SMs.
-- Power is 200 W while waiting and 650 W while computing.
-- Tensor activity is the process's own count of work done.
-
-The log of steps of the processes gives the true slowdown.
-"""
 
 
 def page(result: CpuGangResult, control: CpuGangResult) -> str:

@@ -26,6 +26,57 @@ STILL_SECONDS = 90
 #: Collectors that read this machine's driver or kernel instead of the recorded files.
 NOT_FILES = ("gpu", "filesystem_60s", "clock_10s", "nvme_60s", "kernel_log")
 
+#: The entries of 11,495 that no collector reads.
+_UNREAD = re.compile(
+    r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
+)
+GPUS = tuple(f"GPU-{number}-recorded" for number in range(8))
+#: Table -> column -> (field of nvidia-smi, factor).
+SMI: dict[str, dict[str, tuple[str, float]]] = {
+    "gpu_1s": {
+        "sm_clock_hertz": ("clocks.current.sm", 1e6),
+        "memory_clock_hertz": ("clocks.current.memory", 1e6),
+        "clock_event_reasons_flags": ("clocks_event_reasons.active", 1),
+        "violation_power_nanoseconds": ("clocks_event_reasons_counters.sw_power_cap", 1e3),
+        "violation_sync_boost_nanoseconds": ("clocks_event_reasons_counters.sync_boost", 1e3),
+        "power_watts": ("power.draw.instant", 1),
+        "temperature_celsius": ("temperature.gpu", 1),
+        "temperature_margin_celsius": ("temperature.gpu.tlimit", 1),
+        "memory_temperature_celsius": ("temperature.memory", 1),
+        "utilization_ratio": ("utilization.gpu", 0.01),
+        "memory_utilization_ratio": ("utilization.memory", 0.01),
+        "memory_used_bytes": ("memory.used", 1 << 20),
+        "memory_free_bytes": ("memory.free", 1 << 20),
+    },
+    "gpu_10s": {
+        "sm_clock_max_hertz": ("clocks.max.sm", 1e6),
+        "power_limit_watts": ("enforced.power.limit", 1),
+        "memory_total_bytes": ("memory.total", 1 << 20),
+        "pcie_generation_number": ("pcie.link.gen.gpucurrent", 1),
+        "pcie_generation_max_number": ("pcie.link.gen.gpumax", 1),
+        "pcie_width_lanes": ("pcie.link.width.current", 1),
+        "pcie_width_max_lanes": ("pcie.link.width.max", 1),
+    },
+    "gpu_1s_changes": {
+        "ecc_corrected_volatile_errors": ("ecc.errors.corrected.volatile.total", 1),
+        "ecc_uncorrected_volatile_errors": ("ecc.errors.uncorrected.volatile.total", 1),
+        "violation_sw_thermal_nanoseconds": ("clocks_event_reasons_counters.sw_thermal_slowdown", 1e3),
+        "violation_hw_thermal_nanoseconds": ("clocks_event_reasons_counters.hw_thermal_slowdown", 1e3),
+        "violation_hw_power_brake_nanoseconds": (
+            "clocks_event_reasons_counters.hw_power_brake_slowdown", 1e3,
+        ),
+    },
+    "gpu_10s_changes": {
+        "ecc_corrected_lifetime_errors": ("ecc.errors.corrected.aggregate.total", 1),
+        "ecc_uncorrected_lifetime_errors": ("ecc.errors.uncorrected.aggregate.total", 1),
+        "remapped_correctable_rows": ("remapped_rows.correctable", 1),
+        "remapped_uncorrectable_rows": ("remapped_rows.uncorrectable", 1),
+        "remap_pending_state": ("remapped_rows.pending", 1),
+        "remap_failed_state": ("remapped_rows.failure", 1),
+        "remap_banks_none_count": ("remapped_rows.histogram.none", 1),
+    },
+}  # fmt: skip
+
 
 class Stopped:
     """The clock of a static host."""
@@ -103,12 +154,6 @@ def tar(path: Path, bed: Bed) -> tuple[int, str]:
     return len(members), "files"
 
 
-#: The entries of 11,495 that no collector reads.
-_UNREAD = re.compile(
-    r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
-)
-
-
 def _host(root: Path, bed: Bed) -> None:
     """Read a host folder by every collector that reads files, and judge it for STILL_SECONDS."""
     roots = Roots(root / "sys", root / "proc", "no-nvml", dev=root / "dev", run=root / "run")
@@ -149,9 +194,6 @@ def power(path: Path, bed: Bed) -> tuple[int, str]:
     return len(rows), "rows"
 
 
-GPUS = tuple(f"GPU-{number}-recorded" for number in range(8))
-
-
 def smi(path: Path, bed: Bed) -> tuple[int, str]:
     """Feed the output of `nvidia-smi --query-gpu` for a GPU that is first idle and then loaded."""
     lines = path.read_text().splitlines()
@@ -167,53 +209,6 @@ def smi(path: Path, bed: Bed) -> tuple[int, str]:
         ]
         bed.still(STILL_SECONDS, blocks)
     return len(lines), "lines"
-
-
-#: Table -> column -> (field of nvidia-smi, factor).
-SMI: dict[str, dict[str, tuple[str, float]]] = {
-    "gpu_1s": {
-        "sm_clock_hertz": ("clocks.current.sm", 1e6),
-        "memory_clock_hertz": ("clocks.current.memory", 1e6),
-        "clock_event_reasons_flags": ("clocks_event_reasons.active", 1),
-        "violation_power_nanoseconds": ("clocks_event_reasons_counters.sw_power_cap", 1e3),
-        "violation_sync_boost_nanoseconds": ("clocks_event_reasons_counters.sync_boost", 1e3),
-        "power_watts": ("power.draw.instant", 1),
-        "temperature_celsius": ("temperature.gpu", 1),
-        "temperature_margin_celsius": ("temperature.gpu.tlimit", 1),
-        "memory_temperature_celsius": ("temperature.memory", 1),
-        "utilization_ratio": ("utilization.gpu", 0.01),
-        "memory_utilization_ratio": ("utilization.memory", 0.01),
-        "memory_used_bytes": ("memory.used", 1 << 20),
-        "memory_free_bytes": ("memory.free", 1 << 20),
-    },
-    "gpu_10s": {
-        "sm_clock_max_hertz": ("clocks.max.sm", 1e6),
-        "power_limit_watts": ("enforced.power.limit", 1),
-        "memory_total_bytes": ("memory.total", 1 << 20),
-        "pcie_generation_number": ("pcie.link.gen.gpucurrent", 1),
-        "pcie_generation_max_number": ("pcie.link.gen.gpumax", 1),
-        "pcie_width_lanes": ("pcie.link.width.current", 1),
-        "pcie_width_max_lanes": ("pcie.link.width.max", 1),
-    },
-    "gpu_1s_changes": {
-        "ecc_corrected_volatile_errors": ("ecc.errors.corrected.volatile.total", 1),
-        "ecc_uncorrected_volatile_errors": ("ecc.errors.uncorrected.volatile.total", 1),
-        "violation_sw_thermal_nanoseconds": ("clocks_event_reasons_counters.sw_thermal_slowdown", 1e3),
-        "violation_hw_thermal_nanoseconds": ("clocks_event_reasons_counters.hw_thermal_slowdown", 1e3),
-        "violation_hw_power_brake_nanoseconds": (
-            "clocks_event_reasons_counters.hw_power_brake_slowdown", 1e3,
-        ),
-    },
-    "gpu_10s_changes": {
-        "ecc_corrected_lifetime_errors": ("ecc.errors.corrected.aggregate.total", 1),
-        "ecc_uncorrected_lifetime_errors": ("ecc.errors.uncorrected.aggregate.total", 1),
-        "remapped_correctable_rows": ("remapped_rows.correctable", 1),
-        "remapped_uncorrectable_rows": ("remapped_rows.uncorrectable", 1),
-        "remap_pending_state": ("remapped_rows.pending", 1),
-        "remap_failed_state": ("remapped_rows.failure", 1),
-        "remap_banks_none_count": ("remapped_rows.histogram.none", 1),
-    },
-}  # fmt: skip
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:

@@ -44,6 +44,8 @@ STATED = (0.0, 0.5, 0.7, 0.85, 0.95, 1.01)
 _POWER, _NIC = DEMANDS.index("power_watts"), DEMANDS.index("nic_bytes_per_second")
 KINDS = {CHECKPOINT: "checkpoint", HOST_STALL: "host stall"}
 
+PREDICTORS = ("forecast", "persistence", "period alone", "mix so far")
+
 
 @dataclass
 class Scores:
@@ -79,9 +81,6 @@ class Scores:
         outcome = np.eye(len(STATES))[state]
         by_horizon = self.brier.setdefault(name, dict.fromkeys(HORIZONS_SECONDS, 0.0))
         by_horizon[horizon] += float(((probabilities - outcome) ** 2).sum())
-
-
-PREDICTORS = ("forecast", "persistence", "period alone", "mix so far")
 
 
 def score(runs: Iterable[KnownRun]) -> Scores:

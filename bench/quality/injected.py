@@ -45,6 +45,11 @@ port and call. Each host is watched for {watch:.0f} s through `ScoreService`, wh
 """
 ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
+FAULTS_HEAD = (
+    "injected", "where", "named [90 %]", "as", "seconds, median", "max", "other findings of the host",
+)  # fmt: skip
+CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
+
 
 def section(seed: int, progress: Progress) -> str:
     """Return the section in Markdown. Raises every error: no round is left out."""
@@ -114,12 +119,6 @@ def page(played: Sequence[RoundResult], seed: int) -> str:
         _answers(played),
     ]
     return "\n".join(parts)
-
-
-FAULTS_HEAD = (
-    "injected", "where", "named [90 %]", "as", "seconds, median", "max", "other findings of the host",
-)  # fmt: skip
-CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
 
 def _fault(group: Sequence[InjectedHost]) -> list[str]:

@@ -33,6 +33,15 @@ XIDS = {
 #: Reasons of the clock event, as NVML's flags.
 POWER_CAP, HEAT = 0x4, 0x20 | 0x40
 
+#: Values that the driver also reports as a field.
+SAME_FIELDS = {
+    "ecc_corrected_volatile": (3,),
+    "ecc_uncorrected_volatile": (4,),
+    "power": (185, 186),
+}
+U, S, D, W = HealthState.UNHEALTHY, HealthState.SUSPECT, HealthState.DEGRADED, HealthState.WATCH
+LOG, NVML, SYSFS = "kernel log (FIFO)", "fake NVML", "fake sysfs"
+
 
 @dataclass(frozen=True)
 class InjectedKind:
@@ -81,14 +90,6 @@ def _change(gpu: Gpu, values: dict[str, Steps]) -> None:
             kind, first = gpu.fields[number]
             assert isinstance(first, int | str)
             gpu.fields[number] = (kind, [first, *later])
-
-
-#: Values that the driver also reports as a field.
-SAME_FIELDS = {
-    "ecc_corrected_volatile": (3,),
-    "ecc_uncorrected_volatile": (4,),
-    "power": (185, 186),
-}
 
 
 def _repairs(errors: int, seconds: float, times: int) -> Doing:
@@ -239,8 +240,6 @@ def _nothing(host: InjectedHostFolder) -> Act:
     yield 0.0
 
 
-U, S, D, W = HealthState.UNHEALTHY, HealthState.SUSPECT, HealthState.DEGRADED, HealthState.WATCH
-LOG, NVML, SYSFS = "kernel log (FIFO)", "fake NVML", "fake sysfs"
 KINDS = (
     InjectedKind("XID 48, uncorrectable memory error", LOG, _log_xid(48), (U,), (Reason.ECC_TREND,), _gpu),
     InjectedKind("XID 79, off the bus", LOG, _log_xid(79), (U,), (Reason.XID_FATAL,), _gpu),

@@ -27,6 +27,8 @@ BANDS = ((0.1, 0.3), (0.3, 1.0), (1.0, 4.0), (4.0, 15.0), (15.0, 30.0))
 APERIODIC = ("inference", "constant", "idle", "interactive")
 PER_BAND = 60
 
+HEADINGS = ("period", "abstained", "median error", "wrong period (half, double, or none)")
+
 
 def timeline(random: np.random.Generator, period: float) -> tuple[Floats, Floats]:
     """Return the power (watts) and the share of busy SMs each 10 ms of a job with a step of
@@ -164,9 +166,6 @@ def run(
         "median_error": statistics.median(every), "wrong": octaves / max(answers, 1), "abstained": 1 - answers / total,
     }  # fmt: skip
     return rows, figures
-
-
-HEADINGS = ("period", "abstained", "median error", "wrong period (half, double, or none)")
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:

@@ -53,6 +53,33 @@ SEGMENT_SECONDS = 10
 KNOWN_AFTER = 3
 PER_WORLD = 8
 
+PREDICTORS = ("tracker", "persistence", "interval", "base")
+#: World and kind: with frequent checkpoints, with rare ones, and with a single writer.
+RUNS = (
+    ("second", "checkpoints_often"), ("second", "checkpoints_rare"), ("third", "checkpoint_30s"),
+    ("third", "checkpoint_120s"), ("third", "checkpoint_one_writer"), ("third", "evaluation"),
+)  # fmt: skip
+STATE_HEADINGS = (
+    "world",
+    "runs",
+    "GPM",
+    "checkpoint F1 (precision / recall), as reported",
+    "from the fourth on",
+    "in the end",
+    "all five states right",
+)
+NEXT_HEADINGS = (
+    "world",
+    "runs",
+    "GPM",
+    "forecast stated",
+    "lead time s, p50 / p10",
+    "of checkpoints",
+    "within",
+    *PREDICTORS,
+    "came",
+)
+
 
 class TracedGpu(NamedTuple):
     """One GPU's readings at 10 Hz, and the truth."""
@@ -107,9 +134,6 @@ class TrackedRun:
     checkpoints: int = 0  # predictable: the fourth and later
     unstated: int = 0  # moments without a forecast
     asked: int = 0
-
-
-PREDICTORS = ("tracker", "persistence", "interval", "base")
 
 
 def third_world(seed: int, control: str, *, has_gpm: bool) -> list[TracedGpu]:
@@ -299,13 +323,6 @@ def track(run: tuple[str, str, int, bool]) -> TrackedRun:
     return tracked_run
 
 
-#: World and kind: with frequent checkpoints, with rare ones, and with a single writer.
-RUNS = (
-    ("second", "checkpoints_often"), ("second", "checkpoints_rare"), ("third", "checkpoint_30s"),
-    ("third", "checkpoint_120s"), ("third", "checkpoint_one_writer"), ("third", "evaluation"),
-)  # fmt: skip
-
-
 def _f1(counts: Sequence[int]) -> str:
     hits, false, missed = counts
     if not hits + missed:
@@ -334,28 +351,6 @@ def _together(runs: Sequence[TrackedRun]) -> TrackedRun:
             tracked_run.seconds + run.seconds,
         )
     return tracked_run
-
-
-STATE_HEADINGS = (
-    "world",
-    "runs",
-    "GPM",
-    "checkpoint F1 (precision / recall), as reported",
-    "from the fourth on",
-    "in the end",
-    "all five states right",
-)
-NEXT_HEADINGS = (
-    "world",
-    "runs",
-    "GPM",
-    "forecast stated",
-    "lead time s, p50 / p10",
-    "of checkpoints",
-    "within",
-    *PREDICTORS,
-    "came",
-)
 
 
 def rows(runs: Sequence[TrackedRun]) -> tuple[list[list[str]], list[list[str]]]:

@@ -43,6 +43,42 @@ COST_MIN = 0.02
 #: Onset of healing, and seconds of a run that heals.
 HEALS, HEALED_SECONDS = 330.0, 660
 
+VARIATIONS = (
+    "no GPM (A100 and older)", "two models of GPU", "slow from birth", "heals after 150 s", "two faults at once",
+    "hosts leave or join", "two jobs share hosts", "clocks disagree", "its agent is silent, 40 to 160 s after",
+    "two other agents are silent", "nobody says which hosts are a gang", "a mixture of experts",
+)  # fmt: skip
+#: Names of the evidence that an ablation removes.
+ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and ReportGangs")
+FAULT_HEADINGS = (
+    "kind",
+    "slowdown",
+    "pace lost",
+    "named",
+    "cause right",
+    "GPU right",
+    "others named",
+    "delay s, p50 / p95",
+    "by",
+)
+VARIED_HEADINGS = (
+    "what",
+    *VARIATION_KINDS,
+    "all",
+    "costs less than 2 %",
+    "others named",
+    "delay s, p50 / p95",
+)
+CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "WATCH only", "blamed, no GPM", *NAIVE)
+ABLATION_HEADINGS = (
+    "evidence",
+    "culprits named",
+    *FAULT_KINDS,
+    "cause right",
+    "others named",
+    "delay s, p50 / p95",
+)
+
 
 def scenario_of(kind: str, slowdown: float, seed: int) -> GangScenario:
     """Return a run with one fault, at a host chosen by the seed."""
@@ -90,15 +126,6 @@ def _varied(name: str, one: GangScenario) -> GangScenario:
         case "a mixture of experts":
             return replace(one, control="moe")
     raise ValueError(f"no variation {name!r}, expected one of {VARIATIONS}")
-
-
-VARIATIONS = (
-    "no GPM (A100 and older)", "two models of GPU", "slow from birth", "heals after 150 s", "two faults at once",
-    "hosts leave or join", "two jobs share hosts", "clocks disagree", "its agent is silent, 40 to 160 s after",
-    "two other agents are silent", "nobody says which hosts are a gang", "a mixture of experts",
-)  # fmt: skip
-#: Names of the evidence that an ablation removes.
-ABLATIONS = (*EVIDENCE, "processes (attribution)", "ReportGangs", "processes and ReportGangs")
 
 
 def _without(name: str, one: GangScenario) -> GangScenario:
@@ -247,19 +274,6 @@ def _by(outcomes: Sequence[GangOutcome]) -> str:
     )
 
 
-FAULT_HEADINGS = (
-    "kind",
-    "slowdown",
-    "pace lost",
-    "named",
-    "cause right",
-    "GPU right",
-    "others named",
-    "delay s, p50 / p95",
-    "by",
-)
-
-
 def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
     rows = []
     for kind in FAULT_KINDS:
@@ -276,16 +290,6 @@ def fault_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
                     str(sum(len(o.wrong) for o in those)), _delays(those), _by(those),
                 ])  # fmt: skip
     return rows
-
-
-VARIED_HEADINGS = (
-    "what",
-    *VARIATION_KINDS,
-    "all",
-    "costs less than 2 %",
-    "others named",
-    "delay s, p50 / p95",
-)
 
 
 def variation_rows(varied: Sequence[tuple[str, GangOutcome]]) -> list[list[str]]:
@@ -314,9 +318,6 @@ def _blamed(outcomes: Sequence[GangOutcome]) -> str:
     return f"{blamed} ({', '.join(rules)})" if blamed else "0"
 
 
-CONTROL_HEADINGS = ("control", "runs", "hosts", "blamed", "WATCH only", "blamed, no GPM", *NAIVE)
-
-
 def control_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
     rows = []
     for kind in dict.fromkeys(outcome.scenario.control for outcome in outcomes):
@@ -329,16 +330,6 @@ def control_rows(outcomes: Sequence[GangOutcome]) -> list[list[str]]:
             _blamed(older), *(str(sum(len(outcome.naive[name]) for outcome in those)) for name in NAIVE),
         ])  # fmt: skip
     return rows
-
-
-ABLATION_HEADINGS = (
-    "evidence",
-    "culprits named",
-    *FAULT_KINDS,
-    "cause right",
-    "others named",
-    "delay s, p50 / p95",
-)
 
 
 def ablation_rows(

@@ -35,6 +35,10 @@ from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.scoring.evaluate import Judgement, evaluate
 
+#: Seconds averaged by a naive detector, and its limits.
+NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
+NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
+
 
 @dataclass
 class HostVerdict:
@@ -207,11 +211,6 @@ def pace_lost(scenario: GangScenario) -> float:
         ends = step_ends(played)
         counts.append(np.diff(np.interp([begin, end], ends, np.arange(ends.size)))[0])
     return float(1 - counts[0] / counts[1]) if counts[1] else 0.0
-
-
-#: Seconds averaged by a naive detector, and its limits.
-NAIVE_SECONDS, UTILIZATION_LESS, Z_MAX = 120, 0.03, 3.0
-NAIVE = ("utilization outlier", "mean power z-score", "SM time, peers only")
 
 
 def naive_verdicts(readings: DriverReadings) -> dict[str, frozenset[int]]:

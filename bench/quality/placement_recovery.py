@@ -44,6 +44,57 @@ MINUTE = 1.0 / 60.0
 REPAIR_SCALE_HOURS, REPAIR_SHAPE = 9.0, 0.55
 REPAIR_HOURS_MAX = 720.0
 
+#: Factors of durations and crossing costs, relative to the judged world.
+SCALES = (
+    (1.0, "the world"),
+    (0.5, "control: all durations halved"),
+    (2.0, "control: all durations doubled"),
+)
+TEXT = f"""\
+A gang of 8 to 64 nodes loses one to three of them, at {SITES} sites, {INCIDENTS} incidents each. `plan_recovery` prices the options.
+It has slightly wrong hazards and
+speeds, the age of the checkpoint and the share of communication. It has no durations, and assumes the same ones for
+each site. Then the world draws what each option costs.
+
+The world shares no constant with the planner:
+
+| | in the world |
+|---|---|
+| crashes | noticed after an exponential time |
+| hangs (10 to 40 %) | noticed by a time-out of 5 to 30 minutes |
+| decisions and restarts | gamma distribution |
+| means | each site has its own, even on a logarithmic scale over a factor of 5 to 80 |
+| repairs | {{repairs}} |
+| interruptions without a node as cause | 0.0005 to 0.01 an hour |
+| crossing spines | takes up to 50 % longer |
+
+The world's figures were written down before the first run. After that run (seed 1), places of core and NVLink domain were
+added, with the cost of leaving NVLink. After seed 3 the number of sites was raised, with fewer incidents each.
+
+- Regret: the mean cost of the chosen option over that of the best option offered, by {DRAWS} draws, less 1. The oracle knows
+  the site and the true hazards and speeds, but not what happens.
+- `requeue`: the cheapest option that stops all processes, where there is one.
+- Calibration: the shares of incidents that cost at most p50, and p90.
+
+Command: `python -m bench.quality.placement_recovery --seed N`."""
+REASON = """\
+**Why calibration misses its target**: crossing tiers is a third of what an option costs. The planner assumes that leaving
+NVLink takes up to 50 % longer; in this world it is up to 15 %. This uncertainty makes p90 too high.
+
+Several changes came before the published run:
+
+| change | seeds | at most p50, p90 before | after |
+|---|---|---|---|
+| include the uncertainty of topology and speed; of four ways to draw them, the one closest to 90 % in this made-up world | 1 and 2 | 29 and 74 % (seed 1) | |
+| draw how often a gang fails again apart from what each failure costs; one coordinate had drawn both, so many failures were expensive | 4 to 6 | | p90 0.9 points lower on average |
+| count the restore once: an assumed restart includes it; vary the slowest of many speeds less than if all erred alike | 4 to 6, 60 sites each | 46 and 95 % | 42 and 93 % |
+| draw the cost of crossing for each tier; before, around the sum of the tiers' medians, narrowed by hand | 4 to 6 | | 50 and 97 % |
+
+The sum of the medians is less than the median of the sum. With the last change the mean is 4 % above this world's; before,
+it was 14 % below. By quantile loss (seeds 4 to 7, 40 sites) p50 is 1.5 % better with it, and p90 10 % worse.
+
+Calibration here is partly fitted to this world, and says little about a real one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -333,58 +384,6 @@ def covered(found: Sequence[Outcome]) -> tuple[float, float]:
         float(np.mean([outcome.realized <= outcome.p50 for outcome in found])),
         float(np.mean([outcome.realized <= outcome.p90 for outcome in found])),
     )
-
-
-#: Factors of durations and crossing costs, relative to the judged world.
-SCALES = (
-    (1.0, "the world"),
-    (0.5, "control: all durations halved"),
-    (2.0, "control: all durations doubled"),
-)
-TEXT = f"""\
-A gang of 8 to 64 nodes loses one to three of them, at {SITES} sites, {INCIDENTS} incidents each. `plan_recovery` prices the options.
-It has slightly wrong hazards and
-speeds, the age of the checkpoint and the share of communication. It has no durations, and assumes the same ones for
-each site. Then the world draws what each option costs.
-
-The world shares no constant with the planner:
-
-| | in the world |
-|---|---|
-| crashes | noticed after an exponential time |
-| hangs (10 to 40 %) | noticed by a time-out of 5 to 30 minutes |
-| decisions and restarts | gamma distribution |
-| means | each site has its own, even on a logarithmic scale over a factor of 5 to 80 |
-| repairs | {{repairs}} |
-| interruptions without a node as cause | 0.0005 to 0.01 an hour |
-| crossing spines | takes up to 50 % longer |
-
-The world's figures were written down before the first run. After that run (seed 1), places of core and NVLink domain were
-added, with the cost of leaving NVLink. After seed 3 the number of sites was raised, with fewer incidents each.
-
-- Regret: the mean cost of the chosen option over that of the best option offered, by {DRAWS} draws, less 1. The oracle knows
-  the site and the true hazards and speeds, but not what happens.
-- `requeue`: the cheapest option that stops all processes, where there is one.
-- Calibration: the shares of incidents that cost at most p50, and p90.
-
-Command: `python -m bench.quality.placement_recovery --seed N`."""
-REASON = """\
-**Why calibration misses its target**: crossing tiers is a third of what an option costs. The planner assumes that leaving
-NVLink takes up to 50 % longer; in this world it is up to 15 %. This uncertainty makes p90 too high.
-
-Several changes came before the published run:
-
-| change | seeds | at most p50, p90 before | after |
-|---|---|---|---|
-| include the uncertainty of topology and speed; of four ways to draw them, the one closest to 90 % in this made-up world | 1 and 2 | 29 and 74 % (seed 1) | |
-| draw how often a gang fails again apart from what each failure costs; one coordinate had drawn both, so many failures were expensive | 4 to 6 | | p90 0.9 points lower on average |
-| count the restore once: an assumed restart includes it; vary the slowest of many speeds less than if all erred alike | 4 to 6, 60 sites each | 46 and 95 % | 42 and 93 % |
-| draw the cost of crossing for each tier; before, around the sum of the tiers' medians, narrowed by hand | 4 to 6 | | 50 and 97 % |
-
-The sum of the medians is less than the median of the sum. With the last change the mean is 4 % above this world's; before,
-it was 14 % below. By quantile loss (seeds 4 to 7, 40 sites) p50 is 1.5 % better with it, and p90 10 % worse.
-
-Calibration here is partly fitted to this world, and says little about a real one."""
 
 
 def recovery_section(seed: int) -> str:

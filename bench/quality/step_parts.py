@@ -45,6 +45,16 @@ KINDS: dict[str, tuple[int, ...]] = {
 #: Allowed error of a share, relative to the step or to the share itself.
 STEP_SHARE_MAX, OWN_SHARE_MAX = 0.03, 0.25
 
+HEADINGS = (
+    "job",
+    "part",
+    "can be told apart",
+    "reported",
+    "median error, of the step",
+    "wrong",
+    "confidence, median",
+)
+
 
 def timeline(random: np.random.Generator, kind: str, period: float) -> tuple[Floats, list[float]]:
     """Return the signals (7, samples of 10 ms) of a job, and the true share of each of PARTS in its
@@ -146,17 +156,6 @@ def run(
             ])  # fmt: skip
         progress((index + 1) / len(KINDS))
     return rows
-
-
-HEADINGS = (
-    "job",
-    "part",
-    "can be told apart",
-    "reported",
-    "median error, of the step",
-    "wrong",
-    "confidence, median",
-)
 
 
 def section(seed: int, progress: Callable[..., None]) -> str:

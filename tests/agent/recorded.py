@@ -17,6 +17,43 @@ from tests.hosts.reading import StoppedClock, collectors_of
 DATA = Path(__file__).parents[2] / "../shared/data"
 Row = dict[str, float | int | None]
 
+#: Column -> file below a port, and the factor of its number.
+PORT = {
+    "received_bytes": ("counters/port_rcv_data", 4),
+    "transmitted_bytes": ("counters/port_xmit_data", 4),
+    "received_packets": ("counters/port_rcv_packets", 1),
+    "transmitted_packets": ("counters/port_xmit_packets", 1),
+    "transmit_wait_count": ("counters/port_xmit_wait", 1),
+    "symbol_errors": ("counters/symbol_error", 1),
+    "link_downed_events": ("counters/link_downed", 1),
+    "link_recovery_events": ("counters/link_error_recovery", 1),
+    "receive_errors": ("counters/port_rcv_errors", 1),
+    "transmit_discards_packets": ("counters/port_xmit_discards", 1),
+    "local_link_integrity_errors": ("counters/local_link_integrity_errors", 1),
+    "buffer_overrun_errors": ("counters/excessive_buffer_overrun_errors", 1),
+    "vl15_dropped_packets": ("counters/VL15_dropped", 1),
+    "unicast_received_packets": ("counters/unicast_rcv_packets", 1),
+    "ack_timeout_errors": ("hw_counters/local_ack_timeout_err", 1),
+    "packet_sequence_errors": ("hw_counters/packet_seq_err", 1),
+    "out_of_sequence_packets": ("hw_counters/out_of_sequence", 1),
+    "duplicate_requests_packets": ("hw_counters/duplicate_request", 1),
+    "receiver_not_ready_errors": ("hw_counters/rnr_nak_retry_err", 1),
+    "request_completion_errors": ("hw_counters/req_cqe_error", 1),
+}
+RDMA_TABLES = ("rdma_1s", "rdma_1s_changes", "rdma_10s", "rdma_10s_changes")
+AER = {
+    "aer_dev_correctable": {
+        "RxErr": "aer_receiver_errors", "BadTLP": "aer_bad_tlp_errors", "BadDLLP": "aer_bad_dllp_errors",
+        "Rollover": "aer_replay_rollover_errors", "Timeout": "aer_replay_timer_errors",
+        "TOTAL_ERR_COR": "aer_correctable_errors",
+    },
+    "aer_dev_nonfatal": {
+        "CmpltTO": "aer_nonfatal_completion_timeout_errors", "TLP": "aer_nonfatal_poisoned_tlp_errors",
+        "TOTAL_ERR_NONFATAL": "aer_nonfatal_errors",
+    },
+    "aer_dev_fatal": {"SDES": "aer_fatal_surprise_down_errors", "TOTAL_ERR_FATAL": "aer_fatal_errors"},
+}  # fmt: skip
+
 
 def roots_at(root: Path) -> Roots:
     return Roots(root / "sys", root / "proc", NO_NVML, dev=root / "dev", run=root / "run")
@@ -82,32 +119,6 @@ def unpack_ttar(archive: Path, folder: Path) -> None:
             path.write_text(text, errors="surrogateescape")
 
 
-#: Column -> file below a port, and the factor of its number.
-PORT = {
-    "received_bytes": ("counters/port_rcv_data", 4),
-    "transmitted_bytes": ("counters/port_xmit_data", 4),
-    "received_packets": ("counters/port_rcv_packets", 1),
-    "transmitted_packets": ("counters/port_xmit_packets", 1),
-    "transmit_wait_count": ("counters/port_xmit_wait", 1),
-    "symbol_errors": ("counters/symbol_error", 1),
-    "link_downed_events": ("counters/link_downed", 1),
-    "link_recovery_events": ("counters/link_error_recovery", 1),
-    "receive_errors": ("counters/port_rcv_errors", 1),
-    "transmit_discards_packets": ("counters/port_xmit_discards", 1),
-    "local_link_integrity_errors": ("counters/local_link_integrity_errors", 1),
-    "buffer_overrun_errors": ("counters/excessive_buffer_overrun_errors", 1),
-    "vl15_dropped_packets": ("counters/VL15_dropped", 1),
-    "unicast_received_packets": ("counters/unicast_rcv_packets", 1),
-    "ack_timeout_errors": ("hw_counters/local_ack_timeout_err", 1),
-    "packet_sequence_errors": ("hw_counters/packet_seq_err", 1),
-    "out_of_sequence_packets": ("hw_counters/out_of_sequence", 1),
-    "duplicate_requests_packets": ("hw_counters/duplicate_request", 1),
-    "receiver_not_ready_errors": ("hw_counters/rnr_nak_retry_err", 1),
-    "request_completion_errors": ("hw_counters/req_cqe_error", 1),
-}
-RDMA_TABLES = ("rdma_1s", "rdma_1s_changes", "rdma_10s", "rdma_10s_changes")
-
-
 def assert_ports(folder: Path, found: dict[str, Row]) -> None:
     """Compare every port below *folder* with the rows."""
     ports = {f"{port.parts[-3]}/{port.name}": port for port in folder.glob("*/ports/*")}
@@ -120,20 +131,6 @@ def assert_ports(folder: Path, found: dict[str, Row]) -> None:
         assert row["physical_state"] == int(word(port / "phys_state"))
         rate = re.match(r"([\d.]+) Gb/sec", (port / "rate").read_text())
         assert rate and row["rate_bytes_per_second"] == close_to(float(rate[1]) * 1e9 / 8)
-
-
-AER = {
-    "aer_dev_correctable": {
-        "RxErr": "aer_receiver_errors", "BadTLP": "aer_bad_tlp_errors", "BadDLLP": "aer_bad_dllp_errors",
-        "Rollover": "aer_replay_rollover_errors", "Timeout": "aer_replay_timer_errors",
-        "TOTAL_ERR_COR": "aer_correctable_errors",
-    },
-    "aer_dev_nonfatal": {
-        "CmpltTO": "aer_nonfatal_completion_timeout_errors", "TLP": "aer_nonfatal_poisoned_tlp_errors",
-        "TOTAL_ERR_NONFATAL": "aer_nonfatal_errors",
-    },
-    "aer_dev_fatal": {"SDES": "aer_fatal_surprise_down_errors", "TOTAL_ERR_FATAL": "aer_fatal_errors"},
-}  # fmt: skip
 
 
 def assert_functions(sys: Path, found: dict[str, Row]) -> None:

@@ -24,6 +24,9 @@ from tests.agent.local_world import SECOND, Host
 from tests.agent.test_check import status
 from tests.agent.test_host_status import answers, second
 
+NOW = 50_000 * SECOND
+BLIND = {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]}
+
 
 @dataclass
 class World:
@@ -136,9 +139,6 @@ def section(now_ns: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-NOW = 50_000 * SECOND
-
-
 @pytest.fixture
 def run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -246,7 +246,6 @@ def said_by(state: str, reason: str = "", age: int = 1) -> dict[str, Any]:
     return {"verdict": {"state": state, "reason": reason, "at_ns": at_ns}, "sources_unread": []}
 
 
-BLIND = {"outcome": "blind", "words": "/dev/kmsg is closed to us", "names": ["kernel_log"]}
 #: The agent's own state -> the lines for a person below the host's line.
 BEYOND: list[tuple[dict[str, Any] | None, list[str]]] = [
     (None, []),

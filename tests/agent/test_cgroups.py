@@ -23,36 +23,6 @@ STATIC = "0123456789abcdef" * 2  # a static pod's
 POD = {"source": "kubernetes", "pod_uid": UID, "container_id": ID}
 BURSTABLE = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORES}.slice"
 
-
-def job(step: str = "", **more: str) -> dict[str, str]:
-    return {"source": "slurm", "job_id": "123", **({"step": step} if step else {}), **more}
-
-
-SLURM = [
-    ("/slurm/uid_1000/job_123", job(job_user_id="1000")),
-    ("/slurm/uid_1000/job_123/step_0/task_0", job("0", task="0", job_user_id="1000")),
-    ("/slurm/uid_0/job_123/step_batch/task_0", job("batch", task="0", job_user_id="0")),
-    ("/slurm_n17/uid_1000/job_123/step_4", job("4", node="n17", job_user_id="1000")),
-    ("/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", job("0", task="0")),
-    ("/system.slice/slurmstepd.scope/job_123/step_0/slurm", job("0")),
-    (
-        "/system.slice/slurmstepd.scope/job_123/step_batch/user/task_special",
-        job("batch", task="special"),
-    ),
-    ("/system.slice/slurmstepd.scope/job_123/step_extern/user/task_0", job("extern", task="0")),
-    ("/system.slice/slurmstepd.scope/job_123/step_interactive/user", job("interactive")),
-    ("/system.slice/gpu-n17_slurmstepd.scope/job_123/step_0", job("0", node="gpu-n17")),
-    ("/system.slice/slurmstepd.scope/job_123/step_0+1/user/task_3", job("0+1", task="3")),  # het
-    ("/system.slice/slurmstepd.scope/job_123/step_2/user/task_0 (deleted)", job("2", task="0")),
-    (
-        f"/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/libpod-{ID}.scope",
-        job("0", task="0", container_id=ID, runtime="libpod"),
-    ),
-    (
-        f"/{BURSTABLE}/cri-containerd-{ID}.scope/system.slice/slurmstepd.scope/job_123/step_0/user/task_0",
-        POD | job("0", task="0", qos="burstable", runtime="cri-containerd"),
-    ),
-]
 KUBERNETES = [
     (f"/kubepods/burstable/pod{UID}/{ID}", POD | {"qos": "burstable"}),
     (f"/kubepods/besteffort/pod{UID}/{ID}", POD | {"qos": "besteffort"}),
@@ -150,6 +120,42 @@ OTHERS = [
     ),
     ("/init.scope", {"source": "systemd", "unit": "init.scope"}),
     ("/", {}),
+]
+PIECES = st.sampled_from(
+    "slurm uid_1 job_123 job_9 step_0 user task_0 system.slice slurmstepd.scope user.slice kubepods.slice kubepods "
+    f"docker a.service session-1.scope .. pod{UID} {ID} kubepods-pod{UNDERSCORES}.slice cri-containerd-{ID}.scope".split()
+)
+STATUS = "Name:\tpython3\nUid:\t1000\t0\t0\t0\nNSpid:\t4711\t17\t3\nThreads:\t8\n"
+
+
+def job(step: str = "", **more: str) -> dict[str, str]:
+    return {"source": "slurm", "job_id": "123", **({"step": step} if step else {}), **more}
+
+
+SLURM = [
+    ("/slurm/uid_1000/job_123", job(job_user_id="1000")),
+    ("/slurm/uid_1000/job_123/step_0/task_0", job("0", task="0", job_user_id="1000")),
+    ("/slurm/uid_0/job_123/step_batch/task_0", job("batch", task="0", job_user_id="0")),
+    ("/slurm_n17/uid_1000/job_123/step_4", job("4", node="n17", job_user_id="1000")),
+    ("/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", job("0", task="0")),
+    ("/system.slice/slurmstepd.scope/job_123/step_0/slurm", job("0")),
+    (
+        "/system.slice/slurmstepd.scope/job_123/step_batch/user/task_special",
+        job("batch", task="special"),
+    ),
+    ("/system.slice/slurmstepd.scope/job_123/step_extern/user/task_0", job("extern", task="0")),
+    ("/system.slice/slurmstepd.scope/job_123/step_interactive/user", job("interactive")),
+    ("/system.slice/gpu-n17_slurmstepd.scope/job_123/step_0", job("0", node="gpu-n17")),
+    ("/system.slice/slurmstepd.scope/job_123/step_0+1/user/task_3", job("0+1", task="3")),  # het
+    ("/system.slice/slurmstepd.scope/job_123/step_2/user/task_0 (deleted)", job("2", task="0")),
+    (
+        f"/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/libpod-{ID}.scope",
+        job("0", task="0", container_id=ID, runtime="libpod"),
+    ),
+    (
+        f"/{BURSTABLE}/cri-containerd-{ID}.scope/system.slice/slurmstepd.scope/job_123/step_0/user/task_0",
+        POD | job("0", task="0", qos="burstable", runtime="cri-containerd"),
+    ),
 ]
 
 
@@ -266,12 +272,6 @@ def test_any_path_has_an_answer(path: str) -> None:
     assert all(0 < len(value) <= 255 and value.isprintable() for value in reported.values())
 
 
-PIECES = st.sampled_from(
-    "slurm uid_1 job_123 job_9 step_0 user task_0 system.slice slurmstepd.scope user.slice kubepods.slice kubepods "
-    f"docker a.service session-1.scope .. pod{UID} {ID} kubepods-pod{UNDERSCORES}.slice cri-containerd-{ID}.scope".split()
-)
-
-
 @given(st.lists(PIECES, max_size=8))
 def test_a_job_stands_where_slurm_puts_it(pieces: list[str]) -> None:
     """Pieces of true paths in any order: a job only below slurmd's own group at the root, or in a
@@ -285,9 +285,6 @@ def test_a_job_stands_where_slurm_puts_it(pieces: list[str]) -> None:
     before = parts[:at]
     assert before[-2:] in (["slurm", "uid_1"], ["system.slice", "slurmstepd.scope"])
     assert not before[:-2] or result.pod_uid
-
-
-STATUS = "Name:\tpython3\nUid:\t1000\t0\t0\t0\nNSpid:\t4711\t17\t3\nThreads:\t8\n"
 
 
 def test_status_says_user_and_inner_number() -> None:

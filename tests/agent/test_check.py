@@ -27,6 +27,33 @@ from tests.processes import GUARD_SECONDS
 
 NOW = 5_000 * SECOND
 
+#: Missing condition -> the message that explains why the finding is not enforced.
+NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "report-only": ({"enforcing": []}, {}, "report-only"),
+    "another name": ({"enforcing": ["xid95", "gpu_lost"]}, {}, "report-only"),
+    "no permit": ({"permit": None}, {}, "gives no permit"),
+    "expired": ({"permit": {"until_ns": NOW, "reason": "r"}}, {}, "has expired"),
+    "endless permit": (
+        {"permit": {"until_ns": NOW + 61 * SECOND, "reason": "r"}},
+        {},
+        "longer than",
+    ),
+    "not confirmed": ({}, {"confirmed_ns": NOW - 30 * SECOND}, "last confirmed 30 s ago"),
+    "of the future": ({}, {"confirmed_ns": NOW + 3 * SECOND}, "its time is ahead"),
+    "a program's fault": ({}, {"problem": "user"}, "caused by a program"),
+    "not fatal": ({}, {"severity": "hazard"}, "never enforced"),
+    "not enforceable": ({}, {"enforceable": False}, "never enforced"),
+    "stale file": ({"boottime_ns": NOW - 31 * SECOND}, {}, "31 s old"),
+    "file of the future": ({"boottime_ns": NOW + 3 * SECOND}, {}, "ahead"),
+}
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
 
 def status(**changes: Any) -> dict[str, Any]:
     return {
@@ -63,27 +90,6 @@ def finding(**changes: Any) -> dict[str, Any]:
         "enforceable": True,
         **changes,
     }
-
-
-#: Missing condition -> the message that explains why the finding is not enforced.
-NOT_ENFORCED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "report-only": ({"enforcing": []}, {}, "report-only"),
-    "another name": ({"enforcing": ["xid95", "gpu_lost"]}, {}, "report-only"),
-    "no permit": ({"permit": None}, {}, "gives no permit"),
-    "expired": ({"permit": {"until_ns": NOW, "reason": "r"}}, {}, "has expired"),
-    "endless permit": (
-        {"permit": {"until_ns": NOW + 61 * SECOND, "reason": "r"}},
-        {},
-        "longer than",
-    ),
-    "not confirmed": ({}, {"confirmed_ns": NOW - 30 * SECOND}, "last confirmed 30 s ago"),
-    "of the future": ({}, {"confirmed_ns": NOW + 3 * SECOND}, "its time is ahead"),
-    "a program's fault": ({}, {"problem": "user"}, "caused by a program"),
-    "not fatal": ({}, {"severity": "hazard"}, "never enforced"),
-    "not enforceable": ({}, {"enforceable": False}, "never enforced"),
-    "stale file": ({"boottime_ns": NOW - 31 * SECOND}, {}, "31 s old"),
-    "file of the future": ({"boottime_ns": NOW + 3 * SECOND}, {}, "ahead"),
-}
 
 
 def test_the_full_set_is_enforced() -> None:
@@ -163,15 +169,6 @@ def test_words_cannot_drive_a_terminal() -> None:
     """A device named in escape codes cleared the operator's screen."""
     shown = verdict.parse(json.dumps(status(host="\x1b[2J" + "h" * 1000)).encode())
     assert shown["host"].isprintable() and len(shown["host"]) == verdict.TEXT_CHARACTERS_MAX
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-    ),
-    max_leaves=8,
-)
 
 
 @given(st.sampled_from(sorted(status())), _JSON)

@@ -31,6 +31,9 @@ WORDS = (
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=40).map(b"".join)
 
+#: Microjoules of ranges as hardware has them: 2^32 units of 15.3, 61 or 1 uJ, and less one.
+RANGES = st.sampled_from([262143328850, 65712999613, 65532610987]) | st.integers(1 << 34, 1 << 50)
+
 
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
@@ -208,10 +211,6 @@ def test_mounts_that_are_asked_and_those_that_may_hang() -> None:
         ("/pool", False),
         ("/a b\\c", True),
     ]
-
-
-#: Microjoules of ranges as hardware has them: 2^32 units of 15.3, 61 or 1 uJ, and less one.
-RANGES = st.sampled_from([262143328850, 65712999613, 65532610987]) | st.integers(1 << 34, 1 << 50)
 
 
 @given(RANGES, st.lists(st.integers(0, 1 << 50), max_size=30))

@@ -48,26 +48,6 @@ VALUES = {
     "gpu_fast.pcie_received_bytes_per_second": 1e6,
 }  # fmt: skip
 
-
-@pytest.fixture
-def latest() -> LatestReadings:
-    latest_readings, tables = LatestReadings(), dict[str, dict[str, list[float | None]]]()
-    for name, value in VALUES.items():
-        tables.setdefault(BY_NAME[name].table, {})[BY_NAME[name].column] = [value]
-    for table, values in tables.items():
-        latest_readings.update(0, [reading(table, [UUID], **values)])
-    return latest_readings
-
-
-def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -> str:
-    attributes = {("gpu", UUID): GPU}
-    dcgm = DcgmExposition("node-1", lambda: 0, lambda: attributes)
-    for event in events:
-        dcgm.observe(event)
-    shown = Exposition(latest, lambda: 0, lambda: attributes, ABOUT, 400, dcgm)
-    return render_exposition(shown.families(), form).decode()
-
-
 #: The same for 4.8.4 and 4.9.0, from NVIDIA's metrics reference and release notes.
 OF_4_8 = {
     **{name: row for name, row in DEFAULT_LIST.items() if "THROUGHPUT" not in name},
@@ -93,6 +73,25 @@ OF_4_9 = {
 }  # fmt: skip
 #: Rows of both versions without a reading.
 MISSING = re.compile("NVLINK|VGPU|GR_ENGINE")
+
+
+@pytest.fixture
+def latest() -> LatestReadings:
+    latest_readings, tables = LatestReadings(), dict[str, dict[str, list[float | None]]]()
+    for name, value in VALUES.items():
+        tables.setdefault(BY_NAME[name].table, {})[BY_NAME[name].column] = [value]
+    for table, values in tables.items():
+        latest_readings.update(0, [reading(table, [UUID], **values)])
+    return latest_readings
+
+
+def text(latest: LatestReadings, form: ExpositionFormat, *events: HealthEvent) -> str:
+    attributes = {("gpu", UUID): GPU}
+    dcgm = DcgmExposition("node-1", lambda: 0, lambda: attributes)
+    for event in events:
+        dcgm.observe(event)
+    shown = Exposition(latest, lambda: 0, lambda: attributes, ABOUT, 400, dcgm)
+    return render_exposition(shown.families(), form).decode()
 
 
 @pytest.mark.parametrize(("version", "listed"), [("dcgm-4.8", OF_4_8), ("dcgm-4.9", OF_4_9)])

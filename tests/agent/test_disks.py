@@ -27,6 +27,40 @@ from tests.processes import GUARD_SECONDS
 
 U64_MAX = (1 << 64) - 1
 
+#: In a mount namespace of its own, mounts a FUSE file system that never answers, then runs a turn.
+HANGING_MOUNT = """
+import ctypes, os, sys
+from pathlib import Path
+libc = ctypes.CDLL(None, use_errno=True)
+def must(answer):
+    if answer < 0:
+        print("cannot:", os.strerror(ctypes.get_errno())); sys.exit(77)
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
+must(libc.unshare(CLONE_NEWNS))
+must(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+try:
+    fuse = os.open("/dev/fuse", os.O_RDWR)
+except OSError as error:
+    print("cannot:", error); sys.exit(77)
+point = sys.argv[1]
+options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+must(libc.mount(b"/dev/sdz1", point.encode(), b"fuse.hanging", 0, options))
+from gangline.agent.collectors.disk import Filesystems
+from gangline.agent.collectors.network_fs import NfsMounts
+from gangline.agent.hardware.files import Roots
+from gangline.agent.inventory import host as kernel
+from gangline.agent.collector import NoData
+assert point in Path("/proc/self/mountinfo").read_text()
+for make in (Filesystems, NfsMounts):
+    try:
+        assert point not in make(Roots()).collect()[0].devices
+    except NoData:
+        pass
+print([d.kind for d in kernel.filesystems(Roots()) if d.key == point])
+sys.stdout.flush()
+os._exit(0)
+"""
+
 
 def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
     return dict(rows_of(block))
@@ -116,41 +150,6 @@ def test_network_mounts_are_listed_and_never_asked(tmp_path: Path) -> None:
     assert kinds["/home"] == ("nfs", "nfs4")
     assert kinds["/lustre"] == ("lustre", "lustre")
     assert kinds["/mnt/fuse"] == ("network_filesystem", "fuse.sshfs")
-
-
-#: In a mount namespace of its own, mounts a FUSE file system that never answers, then runs a turn.
-HANGING_MOUNT = """
-import ctypes, os, sys
-from pathlib import Path
-libc = ctypes.CDLL(None, use_errno=True)
-def must(answer):
-    if answer < 0:
-        print("cannot:", os.strerror(ctypes.get_errno())); sys.exit(77)
-CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
-must(libc.unshare(CLONE_NEWNS))
-must(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
-try:
-    fuse = os.open("/dev/fuse", os.O_RDWR)
-except OSError as error:
-    print("cannot:", error); sys.exit(77)
-point = sys.argv[1]
-options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
-must(libc.mount(b"/dev/sdz1", point.encode(), b"fuse.hanging", 0, options))
-from gangline.agent.collectors.disk import Filesystems
-from gangline.agent.collectors.network_fs import NfsMounts
-from gangline.agent.hardware.files import Roots
-from gangline.agent.inventory import host as kernel
-from gangline.agent.collector import NoData
-assert point in Path("/proc/self/mountinfo").read_text()
-for make in (Filesystems, NfsMounts):
-    try:
-        assert point not in make(Roots()).collect()[0].devices
-    except NoData:
-        pass
-print([d.kind for d in kernel.filesystems(Roots()) if d.key == point])
-sys.stdout.flush()
-os._exit(0)
-"""
 
 
 def test_a_filesystem_that_hangs_does_not_hang_the_turn(tmp_path: Path) -> None:

@@ -16,6 +16,19 @@ from gangline.agent.spool.event_queue import MESSAGE_CHARACTERS_MAX, EventQueue,
 from gangline.agent.spool.lockdir import FolderError
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 
+PUTTER = """
+import sys
+from pathlib import Path
+from gangline.agent.spool.event_queue import EventQueue
+from gangline.contract.wire.telemetry_pb2 import HealthEvent
+queue = EventQueue.open(Path(sys.argv[1]))
+number = len(queue)
+while True:
+    queue.put(HealthEvent(event_id=f"event-{number}", message="x" * 100))
+    print(number, flush=True)
+    number += 1
+"""
+
 
 def xid(number: int, message: str = "NVRM: Xid") -> HealthEvent:
     return HealthEvent(event_id=f"event-{number}", name="gpu.xid", code=number, message=message)
@@ -45,20 +58,6 @@ def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
     queue = reopened(queue)
     assert (ids(queue), queue.dropped_events) == ([], 0)
     queue.close()
-
-
-PUTTER = """
-import sys
-from pathlib import Path
-from gangline.agent.spool.event_queue import EventQueue
-from gangline.contract.wire.telemetry_pb2 import HealthEvent
-queue = EventQueue.open(Path(sys.argv[1]))
-number = len(queue)
-while True:
-    queue.put(HealthEvent(event_id=f"event-{number}", message="x" * 100))
-    print(number, flush=True)
-    number += 1
-"""
 
 
 def test_kill_9_loses_no_event_that_put_took(tmp_path: Path) -> None:

@@ -39,6 +39,31 @@ from tests.processes import GUARD_SECONDS
 #: Collectors of NVML, which have tests of their own.
 OF_NVML = ("gpu", "nvlink", "c2c", "mig", "nvml", "kubelet")
 
+#: A collector, the hanging file, the device and call shown in the slot, and the row.
+CASES: dict[str, tuple[Callable[[Roots], Collector], str, str, str, str]] = {
+    "rdma": (
+        rdma_1s,
+        "class/infiniband/mlx5_0/ports/1/counters/port_rcv_data",
+        "mlx5_0/1",
+        "read counters/port_rcv_data",
+        "mlx5_0/1",
+    ),
+    "pcie": (
+        PcieTenSeconds,
+        "bus/pci/devices/0000:18:00.0/current_link_speed",
+        "0000:18:00.0",
+        "read 0000:18:00.0/current_link_speed",
+        "0000:18:00.0",
+    ),
+    "rapl": (
+        rapl_1s,
+        "class/powercap/intel-rapl:0/energy_uj",
+        "intel-rapl:0",
+        "read intel-rapl:0/energy_uj",
+        "intel-rapl:0",
+    ),
+}
+
 
 @pytest.fixture
 def host(tmp_path: Path) -> hosts.HostFolder:
@@ -101,32 +126,6 @@ def test_every_collector_that_enters_a_driver_can_spare_a_device() -> None:
         ) else None  # fmt: skip
         if collector is not None and collector.enters_driver:
             assert collector.can_exclude, name
-
-
-#: A collector, the hanging file, the device and call shown in the slot, and the row.
-CASES: dict[str, tuple[Callable[[Roots], Collector], str, str, str, str]] = {
-    "rdma": (
-        rdma_1s,
-        "class/infiniband/mlx5_0/ports/1/counters/port_rcv_data",
-        "mlx5_0/1",
-        "read counters/port_rcv_data",
-        "mlx5_0/1",
-    ),
-    "pcie": (
-        PcieTenSeconds,
-        "bus/pci/devices/0000:18:00.0/current_link_speed",
-        "0000:18:00.0",
-        "read 0000:18:00.0/current_link_speed",
-        "0000:18:00.0",
-    ),
-    "rapl": (
-        rapl_1s,
-        "class/powercap/intel-rapl:0/energy_uj",
-        "intel-rapl:0",
-        "read intel-rapl:0/energy_uj",
-        "intel-rapl:0",
-    ),
-}
 
 
 @pytest.mark.parametrize("case", CASES)

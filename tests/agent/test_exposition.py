@@ -37,6 +37,8 @@ ABOUT = {"version": "0.1.0", "host": "gpu-017"}
 
 Sample = tuple[str, dict[str, str], float]
 
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
 
 def host(name: str) -> LatestReadings:
     """Return the last readings of a host of `tests/hosts`, all taken at boot time 0."""
@@ -287,9 +289,6 @@ def test_the_same_readings_are_the_same_text() -> None:
         render_exposition(exposition(host("h200-roce")).families(), ExpositionFormat.OPENMETRICS)
         == first
     )
-
-
-WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
 @given(WORDS, WORDS, st.floats(), st.sampled_from(ExpositionFormat))

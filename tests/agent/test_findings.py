@@ -127,6 +127,22 @@ EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
     "sxid": ("nvswitch.sxid", 20034, "0000:c1:00.0", {"code": 19999}),
 }
 
+_OFTEN = {
+    "rdma.port_state": (1, 4),
+    "rdma.physical_state": (3, 5),
+    "gpu.lost_state": (0, 1),
+    "gpu.recovery_action_state": (0, 1),
+    "gpu.counter_epoch_count": (0, 1, 2),
+    "gpu.energy_joules": (5.0, 7.0),
+    "gpu.pcie_width_lanes": (8, 16),
+    "gpu.pcie_width_max_lanes": (16,),
+    "gpu.performance_state": (0, 8),
+    "gpu.utilization_ratio": (0.0, 0.9),
+    "nvlink.link_state": (0, 1),
+    "gpu.mig_mode_state": (0, 1),
+}
+_OF_A_RESET = {name: _OFTEN[name] for name in ("gpu.counter_epoch_count", "gpu.energy_joules")}
+
 
 def test_every_row_has_its_case() -> None:
     """A row was added without a test: it fired on every idle host."""
@@ -532,23 +548,6 @@ def test_another_policy_keeps_what_its_same_rows_know() -> None:
     assert host.after(40) == ["rdma_port_down"]
 
 
-_OFTEN = {
-    "rdma.port_state": (1, 4),
-    "rdma.physical_state": (3, 5),
-    "gpu.lost_state": (0, 1),
-    "gpu.recovery_action_state": (0, 1),
-    "gpu.counter_epoch_count": (0, 1, 2),
-    "gpu.energy_joules": (5.0, 7.0),
-    "gpu.pcie_width_lanes": (8, 16),
-    "gpu.pcie_width_max_lanes": (16,),
-    "gpu.performance_state": (0, 8),
-    "gpu.utilization_ratio": (0.0, 0.9),
-    "nvlink.link_state": (0, 1),
-    "gpu.mig_mode_state": (0, 1),
-}
-
-
-_OF_A_RESET = {name: _OFTEN[name] for name in ("gpu.counter_epoch_count", "gpu.energy_joules")}
 _steps = st.tuples(
     st.integers(0), st.sampled_from("ab"), st.integers(0, 2), st.sampled_from([1, 1, 2, 9, 40])
 )

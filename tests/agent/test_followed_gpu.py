@@ -66,6 +66,15 @@ print(json.dumps({
 #: The kernel updates the time of a running process at ticks of at most 10 ms.
 TICK_SECONDS = 0.011
 
+ENDED = """
+import json
+import pynvml as nv
+nv.nvmlInit()
+handle = nv.nvmlDeviceGetHandleByIndex(0)
+print(json.dumps([nv.nvmlDeviceGetUtilizationRates(handle).gpu, nv.nvmlDeviceGetPowerUsage(handle) / 1000,
+                  nv.nvmlDeviceGetTotalEnergyConsumption(handle)]))
+"""
+
 
 def told(program: str, scenario: Path, library: str) -> Any:
     environment = {
@@ -102,16 +111,6 @@ def test_energy_occupancy_and_work_are_those_of_the_process(tmp_path: Path, libr
     assert minimum - 1e-9 <= result["tensor"] <= maximum + 1e-9
     assert result["used"] == 100 and result["pids"] == [result["pid"]]
     assert POWER.wait_watts < result["watts"] <= POWER.compute_watts
-
-
-ENDED = """
-import json
-import pynvml as nv
-nv.nvmlInit()
-handle = nv.nvmlDeviceGetHandleByIndex(0)
-print(json.dumps([nv.nvmlDeviceGetUtilizationRates(handle).gpu, nv.nvmlDeviceGetPowerUsage(handle) / 1000,
-                  nv.nvmlDeviceGetTotalEnergyConsumption(handle)]))
-"""
 
 
 def test_a_gpu_whose_process_ended_is_idle(tmp_path: Path, library: str) -> None:

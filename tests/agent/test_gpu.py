@@ -47,70 +47,8 @@ Lane = Callable[..., NvmlCollector]
 #: A lane's class in the table of collectors.
 LaneKind = Callable[[Roots], NvmlCollector]
 
-
-@pytest.fixture
-def roots(tmp_path: Path, library: str) -> Roots:
-    (tmp_path / "proc").mkdir()
-    return Roots(sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library)
-
-
-@pytest.fixture
-def lane(roots: Roots) -> Iterator[Lane]:
-    """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
-    result: list[NvmlCollector] = []
-
-    def make(kind: LaneKind = GpuSecond) -> NvmlCollector:
-        result.append(kind(roots))
-        return result[-1]
-
-    yield make
-    for collector in result:
-        collector._session.close()
-
-
-def turn(collector: NvmlCollector) -> CollectResult:
-    return run_collector(collector, SystemClock())
-
-
-def named(block: Block, row: int) -> dict[str, float | int | None]:
-    return {BY_ID[i].column: value for i, value in block.values(row)}
-
-
-def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
-    folder = roots.proc / "driver/nvidia/gpus" / address
-    folder.mkdir(parents=True)
-    (folder / "information").write_text(INFORMATION.format(uuid=uuid))
-
-
 #: Signals without a counterpart in NVML.
 OF_AMD = {f"violation_{part}_thermal_nanoseconds" for part in ("socket", "regulator", "memory")}
-
-
-def test_every_gpu_signal_has_a_reading_of_its_type() -> None:
-    """A column without a source would be missing on every host, unnoticed."""
-    signals = [s for s in GPU_SIGNALS if s.kind is not Kind.EVENT]
-    assert {s.column for s in signals} == set(READINGS) | OF_THE_AGENT | OF_AMD
-    for signal in signals:
-        if signal.column in OF_THE_AGENT | OF_AMD:
-            continue
-        assert (READINGS[signal.column] is float) == is_float(signal.signal_id), signal.name
-
-
-def test_lanes_fill_all_gpu_tables(roots: Roots, lane: Lane, play: Play) -> None:
-    """The lanes together carry every GPU signal, for every GPU, keyed by UUID."""
-    devices = gpus(8)
-    play(devices).step(1)
-    blocks = [block for kind in LANES for block in turn(lane(kind)).blocks]
-    paces = {f"gpu_{kind(roots).pace}" for kind in LANES}
-    tables = {name for name in TABLES if name.removesuffix("_changes") in paces}
-    assert {block.table for block in blocks} == tables
-    for block in blocks:
-        assert block.devices == tuple(gpu.uuid for gpu in devices)
-        for row in range(block.rows):
-            missing = {name for name, value in named(block, row).items() if value is None}
-            assert missing <= UNPROVEN | OF_AMD, block.table
-
-
 #: Field ids 7 to 28, in the order of nvml.h, have a value of 100 more than their number.
 ECC = {
     f"ecc_{kind}_{span}_{place}_errors": 107
@@ -140,8 +78,6 @@ PCIE_ERRORS = {
     "pcie_nonfatal_errors": 179, "pcie_fatal_errors": 180, "pcie_unsupported_request_errors": 181,
     "pcie_lcrc_errors": 182,
 }  # fmt: skip
-
-
 #: The second GPU's values at the second step, by subject.
 VALUES: dict[str, dict[str, float | int | None]] = {
     "clocks": {
@@ -217,6 +153,65 @@ VALUES: dict[str, dict[str, float | int | None]] = {
         "settings_calls_failed_errors": 0,
     },
 }  # fmt: skip
+
+
+@pytest.fixture
+def roots(tmp_path: Path, library: str) -> Roots:
+    (tmp_path / "proc").mkdir()
+    return Roots(sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library)
+
+
+@pytest.fixture
+def lane(roots: Roots) -> Iterator[Lane]:
+    """Yield a function that creates a collector, which releases its GPUs at the end of the test."""
+    result: list[NvmlCollector] = []
+
+    def make(kind: LaneKind = GpuSecond) -> NvmlCollector:
+        result.append(kind(roots))
+        return result[-1]
+
+    yield make
+    for collector in result:
+        collector._session.close()
+
+
+def turn(collector: NvmlCollector) -> CollectResult:
+    return run_collector(collector, SystemClock())
+
+
+def named(block: Block, row: int) -> dict[str, float | int | None]:
+    return {BY_ID[i].column: value for i, value in block.values(row)}
+
+
+def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
+    folder = roots.proc / "driver/nvidia/gpus" / address
+    folder.mkdir(parents=True)
+    (folder / "information").write_text(INFORMATION.format(uuid=uuid))
+
+
+def test_every_gpu_signal_has_a_reading_of_its_type() -> None:
+    """A column without a source would be missing on every host, unnoticed."""
+    signals = [s for s in GPU_SIGNALS if s.kind is not Kind.EVENT]
+    assert {s.column for s in signals} == set(READINGS) | OF_THE_AGENT | OF_AMD
+    for signal in signals:
+        if signal.column in OF_THE_AGENT | OF_AMD:
+            continue
+        assert (READINGS[signal.column] is float) == is_float(signal.signal_id), signal.name
+
+
+def test_lanes_fill_all_gpu_tables(roots: Roots, lane: Lane, play: Play) -> None:
+    """The lanes together carry every GPU signal, for every GPU, keyed by UUID."""
+    devices = gpus(8)
+    play(devices).step(1)
+    blocks = [block for kind in LANES for block in turn(lane(kind)).blocks]
+    paces = {f"gpu_{kind(roots).pace}" for kind in LANES}
+    tables = {name for name in TABLES if name.removesuffix("_changes") in paces}
+    assert {block.table for block in blocks} == tables
+    for block in blocks:
+        assert block.devices == tuple(gpu.uuid for gpu in devices)
+        for row in range(block.rows):
+            missing = {name for name, value in named(block, row).items() if value is None}
+            assert missing <= UNPROVEN | OF_AMD, block.table
 
 
 @pytest.fixture

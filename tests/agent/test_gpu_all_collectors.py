@@ -39,6 +39,16 @@ from tests.fake_nvml.parts_scenario import (
 )
 from tests.fake_nvml.scenario import Gpu, gpus
 
+#: Only called if a driver lacks their replacement, or only NVML knows the places of GPUs.
+NOT_CALLED = {
+    "nvmlInit_v2",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetGpuFabricInfo",
+    "nvmlErrorString",
+}
+
 
 def everything(count: int = 2) -> list[Gpu]:
     devices = [
@@ -203,17 +213,6 @@ def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
         40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.6
     )  # the rest is for the first user
     assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
-
-
-#: Only called if a driver lacks their replacement, or only NVML knows the places of GPUs.
-NOT_CALLED = {
-    "nvmlInit_v2",
-    "nvmlDeviceGetHandleByIndex_v2",
-    "nvmlDeviceGetCurrentClocksThrottleReasons",
-    "nvmlDeviceGetTemperature",
-    "nvmlDeviceGetGpuFabricInfo",
-    "nvmlErrorString",
-}
 
 
 def test_every_call_stands_in_the_place_with_its_name_and_its_gpu(

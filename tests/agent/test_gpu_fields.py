@@ -24,16 +24,23 @@ from tests.fake_nvml.scenario import gpus
 STEPS = 50
 FLAG = 0x40
 
+#: A second of a true counter: throttled share, and whether the flag is seen at its end.
+EPISODES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40)
+CONTRADICTIONS = {
+    "decreased": ([5, 4], [0, 0]),
+    "faster": ([0, 3 * SECOND], [FLAG, FLAG]),
+    "reason": (
+        [n * SECOND for n in range(2 + REASONLESS_STEPS_MAX)],
+        [0] * (2 + REASONLESS_STEPS_MAX),
+    ),
+}
+
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
     gpu_host = GpuHost(tmp_path, library, monkeypatch)
     yield gpu_host
     gpu_host.close()
-
-
-#: A second of a true counter: throttled share, and whether the flag is seen at its end.
-EPISODES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40)
 
 
 def sample(
@@ -60,16 +67,6 @@ def test_a_zero_is_published_unverified_and_more_once_it_has_proved_itself() -> 
     published = [proof.observe((4 + i) * SECOND, value, 4 | FLAG) for i, value in enumerate(held)]
     assert published == [False] * (CONFIRMATIONS_MIN - 1) + [True, True]
     assert state(proof) is FieldState.VERIFIED
-
-
-CONTRADICTIONS = {
-    "decreased": ([5, 4], [0, 0]),
-    "faster": ([0, 3 * SECOND], [FLAG, FLAG]),
-    "reason": (
-        [n * SECOND for n in range(2 + REASONLESS_STEPS_MAX)],
-        [0] * (2 + REASONLESS_STEPS_MAX),
-    ),
-}
 
 
 @pytest.mark.parametrize("words", CONTRADICTIONS)

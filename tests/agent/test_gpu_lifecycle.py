@@ -28,6 +28,10 @@ from tests.agent.gpu_host import SECOND, VERSION, GpuHost, read
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, gpus
 
+KEYS: list[str] = ["GPU-a", "GPU-b", "GPU-c"]
+FINDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["1", "2", "3"]), max_size=3)
+LOOKS = st.dictionaries(st.sampled_from(KEYS), st.booleans(), max_size=3)
+
 
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
@@ -523,11 +527,6 @@ def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
     )
     host.turn(slow)
     assert host.teller.take_inventory_request() == ""
-
-
-KEYS: list[str] = ["GPU-a", "GPU-b", "GPU-c"]
-FINDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["1", "2", "3"]), max_size=3)
-LOOKS = st.dictionaries(st.sampled_from(KEYS), st.booleans(), max_size=3)
 
 
 @given(st.lists(FINDS | LOOKS, max_size=30))

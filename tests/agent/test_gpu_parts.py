@@ -70,6 +70,15 @@ LaneKind = Callable[[Roots], GpuPartsCollector]
 LANES: list[LaneKind] = [NvLinkCollector, C2cLinkCollector, MigDevices, GpuProcesses, GpuFabric]
 Lane = Callable[[LaneKind], GpuPartsCollector]
 
+PROCESSES = st.builds(
+    Process,
+    st.integers(1, 5),
+    st.none() | st.integers(0, 100),
+    st.none() | st.integers(0, 2),
+    st.none() | st.integers(0, 2),
+    st.sampled_from([1, 2, 4]),
+)
+
 
 @pytest.fixture
 def play(play: Play) -> Play:
@@ -661,16 +670,6 @@ def test_a_garbage_count_costs_its_gpu_only(lane: Lane, play: Play) -> None:
     result = turn(lane(GpuProcesses))
     assert result.outcome is CollectOutcome.BLIND and "4294967294 processes" in result.message
     assert result.blocks[0].devices == (f"{devices[1].uuid}/9",)
-
-
-PROCESSES = st.builds(
-    Process,
-    st.integers(1, 5),
-    st.none() | st.integers(0, 100),
-    st.none() | st.integers(0, 2),
-    st.none() | st.integers(0, 2),
-    st.sampled_from([1, 2, 4]),
-)
 
 
 @given(st.lists(PROCESSES))

@@ -31,6 +31,24 @@ from tests.hosts.reading import StoppedClock, rows_of
 
 Row = dict[str, float | int | None]
 
+#: Possible content in place of the kernel's keywords and numbers.
+HOSTILE = st.one_of(
+    st.none(),
+    st.text(max_size=60),
+    st.sampled_from(
+        ["", "N/A", "-1", "[", "]", "[]", "[a] [b]", "always [madvise] never", "[\N{ARABIC-INDIC DIGIT TWO}]",
+         "1 2", "1 0 9223372036854775807", "99999999999999999999 0 1", "1\t0\t-1", "0x10 0 5", "1 kB",
+         "\N{REPLACEMENT CHARACTER}", "on\n", "iommu=pt " * 200]
+    ),
+)  # fmt: skip
+STATS = st.lists(
+    st.sampled_from([b"cpu", b"cpu0", b"cpu1", b"cpu99999999999999999999", b"cpu-1", b"cpux", b"intr", b"softirq"])
+    | st.integers(-5, 1 << 65).map(lambda n: str(n).encode())
+    | st.sampled_from([b" ", b"\n", b" 0 0 0 0 0 0 0 0\n", b"N/A", b"\xff", b"1_0"]),
+    max_size=60,
+).map(b" ".join)  # fmt: skip
+NAMES = st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=12)
+
 
 def write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
@@ -368,18 +386,6 @@ def test_every_setting_of_the_catalogue_has_a_reader(h100: hosts.HostFolder) -> 
     assert [name for name, value in result.items() if value is None] == []
 
 
-#: Possible content in place of the kernel's keywords and numbers.
-HOSTILE = st.one_of(
-    st.none(),
-    st.text(max_size=60),
-    st.sampled_from(
-        ["", "N/A", "-1", "[", "]", "[]", "[a] [b]", "always [madvise] never", "[\N{ARABIC-INDIC DIGIT TWO}]",
-         "1 2", "1 0 9223372036854775807", "99999999999999999999 0 1", "1\t0\t-1", "0x10 0 5", "1 kB",
-         "\N{REPLACEMENT CHARACTER}", "on\n", "iommu=pt " * 200]
-    ),
-)  # fmt: skip
-
-
 @given(HOSTILE)
 def test_words_of_settings(text: str | None) -> None:
     """Another kernel's keywords: a documented code, or missing."""
@@ -404,14 +410,6 @@ def test_the_share_of_other_governors(words: list[str | None]) -> None:
     assert share is None or share == known.count("powersave") / len(known)
 
 
-STATS = st.lists(
-    st.sampled_from([b"cpu", b"cpu0", b"cpu1", b"cpu99999999999999999999", b"cpu-1", b"cpux", b"intr", b"softirq"])
-    | st.integers(-5, 1 << 65).map(lambda n: str(n).encode())
-    | st.sampled_from([b" ", b"\n", b" 0 0 0 0 0 0 0 0\n", b"N/A", b"\xff", b"1_0"]),
-    max_size=60,
-).map(b" ".join)  # fmt: skip
-
-
 @given(STATS, STATS)
 def test_any_two_texts_give_shares_or_nothing(before: bytes, now: bytes) -> None:
     """Lines of a hostile /proc/stat: shares between 0 and 1, or missing; never an exception."""
@@ -430,9 +428,6 @@ def test_any_two_texts_give_shares_or_nothing(before: bytes, now: bytes) -> None
     ]
     for share in (*values, shares.busiest_core):
         assert share is None or 0 <= share <= 1
-
-
-NAMES = st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=12)
 
 
 @settings_of_test(deadline=None, max_examples=30)  # creates real folders

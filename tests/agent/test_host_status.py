@@ -29,6 +29,19 @@ from gangline.contract.wire.telemetry_pb2 import (
 )
 from tests.agent.local_world import BOOT, GPU, SECOND, Host
 
+MINE = """version = "mine-1"
+rollout_share = 1.0
+[[row]]
+name = "gpu_busy"
+when = ["gpu.lost_state == 7"]
+severity = "fatal"
+words = "is odd"
+action = "call me"
+clears = "reading"
+enforceable = true
+source = "assumed"
+"""
+
 
 def answers(host: Host, tmp_path: Path, **settings: Any) -> HostStatus:
     config = AgentConfig(
@@ -272,20 +285,6 @@ def test_an_agent_that_was_away_is_not_sure_of_a_reset(tmp_path: Path) -> None:
         restarted.update()
         seen = {finding.name: finding.enforceable for finding in later.findings.findings}
         assert seen == {"xid95": sure, "xid79": True}, away
-
-
-MINE = """version = "mine-1"
-rollout_share = 1.0
-[[row]]
-name = "gpu_busy"
-when = ["gpu.lost_state == 7"]
-severity = "fatal"
-words = "is odd"
-action = "call me"
-clears = "reading"
-enforceable = true
-source = "assumed"
-"""
 
 
 def test_a_policy_is_checked_taken_and_kept(tmp_path: Path) -> None:

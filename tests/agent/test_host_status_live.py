@@ -14,6 +14,11 @@ import pytest
 
 from tests.processes import GUARD_SECONDS, Process, free_port, until
 
+XID = (
+    b"4,%d,%d,-;NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, "
+    b"GPU has fallen off the bus.\n"
+)
+
 
 def check(folder: Path, *arguments: str) -> tuple[int, str]:
     ended = subprocess.run(
@@ -82,12 +87,6 @@ def test_an_unknown_name_is_said_at_the_start(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     assert "enforcing: no finding is called 'gpu_lots'; did you mean 'gpu_lost'?" in ended.stderr
-
-
-XID = (
-    b"4,%d,%d,-;NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, "
-    b"GPU has fallen off the bus.\n"
-)
 
 
 @pytest.mark.slow

@@ -45,6 +45,14 @@ ODD_NAMES = (
     os.fsdecode(b"b\xe4d if"), "a b", "x\ny", "n" * 200, "-rf", "%n%s", "\N{SNOWMAN}", "..x", "\\x41", "'; drop", "\x7f",
 )  # fmt: skip
 
+#: Read by `NumberFiles`, like the others of `ext.counterfiles` by a `CounterFileCollector`.
+_NUMBER_FILES = (
+    "scaling_cur_freq",
+    "core_throttle_count",
+    "package_throttle_count",
+    "package_throttle_total_time_ms",
+)
+
 
 @pytest.fixture(scope="module", params=hosts.NAMES)
 def whole(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Reading]]:
@@ -157,15 +165,6 @@ def test_a_fifo_in_place_of_a_file_holds_nobody(whole: tuple[Host, Reading]) -> 
     struck = [p for p in host.files if p not in counters and p.name not in _NUMBER_FILES]
     assert len(struck) > 20
     assert_sane(host.read(damaged_files(struck, "", ["fifo"]), spared=struck))
-
-
-#: Read by `NumberFiles`, like the others of `ext.counterfiles` by a `CounterFileCollector`.
-_NUMBER_FILES = (
-    "scaling_cur_freq",
-    "core_throttle_count",
-    "package_throttle_count",
-    "package_throttle_total_time_ms",
-)
 
 
 def _counter_files(collector: Collector) -> set[Path]:

@@ -11,6 +11,8 @@ from gangline.agent.registration import machine_owner
 
 BOARD = "class/dmi/id/product_uuid"
 
+CARDS = {"eth0": ("aa:00:00:00:00:02", "0"), "eth1": ("aa:00:00:00:00:01", "0")}
+
 
 def machine(root: Path, cards: dict[str, tuple[str, str]], board: str = "", name: str = "a") -> str:
     """Create a host with these cards (address, addr_assign_type) and return its fingerprint."""
@@ -28,9 +30,6 @@ def machine(root: Path, cards: dict[str, tuple[str, str]], board: str = "", name
     (root / "proc/sys/kernel").mkdir(parents=True)
     (root / "proc/sys/kernel/hostname").write_text(name + "\n")
     return machine_owner(root / "sys", root / "proc")
-
-
-CARDS = {"eth0": ("aa:00:00:00:00:02", "0"), "eth1": ("aa:00:00:00:00:01", "0")}
 
 
 def test_the_same_disk_in_another_machine_is_another_owner(tmp_path: Path) -> None:

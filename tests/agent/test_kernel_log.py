@@ -33,6 +33,31 @@ SECOND = 1_000_000_000
 BOOT = bytes(range(16))
 XID = "NVRM: Xid (PCI:0000:{:02x}:00): {}, pid=1, name=python, words"
 
+LINES = st.lists(
+    st.one_of(
+        st.tuples(st.just("xid"), st.integers(1, 2), st.sampled_from([79, 94])),
+        st.tuples(st.just("noise"), st.just(0), st.just(0)),
+    ),
+    max_size=25,
+)
+KILLED = """
+import os, sys
+from pathlib import Path
+from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.hardware.files import Roots
+from gangline.agent.clock import SystemClock
+from gangline.agent.events import EventPublisher
+from gangline.agent.spool.event_queue import EventQueue
+folder = Path(sys.argv[1])
+queue = EventQueue.open(folder / "events")
+log = KernelLog(Roots(dev=folder / "dev", state=folder / "state"))
+log.start(EventPublisher(SystemClock(), queue, lambda: print(len(queue), flush=True)))
+sys.stdin.read()
+log.close()
+"""
+FAILS = "mlx5_core 0000:98:00.0: poll_health:812:(pid 0): device's health compromised - reached miss count"
+LOADS = "mlx5_core 0000:{}:00.0: firmware version: 28.39.1002"
+
 
 class HandedClock:
     def __init__(self, seconds: int = 5000) -> None:
@@ -448,15 +473,6 @@ def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None
     assert agent.follower.next_ns() is None
 
 
-LINES = st.lists(
-    st.one_of(
-        st.tuples(st.just("xid"), st.integers(1, 2), st.sampled_from([79, 94])),
-        st.tuples(st.just("noise"), st.just(0), st.just(0)),
-    ),
-    max_size=25,
-)
-
-
 @settings(max_examples=150, deadline=None)
 @given(lives=st.lists(st.tuples(LINES, st.integers(-1, 6), st.booleans()), min_size=1, max_size=6))
 def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
@@ -484,23 +500,6 @@ def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
                 continue
     counted = {(e.device, e.code): e.count for e in kept(reported).values()}
     assert counted == truth  # one event each, with every line
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.hardware.files import Roots
-from gangline.agent.clock import SystemClock
-from gangline.agent.events import EventPublisher
-from gangline.agent.spool.event_queue import EventQueue
-folder = Path(sys.argv[1])
-queue = EventQueue.open(folder / "events")
-log = KernelLog(Roots(dev=folder / "dev", state=folder / "state"))
-log.start(EventPublisher(SystemClock(), queue, lambda: print(len(queue), flush=True)))
-sys.stdin.read()
-log.close()
-"""
 
 
 def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
@@ -532,10 +531,6 @@ def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
     assert {(e.device, e.code) for e in events} == {
         (f"0000:{index % 200:02x}:00.0", 100 + index // 200) for index in range(240)
     }
-
-
-FAILS = "mlx5_core 0000:98:00.0: poll_health:812:(pid 0): device's health compromised - reached miss count"
-LOADS = "mlx5_core 0000:{}:00.0: firmware version: 28.39.1002"
 
 
 def test_only_an_adapter_that_failed_is_back(tmp_path: Path) -> None:

@@ -26,6 +26,20 @@ from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.tests.processes import until
 from tests.agent.test_kernel_log import BOOT, SECOND, XID, HandedClock
 
+CLOSED = """
+import os, sys
+from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.hardware.files import Roots
+from gangline.agent.kernel_log import gpu_rules as driver, network_rules as adapters, reader as follow, reader as position, reader as stamps
+from gangline.agent.collector import AccessDenied
+driver.XidDecoder(str)  # who leaves root may not read its own library any more
+os.setgid(65534); os.setuid(65534)
+try:
+    KernelLog(Roots()).collect()
+except AccessDenied as reason:
+    print(reason)
+"""
+
 
 class Kept:
     """A stand-in of the event queue."""
@@ -183,21 +197,6 @@ def test_the_log_of_this_machine_is_followed() -> None:
         pytest.skip(str(reason))
     assert read is not None and read > 0
     log.close()
-
-
-CLOSED = """
-import os, sys
-from gangline.agent.collectors.kernel_log import KernelLog
-from gangline.agent.hardware.files import Roots
-from gangline.agent.kernel_log import gpu_rules as driver, network_rules as adapters, reader as follow, reader as position, reader as stamps
-from gangline.agent.collector import AccessDenied
-driver.XidDecoder(str)  # who leaves root may not read its own library any more
-os.setgid(65534); os.setuid(65534)
-try:
-    KernelLog(Roots()).collect()
-except AccessDenied as reason:
-    print(reason)
-"""
 
 
 def test_a_closed_log_is_blindness_with_the_line_that_opens_it() -> None:

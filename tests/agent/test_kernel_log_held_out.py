@@ -116,30 +116,10 @@ IGNORED = (
     "NMI watchdog: Enabled. Permanently consumes one hw-PMU counter.",
 )  # fmt: skip
 
-
-def state_of(line: str) -> HealthState | None:
-    """Return the state of a host with *line*; None if the line becomes no event."""
-    parsed = classify(line)
-    if parsed is None:
-        return None
-    kind = EVENT_KINDS.get((parsed.name, parsed.code))
-    return kind.rule.state if kind else HealthState.HEALTHY
-
-
 EXPECTED = {
     **dict.fromkeys(SUSPECT, HealthState.SUSPECT), **dict.fromkeys(WATCH, HealthState.WATCH),
     **dict.fromkeys(HARMLESS, HealthState.HEALTHY), **dict.fromkeys(IGNORED, None),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("line", EXPECTED)
-def test_held_out_lines(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A false alarm drains a healthy host; a missed one makes another job fail there."""
-    assert state_of(line) is EXPECTED[line]
-    assert main([line]) == (4 if EXPECTED[line] is None else 0)
-    assert ("The agent ignores this line" in capsys.readouterr().out) == (EXPECTED[line] is None)
-
-
 SOFT = "watchdog: BUG: soft lockup - CPU#3 stuck for {}s! [{}]"
 HUNG = "INFO: task jbd2/vda1-8:412 blocked for more than {} seconds."
 #: Seconds since the boot and reported seconds of lines about one core or task -> codes.
@@ -153,6 +133,23 @@ STORIES: dict[str, tuple[str, list[tuple[float, int]], list[int]]] = {
     "a task hangs": (HUNG, [(200.0 + s, 122 + s) for s in range(0, 600, 121)], [0] * 4 + [1]),
     "a limit of ten minutes": (HUNG, [(700.0, 604), (1304.0, 1208)], [0, 1]),
 }  # fmt: skip
+
+
+def state_of(line: str) -> HealthState | None:
+    """Return the state of a host with *line*; None if the line becomes no event."""
+    parsed = classify(line)
+    if parsed is None:
+        return None
+    kind = EVENT_KINDS.get((parsed.name, parsed.code))
+    return kind.rule.state if kind else HealthState.HEALTHY
+
+
+@pytest.mark.parametrize("line", EXPECTED)
+def test_held_out_lines(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A false alarm drains a healthy host; a missed one makes another job fail there."""
+    assert state_of(line) is EXPECTED[line]
+    assert main([line]) == (4 if EXPECTED[line] is None else 0)
+    assert ("The agent ignores this line" in capsys.readouterr().out) == (EXPECTED[line] is None)
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -34,6 +34,19 @@ from gangline.contract.wire.telemetry_pb2 import HealthEvent
 SECOND = 1_000_000_000
 XID = "NVRM: Xid (PCI:0000:9b:00): 95, pid={}, name=python, Uncontained: {}"
 
+NOTICES = st.builds(
+    ParsedLine,
+    name=st.sampled_from(["gpu.xid", "pcie.aer"]),
+    code=st.integers(0, 2),
+    device=st.sampled_from(["a", "b"]),
+    scope=st.sampled_from(["", "s"]),
+    part=st.sampled_from(LinePart),
+    group=st.sampled_from(["", "g", "h"]),
+    occurrences=st.integers(0, 3),
+    process_id=st.integers(0, 3),
+    attributes=st.dictionaries(st.sampled_from("xyz"), st.sampled_from(["1", "2"])),
+)
+
 
 class Log:
     """Takes lines with their time, and records the events. Ids are given by line."""
@@ -402,20 +415,6 @@ def test_forms_leave_numbers_out_and_stay_few() -> None:
     for number in range(1000):
         many.add("".join("gh"[bit == "1"] for bit in f"{number:010b}"))
     assert many.count == TEMPLATES_COUNTED_MAX
-
-
-NOTICES = st.builds(
-    ParsedLine,
-    name=st.sampled_from(["gpu.xid", "pcie.aer"]),
-    code=st.integers(0, 2),
-    device=st.sampled_from(["a", "b"]),
-    scope=st.sampled_from(["", "s"]),
-    part=st.sampled_from(LinePart),
-    group=st.sampled_from(["", "g", "h"]),
-    occurrences=st.integers(0, 3),
-    process_id=st.integers(0, 3),
-    attributes=st.dictionaries(st.sampled_from("xyz"), st.sampled_from(["1", "2"])),
-)
 
 
 @given(

@@ -616,6 +616,17 @@ QUIET = (
     "ata2.00: disabled by quirk",
 )
 
+#: The kernel's text after a process' name, with other parts that a user chose.
+OF_A_PROCESS = (
+    "[4711]: segfault at 0 ip 0000000000401000 sp 00007ffc00000000 error 4 in {}[400000+1000]",
+    "[4711] general protection fault ip:401000 sp:7ffc00000000 error:0 in {}[400000+1000]",
+    "[4711] bad frame in rt_sigreturn frame:00 ip:0 sp:0 orax:0 in {}[400000+1000]",
+    "[4711]: unhandled exception: SP/PC alignment, ESR 0x0000000056000000, SP alignment in {}[1+1]",
+    " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    ": page allocation failure: order:4, mode:0x40dc0(GFP_KERNEL), nodemask=(null),cpuset={}",
+    " (4711): drop_caches: 3",
+)
+
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_and_what_it_tells(line: str) -> None:
@@ -633,18 +644,6 @@ def test_a_line_and_what_it_tells(line: str) -> None:
 def test_lines_that_tell_of_nothing_wrong(line: str) -> None:
     """A false alarm at every boot teaches operators to ignore alarms."""
     assert classify(line) is None
-
-
-#: The kernel's text after a process' name, with other parts that a user chose.
-OF_A_PROCESS = (
-    "[4711]: segfault at 0 ip 0000000000401000 sp 00007ffc00000000 error 4 in {}[400000+1000]",
-    "[4711] general protection fault ip:401000 sp:7ffc00000000 error:0 in {}[400000+1000]",
-    "[4711] bad frame in rt_sigreturn frame:00 ip:0 sp:0 orax:0 in {}[400000+1000]",
-    "[4711]: unhandled exception: SP/PC alignment, ESR 0x0000000056000000, SP alignment in {}[1+1]",
-    " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
-    ": page allocation failure: order:4, mode:0x40dc0(GFP_KERNEL), nodemask=(null),cpuset={}",
-    " (4711): drop_caches: 3",
-)
 
 
 @pytest.mark.parametrize("line", [*LINES, "NVRM:0000:9b:00 fallen off the bus", "ata1: disabled"])

@@ -21,6 +21,13 @@ from gangline.agent.hardware.netlink import LinkInfo, LinkRemoved
 
 SECOND = 1_000_000_000
 
+STEPS = st.lists(
+    st.tuples(
+        st.integers(1, 3), st.sampled_from(["up", "down", "gone", "settle"]), st.integers(0, 5)
+    ),
+    max_size=80,
+)
+
 
 def a_watch(*links: LinkInfo) -> LinkFlapFilter:
     watch = LinkFlapFilter(lambda link: link.kind != "veth")
@@ -134,14 +141,6 @@ def test_a_thousand_flaps_a_second_are_few_events_that_count_them_all() -> None:
     assert watch.transitions == 20_000
     assert all(event.first_ns <= event.last_ns for event in reported)
     assert len(reported[-1].attributes["history"].split(",")) <= HISTORY_MAX
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.integers(1, 3), st.sampled_from(["up", "down", "gone", "settle"]), st.integers(0, 5)
-    ),
-    max_size=80,
-)
 
 
 @given(STEPS)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from gangline.agent import log
 
+SECRET = "hunter2-hunter2"  # no log may show it
+
 
 def record(words: str, **extra: object) -> logging.LogRecord:
     log_record = logging.LogRecord(
@@ -113,9 +115,6 @@ def test_many_threads_may_speak_at_once() -> None:
         thread.join()
     assert len(passed) == 2000
     assert sum(passed) == log.CAUSES_MAX + 1
-
-
-SECRET = "hunter2-hunter2"  # no log may show it
 
 
 @pytest.mark.parametrize(

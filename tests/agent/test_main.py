@@ -38,6 +38,64 @@ HEAVY = {
     "pandas", "psutil", "pyarrow", "pynvml", "pyroute2", "sklearn",
 }  # fmt: skip
 
+LIGHT = """
+import json, sys
+from contextlib import ExitStack
+from pathlib import Path
+from gangline.agent import commands, main
+from gangline.agent.clock import SystemClock
+from gangline.agent.config import AgentConfig
+import gangline.agent.commands.agent
+folder = Path(sys.argv[1])
+config = AgentConfig(
+    aggregator="127.0.0.1:9", spool_folder=folder / "spool", events_folder=folder / "events",
+    state_folder=folder / "state",
+)
+with ExitStack() as stack:
+    daemon = main.build(config, SystemClock(), stack)
+    for _ in range(3):
+        daemon.tick()
+json.dump(sorted(sys.modules), sys.stdout)
+"""
+ONE_NURSERY = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from gangline.agent import prefork, main
+from gangline.agent.clock import SystemClock
+from gangline.agent.config import AgentConfig
+folder = Path(sys.argv[1])
+config = AgentConfig(
+    aggregator="127.0.0.1:9", spool_folder=folder / "spool", events_folder=folder / "events",
+    state_folder=folder / "state", run_folder=str(folder / "run"),
+)
+began = prefork.prefork(config, SystemClock())
+pid = began.fork_server.pid
+with ExitStack() as stack:
+    main.build(config, SystemClock(), stack, preforked=began).tick()
+    print(pid > 0, began.fork_server.pid == pid)
+print(began.fork_server.pid)
+"""
+FORKED = """
+import sys
+from gangline.agent.commands import agent
+from gangline.agent import prefork
+from gangline.agent.config import AgentConfig
+collectors = prefork.create_collectors(AgentConfig())
+assert not [each for each in collectors if isinstance(each, prefork.FailedCollector)]
+print(*sys.modules)
+"""
+#: Modules of the daemon alone.
+NOT_BEFORE_THE_FORK = (
+    "daemon",
+    "framing",
+    "local.server",
+    "main",
+    "policy",
+    "spool.spool",
+    "transport",
+)
+
 
 def agent(folder: Path, *arguments: str, module: str = "gangline.cli") -> Process:
     command = ["agent"] if module == "gangline.cli" else []
@@ -338,27 +396,6 @@ def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.Monk
     )
 
 
-LIGHT = """
-import json, sys
-from contextlib import ExitStack
-from pathlib import Path
-from gangline.agent import commands, main
-from gangline.agent.clock import SystemClock
-from gangline.agent.config import AgentConfig
-import gangline.agent.commands.agent
-folder = Path(sys.argv[1])
-config = AgentConfig(
-    aggregator="127.0.0.1:9", spool_folder=folder / "spool", events_folder=folder / "events",
-    state_folder=folder / "state",
-)
-with ExitStack() as stack:
-    daemon = main.build(config, SystemClock(), stack)
-    for _ in range(3):
-        daemon.tick()
-json.dump(sorted(sys.modules), sys.stdout)
-"""
-
-
 def test_the_daemon_is_light_when_it_runs(tmp_path: Path) -> None:
     """An import within a function cost each of ten thousand hosts 26 MB, an hour after its start."""
     out = subprocess.run(
@@ -377,27 +414,6 @@ def test_the_daemon_is_light_when_it_runs(tmp_path: Path) -> None:
     assert not loaded & {"_hashlib", "_ssl"}  # libcrypto: a megabyte
 
 
-ONE_NURSERY = """
-import sys
-from contextlib import ExitStack
-from pathlib import Path
-from gangline.agent import prefork, main
-from gangline.agent.clock import SystemClock
-from gangline.agent.config import AgentConfig
-folder = Path(sys.argv[1])
-config = AgentConfig(
-    aggregator="127.0.0.1:9", spool_folder=folder / "spool", events_folder=folder / "events",
-    state_folder=folder / "state", run_folder=str(folder / "run"),
-)
-began = prefork.prefork(config, SystemClock())
-pid = began.fork_server.pid
-with ExitStack() as stack:
-    main.build(config, SystemClock(), stack, preforked=began).tick()
-    print(pid > 0, began.fork_server.pid == pid)
-print(began.fork_server.pid)
-"""
-
-
 def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_path: Path) -> None:
     """A second fork server of the whole daemon would also work, but cost the memory that the first
     saves.
@@ -407,27 +423,6 @@ def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_pa
         check=True, capture_output=True, text=True, cwd=tmp_path, timeout=GUARD_SECONDS,
     )  # fmt: skip
     assert out.stdout.split() == ["True", "True", "0"]
-
-
-FORKED = """
-import sys
-from gangline.agent.commands import agent
-from gangline.agent import prefork
-from gangline.agent.config import AgentConfig
-collectors = prefork.create_collectors(AgentConfig())
-assert not [each for each in collectors if isinstance(each, prefork.FailedCollector)]
-print(*sys.modules)
-"""
-#: Modules of the daemon alone.
-NOT_BEFORE_THE_FORK = (
-    "daemon",
-    "framing",
-    "local.server",
-    "main",
-    "policy",
-    "spool.spool",
-    "transport",
-)
 
 
 def test_what_only_the_daemon_needs_is_imported_after_the_fork(tmp_path: Path) -> None:

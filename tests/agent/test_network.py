@@ -28,6 +28,8 @@ from tests.hosts.reading import rows_of
 
 Values = dict[str, float | int | None]
 
+PFC = b"rx_prio3_pause"
+
 
 def a_port(sys: Path, device: str = "mlx5_0", **files: str) -> Path:
     """Create a port with these files; `counters__link_downed` is counters/link_downed."""
@@ -367,9 +369,6 @@ def test_no_bytes_make_the_vlans_raise(data: bytes) -> None:
     for name, number, below in links.parse_vlans(data + b"\n a | 12 | b"):
         assert name.encode() and 0 <= number <= 9999
         below.encode()
-
-
-PFC = b"rx_prio3_pause"
 
 
 @given(

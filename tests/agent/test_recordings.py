@@ -42,6 +42,11 @@ pytestmark = pytest.mark.skipif(
     not DATA.exists(), reason="the recordings of ../shared/data are not here"
 )
 
+#: The entries of 11,495 that no collector reads.
+_UNREAD = re.compile(
+    r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
+)
+
 
 @pytest.fixture(scope="module")
 def ttar() -> Iterator[tuple[Roots, Reading]]:
@@ -224,12 +229,6 @@ def test_counters_that_stand_at_their_ceiling_are_saturated_and_not_quiet(
         nature = CounterSpec(BY_NAME[name].width_bits, BY_NAME[name].sticks)
         assert classify(value, nature) is Step.SATURATED
         assert classify(value - 1, nature) is None
-
-
-#: The entries of 11,495 that no collector reads.
-_UNREAD = re.compile(
-    r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
-)
 
 
 @pytest.fixture(scope="module")

@@ -38,16 +38,15 @@ from gangline.contract.wire import agent_pb2 as pb
 from tests.agent.test_gpu_release import A, B, Samplers, State, Stuck
 from tests.processes import GUARD_SECONDS
 
-
-class NoEvents:
-    def put(self, event: object) -> bool:
-        return True
-
-
 GPUS = [
     HostDevice("gpu", f"GPU-{n:08x}-0000-0000-0000-000000000000", {"pci_address": address})
     for n, address in enumerate((A, B))
 ]
+
+
+class NoEvents:
+    def put(self, event: object) -> bool:
+        return True
 
 
 class Agent:

@@ -37,6 +37,11 @@ from tests.worlds import START_NS
 
 SECOND = 1_000_000_000
 
+LANES = (
+    "gpu_1s", "gpu_10s", "gpu_60s", "gpu_process_1s", "gpu_job_1s",
+    "amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "ras_10s", "kfd_process_1s",
+)  # fmt: skip
+
 
 def block(table: str, devices: Sequence[str], value: int) -> Block:
     created = Block(table, devices)
@@ -106,12 +111,6 @@ def test_the_daemon_sends_them_in_one_frame() -> None:
     ]
     assert len(of_gpus) >= 5 and all(len(blocks) == 1 for blocks in of_gpus)
     assert {blocks[0].devices for blocks in of_gpus} == {("2", "3", "0", "1")}
-
-
-LANES = (
-    "gpu_1s", "gpu_10s", "gpu_60s", "gpu_process_1s", "gpu_job_1s",
-    "amdgpu_1s", "amdgpu_10s", "amdgpu_60s", "xgmi_10s", "ras_10s", "kfd_process_1s",
-)  # fmt: skip
 
 
 class MixedHost:

@@ -28,6 +28,72 @@ BYTES_MAX = 32_768
 SEGMENT_BYTES = 4096
 BOOT = b"b" * 16
 
+APPENDER = """
+import sys
+from pathlib import Path
+from gangline.agent.spool.spool import Spool
+spool = Spool.open(
+    Path(sys.argv[1]), bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m"
+)
+while True:
+    sequence = spool.next_sequence()
+    spool.append(sequence, b"%d," % sequence * 50)
+    sys.stdout.write("%d\\n" % sequence)
+    sys.stdout.flush()
+"""
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from gangline.agent.spool.lockdir import lock_folder
+lock_folder(Path(sys.argv[1]))
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+time.sleep(600)
+"""
+FULL_DISK = """
+import sys
+from pathlib import Path
+from gangline.agent.spool.spool import Spool
+root = Path(sys.argv[1])
+def read(spool):
+    found = {}
+    while rows := spool.pending(max(found, default=0), 50):
+        found.update(rows)
+    return found
+def opened():
+    return Spool.open(
+        root / "spool", bytes_max=1 << 24, segment_bytes=16384, boot_id=b"b" * 16, owner="m"
+    )
+def append(spool, count):
+    for _ in range(count):
+        spool.append(spool.next_sequence(), b"%6d" % spool.next_sequence() * 100)
+spool = opened()
+append(spool, 100)
+other = open(root / "other", "wb", buffering=0)
+try:
+    while True:
+        other.write(bytes(4096))
+except OSError as error:
+    assert error.errno == 28, error
+append(spool, 300)
+found = read(spool)
+assert spool.dropped_frames > 0 and sorted(found) == list(range(401 - len(found), 401)), found.keys()
+assert len(found) + spool.dropped_frames == 400
+assert all(frame == b"%6d" % s * 100 for s, frame in found.items())
+errors = spool.write_errors
+spool.close()
+spool = opened()  # on the full disk
+assert spool.next_sequence() >= 401
+other.truncate(0)
+append(spool, 100)
+assert spool.write_errors == 0 and len(read(spool)) >= 100
+spool.close()
+other.close()
+print("went through", errors)
+"""
+
 
 def open_spool(folder: Path, *, boot_id: bytes = BOOT, owner: str = "this machine") -> Spool:
     return Spool.open(
@@ -168,21 +234,6 @@ TestSpoolAgainstModel = SpoolAgainstModel.TestCase
 TestSpoolAgainstModel.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, print_blob=True
 )
-
-
-APPENDER = """
-import sys
-from pathlib import Path
-from gangline.agent.spool.spool import Spool
-spool = Spool.open(
-    Path(sys.argv[1]), bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m"
-)
-while True:
-    sequence = spool.next_sequence()
-    spool.append(sequence, b"%d," % sequence * 50)
-    sys.stdout.write("%d\\n" % sequence)
-    sys.stdout.flush()
-"""
 
 
 def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
@@ -530,19 +581,6 @@ def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
     open_spool(folder).close()
 
 
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from gangline.agent.spool.lockdir import lock_folder
-lock_folder(Path(sys.argv[1]))
-if os.fork() == 0:
-    os.setpgid(0, 0)
-    print(os.getpid(), flush=True)
-    time.sleep(600)
-time.sleep(600)
-"""
-
-
 def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_folder(
     folder: Path,
 ) -> None:
@@ -617,49 +655,6 @@ def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
     spool = open_spool(folder)
     assert spool.next_sequence() >= JUMP_SEQUENCES
     spool.close()
-
-
-FULL_DISK = """
-import sys
-from pathlib import Path
-from gangline.agent.spool.spool import Spool
-root = Path(sys.argv[1])
-def read(spool):
-    found = {}
-    while rows := spool.pending(max(found, default=0), 50):
-        found.update(rows)
-    return found
-def opened():
-    return Spool.open(
-        root / "spool", bytes_max=1 << 24, segment_bytes=16384, boot_id=b"b" * 16, owner="m"
-    )
-def append(spool, count):
-    for _ in range(count):
-        spool.append(spool.next_sequence(), b"%6d" % spool.next_sequence() * 100)
-spool = opened()
-append(spool, 100)
-other = open(root / "other", "wb", buffering=0)
-try:
-    while True:
-        other.write(bytes(4096))
-except OSError as error:
-    assert error.errno == 28, error
-append(spool, 300)
-found = read(spool)
-assert spool.dropped_frames > 0 and sorted(found) == list(range(401 - len(found), 401)), found.keys()
-assert len(found) + spool.dropped_frames == 400
-assert all(frame == b"%6d" % s * 100 for s, frame in found.items())
-errors = spool.write_errors
-spool.close()
-spool = opened()  # on the full disk
-assert spool.next_sequence() >= 401
-other.truncate(0)
-append(spool, 100)
-assert spool.write_errors == 0 and len(read(spool)) >= 100
-spool.close()
-other.close()
-print("went through", errors)
-"""
 
 
 def test_a_full_disk_drops_the_oldest_and_recovers(tmp_path: Path) -> None:

@@ -41,6 +41,22 @@ from tests.agent.test_spool import (
 )
 from tests.processes import GUARD_SECONDS
 
+APPENDER = """
+import sys
+from pathlib import Path
+from gangline.agent.spool.spool import Spool
+ticks = iter(range(1 << 30))
+spool = Spool.open(
+    Path(sys.argv[1]), bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m",
+    memory_folder=Path(sys.argv[2]), seconds=lambda: next(ticks) / 10,
+)
+while True:
+    sequence = spool.next_sequence()
+    spool.append(sequence, b"%d," % sequence * 50)
+    sys.stdout.write("%d\\n" % sequence)
+    sys.stdout.flush()
+"""
+
 
 class Seconds:
     """A clock that a test sets."""
@@ -442,23 +458,6 @@ def test_nothing_takes_frames_and_none_is_lost(tmp_path: Path) -> None:
     spool.acknowledge(1, 4)
     assert (spool.unacknowledged_frames, spool.dropped_frames) == (0, 0)
     spool.close()
-
-
-APPENDER = """
-import sys
-from pathlib import Path
-from gangline.agent.spool.spool import Spool
-ticks = iter(range(1 << 30))
-spool = Spool.open(
-    Path(sys.argv[1]), bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m",
-    memory_folder=Path(sys.argv[2]), seconds=lambda: next(ticks) / 10,
-)
-while True:
-    sequence = spool.next_sequence()
-    spool.append(sequence, b"%d," % sequence * 50)
-    sys.stdout.write("%d\\n" % sequence)
-    sys.stdout.flush()
-"""
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ SECOND = 1_000_000_000
 #: So long before now the hosts' clocks begin: a reading of a moment still to come is not yet the latest.
 AGO_NS = 10 * SECOND
 
+FILES = ("gangline.duckdb", "operators.duckdb")
+
 
 class Fleet:
     """Hosts whose agents run here, and what each told."""
@@ -74,9 +76,6 @@ def boot_of(host: JobsHost) -> str:
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
-
-
-FILES = ("gangline.duckdb", "operators.duckdb")
 
 
 def rows_of_both(lab: Any, query: str) -> list[tuple[Any, ...]]:

@@ -27,6 +27,18 @@ enforceable = true
 source = "assumed"
 """
 
+LINES = ROW.splitlines()
+ODD = (
+    "[[row]]",
+    'name = "a"',
+    "when = [[]]",
+    "codes = [true]",
+    'x = "y"',
+    "[row.when]",
+    "= 1",
+    "row = 5",
+)
+
 
 def test_a_row_is_read() -> None:
     """The host judges by exactly the operator's text."""
@@ -204,19 +216,6 @@ def test_every_row_says_where_its_limit_is_from() -> None:
 def test_any_text_is_a_policy_or_refused(text: str) -> None:
     """For any file content: a policy, or a message of one line."""
     _try(text)
-
-
-LINES = ROW.splitlines()
-ODD = (
-    "[[row]]",
-    'name = "a"',
-    "when = [[]]",
-    "codes = [true]",
-    'x = "y"',
-    "[row.when]",
-    "= 1",
-    "row = 5",
-)
 
 
 @given(st.lists(st.sampled_from([*LINES, *ODD]), max_size=24))

@@ -21,6 +21,11 @@ from gangline.contract.recording import (
     encode_recording,
 )
 
+HEADER = (
+    b'{"devices": ["a"], "signals": ["b"], "states": [], "samples": %s, "seconds": 1, "boottime_ns": 1,'
+    b' "wall_time_ns": 1, "host": "h", "boot_id": "", "reason": "", "simulated": false}'
+)
+
 
 def made(devices: int = 2, samples: int = 30) -> GpuRecording:
     values = array("f", range(devices * 3 * samples))
@@ -86,12 +91,6 @@ def forged(header: bytes, body: bytes, version: int = 1) -> bytes:
         format_.MAGIC, version, len(header), len(body), format_._checksum(header, body)
     )
     return prefix + header + body
-
-
-HEADER = (
-    b'{"devices": ["a"], "signals": ["b"], "states": [], "samples": %s, "seconds": 1, "boottime_ns": 1,'
-    b' "wall_time_ns": 1, "host": "h", "boot_id": "", "reason": "", "simulated": false}'
-)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,9 @@ SPELLING = {
     "XID_154": "as its text says",
 }
 
+HAZARD = 'severity = "hazard"\nclears = "reset"\nhazard_factor = 2.0\n'
+FATAL = 'severity = "fatal"\nclears = "reset"\n'
+
 
 def test_every_code_of_the_catalogue_has_its_row() -> None:
     """Compare with NVIDIA's table if it is available: a missing or misquoted code."""
@@ -282,10 +285,6 @@ class TestOthers:
             tools = [other.tool for other in tool_actions(code)]
             assert len(tools) == len(set(tools))
             assert all("/" in other.source for other in tool_actions(code))
-
-
-HAZARD = 'severity = "hazard"\nclears = "reset"\nhazard_factor = 2.0\n'
-FATAL = 'severity = "fatal"\nclears = "reset"\n'
 
 
 @pytest.mark.parametrize(

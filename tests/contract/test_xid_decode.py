@@ -21,6 +21,16 @@ from gangline.contract.xid.policy import XidSeverity, lookup
 
 OLD, NEW = "570.86.15", "575.57.08"
 
+PIECES = st.sampled_from(
+    [
+        "NVRM: Xid (PCI:0000:9b:00): 149, ", "SXid (PCI:0000:8b:00.0): 20034, ", "pid=", "name=", "'",
+        "1" * 30, "0x", "ffffffffffffffff", "(", ")", "[", ", ", " ", "Fatal", "Nonfatal", " XC0 i0 Link ",
+        "-1", "NETIR_LINK_EVT", "SAW_MVB", "from 0x0 (None) to 0x", "link 3(", "0x0, ", "physAddr ",
+        "\x00", "\ud800", "é", "\n", "RST: Yes", "caused by previous Xid ", "٣",
+    ]
+)  # fmt: skip
+CODES = st.sampled_from([13, 31, 45, 48, 74, 95, 119, 144, 145, 149, 150, 154, 171, 0, -1, 10**12])
+
 
 class TestSplit:
     """A line's code, device and message, in every form that drivers have written."""
@@ -323,17 +333,6 @@ class TestSwitch:
         decoded = decode(code, text, table="sxid")
         assert (decoded.severity, decoded.continuation) == (severity, continuation)
         assert decoded.attributes.get("link") == (text.split()[2] if "Link" in text else None)
-
-
-PIECES = st.sampled_from(
-    [
-        "NVRM: Xid (PCI:0000:9b:00): 149, ", "SXid (PCI:0000:8b:00.0): 20034, ", "pid=", "name=", "'",
-        "1" * 30, "0x", "ffffffffffffffff", "(", ")", "[", ", ", " ", "Fatal", "Nonfatal", " XC0 i0 Link ",
-        "-1", "NETIR_LINK_EVT", "SAW_MVB", "from 0x0 (None) to 0x", "link 3(", "0x0, ", "physAddr ",
-        "\x00", "\ud800", "é", "\n", "RST: Yes", "caused by previous Xid ", "٣",
-    ]
-)  # fmt: skip
-CODES = st.sampled_from([13, 31, 45, 48, 74, 95, 119, 144, 145, 149, 150, 154, 171, 0, -1, 10**12])
 
 
 @given(

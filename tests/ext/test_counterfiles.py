@@ -21,6 +21,8 @@ from tests.processes import GUARD_SECONDS
 
 U64_MAX = (1 << 64) - 1
 
+WORDS = b"unknown notpresent down up"
+
 
 class Cells:
     """Some cells with their counter files."""
@@ -334,9 +336,6 @@ def test_names_of_bytes_are_opened_as_they_are(tmp_path: Path) -> None:
     cells.files.add_cell(0)
     assert cells.values() == [6]
     assert sys.getfilesystemencoding() == "utf-8"
-
-
-WORDS = b"unknown notpresent down up"
 
 
 @pytest.mark.parametrize(

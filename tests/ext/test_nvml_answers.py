@@ -17,6 +17,25 @@ UNSIGNED = (
     st.integers(0, 2**64 - 1) | st.sampled_from(sorted(BLANKS)) | st.integers(2**32 - 3, 2**32 + 3)
 )
 
+GARBAGE = [
+    "error nvmlDeviceGetFieldValues 0 999",
+    "processes 4294967295",
+    "memory_total 18446744073709551615",
+    "field 3 double nan",
+    "field 4 sll -9223372036854775808",
+    "field 83 double inf",
+    "temperature -2147483648",
+    "margin 2147483647",
+    "bar1_used 18446744073709551614",
+    "banks_none 4294967294",
+    "mig_mode 77",
+]
+LOSSES = [
+    "error * 0 15 0",
+    "error nvmlDeviceGetComputeRunningProcesses_v3 0 15 0",
+    "field 230 uint 0 !15 0",
+]
+
 
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -190,21 +209,6 @@ def test_one_gpus_garbage_does_not_end_nvml(code: int, library: str, play: Play)
     assert (sick["calls_failed_errors"], sick["lost_state"]) == (1, 0)
 
 
-GARBAGE = [
-    "error nvmlDeviceGetFieldValues 0 999",
-    "processes 4294967295",
-    "memory_total 18446744073709551615",
-    "field 3 double nan",
-    "field 4 sll -9223372036854775808",
-    "field 83 double inf",
-    "temperature -2147483648",
-    "margin 2147483647",
-    "bar1_used 18446744073709551614",
-    "banks_none 4294967294",
-    "mig_mode 77",
-]
-
-
 @pytest.mark.parametrize("line", GARBAGE)
 def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Play) -> None:
     """The value of one GPU's broken InfoROM was once written over its neighbor's."""
@@ -325,13 +329,6 @@ def test_a_value_type_that_nobody_knows_is_missing(library: str, play: Play) -> 
     play([gpu])
     with Sweeping(library, [gpu.address]) as sweeping:
         assert sweeping.read()[0]["ecc_uncorrected_volatile_errors"] is None
-
-
-LOSSES = [
-    "error * 0 15 0",
-    "error nvmlDeviceGetComputeRunningProcesses_v3 0 15 0",
-    "field 230 uint 0 !15 0",
-]
 
 
 @pytest.mark.parametrize("line", LOSSES)

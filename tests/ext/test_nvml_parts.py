@@ -47,6 +47,67 @@ ABI = Path(nvml_parts.__file__).with_name("nvml_parts_abi.pxd")
 
 Open = Callable[..., Parts]
 
+#: The header's name of each scoped field, without `NVML_FI_DEV_`.
+NAMES = {
+    "transmitted_data_bytes": "NVLINK_THROUGHPUT_DATA_TX",
+    "received_data_bytes": "NVLINK_THROUGHPUT_DATA_RX",
+    "transmitted_bytes": "NVLINK_COUNT_XMIT_BYTES",
+    "received_bytes": "NVLINK_COUNT_RCV_BYTES",
+    "transmitted_packets": "NVLINK_COUNT_XMIT_PACKETS",
+    "received_packets": "NVLINK_COUNT_RCV_PACKETS",
+    **{f"fec_history_{i}_count": f"NVLINK_COUNT_FEC_HISTORY_{i}" for i in range(16)},
+    "link_state": "NVLINK_GET_STATE",
+    "version_code": "NVLINK_GET_VERSION",
+    "speed_bytes_per_second": "NVLINK_GET_SPEED",
+    "replay_errors": "NVLINK_ERROR_DL_REPLAY",
+    "recovery_errors": "NVLINK_ERROR_DL_RECOVERY",
+    "crc_errors": "NVLINK_ERROR_DL_CRC",
+    "malformed_packets_errors": "NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
+    "buffer_overrun_errors": "NVLINK_COUNT_BUFFER_OVERRUN_ERRORS",
+    "receive_errors": "NVLINK_COUNT_RCV_ERRORS",
+    "receive_remote_errors": "NVLINK_COUNT_RCV_REMOTE_ERRORS",
+    "receive_general_errors": "NVLINK_COUNT_RCV_GENERAL_ERRORS",
+    "local_link_integrity_errors": "NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
+    "transmit_discards_packets": "NVLINK_COUNT_XMIT_DISCARDS",
+    "link_recovery_successful_events": "NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
+    "link_recovery_failed_events": "NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
+    "link_recovery_events": "NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+    "effective_errors": "NVLINK_COUNT_EFFECTIVE_ERRORS",
+    "effective_bit_error_ratio": "NVLINK_COUNT_EFFECTIVE_BER",
+    "symbol_errors": "NVLINK_COUNT_SYMBOL_ERRORS",
+    "symbol_bit_error_ratio": "NVLINK_COUNT_SYMBOL_BER",
+}
+C2C_NAMES = {
+    "link_state": "C2C_LINK_GET_STATUS",
+    "speed_max_bytes_per_second": "C2C_LINK_GET_MAX_BW",
+    "crc_errors": "C2C_LINK_ERROR_INTR",
+    "replay_errors": "C2C_LINK_ERROR_REPLAY",
+    "replay_back_to_back_errors": "C2C_LINK_ERROR_REPLAY_B2B",
+    "power_state": "C2C_LINK_POWER_STATE",
+}
+BY_LINK = {
+    "speed_bytes_per_second": "NVLINK_SPEED_MBPS_L",
+    "replay_errors": "NVLINK_REPLAY_ERROR_COUNT_L",
+    "recovery_errors": "NVLINK_RECOVERY_ERROR_COUNT_L",
+    "crc_flit_errors": "NVLINK_CRC_FLIT_ERROR_COUNT_L",
+    "crc_data_errors": "NVLINK_CRC_DATA_ERROR_COUNT_L",
+    "ecc_data_errors": "NVLINK_ECC_DATA_ERROR_COUNT_L",
+}
+EVERYTHING = {"count", "state", "fields", "mode", "mig", "processes", "fabric", "events"}
+#: Function -> parts without another source. Other functions have substitutes.
+COSTS: dict[str, set[str]] = {
+    "nvmlDeviceGetFieldValues": {"fields"},
+    "nvmlDeviceGetNvLinkState": {"state"},
+    "nvmlDeviceGetMigMode": {"mode"},
+    "nvmlDeviceGetMaxMigDeviceCount": {"mig"},
+    "nvmlDeviceGetMigDeviceHandleByIndex": {"mig"},
+    "nvmlDeviceGetComputeRunningProcesses_v3": {"processes"},
+    "nvmlDeviceGetSupportedEventTypes": {"events"},
+    "nvmlDeviceRegisterEvents": {"events"},
+    "nvmlEventSetCreate": {"events"},
+    "nvmlEventSetWait_v2": {"events"},
+}
+
 
 @pytest.fixture
 def play(play: Play) -> Play:
@@ -118,54 +179,6 @@ def test_prototypes_are_nvidias(tmp_path: Path) -> None:
     (tmp_path / "prototypes.c").write_text("#define NVML_NO_UNVERSIONED_FUNC_DEFS\n" + source)
     options = ["-Werror", "-Wall", "-Wno-deprecated-declarations", f"-I{header_folder()}"]
     subprocess.run([*compiler(), *options, "-c", "prototypes.c"], check=True, cwd=tmp_path)
-
-
-#: The header's name of each scoped field, without `NVML_FI_DEV_`.
-NAMES = {
-    "transmitted_data_bytes": "NVLINK_THROUGHPUT_DATA_TX",
-    "received_data_bytes": "NVLINK_THROUGHPUT_DATA_RX",
-    "transmitted_bytes": "NVLINK_COUNT_XMIT_BYTES",
-    "received_bytes": "NVLINK_COUNT_RCV_BYTES",
-    "transmitted_packets": "NVLINK_COUNT_XMIT_PACKETS",
-    "received_packets": "NVLINK_COUNT_RCV_PACKETS",
-    **{f"fec_history_{i}_count": f"NVLINK_COUNT_FEC_HISTORY_{i}" for i in range(16)},
-    "link_state": "NVLINK_GET_STATE",
-    "version_code": "NVLINK_GET_VERSION",
-    "speed_bytes_per_second": "NVLINK_GET_SPEED",
-    "replay_errors": "NVLINK_ERROR_DL_REPLAY",
-    "recovery_errors": "NVLINK_ERROR_DL_RECOVERY",
-    "crc_errors": "NVLINK_ERROR_DL_CRC",
-    "malformed_packets_errors": "NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
-    "buffer_overrun_errors": "NVLINK_COUNT_BUFFER_OVERRUN_ERRORS",
-    "receive_errors": "NVLINK_COUNT_RCV_ERRORS",
-    "receive_remote_errors": "NVLINK_COUNT_RCV_REMOTE_ERRORS",
-    "receive_general_errors": "NVLINK_COUNT_RCV_GENERAL_ERRORS",
-    "local_link_integrity_errors": "NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
-    "transmit_discards_packets": "NVLINK_COUNT_XMIT_DISCARDS",
-    "link_recovery_successful_events": "NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
-    "link_recovery_failed_events": "NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
-    "link_recovery_events": "NVLINK_COUNT_LINK_RECOVERY_EVENTS",
-    "effective_errors": "NVLINK_COUNT_EFFECTIVE_ERRORS",
-    "effective_bit_error_ratio": "NVLINK_COUNT_EFFECTIVE_BER",
-    "symbol_errors": "NVLINK_COUNT_SYMBOL_ERRORS",
-    "symbol_bit_error_ratio": "NVLINK_COUNT_SYMBOL_BER",
-}
-C2C_NAMES = {
-    "link_state": "C2C_LINK_GET_STATUS",
-    "speed_max_bytes_per_second": "C2C_LINK_GET_MAX_BW",
-    "crc_errors": "C2C_LINK_ERROR_INTR",
-    "replay_errors": "C2C_LINK_ERROR_REPLAY",
-    "replay_back_to_back_errors": "C2C_LINK_ERROR_REPLAY_B2B",
-    "power_state": "C2C_LINK_POWER_STATE",
-}
-BY_LINK = {
-    "speed_bytes_per_second": "NVLINK_SPEED_MBPS_L",
-    "replay_errors": "NVLINK_REPLAY_ERROR_COUNT_L",
-    "recovery_errors": "NVLINK_RECOVERY_ERROR_COUNT_L",
-    "crc_flit_errors": "NVLINK_CRC_FLIT_ERROR_COUNT_L",
-    "crc_data_errors": "NVLINK_CRC_DATA_ERROR_COUNT_L",
-    "ecc_data_errors": "NVLINK_ECC_DATA_ERROR_COUNT_L",
-}
 
 
 @pytest.mark.parametrize("header", [header_folder, older_header_folder])
@@ -533,22 +546,6 @@ def test_events_come_with_their_gpu(play: Play, opened: Open) -> None:
     events.close()
     with pytest.raises(NvmlError, match="closed"):
         events.wait(1)
-
-
-EVERYTHING = {"count", "state", "fields", "mode", "mig", "processes", "fabric", "events"}
-#: Function -> parts without another source. Other functions have substitutes.
-COSTS: dict[str, set[str]] = {
-    "nvmlDeviceGetFieldValues": {"fields"},
-    "nvmlDeviceGetNvLinkState": {"state"},
-    "nvmlDeviceGetMigMode": {"mode"},
-    "nvmlDeviceGetMaxMigDeviceCount": {"mig"},
-    "nvmlDeviceGetMigDeviceHandleByIndex": {"mig"},
-    "nvmlDeviceGetComputeRunningProcesses_v3": {"processes"},
-    "nvmlDeviceGetSupportedEventTypes": {"events"},
-    "nvmlDeviceRegisterEvents": {"events"},
-    "nvmlEventSetCreate": {"events"},
-    "nvmlEventSetWait_v2": {"events"},
-}
 
 
 def had(parts: Parts, address: str) -> set[str]:

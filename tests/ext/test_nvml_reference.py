@@ -24,6 +24,48 @@ from tests.fake_nvml.scenario import Gpu, Scenario, Steps, gpus
 ABI = Path(nvml.__file__).with_name("nvml_abi.pxd")
 REFERENCE = Path(__file__).parents[1] / "fake_nvml" / "reference.py"
 
+#: Value -> a driver's maximum, in NVML's unit; others: LIMIT.
+LIMITS: dict[str, int] = {
+    "event_reasons": 2**63 - 100, "energy": 2**52, "margin": 120, "performance_state": 15, "processes": 40,
+    "pcie_generation": 7, "pcie_generation_max": 7, "pcie_width": 32, "pcie_width_max": 32,
+    "pcie_replays": 2**32 - 2, "compute_mode": 3, "sram_unique": 40, "sram_unique_parity": 40,
+    "sram_unique_each": 2**32 - 2,
+}  # fmt: skip
+LIMIT = 2**40
+#: The same by the beginning or the end of the name.
+LIMITS_OF_KINDS = {
+    ("temperature", "slowdown", "shutdown", "gpu_max", "memory_max"): 120,
+    ("utilization",): 100,
+    ("clock",): 99_999,
+    ("power", "module_power"): 10**7,
+    ("remapped", "banks"): 2**24,
+    (
+        "remap_",
+        "repair",
+        "unrepairable",
+        "ecc_mode",
+        "mig_mode",
+        "persistence",
+        "sram_threshold",
+    ): 1,
+}
+#: Fields with the value of a call.
+SAME = {
+    3: "ecc_corrected_volatile", 4: "ecc_uncorrected_volatile", 5: "ecc_corrected_aggregate",
+    6: "ecc_uncorrected_aggregate", 83: "energy", 94: "pcie_replays", 185: "power", 187: "power_limit_min",
+    188: "power_limit_max", 189: "power_limit_default", 192: "power_limit_requested",
+}  # fmt: skip
+FIELD_LIMITS = {
+    29: 2**20,
+    30: 2**20,
+    31: 1,
+    82: 120,
+    186: 10**7,
+    197: 2**32 - 2,
+    198: 2**32 - 2,
+    230: 7,
+}
+
 
 def compile_and_run(source: str, folder: Path) -> str:
     """Compile a C program against NVIDIA's header, and return its output."""
@@ -69,49 +111,6 @@ def test_prototypes_are_nvidias(tmp_path: Path) -> None:
     options = ["-Werror", "-Wall", "-Wno-deprecated-declarations", f"-I{header_folder()}"]
     command = [*compiler(), *options, "-c", "prototypes.c"]
     subprocess.run(command, check=True, cwd=tmp_path)
-
-
-#: Value -> a driver's maximum, in NVML's unit; others: LIMIT.
-LIMITS: dict[str, int] = {
-    "event_reasons": 2**63 - 100, "energy": 2**52, "margin": 120, "performance_state": 15, "processes": 40,
-    "pcie_generation": 7, "pcie_generation_max": 7, "pcie_width": 32, "pcie_width_max": 32,
-    "pcie_replays": 2**32 - 2, "compute_mode": 3, "sram_unique": 40, "sram_unique_parity": 40,
-    "sram_unique_each": 2**32 - 2,
-}  # fmt: skip
-LIMIT = 2**40
-#: The same by the beginning or the end of the name.
-LIMITS_OF_KINDS = {
-    ("temperature", "slowdown", "shutdown", "gpu_max", "memory_max"): 120,
-    ("utilization",): 100,
-    ("clock",): 99_999,
-    ("power", "module_power"): 10**7,
-    ("remapped", "banks"): 2**24,
-    (
-        "remap_",
-        "repair",
-        "unrepairable",
-        "ecc_mode",
-        "mig_mode",
-        "persistence",
-        "sram_threshold",
-    ): 1,
-}
-#: Fields with the value of a call.
-SAME = {
-    3: "ecc_corrected_volatile", 4: "ecc_uncorrected_volatile", 5: "ecc_corrected_aggregate",
-    6: "ecc_uncorrected_aggregate", 83: "energy", 94: "pcie_replays", 185: "power", 187: "power_limit_min",
-    188: "power_limit_max", 189: "power_limit_default", 192: "power_limit_requested",
-}  # fmt: skip
-FIELD_LIMITS = {
-    29: 2**20,
-    30: 2**20,
-    31: 1,
-    82: 120,
-    186: 10**7,
-    197: 2**32 - 2,
-    198: 2**32 - 2,
-    230: 7,
-}
 
 
 def limits(name: str) -> tuple[int, int]:

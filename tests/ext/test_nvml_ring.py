@@ -39,6 +39,34 @@ cells = st.tuples(
     st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=ROWS, max_size=ROWS),
 )
 
+#: Replaces libc's clock in a process of its own: the boot clock's behavior while a sampler sleeps.
+CLOCKS = {
+    "nights": "ahead += 8 * 3600; return 0;",
+    "none": "static int calls; if (++calls > 9) _exit(70); return 22; /* EINVAL */",
+}
+CLOCK = """
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static long long ahead;
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    int failed = syscall(SYS_clock_gettime, clock, now);
+    now->tv_sec += clock == CLOCK_BOOTTIME ? ahead : 0;
+    return failed;
+}
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) { SLEEP }
+"""
+RESTING = """
+import sys, time
+from gangline.ext.nvml import Nvml
+from tests.ext.test_nvml_ring import Filled
+ring = Filled(Nvml(sys.argv[1])).ring
+ring.rest(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 10 * 3600 * 1_000_000_000)
+print(ring.count)
+"""
+
 
 class Summary:
     """A stand-in of a Block with the targets."""
@@ -186,35 +214,6 @@ def test_what_follows_the_ring_has_its_samples(
         believed = [watt for watt in watts if watt is not None and watt < 99_999]
         if believed or all(watt is None for watt in watts):
             assert (tracker.take_second(row) is not None) == bool(believed)
-
-
-#: Replaces libc's clock in a process of its own: the boot clock's behavior while a sampler sleeps.
-CLOCKS = {
-    "nights": "ahead += 8 * 3600; return 0;",
-    "none": "static int calls; if (++calls > 9) _exit(70); return 22; /* EINVAL */",
-}
-CLOCK = """
-#define _GNU_SOURCE
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-static long long ahead;
-int clock_gettime(clockid_t clock, struct timespec *now)
-{
-    int failed = syscall(SYS_clock_gettime, clock, now);
-    now->tv_sec += clock == CLOCK_BOOTTIME ? ahead : 0;
-    return failed;
-}
-int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) { SLEEP }
-"""
-RESTING = """
-import sys, time
-from gangline.ext.nvml import Nvml
-from tests.ext.test_nvml_ring import Filled
-ring = Filled(Nvml(sys.argv[1])).ring
-ring.rest(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 10 * 3600 * 1_000_000_000)
-print(ring.count)
-"""
 
 
 @pytest.mark.parametrize(("clock", "samples"), [("nights", 2), ("none", 0)])

@@ -14,6 +14,37 @@ import pytest
 from gangline.ext import process
 from tests.processes import GUARD_SECONDS, until
 
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+#: Thirty megabytes freed below memory still in use: malloc(3) keeps them.
+FREED = """
+from gangline.ext import process
+def resident(): return int(open("/proc/self/statm").read().split()[1])
+blocks = [bytes(1000) for _ in range(30_000)]
+held = bytes(1000)
+del blocks
+before = resident()
+process.trim()
+print(before - resident())
+"""
+#: Four threads that allocate at once; an arena is 64 MiB of addresses.
+THREADS = """
+import threading
+from gangline.ext import process
+{first}
+def mapped(): return int(open("/proc/self/statm").read().split()[0])
+threading.stack_size(1 << 18)
+before, met = mapped(), threading.Barrier(5)
+def allocate():
+    held = bytes(1000)
+    met.wait(200)
+    met.wait(200)
+for _ in range(4):
+    threading.Thread(target=allocate).start()
+met.wait(200)
+print(mapped() - before)
+met.wait(200)
+"""
+
 
 def test_a_process_is_named_as_it_says() -> None:
     """Five processes called python in `top`, one of them at 100 %: the names must differ."""
@@ -47,40 +78,6 @@ def test_a_child_dies_with_its_parent() -> None:
     )
     os.close(read_end)
     os.close(tell)
-
-
-GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
-
-#: Thirty megabytes freed below memory still in use: malloc(3) keeps them.
-FREED = """
-from gangline.ext import process
-def resident(): return int(open("/proc/self/statm").read().split()[1])
-blocks = [bytes(1000) for _ in range(30_000)]
-held = bytes(1000)
-del blocks
-before = resident()
-process.trim()
-print(before - resident())
-"""
-
-#: Four threads that allocate at once; an arena is 64 MiB of addresses.
-THREADS = """
-import threading
-from gangline.ext import process
-{first}
-def mapped(): return int(open("/proc/self/statm").read().split()[0])
-threading.stack_size(1 << 18)
-before, met = mapped(), threading.Barrier(5)
-def allocate():
-    held = bytes(1000)
-    met.wait(200)
-    met.wait(200)
-for _ in range(4):
-    threading.Thread(target=allocate).start()
-met.wait(200)
-print(mapped() - before)
-met.wait(200)
-"""
 
 
 def bytes_said(program: str) -> int:

@@ -49,20 +49,6 @@ BLACKWELL: dict[int, tuple[str, Steps]] = {
     **{235 + i: ("ull", 10 ** max(0, 12 - i)) for i in range(16)},
 }
 
-
-def words(steps: Steps) -> str:
-    return str(steps) if isinstance(steps, int | str) else " ".join(map(str, steps))
-
-
-def with_links(gpu: Gpu, count: int, fields: dict[int, tuple[str, Steps]] = HOPPER) -> Gpu:
-    """Give *gpu* NVLinks with the same values on each, all to a switch."""
-    gpu.fields[91] = ("uint", count)
-    for link in range(count):
-        gpu.lines += [f"link_state {link} 1", f"link_remote {link} 2 0000:c1:00.0"]
-        gpu.lines += [f"scoped {link} {i} {t} {words(s)}" for i, (t, s) in fields.items()]
-    return gpu
-
-
 #: Percent and MiB/s of a Hopper between two steps of a job and within one (`gpm.c`).
 GPM: dict[str, Steps] = {
     "gpm_supported": 1,
@@ -75,6 +61,19 @@ GPM: dict[str, Steps] = {
     "gpm_nvlink_rx": (0, 120_000),
     "gpm_nvlink_tx": (0, 119_000),
 }
+
+
+def words(steps: Steps) -> str:
+    return str(steps) if isinstance(steps, int | str) else " ".join(map(str, steps))
+
+
+def with_links(gpu: Gpu, count: int, fields: dict[int, tuple[str, Steps]] = HOPPER) -> Gpu:
+    """Give *gpu* NVLinks with the same values on each, all to a switch."""
+    gpu.fields[91] = ("uint", count)
+    for link in range(count):
+        gpu.lines += [f"link_state {link} 1", f"link_remote {link} 2 0000:c1:00.0"]
+        gpu.lines += [f"scoped {link} {i} {t} {words(s)}" for i, (t, s) in fields.items()]
+    return gpu
 
 
 def with_gpm(gpu: Gpu) -> Gpu:

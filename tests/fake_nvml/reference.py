@@ -14,6 +14,31 @@ from typing import Any
 
 import pynvml as nv
 
+CORRECTED, UNCORRECTED = nv.NVML_MEMORY_ERROR_TYPE_CORRECTED, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+VOLATILE, AGGREGATE = nv.NVML_VOLATILE_ECC, nv.NVML_AGGREGATE_ECC
+#: Reading -> member of the SRAM's status.
+SRAM = {
+    "sram_corrected_volatile_errors": "volatileCor",
+    "sram_parity_volatile_errors": "volatileUncParity",
+    "sram_secded_volatile_errors": "volatileUncSecDed",
+    "sram_corrected_lifetime_errors": "aggregateCor",
+    "sram_parity_lifetime_errors": "aggregateUncParity",
+    "sram_secded_lifetime_errors": "aggregateUncSecDed",
+    "sram_l2_lifetime_errors": "aggregateUncBucketL2",
+    "sram_sm_lifetime_errors": "aggregateUncBucketSm",
+    "sram_pcie_lifetime_errors": "aggregateUncBucketPcie",
+    "sram_microcontroller_lifetime_errors": "aggregateUncBucketMcu",
+    "sram_other_lifetime_errors": "aggregateUncBucketOther",
+}
+PLACES = {
+    "l1": "L1",
+    "l2": "L2",
+    "device": "DEV",
+    "register": "REG",
+    "texture": "TEX",
+    "cbu": "CBU",
+}
+
 
 def field(handle: Any, field_id: int) -> int:
     """Return one field's value, by the union member of its type."""
@@ -66,9 +91,6 @@ def unrepairable(handle: Any) -> int:
 def ecc(handle: Any, error: int, counter: int) -> int:
     return int(nv.nvmlDeviceGetTotalEccErrors(handle, error, counter))
 
-
-CORRECTED, UNCORRECTED = nv.NVML_MEMORY_ERROR_TYPE_CORRECTED, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-VOLATILE, AGGREGATE = nv.NVML_VOLATILE_ECC, nv.NVML_AGGREGATE_ECC
 
 READ: dict[str, Callable[[Any], Any]] = {
     "sm_clock_hertz": lambda h: nv.nvmlDeviceGetClockInfo(h, nv.NVML_CLOCK_SM) * 1e6,
@@ -200,20 +222,6 @@ READ: dict[str, Callable[[Any], Any]] = {
     "sram_unique_uncorrected_errors": lambda h: sum(place.count for place in sram_places(h)),
     "sram_unique_parity_count": lambda h: sum(place.isParity for place in sram_places(h)),
 }
-#: Reading -> member of the SRAM's status.
-SRAM = {
-    "sram_corrected_volatile_errors": "volatileCor",
-    "sram_parity_volatile_errors": "volatileUncParity",
-    "sram_secded_volatile_errors": "volatileUncSecDed",
-    "sram_corrected_lifetime_errors": "aggregateCor",
-    "sram_parity_lifetime_errors": "aggregateUncParity",
-    "sram_secded_lifetime_errors": "aggregateUncSecDed",
-    "sram_l2_lifetime_errors": "aggregateUncBucketL2",
-    "sram_sm_lifetime_errors": "aggregateUncBucketSm",
-    "sram_pcie_lifetime_errors": "aggregateUncBucketPcie",
-    "sram_microcontroller_lifetime_errors": "aggregateUncBucketMcu",
-    "sram_other_lifetime_errors": "aggregateUncBucketOther",
-}
 
 
 def of_sram(member: str) -> Callable[[Any], int]:
@@ -228,14 +236,6 @@ def of_field(name: str) -> Callable[[Any], int]:
     return lambda h: field(h, getattr(nv, name))
 
 
-PLACES = {
-    "l1": "L1",
-    "l2": "L2",
-    "device": "DEV",
-    "register": "REG",
-    "texture": "TEX",
-    "cbu": "CBU",
-}
 READ |= {name: of_sram(member) for name, member in SRAM.items()}
 READ |= {
     f"remap_banks_{name}_count": of_histogram(name)

@@ -13,6 +13,20 @@ from tests.fuzzing.damage import ODD_WORDS
 
 MEGABYTE = 1 << 20
 
+#: What stands in a file's place, or what it holds.
+WAYS = (
+    "word", "word", "word", "word", "unit", "binary", "megabyte", "nothing", "folder", "dangling", "loop", "closed",
+    "vanished", "twice", "blank",
+)  # fmt: skip
+#: What is no file any more.
+_OTHER_THINGS: dict[str, Callable[[Path], object]] = {
+    "vanished": lambda path: None,
+    "folder": lambda path: path.mkdir(),
+    "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "fifo": os.mkfifo,
+}
+
 
 @contextmanager
 def damaged_files(paths: Sequence[Path], seed: str, ways: Sequence[str] = ()) -> Iterator[None]:
@@ -38,13 +52,6 @@ def taken_out(folder: Path, aside: Path) -> Iterator[None]:
         aside.rename(folder)
 
 
-#: What stands in a file's place, or what it holds.
-WAYS = (
-    "word", "word", "word", "word", "unit", "binary", "megabyte", "nothing", "folder", "dangling", "loop", "closed",
-    "vanished", "twice", "blank",
-)  # fmt: skip
-
-
 def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, int]:
     """Damage *path*; return what `_mend` needs. What a file holds is changed in place, as a driver does."""
     mode, data = path.stat().st_mode & 0o777, path.read_bytes()
@@ -56,16 +63,6 @@ def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, i
         path.unlink()
         _OTHER_THINGS[way](path)
     return path, data, mode
-
-
-#: What is no file any more.
-_OTHER_THINGS: dict[str, Callable[[Path], object]] = {
-    "vanished": lambda path: None,
-    "folder": lambda path: path.mkdir(),
-    "dangling": lambda path: path.symlink_to("/nowhere/at/all"),
-    "loop": lambda path: path.symlink_to(path.name),
-    "fifo": os.mkfifo,
-}
 
 
 def _content(way: str, data: bytes, source: random.Random) -> bytes:

@@ -40,6 +40,14 @@ _ABOVE_ONE = {"host.load_1m_ratio", "nvme.used_ratio"}
 #: What may be an error and is said in words of its own: the log is there and cannot be read.
 _ERRORS_IN_WORDS = {"kernel_log_10s": re.compile(r"RuntimeError: .*/dev/kmsg: ")}
 
+_SIGNALS = {(table, s.column): s for table, signals in TABLES.items() for s in signals}
+#: Folders that are one device each, below /sys.
+VICTIMS = (
+    "class/infiniband/*", "class/net/*", "bus/pci/devices/*", "class/nvme/*", "block/*", "class/hwmon/*",
+    "class/powercap/*", "devices/system/node/node*", "devices/system/cpu/cpu[0-9]*",
+    "devices/system/edac/mc/mc*", "devices/system/edac/mc/mc*/dimm*",
+)  # fmt: skip
+
 
 @dataclass
 class Reading:
@@ -160,9 +168,6 @@ def assert_sane(reading: Reading) -> None:
             _assert_value(_SIGNALS[table, column], value)
 
 
-_SIGNALS = {(table, s.column): s for table, signals in TABLES.items() for s in signals}
-
-
 def _assert_value(signal: Signal, value: float) -> None:
     if signal.kind is not Kind.GAUGE:
         assert 0 <= value <= BLANK_64, (signal.name, value)
@@ -188,14 +193,6 @@ def files_below(folder: Path) -> list[Path]:
         for name in names
         if not os.path.islink(os.path.join(place, name))
     ]
-
-
-#: Folders that are one device each, below /sys.
-VICTIMS = (
-    "class/infiniband/*", "class/net/*", "bus/pci/devices/*", "class/nvme/*", "block/*", "class/hwmon/*",
-    "class/powercap/*", "devices/system/node/node*", "devices/system/cpu/cpu[0-9]*",
-    "devices/system/edac/mc/mc*", "devices/system/edac/mc/mc*/dimm*",
-)  # fmt: skip
 
 
 def victims(host: Host) -> list[Path]:

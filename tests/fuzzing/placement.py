@@ -33,6 +33,16 @@ from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
 STATES = (HealthState.HEALTHY, HealthState.HEALTHY, HealthState.HEALTHY, HealthState.UNHEALTHY,
           HealthState.STALE, HealthState.MAINTENANCE, HealthState.DEGRADED)  # fmt: skip
 
+REQUEST = wire.PlanPlacementRequest(
+    gang=wire.GangRequirements(nodes=4, gpus_per_node=8, invariants=wire.PlacementInvariants(
+        within=wire.TIER_SPINE, segment_nodes=2, segment_tier=wire.TIER_RACK),
+        groups=wire.ParallelGroups(tensor=4, pipeline=2, data=4, data_traffic=0.5), tenant="vision", priority=3,
+        gpu_hours_per_delay_hour=2.0, gpu_hours_per_currency_unit=0.1),
+    candidates=wire.PlacementCandidates(node_bitmap=b"\xff", shared_node_index=[1], shared_gpu_mask=b"\x0f",
+        job_priorities=[wire.JobPriority(job="a", priority=2)]),
+    options_max=3,
+)  # fmt: skip
+
 
 def _fleet(source: random.Random) -> list[Node]:
     nodes = []
@@ -187,15 +197,6 @@ class _Source:
     )
 
 
-REQUEST = wire.PlanPlacementRequest(
-    gang=wire.GangRequirements(nodes=4, gpus_per_node=8, invariants=wire.PlacementInvariants(
-        within=wire.TIER_SPINE, segment_nodes=2, segment_tier=wire.TIER_RACK),
-        groups=wire.ParallelGroups(tensor=4, pipeline=2, data=4, data_traffic=0.5), tenant="vision", priority=3,
-        gpu_hours_per_delay_hour=2.0, gpu_hours_per_currency_unit=0.1),
-    candidates=wire.PlacementCandidates(node_bitmap=b"\xff", shared_node_index=[1], shared_gpu_mask=b"\x0f",
-        job_priorities=[wire.JobPriority(job="a", priority=2)]),
-    options_max=3,
-)  # fmt: skip
 REQUEST.gang.length.FromSeconds(3600)
 
 

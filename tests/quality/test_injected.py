@@ -31,6 +31,9 @@ from tests.processes import GUARD_SECONDS, until
 #: What the kernel's log says needs neither the inventory nor NVML, and a stand-in is long in the making.
 FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 
+#: By its clock: all is injected by then.
+PLAY_SECONDS = APART_SECONDS + 2
+
 
 def kind_of(words: str) -> InjectedKind:
     (found,) = (kind for kind in KINDS if words in kind.name)
@@ -90,10 +93,6 @@ def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
             return all(each.advised for each in stage.subjects)
 
         until(advised, "something is advised about both")
-
-
-#: By its clock: all is injected by then.
-PLAY_SECONDS = APART_SECONDS + 2
 
 
 class Played(Stage):

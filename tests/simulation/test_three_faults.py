@@ -39,6 +39,11 @@ REASONS = {
     "hbm": Reason.XID_FATAL,
 }
 
+#: What `gangline run` shows: class -> reason. `missing` (aggregator/commands/run.py) waits for these.
+FIVE = REASONS | {"slow_host": Reason.STRAGGLER, "power_brake": Reason.POWER_CAP}
+#: The host that is slow at a normal clock is found last: by nine windows of ten seconds in which its job worked.
+FIVE_SECONDS = 120
+
 
 def watched(model: LiveWorld, seconds: int) -> Iterator[Snapshot]:
     """Yield the judge's snapshot of every second."""
@@ -118,12 +123,6 @@ def test_a_healthy_fleet_has_nobody_to_blame(seed: int) -> None:
     counters, caps at full load. An alarm here is an alarm that operators learn to ignore."""
     verdict = run(calm(seed, HOSTS), {})
     assert not verdict.blamed
-
-
-#: What `gangline run` shows: class -> reason. `missing` (aggregator/commands/run.py) waits for these.
-FIVE = REASONS | {"slow_host": Reason.STRAGGLER, "power_brake": Reason.POWER_CAP}
-#: The host that is slow at a normal clock is found last: by nine windows of ten seconds in which its job worked.
-FIVE_SECONDS = 120
 
 
 @pytest.mark.parametrize("seed", SEEDS)

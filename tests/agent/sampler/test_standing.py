@@ -35,6 +35,8 @@ LEFT = AbandonedProcess(
     ("gpu", "0000:9b:00.0", ""), 77, 5000, 3, "gpu_1s", "nvmlDeviceGetFieldValues"
 )
 
+SLEEP, SPIN = ("sleep", "600"), ("sh", "-c", "while :; do :; done")
+
 
 @pytest.mark.parametrize(
     ("state", "spoke_at", "excuse"),
@@ -65,9 +67,6 @@ def child(*command: str) -> Iterator[int]:
             yield process.pid
         finally:
             process.kill()
-
-
-SLEEP, SPIN = ("sleep", "600"), ("sh", "-c", "while :; do :; done")
 
 
 def test_true_processes_as_the_kernel_shows_them() -> None:

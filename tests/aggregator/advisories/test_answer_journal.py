@@ -31,6 +31,8 @@ from tests.worlds import World
 
 ACCEPTED, DONE = AdvisoryState.ACCEPTED, AdvisoryState.DONE
 
+RECORDS = st.lists(st.builds(AnswerRecord, st.integers(1, 9), st.just("Acked"), st.text(st.characters(codec="ascii", exclude_characters="\n\r"))))  # fmt: skip
+
 
 class BusyDisk(Tables):
     """A store whose commits wait while `is_free` is not set, and write nothing once the process is killed."""
@@ -178,9 +180,6 @@ def test_a_full_journal_waits_for_the_store(
         return store.commits - commits
 
     assert asyncio.run(run()) == 1
-
-
-RECORDS = st.lists(st.builds(AnswerRecord, st.integers(1, 9), st.just("Acked"), st.text(st.characters(codec="ascii", exclude_characters="\n\r"))))  # fmt: skip
 
 
 @given(RECORDS, st.integers(0, 10_000), st.binary(max_size=40))

@@ -50,6 +50,24 @@ from tests.aggregator.advisories.served import (
 from tests.processes import GUARD_SECONDS
 from tests.worlds import World
 
+OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
+    "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
+    "a node of two lines": (
+        {"nodes": ["nodes/a\nb"]},
+        "outcomes[0].nodes: 'nodes/a\\nb', expected",
+    ),
+    "whom it blames": ({"blamed_node": "h1"}, "outcomes[0].blamed_node: 'h1', expected nodes/NODE"),
+    "one that was not there": (
+        {"blamed_node": "nodes/h9"},
+        "outcomes[0].blamed_node: 'nodes/h9' is not one of its nodes",
+    ),
+    "its advice": ({"advisory": "a1"}, "outcomes[0].advisory: 'a1', expected advisories/a12"),
+    "no begin": ({"start_time": {}}, "outcomes[0].start_time: is missing"),
+    "no end": ({"end_time": {}}, "outcomes[0].end_time: expected later than start_time"),
+    "no id": ({"outcome_id": ""}, "outcomes[0].outcome_id: expected 1 to 128"),
+    "a loss": ({"lost_gpu_hours": -1.0}, "outcomes[0].lost_gpu_hours: -1.0, expected 0 to 1e9"),
+}
+
 
 def advisory(number: int, state: AdvisoryState) -> Advisory:
     return Advisory(
@@ -508,25 +526,6 @@ def test_watchers_are_told_once_of_times_that_moved(way: str, to: AdvisoryState)
 
     asyncio.run(run())
     store.close()
-
-
-OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
-    "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
-    "a node of two lines": (
-        {"nodes": ["nodes/a\nb"]},
-        "outcomes[0].nodes: 'nodes/a\\nb', expected",
-    ),
-    "whom it blames": ({"blamed_node": "h1"}, "outcomes[0].blamed_node: 'h1', expected nodes/NODE"),
-    "one that was not there": (
-        {"blamed_node": "nodes/h9"},
-        "outcomes[0].blamed_node: 'nodes/h9' is not one of its nodes",
-    ),
-    "its advice": ({"advisory": "a1"}, "outcomes[0].advisory: 'a1', expected advisories/a12"),
-    "no begin": ({"start_time": {}}, "outcomes[0].start_time: is missing"),
-    "no end": ({"end_time": {}}, "outcomes[0].end_time: expected later than start_time"),
-    "no id": ({"outcome_id": ""}, "outcomes[0].outcome_id: expected 1 to 128"),
-    "a loss": ({"lost_gpu_hours": -1.0}, "outcomes[0].lost_gpu_hours: -1.0, expected 0 to 1e9"),
-}
 
 
 def test_what_an_outcome_may_not_be() -> None:

@@ -26,6 +26,21 @@ HOUR_NS, DAY_NS = 3600 * 10**9, 86_400 * 10**9
 HAZARDS = tuple(np.geomspace(5e-6, 60.0, 100).tolist())
 CALM = 1.81e-4
 
+HISTORIES: dict[str, tuple[tuple[float, float, bool, int], ...]] = {
+    "none": (),
+    "a few": ((CALM, 8.0, True, 3), (CALM, 8.0, False, 500)),
+    "hazards too large": ((CALM, 500.0, False, 400), (0.05, 8.0, False, 300)),
+    "hazards too small": ((CALM, 8.0, True, 200), (2e-3, 8.0, True, 30), (0.3, 8.0, True, 30)),
+    "the calm too small, the sick too large": ((CALM, 8.0, True, 400), (0.3, 100.0, False, 400)),
+    "only the sick": ((1.0, 100.0, False, 500), (0.05, 10.0, True, 20)),
+}  # fmt: skip
+#: Hazard, hours, whether it was interrupted: dead for half an hour and for a year, a week of calm, a burst, a moment.
+WORST = (
+    (60.0, 0.5, True), (60.0, 8760.0, False), (60.0, 8760.0, True), (CALM, 8760.0, True), (CALM, 8760.0, False),
+    (CALM, 1e-3, True), (1e-3, 24.0, True), (1e-2, 240.0, False), (0.2, 1e-6, True), (5e-6, 1.0, True),
+)  # fmt: skip
+JOBS, GANG, JOB_HOURS = 10_000, 16, 24.0
+
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
@@ -68,21 +83,6 @@ def told(
 
 def factors_of(calibration: Calibration) -> np.ndarray[Any, Any]:
     return np.exp(calibration.log_factors(np.log(HAZARDS)))
-
-
-HISTORIES: dict[str, tuple[tuple[float, float, bool, int], ...]] = {
-    "none": (),
-    "a few": ((CALM, 8.0, True, 3), (CALM, 8.0, False, 500)),
-    "hazards too large": ((CALM, 500.0, False, 400), (0.05, 8.0, False, 300)),
-    "hazards too small": ((CALM, 8.0, True, 200), (2e-3, 8.0, True, 30), (0.3, 8.0, True, 30)),
-    "the calm too small, the sick too large": ((CALM, 8.0, True, 400), (0.3, 100.0, False, 400)),
-    "only the sick": ((1.0, 100.0, False, 500), (0.05, 10.0, True, 20)),
-}  # fmt: skip
-#: Hazard, hours, whether it was interrupted: dead for half an hour and for a year, a week of calm, a burst, a moment.
-WORST = (
-    (60.0, 0.5, True), (60.0, 8760.0, False), (60.0, 8760.0, True), (CALM, 8760.0, True), (CALM, 8760.0, False),
-    (CALM, 1e-3, True), (1e-3, 24.0, True), (1e-2, 240.0, False), (0.2, 1e-6, True), (5e-6, 1.0, True),
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("history", HISTORIES)
@@ -243,9 +243,6 @@ def test_an_interruption_is_of_the_blamed_host_else_of_all_by_their_hazards(stor
     nobody = [OutcomeHost(0, host, START_NS, START_NS + HOUR_NS, True) for host in ("h0", "h1", "h2", "h3")]  # fmt: skip
     found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, nobody))
     assert sum(found[0].shares) == pytest.approx(0.5)  # of two of four hosts nothing is known
-
-
-JOBS, GANG, JOB_HOURS = 10_000, 16, 24.0
 
 
 @pytest.mark.slow

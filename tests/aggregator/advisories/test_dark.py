@@ -30,6 +30,17 @@ from tests.worlds import SECOND_NS, World
 
 OTHERS = 194
 
+WINDOW = b"""[[place]]
+hosts = ["h[0-5]"]
+rack = "r7"
+[[maintenance]]
+racks = ["r7"]
+begin = 2023-11-14T22:00:00Z
+end = 2023-11-14T23:00:00Z
+who = "alice"
+why = "a new power feed"
+"""
+
 
 class Fleet:
     """Six hosts of rack r7 (of 2 GPUs each) that are told of by hand, and others of other racks, always heard."""
@@ -156,18 +167,6 @@ def test_without_a_topology_eight_hosts_are_few() -> None:
     fleet.hush(*range(6))
     fleet.run(60)
     assert fleet.open == []
-
-
-WINDOW = b"""[[place]]
-hosts = ["h[0-5]"]
-rack = "r7"
-[[maintenance]]
-racks = ["r7"]
-begin = 2023-11-14T22:00:00Z
-end = 2023-11-14T23:00:00Z
-who = "alice"
-why = "a new power feed"
-"""
 
 
 @pytest.mark.slow

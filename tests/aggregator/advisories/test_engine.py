@@ -45,6 +45,29 @@ from tests.aggregator.advisories.served import (
 from tests.processes import GUARD_SECONDS
 from tests.worlds import START_NS
 
+REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
+    "no such advisory": ({"name": "advisories/a99"}, grpc.StatusCode.NOT_FOUND, "a99"),
+    "no name": ({"name": "a1"}, grpc.StatusCode.INVALID_ARGUMENT, "expected advisories/a12"),
+    "a long note": ({"note": "x" * 501}, grpc.StatusCode.INVALID_ARGUMENT, "at most 500"),
+    "a long actor": ({"actor": "x" * 129}, grpc.StatusCode.INVALID_ARGUMENT, "at most 128"),
+    "a long etag": ({"etag": "x" * 65}, grpc.StatusCode.INVALID_ARGUMENT, "at most 64"),
+    "nobody": ({"actor": ""}, grpc.StatusCode.INVALID_ARGUMENT, "the caller's name"),
+    "no state": ({"new_state": 0}, grpc.StatusCode.INVALID_ARGUMENT, "ACCEPTED"),
+    "a state of ours": ({"new_state": 8}, grpc.StatusCode.INVALID_ARGUMENT, "WITHDRAWN"),
+    "no reason": ({"new_state": 5}, grpc.StatusCode.INVALID_ARGUMENT, "needs a reason"),
+    "put off until the past": (
+        {"new_state": 6, "defer_until_time": {"seconds": 5}},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "defer_until_time: expected a time in the future",
+    ),
+    "put off for a month": (
+        {"new_state": 6, "defer_until_time": {"seconds": START_NS // 10**9 + 30 * 86_400}},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "days ahead, at most 7: defer it again then",
+    ),
+    "done by nobody": ({"new_state": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROPOSED"),
+}
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
@@ -293,30 +316,6 @@ def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended()
         store.close()
 
     asyncio.run(run())
-
-
-REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
-    "no such advisory": ({"name": "advisories/a99"}, grpc.StatusCode.NOT_FOUND, "a99"),
-    "no name": ({"name": "a1"}, grpc.StatusCode.INVALID_ARGUMENT, "expected advisories/a12"),
-    "a long note": ({"note": "x" * 501}, grpc.StatusCode.INVALID_ARGUMENT, "at most 500"),
-    "a long actor": ({"actor": "x" * 129}, grpc.StatusCode.INVALID_ARGUMENT, "at most 128"),
-    "a long etag": ({"etag": "x" * 65}, grpc.StatusCode.INVALID_ARGUMENT, "at most 64"),
-    "nobody": ({"actor": ""}, grpc.StatusCode.INVALID_ARGUMENT, "the caller's name"),
-    "no state": ({"new_state": 0}, grpc.StatusCode.INVALID_ARGUMENT, "ACCEPTED"),
-    "a state of ours": ({"new_state": 8}, grpc.StatusCode.INVALID_ARGUMENT, "WITHDRAWN"),
-    "no reason": ({"new_state": 5}, grpc.StatusCode.INVALID_ARGUMENT, "needs a reason"),
-    "put off until the past": (
-        {"new_state": 6, "defer_until_time": {"seconds": 5}},
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "defer_until_time: expected a time in the future",
-    ),
-    "put off for a month": (
-        {"new_state": 6, "defer_until_time": {"seconds": START_NS // 10**9 + 30 * 86_400}},
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "days ahead, at most 7: defer it again then",
-    ),
-    "done by nobody": ({"new_state": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROPOSED"),
-}
 
 
 def test_what_an_answer_may_not_be(store: Store) -> None:

@@ -22,6 +22,9 @@ from gangline.contract.wire import job_pb2
 from tests.aggregator.advisories.served import Tables, observe, served
 from tests.worlds import World, gpu_of
 
+FIRST: dict[str, tuple[str, ...]] = {"train": ("h0", "h1")}
+BOTH = {**FIRST, "train (scheduler other)": ("h3",)}
+
 
 def login(name: str, role: Role = Role.SCHEDULER) -> Principal:
     return Principal(role, name, auth_method=f"token {name}", proof=(1, 1))
@@ -86,8 +89,6 @@ def first_fails_over(site: Site) -> None:
     site.run(SLURM, "train", 0, 1, actor="another replica")
 
 
-FIRST: dict[str, tuple[str, ...]] = {"train": ("h0", "h1")}
-BOTH = {**FIRST, "train (scheduler other)": ("h3",)}
 #: Steps after login `slurm` reported "train" -> the gangs afterwards.
 HISTORIES: dict[str, tuple[list[Callable[[Site], Any]], dict[str, tuple[str, ...]]]] = {
     "another login reports it": ([second_reports], BOTH),

@@ -47,6 +47,12 @@ NOW = 1_760_000_000_000_000_000
 QUIET = Fault(2e-4, 1.0, 8)
 GANG = Workload("train", 512, 0.1, 1800.0)
 
+FAULTS = st.builds(Fault, st.floats(0, 60), st.floats(0.05, 1), st.integers(1, 16))
+WORKS = st.builds(
+    Workload, st.just("j"), st.integers(1, 100_000), st.floats(0, 10),
+    st.sampled_from((0.0, 600.0, 86_400.0)), st.booleans(),
+)  # fmt: skip
+
 
 def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
     """A new row of the table said what nobody carried out."""
@@ -174,13 +180,6 @@ def test_waiting_never_costs_more_than_the_whole_gang(
     """A hazard of one a minute cost more GPU-hours than there are."""
     lost, _ = waiting_cost(Fault(hazard, speed, gpus), Workload("j", gang, 0.0, interval))
     assert 0.0 <= lost <= 8.0 * max(gang, gpus) * (1 + 1e-9)
-
-
-FAULTS = st.builds(Fault, st.floats(0, 60), st.floats(0.05, 1), st.integers(1, 16))
-WORKS = st.builds(
-    Workload, st.just("j"), st.integers(1, 100_000), st.floats(0, 10),
-    st.sampled_from((0.0, 600.0, 86_400.0)), st.booleans(),
-)  # fmt: skip
 
 
 @given(action=st.sampled_from(Action), fault=FAULTS, work=WORKS)

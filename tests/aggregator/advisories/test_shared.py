@@ -28,6 +28,8 @@ SLOW: dict[str, Any] = {
     "checkpoint_seconds": 1800.0, "among": (8, 0, 0, 0, 0, 0),
 }  # fmt: skip
 
+ILL: dict[str, Any] = {"reason": "ECC_TREND", "action": Action.AVOID, **SLOW, "job": ""}
+
 
 def cause(world: World) -> Advisory:
     (one,) = [each for each in world.machine.state.advisories.values() if not each.host]
@@ -211,9 +213,6 @@ def test_a_host_with_many_ill_devices_hides_nobody() -> None:
     world.now_ns += 60 * SECOND_NS
     braked(world, 0, 1, 2, reason="THERMAL_THROTTLE")
     assert cause(world).hosts == ("h0", "h1", "h2")
-
-
-ILL: dict[str, Any] = {"reason": "ECC_TREND", "action": Action.AVOID, **SLOW, "job": ""}
 
 
 def ill_since_days(world: World) -> None:

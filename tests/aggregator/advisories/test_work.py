@@ -20,6 +20,46 @@ from tests.worlds import World, gpu_of
 
 GPUS = 2
 
+NODE: dict[str, Any] = {"node": "nodes/h1", "reason": "burn-in"}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "nobody": ("out", {"actor": " "}, "actor: the caller's name"),
+    "a long actor": ("out", {"actor": "x" * 129}, "actor: 129 characters, at most 128"),
+    "no reason": ("out", {"nodes": [{"node": "nodes/h1"}]}, "nodes[0].reason: why it is out"),
+    "two lines": ("out", {"nodes": [{**NODE, "reason": "a\nb"}]}, "one line"),
+    "no node": ("out", {"nodes": [{**NODE, "node": "h1"}]}, "nodes[0].node: 'h1', expected nodes/NODE"),
+    "both": ("out", {"nodes": [NODE], "returned_nodes": ["nodes/h1"]}, "returned_nodes: 'h1' is reported both"),
+    "no time": ("out", {"nodes": [{**NODE, "ttl": {"nanos": 5}}]}, "nodes[0].ttl: 5e-09 s, expected 1 s"),
+    "for ever": ("out", {"nodes": [{**NODE, "ttl": {"seconds": 604_801}}]}, "to 7 days, or none"),
+    "backwards": ("out", {"nodes": [{**NODE, "ttl": {"seconds": -5}}]}, "nodes[0].ttl: -5 s"),
+    "many": ("out", {"returned_nodes": ["nodes/a"] * 10_001}, "returned_nodes: 10001, at most 10000"),
+    "no name": ("gangs", {"gangs": [{"nodes": ["nodes/h1"]}]}, "gangs[0].workload: its name"),
+    "no hosts": ("gangs", {"gangs": [{"workload": "a"}]}, "gangs[0].nodes: 0, expected 1 to 10000"),
+    "gpus": (
+        "gangs", {"gangs": [{"workload": "a", "nodes": ["nodes/h1"], "gpus_count": 1_000_001}]},
+        "gangs[0].gpus_count: 1000001, expected 0 to 1000000",
+    ),
+    "a cadence": (
+        "gangs",
+        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"], "checkpoint_interval": {"nanos": 5}}]},
+        "gangs[0].checkpoint_interval: 5e-09 s, expected 1 s to 7 days",
+    ),
+    "a gang twice": (
+        "gangs",
+        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}, {"workload": "a", "nodes": ["nodes/h0"]}]},
+        "gangs[1].workload: 'a' is in gangs[0] too, with other values; send it once",
+    ),
+    "runs and has ended": (
+        "gangs",
+        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}], "ended_workloads": ["b", "a"]},
+        "ended_workloads: 'a' is reported both as running and as ended",
+    ),
+    "out twice": (
+        "out", {"nodes": [NODE, {**NODE, "reason": "kernel"}]},
+        "nodes[1].node: 'nodes/h1' is in nodes[0] too, with other values; send it once",
+    ),
+    "many ended": ("gangs", {"ended_workloads": ["a"] * 10_001}, "ended_workloads: 10001, at most"),
+}  # fmt: skip
+
 
 @pytest.fixture
 def store() -> Iterator[Tables]:
@@ -192,47 +232,6 @@ def test_what_a_scheduler_does_not_say_again_ends(store: Tables) -> None:
         assert asked(store, "SELECT count(*) FROM gangs") == [(0,)]
 
     asyncio.run(run())
-
-
-NODE: dict[str, Any] = {"node": "nodes/h1", "reason": "burn-in"}
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "nobody": ("out", {"actor": " "}, "actor: the caller's name"),
-    "a long actor": ("out", {"actor": "x" * 129}, "actor: 129 characters, at most 128"),
-    "no reason": ("out", {"nodes": [{"node": "nodes/h1"}]}, "nodes[0].reason: why it is out"),
-    "two lines": ("out", {"nodes": [{**NODE, "reason": "a\nb"}]}, "one line"),
-    "no node": ("out", {"nodes": [{**NODE, "node": "h1"}]}, "nodes[0].node: 'h1', expected nodes/NODE"),
-    "both": ("out", {"nodes": [NODE], "returned_nodes": ["nodes/h1"]}, "returned_nodes: 'h1' is reported both"),
-    "no time": ("out", {"nodes": [{**NODE, "ttl": {"nanos": 5}}]}, "nodes[0].ttl: 5e-09 s, expected 1 s"),
-    "for ever": ("out", {"nodes": [{**NODE, "ttl": {"seconds": 604_801}}]}, "to 7 days, or none"),
-    "backwards": ("out", {"nodes": [{**NODE, "ttl": {"seconds": -5}}]}, "nodes[0].ttl: -5 s"),
-    "many": ("out", {"returned_nodes": ["nodes/a"] * 10_001}, "returned_nodes: 10001, at most 10000"),
-    "no name": ("gangs", {"gangs": [{"nodes": ["nodes/h1"]}]}, "gangs[0].workload: its name"),
-    "no hosts": ("gangs", {"gangs": [{"workload": "a"}]}, "gangs[0].nodes: 0, expected 1 to 10000"),
-    "gpus": (
-        "gangs", {"gangs": [{"workload": "a", "nodes": ["nodes/h1"], "gpus_count": 1_000_001}]},
-        "gangs[0].gpus_count: 1000001, expected 0 to 1000000",
-    ),
-    "a cadence": (
-        "gangs",
-        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"], "checkpoint_interval": {"nanos": 5}}]},
-        "gangs[0].checkpoint_interval: 5e-09 s, expected 1 s to 7 days",
-    ),
-    "a gang twice": (
-        "gangs",
-        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}, {"workload": "a", "nodes": ["nodes/h0"]}]},
-        "gangs[1].workload: 'a' is in gangs[0] too, with other values; send it once",
-    ),
-    "runs and has ended": (
-        "gangs",
-        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}], "ended_workloads": ["b", "a"]},
-        "ended_workloads: 'a' is reported both as running and as ended",
-    ),
-    "out twice": (
-        "out", {"nodes": [NODE, {**NODE, "reason": "kernel"}]},
-        "nodes[1].node: 'nodes/h1' is in nodes[0] too, with other values; send it once",
-    ),
-    "many ended": ("gangs", {"ended_workloads": ["a"] * 10_001}, "ended_workloads: 10001, at most"),
-}  # fmt: skip
 
 
 def test_what_a_report_may_not_be(store: Tables) -> None:

@@ -27,6 +27,14 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
 MUCH = grpc.StatusCode.RESOURCE_EXHAUSTED
 
+#: Role -> what it is let in for. An agent without a session is UNAUTHENTICATED by the ingest, not by the guard.
+LET_IN = {
+    "agent": {"health", "events"},
+    "scheduler": {"health", "reflection", "read"},
+    "operator": {"health", "reflection", "read", "permit", "grant"},
+    "admin": {"health", "reflection", "read", "permit", "grant", "events"},
+}
+
 
 class _Methods(grpc.GenericRpcHandler):
     """Stands where gRPC asks a server's handlers, and remembers what was registered."""
@@ -99,15 +107,6 @@ def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
             telemetry_pb2.ReportEventsRequest(), metadata=metadata
         ),
     }
-
-
-#: Role -> what it is let in for. An agent without a session is UNAUTHENTICATED by the ingest, not by the guard.
-LET_IN = {
-    "agent": {"health", "events"},
-    "scheduler": {"health", "reflection", "read"},
-    "operator": {"health", "reflection", "read", "permit", "grant"},
-    "admin": {"health", "reflection", "read", "permit", "grant", "events"},
-}
 
 
 async def let_in(channel: Any, metadata: Any = ()) -> set[str]:

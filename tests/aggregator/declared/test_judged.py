@@ -20,6 +20,17 @@ from gangline.aggregator.rule_catalogue import FAMILIES, NEVER_NOISE, OVERRIDABL
 from gangline.contract.wire import telemetry_pb2 as wire
 from tests.worlds import SECOND_NS, START_NS, World, gpu_of, throttle
 
+EXPECTED = """\
+[[expected]]
+name = "8 x H100"
+model = "H100*"
+gpus = 8
+gpu_pcie_width_lanes = 16
+rdma_ports = 2
+rdma_port_gigabits_per_second = 400
+nvlinks_per_gpu = 2
+"""
+
 
 def at(seconds: float) -> str:
     """A moment of the world, as TOML."""
@@ -216,18 +227,6 @@ def test_pauses_are_of_a_threshold() -> None:
     declare(world, '[thresholds]\n"nic.pauses_per_second" = 100\n')
     world.run(90)
     assert world.states() == {"h0": "WATCH", "h1": "HEALTHY", "h2": "HEALTHY", "h3": "HEALTHY"}
-
-
-EXPECTED = """\
-[[expected]]
-name = "8 x H100"
-model = "H100*"
-gpus = 8
-gpu_pcie_width_lanes = 16
-rdma_ports = 2
-rdma_port_gigabits_per_second = 400
-nvlinks_per_gpu = 2
-"""
 
 
 def furnish(world: World) -> None:

@@ -20,6 +20,11 @@ from tests.worlds import SECOND_NS, START_NS, Host, World, all_well, block
 
 WELL = {"size_bytes": 5e11, "available_bytes": 2e11, "read_only_state": 0.0}
 
+_SETS = st.lists(
+    st.tuples(st.booleans(), st.frozensets(st.integers(0, 14), max_size=10), st.booleans()),
+    max_size=25,
+)
+
 
 def mount(host: Host, *places: str) -> None:
     for place in places:
@@ -148,12 +153,6 @@ def test_nothing_of_the_device_before_stays_in_its_row(
         never = array[..., -1] if array.shape[-1] == kind.capacity else np.False_
         assert np.array_equal(array[..., row], never), path
     assert "old-5" not in [one.name for one in world.fleet.collector_statuses.of(0)]
-
-
-_SETS = st.lists(
-    st.tuples(st.booleans(), st.frozensets(st.integers(0, 14), max_size=10), st.booleans()),
-    max_size=25,
-)
 
 
 @settings(max_examples=150, deadline=None)

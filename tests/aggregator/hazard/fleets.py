@@ -14,6 +14,12 @@ from gangline.aggregator.hazard.measured import MEASURED, HostDays
 Row = dict[str, Any]
 LEVELS = ("Hardware Failure", "Other Failure")
 
+NODES, DAYS = 150, 160
+ERRORS = [feature.name for feature in MEASURED].index("corrected_errors")
+#: What a healthy host shows: no errors, its peers' pace, far from the limit, heard.
+NORMAL = {"speed": 0.98, "headroom_celsius": 22.0, "silent_seconds": 0.6}
+AILING_DAYS = 6
+
 
 def event(node: str, days: float, starts: bool, level: str = LEVELS[0], kind: str = "GPU") -> Row:
     """Return one event as the file has it."""
@@ -52,13 +58,6 @@ def recording(
 def data_of(rows: list[Row]) -> bytes:
     """Return the bytes of a file."""
     return json.dumps(rows).encode()
-
-
-NODES, DAYS = 150, 160
-ERRORS = [feature.name for feature in MEASURED].index("corrected_errors")
-#: What a healthy host shows: no errors, its peers' pace, far from the limit, heard.
-NORMAL = {"speed": 0.98, "headroom_celsius": 22.0, "silent_seconds": 0.6}
-AILING_DAYS = 6
 
 
 def normal(nodes: int = NODES, days: int = DAYS) -> Floats:

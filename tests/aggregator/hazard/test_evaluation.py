@@ -24,6 +24,8 @@ TERMS = EvaluationTerms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
 #: Recordings that are not ours to keep: `../shared` beside the checkout, or beside the worktree's parent.
 REAL = Path(__file__).parents[4] / "shared/data/faults/stepfun_400_nodes_days_0_208.json"
 
+MOVED_DAYS = 208
+
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -174,9 +176,6 @@ def test_a_few_nodes_that_fail_give_figures_without_an_interval(nodes_failing: i
         assert np.isfinite(one.value)
         assert np.isnan((one.lower, one.upper)).all() if few else one.lower <= one.upper
     assert ("AUC and recall have no interval" in markdown(found)) == few
-
-
-MOVED_DAYS = 208
 
 
 def moved(rows: list[Row], days: float) -> list[Row]:

@@ -20,6 +20,8 @@ from gangline.aggregator.hazard.events import (
 )
 from tests.aggregator.hazard.fleets import data_of, event, fault
 
+GOOD = data_of(fault("a", 1.0, 2.0))
+
 
 def test_starts_and_ends_are_paired_in_the_order_of_time() -> None:
     """A file that was joined from two is not in order; two faults of a node overlap, each with its own end."""
@@ -108,9 +110,6 @@ def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(EventsError) as refused:
         parse_events(data)
     assert words in str(refused.value)
-
-
-GOOD = data_of(fault("a", 1.0, 2.0))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ from tests.processes import GUARD_SECONDS
 
 AT_ONCE = {"backlog_frames_per_second": 10_000}
 
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    lambda body: body[:-1],
+    lambda body: b"\2" + body[1:],
+    lambda body: body[:1] + bytes(4) + body[5:],  # another checksum
+]
+
 
 def together(*made: bytes) -> wire.TelemetryBatch:
     sender = Sender(CONTEXT_BYTES_MAX)
@@ -115,13 +121,6 @@ def test_a_bad_frame_among_good_ones_costs_itself(lab: Any, make_agent: Any) -> 
             assert "utf-8" in connection.refused[4]
 
     asyncio.run(way())
-
-
-DAMAGES: list[Callable[[bytes], bytes]] = [
-    lambda body: body[:-1],
-    lambda body: b"\2" + body[1:],
-    lambda body: body[:1] + bytes(4) + body[5:],  # another checksum
-]
 
 
 @pytest.mark.slow

@@ -18,6 +18,38 @@ from tests.processes import GUARD_SECONDS
 HOUR_NS = 3600 * 10**9
 FINDINGS = "SELECT host, name, words FROM findings ORDER BY ALL"
 
+LIMITS: list[tuple[dict[str, Any], str]] = [
+    ({"protocol_version": 9}, "protocol_version: 9; this aggregator speaks 1 to 2"),
+    ({"node": ""}, "node: ''"),
+    ({"node": "../etc"}, "node: '../etc' is not a host name"),
+    ({"node": "x" * 300}, "at most 253"),
+    ({"run_id": b"short"}, "run_id: 5 bytes, expected 16"),
+    ({"boot_id": b""}, "boot_id: 0 bytes, expected 16"),
+    ({"agent_version": "v" * 65}, "agent_version: 65 characters, at most 64"),
+    ({"devices": [wire.Device(kind="gpu", key="k" * 97)]}, "devices.key"),
+    ({"devices": [wire.Device(kind="gpu", key="k")] * 4097}, "devices: 4097 of them, at most 4096"),
+    (
+        {"signals": [wire.SignalDefinition(signal_id=1000, name="gpu.other_watts", kind="gauge")]},
+        "id 1000 is gpu.other_watts (gauge) there and gpu.sm_clock_hertz (gauge) here",
+    ),
+    (
+        {
+            "signals": [
+                wire.SignalDefinition(signal_id=1000, name="gpu.sm_clock_hertz", kind="state")
+            ]
+        },
+        "id 1000 is gpu.sm_clock_hertz (state) there and gpu.sm_clock_hertz (gauge) here",
+    ),
+    (
+        {"signals": [wire.SignalDefinition(signal_id=7, name="DROP TABLE", kind="gauge")]},
+        "signals.name: 'DROP TABLE'",
+    ),
+    (
+        {"signals": [wire.SignalDefinition(signal_id=70_000, name="gpu.a_watts", kind="gauge")]},
+        "signals.signal_id: 70000",
+    ),
+]
+
 
 class Clock:
     """The aggregator's wall clock, moved by the test."""
@@ -302,39 +334,6 @@ def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> Non
     assert lab.rows("SELECT signal, value FROM readings.by_name") == [
         ("gpu.quantum_flux_ratio", 0.5)
     ]
-
-
-LIMITS: list[tuple[dict[str, Any], str]] = [
-    ({"protocol_version": 9}, "protocol_version: 9; this aggregator speaks 1 to 2"),
-    ({"node": ""}, "node: ''"),
-    ({"node": "../etc"}, "node: '../etc' is not a host name"),
-    ({"node": "x" * 300}, "at most 253"),
-    ({"run_id": b"short"}, "run_id: 5 bytes, expected 16"),
-    ({"boot_id": b""}, "boot_id: 0 bytes, expected 16"),
-    ({"agent_version": "v" * 65}, "agent_version: 65 characters, at most 64"),
-    ({"devices": [wire.Device(kind="gpu", key="k" * 97)]}, "devices.key"),
-    ({"devices": [wire.Device(kind="gpu", key="k")] * 4097}, "devices: 4097 of them, at most 4096"),
-    (
-        {"signals": [wire.SignalDefinition(signal_id=1000, name="gpu.other_watts", kind="gauge")]},
-        "id 1000 is gpu.other_watts (gauge) there and gpu.sm_clock_hertz (gauge) here",
-    ),
-    (
-        {
-            "signals": [
-                wire.SignalDefinition(signal_id=1000, name="gpu.sm_clock_hertz", kind="state")
-            ]
-        },
-        "id 1000 is gpu.sm_clock_hertz (state) there and gpu.sm_clock_hertz (gauge) here",
-    ),
-    (
-        {"signals": [wire.SignalDefinition(signal_id=7, name="DROP TABLE", kind="gauge")]},
-        "signals.name: 'DROP TABLE'",
-    ),
-    (
-        {"signals": [wire.SignalDefinition(signal_id=70_000, name="gpu.a_watts", kind="gauge")]},
-        "signals.signal_id: 70000",
-    ),
-]
 
 
 @pytest.mark.slow

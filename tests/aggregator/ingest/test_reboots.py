@@ -18,6 +18,9 @@ HOUR = 3600.0
 START_NS = 1_800_000_000 * SECOND
 CERTIFICATE = Principal(Role.AGENT, "gpu1", "gpu1", "certificate", (2, 1))
 
+BOOTED: dict[str, Any] = {"boot": b"b", "up_seconds": 7.0, "address": "10.0.0.1:5000"}
+MOVED: dict[str, Any] = {**BOOTED, "address": "10.0.0.9:1"}
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -57,8 +60,6 @@ class Name:
         return True
 
 
-BOOTED: dict[str, Any] = {"boot": b"b", "up_seconds": 7.0, "address": "10.0.0.1:5000"}
-MOVED: dict[str, Any] = {**BOOTED, "address": "10.0.0.9:1"}
 #: Holder, seconds of silence, whether its stream is open, newcomer, whether the newcomer gets the name.
 CASES: dict[str, tuple[Machine, float, bool, Machine, bool]] = {
     "a crash, the spool on disk": (Machine(), 8, True, Machine(**BOOTED), True),

@@ -13,6 +13,8 @@ import pytest
 from gangline.aggregator.store.parquet import segment_files
 from tests.aggregator.parquet.conftest import Past
 
+POWER = "SELECT power_watts FROM readings.gpu_1s ORDER BY 1"
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Past:
@@ -36,9 +38,6 @@ def two(made: Past, tmp_path: Path) -> Iterator[Past]:
     past.findings.clear()
     yield past
     past.close()
-
-
-POWER = "SELECT power_watts FROM readings.gpu_1s ORDER BY 1"
 
 
 def raw(past: Any, at: int = 0) -> Path:

@@ -43,6 +43,9 @@ from tests.worlds import SECOND_NS, World, gpu_of, throttle
 
 NOBODY = RestoredParts(b"", frozenset())
 
+GOOD = encode({}, NOBODY, 1)
+GONE = {"worst": {"rule": "gone"}, "latest": None}
+
 
 def sick_world() -> World:
     """One host has an XID and a GPU that is throttled, one a port that flaps, one nothing."""
@@ -164,10 +167,6 @@ def test_of_a_host_with_too_many_symptoms_the_gravest_are_remembered() -> None:
     found, _ = decode(body, 0, 1)
     assert len(found) == SYMPTOMS_PER_HOST_MAX and xid.worst.key in found
     assert len(body) < 2_000 * SYMPTOMS_PER_HOST_MAX
-
-
-GOOD = encode({}, NOBODY, 1)
-GONE = {"worst": {"rule": "gone"}, "latest": None}
 
 
 @pytest.mark.parametrize(

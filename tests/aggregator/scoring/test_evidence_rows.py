@@ -43,6 +43,26 @@ pytestmark = pytest.mark.usefixtures("operators_files")
 
 Rows = list[dict[str, Any]]
 
+FOUND = (
+    "gpu.xid",
+    "gpu.lost",
+    "gpu.ecc_uncorrected",
+    "data.lost",
+    "hardware.unexpected",
+    "identity.duplicate_name",
+)
+NOW_US = 1_700_000_000_000_000
+HISTORIES: tuple[list[Any], ...] = (
+    [],
+    [("a", "gpu.xid", 49_995, 2, False), ("a", "gpu.lost", 50_003, None, False)],
+    [
+        ("a", "gpu.xid", 40_000, 30, True), ("a", "gpu.lost", 40_010, 40, False),
+        ("b'c", "gpu.ecc_uncorrected", 100, 20_000, True), ("b'c", "gpu.xid", 49_000, None, True),
+        ("a", "data.lost", 49_100, 5, False), ("a", "identity.duplicate_name", 10, None, False),
+        ("a", "gpu.xid", 60_000, None, False), ("b'c", "gpu.xid", 49_999, 0, False),
+    ],
+)  # fmt: skip
+
 
 def asked(connection: Any, sql: str) -> Rows:
     names, rows = rows_of(connection, sql)
@@ -312,14 +332,6 @@ def base() -> Any:
     return connection
 
 
-FOUND = (
-    "gpu.xid",
-    "gpu.lost",
-    "gpu.ecc_uncorrected",
-    "data.lost",
-    "hardware.unexpected",
-    "identity.duplicate_name",
-)
 #: Host, name, minutes since the beginning, minutes that it stood (None: it stands), whether it is past.
 findings = st.lists(
     st.tuples(
@@ -328,7 +340,6 @@ findings = st.lists(
     ),
     max_size=12,
 )  # fmt: skip
-NOW_US = 1_700_000_000_000_000
 
 
 @pytest.mark.slow
@@ -337,18 +348,6 @@ NOW_US = 1_700_000_000_000_000
 def test_the_features_of_a_history_compute_again(base: Any, told: list[Any]) -> None:
     """Findings that are no faults, faults that belong together, of another host, after the moment: as judging counts them."""
     compute_again(base, told)
-
-
-HISTORIES: tuple[list[Any], ...] = (
-    [],
-    [("a", "gpu.xid", 49_995, 2, False), ("a", "gpu.lost", 50_003, None, False)],
-    [
-        ("a", "gpu.xid", 40_000, 30, True), ("a", "gpu.lost", 40_010, 40, False),
-        ("b'c", "gpu.ecc_uncorrected", 100, 20_000, True), ("b'c", "gpu.xid", 49_000, None, True),
-        ("a", "data.lost", 49_100, 5, False), ("a", "identity.duplicate_name", 10, None, False),
-        ("a", "gpu.xid", 60_000, None, False), ("b'c", "gpu.xid", 49_999, 0, False),
-    ],
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("told", HISTORIES, ids=["none", "at the moment", "of all kinds"])

@@ -26,6 +26,15 @@ NAMES = {name for name in RULES if not name.startswith(ELSEWHERE)}
 #: Evidence is a leaky sum or mean, its query a plain one.
 TOLERANCE = 0.15
 
+#: Tripped on hosts that come last: one heard for a moment, one that never spoke.
+NEW = "host.new"
+#: Tripped together, on one host each: all that are rows of a table, and all events of the kernel.
+TOGETHER = [
+    *((fault.rule, "readings") for fault in FAULTS),
+    *((kind.rule.name, "events") for kind in events.EVENT_KINDS.values()),
+    *((kind.rule.name, "events") for kind in events.ANY_CODE.values()),
+]
+
 
 def _thermal(world: StoredWorld, host: Host) -> None:
     throttle(host, 0)
@@ -156,14 +165,6 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("finding", _finding),
     ("host.silent", _silent),
 ]  # fmt: skip
-#: Tripped on hosts that come last: one heard for a moment, one that never spoke.
-NEW = "host.new"
-#: Tripped together, on one host each: all that are rows of a table, and all events of the kernel.
-TOGETHER = [
-    *((fault.rule, "readings") for fault in FAULTS),
-    *((kind.rule.name, "events") for kind in events.EVENT_KINDS.values()),
-    *((kind.rule.name, "events") for kind in events.ANY_CODE.values()),
-]
 
 
 @contextmanager

@@ -45,6 +45,9 @@ HOSTS = 10
 #: As of when all were well.
 BEFORE = "TIMESTAMP '2023-11-14 22:13:45'"
 
+RETURNED = {f"h{BACK}": Return(START_NS, START_NS + 7 * 86_400 * 10**9)}
+SEEN = OutcomeFeedback(RETURNED, Calibration(factors=(2.5, 2.0, 0.5, 0.5)))
+
 
 @dataclass
 class Holder:
@@ -107,10 +110,6 @@ class Played:
             names, rows = rows_of(connection, query)
         found = [dict(zip(names, row, strict=True)) for row in rows]
         return {(row["host"], row["gpu"]): row for row in found}
-
-
-RETURNED = {f"h{BACK}": Return(START_NS, START_NS + 7 * 86_400 * 10**9)}
-SEEN = OutcomeFeedback(RETURNED, Calibration(factors=(2.5, 2.0, 0.5, 0.5)))
 
 
 @pytest.fixture(

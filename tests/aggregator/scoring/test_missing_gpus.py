@@ -23,6 +23,9 @@ GPU_TABLES = ("gpu_1s", "gpu_10s", "gpu_1s_changes", "gpu_10s_changes")
 #: For a boot, and for what must last.
 LONG_SECONDS = 440
 
+DISK = telemetry_pb2.Device(kind="disk", key="sda", attributes={"model": "disk"})
+EIGHT = '[[expected]]\nname = "8 x H100"\nhosts = ["h0"]\ngpus = 8\n'
+
 
 def gpu(host: Host, number: int, uuid: str = "", **told: str) -> telemetry_pb2.Device:
     attributes = {"name": "H100", "pci_address": f"0000:{number:02x}:00.0", **told}
@@ -32,9 +35,6 @@ def gpu(host: Host, number: int, uuid: str = "", **told: str) -> telemetry_pb2.D
 def function(number: int, driver: str = "") -> telemetry_pb2.Device:
     told = {"vendor": "0x10de", "class": "0x030200", "driver": driver}
     return telemetry_pb2.Device(kind="pcie", key=f"0000:{number:02x}:00.0", attributes=told)
-
-
-DISK = telemetry_pb2.Device(kind="disk", key="sda", attributes={"model": "disk"})
 
 
 def registers(world: World, host: Host, devices: Sequence[telemetry_pb2.Device]) -> None:
@@ -207,9 +207,6 @@ def test_a_gpu_that_its_driver_lists_and_that_does_not_answer_is_lost_if_it_did_
     )
     world.run(LONG_SECONDS)
     assert world.score(host).state is HealthState.UNHEALTHY
-
-
-EIGHT = '[[expected]]\nname = "8 x H100"\nhosts = ["h0"]\ngpus = 8\n'
 
 
 def declared_eight(world: World, text: str = EIGHT) -> None:

@@ -49,6 +49,9 @@ MEASURING = replace(
     spread=4.5,
 )
 
+#: Schedulers reported more interruptions than were expected, of hosts with a symptom fewer.
+SEEN = OutcomeFeedback(outcomes=Calibration((50.0,) * 4, (20.0,) * 4, (2.5, 2.0, 0.5, 0.5)))
+
 
 @pytest.fixture
 def world() -> World:
@@ -214,10 +217,6 @@ def test_over_a_short_time_a_large_hazard_leaves_an_interval(world: World) -> No
     minute = over_horizon(large, 1 / 60)
     assert minute.score_lower == pytest.approx(exp(-3.6 * 30 / 60))
     assert minute.score == pytest.approx(exp(-3.6 / 60))
-
-
-#: Schedulers reported more interruptions than were expected, of hosts with a symptom fewer.
-SEEN = OutcomeFeedback(outcomes=Calibration((50.0,) * 4, (20.0,) * 4, (2.5, 2.0, 0.5, 0.5)))
 
 
 @pytest.mark.parametrize("model", [None, TRAINED])

@@ -23,6 +23,30 @@ from tests.worlds import (
     wait_for_others,
 )
 
+#: What holds a GPU down, by its driver's word: readings beside the clock, reason, and what is said.
+HELD = [
+    (
+        {"clock_event_reasons_flags": 0x20, "temperature_celsius": 88, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "limited by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x40, "temperature_celsius": 90, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "limited by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},
+        Reason.POWER_CAP, "hardware power brake",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": 480.0},
+        Reason.POWER_CAP, "a power cap that is not its own limit (480 W of 700 W)",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": COMPUTING_WATTS},
+        Reason.POWER_CAP, "a power cap that is not its own limit (550 W of 700 W)",
+    ),
+]  # fmt: skip
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
@@ -206,31 +230,6 @@ def test_all_slow_alike_blames_nobody() -> None:
             throttle(host, gpu, 0.7)
     world.run(60)
     assert all_well(world)
-
-
-#: What holds a GPU down, by its driver's word: readings beside the clock, reason, and what is said.
-HELD = [
-    (
-        {"clock_event_reasons_flags": 0x20, "temperature_celsius": 88, "power_watts": 500.0},
-        Reason.THERMAL_THROTTLE, "limited by heat",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x40, "temperature_celsius": 90, "power_watts": 500.0},
-        Reason.THERMAL_THROTTLE, "limited by heat",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},
-        Reason.POWER_CAP, "hardware power brake",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x4, "power_watts": 480.0},
-        Reason.POWER_CAP, "a power cap that is not its own limit (480 W of 700 W)",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x4, "power_watts": COMPUTING_WATTS},
-        Reason.POWER_CAP, "a power cap that is not its own limit (550 W of 700 W)",
-    ),
-]  # fmt: skip
 
 
 @pytest.mark.slow

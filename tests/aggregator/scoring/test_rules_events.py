@@ -18,6 +18,8 @@ from tests.worlds import Host, World, all_well, gpu_of
 DAY = 86_400.0
 W, S, U, H = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY, HealthState.HEALTHY
 
+LINK_74 = "NVRM: Xid (PCI:0000:9b:00): 74, NVLink: fatal error detected on link 3(0x0, 0x0)"
+
 
 def lived(hosts: int = 2) -> tuple[World, Host, str]:
     """A world that has run for a while, its first host, and that host's first GPU."""
@@ -285,9 +287,6 @@ def test_of_fatal_codes_what_touches_more_goes_first_and_then_what_is_new() -> N
     assert headline() == "79"
     world.event(host, 95, gpu_of(host, 1))
     assert headline() == "79"
-
-
-LINK_74 = "NVRM: Xid (PCI:0000:9b:00): 74, NVLink: fatal error detected on link 3(0x0, 0x0)"
 
 
 @pytest.mark.slow

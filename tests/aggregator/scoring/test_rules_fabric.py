@@ -11,6 +11,8 @@ from gangline.aggregator.model import HealthState, Reason
 from gangline.aggregator.scoring.score import base_hazard_per_hour
 from tests.worlds import World, all_well, gpu_of
 
+PORTS = ("mlx5_0/1", "mlx5_1/1")
+
 
 def test_climbing_retransmissions_are_found_within_25_seconds() -> None:
     """A dirty optic: from none to 300 a second in 15 s, on one port."""
@@ -82,9 +84,6 @@ def test_reordering_everywhere_alike_is_adaptive_routing() -> None:
             host.grow("rdma_1s_changes", port, out_of_sequence_packets=400)
     world.run(60)
     assert all_well(world)
-
-
-PORTS = ("mlx5_0/1", "mlx5_1/1")
 
 
 def at_work(working: int, moves: float = 1e10, hosts: int = 10) -> World:

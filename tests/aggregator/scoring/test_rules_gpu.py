@@ -7,6 +7,11 @@ import pytest
 from gangline.aggregator.model import HealthState, Reason
 from tests.worlds import IDLE_WATTS, WAITING_WATTS, Host, World, gpu_of, only_words
 
+ADDRESSES = [f"0000:{gpu:02x}:00.0" for gpu in range(8)]
+HANGS: dict[str, float] = {"state": 2, "hung_seconds": 12.0}
+LEFT_ALONE: dict[str, float] = {"state": 3}
+RELEASED: dict[str, float] = {"state": 6}
+
 
 @pytest.mark.parametrize(
     ("column", "value", "state"),
@@ -78,12 +83,6 @@ def test_a_gpu_that_vanishes_from_the_readings_is_noticed() -> None:
     world.run(20)
     score = world.score(world.hosts[0])
     assert (score.state, score.reason) == (HealthState.WATCH, Reason.BLIND)
-
-
-ADDRESSES = [f"0000:{gpu:02x}:00.0" for gpu in range(8)]
-HANGS: dict[str, float] = {"state": 2, "hung_seconds": 12.0}
-LEFT_ALONE: dict[str, float] = {"state": 3}
-RELEASED: dict[str, float] = {"state": 6}
 
 
 def _out(world: World, gpus: range, *, by: dict[str, float], whole: bool = False) -> None:

@@ -31,6 +31,9 @@ STATES = [
     HealthState.STALE,
 ]
 
+#: What several devices may share has one factor wherever it shows.
+FACTORS_SHARED = {"": st.floats(1.0, 50.0), "cooling": st.just(3.0), "network": st.just(10.0)}
+
 
 def seen(
     state: HealthState, factor: float, device: str, speed: float = 1.0, shared: str = ""
@@ -71,8 +74,6 @@ def test_contributions_add_up_and_the_interval_holds_the_score(
     assert all(e.score_delta <= 0 and e.log_hazard_delta >= 0 for e in host.evidence)
 
 
-#: What several devices may share has one factor wherever it shows.
-FACTORS_SHARED = {"": st.floats(1.0, 50.0), "cooling": st.just(3.0), "network": st.just(10.0)}
 several = st.lists(
     st.one_of([
         st.builds(

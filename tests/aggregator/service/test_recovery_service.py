@@ -27,6 +27,23 @@ from tests.aggregator.service.test_score_process import answer, handed_over, run
 from tests.processes import GUARD_SECONDS
 from tests.worlds import World, gpu_of
 
+WRONG: list[tuple[Callable[[Any], None], str]] = [
+    (lambda one: one.ClearField("current_node_index"), "current_node_index"),
+    (lambda one: one.current_node_index.append(99), "current_node_index"),
+    (lambda one: one.current_node_index.append(0), "current_node_index"),
+    (lambda one: one.failed_node_index.append(7), "failed_node_index"),
+    (lambda one: one.hot_spare_node_index.append(1), "hot_spare_node_index"),
+    (lambda one: setattr(one, "nodes_min", 9), "nodes_min"),
+    (lambda one: setattr(one, "failures_at_step", 1001), "failures_at_step"),
+    (lambda one: setattr(one, "application_error", "x" * 201), "application_error"),
+    (lambda one: setattr(one, "incident", "x" * 129), "incident"),
+    (lambda one: setattr(one.gang, "nodes", 3), "gang.nodes"),
+    (lambda one: one.checkpoint.replica_node_index.append(1), "replica_node_index"),
+    (lambda one: one.checkpoint.age.FromSeconds(700_000), "checkpoint.age"),
+    (lambda one: one.lenders.add(workload=""), r"lenders\[0\].workload"),
+    (lambda one: one.lenders.extend([one.lenders.add(workload="x")] * 40), "lenders"),
+]  # fmt: skip
+
 
 def plan(
     snapshot: Judgement, request: recovery_pb2.PlanRecoveryRequest
@@ -86,24 +103,6 @@ def test_three_of_64_hosts_on_two_leaves_die_and_61_go_on(tmp_path: Path) -> Non
     )
     assert len(elsewhere.stopped_node_index) == 61
     assert elsewhere.act_hours.value > best.act_hours.value
-
-
-WRONG: list[tuple[Callable[[Any], None], str]] = [
-    (lambda one: one.ClearField("current_node_index"), "current_node_index"),
-    (lambda one: one.current_node_index.append(99), "current_node_index"),
-    (lambda one: one.current_node_index.append(0), "current_node_index"),
-    (lambda one: one.failed_node_index.append(7), "failed_node_index"),
-    (lambda one: one.hot_spare_node_index.append(1), "hot_spare_node_index"),
-    (lambda one: setattr(one, "nodes_min", 9), "nodes_min"),
-    (lambda one: setattr(one, "failures_at_step", 1001), "failures_at_step"),
-    (lambda one: setattr(one, "application_error", "x" * 201), "application_error"),
-    (lambda one: setattr(one, "incident", "x" * 129), "incident"),
-    (lambda one: setattr(one.gang, "nodes", 3), "gang.nodes"),
-    (lambda one: one.checkpoint.replica_node_index.append(1), "replica_node_index"),
-    (lambda one: one.checkpoint.age.FromSeconds(700_000), "checkpoint.age"),
-    (lambda one: one.lenders.add(workload=""), r"lenders\[0\].workload"),
-    (lambda one: one.lenders.extend([one.lenders.add(workload="x")] * 40), "lenders"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "field"), WRONG)

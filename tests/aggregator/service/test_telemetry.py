@@ -18,6 +18,13 @@ from gangline.contract.signals import index_of
 from gangline.contract.wire import telemetry_pb2 as wire
 from tests.processes import GUARD_SECONDS
 
+BAD: list[tuple[str, Any]] = [
+    ("truncated", lambda good: good[:40]),
+    ("foreign protocol", lambda good: b"GET / HTTP/1.1\r\n" + good),
+    ("checksum", lambda good: good[:-1] + bytes((good[-1] ^ 1,))),
+    ("oversized", lambda good: good + bytes(1 << 20)),
+]
+
 
 @pytest.mark.slow
 def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
@@ -100,14 +107,6 @@ def test_health_and_reflection(lab: Any, until: Any) -> None:
 def _services(port: int) -> list[str]:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         return list(ProtoReflectionDescriptorDatabase(channel).get_services())
-
-
-BAD: list[tuple[str, Any]] = [
-    ("truncated", lambda good: good[:40]),
-    ("foreign protocol", lambda good: b"GET / HTTP/1.1\r\n" + good),
-    ("checksum", lambda good: good[:-1] + bytes((good[-1] ^ 1,))),
-    ("oversized", lambda good: good + bytes(1 << 20)),
-]
 
 
 @pytest.mark.slow

@@ -26,6 +26,22 @@ MIDNIGHT_US = 1_795_132_800 * 1_000_000  # 2026-11-20 00:00 UTC
 TEN_US = MIDNIGHT_US + 10 * HOUR_US
 SECOND_US = 1_000_000
 
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gangline.aggregator.store import writer as hostdays
+from tests.aggregator.store.test_host_days import DAY_US, TEN_US, committed
+
+real = hostdays.fill_host_days
+def fill(connection, now_us):
+    real(connection, now_us)
+    assert connection.execute("SELECT count(*) FROM host_days").fetchall() == [(1,)]
+    os.kill(os.getpid(), signal.SIGKILL)
+
+hostdays.fill_host_days = fill
+committed(Path(sys.argv[1]), TEN_US - 5 * DAY_US, TEN_US)
+"""
+
 
 def put(
     base: Any, host: str, time_us: int, errors: float | None, model: str | None = "prior"
@@ -155,23 +171,6 @@ def test_days_outlive_the_scores_for_400_days(tmp_path: Path) -> None:
     assert counted(tmp_path) == (1, 3)
     committed(tmp_path, TEN_US, TEN_US + 385 * DAY_US)
     assert counted(tmp_path) == (0, 2)
-
-
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from gangline.aggregator.store import writer as hostdays
-from tests.aggregator.store.test_host_days import DAY_US, TEN_US, committed
-
-real = hostdays.fill_host_days
-def fill(connection, now_us):
-    real(connection, now_us)
-    assert connection.execute("SELECT count(*) FROM host_days").fetchall() == [(1,)]
-    os.kill(os.getpid(), signal.SIGKILL)
-
-hostdays.fill_host_days = fill
-committed(Path(sys.argv[1]), TEN_US - 5 * DAY_US, TEN_US)
-"""
 
 
 @pytest.mark.slow

@@ -27,6 +27,26 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.process import Process
 from tests.processes import GUARD_SECONDS
 
+#: The command, on a disk whose commits hang for ever once the file HANG is there.
+PROGRAM = """
+import os, sys, threading
+from gangline import cli
+from gangline.aggregator.store import store, writer
+
+store.HANGING_SECONDS_MAX = 0.1
+commit = writer.Writer.commit
+
+def hangs(self, *arguments):
+    if os.path.exists(sys.argv[1]):
+        open(sys.argv[1] + ".met", "w").close()
+        threading.Event().wait()
+    commit(self, *arguments)
+
+writer.Writer.commit = hangs
+writer.Writer.close = lambda self: threading.Event().wait()  # as DuckDB's does behind a commit
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
 
 class Disk:
     """What passes by it hangs while it is shut."""
@@ -100,27 +120,6 @@ def test_events_that_hang_in_the_journal_hold_up_no_end(
     assert any(t.name.startswith(THREAD_NAME_PREFIX + "events") for t in threading.enumerate())
     monkeypatch.undo()
     store.close()
-
-
-#: The command, on a disk whose commits hang for ever once the file HANG is there.
-PROGRAM = """
-import os, sys, threading
-from gangline import cli
-from gangline.aggregator.store import store, writer
-
-store.HANGING_SECONDS_MAX = 0.1
-commit = writer.Writer.commit
-
-def hangs(self, *arguments):
-    if os.path.exists(sys.argv[1]):
-        open(sys.argv[1] + ".met", "w").close()
-        threading.Event().wait()
-    commit(self, *arguments)
-
-writer.Writer.commit = hangs
-writer.Writer.close = lambda self: threading.Event().wait()  # as DuckDB's does behind a commit
-sys.exit(cli.main(sys.argv[2:]))
-"""
 
 
 @pytest.mark.slow

@@ -63,6 +63,8 @@ from tests.processes import GUARD_SECONDS
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 STORE = "gangline.duckdb"
 
+ANSWERS = [AnswerRecord(7, "Acked", '{"by": "slurm"}'), AnswerRecord(8, "Acked", "x" * 2_000_000)]
+
 
 class Quiet:
     """A progress that nobody looks at."""
@@ -539,9 +541,6 @@ def test_a_compaction_that_fails_changes_nothing(
         files = {path.name for path in tmp_path.glob("*.duckdb")}
         assert {name for name in files if not name.startswith("operators")} == {STORE}
     assert numbers(tmp_path) == [1, 2]
-
-
-ANSWERS = [AnswerRecord(7, "Acked", '{"by": "slurm"}'), AnswerRecord(8, "Acked", "x" * 2_000_000)]
 
 
 def answers_of(folder: Path) -> list[AnswerRecord]:

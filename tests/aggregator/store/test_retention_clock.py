@@ -22,6 +22,14 @@ HOUR_NS, DAY_NS = 3600 * SECOND_NS, 86_400 * SECOND_NS
 AGES_NS = (HOUR_NS, DAY_NS)
 DECISION_TABLES = ("decisions", "decision_records", "decision_inputs", "decision_choices")
 
+ACTS = st.one_of(
+    st.tuples(st.just("run"), st.integers(1, 30 * HOUR_NS)),
+    st.tuples(st.just("set"), st.integers(-400 * DAY_NS, 400 * DAY_NS)),
+    st.tuples(st.just("set"), st.sampled_from([-20_000 * DAY_NS, -50 * SECOND_NS, 50 * SECOND_NS])),
+    st.tuples(st.just("restart"), st.integers(-40 * DAY_NS, 40 * DAY_NS)),
+    st.tuples(st.just("restart"), st.integers(0, 120 * SECOND_NS)),
+)
+
 
 class Datum(NamedTuple):
     """Stored under `wall_ns`, after `run_ns` of run time."""
@@ -82,15 +90,6 @@ class Aggregator:
                     assert run_age_ns >= age_ns
                 elif not was_set_back:
                     assert run_age_ns <= age_ns + slack_ns
-
-
-ACTS = st.one_of(
-    st.tuples(st.just("run"), st.integers(1, 30 * HOUR_NS)),
-    st.tuples(st.just("set"), st.integers(-400 * DAY_NS, 400 * DAY_NS)),
-    st.tuples(st.just("set"), st.sampled_from([-20_000 * DAY_NS, -50 * SECOND_NS, 50 * SECOND_NS])),
-    st.tuples(st.just("restart"), st.integers(-40 * DAY_NS, 40 * DAY_NS)),
-    st.tuples(st.just("restart"), st.integers(0, 120 * SECOND_NS)),
-)
 
 
 @given(st.sampled_from([0, START_NS]), st.lists(ACTS, max_size=12))

@@ -22,6 +22,8 @@ from tests.processes import GUARD_SECONDS
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20)), max_size=60)
 
+NOW_NS = 1_795_168_800 * 10**9
+
 
 @given(SPANS)
 def test_ranges_hold_what_a_set_holds(spans: list[tuple[int, int]]) -> None:
@@ -63,9 +65,6 @@ def test_runs_are_apart() -> None:
     assert not whole.contains("a", b"2", 2)
     assert not whole.contains("b", b"2", 9)
     assert sorted(whole.rows()) == sorted(rows)
-
-
-NOW_NS = 1_795_168_800 * 10**9
 
 
 def send(store: Store, host: str, run: int, sequence: int) -> None:

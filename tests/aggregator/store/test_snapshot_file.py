@@ -25,6 +25,20 @@ pytestmark = pytest.mark.usefixtures("operators_files")
 NOW_NS = 1_700_000_000 * 10**9
 SECOND_NS = 10**9
 
+_READER = """
+import duckdb, sys, time
+before, taken_at, end = 0, [], time.monotonic() + 60
+while len(taken_at) < 15 or (len(set(taken_at)) < 2 and time.monotonic() < end):
+    with duckdb.connect(sys.argv[1], read_only=True) as one:
+        (taken,), = one.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
+        (gpus, values), = one.execute("SELECT count(*), count(DISTINCT power_watts) FROM latest.gpu_1s").fetchall()
+        (worst,), = one.execute("SELECT count(*) FROM ops.worst()").fetchall()
+    assert (gpus, values, worst) == (500, 1, 1) and taken >= before, (gpus, values, worst, taken, before)
+    before = taken
+    taken_at.append(taken)
+    print(taken, flush=True)
+"""
+
 
 class Live:
     """A live file without a service around it."""
@@ -68,21 +82,6 @@ def live(tmp_path: Path) -> Iterator[Live]:
     one = Live(tmp_path)
     yield one
     one.writer.close()
-
-
-_READER = """
-import duckdb, sys, time
-before, taken_at, end = 0, [], time.monotonic() + 60
-while len(taken_at) < 15 or (len(set(taken_at)) < 2 and time.monotonic() < end):
-    with duckdb.connect(sys.argv[1], read_only=True) as one:
-        (taken,), = one.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
-        (gpus, values), = one.execute("SELECT count(*), count(DISTINCT power_watts) FROM latest.gpu_1s").fetchall()
-        (worst,), = one.execute("SELECT count(*) FROM ops.worst()").fetchall()
-    assert (gpus, values, worst) == (500, 1, 1) and taken >= before, (gpus, values, worst, taken, before)
-    before = taken
-    taken_at.append(taken)
-    print(taken, flush=True)
-"""
 
 
 def test_whoever_opens_it_while_it_is_replaced_finds_it_whole(live: Live) -> None:

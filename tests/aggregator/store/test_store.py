@@ -27,13 +27,12 @@ from gangline.contract.block import Block
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.processes import GUARD_SECONDS
 
+NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
+
 
 @pytest.fixture(scope="module", autouse=True)
 def stores_are_copied() -> None:
     """Here they are made, as in service."""
-
-
-NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 
 
 @contextmanager

@@ -22,6 +22,26 @@ STANDING = (
     "SELECT schema_name || '.' || function_name, comment, macro_definition FROM duckdb_functions() WHERE NOT internal",
 )
 
+#: Each is found by itself: all scripts are run for any.
+OF_SCRIPTS = (
+    "CREATE OR REPLACE VIEW ops.hosts AS SELECT 1 AS host",
+    "CREATE OR REPLACE VIEW snapshot AS SELECT 1 AS taken",
+    "CREATE OR REPLACE MACRO ops.worst(n := 10) AS TABLE SELECT n AS host",
+    "CREATE OR REPLACE MACRO history.by_part(part) AS TABLE SELECT part AS host",
+    "DROP VIEW ops.freshness",
+    "DROP MACRO TABLE ops.worst",
+    "COMMENT ON VIEW ops.hosts IS 'mine'",
+    "ALTER TABLE findings ADD COLUMN of_another_version DOUBLE",
+    "DROP VIEW scripts_run",
+    "COMMENT ON VIEW scripts_run IS NULL",
+)
+OF_HOURS = (
+    "CREATE OR REPLACE VIEW live.gpu_1s AS SELECT 'a' AS host",
+    "CREATE OR REPLACE VIEW latest.host_1s AS SELECT 'a' AS host",
+    "DROP VIEW readings.gpu_1s",
+    "COMMENT ON VIEW past.gpu_1s IS NULL",
+)
+
 
 class Listening:
     """A connection, and what was said on it that makes something."""
@@ -89,27 +109,6 @@ def test_nothing_is_made_where_all_is_right(path: Path) -> None:
     assert len(before) > 300
     assert start(path) == []
     assert standing(path) == before
-
-
-#: Each is found by itself: all scripts are run for any.
-OF_SCRIPTS = (
-    "CREATE OR REPLACE VIEW ops.hosts AS SELECT 1 AS host",
-    "CREATE OR REPLACE VIEW snapshot AS SELECT 1 AS taken",
-    "CREATE OR REPLACE MACRO ops.worst(n := 10) AS TABLE SELECT n AS host",
-    "CREATE OR REPLACE MACRO history.by_part(part) AS TABLE SELECT part AS host",
-    "DROP VIEW ops.freshness",
-    "DROP MACRO TABLE ops.worst",
-    "COMMENT ON VIEW ops.hosts IS 'mine'",
-    "ALTER TABLE findings ADD COLUMN of_another_version DOUBLE",
-    "DROP VIEW scripts_run",
-    "COMMENT ON VIEW scripts_run IS NULL",
-)
-OF_HOURS = (
-    "CREATE OR REPLACE VIEW live.gpu_1s AS SELECT 'a' AS host",
-    "CREATE OR REPLACE VIEW latest.host_1s AS SELECT 'a' AS host",
-    "DROP VIEW readings.gpu_1s",
-    "COMMENT ON VIEW past.gpu_1s IS NULL",
-)
 
 
 @pytest.mark.slow
