@@ -15,6 +15,7 @@ from gangline.agent.collector import CollectOutcome, run_collector
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.amdgpu_session import amd_session_of
 from gangline.agent.frame_builder import FrameBuilder, SharedTables
+from gangline.agent.inventory import amd_gpus
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.frame_reader import read_frame
 from gangline.aggregator.model import HealthState
