@@ -11,9 +11,9 @@ from math import exp
 
 import numpy as np
 
-from . import planner
+from . import node_search
+from .node_search import Candidates
 from .node_table import NodeTable
-from .planner import Candidates
 from .price import shared_hazard
 from .quantity import Quantity
 from .relaxations import (
@@ -118,7 +118,7 @@ def _excluded_count(request: BlockedRequest, constraint: str) -> int:
     if constraint == STATES:
         return int(table.excluded.sum())
     if constraint == GPUS:
-        return int((~planner.roomy(table, request.candidates, needs)).sum())
+        return int((~node_search.roomy(table, request.candidates, needs)).sum())
     if constraint == FLOOR:
         return int((table.snapshot.columns.score < np.float32(needs.score_min)).sum())
     if constraint == RAILS:
@@ -130,7 +130,7 @@ def _excluded_count(request: BlockedRequest, constraint: str) -> int:
 def _message(request: BlockedRequest, constraint: str) -> str:
     needs, table = request.needs, request.table
     count, total = _excluded_count(request, constraint), len(table)
-    usable = int(planner.usable(table, request.candidates, needs).sum())
+    usable = int(node_search.usable(table, request.candidates, needs).sum())
     within, segment_tier, over = (
         tier.title if tier else "" for tier in (needs.within, needs.segment_tier, needs.spread_over)
     )
@@ -142,7 +142,7 @@ def _message(request: BlockedRequest, constraint: str) -> str:
         NODES: f"{'at least ' if needs.elastic else ''}{needs.nodes} nodes are requested; {usable} are free, healthy and large enough",
         CANDIDATES: f"{count} of {total} nodes are not candidates, by {request.candidates.source}{protected}",
         STATES: f"{count} of {total} nodes are UNHEALTHY, in maintenance, or gone",
-        GPUS: f"{count} of {total} nodes have fewer than {planner.gpus_of(table, needs)} free GPUs",
+        GPUS: f"{count} of {total} nodes have fewer than {node_search.gpus_of(table, needs)} free GPUs",
         WITHIN: f"all nodes within one {within}; of {count} nodes it is not known",
         SEGMENTS: f"segments of {needs.segment_nodes} nodes, each within one {segment_tier}; of {count} nodes it is not known",
         RAILS: f"the same rails; of {count} nodes they are not known",

@@ -21,9 +21,10 @@ from math import inf, isfinite, nan
 import numpy as np
 
 from ..counter_deltas import Floats, Indexes
-from . import planner
+from . import node_search, planner
+from .node_search import ONE_OPTION, Candidates, Eligible, Search, SearchEffort
 from .node_table import NodeTable
-from .planner import LARGE_NODES, STEPS_MAX, SUBSETS_MAX, Candidates, Eligible, PlacementChoice
+from .planner import PlacementChoice
 from .price import ROUNDING, GangPrice, LostTime, PricePart, hazard_sum_max, lost_time
 from .quantity import Quantity, declared, weakest
 from .requirements import PRICED_TIERS, GangRequirements
@@ -81,7 +82,7 @@ class _SizeTerms:
         elastic = needs.elastic
         assert elastic is not None
         self.needs, self.elastic = needs, elastic
-        self.gpus = planner.gpus_of(table, needs)
+        self.gpus = node_search.gpus_of(table, needs)
         self._lost = lost_time(replace(needs, nodes=2), 2 * self.gpus, communication)
         self._lost_of_one = lost_time(replace(needs, nodes=1), self.gpus, communication)
 
@@ -221,39 +222,31 @@ def plan_sizes(
     candidates: Candidates,
     needs: GangRequirements,
     communication: Quantity | None = None,
-    *,
-    options_max: int = 1,
-    steps_max: int = STEPS_MAX,
-    subsets_max: float = SUBSETS_MAX,
-    every_size: bool = False,
+    effort: SearchEffort = ONE_OPTION,
 ) -> ElasticPlan:
-    """Return up to *options_max* options over all sizes of *needs*, the cheapest first.
-
-    *every_size*: search each size.
-    """
+    """Return the options over all sizes of *needs*, the cheapest first."""
     terms = _SizeTerms(table, needs, communication)
-    pool = planner.eligible(table, planner.usable(table, candidates, needs), needs)
-    money = planner.node_money(table, pool, needs)
+    search = Search.of(table, candidates, needs, communication)
+    money = search.node_money()
     minimum = float(money.min(initial=inf)) if money.any() else 0.0
-    bounds = size_bounds(table, pool, terms)
+    bounds = size_bounds(table, search.pool, terms)
     bounds += minimum * np.array(terms.elastic.allowed)
     if needs.has_groups:
-        return _plan_grouped(
-            table, candidates, needs, terms, bounds, communication,
-            options_max=options_max, steps_max=steps_max, subsets_max=subsets_max, every_size=every_size,
-        )  # fmt: skip
+        return _plan_grouped(search, terms, bounds, communication, effort)
     sizes = terms.elastic.allowed
+    options_max = effort.options_max
     values = np.full(len(sizes), nan)
     results: list[_Found] = []
 
     def searched(nodes: int, count: int) -> tuple[float, list[_Found]]:
-        steps = steps_max // 10 if count == 1 and nodes > LARGE_NODES else steps_max
         efficiency = terms.elastic.efficiency(nodes).value
-        bound, chosen, measures = planner.find(
-            table, pool, replace(needs, nodes=nodes), terms.lost(nodes, efficiency),
-            options_max=count, steps_max=steps, subsets_max=subsets_max,
-            extra_gpu_hours=money - minimum if money.any() else None,
-        )  # fmt: skip
+        sized = replace(
+            search, needs=replace(needs, nodes=nodes), lost=terms.lost(nodes, efficiency)
+        )
+        bound, chosen, measures = sized.find(
+            replace(effort, options_max=count).for_nodes(nodes),
+            money - minimum if money.any() else None,
+        )
         added = terms.added(nodes) + minimum * nodes
         return bound + added, [
             _Found(nodes, measure[0] + added, nodes_in_order, measure)
@@ -265,7 +258,7 @@ def plan_sizes(
         if not isfinite(bounds[place]):
             values[place] = inf
             continue
-        if bounds[place] >= best and options_max == 1 and not every_size:
+        if bounds[place] >= best and options_max == 1 and not effort.every_size:
             continue
         bound, size_results = searched(sizes[place], 1)
         bounds[place] = max(
@@ -282,7 +275,7 @@ def plan_sizes(
             key=lambda result: (result.value, result.size),
         )
     answers = [
-        _answer(table, candidates, pool, terms, result, float(bounds.min()))
+        _choice(search, terms, result, float(bounds.min()))
         for result in _undominated(results)[:options_max]
     ]
     return ElasticPlan(
@@ -295,30 +288,29 @@ def plan_sizes(
 
 
 def _plan_grouped(
-    table: NodeTable,
-    candidates: Candidates,
-    needs: GangRequirements,
+    search: Search,
     terms: _SizeTerms,
     bounds: Floats,
     communication: Quantity | None,
-    *,
-    options_max: int,
-    steps_max: int,
-    subsets_max: float,
-    every_size: bool,
+    effort: SearchEffort,
 ) -> ElasticPlan:
     """Return the result of `plan_sizes` for a gang with groups.
 
     Search one set of nodes per size, then more of the cheapest sizes.
     """
+    table, candidates, needs = search.table, search.candidates, search.needs
+    options_max, grouped_options = effort.options_max, effort.grouped_options
     sizes = terms.elastic.allowed
     choices_by_size: dict[int, list[PlacementChoice]] = {}
 
     def searched(nodes: int, count: int, sets: int) -> list[PlacementChoice]:
         choices = planner.plan(
-            table, candidates, replace(needs, nodes=nodes, elastic=None), communication,
-            options_max=count, steps_max=steps_max, subsets_max=subsets_max, grouped_options=sets,
-        )  # fmt: skip
+            table,
+            candidates,
+            replace(needs, nodes=nodes, elastic=None),
+            communication,
+            replace(effort, options_max=count, grouped_options=sets),
+        )
         return [
             replace(choice, price=sized_price(choice.price, terms.elastic, nodes, terms.gpus, needs.hours))
             for choice in choices
@@ -330,17 +322,17 @@ def _plan_grouped(
     def worth(place: int) -> bool:
         best = min(map(cost, choices_by_size), default=inf)
         return isfinite(bounds[place]) and (
-            bounds[place] < best or options_max > 1 or every_size
+            bounds[place] < best or options_max > 1 or effort.every_size
         )  # fmt: skip
 
     for place in sorted(range(len(sizes)), key=lambda index: (bounds[index], sizes[index])):
         if worth(place):
             choices_by_size[sizes[place]] = searched(sizes[place], 1, 1)
     for nodes in sorted(choices_by_size, key=lambda size: (cost(size), size))[
-        : GROUPED_SIZES if steps_max else 0
+        : GROUPED_SIZES if effort.steps_max else 0
     ]:
         if worth(sizes.index(nodes)):
-            choices_by_size[nodes] += searched(nodes, options_max, planner.GROUPED_OPTIONS)
+            choices_by_size[nodes] += searched(nodes, options_max, grouped_options)
     minimum = float(bounds.min(initial=inf))
     answers = sorted(
         (choice for choices in choices_by_size.values() for choice in choices),
@@ -377,19 +369,10 @@ def _undominated(found: Sequence[_Found]) -> list[_Found]:
     return kept
 
 
-def _answer(
-    table: NodeTable,
-    candidates: Candidates,
-    pool: Eligible,
-    terms: _SizeTerms,
-    found: _Found,
-    bound: float,
-) -> PlacementChoice:
+def _choice(search: Search, terms: _SizeTerms, found: _Found, bound: float) -> PlacementChoice:
     needs = replace(terms.needs, nodes=found.size)
-    choice = planner.answer(
-        table, candidates, pool, needs, terms.lost(found.size), found.nodes, 0.0,
-        planner.spans_measured(found.measure),
-    )  # fmt: skip
+    sized = replace(search, needs=needs, lost=terms.lost(found.size))
+    choice = planner.priced_choice(sized, found.nodes, 0.0, planner.spans_measured(found.measure))
     price = sized_price(choice.price, terms.elastic, found.size, terms.gpus, needs.hours)
     return replace(choice, price=price, gap_gpu_hours=max(0.0, price.total.value - bound))
 
@@ -399,21 +382,12 @@ def plan(
     candidates: Candidates,
     needs: GangRequirements,
     communication: Quantity | None = None,
-    *,
-    options_max: int = 1,
-    steps_max: int = STEPS_MAX,
-    subsets_max: float = SUBSETS_MAX,
+    effort: SearchEffort = ONE_OPTION,
 ) -> list[PlacementChoice]:
-    """Return up to *options_max* options for any number of sizes, the cheapest first."""
+    """Return options for any number of sizes, the cheapest first."""
     if needs.elastic is None:
-        return planner.plan(
-            table, candidates, needs, communication,
-            options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
-        )  # fmt: skip
-    return plan_sizes(
-        table, candidates, needs, communication,
-        options_max=options_max, steps_max=steps_max, subsets_max=subsets_max,
-    ).options  # fmt: skip
+        return planner.plan(table, candidates, needs, communication, effort)
+    return plan_sizes(table, candidates, needs, communication, effort).options
 
 
 def evaluate_nodes(
@@ -428,14 +402,6 @@ def evaluate_nodes(
     if needs.elastic is None:
         return choice
     price = sized_price(
-        choice.price, needs.elastic, nodes.size, planner.gpus_of(table, needs), needs.hours
+        choice.price, needs.elastic, nodes.size, node_search.gpus_of(table, needs), needs.hours
     )
     return replace(choice, price=price)
-
-
-def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
-    """Return the requirements that the caller's nodes violate, including their number."""
-    violated = planner.violations(table, needs, nodes)
-    if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
-        violated.insert(0, f"{nodes.size} nodes is not one of the requested sizes")
-    return violated

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..counter_deltas import Floats, Indexes
-from . import planner
+from . import node_search, planner
 from .groups import group_spans, layout_of
+from .node_search import Candidates, SearchEffort
 from .node_table import NodeTable
-from .planner import Candidates
 from .price import (
     CHECKPOINT_INTERVAL_MINUTES,
     DECIDE_FACTOR,
@@ -288,18 +288,18 @@ class _Answer:
         self.table, self.candidates, self.needs, self.incident = table, candidates, needs, incident
         self.failed, self.domains, self.communication = failed, domains, communication
         self.places = np.flatnonzero(np.isin(incident.current, failed))
-        self.gpus_per_node = planner.gpus_of(table, needs)
+        self.gpus_per_node = node_search.gpus_of(table, needs)
         self.gpus = incident.current.size * self.gpus_per_node
         self.lost = lost_time(needs, self.gpus, communication)
         barred = in_suspect_domain(table, domains)
         barred[incident.suspects] = True
         barred[failed] = True
         self.fit = (
-            planner.usable(table, Candidates(np.ones(len(table), dtype=bool)), needs) & ~barred
+            node_search.usable(table, Candidates(np.ones(len(table), dtype=bool)), needs) & ~barred
         )
         self.healthy = np.delete(incident.current, self.places)
         self.repair = repair_hours(self.lost.repair_hours.value, self.places.size)
-        self.free = planner.usable(table, candidates, needs) & ~barred
+        self.free = node_search.usable(table, candidates, needs) & ~barred
         self.standbys = np.zeros(len(table), dtype=bool)
         self.standbys[incident.standbys] = self.fit[incident.standbys]
 
@@ -501,7 +501,7 @@ class _Answer:
         nodes &= self.fit
         choices = planner.plan(
             self.table, Candidates(nodes, self.candidates.gpus, self.candidates.source), self.needs, self.communication,
-            steps_max=0,
+            SearchEffort(steps_max=0),
         )  # fmt: skip
         if not choices:
             return None

@@ -14,10 +14,10 @@ from math import comb, exp, floor, isnan, log, log10
 import numpy as np
 
 from ..counter_deltas import Flags, Floats, Indexes
-from . import elastic, planner
+from . import elastic, node_search
 from .groups import regrouped
+from .node_search import Candidates, Search, SearchEffort
 from .node_table import NodeTable
-from .planner import Candidates
 from .price import REPAIR_HOURS, GangPrice, PricePart, lost_time
 from .quantity import Quantity, QuantitySource, assumed
 from .requirements import PRICED_TIERS, GangRequirements
@@ -108,10 +108,9 @@ class BlockedRequest:
     def fits(self, changed: ChangedRequest) -> bool:
         """Return whether a plan is found."""
         table, candidates = self.table_for(changed), self.candidates_for(changed)
-        fit = planner.usable(table, candidates, changed.needs)
-        pool = planner.eligible(table, fit, changed.needs)
-        lost = lost_time(changed.needs, changed.needs.nodes)
-        return bool(planner.find(table, pool, changed.needs, lost, options_max=0, steps_max=0)[1])
+        search = Search.of(table, candidates, changed.needs)
+        search = replace(search, lost=lost_time(changed.needs, changed.needs.nodes))
+        return bool(search.find(SearchEffort(options_max=0, steps_max=0)).node_sets)
 
     def without(
         self, constraints: Iterable[str], base: ChangedRequest | None = None
@@ -334,7 +333,7 @@ def _mildest(
         values = [(none, f"no segments of {needs.segment_nodes} nodes")]
         return fitting or _first_that_fit(request, base, values, sized=NODES in removed)
     return _first_that_fit(
-        request, base, _steps(constraint, needs, planner.gpus_of(request.table, needs))
+        request, base, _steps(constraint, needs, node_search.gpus_of(request.table, needs))
     )
 
 
@@ -501,18 +500,22 @@ def _fewest(
 
 def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation | None:
     table = request.table_for(changed)
-    gpus = planner.gpus_of(request.table, changed.needs)
+    gpus = node_search.gpus_of(request.table, changed.needs)
     if changed.needs.elastic is None:
         changed = replace(changed, needs=regrouped(changed.needs, changed.needs.nodes * gpus))
     options = elastic.plan(
-        table, request.candidates_for(changed), changed.needs, request.communication, steps_max=0
+        table,
+        request.candidates_for(changed),
+        changed.needs,
+        request.communication,
+        SearchEffort(steps_max=0),
     )
     if not options:
         return None
     option, changes = options[0], list(changed.changes)
     extra: list[PricePart] = []
-    requested = request.needs.nodes_max * planner.gpus_of(request.table, request.needs)
-    placed = changed.needs.nodes_max * planner.gpus_of(request.table, changed.needs)
+    requested = request.needs.nodes_max * node_search.gpus_of(request.table, request.needs)
+    placed = changed.needs.nodes_max * node_search.gpus_of(request.table, changed.needs)
     if placed < requested:
         hours = (requested - placed) * request.needs.hours
         extra.append(
@@ -525,7 +528,7 @@ def _priced(request: BlockedRequest, changed: ChangedRequest) -> PlanRelaxation 
         )
     if changed.added.size:
         taken = int(np.isin(option.nodes, changed.added).sum())
-        hours = taken * planner.gpus_of(table, changed.needs) * request.needs.hours
+        hours = taken * node_search.gpus_of(table, changed.needs) * request.needs.hours
         extra.append(
             PricePart(
                 "taken from others",

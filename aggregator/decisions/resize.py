@@ -17,9 +17,10 @@ from math import isnan
 import numpy as np
 
 from ..counter_deltas import Indexes
-from . import elastic, planner
+from . import elastic, node_search, planner
+from .node_search import Candidates, SearchEffort
 from .node_table import NodeTable
-from .planner import Candidates, PlacementChoice
+from .planner import PlacementChoice
 from .price import (
     CHECKPOINT_INTERVAL_MINUTES,
     CHECKPOINT_WRITE_MINUTES,
@@ -30,7 +31,10 @@ from .price import (
 from .quantity import Quantity, declared, duration_hours, weakest
 from .requirements import GangRequirements
 from .scaling import ElasticSizes
+from .violations import violations
 
+#: The groups of a running gang keep the set of nodes that is best for even traffic.
+EVEN_TRAFFIC = SearchEffort(grouped_options=1)
 #: Minutes to reshard the training state for another number of nodes, with its 90 % interval
 #: (assumed).
 RESHARD_MINUTES = (5.0, 1.0, 20.0)
@@ -92,7 +96,7 @@ def plan_resize(
     """
     sizes = needs.elastic
     assert sizes is not None
-    size, gpus = current.size, planner.gpus_of(table, needs)
+    size, gpus = current.size, node_search.gpus_of(table, needs)
     every = replace(
         sizes, allowed=tuple(sorted({*sizes.allowed, size})), length_nodes=size
     )  # the cost of staying is known even for a size that is not allowed
@@ -138,12 +142,12 @@ def _placements(
     free = candidates.nodes.copy()
     free[current] = True
     both = replace(candidates, nodes=free)
-    choices = planner.plan(table, both, needs, communication, grouped_options=1)
+    choices = planner.plan(table, both, needs, communication, EVEN_TRAFFIC)
     if needs.nodes <= current.size:
         own = np.zeros(len(table), dtype=bool)
         own[current] = True
         choices += planner.plan(
-            table, replace(candidates, nodes=own), needs, communication, grouped_options=1
+            table, replace(candidates, nodes=own), needs, communication, EVEN_TRAFFIC
         )
     elif choices:
         # keep all members, and add the best of the nodes that would join
@@ -151,12 +155,12 @@ def _placements(
         joins = choices[0].nodes[~np.isin(choices[0].nodes, current)]
         joins = joins[np.argsort(table.hazard[joins], kind="stable")]
         nodes = np.concatenate((stays, joins[: needs.nodes - stays.size]))
-        if nodes.size == needs.nodes and not planner.violations(table, needs, nodes):
+        if nodes.size == needs.nodes and not violations(table, needs, nodes):
             if needs.has_groups:  # in the best order for the groups
                 chosen = np.zeros(len(table), dtype=bool)
                 chosen[nodes] = True
                 choices += planner.plan(
-                    table, replace(candidates, nodes=chosen), needs, communication, grouped_options=1
+                    table, replace(candidates, nodes=chosen), needs, communication, EVEN_TRAFFIC
                 )  # fmt: skip
             else:
                 choices.append(planner.evaluate_nodes(table, both, needs, nodes, communication))

@@ -18,7 +18,7 @@ from ..advisories.engine import AdvisoryEngine
 from ..advisories.rows import ExpectedOutcome, OutcomeHost, OutcomeRecord
 from ..calibration_log import CalibrationLog, domains_of
 from ..decisions.calibration import ThroughputReport
-from ..decisions.planner import OPTIONS_MAX
+from ..decisions.node_search import OPTIONS_MAX
 from ..decisions.requirements import PRICED_TIERS
 from ..errors import InvalidArgument
 from ..principal import current_principal

@@ -6,32 +6,29 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from ...contract.wire import decision_pb2, placement_pb2
 from ...contract.wire.placement_pb2_grpc import PlacementServiceServicer
 from ...fingerprints.sensitivity import NETWORK, NVLINK
-from ..counter_deltas import Flags, Indexes
-from ..decisions import blockers, elastic, planner
+from ..counter_deltas import Flags
+from ..decisions import elastic, node_search
 from ..decisions.node_table import NodeTable, excluded_now, excluded_since, node_table
-from ..decisions.planner import Candidates, PlacementChoice, gpus_of
+from ..decisions.planner import PlacementChoice
 from ..decisions.quantity import Quantity, QuantitySource
-from ..decisions.requirements import GangRequirements
-from ..decisions.resize import ResizeChoice, ResizePlan, ResizeTimes, plan_resize
-from ..errors import InvalidArgument, NotFound, ServiceUnavailable
+from ..decisions.violations import violations
+from ..errors import NotFound, ServiceUnavailable
 from ..principal import current_login
 from ..scoring.evaluate import Judgement
 from . import placement_messages as messages
 from .caller_slots import CallerSlots
 from .decision_recorder import DecisionRecorder, decision_id
 from .exchange_rates import notes_of
-from .gang_sizes import add_sizes
+from .plan_reply import PlanReply, plan_reply
 from .plan_watch import PlanQuestion, PlanWatches, WatchedPlan
+from .resize_messages import resize_question
 from .score import SnapshotSource, requested_workload
-from .validation import check_real, check_text, hours_of
+from .validation import check_text
 
 #: Maximum workloads whose node tables are cached, until the next snapshot.
 TABLES_MAX = 16
@@ -87,17 +84,17 @@ class PlacementService(PlacementServiceServicer):
         messages.claim_reservations(request.candidates, current_login())
         question = self._question(request)
         options_max = messages.options_max_of(request.options_max)
-        reply = _reply_to(request, question)
+        reply = PlanReply(request, question)
         is_quick = options_max == 1 and not question.needs.has_groups
         if self._is_dedicated and is_quick and not self._plans.count:
-            _add_options(reply, request, question, 1)
+            reply.add_options(1)
         else:
-            await self.run(lambda: _add_options(reply, request, question, options_max))
-        if not reply.options:
-            await self.run(lambda: _add_blockers(reply, request, question))
-        reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
-        self.record(decision_pb2.DECISION_PLACEMENT, request, reply, question.table)
-        return reply
+            await self.run(lambda: reply.add_options(options_max))
+        if not reply.message.options:
+            await self.run(reply.add_blockers)
+        reply.add_solve_time(began)
+        self.record(decision_pb2.DECISION_PLACEMENT, request, reply.message, question.table)
+        return reply.message
 
     async def WatchPlan(
         self, request_iterator: AsyncIterator[placement_pb2.WatchPlanRequest], context: Any
@@ -110,7 +107,7 @@ class PlacementService(PlacementServiceServicer):
         async def turn(watched: WatchedPlan) -> placement_pb2.WatchPlanResponse | None:
             question = self._question(watched.request)
             return await self.run(
-                lambda: watched.turn(question, lambda: _whole_reply(watched.request, question))
+                lambda: watched.turn(question, lambda: plan_reply(watched.request, question))
             )
 
         await self._watches.watch(request_iterator, self.snapshot, turn, context.write)
@@ -155,16 +152,16 @@ class PlacementService(PlacementServiceServicer):
         needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(placement_pb2.PlacementCandidates(), snapshot)
         table, communication = self.table(snapshot, gang)
-        messages.check_groups(needs, nodes.size, planner.gpus_of(table, needs))
+        messages.check_groups(needs, nodes.size, node_search.gpus_of(table, needs))
 
         def evaluated() -> PlacementChoice:
             return elastic.evaluate_nodes(table, candidates, needs, nodes, communication)
 
         option = await self.run(evaluated) if needs.has_groups else evaluated()
-        violations = elastic.violations(table, needs, nodes)
+        violated = violations(table, needs, nodes)
         reply = placement_pb2.EvaluatePlacementResponse(
             option=messages.option_message(
-                table, option, explain=request.explain, violations=violations, needs=needs
+                table, option, explain=request.explain, violations=violated, needs=needs
             ),
             score_version=snapshot.version,
             dictionary_version=snapshot.dictionary_version,
@@ -203,8 +200,8 @@ class PlacementService(PlacementServiceServicer):
         needs = messages.requirements_of(request.gang, snapshot.reported_factors, snapshot.tenants)
         candidates = messages.candidates_of(request.candidates, snapshot)
         table, communication = self.table(snapshot, request.gang)
-        needs = messages.grouped_sizes(needs, planner.gpus_of(table, needs))
-        messages.check_groups(needs, needs.nodes, planner.gpus_of(table, needs))
+        needs = messages.grouped_sizes(needs, node_search.gpus_of(table, needs))
+        messages.check_groups(needs, needs.nodes, node_search.gpus_of(table, needs))
         return PlanQuestion(table, candidates, needs, communication)
 
     def table(
@@ -289,184 +286,3 @@ class PlacementService(PlacementServiceServicer):
         with self._plans.slot(PLANS_MAX, reason, RETRY_SECONDS):
             async with self._lock:
                 return await asyncio.to_thread(work)
-
-
-def _reply_to(
-    request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
-) -> placement_pb2.PlanPlacementResponse:
-    snapshot = question.snapshot
-    return placement_pb2.PlanPlacementResponse(
-        decision_id=decision_id(decision_pb2.DECISION_PLACEMENT, request, snapshot),
-        score_version=snapshot.version,
-        dictionary_version=snapshot.dictionary_version,
-        allocation_version=request.candidates.allocation_version,
-        candidates_source=question.candidates.source,
-        degraded=bool(snapshot.degraded_reason),
-        degraded_reason=snapshot.degraded_reason,
-        notes=[*notes_of(request.gang, snapshot), *messages.size_notes(question.needs)],
-    )
-
-
-def _whole_reply(
-    request: placement_pb2.PlanPlacementRequest, question: PlanQuestion
-) -> placement_pb2.PlanPlacementResponse:
-    """Return the answer with an option, or with the constraints that prevent it."""
-    began = time.perf_counter()
-    reply = _reply_to(request, question)
-    _add_options(reply, request, question, 1)
-    if not reply.options:
-        _add_blockers(reply, request, question)
-    reply.solve_time.FromNanoseconds(round((time.perf_counter() - began) * 1e9))
-    return reply
-
-
-def _add_options(
-    reply: placement_pb2.PlanPlacementResponse,
-    request: placement_pb2.PlanPlacementRequest,
-    question: PlanQuestion,
-    options_max: int,
-) -> None:
-    """Add up to *options_max* options to *reply*."""
-    table, needs = question.table, question.needs
-    terms = (table, question.candidates, needs, question.communication)
-    if needs.elastic is None:
-        options = elastic.plan(*terms, options_max=options_max)
-    else:
-        plan = elastic.plan_sizes(*terms, options_max=options_max, every_size=request.explain)
-        options = plan.options
-        add_sizes(reply, needs.elastic, plan.sizes, explain=request.explain)
-    for option in options:
-        reply.options.append(
-            messages.option_message(table, option, explain=request.explain, needs=needs)
-        )
-
-
-def _add_blockers(
-    reply: placement_pb2.PlanPlacementResponse,
-    request: placement_pb2.PlanPlacementRequest,
-    question: PlanQuestion,
-) -> None:
-    """Add the constraints that prevent a plan to *reply*."""
-    result = blockers.find_blockers(
-        question.table, question.candidates, question.needs, question.communication
-    )
-    reply.proven = result.is_proven
-    for blocked_by in result.blockers:
-        blocker = reply.blockers.add(
-            constraint=blocked_by.constraint,
-            message=blocked_by.message,
-            nodes_excluded=blocked_by.nodes_excluded,
-        )
-        for change in blocked_by.relaxations:
-            relaxation = blocker.relaxations.add(change=change.change)
-            relaxation.gang.CopyFrom(request.gang)
-            messages.apply_change(relaxation.gang, change.needs)
-            relaxation.added_node_index.extend(sorted(change.added_nodes.tolist()))
-            relaxation.price.CopyFrom(messages.price_message(change.price, explain=request.explain))
-            relaxation.survival.CopyFrom(
-                messages.estimate_message(change.price.survival, explain=request.explain)
-            )
-            if change.start_hours is not None:
-                median, late = change.start_hours
-                relaxation.start_p50.FromNanoseconds(round(median * 3600e9))
-                relaxation.start_p90.FromNanoseconds(round(late * 3600e9))
-
-
-GAIN_GPU_HOURS_MAX = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeQuestion:
-    """A checked resize request with its terms from a snapshot."""
-
-    request: placement_pb2.PlanResizeRequest
-    gang: placement_pb2.GangRequirements
-    snapshot: Judgement
-    candidates: Candidates
-    needs: GangRequirements
-    current: Indexes
-    times: ResizeTimes
-
-    def in_groups(self, table: NodeTable) -> Self:
-        """Return a copy with only the sizes that the groups can form. Raises InvalidArgument."""
-        gpus = gpus_of(table, self.needs)
-        messages.check_groups(self.needs, self.current.size, gpus)
-        return replace(self, needs=messages.grouped_sizes(self.needs, gpus))
-
-    def plan(self, table: NodeTable, communication: Quantity | None) -> ResizePlan:
-        """Return the possible changes, with their prices."""
-        return plan_resize(
-            table, self.candidates, self.needs, self.current, self.times, communication,
-            self.request.gain_gpu_hours_min,
-        )  # fmt: skip
-
-    def reply(self, plan: ResizePlan, table: NodeTable) -> placement_pb2.PlanResizeResponse:
-        """Return *plan* as a message."""
-        snapshot = self.snapshot
-        return placement_pb2.PlanResizeResponse(
-            options=[self._option(choice, plan, table) for choice in plan.choices],
-            gain_gpu_hours_min=plan.margin_gpu_hours,
-            score_version=snapshot.version,
-            dictionary_version=snapshot.dictionary_version,
-            candidates_source=self.candidates.source,
-            degraded=bool(snapshot.degraded_reason),
-            degraded_reason=snapshot.degraded_reason,
-        )
-
-    def _option(
-        self, one: ResizeChoice, plan: ResizePlan, table: NodeTable
-    ) -> placement_pb2.ResizeOption:
-        explain = self.request.explain
-        before, after = self.current.size, one.choice.nodes.size
-        if one is plan.stay:
-            kind = placement_pb2.RESIZE_STAY
-        elif after == before:
-            kind = placement_pb2.RESIZE_MOVE
-        else:
-            kind = placement_pb2.RESIZE_GROW if after > before else placement_pb2.RESIZE_SHRINK
-        option = placement_pb2.ResizeOption(
-            kind=kind,
-            placement=messages.option_message(table, one.choice, explain=explain),
-            joined_node_index=one.joined.tolist(),
-            left_node_index=one.left.tolist(),
-            stop_hours=messages.estimate_message(one.stop, explain=explain),
-            gain_gpu_hours=messages.estimate_message(one.gain, explain=explain),
-            reason=one.reason,
-        )
-        option.wait.FromNanoseconds(round(one.wait_hours * 3600e9))
-        return option
-
-
-def resize_question(
-    request: placement_pb2.PlanResizeRequest, snapshot: Judgement
-) -> ResizeQuestion:
-    """Return *request*, checked. Raises InvalidArgument, FailedPrecondition."""
-    gang = placement_pb2.GangRequirements()
-    gang.CopyFrom(request.gang)
-    if not gang.HasField("sizes"):
-        reason = "unset, expected the sizes that the gang may have: min_nodes and max_nodes, or allowed_nodes"
-        raise InvalidArgument("gang.sizes", reason)
-    if not gang.HasField("length"):
-        raise InvalidArgument("gang.length", "unset, expected the remaining time of the job")
-    current = messages.members_of(request.current_node_index, gang.workload.job, snapshot)
-    if gang.nodes not in (0, current.size):
-        reason = f"{gang.nodes}, expected {current.size}, the size of now, or 0"
-        raise InvalidArgument("gang.nodes", reason)
-    gang.nodes = current.size
-    needs = messages.requirements_of(gang, snapshot.reported_factors, snapshot.tenants)
-    if (gpus := snapshot.facts.gpus[current]).size and not np.all(
-        gpus >= max(gang.gpus_per_node, 1)
-    ):
-        node = int(current[gpus < max(gang.gpus_per_node, 1)][0])
-        reason = f"{gang.gpus_per_node}, and member {node} has {int(snapshot.facts.gpus[node])}"
-        raise InvalidArgument("gang.gpus_per_node", reason)
-    check_real("gain_gpu_hours_min", request.gain_gpu_hours_min, GAIN_GPU_HOURS_MAX)
-    week = messages.WEEK_SECONDS
-    return ResizeQuestion(
-        request, gang, snapshot, messages.candidates_of(request.candidates, snapshot), needs, current,
-        ResizeTimes(
-            hours_of("reshard", request, "reshard", week),
-            hours_of("checkpoint_age", request, "checkpoint_age", week),
-            request.checkpoint_on_demand,
-        ),
-    )  # fmt: skip

@@ -13,8 +13,9 @@ from ...contract.wire import placement_pb2
 from ..counter_deltas import Flags, Indexes
 from ..decisions.elastic import work_hours
 from ..decisions.groups import GroupSpans
+from ..decisions.node_search import OPTIONS_MAX, Candidates
 from ..decisions.node_table import NodeTable
-from ..decisions.planner import OPTIONS_MAX, Candidates, PlacementChoice
+from ..decisions.planner import PlacementChoice
 from ..decisions.price import GangPrice, PricePart
 from ..decisions.quantity import Quantity
 from ..decisions.requirements import (

@@ -16,11 +16,13 @@ import numpy as np
 
 from ...contract.wire import placement_pb2 as wire
 from ..counter_deltas import Indexes
-from ..decisions import elastic, planner
+from ..decisions import elastic, node_search
+from ..decisions.node_search import Candidates
 from ..decisions.node_table import NodeTable
-from ..decisions.planner import Candidates, PlacementChoice
+from ..decisions.planner import PlacementChoice
 from ..decisions.quantity import Quantity
 from ..decisions.requirements import GangRequirements
+from ..decisions.violations import violations
 from ..errors import CAPACITY_RETRY_SECONDS, InvalidArgument, ResourceExhausted
 from ..principal import current_login
 from ..scoring.evaluate import Judgement
@@ -117,7 +119,7 @@ class WatchedPlan:
 
     def _margin_of(self, question: PlanQuestion) -> float:
         needs = question.needs
-        gross = needs.nodes_max * planner.gpus_of(question.table, needs) * needs.hours
+        gross = needs.nodes_max * node_search.gpus_of(question.table, needs) * needs.hours
         return self._margin or CHANGE_SHARE_MIN * gross
 
     def _evaluate(self, question: PlanQuestion) -> tuple[PlacementChoice | None, list[str]]:
@@ -125,12 +127,12 @@ class WatchedPlan:
         nodes, table = self._current, question.table
         if not question.needs.allows(nodes.size):
             return None, [f"{nodes.size} nodes for {question.needs.nodes}"] if nodes.size else []
-        reasons = elastic.violations(table, question.needs, nodes)
+        reasons = violations(table, question.needs, nodes)
         if (out := nodes[table.excluded[nodes]]).size:
             reasons = [reason for reason in reasons if "UNHEALTHY" not in reason]
             reasons.insert(0, f"{_names(question, out)}: UNHEALTHY, in maintenance, or gone")
         taken = nodes[
-            ~planner.roomy(table, question.candidates, question.needs)[nodes]
+            ~node_search.roomy(table, question.candidates, question.needs)[nodes]
             | ~question.candidates.nodes[nodes]
         ]
         if taken.size:

@@ -24,8 +24,8 @@ from bench.quality.head import DATA_TEXT
 from bench.quality.markdown import table
 from gangline.aggregator.counter_deltas import Floats, Indexes
 from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable
-from gangline.aggregator.decisions.planner import Candidates
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.decisions.stranding import (
     NODE_GPUS_MAX,

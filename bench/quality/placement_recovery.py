@@ -21,8 +21,9 @@ import numpy as np
 from bench.quality.captures import DATA
 from bench.quality.markdown import table
 from gangline.aggregator.counter_deltas import Floats, Indexes
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable
-from gangline.aggregator.decisions.planner import Candidates, members_of
+from gangline.aggregator.decisions.planner import members_of
 from gangline.aggregator.decisions.price import crossing_shares
 from gangline.aggregator.decisions.recovery import (
     CheckpointState,

@@ -22,8 +22,8 @@ from bench.quality.markdown import table
 from bench.quality.simulated_feed import UNLIMITED, SimulatedAggregator
 from gangline.aggregator.counter_deltas import Flags, Floats, Indexes
 from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable, node_table
-from gangline.aggregator.decisions.planner import Candidates
 from gangline.aggregator.decisions.price import lost_time, price
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.hazard.events import EventsError, FaultTable

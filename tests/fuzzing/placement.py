@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from gangline.aggregator.decisions import planner
 from gangline.aggregator.decisions import relaxations as blockers
 from gangline.aggregator.decisions.blockers import find_blockers
-from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.node_search import Candidates, SearchEffort
 from gangline.aggregator.decisions.recovery import Incident, RecoveryKind, plan_recovery
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.errors import ServiceError
@@ -87,7 +87,9 @@ def fuzz_plans(source: random.Random) -> str:
     """All or nothing, every invariant, and what trying all subsets finds is found at its price."""
     nodes, needs = _fleet(source), _gang(source)
     table, candidates = table_of(nodes)
-    options = planner.plan(table, candidates, needs, options_max=source.choice((1, 8)))
+    options = planner.plan(
+        table, candidates, needs, effort=SearchEffort(options_max=source.choice((1, 8)))
+    )
     for option in options:
         assert violations(nodes, option.nodes.tolist(), needs) == []
     best = cheapest(nodes, needs)
@@ -103,7 +105,7 @@ def fuzz_more_room(source: random.Random) -> str:
     bound where not all subsets are tried."""
     nodes, needs = _fleet(source), _gang(source)
     subsets_max = source.choice((4000.0, 0.0))
-    before = planner.plan(*table_of(nodes), needs, subsets_max=subsets_max)
+    before = planner.plan(*table_of(nodes), needs, effort=SearchEffort(subsets_max=subsets_max))
     if not before:
         return REFUSED
     out = [at for at, node in enumerate(nodes) if not node.free]
@@ -119,7 +121,7 @@ def fuzz_more_room(source: random.Random) -> str:
     cost = before[0].price.total.value
     slack = 1e-6 * abs(cost) + 1e-9
     for number, (fleet, wanted) in enumerate(wider):
-        found = planner.plan(*table_of(fleet), wanted, subsets_max=subsets_max)
+        found = planner.plan(*table_of(fleet), wanted, effort=SearchEffort(subsets_max=subsets_max))
         if not found:  # a survival, or segments that meet a spread: the search itself is no proof
             is_crosscut = needs.survival_min > 0.0 or (
                 needs.segment_nodes > 1 and needs.spread_over is not None

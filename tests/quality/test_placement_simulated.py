@@ -19,7 +19,7 @@ from bench.quality.placement_simulated import (
     with_numbers,
 )
 from gangline.aggregator.decisions import planner
-from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.simulator.incidents import DAY
 from gangline.simulator.world import World

@@ -12,8 +12,9 @@ import numpy as np
 
 from gangline.aggregator.decisions import price as prices
 from gangline.aggregator.decisions import relaxations as blockers
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import NodeTable, node_table
-from gangline.aggregator.decisions.planner import Candidates, members_of
+from gangline.aggregator.decisions.planner import members_of
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.evaluate import Judgement

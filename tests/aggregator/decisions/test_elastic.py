@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.decisions import elastic, planner
 from gangline.aggregator.decisions.blockers import find_blockers
+from gangline.aggregator.decisions.node_search import SearchEffort
 from gangline.aggregator.decisions.quantity import QuantitySource
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.decisions.scaling import ElasticSizes, scaling_curve
@@ -78,7 +79,9 @@ def test_a_plan_has_an_allowed_size_and_holds(
 ) -> None:
     """volcano#4666: three nodes for a gang of powers of two. Each option has an allowed size and holds to every invariant."""
     table, candidates = table_of(nodes)
-    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, subsets_max=subsets_max)
+    plan = elastic.plan_sizes(
+        table, candidates, needs, effort=SearchEffort(options_max=8, subsets_max=subsets_max)
+    )
     for option in plan.options:
         size = option.nodes.size
         assert needs.allows(size)
@@ -102,7 +105,7 @@ def test_the_best_of_all_sizes_is_found(nodes: list[Node], needs: GangRequiremen
     }
     table, candidates = table_of(nodes)
     few = elastic.plan_sizes(table, candidates, needs)
-    every = elastic.plan_sizes(table, candidates, needs, every_size=True)
+    every = elastic.plan_sizes(table, candidates, needs, effort=SearchEffort(every_size=True))
     assert bool(few.options) == bool(every.options) == bool(prices)
     for one in every.sizes:
         assert isfinite(one.gpu_hours) == (one.nodes in prices)
@@ -123,8 +126,8 @@ def test_one_more_candidate_is_never_worse(
 ) -> None:
     """A node that becomes free must not make the plan dearer. Within the stated bound."""
     fewer, more = one_more(nodes, another[0])
-    before = elastic.plan(*table_of(fewer), needs, subsets_max=subsets_max)
-    after = elastic.plan(*table_of(more), needs, subsets_max=subsets_max)
+    before = elastic.plan(*table_of(fewer), needs, effort=SearchEffort(subsets_max=subsets_max))
+    after = elastic.plan(*table_of(more), needs, effort=SearchEffort(subsets_max=subsets_max))
     if not before:
         return
     if not after:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gangline.aggregator.decisions import elastic, planner
+from gangline.aggregator.decisions import elastic, node_search, planner
 from gangline.aggregator.decisions.groups import GroupLayout, group_spans, layout_of, regrouped
+from gangline.aggregator.decisions.node_search import SearchEffort
 from gangline.aggregator.decisions.requirements import PRICED_TIERS, GangRequirements, Tier
 from gangline.aggregator.decisions.resize import ResizeTimes, plan_resize
 from gangline.aggregator.decisions.scaling import ElasticSizes, scaling_curve
@@ -337,12 +338,16 @@ def test_sizes_with_groups_hold_and_are_the_best_of_all(
     """A gang of 6 or 8 nodes in pipelines of 4: 6 was chosen, in an order and at a price that knew no groups."""
     needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1])
     table, candidates = table_of(nodes)
-    gpus = planner.gpus_of(table, needs)
+    gpus = node_search.gpus_of(table, needs)
     assert needs.elastic is not None
     fitting = [each for each in needs.elastic.allowed if each * gpus % (sizes[0] * sizes[1]) == 0]
-    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, subsets_max=subsets_max)
+    plan = elastic.plan_sizes(
+        table, candidates, needs, effort=SearchEffort(options_max=8, subsets_max=subsets_max)
+    )
     singles = {
-        each: planner.plan(table, candidates, of_size(needs, each), subsets_max=subsets_max)
+        each: planner.plan(
+            table, candidates, of_size(needs, each), effort=SearchEffort(subsets_max=subsets_max)
+        )
         for each in fitting
     }
     assert bool(plan.options) == any(singles.values())
@@ -377,7 +382,9 @@ def test_each_size_has_its_own_groups() -> None:
     curve = scaling_curve(((4, 4.0), (8, 7.9)))
     needs = grouped(8, 8, 2, 0, elastic=ElasticSizes((4, 6, 8), curve), communication_share=0.2)
     table, candidates = table_of(leaves(8))
-    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, every_size=True)
+    plan = elastic.plan_sizes(
+        table, candidates, needs, effort=SearchEffort(options_max=8, every_size=True)
+    )
     by_size = {one.nodes.size: one for one in plan.options}
     large, small = by_size[8].groups, by_size[4].groups
     assert large is not None and small is not None
@@ -427,7 +434,7 @@ def test_resizes_with_groups_come_to_rest(
     """Who follows each answer at once ends: each change has an allowed size that the groups make up, and a lower price."""
     needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1], hours=48.0)
     table, candidates = table_of(nodes)
-    gpus = planner.gpus_of(table, needs)
+    gpus = node_search.gpus_of(table, needs)
     begun = planner.plan(table, candidates, of_size(needs, needs.nodes))
     if not begun or not needs.groups_make_up(needs.nodes * gpus):
         return

@@ -12,8 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.node_search import Candidates, SearchEffort
 from gangline.aggregator.decisions.node_table import node_table
-from gangline.aggregator.decisions.planner import Candidates, PlacementChoice
+from gangline.aggregator.decisions.planner import PlacementChoice
 from gangline.aggregator.decisions.requirements import GangRequirements, Tier
 from gangline.aggregator.model import HealthState
 from gangline.aggregator.scoring.reported_factors import NOTHING_REPORTED
@@ -102,7 +103,7 @@ def planned(
     nodes: list[Node], needs: GangRequirements, **options: Any
 ) -> list[planner.PlacementChoice]:
     table, candidates = table_of(nodes)
-    return planner.plan(table, candidates, needs, **options)
+    return planner.plan(table, candidates, needs, effort=SearchEffort(**options))
 
 
 @pytest.mark.parametrize("subsets_max", [4000.0, 0.0])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.decisions.blockers import find_blockers
-from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.relaxations import CANDIDATES
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.errors import InvalidArgument

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import node_table
-from gangline.aggregator.decisions.planner import Candidates, plan
+from gangline.aggregator.decisions.planner import plan
 from gangline.aggregator.decisions.repeatability import lasting_speeds
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.model import HealthState

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions import planner, violations
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.decisions.resize import ResizePlan, ResizeTimes, plan_resize
 from gangline.aggregator.decisions.scaling import ElasticSizes, scaling_curve
@@ -97,7 +97,7 @@ def test_no_two_calls_undo_each_other(
         assert first.gain.value > plan.margin_gpu_hours and first.gain.lower > 0.0
         chosen = first.choice.nodes
         assert needs.allows(chosen.size)
-        assert not planner.violations(table, of_size(needs, chosen.size), chosen)
+        assert not violations.violations(table, of_size(needs, chosen.size), chosen)
         assert candidates.nodes[first.joined].all() and not np.isin(first.joined, current).any()
         assert first.choice.price.total.value < plan.stay.choice.price.total.value
         current = chosen

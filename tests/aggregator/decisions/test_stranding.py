@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.decisions import planner
-from gangline.aggregator.decisions.planner import Candidates
+from gangline.aggregator.decisions import node_search, planner
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.decisions.stranding import (
     DEMAND_ASSUMED,
@@ -150,8 +150,8 @@ def test_whole_nodes_and_requests_without_a_price_are_as_before() -> None:
     """What is stranded within nodes is of those who take a part of one and have a price for it."""
     table, candidates = fleet()
     for needs in (GangRequirements(2, gpus_per_node=2), GangRequirements(2, stranded_gpu_rate=1.0)):
-        pool = planner.eligible(table, planner.usable(table, candidates, needs), needs)
-        assert planner.strands_within(table, candidates, pool.nodes, needs) is None
+        search = node_search.Search.of(table, candidates, needs)
+        assert search.strands_within(search.pool.nodes) is None
     floor = GangRequirements(2, gpus_per_node=2, stranded_gpu_rate=1.0, survival_min=0.5)
     found = planner.plan(table, candidates, floor)[0]
     assert found.gpu_masks.size == 2  # priced, and not searched for

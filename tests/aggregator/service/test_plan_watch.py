@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.decisions import planner
+from gangline.aggregator.decisions.node_search import Candidates
 from gangline.aggregator.decisions.node_table import node_table
-from gangline.aggregator.decisions.planner import Candidates
 from gangline.aggregator.decisions.requirements import GangRequirements
 from gangline.aggregator.errors import InvalidArgument, ResourceExhausted
 from gangline.aggregator.model import HealthState

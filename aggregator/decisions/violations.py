@@ -1,0 +1,58 @@
+"""Requirements that the caller's own nodes violate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..counter_deltas import Indexes
+from .node_table import NodeTable
+from .price import (
+    hazard_sum_max,
+    shared_hazard,
+)
+from .requirements import GangRequirements
+
+
+def violations(table: NodeTable, needs: GangRequirements, nodes: Indexes) -> list[str]:
+    """Return the requirements that the caller's nodes violate, in their rank order."""
+    violated: list[str] = []
+    if needs.elastic is not None and nodes.size not in needs.elastic.allowed:
+        violated.append(f"{nodes.size} nodes is not one of the requested sizes")
+    domains = table.facts.domains
+    if out := int(table.excluded[nodes].sum()):
+        violated.append(f"{out} nodes are UNHEALTHY, in maintenance, or gone")
+    below = table.snapshot.columns.score[nodes] < np.float32(needs.score_min)
+    if below.any():
+        violated.append(f"{int(below.sum())} nodes are below the floor of {needs.score_min:.4g}")
+    if (table.facts.gpus[nodes] < max(needs.gpus_per_node, 1)).any():
+        violated.append(f"a node has fewer than {max(needs.gpus_per_node, 1)} GPUs")
+    if needs.within is not None:
+        ids = domains.ids[needs.within.row][nodes]
+        if (ids < 0).any() or np.unique(ids).size > 1:
+            violated.append(f"the nodes are not within one {needs.within.title}")
+    if needs.same_rails:
+        rails = domains.rails[nodes]
+        if (rails < 0).any() or np.unique(rails).size > 1:
+            violated.append("the nodes are not of the same rails")
+    if needs.segment_nodes > 1 and needs.segment_tier is not None:
+        ids = domains.ids[needs.segment_tier.row][nodes]
+        apart = nodes.size % needs.segment_nodes or (ids < 0).any()
+        if (
+            apart
+            or (ids.reshape(-1, needs.segment_nodes) != ids[:: needs.segment_nodes, None]).any()
+        ):
+            violated.append(
+                f"segments of {needs.segment_nodes} nodes are not each within one {needs.segment_tier.title}"
+            )
+    if needs.spread_over is not None:
+        ids = domains.ids[needs.spread_over.row][nodes]
+        if (ids < 0).any() or np.bincount(ids).max() > needs.spread_nodes_max:
+            violated.append(
+                f"more than {needs.spread_nodes_max} nodes are in one {needs.spread_over.title}"
+            )
+    hazard = float(table.hazard[nodes].sum())
+    if hazard > hazard_sum_max(needs, shared_hazard(nodes.size)):
+        violated.append(
+            f"the gang survives {needs.hours:g} h with less than {needs.survival_min:.4g}"
+        )
+    return violated
