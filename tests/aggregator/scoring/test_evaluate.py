@@ -501,7 +501,7 @@ def test_every_rule_that_is_declared_is_judged_by() -> None:
 def test_a_rule_that_fails_blinds_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A division by zero in one rule must not keep a fatal XID from being seen, nor fill the disk with a trace a second."""
+    """A division by zero in one rule must not hide a fatal XID, nor log a traceback each second."""
 
     def broken(_: object) -> list[object]:
         raise ZeroDivisionError("by zero")
