@@ -61,7 +61,7 @@ def test_the_default_keeps_its_order_if_past_faults_carry_no_information() -> No
 
 
 def faults_of(lemons: bool, seed: int) -> FaultTable:
-    """Return those of a fleet in which a tenth of the hosts fail ten times as often for good, or each fault brings others soon."""
+    """Return faults: a tenth of hosts fail at ten times the rate, or each fault repeats soon."""
     source, rows = np.random.default_rng(seed), list[tuple[int, float]]()
     for node in range(300):
         day, repeats = 0.0, False
