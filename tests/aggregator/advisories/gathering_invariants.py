@@ -161,7 +161,7 @@ class GatheringWatcher:
     def _a_cause_is_one(self, open_now: Mapping[str, Advisory], now_ns: int) -> None:
         """Check that no host of a common fall has its own advisory, except an accepted one."""
         in_cause = {key for a in open_now.values() for key in a.cases if not a.host}
-        asked = {
+        requested = {
             key
             for a in open_now.values()
             for key in a.cases
@@ -176,7 +176,7 @@ class GatheringWatcher:
             ):
                 continue
             for shared in domains(seen_case.case):
-                groups[shared].append((seen_case.since_ns, seen_case.case.host, key in asked))
+                groups[shared].append((seen_case.since_ns, seen_case.case.host, key in requested))
         span_ns = seconds_ns(self.limits.shared_seconds)
         for domain, members in groups.items():
             unplaced = UNPLACED in str(domain)

@@ -305,21 +305,21 @@ class Watcher:
         assert not any(seen.case.host == host for seen in self.cases.values()), "still ill"
 
     def _act(self, event: Event, act: Act) -> None:
-        one = self.known[act.name]
-        assert isinstance(event, Acked) and one.state is AdvisoryState.ACCEPTED, (
-            f"acts in {one.state.name}"
+        advisory = self.known[act.name]
+        assert isinstance(event, Acked) and advisory.state is AdvisoryState.ACCEPTED, (
+            f"acts in {advisory.state.name}"
         )
         assert not self.frozen, "acts while frozen"
-        assert act.scope is not Scope.NONE and act.token == one.token
+        assert act.scope is not Scope.NONE and act.token == advisory.token
         if not removes_host(act.action):
             return
         elsewhere = {*self.theirs, *(host for host, _ in self.told_out)}
         new = act.host not in self.ours and act.host not in elsewhere
         before = self.ours.get(act.host)
-        names = (*before.names, one.name) if before else (one.name,)
-        self.ours[act.host] = Out(one.place.rack, one.job, names, act.until_ns)
+        names = (*before.names, advisory.name) if before else (advisory.name,)
+        self.ours[act.host] = Out(advisory.place.rack, advisory.job, names, act.until_ns)
         if new:
-            self._within_limits(one)
+            self._within_limits(advisory)
 
     def _within_limits(self, one: Advisory) -> None:
         assert self.fuse != "open", "takes a host out while the breaker is open"
@@ -333,7 +333,9 @@ class Watcher:
         if one.job:
             job = {host for host, o in out if o.job == one.job}
             assert len(job) <= self.limits.job_hosts_max, f"more of a job: {job}"
-        self.acts_ns = [at for at in self.acts_ns if at > self.now_ns - HOUR_NS] + [self.now_ns]
+        self.acts_ns = [time_ns for time_ns in self.acts_ns if time_ns > self.now_ns - HOUR_NS] + [
+            self.now_ns
+        ]
         assert len(self.acts_ns) <= self.limits.hosts_per_hour_max, "more in an hour"
 
     def _renew(self, renew: Renew) -> None:

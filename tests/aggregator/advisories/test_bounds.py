@@ -541,14 +541,14 @@ def test_what_an_outcome_may_not_be() -> None:
         world, store = dead_gpu(), Tables()
         book = book_of(store, world)
         async with served(book, world) as (_, stub):
-            for case, (changes, words) in OUTCOMES.items():
+            for case, (changes, reason) in OUTCOMES.items():
                 report = outcome(world)
                 for field in changes:
                     report.ClearField(field)
                 report.MergeFrom(outcome_pb2.Outcome(**changes))
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[report]))
-                assert words in (raised.value.details() or ""), case
+                assert reason in (raised.value.details() or ""), case
             report = outcome(world)
             report.nodes.append(report.nodes[0])  # a host named twice counts once
             other = outcome_pb2.Outcome()

@@ -43,8 +43,8 @@ def store(opened: Store) -> Store:
 
 def near(hazard: float) -> list[float]:
     """Return the weight of each knot for *hazard*."""
-    at = min(max(np.log10(hazard / KNOTS_PER_HOUR[0]), 0.0), 3.0)
-    return [max(0.0, 1.0 - abs(at - knot)) for knot in range(len(KNOTS_PER_HOUR))]
+    position = min(max(np.log10(hazard / KNOTS_PER_HOUR[0]), 0.0), 3.0)
+    return [max(0.0, 1.0 - abs(position - knot)) for knot in range(len(KNOTS_PER_HOUR))]
 
 
 def told(

@@ -348,12 +348,12 @@ def test_what_an_answer_may_not_be(store: Store) -> None:
         world, _, book = observed(store)
         await book.flush()
         async with served(book, world) as (stub, _):
-            for case, (changes, code, words) in REFUSED.items():
+            for case, (changes, code, reason) in REFUSED.items():
                 fields = {"name": "advisories/a1", "new_state": 2, "actor": "slurm", **changes}
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await stub.AckAdvisory(advisory_pb2.AckAdvisoryRequest(**fields))
                 assert raised.value.code() is code, case
-                assert words in (raised.value.details() or ""), case
+                assert reason in (raised.value.details() or ""), case
             for token in ("x", "1-", "9" * 70):
                 with pytest.raises(grpc.aio.AioRpcError, match="resume_token"):
                     request = advisory_pb2.WatchAdvisoriesRequest(resume_token=token)

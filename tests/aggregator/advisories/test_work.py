@@ -243,7 +243,7 @@ def test_what_a_report_may_not_be(store: Tables) -> None:
         world.run(2)
         book = book_of(store, world)
         async with served(book, world) as (stub, _):
-            for case, (call, fields, words) in REFUSED.items():
+            for case, (call, fields, reason) in REFUSED.items():
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
                     if call == "out":
                         request = wire.ReportUnavailableNodesRequest(**{"actor": "slurm", **fields})
@@ -252,7 +252,7 @@ def test_what_a_report_may_not_be(store: Tables) -> None:
                         gangs = wire.ReportGangsRequest(**{"actor": "slurm", **fields})
                         await stub.ReportGangs(gangs)
                 assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT, case
-                assert words in (raised.value.details() or ""), case
+                assert reason in (raised.value.details() or ""), case
         assert not book.machine.state.absent and not len(book.gangs)
 
     asyncio.run(run())

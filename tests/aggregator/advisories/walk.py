@@ -88,11 +88,11 @@ class Walk:
     def give(self, event: Event) -> None:
         """Give the machine *event*, and check its instructions."""
         event = self.machine.stamped(event)
-        told = list(self.machine.step(event))
+        instructions = list(self.machine.step(event))
         if self.machine.is_changed:
             self._stored.append((type(event).__name__, to_json(event)))
-        self.watcher.saw(event, told)
-        for instruction in told:
+        self.watcher.saw(event, instructions)
+        for instruction in instructions:
             kind = type(instruction).__name__
             self.seen[kind] = self.seen.get(kind, 0) + 1
         self.steps += 1
@@ -137,9 +137,9 @@ class Walk:
         before, after = to_plain(self.machine.state), to_plain(replayed.state)
         before["now_ns"] = after["now_ns"] = 0  # ticks that did nothing are not stored
         assert before == after, "what was stored does not give what was"
-        whole = json.dumps(to_plain(self.machine.state))
+        state_text = json.dumps(to_plain(self.machine.state))
         self.machine = AdvisoryStateMachine(
-            self._limits, from_plain(MachineState, json.loads(whole))
+            self._limits, from_plain(MachineState, json.loads(state_text))
         )
         self.machine.resume(self.now_ns)
         self.watcher.resume()
@@ -223,8 +223,8 @@ class Walk:
         lease = (
             rng.choice([0.0, 0.0, 0.0, 20.0, 600.0, 1e9]) if to is AdvisoryState.ACCEPTED else 0.0
         )
-        words = rng.choice(["", "no", "no"])
-        return Acked(self.now_ns, name, to, actor, words, etag, until, lease)
+        reason = rng.choice(["", "no", "no"])
+        return Acked(self.now_ns, name, to, actor, reason, etag, until, lease)
 
     def _somebody_else(self) -> Event:
         host, pick = self._host(), self._random.randrange(3)

@@ -26,10 +26,10 @@ def test_a_set_in_conflict_is_one_and_is_minimal(
     table, candidates = table_of(nodes)
     conflict = [blocker.constraint for blocker in find_blockers(table, candidates, needs).blockers]
     assert conflict and len(set(conflict)) == len(conflict)
-    others = [blocker for blocker in blockers.CONSTRAINTS if blocker not in conflict]
-    assert cheapest(*without(nodes, needs, others)) is None
+    other_blockers = [blocker for blocker in blockers.CONSTRAINTS if blocker not in conflict]
+    assert cheapest(*without(nodes, needs, other_blockers)) is None
     for blocker in conflict:
-        assert cheapest(*without(nodes, needs, [*others, blocker])) is not None, blocker
+        assert cheapest(*without(nodes, needs, [*other_blockers, blocker])) is not None, blocker
 
 
 @given(nodes=fleets(8), needs=gangs(8))

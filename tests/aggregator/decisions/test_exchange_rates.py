@@ -198,14 +198,15 @@ def test_a_wait_for_repairs_costs_by_the_rate(rate: float, waits_first: bool) ->
     if rate:
         expected = expected_repair_wait(1, 1, 20.0).value
         assert parts_of(waits.price)["delay"] == pytest.approx(rate * expected)
-    others = [
+    other_relaxations = [
         relaxation
         for blocker in blockers_found
         for relaxation in blocker.relaxations
         if not relaxation.start_hours
     ]
     assert (
-        waits.price.total.value < min(relaxation.price.total.value for relaxation in others)
+        waits.price.total.value
+        < min(relaxation.price.total.value for relaxation in other_relaxations)
     ) == (waits_first or rate == 0.0)
 
 

@@ -370,7 +370,7 @@ def test_the_slowest_of_many_is_surer_than_one_whose_speed_errs_as_much() -> Non
     """64 independent speed errors were priced as one common error: 99 % of cases were below p90."""
     random = np.random.default_rng(1)
     for count in (1, 8, 64, 400):
-        nodes = [Node(f"h{at}", speed=float(speed)) for at, speed in enumerate(1.0 - 0.02 * random.random(count))]  # fmt: skip
+        nodes = [Node(f"h{number}", speed=float(speed)) for number, speed in enumerate(1.0 - 0.02 * random.random(count))]  # fmt: skip
         table, _ = table_of(nodes)
         members = planner.members_of(table, np.arange(count))
         sigma = float((members.speed_upper - members.speed_lower).max()) / 2.0 / 1.6449

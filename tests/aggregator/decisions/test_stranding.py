@@ -122,7 +122,7 @@ def test_a_demand_has_a_limit(demand: tuple[RequestShape, ...]) -> None:
 
 def fleet() -> tuple[Any, Candidates]:
     """Return 600 free nodes: the last has two GPUs left, the last but one three."""
-    table, free = table_of([Node(f"n{at}") for at in range(600)])
+    table, free = table_of([Node(f"n{number}") for number in range(600)])
     return table, Candidates(free.nodes, {599: 0b00000110, 598: 0b11100000})
 
 

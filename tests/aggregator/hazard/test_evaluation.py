@@ -278,8 +278,8 @@ def test_probabilities_hold_on_the_real_recording() -> None:
     evaluation = evaluate(faults, EvaluationTerms(120, 400, 1.0, draws=2))
     assert (evaluation.first_day, evaluation.last_day) == (121, 201)
     for table in evaluation.tables:
-        model, *others = table.rows
+        model, *baselines = table.rows
         assert model.ece.value <= 0.02
         # The model names its ranking, and ranks like it.
-        (same,) = (row for row in others if table.model.source.endswith(f"ranking: {row.name}"))
+        (same,) = (row for row in baselines if table.model.source.endswith(f"ranking: {row.name}"))
         assert (model.auc, model.recall) == (same.auc, same.recall)

@@ -151,10 +151,10 @@ class Past:
         return [name for (name,) in self.ask(query)]
 
     def files(self) -> list[str]:
-        found = [
+        paths = [
             p for top in ("segments", "rollups", "aside") for p in (self.folder / top).rglob("*")
         ]
-        return sorted(str(path.relative_to(self.folder)) for path in found if path.is_file())
+        return sorted(str(path.relative_to(self.folder)) for path in paths if path.is_file())
 
 
 @pytest.fixture

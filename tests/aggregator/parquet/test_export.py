@@ -173,7 +173,7 @@ def test_ranges_cover_every_host_once(counts: list[int], rows_max: int) -> None:
 def test_ranges_cover_every_device_once(counts: list[list[int]], rows_max: int) -> None:
     """A day of one host's links exceeded DuckDB's memory: the merge failed night after night."""
     parts = {
-        f"h{host}": [(f"d{at}", count) for at, count in enumerate(devices)]
+        f"h{host}": [(f"d{number}", count) for number, count in enumerate(devices)]
         for host, devices in enumerate(counts)
     }
     hosts = [(host, sum(count for _, count in parts[host])) for host in parts]

@@ -146,9 +146,9 @@ def test_after_a_restart_hosts_are_written_over_the_whole_minute() -> None:
     world = sick_world()
     restored = restore(Fleet(epoch=8), last_scores(world), world.now_ns)
     written = MemoryLog(restored)
-    assert [PERIOD_NS + at - restored.computed_ns for at in written._written_ns.values()] == [
-        PERIOD_NS - host * SECOND_NS for host in range(3)
-    ]
+    assert [
+        PERIOD_NS + written_ns - restored.computed_ns for written_ns in written._written_ns.values()
+    ] == [PERIOD_NS - host * SECOND_NS for host in range(3)]
 
 
 def test_of_a_host_with_too_many_symptoms_the_gravest_are_remembered() -> None:

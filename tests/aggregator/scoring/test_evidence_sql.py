@@ -79,7 +79,7 @@ def _pcie_link(world: StoredWorld, host: Host) -> None:
 
 
 def _reported(world: StoredWorld, host: Host) -> None:
-    for name, code in [*events.EVENT_KINDS, *((each, 16) for each in events.ANY_CODE)]:
+    for name, code in [*events.EVENT_KINDS, *((any_code, 16) for any_code in events.ANY_CODE)]:
         device = "eth0" if name == "net.link" else "part"
         if name == "gpu.diagnostic":
             device += str(code)  # only the latest result of a GPU counts

@@ -350,9 +350,9 @@ def test_a_counter_at_its_ceiling_names_the_command_that_clears_it(
     score = world.score(host)
     assert (score.state, score.reason) == (HealthState.HEALTHY, Reason.BLIND)
     [finding] = world.fleet.findings.values()
-    for words in (score.reason_message, finding.message):
-        assert f"{column} is at its maximum of {ceiling}" in words
-        assert "mlx5_0/1" in words and command in words and "are missed" in words
+    for message in (score.reason_message, finding.message):
+        assert f"{column} is at its maximum of {ceiling}" in message
+        assert "mlx5_0/1" in message and command in message and "are missed" in message
     assert finding.clears_when
     host.set(table, "mlx5_0/1", **{column: float(ceiling - 9)})
     world.run(15)

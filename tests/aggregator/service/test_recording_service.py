@@ -74,9 +74,13 @@ async def next_request(agent: Any) -> wire.RecordingRequest:
 
 
 async def upload(agent: Any, number: str, data: bytes, size: int = 10_000, **more: Any) -> None:
-    for at in range(0, max(len(data), 1), size):
+    for offset in range(0, max(len(data), 1), size):
         piece = wire.UploadRecordingRequest(
-            id=number, offset=at, total_bytes=len(data), data=data[at : at + size], **more
+            id=number,
+            offset=offset,
+            total_bytes=len(data),
+            data=data[offset : offset + size],
+            **more,
         )
         await agent.stub.UploadRecording(piece, metadata=agent.metadata)
 

@@ -74,14 +74,14 @@ def test_a_damaged_record_ends_the_journal(events: list[StoredEvent], data: Any)
 def test_events_wait_in_the_journal_until_they_are_stored(tmp_path: Path) -> None:
     """The file is emptied once the store has all events, not before."""
     path = tmp_path / "events.journal"
-    one, two = StoredEvent("a", 1, 1, xid(1)), StoredEvent("a", 2, 2, xid(2))
+    first_event, second_event = StoredEvent("a", 1, 1, xid(1)), StoredEvent("a", 2, 2, xid(2))
     first = EventJournal(path)
-    position = first.append([one])
-    first.append([two])
+    position = first.append([first_event])
+    first.append([second_event])
     first.mark_stored(position)  # `two` is not stored yet
     first.close()
     again = EventJournal(path)
-    assert again.replayed == [one, two]
+    assert again.replayed == [first_event, second_event]
     again.mark_stored(again.position)
     again.close()
     assert path.read_bytes() == b""

@@ -334,19 +334,19 @@ def test_what_cannot_be_stored_costs_nothing_else_of_its_host(
         return StoredEvent(host, NOW_NS, NOW_NS, HealthEvent(event_id=event_id, name="gpu.xid"))
 
     def stumbles(honest: Callable[[Any], Any], wrong: Callable[[Any], bool]) -> Any:
-        def made(of: Any) -> Any:
+        def builder(of: Any) -> Any:
             if any(map(wrong, of)):
                 raise ValueError("no such cell")
             return honest(of)
 
-        return made
+        return builder
 
     unstorable = {
         "hosts": stumbles(rows.hosts, lambda item: item.host == "odd"),
         "events": stumbles(rows.events, lambda item: item.event.event_id == "bad"),
     }
-    for name, made in unstorable.items():
-        monkeypatch.setattr(f"gangline.aggregator.store.writer.records.{name}", made)
+    for name, builder in unstorable.items():
+        monkeypatch.setattr(f"gangline.aggregator.store.writer.records.{name}", builder)
     odd = HostRecord("odd", 1, False, b"r" * 16, b"b" * 16, "", "", {}, NOW_NS)
     frame = read_frame(frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), ()))
     done = threading.Event()
