@@ -1,6 +1,6 @@
-"""What is promised of waiting for others of a cause, checked from outside: an own fault never waits alone, a cause is one.
+"""The promises of gathering: an own fault never waits alone, and a cause is a single advisory.
 
-Written apart from `proposals.py` and `shared_causes.py`, so that a slip there is not a slip here.
+Written apart from `proposals.py` and `shared_causes.py`, so that a bug there is not repeated here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gangline.aggregator.advisories.advisory import (
 )
 from gangline.aggregator.advisories.shared_causes import UNPLACED
 
-#: An own fault is one of these reasons and scopes, and certain.
+#: An own fault has one of these reasons and scopes, and is certain.
 OWN_REASONS = ("XID_FATAL", "ECC_TREND", "HBM_REMAP", "DRIVER_HUNG")
 OWN_SCOPES = (Scope.GPU, Scope.BASEBOARD, Scope.HOST)
 
@@ -42,16 +42,16 @@ def is_own(case: Case) -> bool:
 
 
 def domains(case: Case) -> set[tuple[str, str, str]]:
-    """Return what a host may share that has an own fault: its rack, power domain and leaf, for the same reason."""
+    """Return the domains that a host with an own fault may share, for the same reason."""
     place, reason = case.place, case.reason
     named = {"rack": place.rack, "power": place.power_domain, "leaf": place.leaf}
-    found = {(kind, name, reason) for kind, name in named.items() if name}
-    return found or {("fleet", UNPLACED, reason)}
+    shared = {(kind, name, reason) for kind, name in named.items() if name}
+    return shared or {("fleet", UNPLACED, reason)}
 
 
 @dataclass
 class SeenCase:
-    """A case as it stands: when it began, and when it was first seen."""
+    """A case with its begin and the time when it was first seen."""
 
     case: Case
     since_ns: int
@@ -60,13 +60,16 @@ class SeenCase:
 
 @dataclass
 class GatheringWatcher:
-    """`saw` every step, with what is open and who is out by then; raises AssertionError."""
+    """Checks every step passed to `saw` against the open advisories and the hosts out of service.
+
+    Raises AssertionError.
+    """
 
     limits: AdvisoryLimits
     cases: dict[str, SeenCase] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
-    #: Host, or what is shared, -> until when nothing is said of it, as a cause of it has ended.
+    #: Host or shared domain -> until when it is not checked, because a cause of it has ended.
     ended: dict[object, int] = field(default_factory=dict)
 
     def saw(
@@ -79,23 +82,23 @@ class GatheringWatcher:
         *,
         proposes: bool,
     ) -> None:
-        """Take one step. *proposes*: it was one in which the machine proposes what is due."""
+        """Check a step. *proposes*: the machine proposes due advice in this step."""
         self._take(event, now_ns)
-        for one in told:
-            if isinstance(one, HeldBack):
-                self.held.add(one.key)
-            elif isinstance(one, Publish):
-                self._published(one.advisory, now_ns)
+        for instruction in told:
+            if isinstance(instruction, HeldBack):
+                self.held.add(instruction.key)
+            elif isinstance(instruction, Publish):
+                self._published(instruction.advisory, now_ns)
         if proposes:
             self._none_waits_alone(open_now, ours, now_ns)
             self._a_cause_is_one(open_now, now_ns)
 
     def leap(self, leapt_ns: int) -> None:
-        """The clock was set forward: all is as long ago as it was."""
-        for one in self.cases.values():
-            one.since_ns += leapt_ns
-            one.seen_ns += leapt_ns
-        self.ended = {what: until_ns + leapt_ns for what, until_ns in self.ended.items()}
+        """Move all times forward with the clock, so that ages stay."""
+        for case in self.cases.values():
+            case.since_ns += leapt_ns
+            case.seen_ns += leapt_ns
+        self.ended = {key: until_ns + leapt_ns for key, until_ns in self.ended.items()}
 
     def _take(self, event: Event, now_ns: int) -> None:
         if isinstance(event, CaseGone):
@@ -114,22 +117,22 @@ class GatheringWatcher:
         if now.state in TERMINAL_STATES and not now.host:
             limits = self.limits
             seconds = max(limits.rejected_seconds, limits.again_seconds, limits.flap_seconds)
-            what = {*now.hosts, *(each for key in now.cases for each in self._domains(key))}
-            self.ended |= dict.fromkeys(what, now_ns + seconds_ns(seconds))
+            affected = {*now.hosts, *(domain for key in now.cases for domain in self._domains(key))}
+            self.ended |= dict.fromkeys(affected, now_ns + seconds_ns(seconds))
         is_new = now.name not in self.known
         self.known.add(now.name)
         if is_new and now.host and now.action is not Action.RETURN_TO_SERVICE:
             waited_ns = now_ns - seconds_ns(self.limits.gather_seconds)
             seen = [self.cases[key] for key in now.cases if key in self.cases]
-            due = any(one.seen_ns <= waited_ns or self._goes_alone(one) for one in seen)
-            silent = any(one.case.reason == SILENCE_REASON for one in seen)
+            due = any(case.seen_ns <= waited_ns or self._goes_alone(case) for case in seen)
+            silent = any(case.case.reason == SILENCE_REASON for case in seen)
             assert due or silent, f"proposed before others of its cause could show: {now}"
 
     def _domains(self, key: str) -> set[tuple[str, str, str]]:
         return domains(self.cases[key].case) if key in self.cases else set()
 
     def _goes_alone(self, one: SeenCase) -> bool:
-        """Say whether it is an own fault, and no other host of its domains fell with it."""
+        """Return whether the fault is the host's own, without company in its domains."""
         return is_own(one.case) and not any(self._company(one))
 
     def _company(self, one: SeenCase) -> Iterator[bool]:
@@ -142,30 +145,38 @@ class GatheringWatcher:
     def _none_waits_alone(
         self, open_now: Mapping[str, Advisory], ours: Mapping[str, object], now_ns: int
     ) -> None:
-        """Check what came within the time of gathering: it is advised, or told to be held back, or not alone."""
-        told = {key for one in open_now.values() for key in one.cases} | self.held
+        """Check that each own fault seen while gathering is advised, held back, or not alone."""
+        covered_keys = {
+            key for seen_case in open_now.values() for key in seen_case.cases
+        } | self.held
         busy = {a.host for a in open_now.values() if a.state is AdvisoryState.ACCEPTED}
         gathering_ns = now_ns - seconds_ns(self.limits.gather_seconds)
-        for key, one in self.cases.items():
-            covered = key in told or one.case.host in ours or one.case.host in busy
-            if one.seen_ns > gathering_ns and not covered:
-                assert not self._goes_alone(one), f"held back by gathering alone: {one}"
+        for key, seen_case in self.cases.items():
+            covered = (
+                key in covered_keys or seen_case.case.host in ours or seen_case.case.host in busy
+            )
+            if seen_case.seen_ns > gathering_ns and not covered:
+                assert not self._goes_alone(seen_case), f"held back by gathering alone: {seen_case}"
 
     def _a_cause_is_one(self, open_now: Mapping[str, Advisory], now_ns: int) -> None:
-        """Check that of hosts that fell together none is asked for by itself, but those that an executor had by then."""
+        """Check that no host of a common fall has its own advisory, except an accepted one."""
         in_cause = {key for a in open_now.values() for key in a.cases if not a.host}
-        asked = {
+        requested = {
             key
             for a in open_now.values()
             for key in a.cases
             if a.host and a.state is not AdvisoryState.ACCEPTED
         }
         groups: dict[object, list[tuple[int, str, bool]]] = defaultdict(list)
-        for key, one in self.cases.items():
-            if key in in_cause or not is_own(one.case) or self._is_over(one.case.host, now_ns):
+        for key, seen_case in self.cases.items():
+            if (
+                key in in_cause
+                or not is_own(seen_case.case)
+                or self._is_over(seen_case.case.host, now_ns)
+            ):
                 continue
-            for shared in domains(one.case):
-                groups[shared].append((one.since_ns, one.case.host, key in asked))
+            for shared in domains(seen_case.case):
+                groups[shared].append((seen_case.since_ns, seen_case.case.host, key in requested))
         span_ns = seconds_ns(self.limits.shared_seconds)
         for domain, members in groups.items():
             unplaced = UNPLACED in str(domain)

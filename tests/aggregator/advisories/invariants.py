@@ -1,6 +1,6 @@
-"""What the advice machine promises, checked from outside: by what went in and what came out, never by its insides.
+"""The promises of the advice machine, checked by its inputs and outputs only.
 
-Each rule names what an operator loses when it breaks.
+Each rule names the operator's loss when it breaks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.aggregator.advisories.gathering_invariants import GatheringWatcher
 
 @dataclass
 class Out:
-    """A host that is out, as seen from outside."""
+    """A host out of service, as seen from outside."""
 
     rack: str
     job: str
@@ -59,7 +59,7 @@ class Out:
 
 @dataclass
 class Watcher:
-    """`saw` every step; raises AssertionError with the promise that was broken."""
+    """Checks every step passed to `saw`; raises AssertionError with the broken promise."""
 
     limits: AdvisoryLimits
     now_ns: int = 0
@@ -69,41 +69,43 @@ class Watcher:
     open: dict[str, Advisory] = field(default_factory=dict)
     ours: dict[str, Out] = field(default_factory=dict)
     theirs: dict[str, Out] = field(default_factory=dict)
-    #: (host, who) whom others took out by their own word, by what was said.
+    #: (host, reporter) of hosts that others reported as out.
     told_out: dict[tuple[str, str], Out] = field(default_factory=dict)
     cases: dict[str, CaseSeen] = field(default_factory=dict)
     well: dict[str, int] = field(default_factory=dict)
     probation: set[str] = field(default_factory=set)
     acts_ns: list[int] = field(default_factory=list)
     fuse: str = "closed"
-    #: Subject, or case of what hosts share -> (until when, how grave) of what was rejected.
+    #: Subject, or case of a shared cause -> (end, gravity) of its rejections.
     rejected: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.gathering = GatheringWatcher(self.limits)
 
     def saw(self, event: Event, told: list[Instruction]) -> None:
-        """Take one step of the machine."""
+        """Check a step of the machine."""
         self.now_ns = max(self.now_ns, event.now_ns)
         self._before(event)
         self._told_out(event, told)
-        for one in told:
-            assert isinstance(one, Refused) or one.words.strip(), f"no reason given: {one}"
-            match one:
+        for instruction in told:
+            assert isinstance(instruction, Refused) or instruction.words.strip(), (
+                f"no reason given: {instruction}"
+            )
+            match instruction:
                 case Publish():
-                    self._publish(event, one.advisory)
+                    self._publish(event, instruction.advisory)
                 case Act():
-                    self._act(event, one)
+                    self._act(event, instruction)
                 case Renew():
-                    self._renew(one)
+                    self._renew(instruction)
                 case Clear():
-                    self._clear(event, one)
+                    self._clear(event, instruction)
                 case Probation():
-                    self._probation(one)
+                    self._probation(instruction)
                 case Breaker():
-                    self.fuse = one.position
+                    self.fuse = instruction.position
                 case Refused():
-                    self._refused(event, one, told)
+                    self._refused(event, instruction, told)
                 case _:
                     pass
         self._no_host_is_left_behind(told)
@@ -111,33 +113,35 @@ class Watcher:
         self.gathering.saw(event, told, self.now_ns, self.open, self.ours, proposes=proposes)
 
     def resume(self) -> None:
-        """After a restart a hold lasts for a lease's time, if it is being carried out or its fault is active."""
-        least_ns = self.now_ns + seconds_ns(self.limits.lease_seconds)
+        """Extend holds that are carried out, or whose fault is active, as after a restart."""
+        minimum_ns = self.now_ns + seconds_ns(self.limits.lease_seconds)
         for host in {seen.case.host for seen in self.cases.values()} & self.ours.keys():
-            self.ours[host].until_ns = max(self.ours[host].until_ns, least_ns)
-        for one in self.open.values():
-            out = self.ours.get(one.host)
+            self.ours[host].until_ns = max(self.ours[host].until_ns, minimum_ns)
+        for open_advisory in self.open.values():
+            out = self.ours.get(open_advisory.host)
             if (
-                one.state is AdvisoryState.ACCEPTED
+                open_advisory.state is AdvisoryState.ACCEPTED
                 and out is not None
-                and out.names[-1] == one.name
+                and out.names[-1] == open_advisory.name
             ):
-                out.until_ns = max(out.until_ns, least_ns)
+                out.until_ns = max(out.until_ns, minimum_ns)
 
     def leap(self, leapt_ns: int) -> None:
-        """The clock was set forward: nothing ends sooner by that, and nothing is longer ago."""
+        """Move all times forward with the clock: nothing ends sooner, and ages stay."""
         self.now_ns += leapt_ns
         self.gathering.leap(leapt_ns)
         for out in (*self.ours.values(), *self.told_out.values()):
             out.until_ns += leapt_ns
-        for name, one in self.open.items():
-            ends = one.expires_ns + leapt_ns, one.lease_until_ns + leapt_ns
-            later = replace(one, expires_ns=ends[0], lease_until_ns=ends[1])
+        for name, open_advisory in self.open.items():
+            ends = open_advisory.expires_ns + leapt_ns, open_advisory.lease_until_ns + leapt_ns
+            later = replace(open_advisory, expires_ns=ends[0], lease_until_ns=ends[1])
             self.known[name] = self.open[name] = later
         self.well = {host: at_ns + leapt_ns for host, at_ns in self.well.items()}
         self.acts_ns = [at_ns + leapt_ns for at_ns in self.acts_ns]
         self.rejected = {
-            subject: [(until_ns + leapt_ns, grave) for until_ns, grave in rejected]
+            subject: [
+                (until_ns + leapt_ns, rejected_gravity) for until_ns, rejected_gravity in rejected
+            ]
             for subject, rejected in self.rejected.items()
         }
 
@@ -157,8 +161,10 @@ class Watcher:
                 else:
                     self.well.pop(host, None)
             case TakenOut(by=by, until_ns=until_ns, members=members) if until_ns > self.now_ns:
-                for one in members:
-                    self.told_out[one.host, by] = Out(one.place.rack, one.job, (), until_ns)
+                for member in members:
+                    self.told_out[member.host, by] = Out(
+                        member.place.rack, member.job, (), until_ns
+                    )
             case FleetSize(hosts=hosts):
                 self.hosts = hosts
             case Frozen(words=words):
@@ -167,13 +173,17 @@ class Watcher:
                 pass
 
     def _told_out(self, event: Event, told: list[Instruction]) -> None:
-        """Whom others took out counts until its end, or until he who did so says that it is back: never longer."""
-        for one in told:
-            if isinstance(one, Back):
-                out = self.told_out.pop((one.host, one.by))
-                if isinstance(event, PutBack) and event.by == one.by and one.host in event.hosts:
+        """Check that a reported host counts until its end, or until its reporter puts it back."""
+        for instruction in told:
+            if isinstance(instruction, Back):
+                out = self.told_out.pop((instruction.host, instruction.by))
+                if (
+                    isinstance(event, PutBack)
+                    and event.by == instruction.by
+                    and instruction.host in event.hosts
+                ):
                     continue
-                assert out.until_ns <= self.now_ns, f"back, and nobody said so: {one}"
+                assert out.until_ns <= self.now_ns, f"back, and nobody said so: {instruction}"
         if isinstance(event, PutBack):
             left = [host for host in event.hosts if (host, event.by) in self.told_out]
             assert not left, f"still out after {event.by} put them back: {left}"
@@ -208,7 +218,7 @@ class Watcher:
         self._alone(now)
 
     def _in_time(self, before: Advisory | None, now: Advisory) -> None:
-        """Nobody loses what he was given before its time."""
+        """Check that no proposal or lease ends before its time."""
         if before is not None and now.state is AdvisoryState.EXPIRED:
             assert before.expires_ns <= self.now_ns, f"expires early: {now}"
             assert not self.frozen, f"expires though nobody may accept it: {now}"
@@ -220,7 +230,7 @@ class Watcher:
             assert before.lease_until_ns <= self.now_ns, f"taken from its owner early: {now}"
 
     def _left_its_job(self, now: Advisory) -> None:
-        """A host that was drained is out of the rack and of the fleet, and of no job any more."""
+        """Remove the job of a drained host, which still counts for its rack and the fleet."""
         out = self.ours.get(now.host)
         drained = (
             now.state is AdvisoryState.DONE
@@ -231,23 +241,27 @@ class Watcher:
             out.job = ""
 
     def _asked_once(self, before: Advisory | None, now: Advisory) -> None:
-        """What was rejected is not asked for again for a while: under whatever name, or domain, nor host by host."""
+        """Check that rejected advice is not repeated too soon, under any name, domain or host."""
         if now.action is Action.RETURN_TO_SERVICE:
             return
         if now.state is AdvisoryState.REJECTED:
             until_ns = self.now_ns + seconds_ns(self.limits.rejected_seconds)
             self.rejected.setdefault(now.subject, []).append((until_ns, gravity(now.action)))
             for key in [key for key in now.cases if not now.host and key in self.cases]:
-                grave = gravity(restrict_to_basis(self.cases[key].case).action)
-                self.rejected.setdefault(key, []).append((until_ns, grave))
+                case_gravity = gravity(restrict_to_basis(self.cases[key].case).action)
+                self.rejected.setdefault(key, []).append((until_ns, case_gravity))
         elif now.state is AdvisoryState.PROPOSED and (
             before is None or before.action is not now.action
         ):
             rejected = [
-                one for each in (now.subject, *now.cases) for one in self.rejected.get(each, [])
+                rejection
+                for key in (now.subject, *now.cases)
+                for rejection in self.rejected.get(key, [])
             ]
             again = [
-                one for one in rejected if one[0] > self.now_ns and one[1] >= gravity(now.action)
+                rejection
+                for rejection in rejected
+                if rejection[0] > self.now_ns and rejection[1] >= gravity(now.action)
             ]
             assert not again, f"rejected, and asked for again: {now}"
 
@@ -275,7 +289,7 @@ class Watcher:
             if other.name != now.name:
                 both = set(other.cases) & set(now.cases)
                 both = {key for key in both if key in self.cases}
-                # What is under way goes on, is renewed too, while something graver is asked for.
+                # Accepted advice continues, with renewals, while more severe advice is proposed.
                 pairs = ((now, other), (other, now))
                 graver = any(a.host and b.state is AdvisoryState.ACCEPTED for a, b in pairs)
                 withdrawn_next = other.host and not now.host
@@ -291,21 +305,21 @@ class Watcher:
         assert not any(seen.case.host == host for seen in self.cases.values()), "still ill"
 
     def _act(self, event: Event, act: Act) -> None:
-        one = self.known[act.name]
-        assert isinstance(event, Acked) and one.state is AdvisoryState.ACCEPTED, (
-            f"acts in {one.state.name}"
+        advisory = self.known[act.name]
+        assert isinstance(event, Acked) and advisory.state is AdvisoryState.ACCEPTED, (
+            f"acts in {advisory.state.name}"
         )
         assert not self.frozen, "acts while frozen"
-        assert act.scope is not Scope.NONE and act.token == one.token
+        assert act.scope is not Scope.NONE and act.token == advisory.token
         if not removes_host(act.action):
             return
         elsewhere = {*self.theirs, *(host for host, _ in self.told_out)}
         new = act.host not in self.ours and act.host not in elsewhere
         before = self.ours.get(act.host)
-        names = (*before.names, one.name) if before else (one.name,)
-        self.ours[act.host] = Out(one.place.rack, one.job, names, act.until_ns)
+        names = (*before.names, advisory.name) if before else (advisory.name,)
+        self.ours[act.host] = Out(advisory.place.rack, advisory.job, names, act.until_ns)
         if new:
-            self._within_limits(one)
+            self._within_limits(advisory)
 
     def _within_limits(self, one: Advisory) -> None:
         assert self.fuse != "open", "takes a host out while the breaker is open"
@@ -319,7 +333,9 @@ class Watcher:
         if one.job:
             job = {host for host, o in out if o.job == one.job}
             assert len(job) <= self.limits.job_hosts_max, f"more of a job: {job}"
-        self.acts_ns = [at for at in self.acts_ns if at > self.now_ns - HOUR_NS] + [self.now_ns]
+        self.acts_ns = [time_ns for time_ns in self.acts_ns if time_ns > self.now_ns - HOUR_NS] + [
+            self.now_ns
+        ]
         assert len(self.acts_ns) <= self.limits.hosts_per_hour_max, "more in an hour"
 
     def _renew(self, renew: Renew) -> None:
@@ -358,7 +374,7 @@ class Watcher:
         assert not any(isinstance(o, Act | Clear) for o in told), "refused, and acted"
 
     def _no_host_is_left_behind(self, told: list[Instruction]) -> None:
-        """A host of ours comes back with a Probation in the same step."""
+        """Check that each cleared host gets a Probation in the same step."""
         cleared = {o.host for o in told if isinstance(o, Clear)}
         on_probation = {o.host for o in told if isinstance(o, Probation)}
         gone = {host for host in cleared if host not in self.ours}

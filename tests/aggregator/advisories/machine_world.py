@@ -1,4 +1,4 @@
-"""A machine of advice on a clock of its own, and what it says: what the tests of the machine stand on."""
+"""The advice machine on a test clock, and helpers to read its instructions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START = 1_760_000_000 * SECOND_NS
 
 
 class World:
-    """A machine with a clock that is handed in."""
+    """A machine with a clock that tests advance."""
 
     def __init__(self, hosts: int = 1000, **limits: Any) -> None:
         self.machine = AdvisoryStateMachine(AdvisoryLimits(**limits))
@@ -65,9 +65,12 @@ class World:
 
 
 def told(instructions: list[Instruction], kind: type) -> list[Any]:
-    return [one for one in instructions if isinstance(one, kind)]
+    return [instruction for instruction in instructions if isinstance(instruction, kind)]
 
 
 def published(instructions: list[Instruction]) -> list[tuple[str, str, str]]:
-    found = [one.advisory for one in told(instructions, Publish)]
-    return [(one.subject, one.action.name, one.state.name) for one in found]
+    advisories = [published_advisory.advisory for published_advisory in told(instructions, Publish)]
+    return [
+        (published_advisory.subject, published_advisory.action.name, published_advisory.state.name)
+        for published_advisory in advisories
+    ]

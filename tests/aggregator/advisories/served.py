@@ -1,4 +1,4 @@
-"""A store, a book over it, and its services behind a real server: what the tests of advice stand on."""
+"""A store, an engine and its services behind a real server, for the tests of advice."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from gangline.contract.wire.outcome_pb2_grpc import (
 from tests.worlds import World, gpu_of
 
 S = TypeVar("S", bound=TransactionalStore)
-#: Of the world's four hosts one may be out.
+#: One of the world's four hosts may be out.
 LIMITS = AdvisoryLimits(gather_seconds=0.0)
 
 
 def dead_gpu() -> World:
-    """Four hosts; of the third a GPU has lost data for good (XID 95)."""
+    """Four hosts; a GPU of the third has lost data permanently (XID 95)."""
     world = World(gpus=2)
     world.run(10)
     world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 0))
@@ -55,7 +55,7 @@ def book_of(
     shadow: bool = False,
     journal: AnswerJournal | None = None,
 ) -> AdvisoryEngine:
-    """A book of a fleet on whose third host a gang of 32 GPUs runs, by its scheduler's word."""
+    """Return an engine of a fleet whose scheduler reports a gang of 32 GPUs on the third host."""
     gangs = ScheduledGangs()
     observer = Observer(work=WorkloadLookup(world.fleet, gangs))
     book = AdvisoryEngine(
@@ -71,7 +71,7 @@ def observe(book: AdvisoryEngine, world: World) -> None:
 
 
 def observed(store: S) -> tuple[World, S, AdvisoryEngine]:
-    """Return a world with a dead GPU, *store*, and a book over it that has seen it: a1 waits to be flushed."""
+    """Return a world with a dead GPU, *store*, and an engine whose a1 is not flushed yet."""
     world = dead_gpu()
     book = book_of(store, world)
     observe(book, world)
@@ -79,7 +79,7 @@ def observed(store: S) -> tuple[World, S, AdvisoryEngine]:
 
 
 class Tables:
-    """A store of nothing but its tables, in memory: a hundredth of the time of one on disk."""
+    """A store with only its tables, in memory: a hundredth of the time of a store on disk."""
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:")
@@ -94,11 +94,12 @@ class Tables:
         yield self.connection
 
     def close(self) -> None:
-        self.connection.close()  # else it ends wherever the garbage collector comes by: within another store's thread
+        # otherwise the garbage collector closes it, in the thread of another store
+        self.connection.close()
 
 
 class Known(grpc.aio.ServerInterceptor):
-    """In the guard's place: each caller is *principal*."""
+    """Replaces the guard: each caller is *principal*."""
 
     def __init__(self, principal: Principal = LOCAL) -> None:
         self._principal = principal
@@ -115,7 +116,7 @@ async def served(
     addresses: list[str] | None = None,
     principal: Principal = LOCAL,
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the stubs of both services, called by *principal*; their address goes into *addresses*."""
+    """Yield both services' stubs, called by *principal*; append their address to *addresses*."""
     server = grpc.aio.server(interceptors=[ErrorInterceptor(), Known(principal)])
     works = WorkloadLookup(world.fleet, book.gangs)
     advisory = AdvisoryService(book, lambda: world.now_ns, works.member)

@@ -1,4 +1,4 @@
-"""`gangline advise` against a real aggregator's service, in its own words."""
+"""`gangline advise` against the service of a real aggregator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Say = Callable[..., str]
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """An aggregator's services with one advisory, in a thread of their own."""
-    ready, found, stop = threading.Event(), list[str](), asyncio.Event()
+    ready, addresses, stop = threading.Event(), list[str](), asyncio.Event()
     loop = asyncio.new_event_loop()
 
     async def run() -> None:
@@ -41,7 +41,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         book = book_of(store, world)
         observe(book, world)
         await book.flush()
-        async with served(book, world, found):
+        async with served(book, world, addresses):
             ready.set()
             await stop.wait()
         store.close()
@@ -49,7 +49,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     assert ready.wait(GUARD_SECONDS)
-    yield found[0]
+    yield addresses[0]
     loop.call_soon_threadsafe(stop.set)
     thread.join(GUARD_SECONDS)
     loop.close()
@@ -57,12 +57,12 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def say(address: str, capsys: pytest.CaptureFixture[str]) -> Say:
-    """`gangline advise` with these words: it ends with *code*, and what it says, on both streams, is returned."""
+    """Run `gangline advise` with *words*, expect *code*, and return stdout and stderr."""
 
     def said(*words: str, code: int = 0) -> str:
         assert cli.main(["advise", *words, "--aggregator", address]) == code
-        told = capsys.readouterr()
-        return told.out + told.err
+        captured = capsys.readouterr()
+        return captured.out + captured.err
 
     return said
 
@@ -71,7 +71,7 @@ def say(address: str, capsys: pytest.CaptureFixture[str]) -> Say:
 def test_a_replay_that_takes_long_is_no_other_program(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a million pieces of evidence took three minutes: "another program, or an aggregator that hangs"."""
+    """Half a million pieces of evidence took three minutes: "an aggregator that hangs"."""
     done = threading.Event()
 
     def evaluated(*_: Any) -> replay.ReplayReport:
@@ -84,12 +84,12 @@ def test_a_replay_that_takes_long_is_no_other_program(
         assert cli.main(["advise", "what-if", "gpu.xid 95", "--aggregator", address]) == 1
     finally:
         done.set()
-    words = "gangline advise: no result after 0.5 s; the aggregator continues"
-    assert capsys.readouterr().err.startswith(words)
+    message = "gangline advise: no result after 0.5 s; the aggregator continues"
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_an_operator_lists_shows_accepts_and_is_refused(say: Say) -> None:
-    """The on-call's way, from what is advised to having said that it is done."""
+    """The steps of an on-call operator, from the list to the report that it is done."""
     listed = say("list")
     assert "a1" in listed and "DRAIN_AT_CHECKPOINT" in listed and "host h2" in listed
     shown = say("show", "a1")
@@ -127,12 +127,12 @@ def test_an_operator_lists_shows_accepts_and_is_refused(say: Say) -> None:
 def test_what_was_read_is_what_is_answered(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A drain was read, an eviction was accepted: the etag was fetched by the command that answered."""
+    """An operator read a drain and accepted an eviction: the answering command fetched the etag."""
 
     def say(*words: str, code: int = 0) -> tuple[str, str]:
         assert cli.main(["advise", *words, "--aggregator", address]) == code
-        told = capsys.readouterr()
-        return told.out, told.err
+        captured = capsys.readouterr()
+        return captured.out, captured.err
 
     assert "etag     a1-1" in say("show", "a1")[0]
     assert json.loads(say("list", "--json")[0])["format"] == cli.JSON_FORMAT
@@ -148,14 +148,14 @@ def test_what_was_read_is_what_is_answered(
 
 @pytest.mark.parametrize("etag", ["", "a1", "1", "a1-x", "*"])
 def test_what_is_no_etag_is_told(etag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A variable of a script was empty: whatever it was by then was accepted."""
+    """With an empty script variable, any current version was accepted."""
     with pytest.raises(SystemExit):
         cli.main(["advise", "accept", "a1", "--etag", etag])
     assert "expected an etag, such as a12-3" in capsys.readouterr().err
 
 
 def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
-    """A slip in a name was told beside "1 hosts are out", which had been another's, and the exit code was 0."""
+    """A typing error in a name was reported next to another user's count, with exit code 0."""
     out = say("out", "h[0-1]", "h9", "--reason", "burn-in", "--hours", "2", code=4)
     assert out.startswith(
         "no agent has registered as h9: not counted\nreported out by you in all: 2 hosts;"
@@ -174,7 +174,7 @@ def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
 def test_what_others_took_out_is_still_out(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`back h1` said that it was done; the scheduler had h1 out, and it stayed out."""
+    """`back h1` reported success while the scheduler kept h1 out."""
     args = ["--aggregator", address]
     monkeypatch.setattr("getpass.getuser", lambda: "slurm")
     assert cli.main(["advise", "out", "h1", "--reason", "kernel update", *args]) == 0
@@ -184,7 +184,7 @@ def test_what_others_took_out_is_still_out(
 
 
 def test_what_advice_holds_out_is_given_up(say: Say) -> None:
-    """A host was sent back to its maker, and its rack had one place less."""
+    """A host was returned to its vendor, and still counted as out in its rack."""
     say("accept", "a1")
     say("done", "a1")
     assert "you accept it, run `gangline advise back HOST`" in say("list")
@@ -198,12 +198,12 @@ def test_what_advice_holds_out_is_given_up(say: Say) -> None:
 def test_what_is_put_off_for_want_of_room_is_not_accepted(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The on-call typed accept, saw a page of words, exit code 0, and drained a host too many."""
+    """After `accept` the operator missed the refusal, exit code 0, and drained a host too many."""
     args = ["--aggregator", address]
     assert cli.main(["advise", "out", "h0", "--reason", "burn-in", *args]) == 0
     assert cli.main(["advise", "accept", "a1", *args]) == 1
-    told = capsys.readouterr()
-    assert "DEFERRED" in told.out and "not accepted: do not act on the host" in told.err
+    captured = capsys.readouterr()
+    assert "DEFERRED" in captured.out and "not accepted: do not act on the host" in captured.err
 
 
 @pytest.mark.parametrize("name", ["h2", "", "a", "12", "a1 ", "a-1", "advisories/x"])
@@ -221,20 +221,20 @@ def test_what_is_no_advisory_is_told_before_anybody_is_asked(
     [("gpu-*", "expected host names"), ("h[1-99999]", "at most 10,000"), ("h[2", "h[2")],
 )
 def test_hosts_are_named(hosts: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A star took nobody knows which hosts out."""
+    """A pattern such as `gpu-*` would take unknown hosts out."""
     with pytest.raises(SystemExit):
         cli.main(["advise", "out", hosts, "--reason", "x"])
     assert words in capsys.readouterr().err
 
 
 def test_days_are_within_a_year(say: Say) -> None:
-    """The aggregator's word on it is passed on."""
+    """The message of the aggregator is passed on."""
     assert "days" in say("what-if", "gpu.xid 95", "--days", "999", code=1)
 
 
 @pytest.mark.parametrize("days", ["-1", "99999999999", "1e2", "\u0663"])
 def test_days_that_are_none_are_refused(days: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A number that the wire does not bear was a stack trace."""
+    """A number outside the range of the wire type raised a traceback."""
     with pytest.raises(SystemExit):
         cli.main(["advise", "what-if", "gpu.xid 95", "--days", days])
     assert "expected a whole number of days" in capsys.readouterr().err
@@ -242,14 +242,14 @@ def test_days_that_are_none_are_refused(days: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_what_is_advised_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of 150 characters on a console of 80, and a name that paints it red."""
+    """Lines of 150 characters on a console of 80, and a name that colors it red."""
     monkeypatch.setenv("COLUMNS", str(width))
-    one = wire.Advisory(
+    advisory = wire.Advisory(
         name="advisories/a12", subject="rack rack-005 \x1b[31mpower", action=wire.DRAIN_AT_CHECKPOINT,
         state=wire.WITHDRAWN, reason_text="word " * 60, cost_of_waiting_gpu_hours=1234.5, scope="rack",
     )  # fmt: skip
-    listed = FORMATTERS["list"](wire.ListAdvisoriesResponse(advisories=[one] * 2))
-    shown = FORMATTERS["show"](one)
+    listed = FORMATTERS["list"](wire.ListAdvisoriesResponse(advisories=[advisory] * 2))
+    shown = FORMATTERS["show"](advisory)
     for text in (listed, shown):
         assert "word word" in text and "\x1b" not in text
         assert all(len(line) <= width for line in text.split("\n"))
@@ -257,27 +257,29 @@ def test_what_is_advised_fits_the_terminal(width: int, monkeypatch: pytest.Monke
 
 
 def test_a_moment_that_is_over_is_said_to_be() -> None:
-    """ "act by 00:32" of an advisory that was listed at 00:48."""
-    one = wire.Advisory(name="advisories/a1", subject="host h1", state=wire.PROPOSED)
-    one.act_by_time.FromDatetime(datetime(2026, 11, 23, 0, 32))
-    before, after = (datetime(2026, 11, 23, 0, at, tzinfo=UTC) for at in (31, 48))
-    assert "from then on waiting has cost more" in advise_text.advisory_text(one, before)
-    assert "that time has passed: waiting has cost more" in advise_text.advisory_text(one, after)
+    """An advisory listed at 00:48 had "act by 00:32"."""
+    advisory = wire.Advisory(name="advisories/a1", subject="host h1", state=wire.PROPOSED)
+    advisory.act_by_time.FromDatetime(datetime(2026, 11, 23, 0, 32))
+    before, after = (datetime(2026, 11, 23, 0, minute, tzinfo=UTC) for minute in (31, 48))
+    assert "from then on waiting has cost more" in advise_text.advisory_text(advisory, before)
+    assert "that time has passed: waiting has cost more" in advise_text.advisory_text(
+        advisory, after
+    )
 
 
 def test_what_only_a_later_aggregator_knows_is_told_by_its_number() -> None:
-    """The aggregator was upgraded before the laptops: one advisory of a new action, and `gangline advise` was a traceback."""
-    one: Any = wire.Advisory(
+    """An upgraded aggregator sent a new action, and an older `gangline advise` crashed."""
+    advisory: Any = wire.Advisory(
         name="advisories/a12", subject="host h1", scope="host", reason_text="hot"
     )
-    one.action = one.then_action = one.basis = one.state = 99
+    advisory.action = advisory.then_action = advisory.basis = advisory.state = 99
     held: Any = wire.HeldBack(node="nodes/h1")
     held.action = 98
     listed = FORMATTERS["list"](
-        wire.ListAdvisoriesResponse(advisories=[one], held_back=[held], held_back_count=1)
+        wire.ListAdvisoriesResponse(advisories=[advisory], held_back=[held], held_back_count=1)
     )
     assert "host h1" in listed and "99" in listed and "h1  98: " in listed
-    assert "99, then 99 for host h1" in FORMATTERS["show"](one)
+    assert "99, then 99 for host h1" in FORMATTERS["show"](advisory)
     score: Any = score_pb2.NodeScore(node="nodes/h1", relative_speed=0.5)
     score.state = 97
     assert "h1 is 97" in explanation_text(score, 80) and "97" in render([score], 80)
@@ -291,16 +293,16 @@ def test_what_only_a_later_aggregator_knows_is_told_by_its_number() -> None:
     ],
 )  # fmt: skip
 def test_why_is_told_once(state_text: str, told: str) -> None:
-    """The same three lines stood under `why` and again under `state`, and nobody read the second."""
-    one = wire.Advisory(
+    """The same three lines under `why` and `state` hid any news."""
+    advisory = wire.Advisory(
         name="advisories/a1", state=wire.PROPOSED, reason_text="hot", state_text=state_text
     )
-    lines = FORMATTERS["show"](one).split("\n")
+    lines = FORMATTERS["show"](advisory).split("\n")
     assert [line.partition(" UTC")[2] for line in lines if line.startswith("  state ")] == [told]
 
 
 def test_what_would_have_held_advice_back_is_told_of_its_episode() -> None:
-    """It said that two cases were held back, and not which of a hundred, nor by what."""
+    """The report counted two held-back cases, but did not show which of a hundred, nor why."""
     held = wire.RuleEpisode(
         node="nodes/h3",
         action=wire.EVICT_NOW,
@@ -311,14 +313,16 @@ def test_what_would_have_held_advice_back_is_told_of_its_episode() -> None:
         node="nodes/h1", action=wire.EVICT_NOW, advised=True, words="lost data"
     )
     answer = wire.EvaluateRuleResponse(episodes=[given, held], episodes_count=2, held_back_count=1)
-    said = FORMATTERS["what-if"](answer).split("\n")
-    (of_h1,), (of_h3,) = ([line for line in said if line.startswith(host)] for host in ("h1", "h3"))
+    lines = FORMATTERS["what-if"](answer).split("\n")
+    (of_h1,), (of_h3,) = (
+        [line for line in lines if line.startswith(host)] for host in ("h1", "h3")
+    )
     assert of_h1.endswith("  lost data")
     assert of_h3.endswith("held back: 2 of rack r1 are out; lost data")
 
 
 def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody could say later why the host had been left in."""
+    """Without a reason nobody could explain later why the host stayed in service."""
     with pytest.raises(SystemExit):
         cli.main(["advise", "reject", "a1"])
     assert "--reason" in capsys.readouterr().err
@@ -326,7 +330,7 @@ def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("hours", ["nan", "-1", "1e9", "x"])
 def test_how_long_is_a_number_of_hours(hours: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trace was all that an operator got."""
+    """A wrong number of hours raised a traceback."""
     with pytest.raises(SystemExit):
         cli.main(["advise", "out", "h1", "--reason", "x", "--hours", hours])
     assert "expected hours from 0.01 to 168" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Answers to advice are on disk before they are acknowledged, whatever the store's commits take, and survive kill -9."""
+"""Answers to advice are on disk before they are acknowledged, whatever the store's commits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RECORDS = st.lists(st.builds(AnswerRecord, st.integers(1, 9), st.just("Acked"), 
 
 
 class BusyDisk(Tables):
-    """A store whose commits wait while `is_free` is not set, and write nothing once the process is killed."""
+    """A store whose commits wait until `is_free`, and write nothing after the process is killed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ async def answer(book: AdvisoryEngine, world: World, state: AdvisoryState) -> No
 
 
 async def proposed(path: Path, store: Tables, world: World) -> AdvisoryEngine:
-    """Return a book that has proposed a1, on disk."""
+    """Return an engine that has proposed a1, on disk."""
     book = started(path, store, world)
     observe(book, world)
     await book.flush()
@@ -81,10 +81,10 @@ async def answered_and_killed(path: Path, store: BusyDisk, world: World) -> None
     await answer(book, world, ACCEPTED)
     await answer(book, world, DONE)
     assert store.commits == commits
-    found = book.find("a1")
-    assert found is not None and found.state is DONE, "others see what is acknowledged"
-    told = [one.advisory.state for one in book.feed.after(0) or () if one.advisory]
-    assert told == [AdvisoryState.PROPOSED, ACCEPTED, DONE]
+    shown = book.find("a1")
+    assert shown is not None and shown.state is DONE, "others see what is acknowledged"
+    states = [change.advisory.state for change in book.feed.after(0) or () if change.advisory]
+    assert states == [AdvisoryState.PROPOSED, ACCEPTED, DONE]
     store.is_killed = True
     store.is_free.set()
     with pytest.raises(OSError, match="killed"):
@@ -99,8 +99,8 @@ def test_an_answer_waits_for_no_commit_and_survives_a_kill(tmp_path: Path) -> No
     # Killed again before the store had a commit.
     books = [started(path, store, world), started(path, store, world)]
     for book in books:
-        found = book.find("a1")
-        assert found is not None and (found.state, found.owner) == (DONE, "slurm")
+        shown = book.find("a1")
+        assert shown is not None and (shown.state, shown.owner) == (DONE, "slurm")
     asyncio.run(books[-1].flush())
     assert path.stat().st_size == 0, "the store has all"
     kinds = store.connection.execute("SELECT kind FROM advice_events ORDER BY number").fetchall()
@@ -109,7 +109,7 @@ def test_an_answer_waits_for_no_commit_and_survives_a_kill(tmp_path: Path) -> No
 
 
 def test_what_is_told_early_is_told_once(tmp_path: Path) -> None:
-    """The store's commit came after the journal's: watchers would have seen an advisory go back to an earlier state."""
+    """The store commits after the journal: watchers must not see an earlier state again."""
 
     async def run() -> list[int]:
         store, world = BusyDisk(), dead_gpu()
@@ -119,14 +119,14 @@ def test_what_is_told_early_is_told_once(tmp_path: Path) -> None:
         await answer(book, world, DONE)
         await book.flush()
         store.close()
-        return [one.advisory.revision for one in book.feed.after(0) or () if one.advisory]
+        return [change.advisory.revision for change in book.feed.after(0) or () if change.advisory]
 
     revisions = asyncio.run(run())
     assert revisions == sorted(set(revisions)) and len(revisions) == 3
 
 
 def test_after_a_jump_of_the_clock_an_answer_waits_for_the_store(tmp_path: Path) -> None:
-    """A jump is no event: later answers, replayed without the jump, would be refused."""
+    """A jump is not an event: later answers, replayed without the jump, would be refused."""
 
     async def run() -> tuple[int, int]:
         store, world = BusyDisk(), dead_gpu()
@@ -144,7 +144,7 @@ def test_after_a_jump_of_the_clock_an_answer_waits_for_the_store(tmp_path: Path)
 def test_a_disk_that_refuses_refuses_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that is not on disk is not acknowledged; asked again, it is."""
+    """An answer that is not on disk is refused; a later retry is acknowledged."""
 
     async def run() -> None:
         store, world = BusyDisk(), dead_gpu()
@@ -153,11 +153,11 @@ def test_a_disk_that_refuses_refuses_the_answer(
             patched.setattr(os, "fsync", _full)
             with pytest.raises(ServiceUnavailable, match="No space left"):
                 await answer(book, world, ACCEPTED)
-        found = book.find("a1")
-        assert found is not None and found.state is AdvisoryState.PROPOSED
+        shown = book.find("a1")
+        assert shown is not None and shown.state is AdvisoryState.PROPOSED
         await book.answers_durable()
-        found = book.find("a1")
-        assert found is not None and found.state is ACCEPTED
+        shown = book.find("a1")
+        assert shown is not None and shown.state is ACCEPTED
 
     asyncio.run(run())
 
@@ -169,7 +169,7 @@ def _full(_: int) -> None:
 def test_a_full_journal_waits_for_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal is bounded; beyond its limit an answer is as slow as the store, and not refused."""
+    """The journal is bounded; beyond its limit answers are as slow as the store, not refused."""
     monkeypatch.setattr(answer_journal, "ANSWERS_BYTES_MAX", 10)
 
     async def run() -> int:
@@ -184,20 +184,20 @@ def test_a_full_journal_waits_for_the_store(
 
 @given(RECORDS, st.integers(0, 10_000), st.binary(max_size=40))
 def test_a_torn_end_costs_only_itself(records: list[AnswerRecord], at: int, torn: bytes) -> None:
-    """A power cut in the middle of an append: the records before it are read."""
+    """After a power cut in the middle of an append the earlier records are readable."""
     lines = [encode_answer(record) for record in records]
     data = b"".join(lines)
     at = min(at, len(data))
-    whole, size = 0, 0
-    while whole < len(lines) and size + len(lines[whole]) <= at:
-        size += len(lines[whole])
-        whole += 1
-    found = list(parse_answers(data[:at] + b"\0" + torn))
-    assert found[:whole] == records[:whole] and len(found) <= whole
+    complete, size = 0, 0
+    while complete < len(lines) and size + len(lines[complete]) <= at:
+        size += len(lines[complete])
+        complete += 1
+    parsed = list(parse_answers(data[:at] + b"\0" + torn))
+    assert parsed[:complete] == records[:complete] and len(parsed) <= complete
 
 
 def test_answers_that_do_not_follow_the_store_are_not_replayed(tmp_path: Path) -> None:
-    """An older store was put back beside a newer journal: its answers are about other advisories."""
+    """An older store restored next to a newer journal has other advisories than the journal."""
     store, world, path = BusyDisk(), dead_gpu(), tmp_path / "answers"
     asyncio.run(proposed(path, store, world))
     path.write_bytes(encode_answer(AnswerRecord(4711, "Tick", '{"now_ns": 1}')))

@@ -1,4 +1,4 @@
-"""What must not grow, spin or be believed, whoever calls: feeds, outcomes, a disk that takes nothing."""
+"""Bounds that hold for any caller: feeds, outcomes, and a full disk."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def advisory(number: int, state: AdvisoryState) -> Advisory:
 
 
 def test_a_watcher_that_fell_behind_does_not_spin() -> None:
-    """All that it had missed was forgotten, and nothing was open any more: the loop turned for ever, and nobody was served."""
+    """With its whole backlog dropped and no open advisory, a watcher's loop never yielded."""
 
     async def run() -> None:
         feed = WatchFeed(1, changes_max=2)
@@ -88,28 +88,31 @@ def test_a_watcher_that_fell_behind_does_not_spin() -> None:
         bookmark = await anext(changes)
         assert (bookmark.number, bookmark.advisory) == (5, None)
         feed.publish(advisory(6, AdvisoryState.PROPOSED))
-        told = await anext(changes)
-        assert told.advisory is not None and told.advisory.name == "a6"
+        change = await anext(changes)
+        assert change.advisory is not None and change.advisory.name == "a6"
         for number in range(7, 12):
             feed.publish(advisory(number, AdvisoryState.WITHDRAWN))
         again = [await anext(changes) for _ in range(2)]
-        assert [one.advisory and one.advisory.name for one in again] == ["a6", None]
+        assert [received.advisory and received.advisory.name for received in again] == ["a6", None]
 
     asyncio.run(run())
 
 
 def test_who_breaks_off_in_the_middle_of_what_is_open_begins_anew() -> None:
-    """After a restart an executor read three of a thousand open advisories, lost its connection, went on from the third, and
-    heard of the others never."""
+    """A watcher that breaks off in the middle of the open advisories starts over.
+
+    After a restart an executor read three of a thousand, lost its connection, continued after the
+    third, and never received the others.
+    """
 
     async def run() -> None:
         feed = WatchFeed(1)
         feed.restore([advisory(number, AdvisoryState.PROPOSED) for number in range(1, 6)])
         changes = feed.watch(None)
         seen = [await anext(changes) for _ in range(3)]
-        assert [one.number for one in seen] == [None] * 3
-        whole = [await anext(changes) for _ in range(3)]
-        assert (whole[-1].number, whole[-1].advisory) == (0, None)
+        assert [change.number for change in seen] == [None] * 3
+        after_restart = [await anext(changes) for _ in range(3)]
+        assert (after_restart[-1].number, after_restart[-1].advisory) == (0, None)
         feed.publish(advisory(6, AdvisoryState.PROPOSED))
         assert (await anext(changes)).number == 1
         resumed = feed.watch(0)  # from the bookmark on, nothing twice
@@ -119,20 +122,22 @@ def test_who_breaks_off_in_the_middle_of_what_is_open_begins_anew() -> None:
 
 
 def test_what_changed_and_was_renewed_at_once_is_told_in_order() -> None:
-    """The disk was full for a while: watchers heard DONE before ACCEPTED, as the renewal told of it as it was by then."""
+    """After a full disk watchers saw DONE before ACCEPTED: a renewal carried the later state."""
     accepted, done, other = (
         advisory(1, AdvisoryState.ACCEPTED), advisory(1, AdvisoryState.DONE), advisory(2, AdvisoryState.DONE),
     )  # fmt: skip
-    told: list[Instruction] = [
+    instructions: list[Instruction] = [
         Renew("a1", "h1", 7, "x"), Publish(accepted, "x"), Publish(done, "x"),
         Probation("h1", 9, "x", "a1"), Renew("a2", "h2", 7, "x"),
     ]  # fmt: skip
-    batch = rows.AdvisoryBatch(decisions=[(number, 5, one) for number, one in enumerate(told)])
+    batch = rows.AdvisoryBatch(
+        decisions=[(number, 5, instruction) for number, instruction in enumerate(instructions)]
+    )
     assert [*batch.watch_updates({"a1": done, "a2": other})] == [accepted, done, other]
 
 
 class Full(Tables):
-    """A disk that takes nothing from now on."""
+    """A disk that refuses writes while *full*."""
 
     full = False
 
@@ -143,19 +148,19 @@ class Full(Tables):
 
 
 def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight executors tried again each second, for a night."""
+    """Eight executors retried each second, for a night."""
     monkeypatch.setattr(books, "ROWS_WAITING_MAX", 6)
 
     async def run() -> None:
         world, store, book = observed(Full())
         await book.flush()
         store.full = True
-        words = set()
+        messages = set()
         for _ in range(50):
-            with pytest.raises(ServiceUnavailable) as told:
+            with pytest.raises(ServiceUnavailable) as raised:
                 await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
-            words.add(str(told.value))
-        assert any("queue for it is full" in one for one in words)
+            messages.add(str(raised.value))
+        assert any("queue for it is full" in message for message in messages)
         assert len(book._batch.decisions) < 12
         store.full = False
         await book.flush()
@@ -169,7 +174,7 @@ def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.Monk
 def test_a_gang_told_again_and_again_to_a_full_disk_counts_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ten thousand hosts, told each half minute: after ten minutes of a full disk all advice stopped."""
+    """Ten thousand hosts each half minute: ten minutes of a full disk stopped all advice."""
     monkeypatch.setattr(books, "HOSTS_WAITING_MAX", 20)
 
     async def run() -> None:
@@ -192,7 +197,7 @@ def test_a_gang_told_again_and_again_to_a_full_disk_counts_once(
 
 
 def test_nothing_is_told_before_it_is_on_disk() -> None:
-    """While the disk was full an operator was listed a12 of one host; after a restart a12 was another host's, and accepted."""
+    """An unstored a12 was listed; after a restart a12 was another host's, and was accepted."""
 
     async def run() -> None:
         world, store = dead_gpu(), Full()
@@ -205,16 +210,16 @@ def test_nothing_is_told_before_it_is_on_disk() -> None:
         assert (book.find("a1"), book.known_advisories()) == (None, [])
         store.full = False
         await book.flush()
-        one = book.find("a1")
+        shown = book.find("a1")
         assert (
-            one is not None
-            and one.state is AdvisoryState.PROPOSED
-            and book.known_advisories() == [one]
+            shown is not None
+            and shown.state is AdvisoryState.PROPOSED
+            and book.known_advisories() == [shown]
         )
         store.full = True
         with pytest.raises(ServiceUnavailable):
             await book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm"))
-        assert book.find("a1") == one
+        assert book.find("a1") == shown
 
     asyncio.run(run())
 
@@ -222,7 +227,7 @@ def test_nothing_is_told_before_it_is_on_disk() -> None:
 def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A scheduler said each minute of ten thousand nodes that they were still out: one row each, and a megabyte."""
+    """A scheduler reported ten thousand absent nodes each minute: a row each, and a megabyte."""
     monkeypatch.setattr(books, "HOSTS_WAITING_MAX", 20)
 
     async def run() -> None:
@@ -232,13 +237,13 @@ def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
         async with served(book, world) as (stub, _):
             nodes = [advisory_pb2.UnavailableNode(node=f"nodes/h{n}", reason="x") for n in range(4)]
             request = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=nodes)
-            words = set[str]()
+            messages = set[str]()
             for _ in range(50):
-                with pytest.raises(grpc.aio.AioRpcError) as told:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await stub.ReportUnavailableNodes(request)
-                assert told.value.code() is grpc.StatusCode.UNAVAILABLE
-                words.add(told.value.details() or "")
-            assert any("queue for it is full" in one for one in words)
+                assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+                messages.add(raised.value.details() or "")
+            assert any("queue for it is full" in message for message in messages)
             assert book._batch.hosts <= 28 and len(book._batch.events) < 10
             store.full = False
             await book.flush()
@@ -251,7 +256,7 @@ def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
 
 
 def test_what_was_decided_before_a_turn_failed_is_written() -> None:
-    """A slip of ours in each turn: what had been proposed before it in the same one stood in memory, and was never told."""
+    """A bug in each turn: proposals made before it in the same turn were never published."""
     world, store = dead_gpu(), Tables()
     book: Any = book_of(store, world)
 
@@ -262,18 +267,18 @@ def test_what_was_decided_before_a_turn_failed_is_written() -> None:
     book.observe = observe_then_fail
 
     async def run() -> None:
-        telling = Publisher(book)
-        telling.observe(world.snapshot, world.fleet.gpus)  # type: ignore[arg-type]
-        assert telling._task is not None
-        await telling._task
+        publisher = Publisher(book)
+        publisher.observe(world.snapshot, world.fleet.gpus)  # type: ignore[arg-type]
+        assert publisher._task is not None
+        await publisher._task
 
     asyncio.run(run())
-    assert [one.name for one in book.feed.open] == ["a1"]
+    assert [shown.name for shown in book.feed.open] == ["a1"]
     store.close()
 
 
 class Slow(Tables):
-    """A disk that takes its time: until `go`."""
+    """A disk that is slow until `go`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +293,7 @@ class Slow(Tables):
 
 
 def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> None:
-    """A scheduler's deadline of a second, a slow disk: its outcome counted twice after the next restart, and the answer, too."""
+    """After a scheduler's deadline of 1 s on a slow disk its outcome and answer counted twice."""
 
     async def run() -> None:
         world, store, book = observed(Slow())
@@ -306,7 +311,7 @@ def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> No
             "SELECT advisory, revision, count(*) FROM advisories GROUP BY ALL ORDER BY ALL"
         )
         assert rows.fetchall() == [("a1", 1, 1), ("a1", 2, 1)]
-        assert [one.state for one in book.feed.open] == [AdvisoryState.ACCEPTED]
+        assert [shown.state for shown in book.feed.open] == [AdvisoryState.ACCEPTED]
         again = book_of(store, world)
         assert again.find("a1") == book.find("a1")
 
@@ -314,10 +319,10 @@ def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> No
 
 
 def outcome(world: World, number: int = 1, ahead_seconds: int = 0) -> outcome_pb2.Outcome:
-    one = outcome_pb2.Outcome(outcome_id=f"job-{number}", workload="w", nodes=["nodes/h2"])
-    one.start_time.FromSeconds(world.now_ns // SECOND_NS - 7200)
-    one.end_time.FromSeconds(world.now_ns // SECOND_NS + ahead_seconds)
-    return one
+    result = outcome_pb2.Outcome(outcome_id=f"job-{number}", workload="w", nodes=["nodes/h2"])
+    result.start_time.FromSeconds(world.now_ns // SECOND_NS - 7200)
+    result.end_time.FromSeconds(world.now_ns // SECOND_NS + ahead_seconds)
+    return result
 
 
 def test_outcomes_that_are_known_are_so_many_and_the_newest(
@@ -330,12 +335,12 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
         world, store = dead_gpu(), Tables()
         book = book_of(store, world)
         async with served(book, world) as (_, stub):
-            told = outcome_pb2.ReportOutcomesRequest()
+            request = outcome_pb2.ReportOutcomesRequest()
             for number in range(6):
-                told = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, number)])
-                assert (await stub.ReportOutcomes(told)).accepted_count == 1
+                request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, number)])
+                assert (await stub.ReportOutcomes(request)).accepted_count == 1
                 world.now_ns += SECOND_NS
-            assert (await stub.ReportOutcomes(told)).known_count == 1
+            assert (await stub.ReportOutcomes(request)).known_count == 1
         assert [name for _, name in book._outcomes] == ["job-3", "job-4", "job-5"]
         again = book_of(store, world)
         assert [name for _, name in again._outcomes] == ["job-3", "job-4", "job-5"]
@@ -344,23 +349,23 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
 
 
 def test_each_who_tells_of_a_host_counts() -> None:
-    """An adapter signed with its process id: each run of it told of the same hosts as another, for a week."""
+    """An adapter that signed with its process id reported the same hosts as another each run."""
     memory = MachineState()
-    told = tuple(Member(f"h{number}") for number in range(3))
+    members = tuple(Member(f"h{number}") for number in range(3))
     memory.absent = {
         f"h{number}": {"a": DeclaredOut("", 0, 1)} for number in range(answers.HOSTS_MAX - 3)
     }
-    out = TakenOut(0, "b", "", 1, told)
+    out = TakenOut(0, "b", "", 1, members)
     assert answers.has_room_for(memory, [out, out])
     memory.absent["h7"]["c"] = DeclaredOut("", 0, 1)
     assert not answers.has_room_for(memory, [out])
-    assert answers.has_room_for(memory, [replace(out, by="a")])  # said again
+    assert answers.has_room_for(memory, [replace(out, by="a")])  # reported again
 
 
 def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A dashboard's deadline was shorter than a month's evidence: it asked again and again, and each went on in a thread."""
+    """A dashboard with a short deadline retried, and each evaluation continued in a thread."""
 
     async def run() -> None:
         world, store = dead_gpu(), Tables()
@@ -396,7 +401,7 @@ def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
 
 
 def test_a_clock_that_was_set_back_is_told() -> None:
-    """A server booted in the year 2031; its clock was put right, and for five years no advice came, without a word."""
+    """A server booted in the year 2031; after its clock was set, no advice came for five years."""
     world, store = dead_gpu(), Tables()
     book = book_of(store, world)
     behind_ns = 0
@@ -408,7 +413,7 @@ def test_a_clock_that_was_set_back_is_told() -> None:
 
 
 def test_what_the_breaker_keeps_back_is_what_is_told() -> None:
-    """The list began with "no advice is given for now" while one host was to be tried, and that was an advisory in it."""
+    """The list began with "no advice is given for now" although it contained a trial advisory."""
     world, store = dead_gpu(), Tables()
     book = book_of(store, world)
     service = AdvisoryService(book, lambda: world.now_ns, lambda host: None)
@@ -429,7 +434,7 @@ def test_what_the_breaker_keeps_back_is_what_is_told() -> None:
 
 
 def test_who_is_out_counts_also_while_our_clock_is_set_back() -> None:
-    """What ends in an hour by a clock that was five hours behind had ended: the scheduler's word counted nothing."""
+    """An end in one hour, by a clock five hours behind, was over: the report had no effect."""
 
     async def run() -> None:
         world, store, book = observed(Tables())
@@ -445,7 +450,7 @@ def test_who_is_out_counts_also_while_our_clock_is_set_back() -> None:
 
 
 def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> None:
-    """It was set forward by five hours: what a gang needs was forgotten, and after a restart the owner's lease as well."""
+    """After a jump of five hours a gang was forgotten, and after a restart a lease too."""
     world, store = dead_gpu(), Tables()
     book = book_of(store, world)
     gang = book.gangs.on("h2")
@@ -466,13 +471,13 @@ def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> N
     again = book_of(store, world)
     assert again.machine.state.holds["h2"].until_ns > world.now_ns
     assert again.find("a1") == book.find("a1")
-    (until_ns,) = [one.until_ns for one in rows.read_gangs(store.connection)]
+    (until_ns,) = [stored_gang.until_ns for stored_gang in rows.read_gangs(store.connection)]
     assert until_ns == world.now_ns + HOUR_NS
     store.close()
 
 
 def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
-    """Nobody could reach it for five hours: its owner has a lease's time to."""
+    """After five hours without connections its owner has a lease's time to report."""
     world, store, book = observed(Tables())
 
     async def run() -> None:
@@ -493,7 +498,7 @@ def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
 @pytest.mark.parametrize("way", ["leap", "stood_still"])
 @pytest.mark.parametrize("to", [AdvisoryState.PROPOSED, AdvisoryState.ACCEPTED, AdvisoryState.DONE])
 def test_watchers_are_told_once_of_times_that_moved(way: str, to: AdvisoryState) -> None:
-    """Our clock was set forward by five hours: executors saw leases of the morning, and gave up what was theirs."""
+    """After a clock jump of five hours executors saw expired leases, and gave up their hosts."""
     world, store, book = observed(Tables())
 
     async def run() -> None:
@@ -512,14 +517,14 @@ def test_watchers_are_told_once_of_times_that_moved(way: str, to: AdvisoryState)
             book.resume_after_suspend(world.now_ns)
         assert book.feed.last == last, "nothing is told before it is on disk"
         await book.flush()
-        told = [one.advisory for one in book.feed.after(last) or []]
+        changed = [shown.advisory for shown in book.feed.after(last) or []]
         if to is AdvisoryState.DONE and way == "stood_still":
-            assert told == [], "its time has passed"
+            assert changed == [], "its time has passed"
             return
-        (one,) = told
-        assert one is not None and one == book.find("a1") and one.state is to
-        assert book.expires_ns(one) > until_ns
-        assert to is AdvisoryState.DONE or book.feed.open == [one]
+        (shown,) = changed
+        assert shown is not None and shown == book.find("a1") and shown.state is to
+        assert book.expires_ns(shown) > until_ns
+        assert to is AdvisoryState.DONE or book.feed.open == [shown]
         book.snapshot_state()
         await book.flush()
         assert book.feed.last == last + 1
@@ -529,33 +534,33 @@ def test_watchers_are_told_once_of_times_that_moved(way: str, to: AdvisoryState)
 
 
 def test_what_an_outcome_may_not_be() -> None:
-    """An adapter's author read of a field "name", which an outcome has not."""
+    """An error named a field "name", which an outcome does not have."""
 
     async def run() -> None:
         world, store = dead_gpu(), Tables()
         book = book_of(store, world)
         async with served(book, world) as (_, stub):
-            for what, (changes, words) in OUTCOMES.items():
-                one = outcome(world)
+            for case, (changes, reason) in OUTCOMES.items():
+                report = outcome(world)
                 for field in changes:
-                    one.ClearField(field)
-                one.MergeFrom(outcome_pb2.Outcome(**changes))
-                with pytest.raises(grpc.aio.AioRpcError) as told:
-                    await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
-                assert words in (told.value.details() or ""), what
-            one = outcome(world)
-            one.nodes.append(one.nodes[0])  # a host that is named twice is one
+                    report.ClearField(field)
+                report.MergeFrom(outcome_pb2.Outcome(**changes))
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[report]))
+                assert reason in (raised.value.details() or ""), case
+            report = outcome(world)
+            report.nodes.append(report.nodes[0])  # a host named twice counts once
             other = outcome_pb2.Outcome()
-            other.CopyFrom(one)
+            other.CopyFrom(report)
             other.interrupted = True
-            # A batch of a thousand was refused, and told again for ever, for one id that was in it twice.
-            twice = outcome_pb2.ReportOutcomesRequest(outcomes=[one, other])
+            # A batch of a thousand with one id twice was refused, and repeated endlessly.
+            twice = outcome_pb2.ReportOutcomesRequest(outcomes=[report, other])
             for validate_only in (True, False):
                 twice.validate_only = validate_only
                 reply = await stub.ReportOutcomes(twice)
                 assert (reply.accepted_count, reply.known_count) == (1, 1)
         query = "SELECT hosts, host_hours, interrupted FROM outcomes"
-        hours = (one.end_time.ToNanoseconds() - one.start_time.ToNanoseconds()) / HOUR_NS
+        hours = (report.end_time.ToNanoseconds() - report.start_time.ToNanoseconds()) / HOUR_NS
         assert store.connection.execute(query).fetchall() == [(["h2"], hours, False)]
         store.close()
 
@@ -563,7 +568,7 @@ def test_what_an_outcome_may_not_be() -> None:
 
 
 def test_an_outcome_of_the_future_is_refused() -> None:
-    """A job that had run until 2242 had been expected to fail many times: every hazard became a tenth."""
+    """A job that ran until 2242 "should" have failed many times: every hazard became a tenth."""
 
     async def run() -> None:
         world = dead_gpu()
@@ -582,7 +587,7 @@ def test_an_outcome_of_the_future_is_refused() -> None:
 
 
 def test_why_nothing_is_advised_is_what_is_so_now() -> None:
-    """An hour after a restart `gangline advise list` still gave the restart as the reason; an outage of ours had followed."""
+    """An hour after a restart the list still gave it as the reason, despite a later outage."""
     world = dead_gpu()
     snapshot = world.snapshot
     assert snapshot is not None
@@ -592,10 +597,10 @@ def test_why_nothing_is_advised_is_what_is_so_now() -> None:
 
     def frozen(words: str) -> list[str]:
         judged = replace(snapshot, degraded_reason=words)
-        told = [*observer.events(book.machine.state, judged, world.fleet.gpus)]
-        for one in told:
-            book.machine.step(one)
-        return [one.words for one in told if isinstance(one, Frozen)]
+        events = [*observer.events(book.machine.state, judged, world.fleet.gpus)]
+        for event in events:
+            book.machine.step(event)
+        return [event.words for event in events if isinstance(event, Frozen)]
 
     assert frozen("restarted at 10:00:00 UTC: 3 of 4 hosts") == [
         "restarted at 10:00:00 UTC: 3 of 4 hosts"

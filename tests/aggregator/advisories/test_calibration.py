@@ -1,4 +1,4 @@
-"""Hazards against what happened: by hazard, a job once, only where it was scored, aged, and nobody alone decides."""
+"""Calibration of hazards by outcomes: by hazard, each job once, aged, and bounded per reporter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gangline.aggregator.store.store import Store
 from tests.worlds import START_NS
 
 HOUR_NS, DAY_NS = 3600 * 10**9, 86_400 * 10**9
-#: From a host without GPUs to one that is about to fail.
+#: From a host without GPUs to a host that is about to fail.
 HAZARDS = tuple(np.geomspace(5e-6, 60.0, 100).tolist())
 CALM = 1.81e-4
 
@@ -44,9 +44,9 @@ JOBS, GANG, JOB_HOURS = 10_000, 16, 24.0
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    one = Store.open(tmp_path_factory.mktemp("store"), None, lambda: START_NS)
-    yield one
-    one.close()
+    opened_store = Store.open(tmp_path_factory.mktemp("store"), None, lambda: START_NS)
+    yield opened_store
+    opened_store.close()
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def store(opened: Store) -> Store:
 
 
 def near(hazard: float) -> list[float]:
-    """Return the share of each knot in *hazard*."""
-    at = min(max(np.log10(hazard / KNOTS_PER_HOUR[0]), 0.0), 3.0)
-    return [max(0.0, 1.0 - abs(at - knot)) for knot in range(len(KNOTS_PER_HOUR))]
+    """Return the weight of each knot for *hazard*."""
+    position = min(max(np.log10(hazard / KNOTS_PER_HOUR[0]), 0.0), 3.0)
+    return [max(0.0, 1.0 - abs(position - knot)) for knot in range(len(KNOTS_PER_HOUR))]
 
 
 def told(
@@ -70,19 +70,37 @@ def told(
     by: str = "",
     count: int = 1,
 ) -> None:
-    """Report *count* jobs on a host that had *hazard* for so long."""
+    """Report *count* jobs of *hours* hours each on a host with *hazard*."""
     chance = -expm1(-hazard * hours)
     shares = near(hazard)
-    of_all = [count * one for one in shares]  # sums of many are what many are summed to
-    came = [interrupted * one for one in of_all]
-    expected = [chance * one for one in of_all]
-    counted = [(1.0 - chance) * one for one in came]
-    hours_near = [hours * one for one in of_all]
-    reported.add(by, START_NS, (counted, expected), (of_all, hours_near, came, expected))
+    all_shares = [count * share for share in shares]  # sums over many jobs
+    interruptions = [interrupted * share for share in all_shares]
+    expected = [chance * share for share in all_shares]
+    counted = [(1.0 - chance) * share for share in interruptions]
+    hours_near = [hours * share for share in all_shares]
+    reported.add(
+        by, START_NS, (counted, expected), (all_shares, hours_near, interruptions, expected)
+    )
 
 
 def factors_of(calibration: Calibration) -> np.ndarray[Any, Any]:
     return np.exp(calibration.log_factors(np.log(HAZARDS)))
+
+
+HISTORIES: dict[str, tuple[tuple[float, float, bool, int], ...]] = {
+    "none": (),
+    "a few": ((CALM, 8.0, True, 3), (CALM, 8.0, False, 500)),
+    "hazards too large": ((CALM, 500.0, False, 400), (0.05, 8.0, False, 300)),
+    "hazards too small": ((CALM, 8.0, True, 200), (2e-3, 8.0, True, 30), (0.3, 8.0, True, 30)),
+    "the calm too small, the sick too large": ((CALM, 8.0, True, 400), (0.3, 100.0, False, 400)),
+    "only the sick": ((1.0, 100.0, False, 500), (0.05, 10.0, True, 20)),
+}  # fmt: skip
+#: (hazard, hours, interrupted): a dead host for half an hour and a year, a calm year, bursts,
+#: moments.
+WORST = (
+    (60.0, 0.5, True), (60.0, 8760.0, False), (60.0, 8760.0, True), (CALM, 8760.0, True), (CALM, 8760.0, False),
+    (CALM, 1e-3, True), (1e-3, 24.0, True), (1e-2, 240.0, False), (0.2, 1e-6, True), (5e-6, 1.0, True),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("history", HISTORIES)
@@ -91,14 +109,14 @@ def test_no_single_outcome_moves_any_hazard_by_more_than_5_percent(history: str)
     before = ReportedOutcomes()
     for hazard, hours, interrupted, count in HISTORIES[history]:
         told(before, hazard, hours, interrupted, count=count)
-    was = factors_of(before.calibration(START_NS))
-    for one in WORST:
+    factors_before = factors_of(before.calibration(START_NS))
+    for worst_case in WORST:
         after = ReportedOutcomes()
         for hazard, hours, interrupted, count in HISTORIES[history]:
             told(after, hazard, hours, interrupted, count=count)
-        told(after, *one)
-        moved = factors_of(after.calibration(START_NS)) / was
-        assert np.all(np.abs(np.log(moved)) <= log(1.05)), one
+        told(after, *worst_case)
+        moved = factors_of(after.calibration(START_NS)) / factors_before
+        assert np.all(np.abs(np.log(moved)) <= log(1.05)), worst_case
 
 
 @pytest.mark.parametrize("mine", WORST)
@@ -110,55 +128,57 @@ def test_a_liar_among_a_hundred_reporters_moves_no_hazard_by_more_than_10_percen
     random = np.random.default_rng(5)
     hazards = np.geomspace(1e-4, 0.5, 99)
     known = ReportedOutcomes()
-    for at, hazard in enumerate(hazards):
-        told(known, hazard, 0.3 / hazard, False, f"tenant {at}", int(3 * honest))
-        told(known, hazard, 0.3 / hazard, True, f"tenant {at}", int(random.poisson(honest)))
-    was = factors_of(known.calibration(START_NS))
+    for tenant, hazard in enumerate(hazards):
+        told(known, hazard, 0.3 / hazard, False, f"tenant {tenant}", int(3 * honest))
+        told(known, hazard, 0.3 / hazard, True, f"tenant {tenant}", int(random.poisson(honest)))
+    factors_before = factors_of(known.calibration(START_NS))
     told(known, *mine, by="liar", count=10_000)
-    assert np.all(np.abs(np.log(factors_of(known.calibration(START_NS)) / was)) <= log(1.1))
+    assert np.all(
+        np.abs(np.log(factors_of(known.calibration(START_NS)) / factors_before)) <= log(1.1)
+    )
 
 
 def test_one_scheduler_alone_is_believed() -> None:
-    """Most fleets have one: what limits a liar among many must not silence him."""
+    """Most fleets have a single scheduler: the bound per reporter must not silence it."""
     known = ReportedOutcomes()
     told(known, CALM, 8.0, True, "slurm", 300)
     told(known, CALM, 8.0, False, "slurm", 100_000)
-    came, expected = 300 * exp(-8 * CALM), 100_300 * -expm1(-8 * CALM)
-    assert known.calibration(START_NS).factors[0] == pytest.approx(came / expected)
+    interruptions, expected = 300 * exp(-8 * CALM), 100_300 * -expm1(-8 * CALM)
+    assert known.calibration(START_NS).factors[0] == pytest.approx(interruptions / expected)
 
 
 def test_the_sick_say_nothing_of_the_well_and_a_higher_hazard_stays_the_higher() -> None:
-    """A thousand jobs ended well on hosts that were said to fail within the hour, and healthy ones became ten times as good."""
+    """A thousand good jobs on hosts expected to fail made healthy hosts ten times as good."""
     known = ReportedOutcomes()
     told(known, 1.0, 8.0, False, count=1000)
-    found = known.calibration(START_NS)
-    assert found.factors[0] == 1.0 and found.factors[-1] == pytest.approx(0.1)
-    # And a knot of which nothing is known is as the one below it.
+    calibration = known.calibration(START_NS)
+    assert calibration.factors[0] == 1.0 and calibration.factors[-1] == pytest.approx(0.1)
+    # A knot without data takes the factor of the knot below.
     assert factors((100.0, 0.0, 0.0, 0.0), (50.0, 0.0, 0.0, 0.0)) == (2.0,) * 4
     random = np.random.default_rng(1)
     for _ in range(200):
-        came, expected = random.exponential(100.0, (2, 4)) * random.integers(0, 2, (2, 4))
-        found = Calibration((), (), factors(came.tolist(), expected.tolist()))
+        interruptions, expected = random.exponential(100.0, (2, 4)) * random.integers(0, 2, (2, 4))
+        calibration = Calibration((), (), factors(interruptions.tolist(), expected.tolist()))
         low, high = FACTOR_BOUNDS
-        assert all(low <= one <= high for one in found.factors)
-        after = np.log(HAZARDS) + found.log_factors(np.log(HAZARDS))
+        assert all(low <= factor <= high for factor in calibration.factors)
+        after = np.log(HAZARDS) + calibration.log_factors(np.log(HAZARDS))
         assert np.all(np.diff(after) >= -1e-9)
 
 
 def test_outcomes_fade_by_half_in_their_half_life() -> None:
-    """An incident of last year, with a driver that is gone, went on for 400 days."""
+    """An incident of last year, with an obsolete driver, affected hazards for 400 days."""
     known = ReportedOutcomes(half_life_days=30.0)
     told(known, CALM, 8.0, True, count=400)
     now = known.calibration(START_NS)
     later = known.calibration(START_NS + 30 * DAY_NS)
-    for was, one in ((now.interruptions, later.interruptions), (now.expected, later.expected)):
-        assert one == pytest.approx([each / 2 for each in was])
+    for before, after in ((now.interruptions, later.interruptions), (now.expected, later.expected)):
+        assert after == pytest.approx([value / 2 for value in before])
     assert known.calibration(START_NS + 400 * DAY_NS).factors[0] < 1.01 < later.factors[0]
-    assert known.totals[2].sum() == pytest.approx(400)  # what was reported stays
+    assert known.totals[2].sum() == pytest.approx(400)  # reports are kept
 
 
 class Score(NamedTuple):
-    """A stored score of h0, so many minutes after the job began."""
+    """A stored score of *host*, *minutes* after the job began."""
 
     minutes: float
     hazard: float
@@ -183,11 +203,12 @@ def put(store: Store, scores: Sequence[Score]) -> None:
 
 
 def every_5_minutes(hours: float, hazard: float, *rest: Any, after: float = 0.0) -> list[Score]:
-    return [Score(after + 5.0 * at, hazard, *rest) for at in range(int(hours * 12))]
+    return [Score(after + 5.0 * step, hazard, *rest) for step in range(int(hours * 12))]
 
 
 HAZARDS_SUMMED: dict[str, tuple[list[Score], float, bool, float | None, float]] = {
-    # scores, hours of the job, interrupted, the hazard that is summed (None: nothing is known), what of an interruption counts
+    # scores, hours of the job, interrupted, summed hazard (None: unknown), counted share of an
+    # interruption
     "all of it was scored": (every_5_minutes(2.0, 0.01), 2.0, True, 0.02, 1.0),
     "its first hour was scored": (every_5_minutes(1.0, 0.01), 8.0, True, 0.01 * 65 / 60, 0.0),
     "its last hour was scored": (every_5_minutes(1.0, 0.01, after=420.0), 8.0, True, 0.01, 1.0),
@@ -202,7 +223,7 @@ HAZARDS_SUMMED: dict[str, tuple[list[Score], float, bool, float | None, float]] 
     "at the limit": ([Score(0.0, 60.0, "WATCH", log(0.1))], 0.1, False, 6.0, 1.0),
     "dead all the time": (every_5_minutes(2.0, 60.0, "UNHEALTHY"), 2.0, True, None, 0.0),
     "in maintenance": (every_5_minutes(2.0, 0.1, "MAINTENANCE"), 2.0, True, None, 0.0),
-    # The interruption is what had been expected, though the job was reported hours later.
+    # The interruption counts as expected, though the job was reported hours later.
     "it died after an hour": (
         [*every_5_minutes(1.0, 0.01), *every_5_minutes(7.0, 60.0, "UNHEALTHY", after=60.0)], 8.0, True, 0.01, 1.0,
     ),
@@ -211,64 +232,67 @@ HAZARDS_SUMMED: dict[str, tuple[list[Score], float, bool, float | None, float]] 
 
 @pytest.mark.parametrize("case", HAZARDS_SUMMED)
 def test_hazard_counts_where_it_was_scored_up_to_the_interruption(store: Store, case: str) -> None:
-    """A job of 30 minutes on a host that had died 50 s before was charged for all of them; one of 8 h, scored in its last
-    minute, for all 8."""
+    """Hazard only counts for scored time, up to the interruption.
+
+    A job of 30 minutes on a host that had died 50 s before was charged for 30 minutes; a job of 8
+    h, scored in its last minute, for 8 h.
+    """
     scores, hours, interrupted, summed, share = HAZARDS_SUMMED[case]
     put(store, scores)
     span = OutcomeHost(7, "h0", START_NS, START_NS + int(hours * HOUR_NS), interrupted)
-    found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, [span]))
-    assert (7 in found) == (summed is not None)
+    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, [span]))
+    assert (7 in expected) == (summed is not None)
     if summed is not None:
-        one = found[7]
-        assert one.interruptions == pytest.approx(-expm1(-summed), rel=1e-6)
-        assert sum(one.by_hazard) == pytest.approx(one.interruptions)
-        assert sum(one.shares) == pytest.approx(share)
+        outcome = expected[7]
+        assert outcome.interruptions == pytest.approx(-expm1(-summed), rel=1e-6)
+        assert sum(outcome.by_hazard) == pytest.approx(outcome.interruptions)
+        assert sum(outcome.shares) == pytest.approx(share)
 
 
 def test_an_interruption_is_of_the_blamed_host_else_of_all_by_their_hazards(store: Store) -> None:
-    """The sick host of a gang took the job down, and all the healthy ones were said to be worse."""
-    weak = [one._replace(host="h1") for one in every_5_minutes(1.0, KNOTS_PER_HOUR[2], "WATCH")]
+    """The sick host of a gang ended the job, and all healthy hosts were rated worse."""
+    weak = [score._replace(host="h1") for score in every_5_minutes(1.0, KNOTS_PER_HOUR[2], "WATCH")]
     put(store, [*every_5_minutes(1.0, KNOTS_PER_HOUR[0]), *weak])
     spans = [
         OutcomeHost(number, host, START_NS, START_NS + HOUR_NS, True, host in suspects)
         for number, suspects in enumerate((("h0", "h1"), ("h0",), ("h1",)))
-        for host in ("h0", "h1", "h2")  # of the last none is stored
+        for host in ("h0", "h1", "h2")  # nothing is stored of h2
     ]
-    found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, spans))
-    assert found[0].by_hazard == pytest.approx(found[1].by_hazard) == found[2].by_hazard
-    assert found[0].by_hazard[2] == pytest.approx(100 * found[0].by_hazard[0], rel=1e-3)
-    assert found[0].shares == pytest.approx((1 / 101, 0, 100 / 101, 0), rel=1e-3)
-    assert found[1].shares == pytest.approx((1, 0, 0, 0), abs=1e-9)
-    assert found[2].shares == pytest.approx((0, 0, 1, 0), abs=1e-9)
+    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, spans))
+    assert expected[0].by_hazard == pytest.approx(expected[1].by_hazard) == expected[2].by_hazard
+    assert expected[0].by_hazard[2] == pytest.approx(100 * expected[0].by_hazard[0], rel=1e-3)
+    assert expected[0].shares == pytest.approx((1 / 101, 0, 100 / 101, 0), rel=1e-3)
+    assert expected[1].shares == pytest.approx((1, 0, 0, 0), abs=1e-9)
+    assert expected[2].shares == pytest.approx((0, 0, 1, 0), abs=1e-9)
     nobody = [OutcomeHost(0, host, START_NS, START_NS + HOUR_NS, True) for host in ("h0", "h1", "h2", "h3")]  # fmt: skip
-    found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, nobody))
-    assert sum(found[0].shares) == pytest.approx(0.5)  # of two of four hosts nothing is known
+    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, nobody))
+    assert sum(expected[0].shares) == pytest.approx(0.5)  # two of four hosts have no scores
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("factor", [0.3, 1.0, 3.0])
 def test_10000_outcomes_bring_a_hazard_that_is_mis_scaled_back(factor: float, seed: int) -> None:
-    """Scores are *factor* times the truth, on hosts that fail once a year and on some that fail within the hour."""
+    """Scores are *factor* times the truth; some hosts fail once a year, some within the hour."""
     random = np.random.default_rng(seed)
     reported = ReportedOutcomes()
     for _ in range(JOBS):
-        # Most jobs run on hosts of which nothing is wrong; one in ten has a sick host, too.
+        # Most jobs run on healthy hosts; one in ten has a sick host, too.
         scored = random.uniform(1e-4, 4e-4, GANG)
         if random.random() < 0.1:
             scored[0] = 10 ** random.uniform(-3.0, 0.0)
         times = random.exponential(factor / scored)
         hours, first = min(float(times.min()), JOB_HOURS), int(times.argmin())
-        knots = np.array([near(one) for one in scored])
+        knots = np.array([near(record) for record in scored])
         hazards = (scored * hours) @ knots
         is_blamed = random.random() < 0.5
         shares = knots[first] if is_blamed else scored @ knots / scored.sum()
         chance = -expm1(-hazards.sum())
         by_hazard = tuple((chance * hazards / hazards.sum()).tolist())
-        told_of = ExpectedOutcome(float(chance), by_hazard, tuple(shares.tolist()))
-        one = OutcomeRecord("", "slurm", hours < JOB_HOURS, told_of, (), GANG * hours, GANG)
-        one.add_to(reported, START_NS)
-    found = reported.calibration(START_NS)
+        expected = ExpectedOutcome(float(chance), by_hazard, tuple(shares.tolist()))
+        record = OutcomeRecord("", "slurm", hours < JOB_HOURS, expected, (), GANG * hours, GANG)
+        record.add_to(reported, START_NS)
+    calibration = reported.calibration(START_NS)
     hosts = np.log(np.geomspace(1e-4, 1.0, 50))
-    back = np.exp(found.log_factors(hosts)) * factor
-    assert np.all((back > 1 / 1.2) & (back < 1.2)), found
+    back = np.exp(calibration.log_factors(hosts)) * factor
+    assert np.all((back > 1 / 1.2) & (back < 1.2)), calibration

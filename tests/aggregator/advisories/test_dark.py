@@ -1,4 +1,4 @@
-"""Racks that go dark, hosts that are silent alone, and all the silence that is nobody's fault: from frames to advice."""
+"""Dark racks, single silent hosts, and silence that is no host's fault: from frames to advice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ why = "a new power feed"
 
 
 class Fleet:
-    """Six hosts of rack r7 (of 2 GPUs each) that are told of by hand, and others of other racks, always heard."""
+    """Six hosts of rack r7 with 2 GPUs each, and *others* in other racks that always report."""
 
     def __init__(self, others: int = OTHERS, racked: bool = True) -> None:
         self.world, self.machine = World(hosts=6, gpus=2), AdvisoryStateMachine(AdvisoryLimits())
@@ -56,8 +56,8 @@ class Fleet:
         fleet.first_received_ns[6:] = self.world.now_ns - HOUR_NS
         names = [*(f"h{n}" for n in range(6)), *(f"o{n:03d}" for n in range(others))]
         places = {
-            name: HostPlacement(rack=f"r{7 + at // 6}", leaf=f"l{at // 30}")
-            for at, name in enumerate(names)
+            name: HostPlacement(rack=f"r{7 + number // 6}", leaf=f"l{number // 30}")
+            for number, name in enumerate(names)
         }
         fleet.declared = replace(
             NOTHING, places=MappingProxyType(places if racked else {}), places_version=1
@@ -70,7 +70,7 @@ class Fleet:
         return list(self.machine.state.advisories.values())
 
     def run(self, seconds: int, step: int = 1) -> None:
-        """Let time pass, judge and advise each *step*."""
+        """Advance the clock; judge and advise each *step*."""
         world = self.world
         for _ in range(0, seconds, step):
             world.now_ns += (step - 1) * SECOND_NS
@@ -81,8 +81,10 @@ class Fleet:
         judged = self.world.run(1)
         for event in [*self.observer.events(self.machine.state, judged, self.world.fleet.gpus)]:
             self.machine.step(event)
-        told = self.machine.step(Tick(judged.computed_ns))
-        self.told += [one.advisory for one in told if isinstance(one, Publish)]
+        instructions = self.machine.step(Tick(judged.computed_ns))
+        self.told += [
+            instruction.advisory for instruction in instructions if isinstance(instruction, Publish)
+        ]
 
     def hush(self, *hosts: int, silent: bool = True) -> None:
         for host in hosts:
@@ -91,21 +93,23 @@ class Fleet:
 
 @pytest.mark.slow
 def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> None:
-    """At 3 a.m. six hosts were STALE, nobody was told, and each was looked at by itself."""
+    """At 3 a.m. six hosts were STALE without advice, and each was inspected by itself."""
     fleet = Fleet()
     fleet.hush(*range(6))
     fleet.run(25)
-    (one,) = fleet.open
-    assert (one.subject, one.action, one.basis) == (
+    (advisory,) = fleet.open
+    assert (advisory.subject, advisory.action, advisory.basis) == (
         "rack r7 silence", Action.INSPECT, Basis.SHARED_CAUSE,
     )  # fmt: skip
-    assert one.hosts == ("h0", "h1", "h2", "h3", "h4", "h5")
-    assert one.words.startswith(
+    assert advisory.hosts == ("h0", "h1", "h2", "h3", "h4", "h5")
+    assert advisory.words.startswith(
         "6 of 6 hosts of rack r7 fell silent within 2 s, at 2023-11-14 22:13:30 UTC: one fault that they share"
     )
-    assert "its power, its switch" in one.words
-    assert one.price.waiting_gpu_hours == 12 * 8
-    assert "96.0 GPU-hours = 12 GPUs x 8 h, if none of the 6 hosts works" in one.price.arithmetic
+    assert "its power, its switch" in advisory.words
+    assert advisory.price.waiting_gpu_hours == 12 * 8
+    assert (
+        "96.0 GPU-hours = 12 GPUs x 8 h, if none of the 6 hosts works" in advisory.price.arithmetic
+    )
     fleet.hush(*range(6), silent=False)
     fleet.run(10)
     assert fleet.open == [] and fleet.told[-1].state is AdvisoryState.WITHDRAWN
@@ -113,24 +117,24 @@ def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> No
 
 @pytest.mark.slow
 def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
-    """Of a rack of six four lost their feed, the fifth a minute later."""
+    """Four of six hosts of a rack lost their feed, the fifth a minute later."""
     fleet = Fleet()
     fleet.hush(0, 1, 2, 3)
     fleet.run(60)
-    (one,) = fleet.open
-    assert one.words.startswith("4 of 6 hosts of rack r7 fell silent within 2 s, at ")
+    (advisory,) = fleet.open
+    assert advisory.words.startswith("4 of 6 hosts of rack r7 fell silent within 2 s, at ")
     fleet.hush(4)
     fleet.run(20)
-    (one,) = fleet.open
-    assert one.words.startswith(
+    (advisory,) = fleet.open
+    assert advisory.words.startswith(
         "5 of 6 hosts of rack r7 fell silent one after the other, the first at "
     )
-    assert "10 GPUs x 8 h" in one.price.arithmetic
+    assert "10 GPUs x 8 h" in advisory.price.arithmetic
 
 
 @pytest.mark.slow
 def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_hour() -> None:
-    """Rule 5 before all else: nothing is proposed, with its words; what is silent for longer is told then."""
+    """Rule 5: during an outage nothing is proposed; longer silence is reported after it."""
     fleet = Fleet(others=54)
     fleet.hush(*range(6))
     fleet.run(800, step=10)
@@ -140,29 +144,33 @@ def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_ho
     )
     fleet.run(120, step=10)
     assert not fleet.machine.state.frozen
-    (one,) = fleet.open
-    assert one.subject == "rack r7 silence"
+    (advisory,) = fleet.open
+    assert advisory.subject == "rack r7 silence"
 
 
 @pytest.mark.slow
 def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> None:
-    """It boots, or its agent is upgraded: no advice. It is still away after that: a look, and nobody drains it."""
+    """A boot or upgrade needs no advice; a longer silence needs an inspection, not a drain."""
     fleet = Fleet()
     fleet.hush(2)
     fleet.run(1770, step=30)
     fleet.run(20, step=10)
     assert fleet.open == []
     fleet.run(40, step=10)
-    (one,) = fleet.open
-    assert (one.subject, one.action, one.scope.value) == ("host h2", Action.INSPECT, "host")
-    assert "it has been silent since" in one.words and "may still work" in one.words
+    (advisory,) = fleet.open
+    assert (advisory.subject, advisory.action, advisory.scope.value) == (
+        "host h2",
+        Action.INSPECT,
+        "host",
+    )
+    assert "it has been silent since" in advisory.words and "may still work" in advisory.words
     fleet.run(26 * 3600, step=1800)
-    assert {each.name for each in fleet.told} == {"a1"}, "asked again, and again"
+    assert {published.name for published in fleet.told} == {"a1"}, "asked again, and again"
 
 
 @pytest.mark.slow
 def test_without_a_topology_eight_hosts_are_few() -> None:
-    """Six of two hundred somewhere: nobody knows what they share."""
+    """Without a topology, six of two hundred silent hosts have no known cause."""
     fleet = Fleet(racked=False)
     fleet.hush(*range(6))
     fleet.run(60)
@@ -171,7 +179,7 @@ def test_without_a_topology_eight_hosts_are_few() -> None:
 
 @pytest.mark.slow
 def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
-    """A planned power cut woke the on-call: in its window, and by a scheduler's word."""
+    """A planned power cut, in a window or reported by a scheduler, woke the on-call."""
     fleet = Fleet()
     fleet.world.fleet.declared = parse_files([DeclaredFile("a.toml", WINDOW)], fleet.world.now_ns)
     fleet.hush(*range(6))
@@ -187,7 +195,7 @@ def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
 
 
 def restarted(*silent: int) -> Fleet:
-    """Return a fleet that we watch again since just now, and of which these hosts have not found us again."""
+    """Return a fleet just after a restart of the aggregator, without the *silent* hosts."""
     fleet = Fleet()
     world = fleet.world
     assert world.snapshot
@@ -206,14 +214,14 @@ def restarted(*silent: int) -> Fleet:
 
 @pytest.mark.slow
 def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
-    """We were restarted, and whose agents waited longest to try again were told to be a dark rack."""
+    """After a restart, agents that waited longest to reconnect were reported as a dark rack."""
     fleet = restarted(*range(6))
     fleet.run(890, step=10)
     assert fleet.open == []
     fleet.run(60, step=5)
-    (one,) = fleet.open
-    assert one.subject == "rack r7 silence", "silent for a quarter of an hour: they are"
-    assert one.words.startswith(
+    (advisory,) = fleet.open
+    assert advisory.subject == "rack r7 silence", "silent for a quarter of an hour: they are"
+    assert advisory.words.startswith(
         "6 of 6 hosts of rack r7 were silent when the aggregator restarted at 2023-11-14 22:13:31 "
         "UTC: likely one fault"
     )
@@ -221,7 +229,7 @@ def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
 
 @pytest.mark.slow
 def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
-    """Three of a rack had died hours apart in a night without us: "fell silent within 2 s", and nobody looked at each."""
+    """Three hosts that died hours apart while the aggregator was down "fell silent within 2 s"."""
     fleet = restarted(0, 1, 2)
     fleet.run(1000, step=25)
     assert fleet.open == []
@@ -231,17 +239,17 @@ def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
         world.fleet.declared, places=MappingProxyType(moved), places_version=2
     )
     fleet.run(900, step=25)
-    assert sorted(one.subject for one in fleet.open) == ["host h0", "host h1", "host h2"]
-    for one in fleet.open:
+    assert sorted(advisory.subject for advisory in fleet.open) == ["host h0", "host h1", "host h2"]
+    for advisory in fleet.open:
         assert (
             "it was silent when the aggregator restarted at 2023-11-14 22:13:31 UTC: check its power"
-            in one.words
+            in advisory.words
         )
 
 
 @pytest.mark.parametrize("hosts", [1, 5])
 def test_hosts_in_a_domain_are_counted_anew_when_places_change(hosts: int) -> None:
-    """The words said 4 of 12 of a rack of 4."""
+    """A message counted 4 of 12 hosts for a rack of 4."""
     names = [f"h{n}" for n in range(hosts)]
     places, declared = (
         DomainCounts(),
@@ -258,7 +266,7 @@ def test_hosts_in_a_domain_are_counted_anew_when_places_change(hosts: int) -> No
 
 @pytest.mark.slow
 def test_hosts_that_are_gone_for_good_take_nobodys_place() -> None:
-    """Four hosts were taken to pieces, and until the next restart no dead GPU anywhere was to be drained."""
+    """Four dismantled hosts blocked every drain in the fleet until the next restart."""
     fleet = Fleet()
     fleet.hush(0, 1, 2, 3)
     fleet.run(30)

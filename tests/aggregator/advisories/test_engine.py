@@ -1,4 +1,4 @@
-"""Advice in service: from a judgement to the store and to whoever watches, over restarts."""
+"""Advice in service: from a judgement to the store and the watchers, over restarts."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = Store.open(tmp_path, None, lambda: START_NS + 30 * 10**9)
-    yield one
-    one.close()
+    opened = Store.open(tmp_path, None, lambda: START_NS + 30 * 10**9)
+    yield opened
+    opened.close()
 
 
 def asked(store: Store, query: str) -> list[tuple[Any, ...]]:
-    """Return what *query* says, with the operators' views over the live tables."""
+    """Return the rows of *query*, with the operators' views over the live tables."""
 
     def work(connection: Any) -> list[tuple[Any, ...]]:
         connection.execute(ops_script())
@@ -88,14 +88,14 @@ def asked(store: Store, query: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.slow
 def test_a_fatal_xid_becomes_an_advisory_with_a_price(store: Store) -> None:
-    """What stands in the policy is what is advised, with what waiting costs against acting."""
+    """The advised action is the policy's, with the costs of waiting and acting."""
     *_, book = observed(store)
     asyncio.run(book.flush())
-    (one,) = book.feed.open
-    assert (one.subject, one.basis) == ("host h2", Basis.DETERMINISTIC)
-    assert (one.action, one.then) == (Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU)
-    assert one.price.waiting_gpu_hours > one.price.acting_gpu_hours > 0
-    assert "32 GPUs" in one.price.arithmetic and "policy: drain" in one.words
+    (advisory,) = book.feed.open
+    assert (advisory.subject, advisory.basis) == ("host h2", Basis.DETERMINISTIC)
+    assert (advisory.action, advisory.then) == (Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU)
+    assert advisory.price.waiting_gpu_hours > advisory.price.acting_gpu_hours > 0
+    assert "32 GPUs" in advisory.price.arithmetic and "policy: drain" in advisory.words
     assert asked(
         store, "SELECT advisory, subject, action, then_action, scope, state, job, shadow FROM ops.advice"
     ) == [("a1", "host h2", "DRAIN_AT_CHECKPOINT", "RESET_GPU", "gpu", "PROPOSED", "train-7", False)]  # fmt: skip
@@ -118,7 +118,7 @@ def test_the_same_judgement_again_says_nothing_new(store: Store) -> None:
 
 @pytest.mark.slow
 def test_after_kill_9_it_goes_on_where_it_was(tmp_path: Path) -> None:
-    """The aggregator died while a scheduler drained a host; its word that it was done was refused afterwards."""
+    """After the aggregator died during a drain, the scheduler's DONE was refused."""
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.aggregator.advisories.served", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -130,8 +130,12 @@ def test_after_kill_9_it_goes_on_where_it_was(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     try:
         book = book_of(store, world)
-        (one,) = book.feed.open
-        assert (one.name, one.state, one.owner) == ("a1", AdvisoryState.ACCEPTED, "slurm")
+        (advisory,) = book.feed.open
+        assert (advisory.name, advisory.state, advisory.owner) == (
+            "a1",
+            AdvisoryState.ACCEPTED,
+            "slurm",
+        )
         assert book.machine.state.holds["h2"].name == "a1"
         done = asyncio.run(book.answer(Acked(world.now_ns, "a1", AdvisoryState.DONE, "slurm")))
         assert done.state is AdvisoryState.DONE
@@ -140,16 +144,23 @@ def test_after_kill_9_it_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_our_outage_ends_no_lease_and_no_proposal() -> None:
-    """The aggregator was down for an hour: the executor that drained a host had lost it before it could say a word, and
-    what had been proposed had expired, and was withheld for an hour more."""
+    """The aggregator's outage ends no lease and no proposal.
+
+    After an hour an executor had lost the host that it drained before it could report, and a
+    proposal had expired and was withheld for an hour more.
+    """
     world, store, book = observed(Tables())
     asyncio.run(book.answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "slurm")))
     world.now_ns += HOUR_NS
     machine = book_of(store, world).machine
 
     def published(now_ns: int) -> list[AdvisoryState]:
-        told = machine.step(Tick(now_ns))
-        return [one.advisory.state for one in told if isinstance(one, Publish)]
+        instructions = machine.step(Tick(now_ns))
+        return [
+            instruction.advisory.state
+            for instruction in instructions
+            if isinstance(instruction, Publish)
+        ]
 
     assert published(world.now_ns) == []
     assert machine.state.advisories["a1"].lease_until_ns == world.now_ns + HOUR_NS // 6
@@ -161,7 +172,7 @@ def test_our_outage_ends_no_lease_and_no_proposal() -> None:
 
 
 def test_after_an_orderly_end_it_goes_on_from_what_was_decided() -> None:
-    """`advice_proposal_seconds` was set lower: by that, a drain that was under way had never been accepted."""
+    """A lower `advice_proposal_seconds` lost the acceptance of a running drain."""
     world, store = dead_gpu(), Tables()
     book = book_of(store, world)
 
@@ -190,14 +201,14 @@ def test_in_shadow_mode_all_is_kept_and_nobody_is_told(store: Store) -> None:
     ]
 
     held = [
-        HeldBack(f"h{one}/made-up", f"h{one}", one, "two of its rack are out") for one in Action
+        HeldBack(f"h{item}/made-up", f"h{item}", item, "two of its rack are out") for item in Action
     ]
-    batch = rows.AdvisoryBatch(decisions=[(90 + one.action, world.now_ns, one) for one in held])
+    batch = rows.AdvisoryBatch(decisions=[(90 + item.action, world.now_ns, item) for item in held])
     store.in_transaction(lambda connection: rows.write(connection, batch, shadow=True))
     assert asked(
         store,
         "SELECT action, held_back, subjects FROM ops.advice_shadow WHERE held_back NOT NULL ORDER BY first, action",
-    ) == sorted((one.name, "two of its rack are out", 1) for one in Action)
+    ) == sorted((item.name, "two of its rack are out", 1) for item in Action)
 
     async def shown() -> str:
         async with served(book, world) as (stub, _):
@@ -211,7 +222,7 @@ def test_in_shadow_mode_all_is_kept_and_nobody_is_told(store: Store) -> None:
 
 
 def test_watch_list_and_answer(store: Store) -> None:
-    """A scheduler's whole way: it watches, reads the etag, accepts, and somebody with an older one is told."""
+    """A scheduler watches, reads the etag and accepts; an older etag is refused."""
 
     async def run() -> None:
         world, _, book = observed(store)
@@ -224,17 +235,22 @@ def test_watch_list_and_answer(store: Store) -> None:
             listed = await stub.ListAdvisories(
                 advisory_pb2.ListAdvisoriesRequest(node="nodes/h2", page_size=1)
             )
-            (one,) = listed.advisories
-            assert one.action == advisory_pb2.DRAIN_AT_CHECKPOINT and one.HasField("act_by_time")
+            (advisory,) = listed.advisories
+            assert advisory.action == advisory_pb2.DRAIN_AT_CHECKPOINT and advisory.HasField(
+                "act_by_time"
+            )
             answer = advisory_pb2.AckAdvisoryRequest(
-                name=one.name, etag=one.etag, new_state=advisory_pb2.ACCEPTED, actor="slurm"
+                name=advisory.name,
+                etag=advisory.etag,
+                new_state=advisory_pb2.ACCEPTED,
+                actor="slurm",
             )
             accepted = await stub.AckAdvisory(answer)
             assert accepted.state == advisory_pb2.ACCEPTED and accepted.fencing_token == 1
             assert (await watch.read()).advisory.state == advisory_pb2.ACCEPTED
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await stub.AckAdvisory(answer)
-            assert told.value.code() is grpc.StatusCode.ABORTED
+            assert raised.value.code() is grpc.StatusCode.ABORTED
             watch.cancel()
             resumed = stub.WatchAdvisories(
                 advisory_pb2.WatchAdvisoriesRequest(resume_token=bookmark.resume_token)
@@ -246,8 +262,11 @@ def test_watch_list_and_answer(store: Store) -> None:
 
 
 def test_what_was_set_is_told_to_stand_while_its_fault_does() -> None:
-    """An executor gave its taint the advisory's `expire_time`, which was the proposal's: a host with a dead GPU took jobs
-    again within the hour. And a day later nobody knew of its advisory any more."""
+    """DONE advice expires with the hold, which is renewed while the fault lasts.
+
+    An executor gave its taint the proposal's `expire_time`: a host with a dead GPU took jobs again
+    within the hour. A day later its advisory was unknown.
+    """
 
     async def run() -> None:
         world, store, book = observed(Tables())
@@ -275,8 +294,11 @@ def test_what_was_set_is_told_to_stand_while_its_fault_does() -> None:
 
 
 def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended() -> None:
-    """An executor asked `GetAdvisory` of two hundred hosts each hour, as nothing told it what was renewed; that a host was
-    back by another's word it never heard. One that came back after a day was told nothing of hosts that were out."""
+    """Watchers receive renewals and ends of holds.
+
+    An executor had to call `GetAdvisory` for two hundred hosts each hour, and never learned that
+    another user put a host back. After a day's absence it did not receive the hosts out of service.
+    """
 
     async def run() -> None:
         world, store, book = observed(Tables())
@@ -287,15 +309,15 @@ def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended()
             watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
 
             async def told_ns() -> int:
-                one = (await watch.read()).advisory
-                assert (one.name, one.state) == ("advisories/a1", advisory_pb2.DONE)
-                return int(one.expire_time.ToNanoseconds())
+                received = (await watch.read()).advisory
+                assert (received.name, received.state) == ("advisories/a1", advisory_pb2.DONE)
+                return int(received.expire_time.ToNanoseconds())
 
             assert await told_ns() == world.now_ns + hold_ns, "it has ended, and holds a host out"
             assert (await watch.read()).HasField("bookmark")
             listed = await stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest(node="nodes/h2"))
             assert not listed.advisories and listed.out_by_advice_count == 1
-            assert [one.name for one in listed.out_by_advice] == ["advisories/a1"]
+            assert [received.name for received in listed.out_by_advice] == ["advisories/a1"]
             later_ns = world.now_ns + 2 * 24 * HOUR_NS
             seen = list[int]()
             for now_ns in range(world.now_ns, later_ns, HOUR_NS // 2):
@@ -304,7 +326,7 @@ def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended()
                 await book.flush()
                 seen += [await told_ns() for _ in range(book.feed.last - before)]
             assert seen == sorted(set(seen)) and len(seen) > 40 and seen[-1] > later_ns
-            book.machine.state.holds["h2"].unsure = True  # it is renewed no more
+            book.machine.state.holds["h2"].unsure = True  # it is not renewed any more
             end_ns = later_ns + 3 * HOUR_NS
             book._step(Tick(end_ns))
             assert "a1" not in book.machine.state.ended, "it ended more than a day ago"
@@ -319,18 +341,18 @@ def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended()
 
 
 def test_what_an_answer_may_not_be(store: Store) -> None:
-    """Each wrong field is told in words what would be right, and changes nothing."""
+    """Each wrong field is answered with its correct form, and changes nothing."""
 
     async def run() -> None:
         world, _, book = observed(store)
         await book.flush()
         async with served(book, world) as (stub, _):
-            for what, (changes, code, words) in REFUSED.items():
+            for case, (changes, code, reason) in REFUSED.items():
                 fields = {"name": "advisories/a1", "new_state": 2, "actor": "slurm", **changes}
-                with pytest.raises(grpc.aio.AioRpcError) as told:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await stub.AckAdvisory(advisory_pb2.AckAdvisoryRequest(**fields))
-                assert told.value.code() is code, what
-                assert words in (told.value.details() or ""), what
+                assert raised.value.code() is code, case
+                assert reason in (raised.value.details() or ""), case
             for token in ("x", "1-", "9" * 70):
                 with pytest.raises(grpc.aio.AioRpcError, match="resume_token"):
                     request = advisory_pb2.WatchAdvisoriesRequest(resume_token=token)
@@ -341,7 +363,7 @@ def test_what_an_answer_may_not_be(store: Store) -> None:
 
 
 def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None:
-    """The scheduler told its outcomes again after a time-out, and each counted twice."""
+    """A scheduler reported its outcomes again after a timeout, and each counted twice."""
 
     async def run() -> None:
         world, _, book = observed(store)
@@ -349,19 +371,21 @@ def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None
         assert world.snapshot is not None
         store.submit_scores(world.snapshot, world.snapshot.hosts)
         store.in_transaction(lambda connection: None)
-        one = outcome_pb2.Outcome(
+        report = outcome_pb2.Outcome(
             outcome_id="job-7", advisory="advisories/a1", workload="train-7", nodes=["nodes/h2"],
             interrupted=True, blamed_node="nodes/h2", end_reason="NODE_FAIL", lost_gpu_hours=500.0,
         )  # fmt: skip
-        one.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
-        one.end_time.FromSeconds(world.now_ns // 10**9)
+        report.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
+        report.end_time.FromSeconds(world.now_ns // 10**9)
         async with served(book, world) as (_, stub):
             for accepted in (1, 0):
-                reply = await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+                reply = await stub.ReportOutcomes(
+                    outcome_pb2.ReportOutcomesRequest(outcomes=[report])
+                )
                 assert (reply.accepted_count, reply.known_count) == (accepted, 1 - accepted)
-            one.lost_gpu_hours = float("nan")
+            report.lost_gpu_hours = float("nan")
             with pytest.raises(grpc.aio.AioRpcError, match=r"outcomes\[0\].lost_gpu_hours"):
-                await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+                await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[report]))
 
     asyncio.run(run())
     ((advisory, followed, interrupted, regret),) = asked(
@@ -372,7 +396,7 @@ def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None
 
 @pytest.mark.slow
 def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(store: Store) -> None:
-    """One true report of a dead host made every host of the fleet ten times as good, and the view said nothing of whom."""
+    """One true report of a dead host made every host ten times as good, and the view hid it."""
     world = dead_gpu()
     assert world.snapshot is not None
     plain = evaluate(world.fleet, world.now_ns, world.snapshot)
@@ -380,16 +404,16 @@ def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(store
     store.in_transaction(lambda connection: None)
     book = book_of(store, world)
     jobs = [
-        # The dead host was UNHEALTHY all the time: what became of its job says nothing of a hazard.
+        # The dead host was UNHEALTHY all the time: its job's end is no evidence about a hazard.
         outcome_pb2.Outcome(outcome_id="dead", nodes=["nodes/h2"], interrupted=True),
         *(
-            outcome_pb2.Outcome(outcome_id=f"{at}", nodes=["nodes/h0", "nodes/h1"], interrupted=True)
-            for at in range(42)
+            outcome_pb2.Outcome(outcome_id=f"{number}", nodes=["nodes/h0", "nodes/h1"], interrupted=True)
+            for number in range(42)
         ),
     ]  # fmt: skip
-    for one in jobs:
-        one.start_time.FromNanoseconds(world.now_ns)
-        one.end_time.FromNanoseconds(world.now_ns + 60 * 10**9)
+    for job in jobs:
+        job.start_time.FromNanoseconds(world.now_ns)
+        job.end_time.FromNanoseconds(world.now_ns + 60 * 10**9)
 
     async def report() -> None:
         async with served(book, world) as (_, stub):
@@ -408,35 +432,35 @@ def test_outcomes_move_hosts_of_such_a_hazard_and_every_page_says_the_same(store
     after = evaluate(world.fleet, world.now_ns, world.snapshot, feedback=book.outcome_feedback)
     store.submit_scores(after, after.hosts)
     for host in (0, 1):
-        now, was = after.hosts[host], plain.hosts[host]
-        assert now.hazard_per_hour == pytest.approx(calm[4] * was.hazard_per_hour)
-        (evidence,) = (each for each in now.evidence if each.signal == "hazard.outcomes")
+        now, before = after.hosts[host], plain.hosts[host]
+        assert now.hazard_per_hour == pytest.approx(calm[4] * before.hazard_per_hour)
+        (evidence,) = (item for item in now.evidence if item.signal == "hazard.outcomes")
         assert evidence.value == pytest.approx(calm[4]) and "42.0 interruptions" in evidence.words
         assert asked(
             store,
             f"SELECT exp(max(log_hazard_outcomes)) FROM scores WHERE host = 'h{host}'",
         ) == [(pytest.approx(calm[4]),)]
     again = book_of(store, world)  # after a restart
-    for mine, theirs in zip(book.outcomes, again.outcomes, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-6)
+    for own, restored in zip(book.outcomes, again.outcomes, strict=True):
+        assert own == pytest.approx(restored, rel=1e-6)
 
 
 def test_what_is_expected_is_what_scores_said_without_outcomes(store: Store) -> None:
-    """Each outcome raised the hazards, by which the next ones were expected, which lowered them again: for ever."""
+    """Outcomes raised the hazards that predicted later outcomes, which lowered them, in a loop."""
     world = dead_gpu()
-    told = OutcomeFeedback(outcomes=Calibration(factors=(10.0,) * 4))
+    feedback = OutcomeFeedback(outcomes=Calibration(factors=(10.0,) * 4))
     plain = evaluate(world.fleet, world.now_ns, world.snapshot)
-    scaled = evaluate(world.fleet, world.now_ns, world.snapshot, feedback=told)
+    scaled = evaluate(world.fleet, world.now_ns, world.snapshot, feedback=feedback)
     assert scaled.hosts[0].hazard_per_hour == pytest.approx(10 * plain.hosts[0].hazard_per_hour)
     store.submit_scores(scaled, scaled.hosts)
     store.in_transaction(lambda connection: None)
     minute = rows.OutcomeHost(0, "h0", world.now_ns, world.now_ns + 60 * 10**9)
-    found = store.in_transaction(lambda connection: rows.expected_outcomes(connection, [minute]))
-    assert found[0].interruptions == pytest.approx(plain.hosts[0].hazard_per_hour / 60, rel=1e-3)
+    expected = store.in_transaction(lambda connection: rows.expected_outcomes(connection, [minute]))
+    assert expected[0].interruptions == pytest.approx(plain.hosts[0].hazard_per_hour / 60, rel=1e-3)
 
 
 async def once(call: Any, request: Any, **ids: Any) -> Any:
-    """Return the answer to *request* with *ids*."""
+    """Return the response to *request* with *ids*."""
     copy = type(request)()
     copy.CopyFrom(request)
     for name, value in ids.items():
@@ -445,8 +469,11 @@ async def once(call: Any, request: Any, **ids: Any) -> Any:
 
 
 def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
-    """The answer to an acceptance was lost on the way; asked again with its etag, the executor was told ABORTED, and gave up
-    a host that it had."""
+    """A repeated request gets the same response.
+
+    The response to an acceptance was lost; the repeated request was ABORTED by its old etag, and
+    the executor gave up its host.
+    """
 
     async def run() -> None:
         world, store, book = observed(Tables())
@@ -458,9 +485,9 @@ def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
             )
             first = await once(stub.AckAdvisory, accept, request_id="one")
             assert await once(stub.AckAdvisory, accept, request_id="one") == first
-            with pytest.raises(grpc.aio.AioRpcError) as told:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await once(stub.AckAdvisory, accept, request_id="two")
-            assert told.value.code() is grpc.StatusCode.ABORTED
+            assert raised.value.code() is grpc.StatusCode.ABORTED
             with pytest.raises(
                 grpc.aio.AioRpcError, match="request_id: 'one' was another request's"
             ):
@@ -480,15 +507,15 @@ def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
             assert not book.machine.state.absent, "it came again, late"
             happened = outcome_of(world)
             for _ in range(2):
-                told_once = await once(outcomes.ReportOutcomes, happened, request_id="one")
-                assert told_once.accepted_count == 1
+                reported = await once(outcomes.ReportOutcomes, happened, request_id="one")
+                assert reported.accepted_count == 1
         store.close()
 
     asyncio.run(run())
 
 
 def test_an_acceptance_that_is_sent_again_after_a_rejection_is_none() -> None:
-    """Its answer was lost, an operator rejected it, and the executor, asking again, was told ACCEPTED: it drained the host."""
+    """An executor whose first acceptance was lost, and then rejected, drained the host."""
 
     async def run() -> None:
         world, store, book = observed(Tables())
@@ -514,15 +541,18 @@ def test_an_acceptance_that_is_sent_again_after_a_rejection_is_none() -> None:
 
 
 def outcome_of(world: Any) -> outcome_pb2.ReportOutcomesRequest:
-    one = outcome_pb2.Outcome(outcome_id="job-7", workload="w", nodes=["nodes/h2"])
-    one.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
-    one.end_time.FromSeconds(world.now_ns // 10**9)
-    return outcome_pb2.ReportOutcomesRequest(outcomes=[one])
+    job = outcome_pb2.Outcome(outcome_id="job-7", workload="w", nodes=["nodes/h2"])
+    job.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
+    job.end_time.FromSeconds(world.now_ns // 10**9)
+    return outcome_pb2.ReportOutcomesRequest(outcomes=[job])
 
 
 def test_outcomes_that_are_sent_again_are_answered_without_a_look_at_the_store() -> None:
-    """A scheduler told a thousand outcomes, gave up waiting for the answer and told them again: each time all was read anew,
-    and where that failed the answer that was known did not come."""
+    """A repeated report of outcomes is answered from memory.
+
+    A scheduler reported a thousand outcomes after each timeout: each time they were read again, and
+    if that failed, the known response was not sent.
+    """
 
     async def run() -> None:
         world, store = dead_gpu(), Tables()
@@ -546,16 +576,18 @@ def test_outcomes_that_are_sent_again_are_answered_without_a_look_at_the_store()
 
 
 def ends_seconds(told: Any, world: Any) -> tuple[float | None, ...]:
-    """Return in how many seconds *told* expires, its lease ends, and it is put off no more; None: it does not say."""
+    """Return the seconds until *told* expires, its lease and its deferral end; None: unset."""
     fields = ("expire_time", "lease_expire_time", "defer_until_time")
     return tuple(
-        (getattr(told, one).ToNanoseconds() - world.now_ns) / 1e9 if told.HasField(one) else None
-        for one in fields
+        (getattr(told, field).ToNanoseconds() - world.now_ns) / 1e9
+        if told.HasField(field)
+        else None
+        for field in fields
     )
 
 
 def test_what_is_to_be_checked_only_changes_nothing() -> None:
-    """An adapter's author tried his drains on the fleet at work: there was no other way."""
+    """Without `validate_only` an adapter's author tried drains on the working fleet."""
 
     async def run() -> None:
         world, store, book = observed(Tables())
@@ -568,9 +600,16 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
 
             ack: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
             accept = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.ACCEPTED, **ack)
-            told = await would(stub.AckAdvisory, accept)
-            assert told.state == advisory_pb2.ACCEPTED and "nothing was changed" in told.state_text
-            assert ends_seconds(told, world) == (LIMITS.hold_seconds, LIMITS.lease_seconds, None)
+            previewed = await would(stub.AckAdvisory, accept)
+            assert (
+                previewed.state == advisory_pb2.ACCEPTED
+                and "nothing was changed" in previewed.state_text
+            )
+            assert ends_seconds(previewed, world) == (
+                LIMITS.hold_seconds,
+                LIMITS.lease_seconds,
+                None,
+            )
             done = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DONE, **ack)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await would(stub.AckAdvisory, done)
@@ -591,39 +630,44 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
             put_off = LIMITS.defer_seconds + LIMITS.proposal_seconds
             assert ends_seconds(full, world) == (put_off, None, LIMITS.defer_seconds)
             defer = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DEFERRED, **ack)
-            told = await would(stub.AckAdvisory, defer)
-            assert ends_seconds(told, world) == (put_off, None, LIMITS.defer_seconds)
+            previewed = await would(stub.AckAdvisory, defer)
+            assert ends_seconds(previewed, world) == (put_off, None, LIMITS.defer_seconds)
             assert (
                 await stub.GetAdvisory(advisory_pb2.GetAdvisoryRequest(name=accept.name))
             ).state == 1
-            assert ends_seconds(await stub.AckAdvisory(defer), world) == ends_seconds(told, world)
+            assert ends_seconds(await stub.AckAdvisory(defer), world) == ends_seconds(
+                previewed, world
+            )
         store.close()
 
     asyncio.run(run())
 
 
 def test_what_its_owner_left_half_done_counts_until_it_runs_out(store: Store) -> None:
-    """The list had its host out until a time that had passed: its advisory had expired, what it had set had not."""
+    """The list showed an end in the past: the advisory had expired, but not its hold."""
     world, _, book = observed(store)
     book.apply_answer(Acked(world.now_ns, "a1", AdvisoryState.ACCEPTED, "x"))
     for seconds in (600, 4200):  # the lease, then the proposal
         at_ns = world.now_ns + seconds * 10**9
         book._step(Tick(at_ns))
     asyncio.run(book.flush())
-    (one,) = book.ended_with_holds()
-    assert one.state is AdvisoryState.EXPIRED and book.expires_ns(one) == world.now_ns + 2 * HOUR_NS
+    (ended,) = book.ended_with_holds()
+    assert (
+        ended.state is AdvisoryState.EXPIRED
+        and book.expires_ns(ended) == world.now_ns + 2 * HOUR_NS
+    )
 
 
 def test_the_memory_is_stored_once_however_much_happened(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hall fell silent: 20,000 events in one turn had the whole memory put into words twenty times, on the loop."""
-    put_into_words = list[MachineState]()
-    words_of = rows.state_json
+    """20,000 events in a turn had the whole state serialized twenty times, on the loop."""
+    serialized = list[MachineState]()
+    state_json = rows.state_json
 
     def counted(memory: MachineState) -> str:
-        put_into_words.append(memory)
-        return words_of(memory)
+        serialized.append(memory)
+        return state_json(memory)
 
     world = dead_gpu()
     book = book_of(store, world)
@@ -632,5 +676,8 @@ def test_the_memory_is_stored_once_however_much_happened(
     monkeypatch.setattr(rows, "state_json", counted)
     observe(book, world)
     asyncio.run(book.flush())
-    assert len(asked(store, "FROM advice_events")) == 3 and len(put_into_words) == 1
-    assert store.in_transaction(lambda one: restore_machine(one, LIMITS))[1] == book._number
+    assert len(asked(store, "FROM advice_events")) == 3 and len(serialized) == 1
+    assert (
+        store.in_transaction(lambda connection: restore_machine(connection, LIMITS))[1]
+        == book._number
+    )

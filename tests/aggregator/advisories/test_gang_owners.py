@@ -1,4 +1,4 @@
-"""A gang belongs to the login that reported it: another login's gang of the same name is a second gang."""
+"""A gang belongs to its login: another login's gang of the same name is a second gang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLURM, OTHER, OPERATOR = login("slurm"), login("other"), login("ann", Role.OPERA
 
 
 class Site:
-    """A world of six hosts with one GPU each, whose advisory service is called by one login after the other."""
+    """A world of six hosts with one GPU each, and its advisory service, called by many logins."""
 
     def __init__(self, store: Tables) -> None:
         self.world = World(hosts=6, gpus=1)
@@ -66,8 +66,8 @@ class Site:
 
     @property
     def gangs(self) -> dict[str, tuple[str, ...]]:
-        """The gangs in memory, which must be those in the store."""
-        memory = {one.workload: one.hosts for one in self.engine.gangs.scheduled()}
+        """The gangs in memory, which must equal those in the store."""
+        memory = {gang.workload: gang.hosts for gang in self.engine.gangs.scheduled()}
         rows = self.store.connection.execute("SELECT workload, hosts FROM gangs").fetchall()
         assert {name: tuple(hosts) for name, hosts in rows} == memory
         return memory
@@ -118,7 +118,7 @@ HISTORIES: dict[str, tuple[list[Callable[[Site], Any]], dict[str, tuple[str, ...
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_a_gang_belongs_to_the_login_that_reported_it(name: str) -> None:
-    """A second login reported and ended "train": the first login's gang was replaced and then removed."""
+    """A second login reported and ended "train", which replaced and removed the first gang."""
     steps, gangs = HISTORIES[name]
     with closing(Tables()) as store:
         site = Site(store)
@@ -129,7 +129,7 @@ def test_a_gang_belongs_to_the_login_that_reported_it(name: str) -> None:
 
 
 def test_a_gang_without_a_login_is_taken_over_by_the_first_login() -> None:
-    """Logins were turned on, and each gang was there twice until its first report ended."""
+    """Logins were turned on, and each gang existed twice until its first report ended."""
     with closing(Tables()) as store:
         site = Site(store)
         site.run(LOCAL, "train", 0, 1)
@@ -140,7 +140,7 @@ def test_a_gang_without_a_login_is_taken_over_by_the_first_login() -> None:
 
 
 def test_a_login_cannot_take_the_name_of_another_logins_gang() -> None:
-    """A name in the form of a second gang would be replaced by, or would block, that gang."""
+    """A name in the form of a second gang would be replaced by that gang, or block it."""
     with closing(Tables()) as store:
         site = Site(store)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -152,7 +152,7 @@ def test_a_login_cannot_take_the_name_of_another_logins_gang() -> None:
 
 
 def test_advice_names_the_gang_as_its_login_reported_it() -> None:
-    """An executor finds the job to move by `workload`; a person sees which of the two gangs it is."""
+    """Executors find the job to move by `workload`; people see which of two gangs it is."""
     with closing(Tables()) as store:
         site = Site(store)
         site.run(SLURM, "train", 0, 1)
@@ -165,8 +165,8 @@ def test_advice_names_the_gang_as_its_login_reported_it() -> None:
         seen = {}
         for who in SLURM, OTHER, OPERATOR:
             request = wire.ListAdvisoriesRequest()
-            found = asyncio.run(site.call(who, "ListAdvisories", request)).advisories
-            seen[who.name] = {one.nodes[0]: one.workload for one in found}
+            advisories = asyncio.run(site.call(who, "ListAdvisories", request)).advisories
+            seen[who.name] = {advisory.nodes[0]: advisory.workload for advisory in advisories}
         full = {"nodes/h1": "train", "nodes/h3": "train (scheduler other)"}
         assert seen == {
             "slurm": full, "ann": full, "other": {"nodes/h1": "train", "nodes/h3": "train"},

@@ -1,4 +1,4 @@
-"""What waits for others of its cause and what does not: a host's own fault is proposed at once, and a cause is still one."""
+"""A host's own fault is proposed at once; a fault that may be shared waits, and is one advisory."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FIRST = [("host h1", "EVICT_NOW", "PROPOSED")]
 
 
 def fall_in_turn(world: World, *numbers: int) -> list[list[tuple[str, str, str]]]:
-    """Let a host fall each quarter of a second; return what was published at each."""
-    said = []
+    """Report a fault on a further host each 0.25 s; return the advisories published after each."""
+    published_in_turn = []
     for number in numbers:
         world.see(f"h{number}")
-        said.append(published(world.later(0)))
+        published_in_turn.append(published(world.later(0)))
         world.later(0.25)
-    return said
+    return published_in_turn
 
 
 def test_an_own_fault_is_proposed_when_it_is_seen() -> None:
-    """A GPU fell off the bus, and its job waited three seconds for other hosts to have the same."""
+    """A GPU fell off the bus, and its job waited 3 s for the same fault on other hosts."""
     world = World()
     world.see("h1")
     assert published(world.later(0)) == FIRST
@@ -55,11 +55,11 @@ def test_an_own_fault_is_proposed_when_it_is_seen() -> None:
     ],
 )
 def test_what_hosts_can_share_waits(case: dict[str, Any]) -> None:
-    """A switch took three links down, and each host was to be drained before the second had said so."""
+    """A switch took three links down; before the second was reported the first host was drained."""
     world = World()
     world.see("h1", **case)
     assert published(world.later(0)) == published(world.later(2.9)) == []
-    assert [one[0] for one in published(world.later(0.1))] == ["host h1"]
+    assert [advice[0] for advice in published(world.later(0.1))] == ["host h1"]
 
 
 def test_switches_on_the_baseboard_are_the_hosts_own() -> None:
@@ -70,7 +70,7 @@ def test_switches_on_the_baseboard_are_the_hosts_own() -> None:
 
 
 def test_the_second_host_of_a_domain_waits() -> None:
-    """Two GPUs of a rack died in the same second: the second may be the beginning of something."""
+    """Two GPUs of a rack died in the same second: the second may begin a common fault."""
     world = World()
     assert fall_in_turn(world, 1, 2) == [FIRST, []]
     assert published(world.later(2.4)) == []
@@ -87,7 +87,7 @@ def test_the_second_host_of_a_domain_waits() -> None:
     ids=["another rack", "later", "another kind"],
 )
 def test_an_unrelated_host_keeps_nobody_waiting(other: dict[str, Any]) -> None:
-    """Some host somewhere always has something."""
+    """In a large fleet some host always has a fault."""
     world = World()
     number, seconds = other.pop("number"), other.pop("seconds", 0.5)
     world.see(f"h{number}", **other)
@@ -97,16 +97,16 @@ def test_an_unrelated_host_keeps_nobody_waiting(other: dict[str, Any]) -> None:
 
 
 def test_a_cause_found_later_takes_the_first_one_in() -> None:
-    """A rack's power dipped: five hosts lost GPUs one after the other, and the first was drained as if it were alone."""
+    """A rack's power dipped: five hosts lost GPUs in turn, and the first was drained by itself."""
     world = World()
-    said = fall_in_turn(world, 1, 2, 3, 4)
-    assert said[:3] == [
+    published_in_turn = fall_in_turn(world, 1, 2, 3, 4)
+    assert published_in_turn[:3] == [
         FIRST,
         [],
         [("rack r0 xid fatal", "INSPECT", "PROPOSED"), ("host h1", "EVICT_NOW", "WITHDRAWN")],
     ]
-    (one,) = world.machine.state.advisories.values()
-    assert one.hosts == ("h1", "h2", "h3", "h4") and not one.host
+    (advisory,) = world.machine.state.advisories.values()
+    assert advisory.hosts == ("h1", "h2", "h3", "h4") and not advisory.host
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_cause_found_later_takes_the_first_one_in() -> None:
 def test_what_was_accepted_by_then_goes_on_and_counts_for_the_cause(
     to: tuple[AdvisoryState, ...],
 ) -> None:
-    """An executor took the first host within a tenth of a second; the two that followed were each drained, too."""
+    """An executor accepted the first host at once; the two that followed were drained, too."""
     world = World()
     fall_in_turn(world, 1)
     for state in to:
@@ -129,31 +129,31 @@ def test_what_was_accepted_by_then_goes_on_and_counts_for_the_cause(
 
 
 def test_hosts_that_are_all_in_hand_are_no_cause() -> None:
-    """Nobody is left to be asked about, and the machine looked for the cause for ever."""
+    """With all hosts accepted, the search for the cause never ended."""
     world = World(rack_hosts_max=8)
-    for number in (1, 2, 3):  # one after the other, and told at once
+    for number in (1, 2, 3):  # in turn, and answered at once
         world.see(f"h{number}", place=FailureDomains(rack=f"r{number}"))
         world.later(0)
         world.answer(f"a{number}", AdvisoryState.ACCEPTED)
         world.see(f"h{number}", place=FailureDomains(rack="r0"))
-    assert [one for one in published(world.later(0)) if one[1] == "INSPECT"] == []
+    assert [advice for advice in published(world.later(0)) if advice[1] == "INSPECT"] == []
     assert len(world.machine.state.advisories) == 3
 
 
 def test_limits_hold_as_before() -> None:
-    """What comes at once is told at once, and not more of it."""
+    """Immediate proposals count against the limits."""
     world = World(hosts=40)
     world.see("h1")
     world.see("h30")
     instructions = world.later(0)
     assert len(published(instructions)) == 1
-    assert [one.words for one in told(instructions, HeldBack)] == [
+    assert [held.words for held in told(instructions, HeldBack)] == [
         "limit of 1 host out of service reached"
     ]
 
 
 def test_nothing_is_proposed_while_the_picture_is_in_doubt() -> None:
-    """Haste is no reason to propose for a fleet that nobody sees."""
+    """While frozen not even an own fault is proposed."""
     world = World()
     world.give(Frozen(world.now_ns, "half is silent"))
     world.see("h1")
@@ -163,7 +163,7 @@ def test_nothing_is_proposed_while_the_picture_is_in_doubt() -> None:
 
 
 def test_what_still_gathers_does_not_go_with_what_is_due() -> None:
-    """A rack braked, one of its hosts lost a GPU, and the brake of that host went into the advice for the GPU."""
+    """A host's power brake was included in the advice for its lost GPU."""
     world = World()
     world.see("h1", "POWER_CAP", basis=Basis.STATISTICAL, action=Action.AVOID)
     world.see("h1")
@@ -172,10 +172,10 @@ def test_what_still_gathers_does_not_go_with_what_is_due() -> None:
 
 
 def test_a_storm_of_hosts_is_one_pass_over_the_cases() -> None:
-    """Ten thousand hosts without declared places fell at once, and each was held against each."""
+    """Ten thousand hosts without places fell at once, and each was compared with each."""
     world = World(hosts=10_000)
     for number in range(2000):
         world.see(f"h{number}", place=FailureDomains())
     world.now_ns += SECOND_NS
-    (one,) = published(world.later(0))
-    assert one == ("fleet (no topology declared) xid fatal", "INSPECT", "PROPOSED")
+    (advice,) = published(world.later(0))
+    assert advice == ("fleet (no topology declared) xid fatal", "INSPECT", "PROPOSED")

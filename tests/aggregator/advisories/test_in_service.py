@@ -1,4 +1,4 @@
-"""Advice from end to end: an agent's word on processes and a scheduler's on gangs, through a real aggregator, over a restart."""
+"""Advice end to end: processes from agents, gangs from a scheduler, in a real aggregator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.processes import GUARD_SECONDS
 
 
 class Clock:
-    """The machine's, and ahead of it by what a test says."""
+    """The machine's clock plus `ahead_ns`."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -30,7 +30,7 @@ class Clock:
 
 
 def event(agent: Any, name: str, number: int, **more: Any) -> telemetry_pb2.HealthEvent:
-    """Return an event of the first GPU, of now."""
+    """Return a current event of the first GPU."""
     boottime_ns = time.time_ns() - agent.booted_ns
     return telemetry_pb2.HealthEvent(
         event_id=f"{agent.boot_id.hex()}/{name}/{number}", device="GPU-0", device_kind="gpu", name=name,
@@ -48,17 +48,19 @@ async def _report(connection: Any, *events: telemetry_pb2.HealthEvent) -> None:
 def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
     lab: Any, make_agent: Any, until: Callable[..., Any]
 ) -> None:
-    """Everything stood beside each other, and in service no advice knew of any job."""
+    """In service no advice knew of any job, although all parts existed."""
     agent, clock = make_agent(), Clock()
 
     async def listed(port: int, job: str, state: int = wire.PROPOSED) -> Any:
-        """Return what is listed once the advisory is of *job* and in *state*."""
+        """Return the list once the advisory has *job* and *state*."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
             while True:
-                told = await stub.ListAdvisories(wire.ListAdvisoriesRequest())
-                if [(one.workload, one.state) for one in told.advisories] == [(job, state)]:
-                    return told
+                response = await stub.ListAdvisories(wire.ListAdvisoriesRequest())
+                if [(advisory.workload, advisory.state) for advisory in response.advisories] == [
+                    (job, state)
+                ]:
+                    return response
                 await asyncio.sleep(0.02)
 
     async def work() -> tuple[Any, Any]:
@@ -69,7 +71,7 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
                 await _report(line, event(agent, "gpu.process", 1, attributes=owner))
                 await _report(line, event(agent, "gpu.xid", 2, code=95))
                 await until(lambda: aggregator.advisory_engine.machine.state.cases)
-                clock.ahead_ns = 4 * 10**9  # so long it waits for others of the same cause
+                clock.ahead_ns = 4 * 10**9  # past the time of gathering
                 before = await listed(aggregator.port, "123")
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
                     stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -80,8 +82,9 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
                     out = wire.UnavailableNode(node="nodes/host-1", reason="it is ours to drain")
                     request = wire.ReportUnavailableNodesRequest(actor="slurm", nodes=[out])
                     assert (await stub.ReportUnavailableNodes(request)).nodes_count == 1
-                after = await listed(aggregator.port, "llm-7", wire.DEFERRED)  # by the turn after
-            async with lab.aggregator(clock) as aggregator:  # nobody has spoken to this one yet
+                after = await listed(aggregator.port, "llm-7", wire.DEFERRED)  # by the next turn
+            # no agent or scheduler has reported to this one yet
+            async with lab.aggregator(clock) as aggregator:
                 await until(lambda: aggregator.snapshot_holder.snapshot)
                 again = await listed(aggregator.port, "llm-7", wire.DEFERRED)
             assert again.advisories[0].etag == after.advisories[0].etag
@@ -89,12 +92,15 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
         return before, after
 
     before, after = asyncio.run(work())
-    (one,) = before.advisories
-    assert (one.action, one.HasField("checkpoint_interval")) == (wire.EVICT_NOW, False)
-    assert "= 2 GPUs x 8 h" in one.arithmetic
-    (one,) = after.advisories
-    assert (one.action, one.checkpoint_interval.seconds) == (wire.DRAIN_AT_CHECKPOINT, 1800)
-    assert "= 512 GPUs x 8 h" in one.arithmetic
+    (advisory,) = before.advisories
+    assert (advisory.action, advisory.HasField("checkpoint_interval")) == (wire.EVICT_NOW, False)
+    assert "= 2 GPUs x 8 h" in advisory.arithmetic
+    (advisory,) = after.advisories
+    assert (advisory.action, advisory.checkpoint_interval.seconds) == (
+        wire.DRAIN_AT_CHECKPOINT,
+        1800,
+    )
+    assert "= 512 GPUs x 8 h" in advisory.arithmetic
     assert [node.reason for node in after.unavailable_nodes] == ["it is ours to drain"]
     assert lab.rows("SELECT host, who FROM unavailable") == [("host-1", "slurm")]
     assert lab.rows("SELECT workload, gpus FROM gangs") == [("llm-7", 512)]
@@ -103,7 +109,7 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
 @pytest.mark.slow
 @pytest.mark.parametrize("stood", [False, True])
 def test_a_clock_of_ours_that_is_set_forward_ends_no_advice(lab: Any, stood: bool) -> None:
-    """Hosts were as fresh as they had been, and every lease, hold and gang was over: as it is where our machine stood still."""
+    """After a jump every lease, hold and gang was over, as it is after a suspension."""
     clock = Clock()
 
     def boottime_ns() -> int:

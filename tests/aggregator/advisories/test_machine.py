@@ -61,23 +61,29 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
             "it has been healthy for 15 min: what a1 set can be removed",
         )
     ]
-    (back,) = told(world.answer("a2", AdvisoryState.DONE, "slurm"), Probation)
-    assert back.host == "h1" and back.until_ns == world.now_ns + 7 * 86_400 * SECOND_NS
+    (probation,) = told(world.answer("a2", AdvisoryState.DONE, "slurm"), Probation)
+    assert probation.host == "h1" and probation.until_ns == world.now_ns + 7 * 86_400 * SECOND_NS
 
 
 def test_a_statistical_verdict_asks_for_nothing_behind_its_drain() -> None:
-    """A suspicion drained a host after its job, as it may, and had it rebooted behind that, which it may not."""
+    """A suspicion may drain a host after its job, but not reboot it as well."""
     world = World()
     world.see("h1", basis=Basis.STATISTICAL, action=Action.DRAIN_AFTER_JOB, then=Action.REBOOT)
     world.see("h9", then=Action.RESET_GPU, action=Action.DRAIN_AFTER_JOB)
-    asked = {one.advisory.host: one.advisory.then for one in told(world.later(5), Publish)}
-    assert asked == {"h1": None, "h9": Action.RESET_GPU}
+    followups = {
+        publication.advisory.host: publication.advisory.then
+        for publication in told(world.later(5), Publish)
+    }
+    assert followups == {"h1": None, "h9": Action.RESET_GPU}
 
 
 @pytest.mark.parametrize(("action", "left"), [(Action.EVICT_NOW, True), (Action.AVOID, False)])
 def test_a_job_is_not_held_to_hosts_that_it_lost_long_ago(action: Action, left: bool) -> None:
-    """A job of months had lost two hosts, in repair since, and ran on with others: its third bad host was never advised
-    about. One that is only avoided still works for it."""
+    """A job that lost two hosts for repair may lose a third; an avoided host still works for it.
+
+    A job of months got no advice about its third bad host, because of the two hosts that it had
+    left.
+    """
     world = World(job_hosts_max=2, cluster_share_max=0.5)
     for number in (1, 9):
         world.see(f"h{number}", job="train", action=action)
@@ -103,7 +109,7 @@ def test_a_storm_is_one_advisory_told_a_few_times() -> None:
         all_told += world.see("h1", count=count)
         all_told += world.later(0.001)
     all_told += world.later(10)
-    names = {one.advisory.name for one in told(all_told, Publish)}
+    names = {publication.advisory.name for publication in told(all_told, Publish)}
     assert names == {"a1"} and len(told(all_told, Publish)) <= 7
 
 
@@ -118,7 +124,7 @@ def test_a_statistic_never_evicts() -> None:
 
 
 def test_a_drain_at_a_checkpoint_needs_a_cadence() -> None:
-    """It waited for a checkpoint of an inference service."""
+    """The drain waited for a checkpoint of an inference service."""
     world = World()
     world.see("h1", action=Action.DRAIN_AT_CHECKPOINT)
     world.see("h10", action=Action.DRAIN_AT_CHECKPOINT, checkpoint_seconds=600.0)
@@ -141,7 +147,7 @@ def test_no_more_of_a_rack_than_may_be_whoever_took_them_out() -> None:
 
 
 def test_a_suspicion_makes_room_for_a_dead_gpu() -> None:
-    """A proposal to avoid a host, which nobody had answered, held an eviction back."""
+    """An unanswered proposal to avoid a host held back an eviction."""
     world = World(hosts=7)
     world.see("h1", "ECC_TREND", basis=Basis.STATISTICAL)
     assert published(world.later(3)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
@@ -154,7 +160,7 @@ def test_a_suspicion_makes_room_for_a_dead_gpu() -> None:
 
 
 def test_a_forecast_that_costs_more_to_act_on_is_held_back() -> None:
-    """One chance in a thousand was worth 64 GPU-hours of idling."""
+    """One chance in a thousand was weighed against 64 GPU-hours of idling."""
     world = World()
     world.see("h1", basis=Basis.STATISTICAL, price=Price(3.0, 64.0))
     (held,) = told(world.later(3), HeldBack)
@@ -178,7 +184,7 @@ def test_what_was_proposed_is_weighed_again_when_it_is_accepted() -> None:
 
 
 def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None:
-    """A new driver condemned a host every two minutes, each by itself within every limit."""
+    """A new driver condemned a host every two minutes, each within every limit."""
     world = World(hosts_per_hour_max=3, cluster_share_max=1.0, proposal_seconds=7200.0)
     for number in range(0, 40, 8):
         world.see(f"h{number}")
@@ -188,14 +194,14 @@ def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None
     assert told(world.answer("a4", AdvisoryState.ACCEPTED), Breaker)[0].position == "open"
     assert told(world.later(900), Breaker)[0].position == "half-open"
     world.later(2700)
-    names = [one.name for one in world.machine.state.advisories.values()]
+    names = [advisory.name for advisory in world.machine.state.advisories.values()]
     assert told(world.answer(names[0], AdvisoryState.ACCEPTED), Act)
     assert not told(world.answer(names[1], AdvisoryState.ACCEPTED), Act)
     assert told(world.answer(names[0], AdvisoryState.DONE), Breaker)[0].position == "closed"
 
 
 def test_what_waits_for_room_does_not_expire_as_if_nobody_had_answered() -> None:
-    """A scheduler had accepted it, and there was no room: after an hour "no answer in time", and nothing for one more."""
+    """An accepted advisory without room expired after an hour as "no answer in time"."""
     world = World()
     world.see("h3")
     world.later(3)
@@ -212,8 +218,11 @@ def test_what_waits_for_room_does_not_expire_as_if_nobody_had_answered() -> None
 
 @pytest.mark.parametrize("put_off", [False, True])
 def test_what_became_graver_is_asked_anew(put_off: bool) -> None:
-    """A host was to be avoided, which somebody had put off until Monday, when its GPU fell off the bus; another had been
-    proposed 59 minutes before, and its eviction expired a minute later."""
+    """A more severe action gets a new time to answer.
+
+    A host's GPU fell off the bus while its AVOID was deferred until Monday; another proposal was 59
+    minutes old, and its eviction expired a minute later.
+    """
     world = World()
     world.see("h1", "ECC_TREND", action=Action.AVOID)
     world.later(3)
@@ -222,14 +231,14 @@ def test_what_became_graver_is_asked_anew(put_off: bool) -> None:
         world.answer("a1", AdvisoryState.DEFERRED, until_ns=until_ns)
     world.later(3590)
     world.see("h1")
-    (one,) = told(world.later(3), Publish)
-    assert (one.advisory.name, one.advisory.action.name) == ("a1", "EVICT_NOW")
-    assert one.advisory.state is AdvisoryState.PROPOSED
-    assert one.advisory.expires_ns == world.now_ns + 3600 * SECOND_NS
+    (publication,) = told(world.later(3), Publish)
+    assert (publication.advisory.name, publication.advisory.action.name) == ("a1", "EVICT_NOW")
+    assert publication.advisory.state is AdvisoryState.PROPOSED
+    assert publication.advisory.expires_ns == world.now_ns + 3600 * SECOND_NS
 
 
 def test_a_breaker_closes_by_its_trial_only() -> None:
-    """A drain that was begun before the breaker opened ended well, and eight hosts more were taken out untried."""
+    """A drain from before the breaker opened ended well, and eight more hosts went out untested."""
     world = World(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
     for number in range(0, 48, 8):
         world.see(f"h{number}")
@@ -239,7 +248,7 @@ def test_a_breaker_closes_by_its_trial_only() -> None:
         world.answer(name, AdvisoryState.ACCEPTED)
         world.answer(name, AdvisoryState.FAILED)
     world.later(450)
-    world.answer("a1", AdvisoryState.ACCEPTED)  # still at it
+    world.answer("a1", AdvisoryState.ACCEPTED)  # still working
     assert told(world.later(450), Breaker)[0].position == "half-open"
     assert told(world.answer("a1", AdvisoryState.DONE), Breaker) == []
     assert told(world.answer("a4", AdvisoryState.ACCEPTED), Act)
@@ -249,7 +258,7 @@ def test_a_breaker_closes_by_its_trial_only() -> None:
 
 
 def test_a_trial_that_does_not_end_is_given_up() -> None:
-    """An eviction that a disruption budget refuses was the trial: its executor renewed it for days, and no other host was taken out."""
+    """A trial eviction blocked by a disruption budget was renewed for days, blocking all others."""
     world = World(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
     for number in range(0, 48, 8):
         world.see(f"h{number}")
@@ -270,7 +279,7 @@ def test_a_trial_that_does_not_end_is_given_up() -> None:
 
 @pytest.mark.parametrize("is_back", [False, True])
 def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
-    """A host that was well for hours, and whose taint had run out, was told to be "not well again after all"."""
+    """A host that was healthy for hours until its hold expired was "not well again after all"."""
     world = World(proposal_seconds=100_000.0)
     world.see("h1")
     world.later(3)
@@ -280,13 +289,19 @@ def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
     world.later(900)
     if is_back:
         world.give(Well(world.now_ns, "h1", False))
-    said = [one for _ in range(12) for one in told(world.later(1800), Publish)]
-    (ended,) = [one.words for one in said if one.advisory.state is AdvisoryState.WITHDRAWN]
+    publications = [
+        publication for _ in range(12) for publication in told(world.later(1800), Publish)
+    ]
+    (ended,) = [
+        publication.words
+        for publication in publications
+        if publication.advisory.state is AdvisoryState.WITHDRAWN
+    ]
     assert ended == ("it is not healthy again after all" if is_back else "the hold expired")
 
 
 def test_nothing_comes_of_what_was_rejected() -> None:
-    """An executor that had been slow carried out what an operator had rejected."""
+    """A slow executor carried out rejected advice."""
     world = World()
     world.see("h1")
     world.later(3)
@@ -297,7 +312,7 @@ def test_nothing_comes_of_what_was_rejected() -> None:
     assert isinstance(refused, Refused) and refused.why == "state" and "burn-in" in refused.words
     ends = datetime.fromtimestamp(world.now_ns // SECOND_NS + 86_400, UTC)
     later = world.later(3600)
-    assert told(later, Publish) == []  # nor is it proposed again at once
+    assert told(later, Publish) == []  # it is not proposed again either
     (held,) = told(later, HeldBack)
     assert f"not repeated before {ends:%Y-%m-%d %H:%M} UTC" in held.words, (
         "who looks at night knows"
@@ -305,7 +320,7 @@ def test_nothing_comes_of_what_was_rejected() -> None:
 
 
 def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> None:
-    """A drain that an operator had rejected for the day was proposed again when a GPU had hung for a moment."""
+    """A drain rejected for the day was proposed again after a GPU had hung for a moment."""
     world = World()
     world.see("h1", "ECC_TREND", action=Action.AVOID)
     world.later(3)
@@ -314,7 +329,7 @@ def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> N
     assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
     world.gone("h1")
     assert published(world.later(1)) == [("host h1", "EVICT_NOW", "WITHDRAWN")]
-    assert published(world.later(600)) == []  # by then what was withdrawn may come again
+    assert published(world.later(600)) == []  # by then withdrawn advice may be proposed again
     world.see("h1")
     assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
     world.gone("h1")
@@ -323,18 +338,18 @@ def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> N
 
 
 def test_an_answer_to_what_it_was_before_is_refused() -> None:
-    """It had become an eviction between reading and accepting."""
+    """The advice became an eviction between reading and accepting."""
     world = World()
     world.see("h1", action=Action.DRAIN_AFTER_JOB)
-    (one,) = told(world.later(3), Publish)
+    (publication,) = told(world.later(3), Publish)
     world.see("h1", "PCIE")
     world.later(3)
-    (refused,) = world.answer("a1", AdvisoryState.ACCEPTED, etag=one.advisory.etag)
+    (refused,) = world.answer("a1", AdvisoryState.ACCEPTED, etag=publication.advisory.etag)
     assert isinstance(refused, Refused) and refused.why == "etag"
 
 
 def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
-    """Two proposals stood for one host: a drain whose owner had fallen silent, and the eviction that had been asked for since."""
+    """A host had two proposals: a drain whose owner fell silent, and a later eviction."""
     world = World()
     world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
     world.later(5)
@@ -349,7 +364,7 @@ def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
 
 
 def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
-    """A person took on a drain after the job, and had to accept it again every ten minutes until the job ended."""
+    """A person had to accept a drain after the job again every ten minutes until the job ended."""
     world, hour = World(), 3600.0
     world.see("h1")
     world.later(3)
@@ -357,9 +372,10 @@ def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
     for _ in range(7):
         assert published(world.later(hour)) == []
         world.see("h1")
-    world.answer("a1", AdvisoryState.ACCEPTED, "x")  # without a time of its own it shortens nothing
+    # an acceptance without a lease time shortens nothing
+    world.answer("a1", AdvisoryState.ACCEPTED, "x")
     assert published(world.later(hour - 1)) == []
-    world.answer("a1", AdvisoryState.ACCEPTED, "x", lease_seconds=60.0)  # named, it counts
+    world.answer("a1", AdvisoryState.ACCEPTED, "x", lease_seconds=60.0)  # an explicit time counts
     assert published(world.later(59)) == []
     assert published(world.later(1)) == [("host h1", "EVICT_NOW", "PROPOSED")]
 
@@ -376,7 +392,7 @@ def test_a_lease_lasts_as_long_as_its_owner_said() -> None:
     ],
 )
 def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, words: str) -> None:
-    """One for a year kept a host out of everybody's hands after its owner had left."""
+    """A lease for a year would keep a host from others after its owner left."""
     world = World()
     world.see("h1")
     world.later(3)
@@ -393,7 +409,7 @@ def test_a_lease_is_bounded(to: AdvisoryState, seconds: float, words: str) -> No
 
 
 def test_an_owner_that_falls_silent_loses_its_lease() -> None:
-    """The executor died half way; nobody else could take over, and later it came back and went on."""
+    """A dead executor kept its lease, and later continued."""
     world = World()
     world.see("h1")
     world.later(3)
@@ -413,8 +429,10 @@ def test_what_is_set_is_renewed_while_its_cause_stands_and_else_runs_out() -> No
     assert told(world.later(3600), Renew)
     world.gone("h1")
     world.give(Well(world.now_ns, "h1", True))
-    cleared = [one for _ in range(12) for one in told(world.later(1800), Clear)]
-    assert [one.host for one in cleared] == ["h1"]  # its return was proposed, and nobody came
+    cleared = [clear for _ in range(12) for clear in told(world.later(1800), Clear)]
+    assert [clear.host for clear in cleared] == [
+        "h1"
+    ]  # its return was proposed, and never answered
 
 
 def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
@@ -431,7 +449,7 @@ def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
 
 
 def test_who_carries_something_out_keeps_it_while_frozen() -> None:
-    """Our switch was down for a quarter of an hour: every executor lost its lease, and a second one began the same drain."""
+    """In an outage of 15 minutes executors lost their leases, and others began the same drains."""
     world = World()
     world.see("h1")
     world.later(3)
@@ -447,7 +465,7 @@ def test_who_carries_something_out_keeps_it_while_frozen() -> None:
 
 
 def test_a_graver_fault_takes_the_place_of_a_milder_one() -> None:
-    """A drain after the job was under way when the GPU fell off the bus."""
+    """A drain after the job was running when the GPU fell off the bus."""
     world = World()
     world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
     world.later(3)
@@ -478,14 +496,17 @@ def test_a_host_that_relapses_is_verified_for_longer(relapses: int) -> None:
 
 
 def leap(world: World, seconds: int) -> None:
-    """Set its clock forward."""
+    """Set the clock forward."""
     world.now_ns += seconds * SECOND_NS
     world.machine.apply_clock_jump(seconds * SECOND_NS, world.now_ns)
 
 
 def test_a_clock_that_leaps_forward_ends_nothing() -> None:
-    """NTP put the clock right by three hours: what was being carried out was anybody's, what was set was cleared, its host
-    was back in service though its fault stood, and what nobody had had time to answer had expired."""
+    """A clock set forward ends no lease, hold, verification or proposal.
+
+    NTP moved the clock by three hours: running work lost its owner, holds were cleared, a faulty
+    host was back in service, and unanswered proposals had expired.
+    """
     world = World()
     for host in ("h1", "h9"):
         world.see(host)
@@ -506,7 +527,7 @@ def test_a_clock_that_leaps_forward_ends_nothing() -> None:
 
 
 def test_a_clock_that_leaps_after_it_was_set_back_stood_still_meanwhile() -> None:
-    """What is left of the leap is what passed while it was behind."""
+    """The rest of the jump is the time that passed while the clock was behind."""
     world = World()
     world.see("h1")
     world.later(5)

@@ -1,4 +1,4 @@
-"""A shared cause that was answered, or is gone, is not asked for again: nor elsewhere, nor host by host."""
+"""An answered or ended shared cause is not proposed again soon, in another domain or per host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rose(world: World, *numbers: int) -> list[Instruction]:
 
 
 def ended(how: AdvisoryState) -> World:
-    """Return a world where hosts 0 to 7 of a rack were of one cause, `a1`, which has ended so, and fell anew just now."""
+    """Return a world where `a1`, a cause of hosts 0 to 7, has ended as *how*, and recovered."""
     world = World()
     fell(world, *range(8))
     if how is AdvisoryState.EXPIRED:
@@ -59,7 +59,7 @@ def ended(how: AdvisoryState) -> World:
 
 @pytest.mark.parametrize("how", [POWER, DARK], ids=["power", "silence"])
 def test_what_was_rejected_is_not_asked_for_of_the_next_wider_domain(how: dict[str, Any]) -> None:
-    """A rejected rack was a power domain in the next second, then a leaf, a spine, and the fleet."""
+    """A rejected rack became a power domain a second later, then a leaf, a spine, and the fleet."""
     world = World()
     fell(world, *range(8), how=how)
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
@@ -81,21 +81,21 @@ def test_what_was_rejected_is_not_asked_for_of_the_next_wider_domain(how: dict[s
 def test_a_cause_that_comes_back_too_soon_is_held_back_whole(
     how: AdvisoryState, seconds: int
 ) -> None:
-    """A power fault that came and went: eight hosts were advised about one by one the second time."""
+    """When a power fault returned, eight hosts got advice one by one."""
     world = ended(how)
     back = fell(world, *range(8))
     assert published(back) == [] and published(world.later(60)) == []
     held = told(back, HeldBack)
-    assert [one.host for one in held] == [f"h{n}" for n in range(8)]
-    (words,) = {one.words for one in held}
+    assert [held_back.host for held_back in held] == [f"h{n}" for n in range(8)]
+    (message,) = {held_back.words for held_back in held}
     why = world.machine.state.ended["a1"].state_words
-    assert words.startswith(f"of the same cause as before, rack r0 power (a1: {why}): not again")
+    assert message.startswith(f"of the same cause as before, rack r0 power (a1: {why}): not again")
     (again,) = told(world.later(seconds), Publish)
     assert (again.advisory.subject, len(again.advisory.hosts)) == ("rack r0 power", 8)
 
 
 def test_a_host_that_was_not_in_it_is_of_the_cause_that_came_back() -> None:
-    """The second time one host more was held down, and one a minute later: two advisories of hosts."""
+    """Two further hosts of a returning cause got advice of their own."""
     world = World()
     fell(world, *range(5))
     rose(world, *range(5))
@@ -107,19 +107,21 @@ def test_a_host_that_was_not_in_it_is_of_the_cause_that_came_back() -> None:
 
 
 def test_other_hosts_of_a_rejected_rack_are_held_back_too() -> None:
-    """Five hours later its other three hosts braked together: the rack was muted, and each of them was told."""
+    """Five hours after a rejection three other hosts of the rack got advice each."""
     world = World()
     fell(world, *range(5))
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
     world.later(5 * 3600)
     (first, *_) = told(fell(world, 5, 6, 7), HeldBack)
     assert "a1: rejected by x: we cap it ourselves" in first.words
-    assert all(one.subject == "rack r0 power" for one in world.machine.state.ended.values())
+    assert all(
+        advisory.subject == "rack r0 power" for advisory in world.machine.state.ended.values()
+    )
     assert not world.machine.state.advisories
 
 
 def test_the_next_rack_is_told_though_its_neighbour_was_rejected() -> None:
-    """Its power domain is not asked for with the rejected eight in it; what is new is."""
+    """A power domain is not proposed with the rejected eight in it, but the new rack is."""
     world = World()
     fell(world, *range(8))
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
@@ -129,7 +131,7 @@ def test_the_next_rack_is_told_though_its_neighbour_was_rejected() -> None:
 
 
 def test_what_becomes_graver_than_what_was_answered_is_told() -> None:
-    """A rack's power was rejected; one of its hosts is to be drained since."""
+    """A rack's power was rejected; later one of its hosts needs an eviction."""
     world = World()
     fell(world, *range(8))
     world.answer("a1", AdvisoryState.REJECTED, words="we cap it ourselves")
@@ -138,7 +140,7 @@ def test_what_becomes_graver_than_what_was_answered_is_told() -> None:
 
 
 def test_other_trouble_of_a_host_takes_nothing_in_that_is_held_back() -> None:
-    """A fan to look at, and the host was to be avoided for what its rack's cause was rejected for."""
+    """An INSPECT for a fan became an AVOID for the rack's rejected cause."""
     world = World()
     fell(world, *range(5))
     rose(world, *range(5))
@@ -148,13 +150,13 @@ def test_other_trouble_of_a_host_takes_nothing_in_that_is_held_back() -> None:
 
 
 def test_what_followed_while_nothing_could_be_told_is_of_the_cause() -> None:
-    """The picture was in doubt for a while; then a rack was told, and beside it each host that had followed."""
+    """After a freeze a rack was proposed, and each host that had followed, too."""
     world = World()
     world.give(Frozen(world.now_ns, "half is silent"))
     fell(world, 0, 1, 2)
     world.later(60)
     fell(world, 3, 4)
     world.give(Frozen(world.now_ns, ""))
-    (one,) = told(world.later(1), Publish)
-    assert one.advisory.hosts == ("h0", "h1", "h2", "h3", "h4")
-    assert "power one after the other, the first at" in one.advisory.words
+    (publication,) = told(world.later(1), Publish)
+    assert publication.advisory.hosts == ("h0", "h1", "h2", "h3", "h4")
+    assert "power one after the other, the first at" in publication.advisory.words

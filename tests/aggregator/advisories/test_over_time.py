@@ -1,4 +1,4 @@
-"""Advice as time passes: what becomes of it over outages, milder and graver faults, and hosts that never return."""
+"""Advice as time passes: outages, milder and worse faults, and hosts that never return."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def accepted(hosts: int = 1000) -> World:
 
 
 def test_who_carried_something_out_while_we_were_down_has_its_host_counted() -> None:
-    """We were down for three hours: the drain of a host went on, the host was counted nowhere, and never returned."""
+    """After an outage of three hours a drained host was not counted, and never returned."""
     world = accepted(hosts=60)
     world.now_ns += 3 * HOUR_NS
     world.machine.resume(world.now_ns)
@@ -59,7 +59,7 @@ def test_who_carried_something_out_while_we_were_down_has_its_host_counted() -> 
 
 @pytest.mark.parametrize("to", [AdvisoryState.ACCEPTED, AdvisoryState.DONE])
 def test_what_an_owner_has_out_is_held_again_by_its_word(to: AdvisoryState) -> None:
-    """A version before had let go of it: its owner's word that it was done changed nothing."""
+    """After an earlier version dropped the hold, the owner's DONE changed nothing."""
     world = accepted()
     hold = world.machine.state.holds["h1"]
     world.machine._editor.drop(hold, "it ran out")
@@ -71,20 +71,20 @@ def test_what_an_owner_has_out_is_held_again_by_its_word(to: AdvisoryState) -> N
 
 
 def test_a_drain_for_a_job_that_has_ended_is_not_to_be_accepted_any_more() -> None:
-    """For an hour it could be, at the price of the job that had ended, while the list said that waiting costs less."""
+    """For an hour a drain could be accepted at the price of a job that had ended."""
     world = World()
     drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
     world.see("h1", "ECC_TREND", **drain, job="llm-7", price=Price(90.0, 60.0))
     assert published(world.later(5)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
     world.see("h1", "ECC_TREND", **drain, price=Price(3.0, 60.0))
-    said = world.later(1)
-    assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
-    assert told(said, HeldBack)[0].words.startswith("waiting costs less (")
+    instructions = world.later(1)
+    assert published(instructions) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
+    assert told(instructions, HeldBack)[0].words.startswith("waiting costs less (")
     assert world.later(200) == []
 
 
 def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
-    """A drain was proposed, its rack was full, and the fault became one to avoid: the drain stayed."""
+    """A drain stayed proposed although the fault became one to avoid, because its rack was full."""
     world = World()
     world.see("h3")
     world.later(5)
@@ -93,16 +93,16 @@ def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
             Unavailable(world.now_ns, f"h{number}", "drained by hand", FailureDomains(rack="r0"))
         )
     world.see("h3", action=Action.AVOID)
-    said = world.later(1)
-    assert published(said) == [("host h3", "AVOID", "PROPOSED")]
-    assert told(said, Publish)[0].words.startswith(
+    instructions = world.later(1)
+    assert published(instructions) == [("host h3", "AVOID", "PROPOSED")]
+    assert told(instructions, Publish)[0].words.startswith(
         "a lesser action is needed than before: h3 has it"
     )
-    assert not told(said, HeldBack) and world.later(200) == []
+    assert not told(instructions, HeldBack) and world.later(200) == []
 
 
 def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
-    """To avoid a host was rejected; it was to be drained for a while, and the drain stayed though nothing called for it."""
+    """After a rejected AVOID a drain was proposed, and stayed when the fault became milder."""
     world = World()
     world.see("h1", action=Action.AVOID)
     world.later(5)
@@ -110,13 +110,13 @@ def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
     world.see("h1", action=Action.DRAIN_AFTER_JOB)
     assert published(world.later(1)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
     world.see("h1", action=Action.AVOID)
-    said = world.later(1)
-    assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
-    assert "the same advisory was rejected" in told(said, Publish)[0].words
+    instructions = world.later(1)
+    assert published(instructions) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
+    assert "the same advisory was rejected" in told(instructions, Publish)[0].words
 
 
 def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
-    """A dead GPU was replaced; a suspicion that was not worth a drain took over the drain of it."""
+    """A dead GPU was replaced; a suspicion not worth a drain took over its drain."""
     world = World()
     world.see("h1")
     drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
@@ -127,7 +127,7 @@ def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
 
 
 def drained(host: str = "h1") -> World:
-    """A world of which one host was drained."""
+    """A world with one drained host."""
     world = World()
     world.see(host)
     world.later(5)
@@ -136,23 +136,23 @@ def drained(host: str = "h1") -> World:
 
 
 def ticked(world: World, hours: int) -> list[Any]:
-    return [one for _ in range(hours) for one in world.later(3600)]
+    return [instruction for _ in range(hours) for instruction in world.later(3600)]
 
 
 def test_a_host_that_never_returns_is_held_for_a_day() -> None:
-    """It was sent back to its maker: its rack had one place less for good."""
+    """A host returned to its vendor reduced its rack's capacity permanently."""
     world = drained()
     assert not told(ticked(world, 48), Clear), "its fault stands, as far as anybody knows"
     world.gone("h1")
     assert not told(ticked(world, 20), Clear), "who repairs it has a day"
-    said = ticked(world, 10)
-    assert [one.host for one in told(said, Clear)] == [
+    instructions = ticked(world, 10)
+    assert [clear.host for clear in told(instructions, Clear)] == [
         "h1"
     ] and "h1" not in world.machine.state.holds
 
 
 def test_a_day_without_a_host_begins_anew_once_it_was_well() -> None:
-    """It was looked at for a moment each day while it was repaired."""
+    """A host under repair was inspected for a moment each day."""
     world = drained()
     world.gone("h1")
     ticked(world, 20)
@@ -163,10 +163,10 @@ def test_a_day_without_a_host_begins_anew_once_it_was_well() -> None:
 
 
 def test_what_advice_that_has_ended_holds_out_can_be_given_up() -> None:
-    """A host had gone, or its fault was known and borne: nobody could end what was set on it."""
+    """The hold of a host that left, or whose fault is accepted, could not be ended."""
     world = drained()
-    said = world.give(PutBack(world.now_ns, "alice", ("h1", "h2")))
-    (clear,), (back,) = told(said, Clear), told(said, Probation)
+    instructions = world.give(PutBack(world.now_ns, "alice", ("h1", "h2")))
+    (clear,), (back,) = told(instructions, Clear), told(instructions, Probation)
     assert (clear.name, clear.host, back.name) == ("a1", "h1", "a1")
     assert clear.words == "alice reports that it is back in service"
     assert published(world.later(3500)) == [], "its fault stands, and is borne for now"
@@ -174,7 +174,7 @@ def test_what_advice_that_has_ended_holds_out_can_be_given_up() -> None:
 
 
 def test_what_is_being_carried_out_is_not_given_up() -> None:
-    """Nor by who says only that what he took out himself is back."""
+    """A put-back of another report does not end a running or done drain."""
     world = accepted()
     assert not told(world.give(PutBack(world.now_ns, "alice", ("h1",))), Clear)
     world.answer("a1", AdvisoryState.DONE)
@@ -185,7 +185,7 @@ def test_what_is_being_carried_out_is_not_given_up() -> None:
 
 
 def test_a_return_that_waits_is_withdrawn_with_what_was_set() -> None:
-    """It was proposed to take away what was gone."""
+    """A return was proposed after its hold had ended."""
     world = drained()
     world.gone("h1")
     world.give(Well(world.now_ns, "h1", True))
@@ -196,7 +196,7 @@ def test_a_return_that_waits_is_withdrawn_with_what_was_set() -> None:
 
 
 def test_what_becomes_graver_while_another_of_its_faults_goes_is_asked_anew() -> None:
-    """Two suspicions were put off until Monday; one ended as the other became a dead GPU: the eviction was put off, too."""
+    """When one deferred suspicion ended and the other got worse, the eviction was deferred."""
     world = World()
     for reason in ("ECC_TREND", "PCIE"):
         world.see("h1", reason, action=Action.AVOID)
@@ -204,15 +204,22 @@ def test_what_becomes_graver_while_another_of_its_faults_goes_is_asked_anew() ->
     world.answer("a1", AdvisoryState.DEFERRED, until_ns=world.now_ns + 24 * HOUR_NS)
     world.gone("h1", "PCIE")
     world.see("h1", "ECC_TREND")
-    one = told(world.later(1), Publish)[-1].advisory
-    assert (one.name, one.action, one.state) == ("a1", Action.EVICT_NOW, AdvisoryState.PROPOSED)
-    assert one.expires_ns == world.now_ns + HOUR_NS and not one.deferred_until_ns
+    published_advisory = told(world.later(1), Publish)[-1].advisory
+    assert (published_advisory.name, published_advisory.action, published_advisory.state) == (
+        "a1",
+        Action.EVICT_NOW,
+        AdvisoryState.PROPOSED,
+    )
+    assert (
+        published_advisory.expires_ns == world.now_ns + HOUR_NS
+        and not published_advisory.deferred_until_ns
+    )
 
 
 @pytest.mark.parametrize("by", ["maintenance", "alice"])
 @pytest.mark.parametrize("put_off", [False, True])
 def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_off: bool) -> None:
-    """A host was in its maintenance window: its drain was granted, and what had been put off was proposed in the midst of it."""
+    """Within a maintenance window a drain was granted, and deferred advice was proposed."""
     world = World()
     world.see("h1")
     world.later(5)
@@ -238,7 +245,7 @@ def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_
 
 
 def test_running_work_leaves_a_host_that_takes_no_new_work() -> None:
-    """Another controller tainted the node in the same second: the eviction was deferred, and the gang kept a dead GPU."""
+    """Another controller's taint deferred the eviction, and the gang kept a dead GPU."""
     world = World()
     world.see("h1", action=Action.AVOID)
     world.later(5)
@@ -259,7 +266,7 @@ def test_running_work_leaves_a_host_that_takes_no_new_work() -> None:
 
 
 def test_advice_is_proposed_again_as_soon_as_the_host_is_back() -> None:
-    """A taint stood for a second: for a quarter of an hour nothing kept work off the bad host."""
+    """After a taint of one second work was not kept off the bad host for 15 minutes."""
     world = World()
     until_ns = world.now_ns + 3 * HOUR_NS
     for host in ("h1", "h2"):
@@ -274,7 +281,7 @@ def test_advice_is_proposed_again_as_soon_as_the_host_is_back() -> None:
 
 @pytest.mark.parametrize("by", ["maintenance", "slurm"])
 def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: str) -> None:
-    """The scheduler that drained it for us told us that it is drained."""
+    """The scheduler that drained the host for an advisory also reports it as out."""
     world = accepted()
     world.give(TakenOut(world.now_ns, "slurm", "a1", world.now_ns + HOUR_NS, (Member("h1"),)))
     if by == "maintenance":
@@ -287,7 +294,7 @@ def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: s
 
 
 def test_after_an_outage_longer_than_a_hold_active_faults_stay_out() -> None:
-    """The aggregator was away for three hours: for a minute after its return the node with the dead GPU was open."""
+    """For a minute after an outage of three hours a node with a dead GPU was open."""
     world = World()
     for host in ("h1", "h10"):
         world.see(host)
@@ -306,7 +313,7 @@ def test_after_an_outage_longer_than_a_hold_active_faults_stay_out() -> None:
 
 @pytest.mark.parametrize("put_off", [False, True])
 def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
-    """Our switch was down for four hours: each acceptance was refused, and then "no answer in time"."""
+    """In an outage of four hours acceptances were refused, and then "no answer in time"."""
     world = World()
     world.see("h1")
     world.later(5)
@@ -330,17 +337,17 @@ def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
     ],
 )  # fmt: skip
 def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str) -> None:
-    """Only the price had moved, or it had become milder, and it said that more was wrong."""
+    """A changed price or a milder fault was reported as "it has got worse"."""
     world = World()
     world.see("h1", action=Action.DRAIN_AFTER_JOB)
     world.later(5)
     world.see("h1", **changes)
-    (one,) = told(world.later(1), Publish)
-    assert one.words == one.advisory.state_words == words
+    (publication,) = told(world.later(1), Publish)
+    assert publication.words == publication.advisory.state_words == words
 
 
 def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:
-    """Its job hung for a moment: the drain was still waiting for its end when the host counted as in service again."""
+    """A host counted as in service while its drain still waited for the end of the job."""
     world = World()
     world.see("h1", "GANG_WAITS", action=Action.AVOID)
     world.later(3)
@@ -353,7 +360,7 @@ def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:
     renewed = set[str]()
     for _ in range(30 * 12):
         now = [*world.later(300), *world.answer("a2", AdvisoryState.ACCEPTED)]
-        renewed |= {one.name for one in told(now, Renew)}
+        renewed |= {renewal.name for renewal in told(now, Renew)}
         assert not told(now, Clear)
     assert world.machine.state.holds["h1"].name == "a2"
     assert renewed == {"a1", "a2"}, "who set the milder one was told of no more, and took it away"
@@ -361,7 +368,7 @@ def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:
 
 
 def test_a_return_that_was_put_off_for_a_day_waits_for_a_day() -> None:
-    """Its operator wanted to look in the morning; the host was back in service the same night."""
+    """An operator deferred a return until the morning; the host was back the same night."""
     world = accepted()
     world.answer("a1", AdvisoryState.DONE)
     world.gone("h1")
@@ -375,7 +382,7 @@ def test_a_return_that_was_put_off_for_a_day_waits_for_a_day() -> None:
 
 
 def test_an_eviction_that_was_put_off_does_not_yield_to_a_suspicion() -> None:
-    """While it waited for a quarter of an hour, a suspicion of another host took the last place, and kept it for days."""
+    """While an eviction was deferred for 15 minutes, a suspicion took the last slot for days."""
     world = World(hosts=60)
     world.see("h1")
     world.later(3)

@@ -1,4 +1,4 @@
-"""Which action a policy's words are, and what it costs."""
+"""The action of each policy text, and its costs."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ WORKS = st.builds(
 
 
 def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
-    """A new row of the table said what nobody carried out."""
+    """A new policy row had a text that no executor carries out."""
     rows: list[Any] = [*xid_rows().values(), *sxid_rows().values(), *builtin().rows]
-    for words in filter(None, (row.action for row in rows)):
-        parse_policy_text(words)
+    for text in filter(None, (row.action for row in rows)):
+        parse_policy_text(text)
     with pytest.raises(UnknownPolicyText, match="ACTION_BY_PREFIX"):
         parse_policy_text("pray")
 
@@ -77,19 +77,21 @@ def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
     ],
 )  # fmt: skip
 def test_words_as_actions(words: str, advice: PolicyAction) -> None:
-    """What an operator reads in the table is what a scheduler is told."""
+    """The text of the table is the action that a scheduler receives."""
     assert parse_policy_text(words) == advice
 
 
 def test_numbers_and_names_are_those_of_the_wire() -> None:
-    """A scheduler drained what it was told to return."""
+    """A scheduler drained a host that it should have returned."""
     for ours, theirs in (
         (Action, advisory_pb2.Action), (Basis, advisory_pb2.Basis),
         (advisory.AdvisoryState, advisory_pb2.AdvisoryState),
     ):  # fmt: skip
         numbers = {name: number for name, number in theirs.items() if number}
-        assert {one.name: int(one) for one in ours} == numbers
-    assert {one for one in SCOPES if one != "unknown"} <= {one.value for one in Scope}
+        assert {member.name: int(member) for member in ours} == numbers
+    assert {member for member in SCOPES if member != "unknown"} <= {
+        member.value for member in Scope
+    }
     assert set(advisory.GRAVITY) == set(Action) and len(advisory.GRAVITY) == len(Action)
 
 
@@ -106,15 +108,18 @@ def evidence(signal: str, value: float, reason: Reason = Reason.XID_FATAL) -> Ev
 
 
 def test_only_a_fatal_row_of_an_unhealthy_host_is_certain() -> None:
-    """XID 79 is a fault; the same host under suspicion of another kind is not."""
-    told = requested_action(
+    """XID 79 is certain; the same host under another suspicion is not."""
+    request = requested_action(
         host(HealthState.UNHEALTHY, evidence("gpu.xid", 79)), evidence("gpu.xid", 79), Workload()
     )
-    assert told is not None and (told.action, told.basis) == (Action.EVICT_NOW, Basis.DETERMINISTIC)
-    told = requested_action(
+    assert request is not None and (request.action, request.basis) == (
+        Action.EVICT_NOW,
+        Basis.DETERMINISTIC,
+    )
+    request = requested_action(
         host(HealthState.SUSPECT, evidence("gpu.xid", 92)), evidence("gpu.xid", 92), Workload()
     )
-    assert told is None or told.basis is Basis.STATISTICAL
+    assert request is None or request.basis is Basis.STATISTICAL
     for state in (
         HealthState.HEALTHY,
         HealthState.STALE,
@@ -128,40 +133,43 @@ def test_only_a_fatal_row_of_an_unhealthy_host_is_certain() -> None:
 
 
 def test_what_is_milder_than_its_host_has_no_right_to_what_its_state_asks_for() -> None:
-    """A driver hung, and the readings that were missing for it had the host drained, which the hang itself had not."""
+    """Readings missing during a hang drained the host, although the hang itself did not."""
     worst, milder = (
         evidence("collector.outcome_state", 4.0),
         evidence("gpu.unseen_seconds", 20.0, Reason.BLIND),
     )
-    one = replace(host(HealthState.UNHEALTHY, worst), evidence=(worst, milder))
-    assert requested_action(one, worst, Workload()) is not None
-    assert requested_action(one, milder, Workload()) is None
+    unhealthy = replace(host(HealthState.UNHEALTHY, worst), evidence=(worst, milder))
+    assert requested_action(unhealthy, worst, Workload()) is not None
+    assert requested_action(unhealthy, milder, Workload()) is None
     alone = requested_action(host(HealthState.SUSPECT, milder), milder, Workload())
     assert alone is not None and alone.action is Action.DRAIN_AFTER_JOB
 
 
 def test_a_dead_job_waits_for_no_checkpoint() -> None:
     """The drain at the next checkpoint of a job that had crashed never came."""
-    found = evidence("gpu.xid", 95)
-    told = requested_action(host(HealthState.UNHEALTHY, found), found, replace(GANG, dead=True))
-    assert told is not None and (told.action, told.basis) == (Action.EVICT_NOW, Basis.DEAD_JOB)
+    xid = evidence("gpu.xid", 95)
+    request = requested_action(host(HealthState.UNHEALTHY, xid), xid, replace(GANG, dead=True))
+    assert request is not None and (request.action, request.basis) == (
+        Action.EVICT_NOW,
+        Basis.DEAD_JOB,
+    )
 
 
 def test_the_arithmetic_by_hand() -> None:
-    """512 GPUs, 0.05 an hour, 0.6 h each: 8 / (20 + 0.6) = 0.388 times, 0.233 h, 119 GPU-hours."""
-    lost, words = waiting_cost(Fault(0.05, 1.0, 8), GANG)
-    assert lost == pytest.approx(512 * 0.6 * 8 / 20.6) and "512 GPUs x 8 h" in words
+    """512 GPUs, 0.05 per hour, 0.6 h each: 8 / (20 + 0.6) = 0.388 times, 0.233 h, 119 GPU-hours."""
+    lost, arithmetic = waiting_cost(Fault(0.05, 1.0, 8), GANG)
+    assert lost == pytest.approx(512 * 0.6 * 8 / 20.6) and "512 GPUs x 8 h" in arithmetic
     assert waiting_cost(Fault(0.0, 0.9, 8), GANG)[0] == pytest.approx(512 * 8 * 0.1)
     assert waiting_cost(Fault(0.0, nan, 8), GANG)[0] == 0.0
-    lost, words = acting_cost(Action.EVICT_NOW, Action.RESET_GPU, QUIET, GANG)
-    assert lost == pytest.approx(512 * (0.2 + 0.25) + 8 * 0.25) and "out" in words
+    lost, arithmetic = acting_cost(Action.EVICT_NOW, Action.RESET_GPU, QUIET, GANG)
+    assert lost == pytest.approx(512 * (0.2 + 0.25) + 8 * 0.25) and "out" in arithmetic
     assert (
         acting_cost(Action.EVICT_NOW, Action.RESET_GPU, QUIET, replace(GANG, dead=True))[0] == 2.0
     )
 
 
 def test_act_by_is_when_waiting_has_cost_as_much() -> None:
-    """Half of the horizon, where acting costs half of what waiting does."""
+    """If acting costs half as much, the moment is at half of the horizon."""
     cost = price(
         Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU, Fault(60.0, 1.0, 8), GANG, NOW, Basis.DETERMINISTIC
     )  # fmt: skip
@@ -177,7 +185,7 @@ def test_act_by_is_when_waiting_has_cost_as_much() -> None:
 def test_waiting_never_costs_more_than_the_whole_gang(
     hazard: float, speed: float, gpus: int, gang: int, interval: float
 ) -> None:
-    """A hazard of one a minute cost more GPU-hours than there are."""
+    """A hazard of one per minute cost more GPU-hours than exist."""
     lost, _ = waiting_cost(Fault(hazard, speed, gpus), Workload("j", gang, 0.0, interval))
     assert 0.0 <= lost <= 8.0 * max(gang, gpus) * (1 + 1e-9)
 
@@ -186,7 +194,7 @@ def test_waiting_never_costs_more_than_the_whole_gang(
 def test_both_prices_count_the_same_job_over_the_same_time(
     action: Action, fault: Fault, work: Workload
 ) -> None:
-    """A drain after the job of 64 GPUs, "waiting 305.9, acting 2.0": it is a kind of waiting, and the job was in one price only."""
+    """A drain after the job is a form of waiting: only the price of waiting had the job."""
     cost = price(action, None, fault, work, NOW, Basis.DETERMINISTIC)
     gang, alone = max(work.gang_gpus, fault.gpus), Fault(0.0, 1.0, fault.gpus)
     out = acting_cost(action, None, alone, replace(work, dead=True))[0]
@@ -206,39 +214,39 @@ def test_both_prices_count_the_same_job_over_the_same_time(
 
 @given(fault=FAULTS, work=WORKS)
 def test_what_has_no_end_is_not_waited_for(fault: Fault, work: Workload) -> None:
-    """XID 95 under a job that nobody knows the checkpoints of: the drain waited for the end of a job that hung."""
-    found = evidence("gpu.xid", 95)
-    told = requested_action(host(HealthState.UNHEALTHY, found), found, replace(work, dead=False))
-    assert told is not None
-    now = policy.evict_without_checkpoint(told, fault, work)
-    evicts = acting_cost(Action.EVICT_NOW, told.then, fault, work)[0]
+    """XID 95 under a job without known checkpoints: the drain waited for the end of a hung job."""
+    xid = evidence("gpu.xid", 95)
+    request = requested_action(host(HealthState.UNHEALTHY, xid), xid, replace(work, dead=False))
+    assert request is not None
+    now = policy.evict_without_checkpoint(request, fault, work)
+    evicts = acting_cost(Action.EVICT_NOW, request.then, fault, work)[0]
     no_end = work.checkpoint_seconds == 0 and waiting_cost(fault, work)[0] > evicts
     assert now.action is (Action.EVICT_NOW if no_end else Action.DRAIN_AT_CHECKPOINT)
-    unknown = policy.evict_without_checkpoint(told, fault, Workload())
-    assert unknown == told, "no job is known there: none is waited for"
-    suspected = told._replace(basis=Basis.STATISTICAL)
+    unknown = policy.evict_without_checkpoint(request, fault, Workload())
+    assert unknown == request, "no job is known there: none is waited for"
+    suspected = request._replace(basis=Basis.STATISTICAL)
     assert policy.evict_without_checkpoint(suspected, fault, work) == suspected
 
 
 def test_a_call_that_hangs_is_avoided_before_it_is_drained() -> None:
-    """A collector hung for four minutes while its GPU trained on: each such hour cost a host for a day."""
+    """A collector hung for four minutes while its GPU trained on; that cost a host for a day."""
     for signal in policy.HUNG_CALL_SIGNALS:
-        told = evidence(signal, 2.0, Reason.DRIVER_HUNG)
-        drain = requested_action(host(HealthState.UNHEALTHY, told), told, Workload())
+        hang = evidence(signal, 2.0, Reason.DRIVER_HUNG)
+        drain = requested_action(host(HealthState.UNHEALTHY, hang), hang, Workload())
         assert drain is not None and advisory.gravity(drain.action) > advisory.gravity(Action.AVOID)
-        young = policy.avoid_while_hung(drain, told, policy.HUNG_SECONDS_MIN - 1.0)
+        young = policy.avoid_while_hung(drain, hang, policy.HUNG_SECONDS_MIN - 1.0)
         assert (young.action, young.then, young.basis) == (Action.AVOID, None, Basis.STATISTICAL)
         assert young.rule == drain.rule  # the same case, so that its age is known
-        assert policy.avoid_while_hung(drain, told, policy.HUNG_SECONDS_MIN) == drain
+        assert policy.avoid_while_hung(drain, hang, policy.HUNG_SECONDS_MIN) == drain
         dead = drain._replace(basis=Basis.DEAD_JOB)
-        assert policy.avoid_while_hung(dead, told, 0.0) == dead
+        assert policy.avoid_while_hung(dead, hang, 0.0) == dead
     code = evidence("gpu.xid", 119.0)
     at_once = requested_action(host(HealthState.UNHEALTHY, code), code, Workload())
     assert at_once is not None and policy.avoid_while_hung(at_once, code, 0.0) == at_once
 
 
 def test_a_hang_that_lasts_is_drained_after_all() -> None:
-    """Where avoiding it would cost more than it can lose, nothing is asked until then."""
+    """If avoiding costs more than it can save, nothing is proposed until the hang has lasted."""
     world, machine, observer = World(), AdvisoryStateMachine(AdvisoryLimits()), Observer()
     world.run(10)
     world.hosts[0].set("collector_10s", "gpu_1s", outcome_state=4)
@@ -246,14 +254,14 @@ def test_a_hang_that_lasts_is_drained_after_all() -> None:
     def given() -> list[Action]:
         world.run(5)
         assert world.snapshot is not None
-        told: list[Instruction] = []
+        instructions: list[Instruction] = []
         for event in [*observer.events(machine.state, world.snapshot, world.fleet.gpus)]:
-            told += machine.step(event)
-        told += machine.step(Tick(world.snapshot.computed_ns))
-        return [one.advisory.action for one in told if isinstance(one, Publish)]
+            instructions += machine.step(event)
+        instructions += machine.step(Tick(world.snapshot.computed_ns))
+        return [item.advisory.action for item in instructions if isinstance(item, Publish)]
 
     assert [given() for _ in range(3)] == [[], [], []]
-    for one in machine.state.cases.values():
-        one.seen_ns -= int(policy.HUNG_SECONDS_MIN * 1e9)
+    for item in machine.state.cases.values():
+        item.seen_ns -= int(policy.HUNG_SECONDS_MIN * 1e9)
     assert given() == [Action.DRAIN_AFTER_JOB]
     assert given() == []

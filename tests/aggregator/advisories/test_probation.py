@@ -1,4 +1,4 @@
-"""A host that came back is watched: it shows in its state and its score, over a restart, until its time is over."""
+"""A returned host shows PROBATION in its state and score, over restarts, until its time is over."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def book_of(store: Tables, world: World) -> AdvisoryEngine:
 
 
 def judged(world: World, book: AdvisoryEngine, model: HazardModel | None = None) -> HostScore:
-    """Judge with what the book tells, and return the third host."""
+    """Judge with the feedback of the engine, and return the third host."""
     world.snapshot = evaluate(
         world.fleet, world.now_ns, world.snapshot, model, book.outcome_feedback
     )
@@ -51,12 +51,12 @@ def judged(world: World, book: AdvisoryEngine, model: HazardModel | None = None)
 
 
 def answer(book: AdvisoryEngine, world: World, to: AdvisoryState) -> None:
-    (one,) = book.feed.open
-    asyncio.run(book.answer(Acked(world.now_ns, one.name, to, "slurm")))
+    (open_advisory,) = book.feed.open
+    asyncio.run(book.answer(Acked(world.now_ns, open_advisory.name, to, "slurm")))
 
 
 def returned(store: Tables) -> tuple[World, AdvisoryEngine]:
-    """The third host lost a GPU, was drained and reset, was well again, and came back."""
+    """Return a world whose third host was drained, reset and returned to service."""
     world = dead_gpu()
     book = book_of(store, world)
     observe(book, world)
@@ -71,34 +71,39 @@ def returned(store: Tables) -> tuple[World, AdvisoryEngine]:
         observe(book, world)
         asyncio.run(book.flush())
         world.run(6)
-    (one,) = book.feed.open
-    assert one.action is Action.RETURN_TO_SERVICE
-    assert judged(world, book).state.name == "HEALTHY"  # nothing shows, and it is out still
+    (open_advisory,) = book.feed.open
+    assert open_advisory.action is Action.RETURN_TO_SERVICE
+    assert judged(world, book).state.name == "HEALTHY"  # no symptom is left, but it is still out
     answer(book, world, AdvisoryState.ACCEPTED)
     answer(book, world, AdvisoryState.DONE)
     return world, book
 
 
 def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tables) -> None:
-    """It failed again within the hour, under the next big job: nobody had seen that it was just back."""
+    """A host failed again within the hour, under a big job: its return was not shown."""
     world, book = returned(store)
     host = judged(world, book)
     assert (host.state.name, host.reason.name) == ("PROBATION", "POLICY")
     assert host.clears_when.startswith("it stays well until ")
-    (said,) = [e for e in host.evidence if e.signal == "host.returned"]
-    assert "110 times" in said.words and said.score_delta < 0
+    (returned_evidence,) = [e for e in host.evidence if e.signal == "host.returned"]
+    assert "110 times" in returned_evidence.words and returned_evidence.score_delta < 0
     assert host.hazard_per_hour == pytest.approx(110.4 * world.snapshot.hosts[1].hazard_per_hour)  # type: ignore[union-attr]
     observe(book, world)
-    assert book.feed.open == []  # a forecast of this kind calls for nothing
+    assert book.feed.open == []  # a forecast of this kind needs no action
     again = book_of(store, world)  # after a restart
     assert judged(world, again).state.name == "PROBATION"
     assert judged(world, again, TRAINED).state.name == "PROBATION"
     trained = [e for e in judged(world, again, TRAINED).evidence if e.signal == "host.returned"]
-    assert trained[0].log_hazard_delta == 0.0  # the model says it itself
+    assert trained[0].log_hazard_delta == 0.0  # the model includes it
     assert world.snapshot is not None
-    told = judged(world, again, TRAINED)
-    words = explanation_text(score_message(world.snapshot, told, 8.0, full=True, sources=()), 200)
-    assert "back in service since" in words and "There is no evidence against it" not in words
+    trained_score = judged(world, again, TRAINED)
+    explanation = explanation_text(
+        score_message(world.snapshot, trained_score, 8.0, full=True, sources=()), 200
+    )
+    assert (
+        "back in service since" in explanation
+        and "There is no evidence against it" not in explanation
+    )
     begin = again.outcome_feedback.returned["h2"].since_ns
     world.now_ns = begin + DAY_NS + 10**9
     world.run(8)
@@ -117,15 +122,18 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tab
 def test_what_befalls_a_host_on_probation_adds_to_it(
     store: Tables, silent: bool, stalled_ratio: float, factor: float
 ) -> None:
-    """Just back from repair it fell silent, and its score rose from 0.85 to 0.99: of two faults of one device the graver
-    state counted, which is the lesser hazard by far. Each adds its own."""
+    """Hazards of silence and of probation add up.
+
+    A host just back from repair fell silent, and its score rose from 0.85 to 0.99: the worse state
+    counted, which has by far the lesser hazard.
+    """
     world, book = returned(store)
     before = judged(world, book)
     world.hosts[2].silent = silent
     world.hosts[2].set("host_1s", "host", pressure_memory_full_ratio=stalled_ratio)
     world.run(90)
     host = judged(world, book)
-    added = {one.signal: one.hazard_delta for one in host.evidence}
+    added = {item.signal: item.hazard_delta for item in host.evidence}
     calm = before.hazard_per_hour / 110.4
     assert added["host.returned"] == pytest.approx(109.4 * calm)
     assert host.hazard_per_hour == pytest.approx((110.4 + factor - 1) * calm)
@@ -133,14 +141,14 @@ def test_what_befalls_a_host_on_probation_adds_to_it(
 
 
 def test_a_fault_during_probation_is_told_before_it(store: Tables) -> None:
-    """It is UNHEALTHY first, and was on probation second."""
+    """The fault is the host's state, ahead of its probation."""
     world, book = returned(store)
     world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 1))
     assert judged(world, book).state.name == "UNHEALTHY"
 
 
 def test_a_milder_trouble_makes_a_host_no_better_to_choose(store: Tables) -> None:
-    """Its clock was off by a second as well, so it was WATCH, and whoever ranks by bucket took it before others on probation."""
+    """A clock off by 1 s made the host WATCH, which ranked before other hosts on probation."""
     world, book = returned(store)
     assert (judged(world, book).state.name, buckets(world)) == ("PROBATION", [0, 0, 2, 0])
     for name in ("h1", "h2"):
@@ -156,6 +164,6 @@ def buckets(world: World) -> list[int]:
 
 
 def test_the_longer_ago_the_less() -> None:
-    """Of the public record: most repairs that fail, fail within a day."""
+    """By public records most failed repairs fail within a day."""
     factors = [factor_after(days) for days, _ in FACTORS] + [factor_after(400.0)]
     assert factor_after(0.0) == 110.4 and factors == sorted(factors, reverse=True)

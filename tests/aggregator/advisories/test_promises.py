@@ -1,4 +1,4 @@
-"""The machine's promises, by a random walk and by hypothesis; and that breaking one is noticed."""
+"""The machine's promises under a random walk and Hypothesis; a broken promise is noticed."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ STEPS = 6000
 
 @pytest.mark.slow
 def test_a_walk_keeps_every_promise() -> None:
-    """A slice of `make fuzz`, which walks a million steps: and everything that can be told was told."""
-    told = walk(STEPS, 7).seen
-    assert told.keys() >= {
+    """A part of `make fuzz`, which walks a million steps; every kind of instruction occurs."""
+    instruction_counts = walk(STEPS, 7).seen
+    assert instruction_counts.keys() >= {
         "Publish", "Act", "Clear", "Renew", "Probation", "HeldBack", "Refused", "Out", "StillOut", "Back",
     }  # fmt: skip
 
@@ -79,11 +79,11 @@ def _nothing(*_: Any, **__: Any) -> list[Any]:
 
 
 def _without_word(desk: StateEditor) -> list[limits.OutMember]:
-    own = [(host, one.place, one.job) for host, one in desk.state.holds.items()]
-    return [*own, *((host, one.place, one.job) for host, one in desk.state.taken.items())]
+    own = [(host, hold.place, hold.job) for host, hold in desk.state.holds.items()]
+    return [*own, *((host, hold.place, hold.job) for host, hold in desk.state.taken.items())]
 
 
-#: Where, what, and what it is replaced by: each a fault that a change could bring in.
+#: Module, name, replacement: each is a fault that a change could introduce.
 SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no budget": (limits, "refusal", _no_words),
     "statistics evict": (state_machine, "restrict_to_basis", _as_it_is),
@@ -109,7 +109,7 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("fault", SABOTAGE)
 def test_a_broken_promise_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watcher that sees nothing would have let all of them through for years."""
+    """A watcher that checks nothing would accept all of these faults."""
     where, name, instead = SABOTAGE[fault]
     monkeypatch.setattr(where, name, instead)
     with pytest.raises((AssertionError, KeyError)):
@@ -121,12 +121,12 @@ keys = st.tuples(hosts, st.sampled_from(REASONS))
 
 
 class Promises(RuleBasedStateMachine):
-    """Hypothesis looks for the shortest way to a broken promise."""
+    """Hypothesis finds the shortest path to a broken promise."""
 
     @initialize(seed=st.integers(0, 9))
     def begin(self, seed: int) -> None:
         self.walk = Walk(seed)
-        for number in (0, 1, 2, 9, 10, 33):  # so that short ways lead somewhere
+        for number in (0, 1, 2, 9, 10, 33):  # so that short paths reach something
             self.see((f"h{number:02d}", "XID_FATAL"), Action.EVICT_NOW, Basis.DETERMINISTIC, 1)
         self.later(5.0)
 

@@ -1,4 +1,4 @@
-"""What hosts share is one advisory, in its own words and at its own price: incident by incident."""
+"""A shared cause is one advisory, with its own message and price: incident by incident."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ ILL: dict[str, Any] = {"reason": "ECC_TREND", "action": Action.AVOID, **SLOW, "j
 
 
 def cause(world: World) -> Advisory:
-    (one,) = [each for each in world.machine.state.advisories.values() if not each.host]
-    return one
+    (advisory,) = [
+        candidate for candidate in world.machine.state.advisories.values() if not candidate.host
+    ]
+    return advisory
 
 
 def braked(world: World, *numbers: int, reason: str = "POWER_CAP", **more: Any) -> None:
@@ -48,36 +50,39 @@ def test_eight_hosts_of_a_rack_that_brake_at_once_are_one_power_fault() -> None:
     for number in range(8):
         world.now_ns += SECOND_NS // 4
         world.see(f"h{number}", "POWER_CAP", basis=Basis.STATISTICAL)
-    (one,) = told(world.later(3), Publish)
-    assert (one.advisory.subject, one.advisory.action) == ("rack r0 power", Action.INSPECT)
-    assert one.advisory.hosts == tuple(f"h{n}" for n in range(8))
+    (publication,) = told(world.later(3), Publish)
+    assert (publication.advisory.subject, publication.advisory.action) == (
+        "rack r0 power",
+        Action.INSPECT,
+    )
+    assert publication.advisory.hosts == tuple(f"h{n}" for n in range(8))
     assert world.later(600) == []
 
 
 def test_one_late_host_joins_its_cause() -> None:
-    """The ninth came a minute later, and got an advisory of its own."""
+    """A ninth host came a minute later, and got an advisory of its own."""
     world = World()
     for number in range(4):
         world.see(f"h{number}", "POWER_CAP")
     world.later(3)
     world.now_ns += 60 * SECOND_NS
     world.see("h5", "POWER_CAP")
-    (one,) = told(world.later(3), Publish)
-    assert one.advisory.name == "a1" and "h5" in one.advisory.hosts
+    (publication,) = told(world.later(3), Publish)
+    assert publication.advisory.name == "a1" and "h5" in publication.advisory.hosts
 
 
 def test_a_cause_says_how_many_of_how_many_of_what_and_since_when() -> None:
-    """It said what its first host's clock was, and nothing of the rack that it was about."""
+    """The message gave the first host's clock, and nothing about the rack."""
     world = World()
     braked(world, 0, 1, 2, 3)
-    said = cause(world).words
-    assert said.startswith(
+    message = cause(world).words
+    assert message.startswith(
         "4 of 8 hosts of rack r0 were limited by their power within 2 s, at 2025-10-09 08:53:20 "
         "UTC: one fault"
     )
     assert (
-        "Check first: its feed, its power supplies, its power caps" in said
-        and "h0: h0 has it" in said
+        "Check first: its feed, its power supplies, its power caps" in message
+        and "h0: h0 has it" in message
     )
     world.now_ns += 60 * SECOND_NS
     braked(world, 5)
@@ -94,7 +99,7 @@ def test_a_cause_says_how_many_of_how_many_of_what_and_since_when() -> None:
 
 
 def test_a_gang_is_as_slow_as_its_slowest_and_loses_its_time_once() -> None:
-    """Four braked hosts of one gang of 32 GPUs cost 205 GPU-hours in eight hours, of which there were 51."""
+    """Four braked hosts of a gang of 32 GPUs cost 205 GPU-hours in eight hours, instead of 51."""
     world = World()
     braked(world, 0, 1, 2, 3, hazard_per_hour=0.0)
     price = cause(world).price
@@ -104,13 +109,13 @@ def test_a_gang_is_as_slow_as_its_slowest_and_loses_its_time_once() -> None:
 
 
 def test_hazards_add_up_over_the_hosts_of_a_job_and_jobs_over_the_cause() -> None:
-    """The price of the rack was that of its first host."""
-    one = Case("k", "h", "POWER_CAP", Basis.STATISTICAL, Action.AVOID, Scope.HOST, "", 0, **{
+    """The price of the rack was its first host's."""
+    case = Case("k", "h", "POWER_CAP", Basis.STATISTICAL, Action.AVOID, Scope.HOST, "", 0, **{
         **{key: value for key, value in SLOW.items() if key != "basis"}, "hazard_per_hour": 0.01,
     })  # fmt: skip
-    cases = [_of(one, f"h{n}", job="a") for n in range(3)]
-    cases += [_of(one, f"i{n}", job="", gang_gpus=0, checkpoint_seconds=0.0) for n in range(2)]
-    cases += [_of(one, f"h{n}", job="a", key="another of the same host") for n in range(3)]
+    cases = [_of(case, f"h{n}", job="a") for n in range(3)]
+    cases += [_of(case, f"i{n}", job="", gang_gpus=0, checkpoint_seconds=0.0) for n in range(2)]
+    cases += [_of(case, f"h{n}", job="a", key="another of the same host") for n in range(3)]
     both = waiting_cost(Fault(0.03, 0.8, 24), Workload("a", 32, 0.0, 1800.0))[0]
     idle = waiting_cost(Fault(0.01, 0.8, 8), Workload())[0]
     price = combined_price(cases)
@@ -119,7 +124,7 @@ def test_hazards_add_up_over_the_hosts_of_a_job_and_jobs_over_the_cause() -> Non
         "job a on 3 of them" in price.arithmetic
         and "2 hosts without a known job: 16 GPUs" in price.arithmetic
     )
-    many = [_of(one, f"h{n}", job=f"job{n}") for n in range(9)]
+    many = [_of(case, f"h{n}", job=f"job{n}") for n in range(9)]
     assert "(of 6 more)" in combined_price(many).arithmetic
 
 
@@ -128,7 +133,7 @@ def _of(case: Case, host: str, **changes: Any) -> Case:
 
 
 def test_a_price_that_moves_is_the_causes_too() -> None:
-    """The gang that ran there ended, another of 512 GPUs began, and the cause cost what it had."""
+    """Another gang of 512 GPUs began on the hosts, and the cause kept its old price."""
     world = World()
     braked(world, 0, 1, 2)
     before = cause(world)
@@ -139,7 +144,7 @@ def test_a_price_that_moves_is_the_causes_too() -> None:
 
 
 def test_who_fell_before_is_not_of_the_cause() -> None:
-    """A host had hung for five minutes when its rack was braked, and was told to be braked since."""
+    """A host that had hung for five minutes was reported as braked with its rack."""
     world = World()
     braked(world, 6)
     world.now_ns += 300 * SECOND_NS
@@ -149,7 +154,7 @@ def test_who_fell_before_is_not_of_the_cause() -> None:
 
 
 def test_the_narrowest_of_what_explains_as_much_is_told() -> None:
-    """A host of the next rack had been slow since the morning: a whole power domain was looked through for a rack's fuse."""
+    """A host of the next rack, slow since the morning, made a whole power domain the suspect."""
     world = World()
     braked(world, 9, place=FailureDomains("r1", "p0"))
     world.now_ns += 300 * SECOND_NS
@@ -158,7 +163,7 @@ def test_the_narrowest_of_what_explains_as_much_is_told() -> None:
 
 
 def test_a_rack_is_dark_though_another_host_fell_silent_at_that_moment() -> None:
-    """One more host elsewhere, and the whole fleet was told to be the cause."""
+    """One more silent host elsewhere made the whole fleet the cause."""
     world = World(hosts=100)
     silent: dict[str, Any] = {"reason": SILENCE_REASON, "action": Action.INSPECT, "gpus": 8}
     for number in [*range(8), 77]:
@@ -169,13 +174,13 @@ def test_a_rack_is_dark_though_another_host_fell_silent_at_that_moment() -> None
     for number in range(64):
         everywhere.see(f"h{number}", **silent)
     everywhere.later(3)
-    one = cause(everywhere)
-    assert (one.subject, len(one.hosts)) == ("fleet all silence", 64)
-    assert one.words.startswith("64 of 100 hosts of the fleet fell silent within 2 s, at ")
+    fleet_cause = cause(everywhere)
+    assert (fleet_cause.subject, len(fleet_cause.hosts)) == ("fleet all silence", 64)
+    assert fleet_cause.words.startswith("64 of 100 hosts of the fleet fell silent within 2 s, at ")
 
 
 def test_where_nobody_declared_racks_the_words_say_so() -> None:
-    """It was told to be the fault of a rack called (no topology declared)."""
+    """The message blamed a rack called "(no topology declared)"."""
     world = World()
     braked(world, *range(8), place=FailureDomains(), among=())
     assert cause(world).words.startswith(
@@ -184,7 +189,7 @@ def test_where_nobody_declared_racks_the_words_say_so() -> None:
 
 
 def test_a_look_is_not_held_back_for_want_of_room() -> None:
-    """As many hosts were out as may be, and nobody was told to look at a fan: no host goes out for that."""
+    """At the limit of hosts out, an inspection of a fan was held back; it takes no host out."""
     world = World(hosts=7)
     world.see("h1")
     world.see("h9", "PCIE", action=Action.INSPECT)
@@ -194,7 +199,7 @@ def test_a_look_is_not_held_back_for_want_of_room() -> None:
 
 
 def test_an_advisory_of_a_version_before_goes_on() -> None:
-    """A cause from before it knew when it began, as a restart reads it back."""
+    """A cause stored without its begin, by an earlier version, is restored."""
     world = World()
     braked(world, 0, 1, 2)
     memory = world.machine.state
@@ -206,7 +211,7 @@ def test_an_advisory_of_a_version_before_goes_on() -> None:
 
 
 def test_a_host_with_many_ill_devices_hides_nobody() -> None:
-    """Eight GPUs of one host throttled; a minute later three hosts of the rack did, and were told one by one."""
+    """Eight throttled GPUs of one host hid three hosts of the rack a minute later."""
     world = World()
     for gpu in range(8):
         world.see("h7", "THERMAL_THROTTLE", key=f"h7/hot/{gpu}", devices=(f"GPU-{gpu}",))
@@ -216,7 +221,7 @@ def test_a_host_with_many_ill_devices_hides_nobody() -> None:
 
 
 def ill_since_days(world: World) -> None:
-    """Let three hosts of a rack fall ill a day apart; each has an advisory of its own."""
+    """Report faults on three hosts of a rack a day apart; each has an advisory of its own."""
     for number in (0, 1, 2):
         world.see(f"h{number}", **ILL)
         world.later(86_400)
@@ -224,21 +229,25 @@ def ill_since_days(world: World) -> None:
 
 @pytest.mark.parametrize("change", [{"job": "llm-8"}, {"place": FailureDomains("r0", leaf="l7")}])
 def test_trouble_began_when_it_began_whatever_changes_meanwhile(change: dict[str, Any]) -> None:
-    """A gang began on three hosts that were ill since Monday, Tuesday and Wednesday: they "had the same trouble within
-    2 s", and what was advised for each was withdrawn. So it was when places were read again."""
+    """A case keeps its begin when its job or its place changes.
+
+    A gang began on three hosts that had been ill since Monday, Tuesday and Wednesday: they "had the
+    same trouble within 2 s", and their advisories were withdrawn. So it was when places were read
+    again.
+    """
     world = World()
     ill_since_days(world)
     for number in (0, 1, 2):
         world.see(f"h{number}", **{**ILL, **change})
     world.later(3)
-    standing = [one.case.since_ns for one in world.machine.state.cases.values()]
+    standing = [item.case.since_ns for item in world.machine.state.cases.values()]
     assert len(set(standing)) == 3 and max(standing) < world.now_ns - 86_400 * SECOND_NS
-    assert all(one.host for one in world.machine.state.advisories.values())
+    assert all(item.host for item in world.machine.state.advisories.values())
 
 
 @pytest.mark.parametrize("other", ["gone for a moment", "XID_FATAL"])
 def test_what_comes_anew_begins_anew(other: str) -> None:
-    """What had gone, and other trouble of the same device, did not begin days ago."""
+    """A recurring fault, or another fault of the device, begins now."""
     world = World()
     ill_since_days(world)
     for number in (0, 1, 2):

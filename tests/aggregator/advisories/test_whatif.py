@@ -1,4 +1,4 @@
-"""What a rule would have done: over stored evidence, by the policy, the limits and the places of now."""
+"""A rule replayed over stored evidence, with the current policy, limits and places."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLENTY = AdvisoryLimits(cluster_share_max=1.0, hosts_per_hour_max=1000, rack_hos
 
 
 class Stored:
-    """A store with the evidence that a test writes, of ten hosts."""
+    """A store with ten hosts and the evidence that a test writes."""
 
     def __init__(self) -> None:
         self.connection = Tables().connection
@@ -67,7 +67,7 @@ class Stored:
 def test_other_rules_do_not_crowd_a_rule_out_and_a_cut_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Half a million rows of a chatty rule were three days, and the month before them had had no XID at all."""
+    """The newest half million rows of a chatty rule covered three days, and hid an XID before."""
     stored = Stored()
     stored.saw("h1", 500.0)
     for hour in range(5):
@@ -80,17 +80,17 @@ def test_other_rules_do_not_crowd_a_rule_out_and_a_cut_is_told(
         )
     monkeypatch.setattr(replay, "ROWS_MAX", 3)
     report = stored.asked("gpu.xid 95")
-    assert [one.case.host for one in report.episodes] == ["h1"]
+    assert [episode.case.host for episode in report.episodes] == ["h1"]
     assert report.from_ns == NOW - 500 * HOUR_NS
     for hour in range(3):
         stored.saw(f"h{3 + hour}", 100.0 - hour)
     report = stored.asked("gpu.xid 95")
-    assert [one.case.host for one in report.episodes] == ["h3", "h4", "h5"]
+    assert [episode.case.host for episode in report.episodes] == ["h3", "h4", "h5"]
     assert report.from_ns == NOW - 100 * HOUR_NS
 
 
 def test_what_was_never_stored_was_not_replayed() -> None:
-    """Scores are kept for a fortnight: what came in it was read as what comes in a month, and cost half as much."""
+    """Scores are kept for a fortnight: its episodes were taken for a month's, at half the cost."""
     stored = Stored()
     assert stored.asked("gpu.xid 95").from_ns == NOW
     stored.saw("h1", 60.0, signal="odd", reason="PCIE")
@@ -101,20 +101,22 @@ def test_what_was_never_stored_was_not_replayed() -> None:
 
 
 def test_limits_of_a_rack_count_as_they_would() -> None:
-    """It would have drained a whole rack, said the report; advice would have drained two of it."""
+    """The report drained a whole rack; real advice would drain two hosts of it."""
     stored = Stored()
     for number in range(4):
         stored.saw(f"h{number}", 10.0 - number / 10)
     assert len(stored.asked("gpu.xid 95").advisories) == 4
     report = stored.asked("gpu.xid 95", racked=True)
     assert (len(report.advisories), report.withheld_count, report.at_once_max) == (2, 2, 2)
-    words = report.withheld_reasons(report.episodes)
-    assert [bool(one) for one in words] == [not one for one in report.are_advised(report.episodes)]
-    assert all("rack r1" in one for one in words if one)
+    reasons = report.withheld_reasons(report.episodes)
+    assert [bool(reason) for reason in reasons] == [
+        not reason for reason in report.are_advised(report.episodes)
+    ]
+    assert all("rack r1" in reason for reason in reasons if reason)
 
 
 def test_an_episode_of_ten_hours_is_advised_once() -> None:
-    """Another host's fault, five hours into it, had it advised anew; ten such hosts would have opened the breaker."""
+    """Another host's fault five hours later repeated the advice; ten would open the breaker."""
     stored = Stored()
     for tenth in range(61):
         stored.saw("h1", 20.0 - tenth / 6)
@@ -124,7 +126,7 @@ def test_an_episode_of_ten_hours_is_advised_once() -> None:
 
 
 def test_an_episode_is_advised_by_what_was_advised_in_it() -> None:
-    """A host was advised about in the fourth week, and the report said so of its first week, too."""
+    """Advice about a host in its fourth week was also attributed to its first week."""
     stored = Stored()
     for hours in (200.0, 100.0):
         stored.saw("h1", hours)
@@ -132,14 +134,17 @@ def test_an_episode_is_advised_by_what_was_advised_in_it() -> None:
     report = stored.asked(
         "gpu.xid 95", AdvisoryLimits(cluster_share_max=0.1, hosts_per_hour_max=1000)
     )
-    told = report.are_advised(report.episodes)
-    assert sorted(told) == [False, False, True, True]
-    assert report.are_advised(report.episodes[1:]) == told[1:]
+    advised = report.are_advised(report.episodes)
+    assert sorted(advised) == [False, False, True, True]
+    assert report.are_advised(report.episodes[1:]) == advised[1:]
 
 
 def test_a_thousand_episodes_are_looked_up_not_searched_for() -> None:
-    """A code of a bad month: each of a thousand episodes was looked for among a hundred thousand advisories, one by one, while
-    no agent was answered."""
+    """An index finds the advisory of each episode.
+
+    In a bad month each of a thousand episodes was compared with a hundred thousand advisories, and
+    no agent was answered meanwhile.
+    """
 
     class Counted(str):
         looks = 0
@@ -153,7 +158,7 @@ def test_a_thousand_episodes_are_looked_up_not_searched_for() -> None:
     stored = Stored()
     stored.saw("h1", 50.0)
     (episode,) = stored.asked("gpu.xid 95").episodes
-    advised = [ReplayedAdvisory(at, (f"h{at % 500}",), "", "") for at in range(10_000)]
+    advised = [ReplayedAdvisory(number, (f"h{number % 500}",), "", "") for number in range(10_000)]
     advised.append(ReplayedAdvisory(episode.first_ns, (Counted("h1"),), "", ""))
     report = ReplayReport((episode,) * 1000, tuple(advised), (), 0, 0)
     assert report.are_advised(report.episodes) == [True] * 1000
@@ -161,7 +166,7 @@ def test_a_thousand_episodes_are_looked_up_not_searched_for() -> None:
 
 
 def test_a_call_that_hung_for_minutes_would_have_been_avoided_only() -> None:
-    """What-if drained a host for each of them; advice drains none that returns within a quarter of an hour."""
+    """What-if drained a host per short hang; advice drains none that ends within 15 minutes."""
     stored = Stored()
     for hours in (50.0, 49.9):
         stored.saw("h1", hours, signal=policy.HUNG_SIGNAL, value=9.0, reason="DRIVER_HUNG")
@@ -169,7 +174,9 @@ def test_a_call_that_hung_for_minutes_would_have_been_avoided_only() -> None:
         stored.saw(
             "h2", 40.0 - minutes / 60, signal=policy.HUNG_SIGNAL, value=9.0, reason="DRIVER_HUNG"
         )
-    actions = {one.case.host: one.case.action.name for one in stored.asked("gpu_hung").episodes}
+    actions = {
+        episode.case.host: episode.case.action.name for episode in stored.asked("gpu_hung").episodes
+    }
     assert actions["h1"] == "AVOID" and actions["h2"] != "AVOID"
 
 
@@ -179,13 +186,17 @@ def test_what_followed_is_told_though_the_score_stood_for_days() -> None:
     for host, hours in (("h1", 299.5), ("h2", 100.0)):
         stored.saw(host, 300.0, signal="odd", reason="ECC_TREND", state="SUSPECT")
         stored.saw(host, hours, signal="other", reason="PCIE")
-    found = {one.case.host: one.faulty_ns for one in stored.asked("ECC_TREND").episodes}
-    assert found == {"h1": NOW - int(299.5 * HOUR_NS), "h2": 0}
+    faulty_times = {
+        episode.case.host: episode.faulty_ns for episode in stored.asked("ECC_TREND").episodes
+    }
+    assert faulty_times == {"h1": NOW - int(299.5 * HOUR_NS), "h2": 0}
 
 
 @pytest.mark.parametrize("row", [one.name for one in builtin().rows if one.action])
 def test_every_row_of_the_policy_can_be_asked_for(row: str) -> None:
-    """The query read what bears the row's name, and no evidence does."""
+    """The query searched for evidence with the row's name, which does not exist."""
     signals, reasons = policy.evidence_of_rule(row)
-    (about,) = {one.evidence_signal for one in builtin().rows if one.name == row}
-    assert about in signals and row in reasons
+    (signal,) = {
+        policy_row.evidence_signal for policy_row in builtin().rows if policy_row.name == row
+    }
+    assert signal in signals and row in reasons

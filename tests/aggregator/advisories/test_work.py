@@ -1,4 +1,4 @@
-"""What runs on a sick host decides what is advised, and what it costs: from processes, and from schedulers' words."""
+"""Work on a sick host, known from processes and schedulers, decides the advice and its cost."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def asked(store: Tables, query: str) -> list[tuple[Any, ...]]:
 
 
 def working(world: World, job: str = "123", state: str = "running", **more: str) -> None:
-    """Let each GPU of each host have a process of a Slurm job."""
+    """Start a process of a Slurm job on each GPU of each host."""
     for host in world.hosts:
         for gpu in range(GPUS):
             process(world, host, gpu, job, state, **more)
@@ -96,7 +96,7 @@ def book_of(store: Tables, world: World, **limits: Any) -> AdvisoryEngine:
 
 
 def sick(world: World, *hosts: int) -> None:
-    """Of each of *hosts* a GPU has lost data for good (XID 95)."""
+    """Report permanent data loss (XID 95) on a GPU of each of *hosts*."""
     for host in hosts:
         world.event(world.hosts[host], 95, gpu_of(world.hosts[host], 0))
     world.snapshot = world.run(5)
@@ -109,14 +109,14 @@ def advised(book: AdvisoryEngine, world: World) -> list[Advisory]:
 
 
 def test_the_price_is_that_of_the_whole_gang(store: Tables) -> None:
-    """A 4-host job died with one of its hosts, and the advice had priced that host's two GPUs."""
+    """A 4-host job died with one host, whose two GPUs alone were in the price."""
     world = World(hosts=5, gpus=GPUS)
     world.run(10)
     for host in world.hosts[:4]:
         for gpu in range(GPUS):
             process(world, host, gpu, "123", "running")
     sick(world, 0, 4)
-    idle, gang = sorted(advised(book_of(store, world), world), key=lambda one: one.job)
+    idle, gang = sorted(advised(book_of(store, world), world), key=lambda advisory: advisory.job)
     assert (idle.subject, idle.job) == ("host h4", "")
     assert (gang.subject, gang.job, gang.action) == ("host h0", "123", Action.EVICT_NOW)
     assert idle.action is Action.DRAIN_AFTER_JOB, "no job is known there that would be waited for"
@@ -125,45 +125,45 @@ def test_the_price_is_that_of_the_whole_gang(store: Tables) -> None:
 
 
 def test_a_cadence_by_the_jobs_own_word_lets_it_drain_at_a_checkpoint(store: Tables) -> None:
-    """The policy says: drain; the job writes a checkpoint every 15 min, and an hour of work was thrown away."""
+    """An eviction threw an hour of work away, though the job writes a checkpoint every 15 min."""
     world = World(hosts=3, gpus=GPUS)
     world.run(10)
     working(world, checkpoint_seconds="900")
     sick(world, 1)
-    (one,) = advised(book_of(store, world), world)
-    assert (one.action, one.checkpoint_seconds) == (Action.DRAIN_AT_CHECKPOINT, 900.0)
-    assert "checkpoint every 0.25 h (seen)" in one.price.arithmetic
+    (advisory,) = advised(book_of(store, world), world)
+    assert (advisory.action, advisory.checkpoint_seconds) == (Action.DRAIN_AT_CHECKPOINT, 900.0)
+    assert "checkpoint every 0.25 h (seen)" in advisory.price.arithmetic
 
 
 def test_a_job_that_is_dead_loses_nothing_more(store: Tables) -> None:
-    """Its processes had ended and held the GPUs; the drain waited for the end of a job that had ended."""
+    """Dead processes held the GPUs; the drain waited for the end of a job that had ended."""
     world = World(hosts=3, gpus=GPUS)
     world.run(10)
     working(world)
     for gpu in range(GPUS):
         process(world, world.hosts[1], gpu, "123", "dead")
     sick(world, 1)
-    (one,) = advised(book_of(store, world), world)
-    assert (one.action, one.basis) == (Action.EVICT_NOW, Basis.DEAD_JOB)
-    assert "of restart and lost work" not in one.price.arithmetic
+    (advisory,) = advised(book_of(store, world), world)
+    assert (advisory.action, advisory.basis) == (Action.EVICT_NOW, Basis.DEAD_JOB)
+    assert "of restart and lost work" not in advisory.price.arithmetic
 
 
 def test_no_more_hosts_of_one_job_than_may_be(store: Tables) -> None:
-    """Three hosts of one gang were sick, and all three were proposed: no limit knew that they were one job."""
+    """All three sick hosts of a gang were proposed: no limit knew that they had one job."""
     world = World(hosts=6, gpus=GPUS)
     world.run(10)
     working(world)
     sick(world, 0, 2, 4)
     book = book_of(store, world, job_hosts_max=2, shared_unplaced_hosts_min=99)
     assert len(advised(book, world)) == 2
-    ((words,),) = asked(store, "SELECT words FROM advice_decisions WHERE kind = 'HeldBack'")
-    assert words == "limit of 2 hosts of job 123 out of service reached"
+    ((message,),) = asked(store, "SELECT words FROM advice_decisions WHERE kind = 'HeldBack'")
+    assert message == "limit of 2 hosts of job 123 out of service reached"
 
 
 def test_after_a_restart_a_host_that_has_not_spoken_works_at_what_it_did(
     store: Tables,
 ) -> None:
-    """Each restart told every scheduler that the gang was gone, and a second later that it was back."""
+    """At each restart schedulers received the gang's end, and a second later its begin."""
     world = World(hosts=3, gpus=GPUS)
     world.run(10)
     working(world, checkpoint_seconds="900")
@@ -180,7 +180,7 @@ def test_after_a_restart_a_host_that_has_not_spoken_works_at_what_it_did(
 
 
 def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(store: Tables) -> None:
-    """It knows 512 GPUs where agents see two hosts of them, and when the next checkpoint is due."""
+    """The scheduler knows 512 GPUs where agents see two hosts, and the checkpoint interval."""
 
     async def run() -> None:
         world = World(hosts=3, gpus=GPUS)
@@ -193,29 +193,29 @@ def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(store:
             )
             gang.checkpoint_interval.FromSeconds(1800)
             request = wire.ReportGangsRequest(actor="slurm", gangs=[gang])
-            told = await stub.ReportGangs(request)
-            assert (told.gangs_count, list(told.unknown_nodes)) == (1, ["nodes/elsewhere"])
+            response = await stub.ReportGangs(request)
+            assert (response.gangs_count, list(response.unknown_nodes)) == (1, ["nodes/elsewhere"])
         sick(world, 1)
         again = book_of(store, world)
         observe(again, world)
         await again.flush()
-        (one,) = again.feed.open
-        assert (one.job, one.action) == ("llm-7", Action.DRAIN_AT_CHECKPOINT)
-        assert "512 GPUs x" in one.price.arithmetic
+        (advisory,) = again.feed.open
+        assert (advisory.job, advisory.action) == ("llm-7", Action.DRAIN_AT_CHECKPOINT)
+        assert "512 GPUs x" in advisory.price.arithmetic
         async with served(again, world) as (stub, _):
             ended = wire.ReportGangsRequest(actor="slurm", ended_workloads=["llm-7", "unknown"])
             assert (await stub.ReportGangs(ended)).gangs_count == 0
         observe(again, world)
         await again.flush()
-        (one,) = again.feed.open
-        assert (one.job, one.action) == ("123", Action.EVICT_NOW)
+        (advisory,) = again.feed.open
+        assert (advisory.job, advisory.action) == ("123", Action.EVICT_NOW)
 
     asyncio.run(run())
     assert asked(store, "SELECT * FROM gangs") == []
 
 
 def test_what_a_scheduler_does_not_say_again_ends(store: Tables) -> None:
-    """It was stopped for good, and its gangs stood for ever."""
+    """The gangs of a scheduler that was stopped never ended."""
 
     async def run() -> None:
         world = World(hosts=2, gpus=GPUS)
@@ -235,30 +235,30 @@ def test_what_a_scheduler_does_not_say_again_ends(store: Tables) -> None:
 
 
 def test_what_a_report_may_not_be(store: Tables) -> None:
-    """Each wrong field is told in words what would be right, and nothing of the request is taken."""
+    """Each wrong field is answered with its correct form, and nothing of the request applies."""
 
     async def run() -> None:
         world = World(hosts=2, gpus=GPUS)
         world.run(2)
         book = book_of(store, world)
         async with served(book, world) as (stub, _):
-            for what, (call, fields, words) in REFUSED.items():
-                with pytest.raises(grpc.aio.AioRpcError) as told:
+            for case, (call, fields, reason) in REFUSED.items():
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
                     if call == "out":
                         request = wire.ReportUnavailableNodesRequest(**{"actor": "slurm", **fields})
                         await stub.ReportUnavailableNodes(request)
                     else:
                         gangs = wire.ReportGangsRequest(**{"actor": "slurm", **fields})
                         await stub.ReportGangs(gangs)
-                assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT, what
-                assert words in (told.value.details() or ""), what
+                assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT, case
+                assert reason in (raised.value.details() or ""), case
         assert not book.machine.state.absent and not len(book.gangs)
 
     asyncio.run(run())
 
 
 def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Tables) -> None:
-    """The scheduler had drained a host for burn-in, and advice took the last of the limit on top of it."""
+    """A scheduler had drained a host for burn-in, and advice exceeded the limit."""
 
     async def run() -> None:
         world = World(hosts=4, gpus=GPUS)
@@ -270,9 +270,9 @@ def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Tables) -> 
                 wire.UnavailableNode(node="nodes/no", reason="x"),
             ]
             request = wire.ReportUnavailableNodesRequest(actor="slurm", nodes=nodes)
-            for _ in range(2):  # said again: one row of history
-                told = await stub.ReportUnavailableNodes(request)
-                assert (told.nodes_count, list(told.unknown_nodes)) == (1, ["nodes/no"])
+            for _ in range(2):  # reported again: one row of history
+                response = await stub.ReportUnavailableNodes(request)
+                assert (response.nodes_count, list(response.unknown_nodes)) == (1, ["nodes/no"])
             sick(world, 2)
             observe(book, world)
             await book.flush()
@@ -287,7 +287,7 @@ def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Tables) -> 
             assert (out.node, out.reason, out.actor) == ("nodes/h1", "burn-in", "slurm")
             other = wire.ReportUnavailableNodesRequest(actor="other", returned_nodes=["nodes/h1"])
             await stub.ReportUnavailableNodes(other)
-            assert book.machine.state.absent  # it is not his
+            assert book.machine.state.absent  # another caller reported it
         again = book_of(store, world, cluster_share_max=0.25)
         assert again.machine.state.absent == book.machine.state.absent
         world.now_ns += 3601 * 10**9

@@ -45,7 +45,7 @@ from gangline.aggregator.advisories.state_machine import AdvisoryStateMachine
 from gangline.aggregator.dataclass_json import from_plain, to_plain
 from tests.aggregator.advisories.invariants import Watcher
 
-#: So that things end within a walk: minutes for hours.
+#: Minutes instead of hours, so that things end within a walk.
 LIMITS = AdvisoryLimits(
     rack_hosts_max=2, job_hosts_max=2, cluster_share_max=0.2, hosts_per_hour_max=5,
     breaker_seconds=60.0, breaker_seconds_max=600.0, failures_max=2, proposal_seconds=300.0,
@@ -64,14 +64,14 @@ REASONS = (
     SILENCE_REASON,
 )
 START_NS = 1_700_000_000 * SECOND_NS
-#: A machine is stored whole and goes on as another after about so many steps.
+#: Average number of steps between restarts from the stored state.
 RESTART_STEPS = 500
-#: Its clock is set forward after about so many.
+#: Average number of steps between clock jumps.
 LEAP_STEPS = 300
 
 
 class Walk:
-    """One machine in a world that means it no good. `step` may raise AssertionError."""
+    """A machine in a hostile world. `step` may raise AssertionError."""
 
     def __init__(self, seed: int, limits: AdvisoryLimits = LIMITS) -> None:
         self._random = random.Random(seed)
@@ -86,19 +86,19 @@ class Walk:
         self.give(FleetSize(self.now_ns, HOSTS))
 
     def give(self, event: Event) -> None:
-        """Give the machine *event*, and check what it says."""
+        """Give the machine *event*, and check its instructions."""
         event = self.machine.stamped(event)
-        told = list(self.machine.step(event))
+        instructions = list(self.machine.step(event))
         if self.machine.is_changed:
             self._stored.append((type(event).__name__, to_json(event)))
-        self.watcher.saw(event, told)
-        for one in told:
-            kind = type(one).__name__
+        self.watcher.saw(event, instructions)
+        for instruction in instructions:
+            kind = type(instruction).__name__
             self.seen[kind] = self.seen.get(kind, 0) + 1
         self.steps += 1
 
     def step(self) -> None:
-        """Do one thing at random."""
+        """Do one random thing."""
         roll = self._random.random()
         if roll < 0.35:
             self._pass_time()
@@ -128,7 +128,7 @@ class Walk:
             self._leap()
 
     def restart(self) -> None:
-        """Kill it: what replays from the stored events is what was, and goes on from what was stored whole."""
+        """Kill the machine, check that its stored events replay exactly, and restart it."""
         replayed = AdvisoryStateMachine(
             self._limits, from_plain(MachineState, json.loads(self._begun))
         )
@@ -137,9 +137,9 @@ class Walk:
         before, after = to_plain(self.machine.state), to_plain(replayed.state)
         before["now_ns"] = after["now_ns"] = 0  # ticks that did nothing are not stored
         assert before == after, "what was stored does not give what was"
-        whole = json.dumps(to_plain(self.machine.state))
+        state_text = json.dumps(to_plain(self.machine.state))
         self.machine = AdvisoryStateMachine(
-            self._limits, from_plain(MachineState, json.loads(whole))
+            self._limits, from_plain(MachineState, json.loads(state_text))
         )
         self.machine.resume(self.now_ns)
         self.watcher.resume()
@@ -147,7 +147,7 @@ class Walk:
         self._stored.clear()
 
     def _leap(self) -> None:
-        """Set the clock forward: nothing ends by that, so that all is looked for later by so much. It is stored whole."""
+        """Set the clock forward, by which no deadline comes nearer, and store the state."""
         before_ns, leapt_ns = self.machine.state.now_ns, seconds_ns(self._random.choice([6, 3600]))
         self.now_ns += leapt_ns
         self.machine.apply_clock_jump(leapt_ns, self.now_ns)
@@ -169,7 +169,7 @@ class Walk:
     def place(self, host: str) -> FailureDomains:
         number = int(host[1:])
         if number >= 32:
-            return FailureDomains()  # nobody has said where these stand
+            return FailureDomains()  # hosts without a declared place
         rack = f"r{number // RACK_HOSTS}"
         return FailureDomains(rack, f"p{number // 16}", f"c{number // 16}", rack, "s0", "")
 
@@ -179,7 +179,7 @@ class Walk:
         gpu = f"GPU-{rng.randrange(2)}"
         return Case(
             key=f"{host}/{reason}/{gpu}", host=host, reason=reason, basis=rng.choice(list(Basis)[:3]),
-            action=rng.choice([one for one in Action if one is not Action.RETURN_TO_SERVICE]),
+            action=rng.choice([action for action in Action if action is not Action.RETURN_TO_SERVICE]),
             scope=rng.choice(list(Scope)), words="it is hot", since_ns=self.now_ns,
             then=rng.choice([None, Action.RESET_GPU]), devices=(gpu,), place=self.place(host),
             job=rng.choice(["", "job1", "job2"]), checkpoint_seconds=rng.choice([0.0, 600.0]),
@@ -191,7 +191,7 @@ class Walk:
         cases = list(self.watcher.cases.values())
         if self.watcher.ours and self._random.random() < 0.4:
             host = self._random.choice(list(self.watcher.ours))
-            for seen in [one for one in cases if one.case.host == host]:
+            for seen in [case for case in cases if case.case.host == host]:
                 self.give(CaseGone(self.now_ns, seen.case.key, "it is over"))
             self.give(Well(self.now_ns, host, True))
         elif cases and self._random.random() < 0.6:
@@ -205,18 +205,26 @@ class Walk:
         rng, known = self._random, self.watcher.known
         recent = list(self.watcher.open) if rng.random() < 0.8 else list(known)[-20:]
         name = rng.choice(recent) if recent and rng.random() < 0.97 else f"a{rng.randrange(9999)}"
-        one = known.get(name)
-        actor = one.owner if one and one.owner and rng.random() < 0.7 else rng.choice("xyz")
+        known_advisory = known.get(name)
+        actor = (
+            known_advisory.owner
+            if known_advisory and known_advisory.owner and rng.random() < 0.7
+            else rng.choice("xyz")
+        )
         to = AdvisoryState.ACCEPTED if rng.random() < 0.5 else rng.choice(list(AdvisoryState))
-        if one and one.state is AdvisoryState.ACCEPTED and rng.random() < 0.6:
+        if known_advisory and known_advisory.state is AdvisoryState.ACCEPTED and rng.random() < 0.6:
             to = AdvisoryState.DONE
-        etag = one.etag if one and rng.random() < 0.7 else rng.choice(["", "a1-1"])
+        etag = (
+            known_advisory.etag
+            if known_advisory and rng.random() < 0.7
+            else rng.choice(["", "a1-1"])
+        )
         until = self.now_ns + seconds_ns(rng.choice([0, -5, 50, 1e9]))
         lease = (
             rng.choice([0.0, 0.0, 0.0, 20.0, 600.0, 1e9]) if to is AdvisoryState.ACCEPTED else 0.0
         )
-        words = rng.choice(["", "no", "no"])
-        return Acked(self.now_ns, name, to, actor, words, etag, until, lease)
+        reason = rng.choice(["", "no", "no"])
+        return Acked(self.now_ns, name, to, actor, reason, etag, until, lease)
 
     def _somebody_else(self) -> Event:
         host, pick = self._host(), self._random.randrange(3)
@@ -227,11 +235,11 @@ class Walk:
         return Available(self.now_ns, self._random.choice(taken) if taken else host)
 
     def _by_their_word(self) -> Event:
-        """A scheduler drains for itself, says so again, late, twice, for a rack at once, and forgets to say more."""
+        """Report hosts out or back as a scheduler: late, repeatedly, by racks, or never again."""
         by, rng = self._random.choice("xy"), self._random
         out = [host for host, _ in self.watcher.told_out]
-        some = [self._host() for _ in range(rng.choice([1, 1, 2, 8]))]
-        hosts = tuple(dict.fromkeys([*some, *out[: rng.choice([0, 2, 40])]]))
+        random_hosts = [self._host() for _ in range(rng.choice([1, 1, 2, 8]))]
+        hosts = tuple(dict.fromkeys([*random_hosts, *out[: rng.choice([0, 2, 40])]]))
         if rng.random() < 0.4:
             return PutBack(self.now_ns, by, hosts)
         job = rng.choice(["", "job1"])
@@ -247,7 +255,7 @@ class Walk:
             self.give(CaseSeen(self.now_ns, self._case(f"h{number:02d}", reason)))
 
     def _own_faults_in_turn(self) -> None:
-        """Hosts of a rack lose a GPU each, one after the other; where there is room, an executor is as quick with the first."""
+        """Let hosts of a rack lose a GPU each in turn; an executor may take the first at once."""
         rng, rack = self._random, self._random.randrange(4)
         numbers = rng.sample(range(RACK_HOSTS), rng.choice([1, 2, 4]))
         if quick := rng.random() < 0.3:
@@ -258,10 +266,10 @@ class Walk:
             )  # fmt: skip
             self.give(CaseSeen(self.now_ns, own))
             self.give(Tick(self.now_ns))
-            asked = [a for a in self.watcher.open.values() if a.host == host]
-            if quick and asked:
+            proposals = [a for a in self.watcher.open.values() if a.host == host]
+            if quick and proposals:
                 for to in (AdvisoryState.ACCEPTED, AdvisoryState.DONE)[: rng.choice([1, 2])]:
-                    self.give(Acked(self.now_ns, asked[-1].name, to, "x"))
+                    self.give(Acked(self.now_ns, proposals[-1].name, to, "x"))
             quick = False
             self.now_ns += seconds_ns(rng.choice([0.0, 0.1, 0.4, 0.4, 3.0]))
             self.give(Tick(self.now_ns))
@@ -269,7 +277,7 @@ class Walk:
         self.give(Tick(self.now_ns))
 
     def _quiet_hour(self) -> None:
-        """All is well for so long that nobody is out and there is room in every limit."""
+        """Clear all faults and reports until no host is out and every limit has room."""
         self.give(Frozen(self.now_ns, ""))
         for key in list(self.watcher.cases):
             self.give(CaseGone(self.now_ns, key, "it is over"))
@@ -290,15 +298,15 @@ class Walk:
 
 def walk(steps: int, seed: int, *, progress: bool = False) -> Walk:
     """Return a walk of at least *steps*. Raises AssertionError with the seed and the step."""
-    one, begin = Walk(seed), time.monotonic()
-    while one.steps < steps:
+    result, begin = Walk(seed), time.monotonic()
+    while result.steps < steps:
         try:
-            one.step()
+            result.step()
         except Exception as error:
-            raise AssertionError(f"seed {seed}, step {one.steps}: {error!r:.3000}") from error
-        if progress and one.steps % 1000 < 3:
-            _show(one.steps, steps, time.monotonic() - begin)
-    return one
+            raise AssertionError(f"seed {seed}, step {result.steps}: {error!r:.3000}") from error
+        if progress and result.steps % 1000 < 3:
+            _show(result.steps, steps, time.monotonic() - begin)
+    return result
 
 
 def _show(done: int, steps: int, seconds: float) -> None:
@@ -312,14 +320,14 @@ def _show(done: int, steps: int, seconds: float) -> None:
 
 
 def main() -> int:
-    """Walk, and print what was met."""
+    """Walk, and print the counts of instructions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    one = walk(options.steps, options.seed, progress=sys.stderr.isatty())
-    met = ", ".join(f"{count:,} {kind}" for kind, count in sorted(one.seen.items()))
-    print(f"advice: {one.steps:,} steps, seed {options.seed}: every promise held ({met})")
+    result = walk(options.steps, options.seed, progress=sys.stderr.isatty())
+    met = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result.seen.items()))
+    print(f"advice: {result.steps:,} steps, seed {options.seed}: every promise held ({met})")
     return 0
 
 

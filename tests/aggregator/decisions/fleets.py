@@ -1,4 +1,4 @@
-"""Small fleets for plans, set by hand, and a checker of plans that is written from the promises alone."""
+"""Small fleets for plans, set by hand, and a checker of plans written from the promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gangline.aggregator.scoring.node_facts import DOMAIN_FIELDS, NodeCosts, Nod
 from gangline.aggregator.scoring.reported_factors import ReportedFactor, ReportedFactors
 from gangline.aggregator.scoring.results import Columns
 
-#: Of a cluster whose leaves are slow to cross and whose restarts are quick.
+#: Factors of a cluster whose leaves are slow to cross and whose restarts are quick.
 REPORTS = ReportedFactors(
     {
         "detect": ReportedFactor(0.2, 0.1, 0.4, 9),
@@ -37,7 +37,7 @@ REPORTS = ReportedFactors(
 
 @dataclass(frozen=True)
 class Node:
-    """One node as a test sets it. Places by DOMAIN_FIELDS; "" where nobody said."""
+    """A node of a test. Places are in the order of DOMAIN_FIELDS; "" is undeclared."""
 
     name: str
     hazard: float = 1.8e-4
@@ -48,31 +48,35 @@ class Node:
     rails: str = ""
     free: bool = True
     job: str = ""
-    price: float = nan  # of a GPU-hour, declared
+    price: float = nan  # per GPU-hour, declared
     preemption: float = 0.0  # per hour, declared
 
     def place(self, tier: Tier) -> str:
-        """Return its domain of *tier*."""
+        """Return the domain of *tier*."""
         return self.places[DOMAIN_FIELDS.index(tier.name.lower())]
 
 
 def snapshot_of(nodes: Sequence[Node], degraded: str = "") -> Judgement:
-    """Return a judgement that has these nodes."""
+    """Return a judgement of these nodes."""
     count = len(nodes)
     hazards = np.array([node.hazard for node in nodes])
     numbers: list[dict[str, int]] = [{} for _ in DOMAIN_FIELDS]
     ids = np.full((len(DOMAIN_FIELDS), count), -1, dtype=np.int32)
     rails: dict[str, int] = {}
     rail_ids = np.full(count, -1, dtype=np.int32)
-    for at, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         for row, domain in enumerate(node.places):
             if domain:
-                ids[row, at] = numbers[row].setdefault(domain, len(numbers[row]))
+                ids[row, index] = numbers[row].setdefault(domain, len(numbers[row]))
         if node.rails:
-            rail_ids[at] = rails.setdefault(node.rails, len(rails))
+            rail_ids[index] = rails.setdefault(node.rails, len(rails))
     facts = NodeFacts(
         NodeDomains(
-            (1, count, 1), ids, tuple(tuple(each) for each in numbers), rail_ids, len(rails)
+            (1, count, 1),
+            ids,
+            tuple(tuple(domain_numbers) for domain_numbers in numbers),
+            rail_ids,
+            len(rails),
         ),
         np.array([node.gpus for node in nodes], dtype=np.int32),
         np.full(count, 3.0, dtype=np.float32),
@@ -98,79 +102,85 @@ def snapshot_of(nodes: Sequence[Node], degraded: str = "") -> Judgement:
         version=1, computed_ns=1_700_000_000_000_000_000, horizon_seconds=28800.0, hosts=(),
         degraded_reason=degraded, dictionary_version=7, names=tuple(node.name for node in nodes),
         columns=columns, facts=facts, component_speeds=np.ones((count, 7), dtype=np.float32),
-        jobs={at: node.job for at, node in enumerate(nodes) if node.job},
+        jobs={index: node.job for index, node in enumerate(nodes) if node.job},
     )  # fmt: skip
 
 
 def table_of(nodes: Sequence[Node]) -> tuple[NodeTable, Candidates]:
-    """Return the nodes as the planner takes them, and those that are free."""
+    """Return the planner's table of the nodes, and the free ones as candidates."""
     table = node_table(snapshot_of(nodes))
     return table, Candidates(np.array([node.free for node in nodes], dtype=bool))
 
 
-# ----------------------------------------------------------------------
-# The checker.
-
-
 def violations(nodes: Sequence[Node], chosen: Sequence[int], needs: GangRequirements) -> list[str]:
-    """Return what of the promises a plan breaks, in words: all or nothing, every invariant, nobody who is out."""
-    found: list[str] = []
-    members = [nodes[at] for at in chosen]
+    """Return the promises that a plan breaks: all or nothing, every invariant, no excluded node."""
+    broken: list[str] = []
+    members = [nodes[index] for index in chosen]
     if len(set(chosen)) != len(chosen):
-        found.append("a node is listed twice")
+        broken.append("a node is listed twice")
     if len(members) != needs.nodes:
-        found.append(f"{len(members)} nodes for {needs.nodes}")
-    found += [f"{one.name} is no candidate" for one in members if not one.free]
+        broken.append(f"{len(members)} nodes for {needs.nodes}")
+    broken += [f"{member.name} is no candidate" for member in members if not member.free]
     out = HealthState.UNHEALTHY, HealthState.MAINTENANCE
-    found += [f"{one.name} is {one.state.name}" for one in members if one.state in out]
-    found += [
-        f"{one.name} has {one.gpus} GPUs" for one in members if one.gpus < needs.gpus_per_node
+    broken += [f"{member.name} is {member.state.name}" for member in members if member.state in out]
+    broken += [
+        f"{member.name} has {member.gpus} GPUs"
+        for member in members
+        if member.gpus < needs.gpus_per_node
     ]
-    found += [
-        f"{one.name} is below the floor"
-        for one in members
-        if np.float32(exp(-8.0 * one.hazard)) < np.float32(needs.score_min)
+    broken += [
+        f"{member.name} is below the floor"
+        for member in members
+        if np.float32(exp(-8.0 * member.hazard)) < np.float32(needs.score_min)
     ]
     if needs.within is not None:
-        domains = {one.place(needs.within) for one in members}
+        domains = {member.place(needs.within) for member in members}
         if len(domains) != 1 or "" in domains:
-            found.append(f"not within one {needs.within.name}: {sorted(domains)}")
-    if needs.same_rails and (len({one.rails for one in members}) != 1 or not members[0].rails):
-        found.append("not of the same rails")
+            broken.append(f"not within one {needs.within.name}: {sorted(domains)}")
+    if needs.same_rails and (
+        len({member.rails for member in members}) != 1 or not members[0].rails
+    ):
+        broken.append("not of the same rails")
     if needs.segment_nodes > 1 and needs.segment_tier is not None:
-        for at in range(0, len(members), needs.segment_nodes):
-            segment = members[at : at + needs.segment_nodes]
-            domains = {one.place(needs.segment_tier) for one in segment}
+        for index in range(0, len(members), needs.segment_nodes):
+            segment = members[index : index + needs.segment_nodes]
+            domains = {member.place(needs.segment_tier) for member in segment}
             if len(domains) != 1 or "" in domains:
-                found.append(f"segment {at // needs.segment_nodes} is not whole: {sorted(domains)}")
+                broken.append(
+                    f"segment {index // needs.segment_nodes} is not whole: {sorted(domains)}"
+                )
     if needs.spread_over is not None:
-        counts = Counter(one.place(needs.spread_over) for one in members)
+        counts = Counter(member.place(needs.spread_over) for member in members)
         if "" in counts or max(counts.values(), default=0) > needs.spread_nodes_max:
-            found.append(f"not spread: {dict(counts)}")
+            broken.append(f"not spread: {dict(counts)}")
     if needs.survival_min:
         hazards = [
-            float(np.float32(one.hazard)) + float(np.float32(one.preemption)) for one in members
+            float(np.float32(member.hazard)) + float(np.float32(member.preemption))
+            for member in members
         ]
         shared = prices.SHARED_HAZARD_PER_HOUR[0] if needs.nodes > 1 else 0.0
         survival = exp(-(sum(hazards) + shared) * needs.hours)
         if survival < needs.survival_min:
-            found.append(f"survival {survival}")
-    return found
+            broken.append(f"survival {survival}")
+    return broken
 
 
 def holds_for_some_order(
     nodes: Sequence[Node], chosen: Iterable[int], needs: GangRequirements
 ) -> bool:
-    """Whether some rank order of *chosen* breaks nothing: whole segments are a matter of counts."""
+    """Return whether a rank order of *chosen* keeps all promises: segments need only counts."""
     tier = needs.segment_tier
-    order = sorted(chosen, key=lambda at: nodes[at].place(tier)) if tier else list(chosen)
+    order = sorted(chosen, key=lambda index: nodes[index].place(tier)) if tier else list(chosen)
     return not violations(nodes, order, needs)
 
 
 def cheapest(
     nodes: Sequence[Node], needs: GangRequirements, efficiency: float = 1.0
 ) -> float | None:
-    """Return the price of the best plan, by trying all subsets; None: nothing fits. *efficiency*: the share of lost GPU-hours that counts."""
+    """Return the price of the best of all subsets; None: nothing fits.
+
+    *efficiency*: share of the lost GPU-hours that counts.
+    """
     table, _ = table_of(nodes)
     lost = prices.lost_time(needs, needs.nodes * (needs.gpus_per_node or 8))
     best: float | None = None
@@ -184,15 +194,11 @@ def cheapest(
     return best
 
 
-# ----------------------------------------------------------------------
-# Requests with constraints removed, as the blockers' names have it.
-
-
 def repaired(nodes: list[Node]) -> list[Node]:
-    """Return the fleet after repairs: those that were out are as the middle one of the others."""
+    """Return the fleet after repairs: repaired nodes get the median hazard of the others."""
     out = HealthState.UNHEALTHY, HealthState.MAINTENANCE
-    others = sorted(node.hazard for node in nodes if node.state not in out)
-    middle = others[(len(others) - 1) // 2] if others else min(node.hazard for node in nodes)
+    hazards = sorted(node.hazard for node in nodes if node.state not in out)
+    middle = hazards[(len(hazards) - 1) // 2] if hazards else min(node.hazard for node in nodes)
     return [
         replace(node, state=HealthState.HEALTHY, hazard=middle) if node.state in out else node
         for node in nodes
@@ -202,27 +208,27 @@ def repaired(nodes: list[Node]) -> list[Node]:
 def without(
     nodes: list[Node], needs: GangRequirements, constraints: Iterable[str]
 ) -> tuple[list[Node], GangRequirements]:
-    """Return fleet and gang with these constraints removed, as the messages name them."""
-    for one in sorted(constraints, key=lambda each: each == blockers.NODES):
-        if one == blockers.CANDIDATES:
+    """Return fleet and gang without these constraints, named as in messages."""
+    for constraint in sorted(constraints, key=lambda name: name == blockers.NODES):
+        if constraint == blockers.CANDIDATES:
             nodes = [replace(node, free=True) for node in nodes]
-        elif one == blockers.STATES:
+        elif constraint == blockers.STATES:
             nodes = repaired(nodes)
-        elif one == blockers.NODES:
+        elif constraint == blockers.NODES:
             needs = replace(needs, nodes=needs.segment_nodes)
-        elif one == blockers.GPUS:
+        elif constraint == blockers.GPUS:
             needs = replace(needs, gpus_per_node=1)
-        elif one == blockers.FLOOR:
+        elif constraint == blockers.FLOOR:
             needs = replace(needs, score_min=0.0)
-        elif one == blockers.SURVIVAL:
+        elif constraint == blockers.SURVIVAL:
             needs = replace(needs, survival_min=0.0)
-        elif one == blockers.WITHIN:
+        elif constraint == blockers.WITHIN:
             needs = replace(needs, within=None)
-        elif one == blockers.SEGMENTS:
+        elif constraint == blockers.SEGMENTS:
             needs = replace(needs, segment_nodes=1, segment_tier=None)
-        elif one == blockers.RAILS:
+        elif constraint == blockers.RAILS:
             needs = replace(needs, same_rails=False)
         else:
-            assert one == blockers.SPREAD
+            assert constraint == blockers.SPREAD
             needs = replace(needs, spread_over=None, spread_nodes_max=0)
     return nodes, needs

@@ -1,4 +1,4 @@
-"""Why nothing fits: a minimal set in conflict, and changes that help. Checked by trying all subsets of small fleets."""
+"""Blockers: a minimal conflict, and changes that help, checked with all subsets of small fleets."""
 
 from __future__ import annotations
 
@@ -21,54 +21,57 @@ from tests.aggregator.decisions.test_planner import fleets, gangs
 def test_a_set_in_conflict_is_one_and_is_minimal(
     nodes: list[Node], needs: GangRequirements
 ) -> None:
-    """An operator who is told four constraints of which one does not matter changes the wrong one."""
+    """An irrelevant constraint in the conflict would make an operator change the wrong one."""
     assume(cheapest(nodes, needs) is None)
     table, candidates = table_of(nodes)
-    conflict = [one.constraint for one in find_blockers(table, candidates, needs).blockers]
+    conflict = [blocker.constraint for blocker in find_blockers(table, candidates, needs).blockers]
     assert conflict and len(set(conflict)) == len(conflict)
-    others = [one for one in blockers.CONSTRAINTS if one not in conflict]
-    assert cheapest(*without(nodes, needs, others)) is None
-    for one in conflict:
-        assert cheapest(*without(nodes, needs, [*others, one])) is not None, one
+    other_blockers = [blocker for blocker in blockers.CONSTRAINTS if blocker not in conflict]
+    assert cheapest(*without(nodes, needs, other_blockers)) is None
+    for blocker in conflict:
+        assert cheapest(*without(nodes, needs, [*other_blockers, blocker])) is not None, blocker
 
 
 @given(nodes=fleets(8), needs=gangs(8))
 def test_a_change_that_is_advised_helps(nodes: list[Node], needs: GangRequirements) -> None:
-    """`floor 0.80 -> 0.74: starts now`, and then it does not start: each change, sent again as it is, fits."""
+    """Each proposed change, such as `floor 0.80 -> 0.74: starts now`, makes the request fit."""
     assume(cheapest(nodes, needs) is None)
     table, candidates = table_of(nodes)
-    found = find_blockers(table, candidates, needs)
-    for blocker in found.blockers:
+    result = find_blockers(table, candidates, needs)
+    for blocker in result.blockers:
         costs = [
-            (one.start_hours is not None, one.price.total.value) for one in blocker.relaxations
+            (relaxation.start_hours is not None, relaxation.price.total.value)
+            for relaxation in blocker.relaxations
         ]
         assert costs == sorted(costs)
         assert blocker.relaxations
-        for one in blocker.relaxations:
-            assert one.change
+        for relaxation in blocker.relaxations:
+            assert relaxation.change
             later = list(nodes)
-            for at in one.added_nodes.tolist():
-                later[at] = replace(later[at], free=True)
-            if one.start_hours is not None:
+            for index in relaxation.added_nodes.tolist():
+                later[index] = replace(later[index], free=True)
+            if relaxation.start_hours is not None:
                 later, _ = without(later, needs, [blockers.STATES])
-                assert one.start_hours[0] <= one.start_hours[1]
+                assert relaxation.start_hours[0] <= relaxation.start_hours[1]
             again, free = table_of(later)
-            options = planner.plan(again, free, one.needs)
-            if one.start_hours is None or not one.needs.survival_min:
+            options = planner.plan(again, free, relaxation.needs)
+            if relaxation.start_hours is None or not relaxation.needs.survival_min:
                 assert options
             for option in options:
-                assert violations(later, option.nodes.tolist(), one.needs) == []
-            parts = sum(part.gpu_hours.value for part in one.price.parts)
-            assert one.price.total.value == pytest.approx(parts)
+                assert violations(later, option.nodes.tolist(), relaxation.needs) == []
+            parts = sum(part.gpu_hours.value for part in relaxation.price.parts)
+            assert relaxation.price.total.value == pytest.approx(parts)
 
 
 def rack(name: str, count: int, hazard: float = 1e-4) -> list[Node]:
     places = ("", "s0", f"l{name}", f"r{name}", "", "p0", "")
-    return [Node(f"{name}{at}", hazard * (1 + at), places=places) for at in range(count)]
+    return [
+        Node(f"{name}{number}", hazard * (1 + number), places=places) for number in range(count)
+    ]
 
 
 TABLE = [
-    # 16 free GPUs start no 16-GPU job: they are of two racks.
+    # Four nodes within one rack: five nodes are free, but in two racks.
     (GangRequirements(4, within=Tier.RACK), [*rack("a", 2), *rack("b", 3)],
      {blockers.NODES: "4 -> 3 nodes", blockers.WITHIN: "within one rack -> one spine"}),
     (GangRequirements(4, score_min=0.999), rack("a", 5),
@@ -90,31 +93,34 @@ TABLE = [
 def test_the_mildest_change_is_told(
     needs: GangRequirements, nodes: list[Node], told: dict[str, str]
 ) -> None:
-    """A floor that has to give way by a hundredth is not to be dropped."""
+    """A floor that is 0.01 too high is lowered, not dropped."""
     table, candidates = table_of(nodes)
-    found = find_blockers(table, candidates, needs)
-    changes = {one.constraint: [each.change for each in one.relaxations] for one in found.blockers}
+    result = find_blockers(table, candidates, needs)
+    changes = {
+        blocker.constraint: [relaxation.change for relaxation in blocker.relaxations]
+        for blocker in result.blockers
+    }
     assert set(changes) == set(told)
     for constraint, change in told.items():
         assert change in changes[constraint]
 
 
 def test_of_an_empty_fleet_there_is_a_blocker_too() -> None:
-    """An answer with neither options nor blockers says nothing."""
+    """A response without options needs a blocker."""
     table, candidates = table_of([])
     (blocker,) = find_blockers(table, candidates, GangRequirements(1)).blockers
     assert "agents register hosts" in blocker.message
 
 
 def test_quick_xplain_finds_each_minimal_conflict() -> None:
-    """Of three constraints of which two conflict, it is these."""
+    """If two of three constraints conflict, the result is these two."""
     names = ["a", "b", "c", "d", "e"]
     for conflict in (["a"], ["b", "e"], ["a", "c", "d"], names):
         assert quick_xplain(names, set(conflict).issubset) == conflict
 
 
 def test_more_repairs_take_longer() -> None:
-    """The second of ten that is repaired is soon there, the tenth is not."""
+    """Of ten nodes in repair the second is ready soon, the tenth is not."""
     waits = [repair_wait_hours(10, needed, 20.0) for needed in range(1, 11)]
     assert waits == sorted(waits) and all(median < late for median, late in waits)
     alone = repair_wait_hours(1, 1, 20.0)

@@ -1,4 +1,4 @@
-"""Gangs of several sizes: an allowed size always, the best of all of them, and prices that can be compared."""
+"""Gangs of several sizes: only allowed sizes, the best of all of them, and comparable prices."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ CURVES = (
 
 @st.composite
 def elastic_gangs(draw: Any, most: int = 8) -> GangRequirements:
-    """Return a gang of one or more sizes, each of whole segments."""
+    """Return a gang with one or more sizes of whole segments."""
     needs: GangRequirements = draw(gangs(most))
     segment = needs.segment_nodes
     counts = st.integers(1, max(1, most // segment))
     sizes = draw(st.lists(counts, min_size=1, max_size=4, unique=True))
-    allowed = tuple(sorted(each * segment for each in sizes))
+    allowed = tuple(sorted(count * segment for count in sizes))
     curve = scaling_curve(draw(st.sampled_from(CURVES)))
     value = draw(st.sampled_from((0.0, 0.5, 0.9, 1.0)))
     return replace(needs, nodes=allowed[-1], elastic=ElasticSizes(allowed, curve, value))
 
 
 def of_size(needs: GangRequirements, nodes: int) -> GangRequirements:
-    """Return what a gang of that size alone asks for."""
+    """Return the requirements of a gang of only that size."""
     return replace(needs, nodes=nodes, elastic=None)
 
 
 def efficiency(needs: GangRequirements, nodes: int) -> float:
-    """Return throughput per node against that of the most efficient size, from the definition."""
+    """Return throughput per node relative to the most efficient size, by definition."""
     sizes = needs.elastic
     assert sizes is not None
-    throughputs = {each: sizes.curve.estimates((each,))[0].value for each in sizes.allowed}
-    per_node = max(value / each for each, value in throughputs.items())
+    throughputs = {size: sizes.curve.estimates((size,))[0].value for size in sizes.allowed}
+    per_node = max(value / size for size, value in throughputs.items())
     return throughputs[nodes] / nodes / per_node
 
 
 def expected_price(fixed: float, needs: GangRequirements, nodes: int) -> float:
-    """Return what a size costs whose nodes alone cost *fixed*, from the definition of the price."""
+    """Return the price of a size whose nodes alone cost *fixed*, by definition."""
     sizes = needs.elastic
     assert sizes is not None
     gpus, hours = needs.gpus_per_node or 8, needs.hours
@@ -77,7 +77,10 @@ def expected_price(fixed: float, needs: GangRequirements, nodes: int) -> float:
 def test_a_plan_has_an_allowed_size_and_holds(
     nodes: list[Node], needs: GangRequirements, subsets_max: float
 ) -> None:
-    """volcano#4666: three nodes for a gang of powers of two. Each option has an allowed size and holds to every invariant."""
+    """volcano#4666: a gang of powers of two got three nodes.
+
+    Options have allowed sizes and hold.
+    """
     table, candidates = table_of(nodes)
     plan = elastic.plan_sizes(
         table, candidates, needs, effort=SearchEffort(options_max=8, subsets_max=subsets_max)
@@ -90,12 +93,12 @@ def test_a_plan_has_an_allowed_size_and_holds(
         assert option.price.total.value == pytest.approx(parts)
         total = option.price.total
         assert total.lower <= total.value <= total.upper
-    assert [one.nodes for one in plan.sizes] == list(needs.elastic.allowed)  # type: ignore[union-attr]
+    assert [sized_plan.nodes for sized_plan in plan.sizes] == list(needs.elastic.allowed)  # type: ignore[union-attr]
 
 
 @given(nodes=fleets(9), needs=elastic_gangs())
 def test_the_best_of_all_sizes_is_found(nodes: list[Node], needs: GangRequirements) -> None:
-    """A size that is not searched must not be the best one: by trying all subsets of all sizes."""
+    """The best size is found, compared with all subsets of all sizes."""
     sizes = needs.elastic
     assert sizes is not None
     prices = {
@@ -107,11 +110,11 @@ def test_the_best_of_all_sizes_is_found(nodes: list[Node], needs: GangRequiremen
     few = elastic.plan_sizes(table, candidates, needs)
     every = elastic.plan_sizes(table, candidates, needs, effort=SearchEffort(every_size=True))
     assert bool(few.options) == bool(every.options) == bool(prices)
-    for one in every.sizes:
-        assert isfinite(one.gpu_hours) == (one.nodes in prices)
-        if one.nodes in prices:
-            assert one.gpu_hours == pytest.approx(prices[one.nodes], rel=1e-6)
-            assert one.gpu_hours_min <= prices[one.nodes] * (1 + 1e-6) + SLACK
+    for sized_plan in every.sizes:
+        assert isfinite(sized_plan.gpu_hours) == (sized_plan.nodes in prices)
+        if sized_plan.nodes in prices:
+            assert sized_plan.gpu_hours == pytest.approx(prices[sized_plan.nodes], rel=1e-6)
+            assert sized_plan.gpu_hours_min <= prices[sized_plan.nodes] * (1 + 1e-6) + SLACK
     if prices:
         for plan in (few, every):
             cost = plan.options[0].price.total.value
@@ -124,7 +127,7 @@ def test_the_best_of_all_sizes_is_found(nodes: list[Node], needs: GangRequiremen
 def test_one_more_candidate_is_never_worse(
     nodes: list[Node], needs: GangRequirements, another: list[Node], subsets_max: float
 ) -> None:
-    """A node that becomes free must not make the plan dearer. Within the stated bound."""
+    """A further free node must not make the plan more expensive, within the stated bound."""
     fewer, more = one_more(nodes, another[0])
     before = elastic.plan(*table_of(fewer), needs, effort=SearchEffort(subsets_max=subsets_max))
     after = elastic.plan(*table_of(more), needs, effort=SearchEffort(subsets_max=subsets_max))
@@ -140,37 +143,41 @@ def test_one_more_candidate_is_never_worse(
 def test_one_size_costs_what_a_gang_without_sizes_costs(
     nodes: list[Node], needs: GangRequirements
 ) -> None:
-    """A price that changes with how the same thing is asked for could not be compared with any other."""
+    """The same request must have the same price, with one size or without sizes."""
     table, candidates = table_of(nodes)
     sized = replace(needs, elastic=ElasticSizes((needs.nodes,), scaling_curve(())))
     plain, same = planner.plan(table, candidates, needs), elastic.plan(table, candidates, sized)
-    assert [one.nodes.tolist() for one in plain] == [one.nodes.tolist() for one in same]
-    for one, other in zip(plain, same, strict=True):
-        assert one.price.total.value == pytest.approx(other.price.total.value)
+    assert [plain_option.nodes.tolist() for plain_option in plain] == [
+        plain_option.nodes.tolist() for plain_option in same
+    ]
+    for plain_option, sized_option in zip(plain, same, strict=True):
+        assert plain_option.price.total.value == pytest.approx(sized_option.price.total.value)
 
 
 def rows(count: int, per_leaf: int = 8) -> list[Node]:
     return [
-        Node(f"h{at}", places=("", "s0", f"l{at // per_leaf}", f"r{at // 4}", "", "", ""))
-        for at in range(count)
+        Node(
+            f"h{number}", places=("", "s0", f"l{number // per_leaf}", f"r{number // 4}", "", "", "")
+        )
+        for number in range(count)
     ]
 
 
 @pytest.mark.parametrize(
     ("points", "value", "size"),
     [
-        # Each further node does work, and free nodes are idle: all of them.
+        # Each further node adds work, and free nodes idle: take all.
         ([(1, 1.0), (4, 3.4), (8, 6.0), (16, 9.0)], 0.0, 16),
-        # Of the second eight nodes each adds (9 - 6) / 8 = 0.375 of one: others make more of 0.6.
+        # Each of the second eight nodes adds (9 - 6) / 8 = 0.375 of a node; others make 0.6 of it.
         ([(1, 1.0), (4, 3.4), (8, 6.0), (16, 9.0)], 0.6, 8),
-        # Twice the nodes are slower: nobody wants them, though they are idle.
+        # Twice the nodes are slower, and stay free.
         ([(4, 4.0), (8, 7.0), (16, 6.0)], 0.0, 8),
     ],
 )
 def test_a_gang_grows_as_far_as_a_node_is_worth_it(
     points: list[tuple[int, float]], value: float, size: int
 ) -> None:
-    """The rule that the page gives: it grows while the work of one more GPU is worth more than that GPU left free."""
+    """The documented rule: grow while another GPU's work is worth more than a free GPU."""
     sizes = ElasticSizes((4, 8, 16), scaling_curve(points), value)
     needs = GangRequirements(16, communication_share=0.0, elastic=sizes)
     (option,) = elastic.plan(*table_of(rows(24)), needs)
@@ -178,41 +185,43 @@ def test_a_gang_grows_as_far_as_a_node_is_worth_it(
 
 
 def test_what_does_not_fit_leaves_the_others() -> None:
-    """16 nodes within one leaf of 8 are not to be had, 8 are: a gang that may have either starts."""
+    """16 nodes do not fit within a leaf of 8, but a gang that may have 8 starts."""
     sizes = ElasticSizes((4, 8, 16), scaling_curve(((4, 4.0), (8, 7.9), (16, 15.5))))
     needs = GangRequirements(16, within=Tier.LEAF, elastic=sizes)
     plan = elastic.plan_sizes(*table_of(rows(24)), needs)
     assert plan.options[0].nodes.size == 8
-    assert [isfinite(one.gpu_hours_min) for one in plan.sizes] == [True, True, False]
+    assert [isfinite(sized_plan.gpu_hours_min) for sized_plan in plan.sizes] == [True, True, False]
 
 
 @given(nodes=fleets(7), needs=elastic_gangs())
 def test_changes_of_a_gang_of_several_sizes_help(
     nodes: list[Node], needs: GangRequirements
 ) -> None:
-    """No size fits: each change that is offered now, sent again, does."""
+    """If no size fits, each change that allows an immediate start makes the gang fit."""
     table, candidates = table_of(nodes)
     if elastic.plan(table, candidates, needs):
         return
-    found = find_blockers(table, candidates, needs)
-    assert found.blockers
-    for blocker in found.blockers:
-        for one in blocker.relaxations:
-            if one.start_hours is None:
+    result = find_blockers(table, candidates, needs)
+    assert result.blockers
+    for blocker in result.blockers:
+        for relaxation in blocker.relaxations:
+            if relaxation.start_hours is None:
                 _, free = table_of(nodes)
-                free.nodes[one.added_nodes] = True
-                assert elastic.plan(table, free, one.needs), one.change
+                free.nodes[relaxation.added_nodes] = True
+                assert elastic.plan(table, free, relaxation.needs), relaxation.change
 
 
 def test_work_takes_as_long_as_it_takes() -> None:
-    """100 h of work on 8 nodes are 60 on 16 that are 1.67 times as fast, and longer where a part of the time is lost."""
+    """100 h on 8 nodes are 60 h on 16 at 1.67 times the speed, and longer with lost time."""
     sizes = ElasticSizes((8, 16), scaling_curve(((8, 6.0), (16, 10.0))), 0.0, 8)
     for size, hours in ((8, 100.0), (16, 60.0)):
         needs = GangRequirements(16, hours=100.0, communication_share=0.0, elastic=sizes)
-        one = replace(sizes, allowed=(size,))
-        (option,) = elastic.plan(*table_of(rows(16)), replace(needs, nodes=size, elastic=one))
-        until = elastic.work_hours(one, option.price, size, 100.0)
+        single_size = replace(sizes, allowed=(size,))
+        (option,) = elastic.plan(
+            *table_of(rows(16)), replace(needs, nodes=size, elastic=single_size)
+        )
+        until = elastic.work_hours(single_size, option.price, size, 100.0)
         assert until.lower < until.value < until.upper
-        lost = 1.0 - option.price.goodput.value / one.efficiency(size).value
+        lost = 1.0 - option.price.goodput.value / single_size.efficiency(size).value
         assert until.value == pytest.approx(hours / (1.0 - lost))
-    assert one.efficiency(16).source is QuantitySource.DECLARED
+    assert single_size.efficiency(16).source is QuantitySource.DECLARED

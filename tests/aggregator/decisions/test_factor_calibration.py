@@ -1,4 +1,4 @@
-"""Factors from reports: between the assumption and the data, surer with each report, and no single reporter decides."""
+"""Factors between assumption and data, surer with each report, and bounded per reporter."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def recovery(
     **changes: bool,
 ) -> RecoveryReport:
     """Return a report whose fault, detection, decision, act and resumption are *minutes* apart."""
-    at = [NOW_NS - DAY_NS]
-    for each in minutes:
-        at.append(at[-1] + round(each * MINUTE_NS))
+    times_ns = [NOW_NS - DAY_NS]
+    for gap_minutes in minutes:
+        times_ns.append(times_ns[-1] + round(gap_minutes * MINUTE_NS))
     flags = {"success": True, "restarted": False, "restored_from_peer": False, **changes}
-    return RecoveryReport(f"i{number}", reporter, NOW_NS, int(kind), *at, **flags)  # type: ignore[arg-type]
+    return RecoveryReport(f"i{number}", reporter, NOW_NS, int(kind), *times_ns, **flags)  # type: ignore[arg-type]
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
     reporter: str = "slurm",
     share: float = nan,
 ) -> ThroughputReport:
-    """Return a run whose nodes are in so many leaves of one spine."""
+    """Return a run whose nodes are in *leaves* leaves of one spine."""
     domains = tuple({Tier.LEAF: leaves, Tier.RACK: 0}.get(tier, 1) for tier in PRICED_TIERS)
     return ThroughputReport(
         f"o{number}", reporter, NOW_NS - number, workload, nodes, throughput, domains, share
@@ -79,10 +79,6 @@ def factors(
     return reported_factors(recoveries, runs or [], NOW_NS, HALF_LIFE_DAYS)
 
 
-# ----------------------------------------------------------------------
-# Durations.
-
-
 @given(
     st.sampled_from(sorted(DURATIONS)),
     st.lists(st.floats(1.0, 600_000.0), min_size=1, max_size=40),
@@ -90,55 +86,56 @@ def factors(
 def test_a_duration_lies_between_the_assumption_and_the_reports(
     factor: str, seconds: list[float]
 ) -> None:
-    """An estimate beyond both would be of neither."""
+    """The estimate lies between the assumption and the mean of the reports."""
     hours = np.array(seconds) / 3600.0
-    found = duration_factor(DURATIONS[factor], hours, np.ones(hours.size))
+    factor_found = duration_factor(DURATIONS[factor], hours, np.ones(hours.size))
     assumed, reported = DURATIONS[factor][0] / 60.0, exp(float(np.log(hours).mean()))
     low, high = sorted((assumed, reported))
-    assert low * (1 - 1e-9) <= found.value <= high * (1 + 1e-9)
-    assert found.lower < found.value < found.upper
+    assert low * (1 - 1e-9) <= factor_found.value <= high * (1 + 1e-9)
+    assert factor_found.lower < factor_found.value < factor_found.upper
 
 
 @given(st.sampled_from(sorted(DURATIONS)), st.floats(0.1, 600.0), st.integers(1, 60))
 def test_the_interval_shrinks_with_reports_that_agree(
     factor: str, minutes: float, count: int
 ) -> None:
-    """More of the same is surer, and one report is surer than none."""
+    """Each agreeing report narrows the interval."""
     hours = np.full(count + 1, minutes / 60.0)
     assumed = DURATIONS[factor]
     widths = [log(assumed[2] / assumed[1])]
     for size in (count, count + 1):
-        one = duration_factor(assumed, hours[:size], np.ones(size))
-        widths.append(log(one.upper / one.lower))
+        estimate = duration_factor(assumed, hours[:size], np.ones(size))
+        widths.append(log(estimate.upper / estimate.lower))
     assert widths[0] > widths[1] > widths[2]
 
 
 def test_many_reports_give_their_median_and_their_own_spread() -> None:
-    """The interval is that of the next incident: 90 of 100 are within it, however many were reported."""
+    """90 of 100 incidents are within the interval, independent of the number of reports."""
     drawn = np.exp(np.random.default_rng(3).normal(log(0.5), 0.6, 4000))
-    found = duration_factor((2.0, 0.2, 15.0), drawn, np.ones(drawn.size))
-    assert found.value == pytest.approx(0.5, rel=0.03)
-    within = (drawn > found.lower) & (drawn < found.upper)
+    estimate = duration_factor((2.0, 0.2, 15.0), drawn, np.ones(drawn.size))
+    assert estimate.value == pytest.approx(0.5, rel=0.03)
+    within = (drawn > estimate.lower) & (drawn < estimate.upper)
     assert within.mean() == pytest.approx(0.9, abs=0.01)
 
 
 @pytest.mark.parametrize("count", [1, 3, 10, 40])
 def test_nine_of_ten_next_incidents_are_within_the_interval(count: int) -> None:
-    """Clusters differ as much as their incidents do: after any number of reports the interval holds what it promises."""
+    """After any number of reports the interval covers nine of ten incidents of varying clusters."""
     assumed, random = DURATIONS["detect"], np.random.default_rng(count)
-    deviation = log(assumed[2] / assumed[1]) / 3.2898 / 2**0.5  # half of the variance each
+    # half of the variance for clusters, half for incidents
+    deviation = log(assumed[2] / assumed[1]) / 3.2898 / 2**0.5
     within = []
     for _ in range(1500):
         median = log(assumed[0] / 60.0) + random.normal(0.0, deviation)
         hours = np.exp(random.normal(median, deviation, count + 1))
-        found = duration_factor(assumed, hours[:-1], np.ones(count))
-        within.append(found.lower < hours[-1] < found.upper)
+        estimate = duration_factor(assumed, hours[:-1], np.ones(count))
+        within.append(estimate.lower < hours[-1] < estimate.upper)
     assert np.mean(within) == pytest.approx(0.9, abs=0.04)
 
 
 @pytest.mark.parametrize("count", [0, 3, 30])
 def test_half_and_nine_of_ten_recoveries_take_less_than_p50_and_p90(count: int) -> None:
-    """What a recovery is priced by: the whole time until the gang works again, in clusters that differ as assumed."""
+    """P50 and P90 of a recovery are exact, in clusters that differ as assumed."""
     random = np.random.default_rng(7)
     names = ("detect", "decide", "act.free_node", "resume.storage")
     below = []
@@ -150,9 +147,14 @@ def test_half_and_nine_of_ten_recoveries_take_less_than_p50_and_p90(count: int) 
             median = log(value) + random.normal(0.0, deviation)
             drawn_minutes.append(np.exp(random.normal(median, deviation, count + 20)))
         minutes = np.stack(drawn_minutes, axis=1)
-        reports = factors([recovery(at, tuple(minutes[at])) for at in range(count)])
+        reports = factors([recovery(index, tuple(minutes[index])) for index in range(count)])
         hours = [duration_hours("", nan, DURATIONS[name], reports, name) for name in names]
-        total = np.sort(sum((drawn(one, at) for at, one in enumerate(hours)), np.zeros(POINTS)))
+        total = np.sort(
+            sum(
+                (drawn(factor_hours, index) for index, factor_hours in enumerate(hours)),
+                np.zeros(POINTS),
+            )
+        )
         late = minutes[count:].sum(axis=1) / 60.0
         below.append([(late < total[round(share * (POINTS - 1))]).mean() for share in (0.5, 0.9)])
     assert np.mean(below, axis=0) == pytest.approx([0.5, 0.9], abs=0.04)
@@ -160,17 +162,17 @@ def test_half_and_nine_of_ten_recoveries_take_less_than_p50_and_p90(count: int) 
 
 @given(st.permutations(range(12)))
 def test_the_order_of_reports_does_not_matter(order: list[int]) -> None:
-    """Reports come as callers send them, and again in another order after a restart."""
-    recoveries = [recovery(at, (1.0 + at, 2.0, 3.0 + at % 3, 1.0)) for at in range(12)]
-    runs = [run(at, 100.0 + at % 5, 1 + at % 3, 8 << at % 2) for at in range(12)]
+    """Reports arrive in any order, and in another order after a restart."""
+    recoveries = [recovery(index, (1.0 + index, 2.0, 3.0 + index % 3, 1.0)) for index in range(12)]
+    runs = [run(index, 100.0 + index % 5, 1 + index % 3, 8 << index % 2) for index in range(12)]
     expected = factors(recoveries, runs)
-    found = factors([recoveries[at] for at in order], [runs[at] for at in order])
-    assert found.factors == expected.factors
-    assert found.throughputs.points("train") == expected.throughputs.points("train")
+    reordered = factors([recoveries[index] for index in order], [runs[index] for index in order])
+    assert reordered.factors == expected.factors
+    assert reordered.throughputs.points("train") == expected.throughputs.points("train")
 
 
 def test_each_report_counts_for_what_it_tells() -> None:
-    """A restart counts as one, a failed recovery only until it was decided, a repair that was waited for as no act of ours."""
+    """A restart counts as such, a failed recovery only until its decision, a wait not as an act."""
     plain = factors([recovery(1)]).factors
     assert set(plain) == {"detect", "decide", "restart", "act.free_node", "resume.storage"}
     restarted = factors([recovery(1, restarted=True, restored_from_peer=True)]).factors
@@ -184,23 +186,19 @@ def test_each_report_counts_for_what_it_tells() -> None:
 
 
 def test_of_three_reporters_none_counts_for_more_than_twice_the_mean() -> None:
-    """One scheduler with a broken clock reported a thousand recoveries of a week each."""
+    """A scheduler with a broken clock reported a thousand recoveries of a week each."""
     reporters = ["a"] * 1000 + ["b"] * 4 + ["c"] * 4
     weights = report_weights(reporters, np.zeros(1008), HALF_LIFE_DAYS)
-    of_each = [float(weights[first:end].sum()) for first, end in ((0, 1000), (1000, 1004), (1004, 1008))]  # fmt: skip
-    assert of_each == pytest.approx([8.0, 4.0, 4.0])  # and none for more than half
+    weight_sums = [float(weights[first:end].sum()) for first, end in ((0, 1000), (1000, 1004), (1004, 1008))]  # fmt: skip
+    assert weight_sums == pytest.approx([8.0, 4.0, 4.0])  # and none has more than half
     two = report_weights(reporters[:1004], np.zeros(1004), HALF_LIFE_DAYS)
-    assert two.tolist() == pytest.approx([0.004] * 1000 + [1.0] * 4)  # each half
+    assert two.tolist() == pytest.approx([0.004] * 1000 + [1.0] * 4)  # half for each
     aged = report_weights(["a", "a"], np.array([0.0, 90.0]), HALF_LIFE_DAYS)
     assert aged == pytest.approx([1.0, 0.5])
 
 
-# ----------------------------------------------------------------------
-# What crossing costs.
-
-
 def throughput_of(cost: float, leaves: int, share: float = COMMUNICATION_SHARE[0]) -> float:
-    """Return what a run has, by `topology_factor`, where crossing a leaf costs so much."""
+    """Return the throughput of a run, by `topology_factor`, if crossing a leaf costs *cost*."""
     costs = [declared(cost if tier is Tier.LEAF else 0.0, "") for tier in PRICED_TIERS]
     spans = [leaves if tier is Tier.LEAF else 1 for tier in PRICED_TIERS]
     spanning: Members = replace(members(), domains=spans, unknown=[0] * len(PRICED_TIERS))
@@ -211,43 +209,48 @@ def throughput_of(cost: float, leaves: int, share: float = COMMUNICATION_SHARE[0
 def test_a_cost_of_crossing_lies_between_the_assumption_and_the_runs(
     cost: float, pairs: int, leaves: int, share: float
 ) -> None:
-    """Runs in one leaf and in several tell what crossing costs; few of them move the assumption little."""
+    """Runs in one leaf and in several give the cost; a few runs change the assumption little."""
     known = COMMUNICATION_SHARE[0] if isnan(share) else share
     runs = [
-        run(2 * at + more, throughput_of(cost, leaves if more else 1, known), leaves if more else 1, share=share)
-        for at in range(pairs)
+        run(2 * pair + more, throughput_of(cost, leaves if more else 1, known), leaves if more else 1, share=share)
+        for pair in range(pairs)
         for more in (0, 1)
     ]  # fmt: skip
-    found = factors([], runs).factors
-    assert set(found) == {crossing_factor(Tier.LEAF)}
-    one, (value, lower, upper) = found[crossing_factor(Tier.LEAF)], CROSSING[Tier.LEAF]
+    estimates = factors([], runs).factors
+    assert set(estimates) == {crossing_factor(Tier.LEAF)}
+    estimate, (value, lower, upper) = estimates[crossing_factor(Tier.LEAF)], CROSSING[Tier.LEAF]
     low, high = sorted((value, cost))
-    assert low - 1e-6 <= one.value <= high + 1e-6
-    assert one.upper - one.lower <= upper - lower + 1e-9
-    assert one.reports == 2 * pairs
+    assert low - 1e-6 <= estimate.value <= high + 1e-6
+    assert estimate.upper - estimate.lower <= upper - lower + 1e-9
+    assert estimate.reports == 2 * pairs
 
 
 def test_many_runs_give_the_cost_that_they_were_made_with() -> None:
-    """With 3 % of noise in each run, 400 of them find 60 % within a tenth, and the interval covers it."""
+    """With 3 % of noise per run, 400 runs find 0.6 within a tenth, and the interval covers it."""
     noise = np.random.default_rng(5).normal(0.0, 0.03, 400)
     runs = [
-        run(at, throughput_of(0.6, 1 + at % 4, 0.4) * exp(noise[at]), 1 + at % 4, share=0.4)
-        for at in range(400)
+        run(
+            index,
+            throughput_of(0.6, 1 + index % 4, 0.4) * exp(noise[index]),
+            1 + index % 4,
+            share=0.4,
+        )
+        for index in range(400)
     ]
-    one = factors([], runs).factors[crossing_factor(Tier.LEAF)]
-    assert one.value == pytest.approx(0.6, rel=0.1) and one.lower < 0.6 < one.upper
-    assert one.upper - one.lower < 0.1
+    estimate = factors([], runs).factors[crossing_factor(Tier.LEAF)]
+    assert estimate.value == pytest.approx(0.6, rel=0.1) and estimate.lower < 0.6 < estimate.upper
+    assert estimate.upper - estimate.lower < 0.1
 
 
 def test_absurd_throughputs_leave_costs_finite() -> None:
     """A reporter counted bytes in one run and terabytes in the next: the cost became 10 ** 16."""
-    runs = [run(at, (1e15, 1e-300)[at % 2], 1 + at % 2) for at in range(20)]
-    one = factors([], runs).factors[crossing_factor(Tier.LEAF)]
-    assert 0.0 <= one.lower <= one.value <= one.upper <= 2.0 * CROSSING_COST_MAX
+    runs = [run(index, (1e15, 1e-300)[index % 2], 1 + index % 2) for index in range(20)]
+    estimate = factors([], runs).factors[crossing_factor(Tier.LEAF)]
+    assert 0.0 <= estimate.lower <= estimate.value <= estimate.upper <= 2.0 * CROSSING_COST_MAX
 
 
 def test_runs_that_cannot_be_compared_say_nothing_of_crossing() -> None:
-    """Another size, another workload, another reporter's unit: none of these differences is the topology's."""
+    """Differences between sizes, workloads or reporters' units are not the topology's."""
     alone = [run(1, 100.0, 1), run(2, 50.0, 2, nodes=16), run(3, 50.0, 2, workload="other")]
     alone += [run(4, 50.0, 2, reporter="other"), run(5, 50.0, 1)]
     assert factors([], alone).factors == {}
@@ -255,54 +258,55 @@ def test_runs_that_cannot_be_compared_say_nothing_of_crossing() -> None:
 
 @given(st.permutations(["a", "b", "c"]))
 def test_renaming_workloads_changes_nothing(names: list[str]) -> None:
-    """A name says who ran, and nothing of what runs cost."""
+    """The name of a workload does not affect costs."""
     renamed: dict[str, str] = dict(zip("xyz", names, strict=True))
-    runs = [run(at, 100.0 + 7 * at % 11, 1 + at % 2, 8, workload="xyz"[at % 3]) for at in range(18)]
+    runs = [
+        run(index, 100.0 + 7 * index % 11, 1 + index % 2, 8, workload="xyz"[index % 3])
+        for index in range(18)
+    ]
     before = factors([], runs)
-    after = factors([], [one._replace(workload=renamed[one.workload]) for one in runs])
+    after = factors([], [report._replace(workload=renamed[report.workload]) for report in runs])
     assert after.factors == before.factors
     for old, new in renamed.items():
         assert after.throughputs.points(new) == before.throughputs.points(old)
 
 
-# ----------------------------------------------------------------------
-# What follows from them.
-
-
 def test_throughputs_are_medians_by_size_of_the_reporter_who_knows_most_sizes() -> None:
-    """Two schedulers report one workload in tokens and in samples: their numbers do not mix."""
+    """Schedulers that report one workload in tokens and in samples are not mixed."""
     runs = [run(1, 100.0), run(2, 104.0), run(3, 90.0), run(4, 190.0, nodes=16)]
     runs += [run(number, 7.0, reporter="other") for number in range(5, 20)]
-    found = factors([], runs).throughputs
-    assert found.points("train") == [(8, 100.0), (16, 190.0)]
-    assert found.points("nobody") == []
-    rows = [one for one in calibration_rows(factors([], runs)) if one.factor == "throughput"]
-    assert [(one.nodes, one.value, one.reports) for one in rows] == [(8, 100.0, 3), (16, 190.0, 1)]
-    assert all(one.lower < one.value < one.upper for one in rows)
+    throughputs = factors([], runs).throughputs
+    assert throughputs.points("train") == [(8, 100.0), (16, 190.0)]
+    assert throughputs.points("nobody") == []
+    rows = [row for row in calibration_rows(factors([], runs)) if row.factor == "throughput"]
+    assert [(row.nodes, row.value, row.reports) for row in rows] == [(8, 100.0, 3), (16, 190.0, 1)]
+    assert all(row.lower < row.value < row.upper for row in rows)
 
 
 def test_a_price_takes_reports_in_place_of_assumptions() -> None:
-    """With reports an hour lost is the cluster's own, and the request's word still counts more."""
-    reports = factors([recovery(at, (20.0, 5.0, 30.0, 10.0)) for at in range(40)])
+    """Reports replace assumptions in a price, and the request's values replace reports."""
+    reports = factors([recovery(number, (20.0, 5.0, 30.0, 10.0)) for number in range(40)])
     needs = GangRequirements(4, checkpoint_interval_hours=1.0)
-    assumed, found = (lost_time(each, 32) for each in (needs, replace(needs, reports=reports)))
-    per, before = found.per_interruption_hours, assumed.per_interruption_hours
+    assumed, calibrated = (
+        lost_time(requirements, 32) for requirements in (needs, replace(needs, reports=reports))
+    )
+    per, before = calibrated.per_interruption_hours, assumed.per_interruption_hours
     assert before.source is QuantitySource.ASSUMED
     assert per.source is QuantitySource.DECLARED  # the interval of the request is the least sure
     assert per.value > before.value and "restart 38.7 min (40 reports)" in per.evidence
-    said = replace(needs, reports=reports, detect_hours=0.01)
-    declares = lost_time(said, 32).per_interruption_hours
+    declaring = replace(needs, reports=reports, detect_hours=0.01)
+    declares = lost_time(declaring, 32).per_interruption_hours
     assert "detect 0.6 min (request)" in declares.evidence
-    runs = [run(at, throughput_of(0.6, 1 + at % 2), 1 + at % 2) for at in range(40)]
+    runs = [run(number, throughput_of(0.6, 1 + number % 2), 1 + number % 2) for number in range(40)]
     costs = crossing_costs(factors([], runs))
-    sources = {tier: one.source for tier, one in zip(PRICED_TIERS, costs, strict=True)}
+    sources = {tier: cost.source for tier, cost in zip(PRICED_TIERS, costs, strict=True)}
     assert sources.pop(Tier.LEAF) is QuantitySource.REPORTED
     assert set(sources.values()) == {QuantitySource.ASSUMED}
 
 
 def test_every_factor_has_a_row_with_and_without_reports() -> None:
-    """An operator reads what is assumed as well, and from how many reports the rest is."""
-    rows = {one.factor: one for one in calibration_rows(factors([recovery(1), recovery(2)]))}
+    """The table includes assumed factors, and the number of reports of the others."""
+    rows = {row.factor: row for row in calibration_rows(factors([recovery(1), recovery(2)]))}
     assert set(rows) == {*DURATIONS, *map(crossing_factor, PRICED_TIERS)}
     assert (rows["detect"].source, rows["detect"].reports) == ("reported", 2)
     assert (rows["act.shrink"].source, rows["act.shrink"].reports) == ("assumed", 0)

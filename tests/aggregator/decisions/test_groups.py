@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data groups: what of their traffic crosses, counted GPU by GPU, and nodes in the order that crosses least."""
+"""Tensor, pipeline and data groups: traffic between domains, counted per GPU, and rank order."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ LEAF, NVLINK = PRICED_TIERS.index(Tier.LEAF), PRICED_TIERS.index(Tier.NVLINK_DOM
 
 
 def leaves(count: int, of: int = 4, nvlink: int = 1) -> list[Node]:
-    """Return nodes in leaves of *of*, in NVLink domains of *nvlink*."""
+    """Return nodes in leaves of *of* nodes, and NVLink domains of *nvlink* nodes."""
     return [
-        Node(f"h{at:02}", places=("", "s0", f"l{at // of}", "", f"n{at // nvlink}", "", ""))
-        for at in range(count)
+        Node(
+            f"h{number:02}",
+            places=("", "s0", f"l{number // of}", "", f"n{number // nvlink}", "", ""),
+        )
+        for number in range(count)
     ]
 
 
@@ -51,14 +54,10 @@ def grouped(nodes: int, tensor: int, pipeline: int, data: int, **more: Any) -> G
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------
-# What crosses.
-
-
 def counted(
     domains: list[int], layout: GroupLayout
 ) -> dict[str, tuple[int, int, list[tuple[float, float]]]]:
-    """Return of each kind how many groups cross, how many may, and each group's least and greatest share: GPU by GPU."""
+    """Count groups that cross or may cross, and each group's share range, per kind, GPU by GPU."""
     t, p, d, gpus = layout.tensor, layout.pipeline, layout.data, layout.gpus_per_node
 
     def node(tensor: int, data: int, pipeline: int) -> int:
@@ -69,14 +68,14 @@ def counted(
         "pipeline": [[node(a, b, c) for c in range(p)] for b in range(d) for a in range(t)],
         "data": [[node(a, b, c) for b in range(d)] for c in range(p) for a in range(t)],
     }
-    found = {}
+    counts = {}
     for kind, groups in kinds.items():
         if len(groups[0]) < 2:
             continue
         crosses, may, shares = 0, 0, []
         for group in groups:
-            known = {domains[one] for one in group if domains[one] >= 0}
-            unknown = {one for one in group if domains[one] < 0}
+            known = {domains[member] for member in group if domains[member] >= 0}
+            unknown = {member for member in group if domains[member] < 0}
             crosses += len(known) > 1
             may += len(known) <= 1 and len(known) + len(unknown) > 1
             if kind == "pipeline":
@@ -86,10 +85,10 @@ def counted(
                 links = len(group) - 1
                 shares.append((len(sure) / links, (len(sure) + len(maybe)) / links))
             else:
-                most = len(known) + len(unknown)
-                shares.append((1 - 1 / max(len(known), 1), 1 - 1 / max(most, 1)))
-        found[kind] = crosses, may, shares
-    return found
+                domains_max = len(known) + len(unknown)
+                shares.append((1 - 1 / max(len(known), 1), 1 - 1 / max(domains_max, 1)))
+        counts[kind] = crosses, may, shares
+    return counts
 
 
 @given(
@@ -100,15 +99,15 @@ def counted(
 def test_what_crosses_is_as_counted_gpu_by_gpu(
     sizes: tuple[int, int, int], gpus: int, data: st.DataObject
 ) -> None:
-    """Also of groups that end within a node, and of nodes whose leaf nobody knows."""
+    """Includes groups that end within a node, and nodes without a known leaf."""
     tensor, pipeline, members = sizes
     total = tensor * pipeline * members
     if total % gpus:
         return
     ids = data.draw(st.lists(st.integers(-1, 2), min_size=total // gpus, max_size=total // gpus))
     nodes = [
-        Node(f"h{at}", places=("", "", f"l{one}" if one >= 0 else "", "", "", "", ""))
-        for at, one in enumerate(ids)
+        Node(f"h{number}", places=("", "", f"l{item}" if item >= 0 else "", "", "", "", ""))
+        for number, item in enumerate(ids)
     ]
     table, _ = table_of(nodes)
     needs = replace(grouped(len(nodes), tensor, pipeline, members), gpus_per_node=gpus)
@@ -116,20 +115,16 @@ def test_what_crosses_is_as_counted_gpu_by_gpu(
     assert layout is not None and layout == GroupLayout(tensor, pipeline, members, gpus)
     spans = group_spans(table, np.arange(len(nodes)), layout, needs)
     expected = counted(ids, layout)
-    assert [one.kind for one in spans.kinds] == list(expected)
+    assert [item.kind for item in spans.kinds] == list(expected)
     value, weights = 0.0, 0.0
-    for one in spans.kinds:
-        crosses, may, shares = expected[one.kind]
-        assert (one.count, one.crossing[LEAF], one.unknown[LEAF]) == (len(shares), crosses, may)
-        value += one.traffic.value * float(np.mean([0.5 * (low + high) for low, high in shares]))
-        weights += one.traffic.value
+    for item in spans.kinds:
+        crosses, may, shares = expected[item.kind]
+        assert (item.count, item.crossing[LEAF], item.unknown[LEAF]) == (len(shares), crosses, may)
+        value += item.traffic.value * float(np.mean([0.5 * (low + high) for low, high in shares]))
+        weights += item.traffic.value
     assert weights == pytest.approx(1.0)
     low, middle, high = spans.shares[LEAF][1], spans.shares[LEAF][0], spans.shares[LEAF][2]
     assert middle == pytest.approx(value) and low <= middle <= high
-
-
-# ----------------------------------------------------------------------
-# Orders.
 
 
 @pytest.mark.parametrize(
@@ -139,16 +134,16 @@ def test_what_crosses_is_as_counted_gpu_by_gpu(
 def test_the_traffic_that_costs_more_is_aligned_first(
     traffic: dict[str, float], together: int, data_crosses: int, pipelines_cross: int
 ) -> None:
-    """Two leaves of four nodes, two stages: either all pipelines cross or all data groups do, half of whose traffic does."""
+    """Two leaves of four nodes, two stages: the cheaper of pipelines and data groups crosses."""
     needs = grouped(8, 8, 2, 4, **traffic)
     (option,) = planned(leaves(8), needs)
     assert option.groups is not None and option.groups.stages_together == together
-    crossing = {one.kind: one.crossing[LEAF] for one in option.groups.kinds}
+    crossing = {item.kind: item.crossing[LEAF] for item in option.groups.kinds}
     assert crossing == {"tensor": 0, "pipeline": pipelines_cross, "data": data_crosses}
-    leaf_of = [int(at) // 4 for at in option.nodes]
-    stages = leaf_of[:4], leaf_of[4:]  # in rank order the nodes of a stage follow each other
+    leaf_of = [int(node) // 4 for node in option.nodes]
+    stages = leaf_of[:4], leaf_of[4:]  # in rank order the nodes of a stage are adjacent
     if together == 1:
-        assert [len(set(one)) for one in stages] == [1, 1]
+        assert [len(set(item)) for item in stages] == [1, 1]
     else:
         assert stages[0] == stages[1] and sorted(stages[0]) == [0, 0, 1, 1]
     evidence = option.price.topology.evidence
@@ -157,21 +152,24 @@ def test_the_traffic_that_costs_more_is_aligned_first(
 
 
 def test_segments_move_as_wholes() -> None:
-    """Two segments of two ranks in each leaf: stages of one pipeline are put next to each other, and each segment stays in its rack."""
+    """Two segments of two ranks per leaf: stages become adjacent, segments stay in their racks."""
     nodes = [
-        Node(f"h{at}", places=("", "s0", f"l{at // 4}", f"r{at // 2}", f"n{at}", "", ""))
-        for at in range(8)
+        Node(
+            f"h{number}",
+            places=("", "s0", f"l{number // 4}", f"r{number // 2}", f"n{number}", "", ""),
+        )
+        for number in range(8)
     ]
     needs = grouped(8, 8, 2, 4, segment_nodes=2, segment_tier=Tier.RACK)
     (option,) = planned(nodes, needs)
     assert violations(nodes, option.nodes.tolist(), needs) == []
     assert option.groups is not None and option.groups.stages_together == 2
-    crossing = {one.kind: one.crossing[LEAF] for one in option.groups.kinds}
+    crossing = {kind.kind: kind.crossing[LEAF] for kind in option.groups.kinds}
     assert crossing == {"tensor": 0, "pipeline": 0, "data": 16}
 
 
 def test_a_tensor_group_keeps_to_an_nvlink_domain() -> None:
-    """Two nodes a group; of domains of three nodes each one is left over, and only these two make a group across."""
+    """Groups of two nodes in two domains of three: only the two remaining nodes cross."""
     nodes = leaves(6, of=6, nvlink=3)
     (option,) = planned(nodes, grouped(6, 16, 1, 3))
     assert option.groups is not None
@@ -190,7 +188,7 @@ def test_plans_with_groups_hold_and_are_within_their_bound(
     data: st.DataObject,
     subsets_max: float,
 ) -> None:
-    """Ranks move for groups, segments stay whole; and no order of any nodes costs less than the plan by more than it says."""
+    """Plans with groups hold all invariants, and no sampled order is cheaper than their bound."""
     needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1])
     needs = regrouped(needs, needs.nodes * needs.gpus_per_node)
     options = planned(nodes, needs, options_max=8, subsets_max=subsets_max)
@@ -226,11 +224,11 @@ def test_plans_with_groups_hold_and_are_within_their_bound(
 def test_with_groups_one_more_candidate_is_worse_by_no_more_than_the_bound(
     nodes: list[Node], needs: GangRequirements, sizes: tuple[int, int], another: list[Node], subsets_max: float,
 ) -> None:  # fmt: skip
-    """The groups choose among the best sets for even traffic, which are others beside one more node."""
+    """Groups are arranged within the best sets for even traffic, which a further node changes."""
     needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1])
     needs = regrouped(needs, needs.nodes * needs.gpus_per_node)
     fewer, more = (
-        planned(each, needs, subsets_max=subsets_max) for each in one_more(nodes, another[0])
+        planned(fleet, needs, subsets_max=subsets_max) for fleet in one_more(nodes, another[0])
     )
     if fewer and more:
         assert within_bound(fewer[0].price.total.value, more[0], 0.0)
@@ -242,19 +240,15 @@ def test_with_groups_one_more_candidate_is_worse_by_no_more_than_the_bound(
 def test_names_decide_nothing_about_groups(count: int, data: st.DataObject) -> None:
     """Two replicas of a scheduler list the same nodes in two orders: the groups cost the same."""
     nodes = leaves(count, of=data.draw(st.integers(1, 5)))
-    nodes = [replace(one, hazard=1e-4 * (1 + at)) for at, one in enumerate(nodes)]
+    nodes = [replace(item, hazard=1e-4 * (1 + index)) for index, item in enumerate(nodes)]
     order = data.draw(st.permutations(range(count)))
     needs = grouped(count // 2 * 2, 8, 2, 0)
-    found = [planned(one, needs)[0] for one in (nodes, [nodes[at] for at in order])]
-    assert found[0].price.total.value == pytest.approx(found[1].price.total.value)
-    assert found[0].groups == found[1].groups
-    assert {nodes[at].name for at in found[0].nodes} == {
-        nodes[order[at]].name for at in found[1].nodes
+    options = [planned(item, needs)[0] for item in (nodes, [nodes[index] for index in order])]
+    assert options[0].price.total.value == pytest.approx(options[1].price.total.value)
+    assert options[0].groups == options[1].groups
+    assert {nodes[index].name for index in options[0].nodes} == {
+        nodes[order[index]].name for index in options[1].nodes
     }
-
-
-# ----------------------------------------------------------------------
-# Requests.
 
 
 def asked(nodes: list[Node], gang: wire.GangRequirements) -> wire.PlanPlacementResponse:
@@ -273,41 +267,37 @@ def asked(nodes: list[Node], gang: wire.GangRequirements) -> wire.PlanPlacementR
     ],
 )  # fmt: skip
 def test_groups_that_are_no_groups_of_the_gang(groups: dict[str, Any], told: str) -> None:
-    """A plan for other groups than the job's own would be priced for nothing."""
+    """A plan for other groups than the job's own would have a wrong price."""
     gang = wire.GangRequirements(nodes=4, groups=wire.ParallelGroups(**groups))
     with pytest.raises(InvalidArgument, match=told):
         asked(leaves(4), gang)
 
 
 def test_the_answer_has_the_groups_that_cross() -> None:
-    """By kind and tier; the share of the traffic says that it is assumed."""
+    """Groups are listed by kind and tier; the traffic share is marked as assumed."""
     gang = wire.GangRequirements(nodes=8, groups=wire.ParallelGroups(tensor=8, pipeline=2))
     (option,) = asked(leaves(8), gang).options
-    found = {one.kind: one for one in option.groups}
-    assert {kind: (one.size, one.groups) for kind, one in found.items()} == {
+    by_kind = {group.kind: group for group in option.groups}
+    assert {kind: (group.size, group.groups) for kind, group in by_kind.items()} == {
         "tensor": (8, 8), "pipeline": (2, 32), "data": (4, 16),
     }  # fmt: skip
-    crossing = {each.tier: each.groups for each in found["data"].crossing}
+    crossing = {span.tier: span.groups for span in by_kind["data"].crossing}
     assert crossing[wire.TIER_LEAF] == 16 and crossing[wire.TIER_SPINE] == 0
-    assert found["data"].traffic_share.source == wire.ESTIMATE_ASSUMED
+    assert by_kind["data"].traffic_share.source == wire.ESTIMATE_ASSUMED
     assert option.pipeline_stages_together == 2
 
 
 def test_a_change_that_helps_can_be_sent_again() -> None:
-    """Of fewer nodes the groups are others: the changed request has only those that make it up."""
+    """With fewer nodes other groups fit: the changed request contains only these."""
     nodes = leaves(6)
     for pipeline, left in ((2, (8, 2, 0)), (8, (0, 0, 0))):
         groups = wire.ParallelGroups(tensor=8, pipeline=pipeline, data=8 // pipeline)
         reply = asked(nodes, wire.GangRequirements(nodes=8, groups=groups))
-        (change,) = [one for each in reply.blockers for one in each.relaxations]
+        (change,) = [relaxation for blocker in reply.blockers for relaxation in blocker.relaxations]
         sent = change.gang
         assert sent.nodes == 6
         assert (sent.groups.tensor, sent.groups.pipeline, sent.groups.data) == left
         assert asked(nodes, sent).options
-
-
-# ----------------------------------------------------------------------
-# Gangs of several sizes.
 
 
 def crossed(**more: Any) -> GangRequirements:
@@ -335,20 +325,22 @@ def test_sizes_with_groups_hold_and_are_the_best_of_all(
     shuffled: list[int],
     subsets_max: float,
 ) -> None:
-    """A gang of 6 or 8 nodes in pipelines of 4: 6 was chosen, in an order and at a price that knew no groups."""
+    """A gang of 6 or 8 nodes in pipelines of 4 got 6, in an order and at a price without groups."""
     needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1])
     table, candidates = table_of(nodes)
     gpus = node_search.gpus_of(table, needs)
     assert needs.elastic is not None
-    fitting = [each for each in needs.elastic.allowed if each * gpus % (sizes[0] * sizes[1]) == 0]
-    plan = elastic.plan_sizes(
-        table, candidates, needs, effort=SearchEffort(options_max=8, subsets_max=subsets_max)
-    )
+    fitting = [
+        size_candidate
+        for size_candidate in needs.elastic.allowed
+        if size_candidate * gpus % (sizes[0] * sizes[1]) == 0
+    ]
+    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, subsets_max=subsets_max)
     singles = {
-        each: planner.plan(
-            table, candidates, of_size(needs, each), effort=SearchEffort(subsets_max=subsets_max)
+        size_candidate: planner.plan(
+            table, candidates, of_size(needs, size_candidate), subsets_max=subsets_max
         )
-        for each in fitting
+        for size_candidate in fitting
     }
     assert bool(plan.options) == any(singles.values())
     for option in plan.options:
@@ -363,44 +355,44 @@ def test_sizes_with_groups_hold_and_are_the_best_of_all(
         return
     best = plan.options[0].price.total.value
     prices = {
-        size: elastic.sized_price(some[0].price, needs.elastic, size, gpus, needs.hours).total.value
-        for size, some in singles.items()
-        if some
+        size: elastic.sized_price(
+            choices[0].price, needs.elastic, size, gpus, needs.hours
+        ).total.value
+        for size, choices in singles.items()
+        if choices
     }
     assert (
         best <= min(prices.values()) * (1 + 1e-9) + 1e-9
-    )  # of four sizes each is searched in full
+    )  # each of at most four sizes is searched in full
     size = sorted(prices)[of_fitting % len(prices)]
-    other = singles[size][0].nodes[[at for at in shuffled if at < size]]
+    other = singles[size][0].nodes[[rank for rank in shuffled if rank < size]]
     if not violations(nodes, other.tolist(), of_size(needs, size)):
         cost = elastic.evaluate_nodes(table, candidates, needs, other).price.total.value
         assert cost >= (best - plan.options[0].gap_gpu_hours) * (1 - 1e-9) - 1e-9
 
 
 def test_each_size_has_its_own_groups() -> None:
-    """4 or 8 nodes, two stages: at 8 pipelines are within leaves, and what data groups cross is in the price."""
+    """With 8 nodes pipelines stay within leaves; the price contains the data groups' crossing."""
     curve = scaling_curve(((4, 4.0), (8, 7.9)))
     needs = grouped(8, 8, 2, 0, elastic=ElasticSizes((4, 6, 8), curve), communication_share=0.2)
     table, candidates = table_of(leaves(8))
-    plan = elastic.plan_sizes(
-        table, candidates, needs, effort=SearchEffort(options_max=8, every_size=True)
-    )
-    by_size = {one.nodes.size: one for one in plan.options}
+    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, every_size=True)
+    by_size = {item.nodes.size: item for item in plan.options}
     large, small = by_size[8].groups, by_size[4].groups
     assert large is not None and small is not None
     assert (large.layout.data, small.layout.data) == (4, 2)
-    assert sum(one.crossing[LEAF] for one in small.kinds) == 0
-    crossing = {one.kind: one.crossing[LEAF] for one in large.kinds}
+    assert sum(item.crossing[LEAF] for item in small.kinds) == 0
+    crossing = {item.kind: item.crossing[LEAF] for item in large.kinds}
     assert (crossing["pipeline"], crossing["data"]) == (0, 16)
     assert "8 tensor x 2 pipeline x 4 data groups" in by_size[8].price.topology.evidence
 
 
 def test_sizes_that_groups_do_not_make_up_are_left_out() -> None:
-    """Said in the answer; where none is left, in the error."""
+    """A note lists the left-out sizes; if no size is left, the error does."""
     gang = wire.GangRequirements(groups=wire.ParallelGroups(tensor=8, pipeline=2))
     gang.sizes.allowed_nodes.extend([2, 3, 4])
     reply = asked(leaves(4), gang)
-    assert [one.nodes for one in reply.sizes] == [2, 4]
+    assert [sized.nodes for sized in reply.sizes] == [2, 4]
     assert "sizes left out, which the groups do not make up: 3" in reply.notes
     assert reply.options[0].groups
     gang.groups.pipeline = 7
@@ -409,7 +401,7 @@ def test_sizes_that_groups_do_not_make_up_are_left_out() -> None:
 
 
 def test_a_gang_is_resized_with_its_groups() -> None:
-    """It runs on half of each leaf, so that each pipeline crosses: to lie within one leaf is worth a move."""
+    """A gang on halves of two leaves, whose pipelines all cross, gains by a move into one leaf."""
     table, candidates = table_of(leaves(8))
     needs = grouped(
         4, 8, 2, 2, pipeline_traffic=9.0, data_traffic=1.0, hours=500.0, communication_share=0.4, restart_hours=0.1,
@@ -417,11 +409,13 @@ def test_a_gang_is_resized_with_its_groups() -> None:
     )  # fmt: skip
     current = np.array([0, 1, 4, 5])
     plan = plan_resize(table, candidates, needs, current, ResizeTimes(0.05, nan, True))
-    assert {one.choice.nodes.size for one in plan.choices} == {4}  # 3 nodes hold no two stages
+    assert {item.choice.nodes.size for item in plan.choices} == {
+        4
+    }  # 3 nodes cannot hold two stages
     stay, first = plan.stay.choice, plan.choices[0].choice
     assert stay.groups is not None and first.groups is not None
-    assert {one.kind: one.crossing[LEAF] for one in stay.groups.kinds}["pipeline"] == 16
-    assert sum(one.crossing[LEAF] for one in first.groups.kinds) == 0
+    assert {item.kind: item.crossing[LEAF] for item in stay.groups.kinds}["pipeline"] == 16
+    assert sum(item.crossing[LEAF] for item in first.groups.kinds) == 0
     assert plan.choices[0] is not plan.stay and first.price.total.value < stay.price.total.value
 
 
@@ -431,7 +425,7 @@ def test_a_gang_is_resized_with_its_groups() -> None:
 def test_resizes_with_groups_come_to_rest(
     nodes: list[Node], needs: GangRequirements, sizes: tuple[int, int]
 ) -> None:
-    """Who follows each answer at once ends: each change has an allowed size that the groups make up, and a lower price."""
+    """Following each answer ends: changes have a valid size for the groups, and a lower price."""
     needs = replace(needs, tensor_parallel=sizes[0], pipeline_parallel=sizes[1], hours=48.0)
     table, candidates = table_of(nodes)
     gpus = node_search.gpus_of(table, needs)

@@ -1,4 +1,4 @@
-"""What a decision was computed from, stored and read again: the same code gives the same bytes, for any fleet and request."""
+"""Stored inputs of a decision reproduce its response to the byte, for any fleet and request."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from tests.aggregator.decisions.test_planner import fleets, gangs
 
 @dataclass
 class ChangingSource:
-    """Where services take their snapshot from."""
+    """The services' source of snapshots."""
 
     snapshot: Judgement | None = None
 
 
 class RecordedService:
-    """Services that record what they decide."""
+    """Services that record their decisions."""
 
     def __init__(self, snapshot: Judgement, *, is_dedicated: bool = False) -> None:
         self.source = ChangingSource(snapshot)
@@ -68,9 +68,9 @@ class RecordedService:
         return True
 
     def ask(self, call: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:
-        """Return the answer, None where the request is refused."""
+        """Return the response, or None if the request is refused."""
 
-        async def asked() -> Any:
+        async def guarded() -> Any:
             try:
                 return await call(request, None)
             except ServiceError:
@@ -78,22 +78,26 @@ class RecordedService:
             finally:
                 await self.recorder.flush()
 
-        return asyncio.run(asked())
+        return asyncio.run(guarded())
 
 
 def assert_replayed(service: RecordedService, answers: int) -> None:
-    """Each recorded decision comes out again from its own parts, in whichever order they are read."""
-    found = [one for records, _ in service.batches for one in records]
-    parts = {digest: part for _, several in service.batches for digest, part in several.items()}
-    assert len(found) == answers
-    for one in found:
-        its_parts = [parts[digest] for digest in reversed(one.inputs)]
-        again = asyncio.run(replayed_answer(kind_of(one.kind), one.request, its_parts))
-        assert again == one.answer
+    """Check that each recorded decision is reproduced from its parts, in any order."""
+    records = [record for records, _ in service.batches for record in records]
+    parts = {
+        digest: part
+        for _, encoded_parts in service.batches
+        for digest, part in encoded_parts.items()
+    }
+    assert len(records) == answers
+    for record in records:
+        its_parts = [parts[digest] for digest in reversed(record.inputs)]
+        again = asyncio.run(replayed_answer(kind_of(record.kind), record.request, its_parts))
+        assert again == record.answer
 
 
 def workloads(source: Any) -> KnownWorkloads:
-    """Return two jobs of which it is known what they need."""
+    """Return the known needs of two jobs."""
     rows = [[source.random() for _ in range(2 * len(COMPONENTS))] for _ in range(2)]
     needs = np.array(rows, dtype=np.float32) / np.float32(2 * len(COMPONENTS))
     return KnownWorkloads({"seven": 1, "eight": 0}, ("a run of eight", "a run of seven"), needs)
@@ -103,8 +107,8 @@ def workloads(source: Any) -> KnownWorkloads:
 def test_any_decision_comes_out_again(
     nodes: list[Node], needs: GangRequirements, source: Any
 ) -> None:
-    """An answer that cannot be had again explains nothing: plans, evaluations, resizes and recoveries, free or blocked."""
-    nodes = [replace(one, job=source.choice(("", "", "seven", "nine"))) for one in nodes]
+    """Plans, evaluations, resizes and recoveries, free or blocked, are reproduced."""
+    nodes = [replace(item, job=source.choice(("", "", "seven", "nine"))) for item in nodes]
     reserved = np.array(
         sorted(source.sample(range(len(nodes)), source.randrange(2))), dtype=np.intp
     )
@@ -128,7 +132,7 @@ def test_any_decision_comes_out_again(
         gang=gang, options_max=source.randrange(4), explain=source.random() < 0.5
     )
     if source.random() < 0.5:
-        free = np.array([one.free for one in nodes])
+        free = np.array([item.free for item in nodes])
         plan.candidates.node_bitmap = np.packbits(free, bitorder="little").tobytes()
     members = source.sample(range(len(nodes)), min(needs.nodes, len(nodes)))
     evaluated = placement_pb2.EvaluatePlacementRequest(gang=gang, node_index=members)
@@ -147,14 +151,14 @@ def test_any_decision_comes_out_again(
         service.ask(service.placement.PlanResize, resized),
         service.ask(service.recovery.PlanRecovery, failed),
     ]
-    answered = [one for one in replies if one is not None]
-    assert len({one.decision_id for one in answered}) == len(answered)
+    answered = [item for item in replies if item is not None]
+    assert len({item.decision_id for item in answered}) == len(answered)
     assert_replayed(service, len(answered))
 
 
 def test_who_was_excluded_before_the_disk_was_full_is_so_in_the_replay() -> None:
-    """While degraded, news of that time excludes nobody: what the process remembered is a part of the decision."""
-    nodes = [Node(f"h{at}", hazard=1e-4 * (at + 1)) for at in range(4)]
+    """The nodes excluded before a degraded period are a part of the decision."""
+    nodes = [Node(f"h{number}", hazard=1e-4 * (number + 1)) for number in range(4)]
     service = RecordedService(snapshot_of(nodes))
     request = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=4))
     assert service.ask(service.placement.PlanPlacement, request).options
@@ -167,8 +171,8 @@ def test_who_was_excluded_before_the_disk_was_full_is_so_in_the_replay() -> None
 
 
 def test_what_does_not_change_is_one_part() -> None:
-    """10,000 names a second would be gigabytes a day: only columns that changed are stored again."""
-    nodes = [Node(f"h{at}") for at in range(6)]
+    """10,000 names a second would be gigabytes a day: only changed columns are stored again."""
+    nodes = [Node(f"h{number}") for number in range(6)]
     snapshot = snapshot_of(nodes)
     excluded = np.zeros(6, dtype=bool)
     first = dict(input_parts(snapshot, excluded))
@@ -193,8 +197,8 @@ def test_what_does_not_change_is_one_part() -> None:
 def test_parts_that_cannot_be_read(
     broken: Callable[[list[bytes]], list[bytes]], message: str
 ) -> None:
-    """What came over a network is read as data, and where it is damaged the error says what is wrong."""
-    snapshot = snapshot_of([Node(f"h{at}") for at in range(3)])
+    """Parts from the network are parsed as data, and an error names the damage."""
+    snapshot = snapshot_of([Node(f"h{number}") for number in range(3)])
     parts = [part for _, part in input_parts(snapshot, np.zeros(3, dtype=bool))]
     assert restored_inputs(parts).snapshot.names == snapshot.names
     with pytest.raises(InputsError, match=message):
@@ -202,7 +206,7 @@ def test_parts_that_cannot_be_read(
 
 
 def test_a_part_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few kB of zeros, compressed, would fill the memory of whoever reads them."""
+    """A few kB of compressed zeros could fill the reader's memory."""
     assert inputs.decompressed(inputs.compressed(b"x" * 1000)) == b"x" * 1000
     monkeypatch.setattr(inputs, "PART_BYTES_MAX", 999)
     with pytest.raises(InputsError, match="more than 999 bytes"):
@@ -214,8 +218,8 @@ def test_a_part_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_snapshots_and_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread is free to encode them, what waits must not hold the memory of every snapshot since."""
-    nodes = [Node(f"h{at}") for at in range(4)]
+    """Without a free thread to encode them, pending snapshots must not accumulate."""
+    nodes = [Node(f"h{number}") for number in range(4)]
     service = RecordedService(snapshot_of(nodes))
     request = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=1))
 
@@ -229,8 +233,8 @@ def test_snapshots_and_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPat
     assert service.recorder.take_dropped() == 10 - decision_recorder.SNAPSHOTS_WAITING_MAX
     assert service.recorder.take_dropped() == 0
     ((records, parts),) = service.batches
-    whole = sum(map(len, parts.values())) + sum(one.size_bytes for one in records)
-    monkeypatch.setattr(decision_recorder, "BATCH_BYTES_MAX", whole // 2)
+    total_bytes = sum(map(len, parts.values())) + sum(record.size_bytes for record in records)
+    monkeypatch.setattr(decision_recorder, "BATCH_BYTES_MAX", total_bytes // 2)
     service.batches.clear()
     asyncio.run(plans(8))
     ((records, _),) = service.batches
@@ -250,7 +254,7 @@ def test_a_batch_that_is_cut_off_is_refused() -> None:
 
 
 def test_costs_and_tenants_are_inputs_and_older_decisions_have_none() -> None:
-    """What was decided before they were declared is replayed without them; what is no tenant is refused."""
+    """Decisions without costs and tenants are replayed as such; malformed tenants are refused."""
     nodes = [Node("a", price=2.5, preemption=0.01), Node("b")]
     tenants = {"vision": ExchangeRates(2.0, nan, 0.1)}
     snapshot = replace(snapshot_of(nodes), tenants=tenants)
@@ -260,16 +264,18 @@ def test_costs_and_tenants_are_inputs_and_older_decisions_have_none() -> None:
     np.testing.assert_array_equal(restored.facts.costs.preemption, snapshot.facts.costs.preemption)
     assert repr(restored.tenants) == repr(tenants)
     new = (b'"price_per_gpu_hour"', b'"preemptions_per_hour"', b'"tenants"')
-    older = restored_inputs(one for one in parts if not any(name in one[:60] for name in new))
+    older = restored_inputs(
+        part_bytes for part_bytes in parts if not any(name in part_bytes[:60] for name in new)
+    )
     assert older.snapshot.tenants == {} and not older.snapshot.facts.costs.price.size
     for wrong in (b"7", b'["a"]', b'{"a": 1}', b'{"a": ["x", 1, 1]}', b'{"a": [1, 1, 1, 1]}'):
-        others = [one for one in parts if b'"tenants"' not in one[:60]]
+        other_parts = [part_bytes for part_bytes in parts if b'"tenants"' not in part_bytes[:60]]
         with pytest.raises(InputsError, match="do not belong together"):
-            restored_inputs([*others, b'{"part": "tenants"}\n' + wrong])
+            restored_inputs([*other_parts, b'{"part": "tenants"}\n' + wrong])
 
 
 def test_factors_that_were_reported_are_inputs() -> None:
-    """A decision before the next report was replayed with the factors after it, and differed."""
+    """A decision was replayed with factors from later reports, and differed."""
     points = ReportedThroughputs(
         ("a", "b"), np.array([0, 1, 3]), np.array([4, 2, 8]), np.array([1.5, 0.1, 7.25]), np.array([1, 2, 3])
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Plans keep what is promised of them: a checker that knows nothing of the search, and all subsets of small fleets."""
+"""Plans against their promises: by an independent checker, and all subsets of small fleets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.aggregator.decisions.fleets import (
     violations,
 )
 
-#: Of a price, by which sums in another order may differ.
+#: Relative and absolute tolerance of a price: sums in another order may differ by it.
 SLACK = 1e-9
 HAZARDS = (1e-5, 1.8e-4, 1.8e-4, 5e-4, 2e-3, 5e-2)
 SPEEDS = (1.0, 1.0, 1.0, 0.99, 0.97, 0.9)
@@ -41,13 +41,13 @@ STATES = (
 
 @st.composite
 def fleets(draw: Any, most: int = 10) -> list[Node]:
-    """Return a fleet of a few leaves and racks; racks may lie across leaves, places may be missing."""
+    """Return a fleet of a few leaves and racks; racks may span leaves, places may be missing."""
     count = draw(st.integers(2, most))
     nested = draw(st.booleans())
     prices = draw(st.sampled_from(((nan,), (nan,), (2.0, 2.1, 0.5))))
     preemptions = draw(st.sampled_from(((0.0,), (0.0, 0.0, 0.02))))
     nodes = []
-    for at in range(count):
+    for number in range(count):
         rack = draw(st.integers(0, 3))
         leaf = rack // 2 if nested else draw(st.integers(0, 2))
         spine = leaf // 2 if nested else draw(st.integers(0, 1))
@@ -58,8 +58,8 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
         )  # fmt: skip
         nodes.append(
             Node(
-                f"h{at}",
-                draw(st.sampled_from(HAZARDS)) * (1.0 + at / 1000.0),
+                f"h{number}",
+                draw(st.sampled_from(HAZARDS)) * (1.0 + number / 1000.0),
                 draw(st.sampled_from(SPEEDS)),
                 draw(st.sampled_from(STATES)),
                 draw(st.sampled_from((8, 8, 8, 4))),
@@ -75,7 +75,7 @@ def fleets(draw: Any, most: int = 10) -> list[Node]:
 
 @st.composite
 def gangs(draw: Any, most: int = 8) -> GangRequirements:
-    """Return what a gang may ask for."""
+    """Return any valid requirements of a gang."""
     segment = draw(st.sampled_from((1, 1, 2, 3)))
     nodes = segment * draw(st.integers(1, max(1, most // segment)))
     spread = draw(st.sampled_from((None, None, Tier.POWER_DOMAIN, Tier.RACK)))
@@ -111,7 +111,7 @@ def planned(
 def test_a_plan_is_whole_or_there_is_none(
     nodes: list[Node], needs: GangRequirements, subsets_max: float
 ) -> None:
-    """Slurm gave 17 + 17 + 2 nodes for three segments of 12: each option holds to every invariant, in its rank order."""
+    """Slurm gave 17 + 17 + 2 nodes for three segments of 12. Options hold all invariants."""
     for option in planned(nodes, needs, options_max=8, subsets_max=subsets_max):
         assert violations(nodes, option.nodes.tolist(), needs) == []
         assert option.price.survival.value >= needs.survival_min
@@ -119,44 +119,44 @@ def test_a_plan_is_whole_or_there_is_none(
         assert option.price.total.value == pytest.approx(
             sum(part.gpu_hours.value for part in option.price.parts)
         )
-        for each in (option.price.survival, option.price.speed, option.price.goodput):
-            assert each.lower <= each.value <= each.upper
+        for quantity in (option.price.survival, option.price.speed, option.price.goodput):
+            assert quantity.lower <= quantity.value <= quantity.upper
 
 
 @given(nodes=fleets(), needs=gangs())
 def test_what_trying_all_finds_is_found(nodes: list[Node], needs: GangRequirements) -> None:
-    """A gang that waits beside free nodes that would hold it is a bug: to twelve nodes every plan is found, at its price."""
+    """A gang must not wait if free nodes fit: up to twelve nodes the best plan is found."""
     best = cheapest(nodes, needs)
-    found = planned(nodes, needs)
-    assert bool(found) == (best is not None)
+    options = planned(nodes, needs)
+    assert bool(options) == (best is not None)
     if best is not None:
-        cost = found[0].price.total.value
+        cost = options[0].price.total.value
         assert cost == pytest.approx(best, rel=1e-6)
-        assert cost - found[0].gap_gpu_hours <= best * (1 + SLACK) + SLACK
+        assert cost - options[0].gap_gpu_hours <= best * (1 + SLACK) + SLACK
 
 
 def is_crosscut(needs: GangRequirements) -> bool:
-    """Whether segments meet a spread, or a survival the speed and the domains: then the search itself is no proof."""
+    """Return whether constraints interact so that the search alone proves nothing."""
     return (needs.spread_over is not None and needs.segment_nodes > 1) or needs.survival_min > 0.0
 
 
 @given(nodes=fleets(12), needs=gangs())
 def test_the_search_is_within_its_bound(nodes: list[Node], needs: GangRequirements) -> None:
-    """Large fleets cannot be tried: the search alone finds what there is, and no plan is better by more than it says."""
+    """The search alone, as for large fleets, is no worse than its stated bound."""
     best = cheapest(nodes, needs)
-    found = planned(nodes, needs, subsets_max=0.0)
+    options = planned(nodes, needs, subsets_max=0.0)
     if best is None:
-        assert found == []
-    elif found:
-        cost = found[0].price.total.value
+        assert options == []
+    elif options:
+        cost = options[0].price.total.value
         assert cost >= best * (1 - 1e-6) - SLACK
-        assert cost - found[0].gap_gpu_hours <= best * (1 + 1e-6) + SLACK
+        assert cost - options[0].gap_gpu_hours <= best * (1 + 1e-6) + SLACK
     else:
         assert is_crosscut(needs)
 
 
 def relaxations(needs: GangRequirements) -> list[GangRequirements]:
-    """Return the same with one constraint less, each."""
+    """Return the requirements with one constraint less, for each constraint."""
     return [
         replace(needs, within=None),
         replace(needs, same_rails=False),
@@ -168,15 +168,15 @@ def relaxations(needs: GangRequirements) -> list[GangRequirements]:
 
 
 def one_more(nodes: list[Node], another: Node) -> tuple[list[Node], list[Node]]:
-    """Return the fleet with a node that is no candidate, and the same where it is one.
+    """Return the fleet with another node that is not a candidate, and with it as a candidate.
 
-    A node that joins the fleet is more than a candidate: the price that it declares is what others are assumed to cost.
+    A node that joins the fleet also changes assumed prices, which come from declared ones.
     """
     return [*nodes, replace(another, free=False)], [*nodes, another]
 
 
 def within_bound(cost: float, after: PlacementChoice, subsets_max: float) -> bool:
-    """Whether *after* costs no more than *cost*: where all subsets are tried; else by its stated bound."""
+    """Return whether *after* costs at most *cost*, or *cost* and its bound without all subsets."""
     slack = after.gap_gpu_hours if subsets_max == 0.0 else 0.0
     return after.price.total.value <= cost * (1 + 1e-6) + slack + SLACK
 
@@ -197,7 +197,7 @@ def test_more_room_is_never_worse(
     less: int,
     subsets_max: float,
 ) -> None:
-    """One more candidate, or one constraint less, and a worse price: nobody could trust either. Within the stated bound."""
+    """A further candidate, or one constraint less, must not raise the price beyond the bound."""
     changed, wanted = nodes, needs
     if is_candidate:
         nodes, changed = one_more(nodes, another[0])
@@ -222,27 +222,27 @@ def test_names_and_their_order_decide_nothing(
     order = data.draw(st.permutations(range(len(nodes))))
     other = [
         replace(
-            nodes[at],
-            name=f"x{at}",
-            rails=f"{nodes[at].rails}'",
-            places=tuple(name and f"{name[0]}{9 - int(name[1])}" for name in nodes[at].places),
+            nodes[index],
+            name=f"x{index}",
+            rails=f"{nodes[index].rails}'",
+            places=tuple(name and f"{name[0]}{9 - int(name[1])}" for name in nodes[index].places),
         )
-        for at in order
+        for index in order
     ]
     mine, theirs = (
-        planned(each, needs, options_max=8, subsets_max=subsets_max) for each in (nodes, other)
+        planned(fleet, needs, options_max=8, subsets_max=subsets_max) for fleet in (nodes, other)
     )
-    assert [one.price.total.value for one in mine] == pytest.approx(
-        [one.price.total.value for one in theirs], rel=1e-9
+    assert [option.price.total.value for option in mine] == pytest.approx(
+        [option.price.total.value for option in theirs], rel=1e-9
     )
-    for one, another in zip(mine, theirs, strict=True):
-        chosen = sorted(nodes[at].hazard for at in one.nodes)
-        assert chosen == sorted(other[at].hazard for at in another.nodes)
+    for option, another in zip(mine, theirs, strict=True):
+        chosen = sorted(nodes[index].hazard for index in option.nodes)
+        assert chosen == sorted(other[index].hazard for index in another.nodes)
 
 
 def test_what_is_not_known_widens_the_price() -> None:
-    """STALE and UNKNOWN counted as well would win over nodes that are known to be well."""
-    well = [Node(f"h{at}") for at in range(8)]
+    """STALE and UNKNOWN nodes must not win over nodes known to be healthy."""
+    well = [Node(f"h{number}") for number in range(8)]
     facts = snapshot_of(well).facts
     silent = replace(
         facts, is_reporting=np.zeros(8, dtype=bool), speed_reach=np.full(8, np.nan, dtype=np.float32),
@@ -251,19 +251,19 @@ def test_what_is_not_known_widens_the_price() -> None:
     everyone = Candidates(np.ones(8, dtype=bool))
     known, unknown = (
         planner.plan(
-            node_table(replace(snapshot_of(well), facts=each)), everyone, GangRequirements(4)
+            node_table(replace(snapshot_of(well), facts=node_facts)), everyone, GangRequirements(4)
         )[0]
-        for each in (facts, silent)
+        for node_facts in (facts, silent)
     )
     for name in ("total", "survival", "speed"):
-        one, other = getattr(known.price, name), getattr(unknown.price, name)
-        assert other.upper - other.lower > one.upper - one.lower
+        known_value, unknown_value = getattr(known.price, name), getattr(unknown.price, name)
+        assert unknown_value.upper - unknown_value.lower > known_value.upper - known_value.lower
     assert unknown.price.speed.value < 1.0
     assert unknown.price.total.value > known.price.total.value
 
 
 def test_while_degraded_nobody_is_excluded_by_news_of_that_time() -> None:
-    """A broken switch before the aggregator makes half of the fleet UNHEALTHY: plans go on with those of before."""
+    """A broken switch made half of the fleet UNHEALTHY: plans keep the earlier exclusions."""
     from gangline.aggregator.decisions.node_table import excluded_now, excluded_since
 
     nodes = [Node("a", state=HealthState.UNHEALTHY), Node("b"), Node("c")]

@@ -1,4 +1,4 @@
-"""The price: what each factor does to it, where it is from, and that nothing unknown passes for known."""
+"""The price: the effect of each factor, its source, and the interval of unknown values."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def lost(needs: GangRequirements = KNOWN) -> LostTime:
 
 
 def test_a_price_by_hand() -> None:
-    """32 GPUs, 100 h, slowest 0.9; 4 hazards of 0.001/h and 0.002/h that do not grow, 1 h each; 1 % of writes."""
-    found = price(members(speed=0.9), lost(), 100.0)
+    """32 GPUs, 100 h, slowest 0.9; 0.004/h and 0.002/h of hazard, 1 h each; 1 % of writes."""
+    result = price(members(speed=0.9), lost(), 100.0)
     share = 1.0 - 0.01 - (0.004 + 0.002) * 1.0
-    assert found.goodput.value == pytest.approx(0.9 * share)
-    assert found.total.value == pytest.approx(3200 * (1.0 - 0.9 * share))
-    parts = {part.name: part.gpu_hours.value for part in found.parts}
+    assert result.goodput.value == pytest.approx(0.9 * share)
+    assert result.total.value == pytest.approx(3200 * (1.0 - 0.9 * share))
+    parts = {part.name: part.gpu_hours.value for part in result.parts}
     assert parts["slowest member"] == pytest.approx(320.0)
     assert parts["interruptions by members"] == pytest.approx(3200 * 0.9 * 0.004)
-    assert found.survival.value == pytest.approx(exp(-0.006 * 100))
+    assert result.survival.value == pytest.approx(exp(-0.006 * 100))
 
 
 MORE = [
@@ -66,18 +66,22 @@ MORE = [
 
 @pytest.mark.parametrize(("_what", "of", "time"), MORE, ids=[one[0] for one in MORE])
 def test_each_costs(_what: str, of: Members, time: LostTime) -> None:
-    """Whatever is worse costs more."""
+    """A worse value costs more."""
     assert price(of, time, 100.0).total.value > price(members(), lost(), 100.0).total.value
 
 
 def test_what_nobody_said_is_assumed_and_wide() -> None:
-    """A request without restart times has an answer, and it says that they are assumed."""
-    said = price(members(), lost(), 100.0)
-    assumed = price(members(), lost_time(GangRequirements(4, hours=100.0), 32), 100.0)
-    assert assumed.total.upper - assumed.total.lower > said.total.upper - said.total.lower
-    assert assumed.total.source is QuantitySource.ASSUMED
+    """A request without restart times gets a response that marks them as assumed."""
+    declared_price = price(members(), lost(), 100.0)
+    assumed_price = price(members(), lost_time(GangRequirements(4, hours=100.0), 32), 100.0)
     assert (
-        assumed.topology.source is QuantitySource.ASSUMED and "assumed" in assumed.topology.evidence
+        assumed_price.total.upper - assumed_price.total.lower
+        > declared_price.total.upper - declared_price.total.lower
+    )
+    assert assumed_price.total.source is QuantitySource.ASSUMED
+    assert (
+        assumed_price.topology.source is QuantitySource.ASSUMED
+        and "assumed" in assumed_price.topology.evidence
     )
 
 
@@ -91,24 +95,26 @@ def test_what_nobody_said_is_assumed_and_wide() -> None:
 def test_parts_sum_and_intervals_hold_their_values(
     hazard: float, speed: float, domains: tuple[int, ...], share: float, hours: float
 ) -> None:
-    """Also where more than all of the time would be lost."""
-    of = members(hazard, speed, domains, tuple(4 - one for one in domains))
-    found = price(of, lost(replace(KNOWN, communication_share=share)), hours, {Tier.LEAF: 2.0})
-    assert found.total.value == pytest.approx(sum(one.gpu_hours.value for one in found.parts))
-    assert 0.0 <= found.goodput.value <= 1.0
-    for one in (found.total, found.survival, found.speed, found.topology, found.goodput):
-        assert one.lower <= one.value + 1e-6 and one.value <= one.upper + 1e-6
+    """Holds even if more than all of the time would be lost."""
+    members_of_gang = members(hazard, speed, domains, tuple(4 - item for item in domains))
+    result = price(
+        members_of_gang, lost(replace(KNOWN, communication_share=share)), hours, {Tier.LEAF: 2.0}
+    )
+    assert result.total.value == pytest.approx(sum(item.gpu_hours.value for item in result.parts))
+    assert 0.0 <= result.goodput.value <= 1.0
+    for item in (result.total, result.survival, result.speed, result.topology, result.goodput):
+        assert item.lower <= item.value + 1e-6 and item.value <= item.upper + 1e-6
 
 
 def test_shares_that_cross() -> None:
-    """Of even traffic among d domains 1 - 1/d crosses; of nodes of no known domain between none and all."""
+    """With even traffic among d domains 1 - 1/d crosses; unknown domains give none to all."""
     assert crossing_shares(1, 0) == (0.0, 0.0, 0.0)
     assert crossing_shares(4, 0) == (0.75, 0.75, 0.75)
     assert crossing_shares(0, 4) == (0.375, 0.0, 0.75)
 
 
 def test_a_value_lies_within_its_interval() -> None:
-    """An interval that leaves its own value out is a bug of ours, not an answer."""
+    """An interval that excludes its own value is a bug."""
     with pytest.raises(ValueError, match="2 is not within 0 to 1"):
         Quantity(2, 0, 1, QuantitySource.ASSUMED)
 
@@ -122,7 +128,7 @@ def test_spares_of_a_mean(mean: float, count: int) -> None:
 
 
 def test_domains_are_those_that_were_declared_and_made_once() -> None:
-    """Ten thousand places are read when one changes, not with each judgement."""
+    """Ten thousand places are read once when one changes, not with each judgement."""
     world = World(3, 1)
     places = {
         "h0": HostPlacement(rack="r1", leaf="l1", rails=("a", "b")),

@@ -1,4 +1,4 @@
-"""Nodes are taken from jobs of lower priority only, where priorities are known; where they are not, the answer says so."""
+"""Only jobs of known lower priority give up nodes; unknown priorities are stated."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ BUSY = [
 
 
 def changes(priority: int | None, priorities: dict[str, int], nodes: int = 2) -> list[str]:
-    """Return the changes by which others give up nodes."""
+    """Return the changes in which other jobs give up nodes."""
     table, free = table_of(BUSY)
     candidates = Candidates(free.nodes, priorities=priorities)
     needs = GangRequirements(nodes, gpus_per_node=8, priority=priority)
-    found = find_blockers(table, candidates, needs).blockers
+    blockers_found = find_blockers(table, candidates, needs).blockers
     return [
-        each.change
-        for one in found
-        if one.constraint == CANDIDATES
-        for each in one.relaxations
-        if each.added_nodes.size
+        relaxation.change
+        for blocker in blockers_found
+        if blocker.constraint == CANDIDATES
+        for relaxation in blocker.relaxations
+        if relaxation.added_nodes.size
     ]
 
 
@@ -57,23 +57,23 @@ def changes(priority: int | None, priorities: dict[str, int], nodes: int = 2) ->
     ],
 )
 def test_who_gives_up_nodes(priority: int | None, priorities: dict[str, int], change: str) -> None:
-    """A smaller job of a higher priority keeps its nodes; one of which it is known counts before one of which nobody said."""
+    """A job of higher priority keeps its nodes; a known priority comes before an unknown one."""
     assert changes(priority, priorities) == [change]
 
 
 def test_of_jobs_that_count_as_much_nobody_gives_up() -> None:
-    """It is no conflict with the candidates then, and the message does not propose it."""
+    """The candidates do not conflict then, and the message proposes no job."""
     assert changes(5, {"a": 5, "b": 9}) == []
     table, free = table_of([*BUSY, Node("idle", free=False)])
     candidates = Candidates(free.nodes, priorities={"a": 5, "b": 9})
     needs = GangRequirements(2, gpus_per_node=8, priority=5)
-    (one,) = [
-        each
-        for each in find_blockers(table, candidates, needs).blockers
-        if each.constraint == CANDIDATES
+    (blocker,) = [
+        item
+        for item in find_blockers(table, candidates, needs).blockers
+        if item.constraint == CANDIDATES
     ]
-    assert "3 of them run jobs of at least the gang's priority" in one.message
-    assert [each.added_nodes.tolist() for each in one.relaxations] == [[4]]
+    assert "3 of them run jobs of at least the gang's priority" in blocker.message
+    assert [item.added_nodes.tolist() for item in blocker.relaxations] == [[4]]
 
 
 @given(
@@ -84,13 +84,13 @@ def test_of_jobs_that_count_as_much_nobody_gives_up() -> None:
 def test_no_change_takes_from_a_job_that_counts_as_much(
     priorities: dict[str, int], own: int, nodes: int
 ) -> None:
-    """Whichever constraint gives way."""
+    """Holds for each relaxed constraint."""
     table, free = table_of(BUSY)
     candidates = Candidates(free.nodes, priorities=priorities)
     needs = GangRequirements(nodes, gpus_per_node=8, priority=own)
-    for one in find_blockers(table, candidates, needs).blockers:
-        for each in one.relaxations:
-            for node in each.added_nodes.tolist():
+    for blocker in find_blockers(table, candidates, needs).blockers:
+        for relaxation in blocker.relaxations:
+            for node in relaxation.added_nodes.tolist():
                 assert priorities.get(BUSY[node].job, own - 1) < own
 
 
@@ -104,7 +104,7 @@ def test_no_change_takes_from_a_job_that_counts_as_much(
     ],
 )
 def test_priorities_that_are_none(jobs: list[tuple[str, int]], told: str) -> None:
-    """Each has a limit, and an error that says what would be right."""
+    """Each error names the limit."""
     message = placement_pb2.PlacementCandidates()
     for job, priority in jobs:
         message.job_priorities.add(job=job, priority=priority)
@@ -113,7 +113,7 @@ def test_priorities_that_are_none(jobs: list[tuple[str, int]], told: str) -> Non
 
 
 def recovered(**gang: Any) -> recovery_pb2.PlanRecoveryResponse:
-    """Return how a gang of two goes on that lost one, where two jobs may lend."""
+    """Return the recovery of a gang of two that lost a node, with two jobs that may lend."""
     nodes = [Node("m1"), Node("m2"), Node("x", free=False), Node("y", free=False)]
     request = recovery_pb2.PlanRecoveryRequest(
         gang=placement_pb2.GangRequirements(**gang), current_node_index=[0, 1], failed_node_index=[0],
@@ -127,19 +127,19 @@ def recovered(**gang: Any) -> recovery_pb2.PlanRecoveryResponse:
 
 
 def test_a_recovery_borrows_from_lower_priorities_only() -> None:
-    """By the lender's own priority, else that of its job."""
+    """The lender's own priority counts, otherwise its job's."""
 
     def lenders(reply: recovery_pb2.PlanRecoveryResponse) -> list[str]:
-        return [one.lender for one in reply.options if one.lender]
+        return [choice.lender for choice in reply.options if choice.lender]
 
     reply = recovered(priority=5)
     assert lenders(reply) == ["low"]
     assert list(reply.notes) == ["high lends nothing: its priority 7 is not below the gang's 5"]
-    (option,) = [one for one in reply.options if one.lender]
+    (option,) = [choice for choice in reply.options if choice.lender]
     assert "have low give up x (priority 1, below 5)" in option.steps
     assert lenders(recovered(priority=1)) == []
     reply = recovered()
     assert lenders(reply) and "gang.priority is not set" in reply.notes[0]
-    (option,) = [one for one in reply.options if one.lender]
+    (option,) = [choice for choice in reply.options if choice.lender]
     assert "it is unknown whether its priority is lower" in option.steps[0]
     assert np.isfinite(option.price.total_gpu_hours.value)

@@ -40,7 +40,7 @@ def test_a_promised_gain_is_kept(between: float, within: float, seed: int) -> No
 
 
 def test_a_single_measurement_does_not_count_beside_repeated_ones() -> None:
-    """280 of 296 GPUs had one run, whose speeds did not last; no variance at all leaves the speeds as they are."""
+    """280 of 296 GPUs had a single run, whose speeds did not last; without variance speeds stay."""
     speeds = np.array([0.9, 1.0, 1.1, 0.7, np.nan])
     unknown = np.full(5, np.nan)
     assert lasting_speeds(speeds, unknown).tolist()[:4] == speeds.tolist()[:4]
@@ -53,7 +53,7 @@ def test_a_single_measurement_does_not_count_beside_repeated_ones() -> None:
 
 
 def variation(speeds: list[list[float]]) -> SpeedVariation:
-    """Return the variation after a minute at each of the rows of *speeds*, over and over for two hours."""
+    """Return the variation after two hours in which each row of *speeds* lasts a minute."""
     result = SpeedVariation()
     for minute in range(int(2 * SPEED_SECONDS / 60.0)):
         now = np.array(speeds[minute % len(speeds)], dtype=np.float32)
@@ -63,7 +63,7 @@ def variation(speeds: list[list[float]]) -> SpeedVariation:
 
 
 def test_variance_over_time_is_that_of_the_speeds() -> None:
-    """A speed that changes each minute has a variance; an idle host and a new host have none."""
+    """A speed that changes each minute has a variance; an idle or new host has NaN."""
     result = variation([[1.0, 0.9, np.nan], [1.0, 1.1, np.nan]])
     assert result.within[:2].tolist() == pytest.approx([0.0, 0.01], rel=0.05)
     assert np.isnan(result.within[2])
@@ -72,9 +72,12 @@ def test_variance_over_time_is_that_of_the_speeds() -> None:
 
 @pytest.mark.parametrize(("is_steady", "chosen"), [(True, [2, 3]), (False, None)])
 def test_a_plan_counts_on_differences_that_last(is_steady: bool, chosen: list[int] | None) -> None:
-    """Faster steady hosts are taken and promised; erratic hosts promise no gain. A SUSPECT host stays slow."""
+    """Faster steady hosts are used and promised; erratic hosts promise no gain.
+
+    A SUSPECT host stays slow.
+    """
     speeds = [0.96, 0.97, 1.02, 1.03, 0.5]
-    nodes = [Node(f"n{at}", speed=speed) for at, speed in enumerate(speeds)]
+    nodes = [Node(f"n{number}", speed=speed) for number, speed in enumerate(speeds)]
     nodes[4] = replace(nodes[4], state=HealthState.SUSPECT)
     snapshot = snapshot_of(nodes)
     rows = [speeds] if is_steady else [speeds, [1.0 - 3.0 * (speed - 1.0) for speed in speeds]]

@@ -1,4 +1,4 @@
-"""Resizing a gang that runs: only for a gain that is sure, above the margin, and never back again."""
+"""Resizing a running gang: only for a sure gain above the margin, and without oscillation."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def resized(nodes: list[Node], needs: GangRequirements, current: range) -> Resiz
 @pytest.mark.parametrize(
     ("hours", "points", "value", "size"),
     [
-        (48.0, NEARLY_LINEAR, 0.0, 16),  # idle nodes do nearly as much work as the others
-        (0.5, NEARLY_LINEAR, 0.0, 8),  # nearly done: the restart costs more than it gains
+        (48.0, NEARLY_LINEAR, 0.0, 16),  # idle nodes add nearly as much work
+        (0.5, NEARLY_LINEAR, 0.0, 8),  # nearly done: the restart costs more than the gain
         (48.0, ((4, 4.0), (8, 5.0), (16, 5.5)), 0.6, 4),  # others make more of the nodes
         (48.0, ((4, 4.0), (8, 7.9), (16, 8.1)), 0.0, 8),  # hardly faster: below the margin
-        (48.0, (), 0.0, 8),  # nobody knows how it scales: it may as well lose
+        (48.0, (), 0.0, 8),  # unknown scaling: a loss is possible
     ],
 )
 def test_it_grows_and_shrinks_where_that_surely_gains(
     hours: float, points: tuple[tuple[int, float], ...], value: float, size: int
 ) -> None:
-    """A gang of 8 among 24 nodes: what is advised first."""
+    """The first option of a gang of 8 among 24 nodes."""
     plan = resized(rows(24), gang(hours, points, value), range(8))
     first = plan.choices[0]
     assert first.choice.nodes.size == size
     assert (first is plan.stay) == (size == 8)
     assert first.gain.lower >= 0.0 and not first.reason
     if size == 16:
-        assert not first.left.size and first.joined.size == 8  # nobody moves without need
+        assert not first.left.size and first.joined.size == 8  # no member moves without need
 
 
 def test_a_bad_member_leaves_first() -> None:
@@ -78,7 +78,7 @@ def test_a_bad_member_leaves_first() -> None:
 def test_no_two_calls_undo_each_other(
     nodes: list[Node], needs: GangRequirements, hours: float, data: st.DataObject
 ) -> None:
-    """A scheduler that follows each answer at once ends, each step is cheaper, holds, and takes free nodes only."""
+    """A scheduler that follows each answer ends; each step is cheaper, valid, and on free nodes."""
     table, candidates = table_of(nodes)
     needs = replace(needs, hours=hours)
     begun = planner.plan(table, candidates, of_size(needs, needs.nodes))

@@ -14,7 +14,7 @@ CURVES = 150
 @pytest.mark.parametrize("shape", ["noise", "even sizes slower"])
 @pytest.mark.parametrize("jump", [0.01, 0.05, 0.15, 0.3])
 def test_nine_of_ten_held_out_sizes_are_within_their_interval(jump: float, shape: str) -> None:
-    """Irregular series of Sia were up to 38 % off, outside of an interval that a smooth fit gave."""
+    """Irregular series of Sia were up to 38 % off, outside of the interval of a smooth fit."""
     source = np.random.default_rng(5)
     within: list[bool] = []
     for _ in range(CURVES):
@@ -47,7 +47,7 @@ def test_nine_of_ten_held_out_sizes_are_within_their_interval(jump: float, shape
     ],
 )  # fmt: skip
 def test_a_curve_that_jumps_is_reported(points: dict[int, float], is_smooth: bool) -> None:
-    """A size between two known ones says nothing of itself where neighbors jump by a tenth."""
+    """If neighboring sizes differ by a tenth, a size between two known ones is uncertain."""
     curve = scaling_curve(list(points.items()))
     assert ("not smooth" in curve.evidence) is not is_smooth
     assert bool(curve.warning) is not is_smooth

@@ -1,4 +1,4 @@
-"""What is stranded within nodes: by hand, against a count that is written apart, and in plans."""
+"""Stranded GPUs within nodes: by hand, against an independent count, and in plans."""
 
 from __future__ import annotations
 
@@ -30,29 +30,39 @@ SHARES = (0.25, 0.5, 1.0)
 def counted(
     free: list[float], cores: float, memory: float, demand: tuple[RequestShape, ...]
 ) -> float:
-    """Return the stranded GPUs of one node, written from the definition."""
-    total = sum(one.weight for one in demand)
+    """Return the stranded GPUs of one node, by definition."""
+    total = sum(request_shape.weight for request_shape in demand)
     lost = 0.0
-    for one in demand:
-        usable = [gpu for gpu in free if gpu >= one.gpu_share]
-        fits = len(usable) >= one.gpus and cores >= one.cores and memory >= one.memory_bytes
+    for request_shape in demand:
+        usable = [gpu for gpu in free if gpu >= request_shape.gpu_share]
+        fits = (
+            len(usable) >= request_shape.gpus
+            and cores >= request_shape.cores
+            and memory >= request_shape.memory_bytes
+        )
         for_one = sum(usable) if fits else 0.0
         left, left_cores, left_memory, for_many = sorted(free), cores, memory, 0.0
-        # They come until one no longer fits, each on the GPUs that have most free.
+        # Requests arrive until none fits, each on the GPUs with most free.
         while (
-            left[-one.gpus] >= one.gpu_share
-            and left_cores >= one.cores
-            and left_memory >= one.memory_bytes
+            left[-request_shape.gpus] >= request_shape.gpu_share
+            and left_cores >= request_shape.cores
+            and left_memory >= request_shape.memory_bytes
         ):
-            left = sorted(left[: -one.gpus] + [gpu - taken_of(one) for gpu in left[-one.gpus :]])
-            left_cores, left_memory = left_cores - one.cores, left_memory - one.memory_bytes
-            for_many += one.gpus * one.gpu_share
-        lost += one.weight / total * (sum(free) - 0.5 * (for_one + for_many))
+            left = sorted(
+                left[: -request_shape.gpus]
+                + [gpu - taken_of(request_shape) for gpu in left[-request_shape.gpus :]]
+            )
+            left_cores, left_memory = (
+                left_cores - request_shape.cores,
+                left_memory - request_shape.memory_bytes,
+            )
+            for_many += request_shape.gpus * request_shape.gpu_share
+        lost += request_shape.weight / total * (sum(free) - 0.5 * (for_one + for_many))
     return lost
 
 
 def taken_of(one: RequestShape) -> float:
-    """Return what a request takes of a GPU: those of several GPUs take a GPU only once."""
+    """Return a request's use of a GPU: requests of several GPUs take whole GPUs."""
     return one.gpu_share if one.gpus == 1 else 1.0
 
 
@@ -76,7 +86,7 @@ def rooms(draw: Any) -> FreeRoom:
 def test_growth_is_what_is_counted_and_the_least_for_one_gpu(
     room: FreeRoom, shape: RequestShape, demand: tuple[RequestShape, ...]
 ) -> None:
-    """A growth that is not the one of the GPUs in the mask packs by a number that nothing stands for."""
+    """The growth must belong to the GPUs of the mask."""
     growth = stranding_growth(room, shape, demand)
     fits = room.fits(shape)
     assert (np.isfinite(growth.gpus) == fits).all()
@@ -96,8 +106,8 @@ def test_growth_is_what_is_counted_and_the_least_for_one_gpu(
         assert float(growth.gpus[node]) == pytest.approx(after(taken))
         if shape.gpus == 1:
             enough = np.flatnonzero(room.gpus[node] >= shape.gpu_share).tolist()
-            least = min(after(one) for one in combinations(enough, 1))
-            assert float(growth.gpus[node]) == pytest.approx(least)
+            minimum = min(after(pair) for pair in combinations(enough, 1))
+            assert float(growth.gpus[node]) == pytest.approx(minimum)
 
 
 @pytest.mark.parametrize("demand", [(), (RequestShape(1),) * (SHAPES_MAX + 1)])
@@ -111,23 +121,23 @@ def test_a_demand_has_a_limit(demand: tuple[RequestShape, ...]) -> None:
 
 
 def fleet() -> tuple[Any, Candidates]:
-    """Return 600 free nodes: the last one has two GPUs left, one before it three."""
-    table, free = table_of([Node(f"n{at}") for at in range(600)])
+    """Return 600 free nodes: the last has two GPUs left, the last but one three."""
+    table, free = table_of([Node(f"n{number}") for number in range(600)])
     return table, Candidates(free.nodes, {599: 0b00000110, 598: 0b11100000})
 
 
 def test_a_plan_takes_the_gpus_that_strand_least() -> None:
-    """Two GPUs out of a whole node leave six where an eight fitted; out of a pair they leave nothing."""
+    """Two GPUs out of a whole node strand six; out of a pair they strand none."""
     table, candidates = fleet()
     needs = GangRequirements(1, gpus_per_node=2, stranded_gpu_rate=0.5)
     best = planner.plan(table, candidates, needs)[0]
     assert best.nodes.tolist() == [599] and best.gpu_masks.tolist() == [0b110]
-    part = next(one for one in best.price.parts if one.name == "stranded GPUs")
+    part = next(price_part for price_part in best.price.parts if price_part.name == "stranded GPUs")
     room = room_of_masks(np.array([8]), {0: 0b110})
     before = float(stranded_gpus(room, DEMAND_ASSUMED)[0])
-    assert before == pytest.approx(1.0)  # half of the requests ask for more than two
+    assert before == pytest.approx(1.0)  # half of the requests need more than two
     assert part.gpu_hours.value == pytest.approx(-before * 24.0 * 0.5)
-    total = sum(one.gpu_hours.value for one in best.price.parts)
+    total = sum(price_part.gpu_hours.value for price_part in best.price.parts)
     assert best.price.total.value == pytest.approx(total)
     assert best.gap_gpu_hours == pytest.approx(0.0, abs=1e-6)
     worse = planner.evaluate_nodes(table, candidates, needs, np.array([3]))
@@ -136,10 +146,12 @@ def test_a_plan_takes_the_gpus_that_strand_least() -> None:
 
 
 def test_health_and_stranding_are_weighed_in_gpu_hours() -> None:
-    """A node about to fail is not worth the fragment that it fills, a slightly worse one is."""
+    """A node about to fail is not worth the fragment that it fills, a slightly worse node is."""
     needs = GangRequirements(1, gpus_per_node=2, stranded_gpu_rate=0.5, hours=24.0)
     for hazard, expected in ((2e-4, {599}), (1.2, set(range(599)))):
-        nodes = [Node(f"n{at}", hazard=hazard if at == 599 else 1.8e-4) for at in range(600)]
+        nodes = [
+            Node(f"n{number}", hazard=hazard if number == 599 else 1.8e-4) for number in range(600)
+        ]
         table, free = table_of(nodes)
         candidates = Candidates(free.nodes, {599: 0b110})
         assert set(planner.plan(table, candidates, needs)[0].nodes.tolist()) <= expected
@@ -147,11 +159,11 @@ def test_health_and_stranding_are_weighed_in_gpu_hours() -> None:
 
 
 def test_whole_nodes_and_requests_without_a_price_are_as_before() -> None:
-    """What is stranded within nodes is of those who take a part of one and have a price for it."""
+    """Stranding counts only for a part of a node and with a rate."""
     table, candidates = fleet()
     for needs in (GangRequirements(2, gpus_per_node=2), GangRequirements(2, stranded_gpu_rate=1.0)):
         search = node_search.Search.of(table, candidates, needs)
         assert search.strands_within(search.pool.nodes) is None
     floor = GangRequirements(2, gpus_per_node=2, stranded_gpu_rate=1.0, survival_min=0.5)
-    found = planner.plan(table, candidates, floor)[0]
-    assert found.gpu_masks.size == 2  # priced, and not searched for
+    option = planner.plan(table, candidates, floor)[0]
+    assert option.gpu_masks.size == 2  # priced, but not searched for

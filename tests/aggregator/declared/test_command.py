@@ -1,4 +1,4 @@
-"""`gangline declared check`: what an aggregator would say, before it does."""
+"""`gangline declared check`: the aggregator's verdict on files, before they are in force."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AFTER = (
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A day of which the files are, and a folder without an aggregator."""
+    """Set the clock to the files' day, in a folder without an aggregator."""
     monkeypatch.setattr(time, "time_ns", lambda: NOW_NS)
     monkeypatch.chdir(tmp_path)
 
@@ -45,11 +45,11 @@ def now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_what_is_wrong_is_told_and_the_exit_code_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipeline that rolls files out stops on it."""
+    """A pipeline that distributes the files stops on the exit code."""
     (tmp_path / "a.toml").write_text(BEFORE.replace("rack", "rak"))
     assert cli.main(["declared", "check", "a.toml"]) == cli.FAILED
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.splitlines() == [
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.splitlines() == [
         "a.toml:3: rak: unknown here; did you mean rack?",
         "gangline declared: the aggregator would reject all of it",
     ]
@@ -59,7 +59,7 @@ def test_what_is_wrong_is_told_and_the_exit_code_says_so(
 def test_a_folder_without_files_is_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The folder above the one that was meant: "good", and all that was declared is gone."""
+    """A path to the parent folder gave "good", and all declarations would have been lost."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "a.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", str(tmp_path), "--against", "below"]) == cli.OK
@@ -75,7 +75,7 @@ def test_a_folder_without_files_is_told_of(
 def test_what_would_change_against_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before a change is rolled out, somebody reads what it does."""
+    """Before a change is distributed, its effect is listed."""
     (tmp_path / "a.toml").write_text(AFTER)
     (tmp_path / "old.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", "a.toml", "--against", "old.toml"]) == cli.OK
@@ -97,7 +97,7 @@ def test_what_would_change_against_files(
 def test_what_holds_where_a_threshold_is_not_rolled_out_yet_is_a_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It said that nothing would change, and the number of 99 hosts in a hundred was another."""
+    """ "Nothing would change" was printed, and the threshold of 99 hosts in a hundred changed."""
     text = '[thresholds]\n"host.cpu_steal_ratio" = { value = 0.3, rollout = 0.01, before = %s }\n'
     (tmp_path / "a.toml").write_text(text % "0.15")
     (tmp_path / "old.toml").write_text(text % "0.12")
@@ -109,18 +109,18 @@ def test_what_holds_where_a_threshold_is_not_rolled_out_yet_is_a_change(
 
 
 def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The operators' file says what is in force, and which hosts there are: no aggregator is asked."""
+    """The operators' file has the version in force and the hosts; no aggregator is needed."""
     with duckdb.connect(str(tmp_path / "operators.duckdb")) as base:
         for _, text in migrations():
             base.execute(text)
         base.execute("INSERT INTO hosts (host) VALUES ('gpu-001'), ('gpu-009'), ('login')")
         label = PlaceSource("label", "", HostPlacement(rack="r9", rails=("l0", "l1")))
         hardware = PlaceSource("hardware", "", HostPlacement(nvlink_domain="c.1"))
-        found = parse_files([DeclaredFile("a.toml", BEFORE.encode())], NOW_NS, number=7)
-        found = found.with_reported({"login": (label, hardware)})
-        rows.put_version(base, found, [], NOW_NS)
-        rows.put_places(base, found)
-        assert rows.reported_places(base) == found.reported_places
+        declared = parse_files([DeclaredFile("a.toml", BEFORE.encode())], NOW_NS, number=7)
+        declared = declared.with_reported({"login": (label, hardware)})
+        rows.put_version(base, declared, [], NOW_NS)
+        rows.put_places(base, declared)
+        assert rows.reported_places(base) == declared.reported_places
     (tmp_path / "a.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -135,10 +135,10 @@ def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     (tmp_path / "a.toml").write_text(AFTER)
     assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "gpu-*: 5 of 6 known hosts" in said
-        and "~ thresholds: host.cpu_steal_ratio: 0.2 -> 0.3" in said
+        "gpu-*: 5 of 6 known hosts" in output
+        and "~ thresholds: host.cpu_steal_ratio: 0.2 -> 0.3" in output
     )
     assert cli.main(["declared", "check", "a.toml", "--data", "none"]) == cli.USAGE
     assert "nothing to compare with" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What nodes cost and what a tenant's delay, money and stranded GPUs are worth, as operators declare it."""
+"""Declared costs: prices of nodes, and exchange rates of a tenant's delay, money and GPUs."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ gpu_hours_per_currency_unit = 0.4
 
 
 def test_the_first_entry_that_says_it_counts() -> None:
-    """Of each field; a host that no entry names has no price, which is not a price of 0."""
-    found = declared(a_toml=GOOD)
-    assert found.cost("gpu-001") == (2.5, 0.01)
-    assert found.cost("gpu-008") == (2.5, 0.0)
-    price, preemptions = found.cost("gpu-100")
+    """This holds for each field; a host without an entry has no price, which differs from 0."""
+    declaration = declared(a_toml=GOOD)
+    assert declaration.cost("gpu-001") == (2.5, 0.01)
+    assert declaration.cost("gpu-008") == (2.5, 0.0)
+    price, preemptions = declaration.cost("gpu-100")
     assert isnan(price) and isnan(preemptions)
-    rates = found.tenants["vision"]
+    rates = declaration.tenants["vision"]
     assert (rates.gpu_hours_per_delay_hour, rates.gpu_hours_per_currency_unit) == (40.0, 0.4)
     assert isnan(rates.gpu_hours_per_stranded_gpu_hour)
 
@@ -85,23 +85,23 @@ def test_the_first_entry_that_says_it_counts() -> None:
     ],
 )  # fmt: skip
 def test_each_mistake_is_told_with_what_would_be_right(old: str, new: str, told: str) -> None:
-    """A price that is not taken as it is meant would move jobs."""
+    """A price that is misread would move jobs."""
     assert old in GOOD
-    found = problems(a_toml=GOOD.replace(old, new, 1))
-    assert any(told in one for one in found), found
+    errors = problems(a_toml=GOOD.replace(old, new, 1))
+    assert any(told in error for error in errors), errors
 
 
 def test_too_many_tenants_are_refused() -> None:
-    """Snapshots hand all of them on, each second."""
+    """Each second's snapshot carries all tenants."""
     text = "".join(
-        f'[[tenant]]\nname = "t{at}"\ngpu_hours_per_delay_hour = 1\n' for at in range(ENTRIES_MAX // 2 + 1)
+        f'[[tenant]]\nname = "t{number}"\ngpu_hours_per_delay_hour = 1\n' for number in range(ENTRIES_MAX // 2 + 1)
     )  # fmt: skip
-    found = problems(a_toml=text, b_toml=text.replace('"t', '"u'))
-    assert any("entries of a kind" in one for one in found), found
+    errors = problems(a_toml=text, b_toml=text.replace('"t', '"u'))
+    assert any("entries of a kind" in error for error in errors), errors
 
 
 def test_a_check_says_what_would_change() -> None:
-    """Before a price is in force; a store has no table of it, and the check says so."""
+    """Before a price is in force; a store without its table is reported by the check."""
     before, after = declared(a_toml=GOOD), declared(a_toml=GOOD.replace("0.4", "0.5"))
     changed = "~ tenant: vision gpu_hours_per_currency_unit: 0.4 -> 0.5"
     assert list(lines(declared_rows(before), declared_rows(after))) == [changed]
@@ -115,14 +115,14 @@ def test_a_check_says_what_would_change() -> None:
 
 
 def test_costs_of_a_fleet_are_columns_and_reach_the_process_that_plans() -> None:
-    """They are made anew only when a declaration, a place or a node is."""
-    found = declared(a_toml=GOOD)
+    """The columns are rebuilt only when a declaration, a place or a node changes."""
+    declaration = declared(a_toml=GOOD)
     names = ["gpu-001", "gpu-008", "other"]
-    costs = node_costs(found, names, 1)
+    costs = node_costs(declaration, names, 1)
     np.testing.assert_array_equal(costs.price, np.array([2.5, 2.5, nan], dtype=np.float32))
     np.testing.assert_array_equal(costs.preemption, np.array([0.01, 0, 0], dtype=np.float32))
-    assert node_costs(found, names, 1, costs) is costs
-    assert node_costs(found, [*names, "gpu-002"], 1, costs).price.size == 4
+    assert node_costs(declaration, names, 1, costs) is costs
+    assert node_costs(declaration, [*names, "gpu-002"], 1, costs).price.size == 4
     assert not node_costs(NOTHING, names, 1, costs).preemption.any()
 
     world = World(2, 2)
@@ -136,18 +136,18 @@ def test_costs_of_a_fleet_are_columns_and_reach_the_process_that_plans() -> None
 
 
 def test_costs_and_tenants_are_stored_and_compared_with_a_store() -> None:
-    """`declared check` said of a changed price that it compares nothing; SQL did not know either table. An older store has neither."""
-    found = declared(a_toml=GOOD)
+    """`declared check` compared no prices, and SQL had neither table; an older store lacks both."""
+    declaration = declared(a_toml=GOOD)
     with duckdb.connect() as store:
         for _, text in migrations():
             store.execute(text)
-        put_version(store, found, [], 10**18)
+        put_version(store, declaration, [], 10**18)
         _, rows = stored_rows(store)
         for kind in ("cost", "tenant"):
-            assert rows[kind] == declared_rows(found)[kind] and rows[kind]
+            assert rows[kind] == declared_rows(declaration)[kind] and rows[kind]
         dearer = declared_rows(declared(a_toml=GOOD.replace("= 9", "= 8")))
         changed = "~ cost: gpu-[001-004] price_per_gpu_hour: 9 -> 8"
-        assert [one for one in lines(rows, dearer) if "places" not in one] == [changed]
+        assert [line for line in lines(rows, dearer) if "places" not in line] == [changed]
         put_version(store, NOTHING, [], 10**18)
         _, rows = stored_rows(store)
         assert (rows["cost"], rows["tenant"]) == (set(), set())

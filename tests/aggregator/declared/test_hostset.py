@@ -1,4 +1,4 @@
-"""Names and ranges of hosts: what an operator writes is what is meant, and nothing else."""
+"""Host patterns: names and ranges match exactly the hosts that the operator wrote."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = st.text(string.ascii_lowercase + "-", max_size=6)
 
 @st.composite
 def ranges(draw: st.DrawFn) -> tuple[str, set[str]]:
-    """A bracket, and the numbers that it stands for as they are written."""
+    """Draw a bracket, and the numbers in it as they are written."""
     first = draw(st.integers(0, 60))
     last = draw(st.integers(first, 70))
     digits = draw(st.sampled_from((1, 3)))
@@ -29,8 +29,8 @@ def ranges(draw: st.DrawFn) -> tuple[str, set[str]]:
 def test_a_range_means_its_hosts_and_no_others(
     before: str, one: tuple[str, set[str]], between: str, other: tuple[str, set[str]]
 ) -> None:
-    """A window for gpu-[001-016] that took gpu-017 or gpu-1 along would drain hosts that nobody named."""
-    between = f"-{between}"  # two brackets in a row are no set of ClusterShell's
+    """A window for gpu-[001-016] must not drain gpu-017 or gpu-1."""
+    between = f"-{between}"  # ClusterShell has no two brackets in a row
     pattern = parse_host_pattern(f"{before}{one[0]}{between}{other[0]}")
     names = {f"{before}{a}{between}{b}" for a in one[1] for b in other[1]}
     assert pattern.names == names
@@ -49,10 +49,12 @@ def test_an_index_says_what_each_selection_says(
     others: list[str],
     hosts: list[str],
 ) -> None:
-    """They are looked up together: no window may be lost by it, nor take a host that nobody named."""
+    """An index of many selections loses no window and adds no host."""
     numbered = [f"{before}{numbers[0]}{after}" for before, numbers, after in parts]
     named = [f"{before}{min(numbers[1])}{after}" for before, numbers, after in parts]
-    chosen: list[Selection | None] = [Selection((parse_host_pattern(one),)) for one in numbered]
+    chosen: list[Selection | None] = [
+        Selection((parse_host_pattern(selection),)) for selection in numbered
+    ]
     chosen += [None, Selection(tuple(map(parse_host_pattern, others)))]
     chosen += [Selection((), {"rack": frozenset("rs"), "leaf": frozenset("r")})]
     looked_up = model.SelectionIndex(chosen)
@@ -63,8 +65,12 @@ def test_an_index_says_what_each_selection_says(
             HostPlacement(spine="r"),
             HostPlacement(rack="r", leaf="r"),
         ):
-            meant = [n for n, one in enumerate(chosen) if one and one.matches(host, place)]
-            assert list(looked_up.entries_for(host, place)) == meant
+            expected = [
+                n
+                for n, selection in enumerate(chosen)
+                if selection and selection.matches(host, place)
+            ]
+            assert list(looked_up.entries_for(host, place)) == expected
 
 
 @given(st.text(max_size=150) | st.text("[]-*?,a01", max_size=30), st.text("a01-x", max_size=20))
@@ -99,13 +105,13 @@ def test_whatever_is_typed_is_a_pattern_or_words(text: str, host: str) -> None:
     ],
 )
 def test_what_is_no_pattern_is_told(text: object, words: str) -> None:
-    """Words that do not say what would be right send the operator to the source."""
+    """An error without the right form sends the operator to the source."""
     with pytest.raises(ValueError, match=words.replace("]", r"\]")):
         parse_host_pattern(text)
 
 
 def test_wildcards_and_places() -> None:
-    """A rack's window is for all that stands there, also for a host that came yesterday."""
+    """A rack's window holds for all hosts in the rack, also for new hosts."""
     selection = Selection((parse_host_pattern("gpu-0?"),), {"rack": frozenset({"r1"})})
     assert selection.matches("gpu-01", HostPlacement()) and not selection.matches(
         "gpu-011", HostPlacement()

@@ -1,4 +1,4 @@
-"""What people declared, in what the judge says: maintenance, noise, thresholds, hardware that is not as it should be."""
+"""Declarations in scores: maintenance, noise, thresholds, unexpected hardware."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ nvlinks_per_gpu = 2
 
 
 def at(seconds: float) -> str:
-    """A moment of the world, as TOML."""
+    """Return a moment of the world as TOML."""
     return datetime.fromtimestamp(START_NS / 1e9 + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -52,7 +52,7 @@ def window(begin: float, end: float) -> str:
 
 
 def test_maintenance_from_its_begin_to_its_end() -> None:
-    """A technician pulls a GPU: that is no news; what is still wrong when the window ends is."""
+    """A GPU pulled in the window gives no alert; a fault that remains after the window does."""
     world = World()
     declare(world, window(20, 40))
     world.run(19)
@@ -76,7 +76,7 @@ def test_maintenance_from_its_begin_to_its_end() -> None:
 
 
 def test_a_host_that_falls_silent_in_maintenance_is_in_maintenance() -> None:
-    """It is switched off: STALE would call somebody out of bed."""
+    """It is switched off: with STALE, an operator would be called at night."""
     world = World(hosts=8)
     declare(world, window(5, 400))
     world.run(10)
@@ -89,7 +89,7 @@ def test_a_host_that_falls_silent_in_maintenance_is_in_maintenance() -> None:
 
 
 def test_a_rack_that_is_switched_off_in_maintenance_is_no_outage_of_ours() -> None:
-    """Four hosts go dark as planned, and for a quarter of an hour nothing was proposed for anybody."""
+    """Four hosts were switched off as planned; for 15 minutes no fault of any host was proposed."""
     world = World(hosts=16)
     declare(world, window(5, 400).replace('"h1"', '"h[0-3]"'))
     world.run(10)
@@ -105,7 +105,7 @@ def test_a_rack_that_is_switched_off_in_maintenance_is_no_outage_of_ours() -> No
 
 
 def test_noise_weighs_nothing_and_stays_to_be_seen() -> None:
-    """This XID is known on these hosts: until that day it costs them nothing, and nobody wonders where it went."""
+    """A known XID costs these hosts nothing until that day, and is still shown."""
     world = World()
     world.run(10)
     for host in world.hosts[:2]:
@@ -130,8 +130,9 @@ def test_noise_weighs_nothing_and_stays_to_be_seen() -> None:
 
 
 def test_noise_is_noise_also_when_it_is_only_remembered() -> None:
-    """A storm of corrected errors is over, and would stand for five minutes: who says at once that it was a test is heard
-    at once. So is who says of lost frames, which are a finding whatever they cost, that they are known.
+    """A storm of corrected errors is over, and would count for 5 minutes: an override ends it now.
+
+    Lost frames are a finding at any cost; an override ends it at once as well.
     """
     world = World()
     world.run(10)
@@ -160,7 +161,7 @@ def test_noise_is_noise_also_when_it_is_only_remembered() -> None:
 
 
 def test_noise_by_rule() -> None:
-    """A whole rule on some hosts; other rules still see them."""
+    """An override ignores a whole rule on some hosts; other rules still see them."""
     world = World()
     declare(
         world,
@@ -174,7 +175,7 @@ def test_noise_by_rule() -> None:
 
 
 def test_the_name_of_a_family_means_all_of_it() -> None:
-    """`rule = "gpu.xid"` was taken, and did nothing: what was seen is called `gpu.xid.79`."""
+    """`rule = "gpu.xid"` was accepted without effect: the evidence is named `gpu.xid.79`."""
     world = World()
     world.run(10)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
@@ -185,7 +186,7 @@ def test_the_name_of_a_family_means_all_of_it() -> None:
 
 
 def test_a_threshold_moves_the_rule_and_its_words() -> None:
-    """A cluster of small virtual machines: there 15 % of stolen time is usual."""
+    """In a cluster of small virtual machines, 15 % of stolen time is usual."""
     world = World()
     for host in world.hosts[:2]:
         host.set("host_1s", "host", cpu_steal_ratio=0.15)
@@ -201,7 +202,7 @@ def test_a_threshold_moves_the_rule_and_its_words() -> None:
 
 
 def test_repairs_of_pcie_links_are_of_a_threshold() -> None:
-    """Risers of one vendor repair five errors a second for years, and every host of theirs was WATCH."""
+    """Risers of one vendor repair five errors a second for years; their hosts were WATCH."""
     world = World()
     for host, rate in zip(world.hosts[:2], (5, 50), strict=True):
         host.set("pcie_10s_changes", "0000:17:00.0", aer_correctable_errors=1)
@@ -217,7 +218,7 @@ def test_repairs_of_pcie_links_are_of_a_threshold() -> None:
 
 
 def test_pauses_are_of_a_threshold() -> None:
-    """A storage network without priorities pauses its ports a hundred times a second, each second; asked for, that is told."""
+    """A storage network without priorities pauses 100 times a second; a threshold reports it."""
     world = World()
     for host in world.hosts:
         host.set("nic_10s_changes", "eth1", priority_3_transmitted_pause_frames=1)
@@ -240,16 +241,16 @@ def furnish(world: World) -> None:
 
 
 def unexpected(world: World) -> dict[str, list[str]]:
-    """The words of what stands, by host."""
-    found: dict[str, list[str]] = {}
+    """Return the messages of open findings, by host."""
+    messages: dict[str, list[str]] = {}
     for finding in world.fleet.findings.values():
         if finding.name == "hardware.unexpected":
-            found.setdefault(finding.host, []).append(finding.message)
-    return found
+            messages.setdefault(finding.host, []).append(finding.message)
+    return messages
 
 
 def test_hosts_that_are_as_declared_have_no_finding() -> None:
-    """And so have those of another model, and those that have not reported what they are made of."""
+    """Hosts of another model, and hosts without a reported inventory, have no finding either."""
     world = World()
     furnish(world)
     world.register(world.hosts[2], model="A100")
@@ -260,7 +261,7 @@ def test_hosts_that_are_as_declared_have_no_finding() -> None:
 
 
 def test_each_difference_is_a_finding_that_ends_when_it_is_gone() -> None:
-    """After a swap a host came back with seven GPUs, one in a slot of 8 lanes, a port at half its speed, a link down."""
+    """After a swap a host returned with 7 GPUs, 8 lanes, a port at half speed, a link down."""
     world = World()
     furnish(world)
     first, second, third, _ = world.hosts
@@ -301,7 +302,7 @@ def test_each_difference_is_a_finding_that_ends_when_it_is_gone() -> None:
 
 
 def test_a_named_host_that_comes_up_without_a_gpu_lacks_all_of_them() -> None:
-    """After a reboot its driver had not loaded: without a model its entry was not for it any more, and nobody was told."""
+    """After a reboot without its driver it matched no entry by model, and had no finding."""
     world = World()
     furnish(world)
     for host in world.hosts[:2]:
@@ -314,7 +315,7 @@ def test_a_named_host_that_comes_up_without_a_gpu_lacks_all_of_them() -> None:
 
 @pytest.mark.parametrize("whose", ['racks = ["r1"]', 'hosts = ["h*"]'])
 def test_a_host_without_gpus_that_nobody_names_lacks_none(whose: str) -> None:
-    """The rack's login host was WATCH for ever: it had none of the eight GPUs of the nodes beside it."""
+    """The rack's login host was WATCH all the time: it lacked the eight GPUs of its neighbors."""
     world = World()
     furnish(world)
     node = wire.Device(kind="numa", key="node0")
@@ -327,7 +328,7 @@ def test_a_host_without_gpus_that_nobody_names_lacks_none(whose: str) -> None:
 
 
 def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
-    """Its host had nine from then on: one nobody read, eighteen NVLinks too few, and its NVSwitch was never seen to be reset."""
+    """The host counted nine GPUs: one had no data, 18 NVLinks were missing, no reset was seen."""
     world = World()
     host = world.hosts[0]
     for gpu in range(8):
@@ -351,7 +352,7 @@ def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
     assert world.fleet.gpus.tolist() == [8, 8, 8, 8]
     assert not unexpected(world) and world.score(host).hazard_per_hour == hazard
     assert world.snapshot is not None
-    assert sum(one.hazard_per_hour for one in world.snapshot.gpus.of(0)) < hazard
+    assert sum(score.hazard_per_hour for score in world.snapshot.gpus.of(0)) < hazard
     world.event(host, 10004, "0000:c4:00.0", "nvswitch.sxid", message="Non-fatal")
     world.run(2)
     assert world.states()["h0"] == "WATCH"
@@ -362,7 +363,7 @@ def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
 
 
 def test_rules_have_the_names_that_an_override_may_give() -> None:
-    """A rule that the list has not could never be declared to be noise."""
+    """A rule that is missing from the list could not be declared as noise."""
     names = OVERRIDABLE_RULES
     assert {
         "gpu.xid",
@@ -380,12 +381,12 @@ def test_rules_have_the_names_that_an_override_may_give() -> None:
 def test_patterns_are_matched_once_for_each_host_and_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Hosts that register all day had every host matched against every pattern anew, each five seconds."""
-    asked: list[str] = []
+    """During registrations every host was matched with every pattern again, each five seconds."""
+    matched_hosts: list[str] = []
     real = HostPattern.matches
 
     def matches(self: HostPattern, host: str) -> bool:
-        asked.append(host)
+        matched_hosts.append(host)
         return real(self, host)
 
     monkeypatch.setattr(HostPattern, "matches", matches)
@@ -394,24 +395,24 @@ def test_patterns_are_matched_once_for_each_host_and_version(
     declared = world.fleet.declared
     declared.prepare(world.fleet.names)
     for number in range(3):
-        told = {"h0": (PlaceSource("label", "", HostPlacement(rack=f"r{number}")),)}
-        declared = declared.with_reported(told)
+        reported = {"h0": (PlaceSource("label", "", HostPlacement(rack=f"r{number}")),)}
+        declared = declared.with_reported(reported)
         assert len(declared.maintenance_windows(world.fleet.names, START_NS + SECOND_NS)) == 3
-    assert asked == ["h0", "h1", "h2"]
+    assert matched_hosts == ["h0", "h1", "h2"]
 
 
 def test_overrides_are_looked_through_once_for_what_they_are_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two thousand overrides, each of all hosts: each second all of them were held against all that any host shows."""
-    asked: list[str] = []
+    """2,000 overrides of all hosts were compared with all evidence of each host, each second."""
+    checked_rules: list[str] = []
     real = Override.covers_symptom
 
-    def is_of(self: Override, rule: str, signal: str, code: float) -> bool:
-        asked.append(rule)
+    def covers_symptom(self: Override, rule: str, signal: str, code: float) -> bool:
+        checked_rules.append(rule)
         return real(self, rule, signal, code)
 
-    monkeypatch.setattr(Override, "covers_symptom", is_of)
+    monkeypatch.setattr(Override, "covers_symptom", covers_symptom)
     ends = 'until = 2023-11-15T00:00:00Z\nwho = "b"\nwhy = "c"\n'
     text = "".join(f'[[override]]\nracks = ["r"]\nrule = "host.{n}"\n{ends}' for n in range(9))
     place = '[[place]]\nhosts = ["h[0-99]"]\nrack = "r"\n'
@@ -419,25 +420,25 @@ def test_overrides_are_looked_through_once_for_what_they_are_about(
     for second in range(3):
         for host in range(100):
             now_ns = START_NS + second * SECOND_NS
-            found = declared.override(f"h{host}", "host.7", now_ns, signal="host.x", code=second)
-            assert found is not None and found.rule == "host.7"
-    assert len(asked) == 9
+            override = declared.override(f"h{host}", "host.7", now_ns, signal="host.x", code=second)
+            assert override is not None and override.rule == "host.7"
+    assert len(checked_rules) == 9
     assert declared.override("h1", "host.7", START_NS + 10**15) is None, "it has ended"
 
 
 def test_what_is_declared_costs_little_of_many_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is meant is worked out once: ten thousand hosts are not matched against each window each second."""
+    """The hosts of a window are computed once, not each second for 10,000 hosts."""
     world = World(hosts=1, gpus=1)
     declare(world, window(-10, 10_000))
     declared = world.fleet.declared
-    asked: list[str] = []
+    looked_up: list[str] = []
 
-    def of(self: SelectionIndex, host: str, place: object) -> tuple[int, ...]:
-        asked.append(host)
+    def entries_for(self: SelectionIndex, host: str, place: object) -> tuple[int, ...]:
+        looked_up.append(host)
         return (0,) if host == "h1" else ()
 
-    monkeypatch.setattr(SelectionIndex, "entries_for", of)
+    monkeypatch.setattr(SelectionIndex, "entries_for", entries_for)
     for _ in range(3):
-        found = [declared.window(f"h{n}", START_NS + SECOND_NS) for n in range(4)]
-        assert [one is not None for one in found] == [False, True, False, False]
-    assert asked == ["h0", "h1", "h2", "h3"]
+        windows = [declared.window(f"h{n}", START_NS + SECOND_NS) for n in range(4)]
+        assert [maintenance is not None for maintenance in windows] == [False, True, False, False]
+    assert looked_up == ["h0", "h1", "h2", "h3"]

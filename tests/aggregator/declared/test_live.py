@@ -1,4 +1,4 @@
-"""What is declared while an aggregator runs: taken live, kept over a restart, and never lost to a bad file."""
+"""Live declarations: changed while the aggregator runs, kept over restarts and bad files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Tables:
-    """A store of nothing but the tables of what is declared."""
+    """A store with only the tables of declarations."""
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:")
@@ -50,11 +50,11 @@ class Tables:
         yield self.connection
 
     def close(self) -> None:
-        self.connection.close()  # else it ends wherever the garbage collector comes by: within another store's thread
+        self.connection.close()  # else the garbage collector closes it, in another store's thread
 
 
 class Running:
-    """An aggregator's declared part, beside its store; time passes with `step`."""
+    """The declared part of an aggregator, beside its store; `step` advances the time."""
 
     def __init__(self, store: Tables | Store, declared: Path | None) -> None:
         self.store = store
@@ -64,7 +64,7 @@ class Running:
         self.live.begin(self.now_ns)
 
     def step(self, steps: int = 1) -> None:
-        """Let the files be looked at so many times."""
+        """Poll the files *steps* times."""
 
         async def run() -> None:
             for _ in range(steps):
@@ -81,33 +81,33 @@ class Running:
 
     @property
     def finding(self) -> str:
-        found = self.fleet.findings.get((AGGREGATOR_HOST, FINDING, ""))
-        return found.message if found else ""
+        active = self.fleet.findings.get((AGGREGATOR_HOST, FINDING, ""))
+        return active.message if active else ""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of declarations."""
+    """Return a folder of declarations."""
     write(tmp_path, RACK.format("r1"))
     return tmp_path
 
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[Running]:
-    """One that runs."""
+    """Run an aggregator's declared part."""
     with closing(Tables()) as tables:
         yield Running(tables, folder)
 
 
 def write(folder: Path, text: str) -> None:
-    """Write as editors do: another file in the place of the one before."""
+    """Write as editors do: a new file replaces the previous file."""
     new = folder / ".new"
     new.write_text(text)
     os.replace(new, folder / "a.toml")
 
 
 def test_a_change_is_taken_live_and_a_bad_one_is_not(running: Running, folder: Path) -> None:
-    """A slip at 3 a.m. must not take all maintenance windows away; nor is it kept to itself."""
+    """A slip at 3 a.m. must not remove all maintenance windows, and is reported."""
     assert running.fleet.declared.number == 1
     running.step()
     write(folder, RACK.format("r2"))
@@ -138,7 +138,7 @@ def test_what_fails_in_taking_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A slip of ours, and a change that was saved did nothing: no word of it stood anywhere."""
+    """After an internal error a saved change had no effect, and no log line."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by zero")
@@ -153,7 +153,7 @@ def test_what_fails_in_taking_it_is_told(
 
 
 def test_half_a_file_is_not_taken(running: Running, folder: Path) -> None:
-    """A file that grows while it is copied may be good at each of its halves."""
+    """A file that grows during a copy may be valid at each of its halves."""
     running.step()
     for number in range(3):
         write(folder, RACK.format(f"r{number + 3}"))
@@ -166,16 +166,16 @@ def test_half_a_file_is_not_taken(running: Running, folder: Path) -> None:
 def test_what_is_written_while_we_read_is_not_taken(
     running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first half of a file of windows is a good file of fewer windows."""
+    """The first half of a file of windows is a valid file with fewer windows."""
     running.step()
     write(folder, RACK.format("r2"))
     running.step()
     reading = files_read
 
     def torn(paths: list[Path]) -> list[DeclaredFile]:
-        found = reading(paths)
+        files = reading(paths)
         write(folder, RACK.format("r3"))
-        return found
+        return files
 
     monkeypatch.setattr(live, "read_files", torn)
     running.step()
@@ -188,7 +188,7 @@ def test_what_is_written_while_we_read_is_not_taken(
 def test_a_start_while_somebody_writes_has_what_was_in_force(
     running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Configuration management restarts us while it still copies: no window is forgotten for that."""
+    """Configuration management restarts us during its copy: no window is lost."""
     running.step()
     reading = files_read
 
@@ -205,7 +205,7 @@ def test_a_start_while_somebody_writes_has_what_was_in_force(
 
 
 def test_what_is_not_in_force_is_not_told_to_be(folder: Path) -> None:
-    """The first start with a bad file, and a stored version that this release does not take any more."""
+    """A first start with a bad file; a stored version that this release rejects."""
     write(folder, "nonsense = [")
     with closing(Tables()) as tables:
         assert "nothing is declared" in Running(tables, folder).finding
@@ -218,7 +218,7 @@ def test_what_is_not_in_force_is_not_told_to_be(folder: Path) -> None:
 
 
 def test_sighup_takes_it_at_once(running: Running, folder: Path) -> None:
-    """Who asks has finished writing."""
+    """The sender of SIGHUP has finished the file."""
     running.step()
     write(folder, RACK.format("r2"))
     running.live.request_poll()
@@ -229,7 +229,7 @@ def test_sighup_takes_it_at_once(running: Running, folder: Path) -> None:
 def test_a_folder_that_is_gone_changes_nothing_until_it_is_back(
     running: Running, folder: Path
 ) -> None:
-    """A mount that is away for an hour is no order to forget all racks."""
+    """A mount that is missing for an hour must not remove all racks."""
     running.step()
     folder.rename(folder.with_name("away"))
     running.step(2)
@@ -245,7 +245,7 @@ def test_a_folder_that_is_gone_changes_nothing_until_it_is_back(
 def test_a_folder_that_is_empty_changes_nothing_until_its_files_are_back(
     running: Running, folder: Path
 ) -> None:
-    """A mount that is away leaves the folder it was mounted on, which is empty: all windows ended, and people were woken."""
+    """A missing mount leaves an empty folder: all windows ended, and operators were called."""
     running.step()
     (folder / "a.toml").rename(folder / ".away")
     running.step(2)
@@ -269,7 +269,7 @@ def test_a_folder_that_is_empty_changes_nothing_until_its_files_are_back(
 
 
 def test_a_folder_that_never_had_a_file_is_no_trouble(tmp_path: Path) -> None:
-    """The packages make it, and leave it empty."""
+    """The packages create it empty."""
     with closing(Tables()) as tables:
         running = Running(tables, tmp_path)
         running.step(2)
@@ -280,7 +280,7 @@ def test_a_folder_that_never_had_a_file_is_no_trouble(tmp_path: Path) -> None:
 def test_after_a_restart_with_a_bad_file_the_last_good_one_is_in_force(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The machine boots in the night after the slip: what was good is in the store."""
+    """The machine boots in the night after the slip: the store has the last good version."""
     data = tmp_path_factory.mktemp("data")
     config = AggregatorConfig(data=data, ops_seconds=3600.0, history_on=False)
     store = Store.open(data, config)
@@ -300,7 +300,7 @@ def test_after_a_restart_with_a_bad_file_the_last_good_one_is_in_force(
 
 
 def test_nothing_declared_any_more(running: Running) -> None:
-    """The setting is taken out: SQL does not go on showing what no longer holds; numbers go on."""
+    """The setting is removed: SQL no longer shows old places; version numbers continue."""
     running.step()
     again = Running(running.store, None)
     again.step()
@@ -311,7 +311,7 @@ def test_nothing_declared_any_more(running: Running) -> None:
 
 
 def test_labels_of_agents_say_where_a_host_stands(running: Running) -> None:
-    """Nobody wrote a file for it: the host's own word counts, and after a file's."""
+    """Without an entry in a file a host's own label counts; a file comes before it."""
     for host in ("h1", "h2"):
         gpu = telemetry_pb2.Device(
             kind="gpu", key=f"GPU-{host}", attributes={"fabric_cluster": "c", "fabric_clique": "3"}
@@ -331,7 +331,7 @@ def test_labels_of_agents_say_where_a_host_stands(running: Running) -> None:
 
 
 def test_places_are_written_though_our_clock_was_set_back(running: Running) -> None:
-    """Hosts that registered were missing from `ops.places` for as long as the clock had been set back: a day."""
+    """Hosts were missing from `ops.places` for a day: our clock had been set back."""
     running.step(40)
     running.now_ns -= 86_400 * 10**9
     running.fleet.register(

@@ -1,4 +1,4 @@
-"""Times as people write them: an hour off, and a host is drained while its job runs."""
+"""Times as operators write them: one hour off, and a host is drained while its job runs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ TIMES = st.datetimes(datetime(2001, 1, 1), datetime(2199, 1, 1)).map(
 
 @given(TIMES, st.integers(-14 * 60, 14 * 60))
 def test_an_offset_says_all(at: datetime, minutes: int) -> None:
-    """The moment that is written, whatever zone stands beside it."""
+    """The offset decides, beside any zone."""
     written = at.replace(tzinfo=timezone(timedelta(minutes=minutes)))
     assert moment_ns(written, "Asia/Tokyo", is_end=True) == round(written.timestamp()) * 10**9
 
 
 @given(TIMES)
 def test_a_local_time_is_one_moment_or_refused(at: datetime) -> None:
-    """Where clocks are changed an hour is there twice, and one not at all: which was meant nobody knows."""
+    """At a change of clocks an hour exists twice or not at all, so its meaning is unknown."""
     moments = {round(at.replace(tzinfo=BERLIN, fold=fold).timestamp()) for fold in (0, 1)}
     try:
-        found = moment_ns(at, "Europe/Berlin", is_end=False)
+        moment = moment_ns(at, "Europe/Berlin", is_end=False)
     except ValueError as error:
         assert len(moments) == 2 and "give its offset" in str(error)
     else:
-        assert {found // 10**9} == moments
+        assert {moment // 10**9} == moments
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,9 @@ def test_a_local_time_is_one_moment_or_refused(at: datetime) -> None:
     [(2, date(2026, 10, 25), "is there twice"), (2, date(2026, 3, 29), "does not exist")],
 )
 def test_the_night_of_the_change(hour: int, day: date, words: str) -> None:
-    """The two nights of a year."""
-    at = datetime(day.year, day.month, day.day, hour, 30)
+    local_time = datetime(day.year, day.month, day.day, hour, 30)
     with pytest.raises(ValueError, match=words):
-        moment_ns(at, "Europe/Berlin", is_end=False)
+        moment_ns(local_time, "Europe/Berlin", is_end=False)
 
 
 def test_a_date_is_its_whole_day() -> None:

@@ -1,4 +1,4 @@
-"""A real aggregator with declarations: they are in force, SIGHUP takes new ones, and does not end it."""
+"""A real aggregator with declarations: they are in force, SIGHUP reloads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOW = '[[maintenance]]\nhosts = ["h1"]\nbegin = 2026-01-01T00:00:00Z\nend = 2
 
 @pytest.mark.slow
 def test_sighup_and_a_bad_file(tmp_path: Path) -> None:
-    """`systemctl reload` ended the aggregator; and what was wrong with the files has to be in its log."""
+    """`systemctl reload` ended the aggregator; errors of the files must be in its log."""
     declared, data = tmp_path / "declared", tmp_path / "data"
     declared.mkdir()
     (declared / "a.toml").write_text(WINDOW)
@@ -37,8 +37,8 @@ def test_sighup_and_a_bad_file(tmp_path: Path) -> None:
         until(lambda: "version 2 is in force (a.toml, b.csv)" in aggregator.said(), "it took them")
         (declared / "b.csv").write_text("host,rak\nh1,r1\n")
         aggregator.child.send_signal(signal.SIGHUP)
-        words = "is not used, version 2 stays in force: b.csv:1: column 'rak' is unknown: did you mean rack?"
-        until(lambda: words in aggregator.said(), "it told what is wrong")
+        log_line = "is not used, version 2 stays in force: b.csv:1: column 'rak' is unknown: did you mean rack?"
+        until(lambda: log_line in aggregator.said(), "it told what is wrong")
         check = ["declared", "check", str(declared / "a.toml"), "--data", str(data)]
         until(lambda: (data / "operators.duckdb").exists(), "the operators' file")
         assert cli.main(check) == cli.OK

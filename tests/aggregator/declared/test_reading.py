@@ -1,4 +1,4 @@
-"""Files of declarations: what is good is taken as written, what is wrong is told with file, line and what would be right."""
+"""Files of declarations: valid ones are used as written; errors name file, line and remedy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RULES = frozenset({"host.cpu_pressure", "net.flaps"})
 
 
 def files(**texts: str) -> list[DeclaredFile]:
-    """Files by name; `_` stands for the dot."""
+    """Return files by name; `_` stands for the dot."""
     return [DeclaredFile(name.replace("_", "."), text.encode()) for name, text in texts.items()]
 
 
@@ -75,26 +75,26 @@ def problems(**texts: str) -> list[str]:
 
 
 def test_a_good_file_is_taken_as_written() -> None:
-    """Each kind of entry once."""
-    found = declared(a_toml=GOOD)
-    assert found.place("gpu-003") == HostPlacement(rack="r1", leaf="leaf-1")
-    assert found.place("gpu-005") == HostPlacement()
-    assert found.window("gpu-001", NOW_NS) and not found.window("gpu-005", NOW_NS)
-    assert not found.window("gpu-001", NOW_NS + 2 * DAY_NS)
-    window = found.window("gpu-001", NOW_NS)
+    """Each kind of entry is there once."""
+    declaration = declared(a_toml=GOOD)
+    assert declaration.place("gpu-003") == HostPlacement(rack="r1", leaf="leaf-1")
+    assert declaration.place("gpu-005") == HostPlacement()
+    assert declaration.window("gpu-001", NOW_NS) and not declaration.window("gpu-005", NOW_NS)
+    assert not declaration.window("gpu-001", NOW_NS + 2 * DAY_NS)
+    window = declaration.window("gpu-001", NOW_NS)
     assert window is not None and (window.who, str(window.where)) == ("alice", "a.toml:12")
     xid: dict[str, Any] = {"signal": "gpu.xid", "device": "GPU-1"}
-    assert found.override("gpu-001", "gpu.xid.63", NOW_NS, code=63, **xid)
-    assert not found.override("gpu-001", "gpu.xid.79", NOW_NS, code=79, **xid)
-    assert not found.override("gpu-011", "gpu.xid.63", NOW_NS, code=63, **xid)
-    assert not found.override("gpu-001", "gpu.xid.63", NOW_NS + 40 * DAY_NS, code=63, **xid)
-    assert found.threshold("gpu.slow_below_ratio") == 0.8
-    assert found.threshold("host.cpu_steal_ratio") == 0.3
-    assert found.threshold("host.cpu_pressure_ratio") == 0.6
-    expected = found.expected("NVIDIA H100 80GB HBM3")
+    assert declaration.override("gpu-001", "gpu.xid.63", NOW_NS, code=63, **xid)
+    assert not declaration.override("gpu-001", "gpu.xid.79", NOW_NS, code=79, **xid)
+    assert not declaration.override("gpu-011", "gpu.xid.63", NOW_NS, code=63, **xid)
+    assert not declaration.override("gpu-001", "gpu.xid.63", NOW_NS + 40 * DAY_NS, code=63, **xid)
+    assert declaration.threshold("gpu.slow_below_ratio") == 0.8
+    assert declaration.threshold("host.cpu_steal_ratio") == 0.3
+    assert declaration.threshold("host.cpu_pressure_ratio") == 0.6
+    expected = declaration.expected("NVIDIA H100 80GB HBM3")
     assert expected is not None and expected.items == {"gpus": 8}
-    assert found.expected("NVIDIA A100") is None and found.notes == ()
-    assert found.expected("", "gpu-001") is None, "nobody says that it has any"
+    assert declaration.expected("NVIDIA A100") is None and declaration.notes == ()
+    assert declaration.expected("", "gpu-001") is None, "nobody says that it has any"
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_a_good_file_is_taken_as_written() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_line(old: str, new: str, told: str) -> None:
-    """Words that do not name the line send an operator through 400 of them at night."""
+    """An error without its line sends an operator through 400 of them at night."""
     assert old in GOOD
-    found = problems(a_toml=GOOD.replace(old, new, 1))
-    assert any(told in one for one in found), found
+    errors = problems(a_toml=GOOD.replace(old, new, 1))
+    assert any(told in error for error in errors), errors
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
-    """One problem a run is ten runs; and of thousands the first are enough."""
+    """One problem per run would be ten runs; the first twenty of thousands are enough."""
     text = GOOD.replace("rack = ", "rak = ").replace("gpus = 8", "gpus = 800").replace("0.8", "8")
     assert len(problems(a_toml=text)) == 3
     many = "".join(f'[[place]]\nhosts = ["h{n}"]\nrak = "r"\n' for n in range(100))
@@ -150,7 +150,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_who_says_where_a_host_stands() -> None:
-    """A file of people's own, then Topograph, then labels, then hardware: field by field, and all of it is kept."""
+    """Per field: operators' file, Topograph, label, hardware; every source is kept."""
     graph = {
         "instances": [
             {
@@ -160,32 +160,32 @@ def test_who_says_where_a_host_stands() -> None:
             }
         ]
     }
-    found = declared(a_toml=GOOD, b_json=json.dumps(graph))
-    told = {
+    declaration = declared(a_toml=GOOD, b_json=json.dumps(graph))
+    reported = {
         "gpu-001": (
             PlaceSource("label", "", HostPlacement(rack="r9", cooling_domain="cdu-1")),
             PlaceSource("hardware", "", HostPlacement(nvlink_domain="uuid.1")),
         )
     }
-    found = found.with_reported(told)
-    assert found.place("gpu-001") == HostPlacement(
+    declaration = declaration.with_reported(reported)
+    assert declaration.place("gpu-001") == HostPlacement(
         rack="r1", cooling_domain="cdu-1", leaf="leaf-1", spine="spine-t", nvlink_domain="nvl-1",
         core="core-t",
     )  # fmt: skip
-    assert [one.source for one in found.place_sources("gpu-001")] == [
+    assert [source.source for source in declaration.place_sources("gpu-001")] == [
         "file",
         "topograph",
         "label",
         "hardware",
     ]
-    assert found.with_reported(told) is found
-    assert found.with_reported({}).place("gpu-001").cooling_domain == ""
+    assert declaration.with_reported(reported) is declaration
+    assert declaration.with_reported({}).place("gpu-001").cooling_domain == ""
 
 
 def test_two_files_that_disagree_are_both_wrong() -> None:
-    """Nobody can tell who is right; to take the later one would move a host's power domain by a file's name."""
-    (told,) = problems(a_toml=GOOD, b_csv="host,rack\ngpu-001,r2\n")
-    assert told == "b.csv:2: gpu-001: rack is r2 here and r1 at a.toml:3"
+    """With a last-file-wins rule, a file's name would move a host's power domain."""
+    (problem,) = problems(a_toml=GOOD, b_csv="host,rack\ngpu-001,r2\n")
+    assert problem == "b.csv:2: gpu-001: rack is r2 here and r1 at a.toml:3"
     assert (
         declared(a_toml=GOOD, b_csv="host,rack,spine\ngpu-001,r1,s1\n").place("gpu-001").spine
         == "s1"
@@ -229,21 +229,21 @@ def test_two_files_that_disagree_are_both_wrong() -> None:
     ],
 )
 def test_a_wrong_csv_is_told(text: str, told: str) -> None:
-    """An export with its columns shifted must not put hosts into racks named like their serial numbers."""
-    assert any(told in one for one in problems(a_csv=text))
+    """An export with shifted columns must not put hosts into racks named by serial numbers."""
+    assert any(told in error for error in problems(a_csv=text))
 
 
 def test_csv_as_spreadsheets_write_it() -> None:
-    """Semicolons, a byte order mark, columns of others, empty cells and lines, comments."""
+    """Semicolons, a byte order mark, unknown columns, empty cells and lines, comments."""
     text = "\ufeff# of the wiki\r\nHost;Rack;Asset;rails\r\n# spare\r\ngpu-001;r1;A17;l0 l1\r\n\r\ngpu-002;;;;;\r\n"
-    found = declared(a_csv=text)
-    assert found.place("gpu-001") == HostPlacement(rack="r1", rails=("l0", "l1"))
-    assert found.place("gpu-002") == HostPlacement()
-    assert found.notes == ("a.csv:2: column 'asset' is not read",)
+    declaration = declared(a_csv=text)
+    assert declaration.place("gpu-001") == HostPlacement(rack="r1", rails=("l0", "l1"))
+    assert declaration.place("gpu-002") == HostPlacement()
+    assert declaration.notes == ("a.csv:2: column 'asset' is not read",)
 
 
 def test_topograph_nvl72() -> None:
-    """Its model of 72 hosts in four NVLink domains (tests/models of Topograph), as its graph engine tells it."""
+    """Topograph's model of 72 hosts in four NVLink domains (its tests/models), as its graph."""
     blocks = {"leaf-1-1": 1100, "leaf-1-2": 1200, "leaf-2-1": 2100, "leaf-2-2": 2200}
     graph = {
         "instances": [
@@ -256,10 +256,10 @@ def test_topograph_nvl72() -> None:
             for number in range(1, 19)
         ]
     }
-    found = declared(a_json=json.dumps(graph))
-    assert len(found.places) == 72
+    declaration = declared(a_json=json.dumps(graph))
+    assert len(declaration.places) == 72
     expected = HostPlacement(leaf="leaf-2-1", spine="spine-2", core="core", nvlink_domain="nvl-2-1")
-    assert found.place("node2118") == expected
+    assert declaration.place("node2118") == expected
 
 
 @pytest.mark.parametrize(
@@ -280,73 +280,78 @@ def test_topograph_nvl72() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_graph_is_told(text: str, told: str) -> None:
-    """Another engine's answer in its place: Slurm's topology is no graph."""
-    assert any(told in one for one in problems(a_json=text))
+    """Another engine's output in its place: Slurm's topology, for example."""
+    assert any(told in error for error in problems(a_json=text))
 
 
 def test_labels_that_topograph_sets() -> None:
-    """A graph without layers, as of a provider that only labels; numbered tiers and the names of before."""
+    """A graph without layers, from a provider of labels; numbered tiers and older names."""
     labels = {"fabric.topograph.run/tier-0": "l", "network.topology.nvidia.com/spine": "s"}
     graph = {"instances": [{"id": "a", "labels": labels}]}
     assert declared(a_json=json.dumps(graph)).place("a") == HostPlacement(leaf="l", spine="s")
     rails = [f"leaf-of-a-long-name-{number:03}" for number in range(8)]
     labels |= {"network.topology.nvidia.com/spine": "", "gangline.rails": " ".join(rails)}
-    found = declared(a_json=json.dumps({"instances": [{"id": "a", "labels": labels}]})).place("a")
-    assert found == HostPlacement(leaf="l", rails=tuple(rails)), (
+    place = declared(a_json=json.dumps({"instances": [{"id": "a", "labels": labels}]})).place("a")
+    assert place == HostPlacement(leaf="l", rails=tuple(rails)), (
         "an agent may have these labels, too"
     )
 
 
 def test_yaml_is_refused_with_the_way_out() -> None:
-    """Left alone in silence, an operator would wait for his topology for ever."""
-    (told,) = problems(model_yaml="switches:\n")
-    assert told.startswith(
+    """Ignored in silence, it would leave operators without their topology."""
+    (problem,) = problems(model_yaml="switches:\n")
+    assert problem.startswith(
         "model.yaml: YAML is not supported: declare it as TOML, or use Topograph's graph as JSON"
     )
 
 
 def test_what_is_over_is_no_mistake() -> None:
-    """A file that was good last week must be good tomorrow: else an old window keeps a new one out."""
+    """A file that was valid last week stays valid: an old window must not block a new one."""
     later_ns = NOW_NS + 200 * DAY_NS
-    found = parse_files(files(a_toml=GOOD), later_ns, rules=RULES)
-    assert [note.partition(": ")[2] for note in found.notes] == [
+    declaration = parse_files(files(a_toml=GOOD), later_ns, rules=RULES)
+    assert [note.partition(": ")[2] for note in declaration.notes] == [
         "this has ended and no longer has an effect"
     ] * 2
-    assert not found.active_windows(later_ns) and not found.active_overrides(later_ns)
+    assert not declaration.active_windows(later_ns) and not declaration.active_overrides(later_ns)
 
 
 @pytest.mark.slow
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that a program wrote without end must cost words, not memory."""
+    """A file that a program wrote without end must cost error lines, not memory."""
     many = "".join(f'[[override]]\nhosts = ["h{n}"]\n' for n in range(problems_of.ENTRIES_MAX + 1))
-    assert any("2001 of them, at most 2000" in one for one in problems(a_toml=many))
+    assert any("2001 of them, at most 2000" in problem for problem in problems(a_toml=many))
     wide = (
         '[[place]]\nhosts = ["h[0-49999]"]\nrack = "r"\n[[place]]\nhosts = ["i[0-1]"]\nrack = "r"\n'
     )
-    assert any("50002 hosts have a place, at most 50000" in one for one in problems(a_toml=wide))
+    assert any(
+        "50002 hosts have a place, at most 50000" in problem for problem in problems(a_toml=wide)
+    )
     graph = json.dumps({"instances": [{"id": f"h{n}"} for n in range(30_000)]})
     table = "host,rack\n" + "".join(f"h{n},r\n" for n in range(30_000))
     assert len(declared(a_json=graph, b_csv=table).file_places) == 30_000, "they are the same hosts"
-    others = json.dumps({"instances": [{"id": f"i{n}"} for n in range(30_000)]})
-    assert any("60000 hosts have a place" in one for one in problems(a_json=graph, b_json=others))
-    monkeypatch.setattr(csv_topograph, "PLACES_MAX", 3)
-    assert any("more than 3 places of hosts" in one for one in problems(a_json=graph))
+    other_graph = json.dumps({"instances": [{"id": f"i{n}"} for n in range(30_000)]})
     assert any(
-        "longer than 2097152 bytes" in one
-        for one in problems(a_toml="#" * (problems_of.TOML_BYTES_MAX + 1))
+        "60000 hosts have a place" in problem
+        for problem in problems(a_json=graph, b_json=other_graph)
     )
-    again = "".join(
+    monkeypatch.setattr(csv_topograph, "PLACES_MAX", 3)
+    assert any("more than 3 places of hosts" in problem for problem in problems(a_json=graph))
+    assert any(
+        "longer than 2097152 bytes" in problem
+        for problem in problems(a_toml="#" * (problems_of.TOML_BYTES_MAX + 1))
+    )
+    repeated = "".join(
         '[[place]]\nhosts = ["h"]\nrack = "r"\n'
         for _ in range(problems_of.SOURCES_PER_HOST_MAX + 1)
     )
-    assert any("named more than 16 times" in one for one in problems(a_toml=again))
+    assert any("named more than 16 times" in problem for problem in problems(a_toml=repeated))
     with pytest.raises(DeclaredError, match="not UTF-8"):
         parse_files([DeclaredFile("a.toml", b"# good\n# \xff\n")], NOW_NS)
 
 
 def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million patterns against ten thousand hosts is a legal file by all other limits, and hours in which nobody is judged."""
-    most = problems_of.MATCH_COST_MAX
+    """A million patterns and 10,000 hosts pass all other limits: judging stops for hours."""
+    limit = problems_of.MATCH_COST_MAX
 
     def window(hosts: list[str]) -> str:
         return (
@@ -354,34 +359,34 @@ def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.Monk
             'end = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
         )
 
-    assert declared(a_toml=window([f"r{n}-*" for n in range(most)])).match_cost == most
-    (told,) = problems(a_toml=window(["a-?*", *(f"r{n}-*" for n in range(most - 1))]))
-    assert told.startswith(f"all files: {most + 1} of *, ? and [..] to match names with")
-    assert "in ranges" in told and "racks" in told
-    before = files(a_toml=window([f"r{n}-*" for n in range(most + 1)]))
-    assert parse_files(before, NOW_NS, was_good=True).match_cost == most + 1, (
+    assert declared(a_toml=window([f"r{n}-*" for n in range(limit)])).match_cost == limit
+    (problem,) = problems(a_toml=window(["a-?*", *(f"r{n}-*" for n in range(limit - 1))]))
+    assert problem.startswith(f"all files: {limit + 1} of *, ? and [..] to match names with")
+    assert "in ranges" in problem and "racks" in problem
+    before = files(a_toml=window([f"r{n}-*" for n in range(limit + 1)]))
+    assert parse_files(before, NOW_NS, was_good=True).match_cost == limit + 1, (
         "by the limits of before"
     )
-    names = [f"gpu-{n}" for n in range(most + 1)]
+    names = [f"gpu-{n}" for n in range(limit + 1)]
     assert not declared(a_toml=window(names)).match_cost, "names are looked up"
     monkeypatch.setattr(problems_of, "NAMED_HOSTS_MAX", 3_000)
     assert not declared(a_toml=window(["x-[1-3000]"])).match_cost, "so is a set of them"
-    (told,) = problems(a_toml=window(["x-[1-2000]", "y-[1-1001]"]))
-    assert "more than 3,000 hosts one by one: select them by place" in told
-    allowed = json.dumps([f"{n}.*" for n in range(most)])
+    (problem,) = problems(a_toml=window(["x-[1-2000]", "y-[1-1001]"]))
+    assert "more than 3,000 hosts one by one: select them by place" in problem
+    allowed = json.dumps([f"{n}.*" for n in range(limit)])
     expected = '[[expected]]\nmodel = "NVIDIA *"\nkernels = '
     assert problems(a_toml=f"{expected}{allowed}\n")[0].startswith("all files: ")
 
 
 @given(st.text("ab*?[]-!1", max_size=12), st.text("ab1-", max_size=8))
 def test_wildcards_fit_as_they_always_did(pattern: str, text: str) -> None:
-    """Compiled once, a pattern must mean what it meant."""
+    """A pattern that is compiled once must keep its meaning."""
     assert matches_pattern(text, pattern) == fnmatchcase(text, pattern)
 
 
 @pytest.mark.parametrize("rule", ["host.silent", "host.returned"])
 def test_what_is_never_noise_is_refused(rule: str) -> None:
-    """It was taken, and did nothing: the operator found his host STALE all the same, and looked for the reason."""
+    """It was accepted without effect: the host was STALE, without a reason."""
     text = f'[[override]]\nhosts = ["a"]\nrule = "{rule}"\nuntil = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
     with pytest.raises(DeclaredError, match="is never noise"):
         parse_files(files(a_toml=text), NOW_NS, rules=frozenset({rule}))
@@ -391,39 +396,38 @@ def test_what_is_never_noise_is_refused(rule: str) -> None:
 
 
 def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of another program, 2 MiB of unknown keys: to guess at what each was meant to be took minutes, in which
-    nobody was judged."""
-    asked: list[str] = []
+    """2 MiB of unknown keys in another program's file: guesses took minutes without judging."""
+    guessed_keys: list[str] = []
     real = problems_of.suggest_key
 
     def guessed(key: str, known: Iterable[str]) -> str:
-        asked.append(key)
+        guessed_keys.append(key)
         return real(key, known)
 
     for where in (problems_of, model, toml_file):
         monkeypatch.setattr(where, "suggest_key", guessed)
     names = range(2_000)
-    found = problems(
+    errors = problems(
         a_toml="[[place]]\nhosts = ['a']\n" + "".join(f"rac{n} = 1\n" for n in names),
         b_toml="[thresholds]\n" + "".join(f'"gpu.slow_belo{n}" = 1\n' for n in names),
         c_toml="".join(f'[[override]]\nrule = "none{n}"\n' for n in names),
     )
-    assert found[0] == "a.toml:3: rac0: unknown here; did you mean rack?"
-    assert found[-1].startswith("and ") and 0 < len(asked) <= problems_of.PROBLEMS_MAX
+    assert errors[0] == "a.toml:3: rac0: unknown here; did you mean rack?"
+    assert errors[-1].startswith("and ") and 0 < len(guessed_keys) <= problems_of.PROBLEMS_MAX
 
 
 def test_a_table_that_is_none_of_hosts_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """An export of sixteen megabytes with another first column, or with a column for each day."""
+    """An export of 16 MB with another first column, or with a column for each day."""
     monkeypatch.setattr(problems_of, "PROBLEMS_COUNTED_MAX", 50)
-    found = problems(a_csv="host,rack\n" + "a b,r1\n" * 5_000)
-    assert found[-1] == "and 50 more, where reading stopped"
+    errors = problems(a_csv="host,rack\n" + "a b,r1\n" * 5_000)
+    assert errors[-1] == "and 50 more, where reading stopped"
     assert problems(a_csv="host,rack\n" + "a b,r1\n" * 60)[-1] == "and 40 more"
     wide = "host,rack," + ",".join(f"day{n}" for n in range(problems_of.COLUMNS_MAX)) + "\n"
     assert problems(a_csv=wide) == ["a.csv:1: 258 columns, at most 256"]
 
 
 def test_a_host_in_many_lines_is_told_of_once_a_line() -> None:
-    """Sixteen lines of one host, each with another rack: a hundred and twenty pairs, sixteen mistakes."""
+    """16 lines of one host, each with another rack: 120 pairs, but 16 mistakes."""
     text = "host,rack,leaf\n" + "".join(f"gpu-001,r{n},l{n}\n" for n in range(5))
     assert problems(a_csv=text) == [
         f"a.csv:{line}: gpu-001: {name} is {name[0]}{line - 2} here and {name[0]}0 at a.csv:2"
@@ -434,35 +438,35 @@ def test_a_host_in_many_lines_is_told_of_once_a_line() -> None:
 
 @given(st.dictionaries(st.sampled_from(sorted(THRESHOLDS)), st.floats(allow_nan=True)))
 def test_a_threshold_is_within_its_limits_or_refused(wanted: dict[str, float]) -> None:
-    """A limit of 0 or of infinity would judge all hosts, or none."""
+    """A limit of 0 or of infinity would find all hosts faulty, or no host."""
     text = "[thresholds]\n" + "".join(f'"{name}" = {value!r}\n' for name, value in wanted.items())
     good = all(THRESHOLDS[n].low <= value <= THRESHOLDS[n].high for n, value in wanted.items())
     try:
-        found = declared(a_toml=text.replace("e+", "e"))
+        declaration = declared(a_toml=text.replace("e+", "e"))
     except DeclaredError:
         assert not good
     else:
-        assert good and {name: found.threshold(name) for name in wanted} == wanted
+        assert good and {name: declaration.threshold(name) for name in wanted} == wanted
 
 
 def test_what_is_meant_for_every_host_is_told() -> None:
-    """`rule = "*"` on `hosts = ["*"]` leaves nothing that is judged: allowed, but hardly meant."""
-    found = declared(a_toml=GOOD.replace('hosts = ["gpu-00?"]', 'hosts = ["*"]'))
-    assert found.notes == ("a.toml:20: this is for every host",)
+    """`rule = "*"` on `hosts = ["*"]` disables all judging: allowed, but hardly meant."""
+    declaration = declared(a_toml=GOOD.replace('hosts = ["gpu-00?"]', 'hosts = ["*"]'))
+    assert declaration.notes == ("a.toml:20: this is for every host",)
 
 
 def test_the_hash_is_of_what_files_hold() -> None:
-    """A version that is the same has the same hash; one byte from a file to the next makes another."""
-    one, other = (
+    """Equal versions have equal hashes; one byte moved to the next file changes the hash."""
+    original, moved_byte = (
         [DeclaredFile("a", b"xy"), DeclaredFile("b", b"z")],
         [DeclaredFile("a", b"x"), DeclaredFile("b", b"yz")],
     )
-    assert hash_of(one) == hash_of(list(one)) != hash_of(other)
+    assert hash_of(original) == hash_of(list(original)) != hash_of(moved_byte)
     assert len(hash_of([])) == 16 and NOTHING.hash == ""
 
 
 def test_an_unexpected_error_is_a_problem_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library raised AssertionError for one file: no message named the file, and other files' problems were lost."""
+    """A library raised AssertionError: no file was named, other files' problems were lost."""
 
     def fail(*arguments: object) -> None:
         raise AssertionError("of a library")

@@ -1,4 +1,4 @@
-"""What hosts say of their own places stands over a restart of the aggregator, also for those that are switched off."""
+"""Places that hosts report outlive a restart of the aggregator, also for hosts switched off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACE = HostPlacement(rack="r9", rails=("l0", "l1"), nvlink_domain="c.3")
 
 @pytest.fixture
 def store() -> Iterator[Tables]:
-    """A store that knows the host h9."""
+    """Return a store with the host h9."""
     with closing(Tables()) as tables:
         tables.connection.execute("INSERT INTO hosts (host) VALUES ('h9')")
         yield tables
@@ -38,7 +38,7 @@ def register(fleet: Fleet, host: str, labels: dict[str, str]) -> None:
 
 
 def test_after_a_restart_a_host_stands_where_it_said(store: Tables, tmp_path: Path) -> None:
-    """The rack was switched off, and the aggregator was restarted: nobody stood there any more, not in the store either."""
+    """Rack off, aggregator restarted: the rack had no hosts any more, in the store as well."""
     rows = "SELECT field, value, source FROM declared_places WHERE host = 'h9' ORDER BY field"
     running = Running(store, tmp_path)
     register(running.fleet, "h9", LABELS)
@@ -67,7 +67,7 @@ def test_after_a_restart_a_host_stands_where_it_said(store: Tables, tmp_path: Pa
 def test_it_stands_beside_what_was_in_force_and_beside_a_bad_file(
     store: Tables, tmp_path: Path
 ) -> None:
-    """A slip in a file, then a restart: the files of before are in force, and so is the host's own word."""
+    """A slip in a file, then a restart: the previous files count, and the host's labels too."""
     (tmp_path / "a.toml").write_text('[[place]]\nhosts = ["h9"]\nleaf = "leaf-1"\n')
     running = Running(store, tmp_path)
     register(running.fleet, "h9", LABELS)
@@ -81,7 +81,7 @@ def test_it_stands_beside_what_was_in_force_and_beside_a_bad_file(
 def test_a_host_that_is_not_known_any_more_does_not_come_back(
     store: Tables, tmp_path: Path
 ) -> None:
-    """Else who was taken out of the store by hand would stand in its rack for good; nor what only a later version knows."""
+    """A host deleted from the store by hand stays deleted; a later version's field is ignored."""
     running = Running(store, tmp_path)
     register(running.fleet, "h8", LABELS)
     register(running.fleet, "h9", LABELS)
@@ -97,7 +97,7 @@ def test_a_host_that_is_not_known_any_more_does_not_come_back(
 def test_a_rack_that_is_switched_off_is_in_its_window_after_a_restart(
     store: Tables, tmp_path: Path
 ) -> None:
-    """The rack was named by its label: a minute after a restart its hosts were STALE, and all of the fleet degraded."""
+    """Its rack came from a label: a minute after a restart all were STALE, the fleet degraded."""
     (tmp_path / "a.toml").write_text(
         '[[maintenance]]\nracks = ["r7"]\nbegin = 2023-11-14\nend = 2023-11-16\ntime_zone = "UTC"\n'
         'who = "alice"\nwhy = "new fans"\n'

@@ -1,4 +1,4 @@
-"""Files that never rest are taken all the same, or told of: an exporter, a mount that tells other times at each look."""
+"""Files that change all the time: an exporter, a mount with new times at each poll."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.aggregator.declared.test_live import RACK, Running, Tables, write
 
 INVENTORY = "inventory.csv"
 R1, R2 = HostPlacement(rack="r1"), HostPlacement(rack="r2")
-#: As long as it may take: what changes while two looks are compared waits for the next two.
+#: Polls until a result: a file that changes during a comparison waits for the next two polls.
 LOOKS_MAX = 2 * UNSTABLE_POLLS
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    """One that runs with a file of people, and an inventory that something exports."""
+    """Run an aggregator's declared part with an operators' file and an exported inventory."""
     write(tmp_path, RACK.format("r1"))
     (tmp_path / INVENTORY).write_text("host,rack\nh2,r2\n")
     with closing(Tables()) as tables:
@@ -31,14 +31,14 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 
 def looks(running: Running, count: int, each: Callable[[int], object]) -> None:
-    """Look *count* times; *each* is called before every one."""
+    """Poll *count* times; call *each* before every poll."""
     for number in range(count):
         each(number)
         running.step()
 
 
 def exporter(folder: Path, text: str = "host,rack\nh2,r2\n") -> Callable[[int], None]:
-    """Write the inventory anew each time; *text* may tell how often it was."""
+    """Return a function that exports the inventory again; *text* may contain its number."""
     times = itertools.count(1_700_000_000)
 
     def export(number: int) -> None:
@@ -51,7 +51,7 @@ def exporter(folder: Path, text: str = "host,rack\nh2,r2\n") -> Callable[[int], 
 def test_a_window_beside_an_export_that_never_rests_is_taken(
     running: Running, tmp_path: Path
 ) -> None:
-    """An inventory was exported every three seconds: nothing that changed was taken any more, and nothing told why."""
+    """With an inventory exported every three seconds no change was used, without any message."""
     export = exporter(tmp_path)
     looks(running, 5, export)
     write(tmp_path, RACK.format("r2"))
@@ -69,7 +69,7 @@ def test_a_window_beside_an_export_that_never_rests_is_taken(
 def test_an_export_that_says_something_else_each_time_is_told(
     running: Running, tmp_path: Path
 ) -> None:
-    """Nobody can tell half of it from all of it; a quarter of an hour later somebody wondered where the window was."""
+    """Half an export looks like a whole one; 15 minutes later a window was missed."""
     export = exporter(tmp_path, "host,rack\nh2,r{}\n")
     write(tmp_path, RACK.format("r2"))
     looks(running, UNSTABLE_POLLS - 2, export)
@@ -77,15 +77,15 @@ def test_an_export_that_says_something_else_each_time_is_told(
     looks(running, LOOKS_MAX, export)
     assert running.fleet.declared.place("h1") == R1
     assert "version 1 stays in force: inventory.csv: changed continuously" in running.finding
-    told = running.finding
+    finding = running.finding
     looks(running, LOOKS_MAX, export)
-    assert running.finding == told
+    assert running.finding == finding
     running.step(2)
     assert running.fleet.declared.place("h1") == R2 and running.finding == ""
 
 
 def test_what_was_written_back_as_it_was_is_right_again(running: Running, tmp_path: Path) -> None:
-    """The export ends with what is in force: its finding ends with it."""
+    """The last export equals the version in force: the finding ends."""
     looks(running, LOOKS_MAX, exporter(tmp_path, "host,rack\nh2,r{}\n"))
     assert running.finding
     (tmp_path / INVENTORY).write_text("host,rack\nh2,r2\n")
@@ -97,13 +97,13 @@ def test_what_was_written_back_as_it_was_is_right_again(running: Running, tmp_pa
 def test_a_mount_that_tells_other_times_at_each_look(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_so: bool
 ) -> None:
-    """Some network file systems number files anew each time: not even SIGHUP took what had changed."""
+    """Some network file systems number files again each time: even SIGHUP had no effect."""
     stamps, numbers = live._stamps, itertools.count(1)  # pyright: ignore[reportPrivateUsage]
 
-    def other(path: Path | None) -> live.Stamps:
-        return tuple((*one[:4], next(numbers)) for one in stamps(path))
+    def changing_stamps(path: Path | None) -> live.Stamps:
+        return tuple((*stamp[:4], next(numbers)) for stamp in stamps(path))
 
-    monkeypatch.setattr(live, "_stamps", other)
+    monkeypatch.setattr(live, "_stamps", changing_stamps)
     write(tmp_path, RACK.format("r2"))
     if starts_so:
         running = Running(running.store, tmp_path)
@@ -113,7 +113,7 @@ def test_a_mount_that_tells_other_times_at_each_look(
 
 
 def test_who_asks_has_what_rests_at_once(running: Running, tmp_path: Path) -> None:
-    """SIGHUP does not wait for the minute, nor for an export that is not being written just then."""
+    """SIGHUP does not wait for the minute, nor for an export that rests at that moment."""
     export = exporter(tmp_path, "host,rack\nh2,r{}\n")
     for number in range(UNSTABLE_POLLS + 2):
         export(number)

@@ -1,4 +1,4 @@
-"""A changed policy reaches one host in a hundred first, then one in ten, then all; the others show what it would do."""
+"""Rollouts: a changed policy reaches 1 % of hosts, then 10 %, then all; the others preview it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES_OF_WORLD = ["h0", "h1", "h2", "h3"]
 
 @pytest.mark.parametrize("share", [0.01, 0.1])
 def test_a_share_is_the_same_hosts_each_time_and_grows_by_adding(share: float) -> None:
-    """The ten per cent were other hosts than the one per cent before, and all of them were new to it."""
+    """The 10 % were other hosts than the 1 % before: the policy was new to all of them."""
     first = {name for name in NAMES if is_rolled_out(share, name)}
     assert len(first) == pytest.approx(share * len(NAMES), rel=0.25)
     assert first <= {name for name in NAMES if is_rolled_out(2 * share, name)}
@@ -26,11 +26,11 @@ def test_a_share_is_the_same_hosts_each_time_and_grows_by_adding(share: float) -
     )
     assert rollout_rank("gpu-001") == pytest.approx(
         0.7401050242265335
-    )  # on any machine, in any version
+    )  # equal on any machine, in any version
 
 
 def between(names: list[str]) -> float:
-    """Return a share that reaches the first of *names* in line, and no other."""
+    """Return a share that includes only the first of *names* in order."""
     first, second = sorted(rollout_rank(name) for name in names)[:2]
     return (first + second) / 2
 
@@ -41,7 +41,7 @@ def said(world: World) -> dict[str, str]:
 
 
 def test_a_stricter_threshold_counts_on_its_share_and_is_shown_on_the_rest() -> None:
-    """Set for all hosts at once, half of the fleet was WATCH, and nobody had seen it coming."""
+    """Set for all hosts at once, it made half of the fleet WATCH without a warning."""
     world = World()
     for host in world.hosts:
         host.set("host_1s", "host", cpu_steal_ratio=0.05)
@@ -54,15 +54,15 @@ def test_a_stricter_threshold_counts_on_its_share_and_is_shown_on_the_rest() -> 
     (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
     states = world.states()
     assert states.pop(first) == "WATCH" and set(states.values()) == {"HEALTHY"}
-    for name, words in said(world).items():
-        assert ("not rolled out to this host yet" in words) == (name != first)
+    for name, message in said(world).items():
+        assert ("not rolled out to this host yet" in message) == (name != first)
     declare(world, "[thresholds]\nhost.cpu_steal_ratio = { value = 0.03, rollout = 1.0 }\n")
     world.run(40)
     assert set(world.states().values()) == {"WATCH"}
 
 
 def test_a_milder_threshold_leaves_the_rest_as_they_were() -> None:
-    """It was to quiet a rule; where it does not count yet the rule goes on, and says that it will not."""
+    """It was to silence a rule; outside the share the rule continues, and announces its end."""
     world = World()
     for host in world.hosts:
         host.set("host_1s", "host", cpu_steal_ratio=0.15)
@@ -77,12 +77,12 @@ def test_a_milder_threshold_leaves_the_rest_as_they_were() -> None:
     states = world.states()
     assert states.pop(first) == "HEALTHY" and set(states.values()) == {"WATCH"}
     assert all(
-        "no longer, by a threshold" in words for n, words in said(world).items() if n != first
+        "no longer, by a threshold" in message for n, message in said(world).items() if n != first
     )
 
 
 def test_an_override_is_noise_on_its_share_and_says_so_on_the_rest() -> None:
-    """An override too wide hid a real fault in the whole fleet at once."""
+    """An override that was too wide hid a real fault in the whole fleet at once."""
     world = World()
     share = between(NAMES_OF_WORLD)
     declare(
@@ -96,7 +96,9 @@ def test_an_override_is_noise_on_its_share_and_says_so_on_the_rest() -> None:
     (first,) = [name for name in NAMES_OF_WORLD if is_rolled_out(share, name)]
     states = world.states()
     assert states.pop(first) == "HEALTHY" and set(states.values()) == {"WATCH"}
-    assert all("noise by an override" in words for n, words in said(world).items() if n != first)
+    assert all(
+        "noise by an override" in message for n, message in said(world).items() if n != first
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,15 +115,15 @@ def test_an_override_is_noise_on_its_share_and_says_so_on_the_rest() -> None:
     ],
 )
 def test_what_a_roll_out_may_not_be(value: str, told: str) -> None:
-    """`rollout = 10` was meant as ten per cent."""
+    """`rollout = 10` was meant as ten percent."""
     text = f'[thresholds]\n"host.cpu_steal_ratio" = {value}\n'
-    with pytest.raises(DeclaredError) as found:
+    with pytest.raises(DeclaredError) as raised:
         parse_files([DeclaredFile("a.toml", text.encode())], START_NS)
-    assert "a.toml:2: host.cpu_steal_ratio: " in str(found.value) and told in str(found.value)
+    assert "a.toml:2: host.cpu_steal_ratio: " in str(raised.value) and told in str(raised.value)
 
 
 def test_what_is_rolled_out_is_on_record() -> None:
-    """Who looks in the morning sees how far it is."""
+    """The record shows in the morning how far it is."""
     text = '[thresholds]\n"host.cpu_steal_ratio" = { value = 0.2, rollout = 0.1 }\n'
     declared = parse_files([DeclaredFile("a.toml", text.encode())], START_NS)
     rows = {row[0]: (row[1], *row[-2:]) for row in record.thresholds(declared)}

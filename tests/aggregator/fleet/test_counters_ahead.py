@@ -1,4 +1,4 @@
-"""Counters counted ahead of a judgement, in steps between which frames come."""
+"""Counters counted ahead of a judgement, in steps between which frames arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPUS = [f"GPU-{at}" for at in range(5)]
 
 
 def tell(fleet: Fleet, second: int, epoch: int, count: int) -> None:
-    """A frame of all GPUs: their driver's life, and two counters in two tables."""
+    """Send a frame of all GPUs: their driver's epoch, and two counters in two tables."""
     blocks = []
     for table in ("gpu_10s_changes", "gpu_1s"):
         columns = [signal.column for signal in TABLES[table]]
@@ -33,15 +33,19 @@ def tell(fleet: Fleet, second: int, epoch: int, count: int) -> None:
 
 
 def counted(fleet: Fleet) -> list[float]:
-    """What each GPU is held to have counted in the last ten minutes, in both tables."""
-    found: list[float] = []
+    """Return each GPU's count of the last ten minutes, in both tables."""
+    counts: list[float] = []
     for table, column in (
         ("gpu_1s", "violation_power_nanoseconds"),
         ("gpu_10s_changes", "pcie_replays_count"),
     ):
-        of = fleet.tables[table]
-        found += of.recent(column, np.zeros(of.devices.count), slow=True).round().tolist()
-    return found
+        table_rows = fleet.tables[table]
+        counts += (
+            table_rows.recent(column, np.zeros(table_rows.devices.count), slow=True)
+            .round()
+            .tolist()
+        )
+    return counts
 
 
 def made() -> Fleet:
@@ -54,21 +58,23 @@ def made() -> Fleet:
 
 @pytest.mark.parametrize("step_rows", [1, 2, 4, 5])
 def test_a_judgement_sees_the_same(step_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In short steps or all at once: every row is counted, none twice."""
-    whole, steps = made(), made()
-    for fleet in (whole, steps):
+    """In short steps or in one step, every row is counted once."""
+    at_once, steps = made(), made()
+    for fleet in (at_once, steps):
         tell(fleet, 2, 1, 1010)
     monkeypatch.setattr(fleet_module, "STEP_ROWS", step_rows)
-    done = sum(1 for _ in steps.advance_ahead())
-    assert done == (0 if step_rows == 5 else 2 * -(-5 // step_rows))  # few are left to `advance`
-    for fleet in (whole, steps):
+    steps_taken = sum(1 for _ in steps.advance_ahead())
+    assert steps_taken == (
+        0 if step_rows == 5 else 2 * -(-5 // step_rows)
+    )  # a few are left to `advance`
+    for fleet in (at_once, steps):
         fleet.advance(10**18)
-    assert counted(steps) == counted(whole)
-    assert min(counted(whole)) > 900
+    assert counted(steps) == counted(at_once)
+    assert min(counted(at_once)) > 900
 
 
 def test_a_driver_loaded_between_two_steps_is_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its counters began anew and are higher by now: with the old life's they made a burst of errors."""
+    """Its counters restarted and are higher: the difference from the old ones was a burst."""
     monkeypatch.setattr(fleet_module, "STEP_ROWS", 1)
     fleet = made()
     tell(fleet, 2, 1, 10)

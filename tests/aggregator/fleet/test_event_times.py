@@ -1,4 +1,4 @@
-"""Events are as old as they are, whenever they reach us: after an outage, from the ring, told again."""
+"""Events keep their own times, also after an outage, from the ring buffer, or repeated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY = 86_400.0
 
 
 def lived(hosts: int = 2, days: float = 0.0) -> tuple[World, Host, str]:
-    """A world that has run for a while on hosts up for an hour and *days*, a host, and its first GPU."""
+    """Return a world that ran on hosts up for an hour and *days*, a host, and its first GPU."""
     world = World(hosts=hosts, gpus=2)
     for host in world.hosts:
         host.booted_ns -= round(days * DAY * 1e9)
@@ -29,23 +29,23 @@ def lived(hosts: int = 2, days: float = 0.0) -> tuple[World, Host, str]:
     return world, world.hosts[0], gpu_of(world.hosts[0], 0)
 
 
-# One code explains another by when both were written.
+# Codes that explain each other, by their times.
 
 
 @pytest.mark.parametrize(
     ("of_48", "of_94", "lasted_94", "state"),
     [
-        (0.0, 5 * 3600.0, 0.0, U),  # five hours apart, both found in the ring
+        (0.0, 5 * 3600.0, 0.0, U),  # five hours apart, both found in the ring buffer
         (5 * 3600.0, 0.0, 0.0, U),
         (3600.0, 3601.0, 0.0, W),  # a second apart, an hour ago
-        (3600.0, 3 * 3600.0, 2 * 3600.0 - 1.0, W),  # 94 went on for hours, and met it
-        (3600.0, 3 * 3600.0, 2 * 3600.0 - 60.0, U),  # and stopped a minute before
+        (3600.0, 3 * 3600.0, 2 * 3600.0 - 1.0, W),  # 94 continued for hours, and met 48
+        (3600.0, 3 * 3600.0, 2 * 3600.0 - 60.0, U),  # 94 stopped a minute before 48
     ],
 )
 def test_companions_by_when_they_were_written(
     of_48: float, of_94: float, lasted_94: float, state: HealthState
 ) -> None:
-    """The agent's first start told 48 and 94 of the same day in one breath: "contained", it was not."""
+    """An agent's first start sent the day's 48 and 94 together: "contained" was wrong."""
     for first in (48, 94):
         world, host, gpu = lived(days=1)
         for code in (first, 142 - first):
@@ -57,7 +57,7 @@ def test_companions_by_when_they_were_written(
 
 @pytest.mark.slow
 def test_what_was_explained_stays_so_while_its_companion_goes_on() -> None:
-    """48 with 94 beside it; then 94 comes again all day: the 48 of this morning was still contained."""
+    """48 with 94 at its time, then 94 all day: the 48 of this morning remains contained."""
     world, host, gpu = lived()
     world.event(host, 48, gpu)
     for minute in range(12):
@@ -71,7 +71,7 @@ def test_what_was_explained_stays_so_while_its_companion_goes_on() -> None:
 
 
 def test_a_contained_error_does_not_undo_one_that_was_not() -> None:
-    """48 alone this morning, 48 with 94 at noon: the GPU still waits for the reset of this morning."""
+    """48 alone this morning, 48 with 94 at noon: the GPU still waits for this morning's reset."""
     world, host, gpu = lived()
     world.event(host, 48, gpu)
     world.run(8)
@@ -92,11 +92,15 @@ def test_a_contained_error_does_not_undo_one_that_was_not() -> None:
 def test_a_companion_explains_the_lines_that_it_came_with(
     alone: tuple[int, ...], state: HealthState
 ) -> None:
-    """48 alone, UNHEALTHY, and half a minute later, of the same event, 48 with 94: the host fell to WATCH."""
+    """48 alone was UNHEALTHY; 30 s later the same event with 94 made the host WATCH."""
     world, host, gpu = lived()
     for revision, lasted in enumerate((0, 30, 60)):
-        told: dict[str, Any] = {"revision": revision, "ago": float(lasted), "lasted": float(lasted)}
-        world.event(host, 48, gpu, event_id="uncorrected", **told)
+        event_times: dict[str, Any] = {
+            "revision": revision,
+            "ago": float(lasted),
+            "lasted": float(lasted),
+        }
+        world.event(host, 48, gpu, event_id="uncorrected", **event_times)
         world.run(1)
         if lasted not in alone:
             began = next(second for second in (0, 30, 60) if second not in alone)
@@ -109,7 +113,7 @@ def test_a_companion_explains_the_lines_that_it_came_with(
 
 
 def test_a_storm_that_goes_on_does_not_wait_anew() -> None:
-    """XID 48 told again every minute: five seconds of HEALTHY in each let a job be placed."""
+    """XID 48 was repeated every minute: after each, five seconds of HEALTHY let a job start."""
     world, host, gpu = lived()
     for minute in range(4):
         world.event(host, 48, gpu, event_id="storm", revision=minute, ago=60.5 * minute,
@@ -119,14 +123,14 @@ def test_a_storm_that_goes_on_does_not_wait_anew() -> None:
         world.run(60)
 
 
-# What time ends, ends by its own time.
+# Events that end by time.
 
 
 def test_what_was_told_more_than_a_day_ago_is_not_counted() -> None:
-    """26 corrected machine checks in one day, and then one every 20 hours: WATCH for ever."""
+    """26 corrected machine checks in one day, then one every 20 hours: WATCH without end."""
     world, host, _ = lived(days=30)
-    for each in range(25, -1, -1):
-        world.event(host, 0, "cpu0", "host.machine_check", ago=3000.0 * each)
+    for age in range(25, -1, -1):
+        world.event(host, 0, "cpu0", "host.machine_check", ago=3000.0 * age)
     world.run(2)
     assert world.score(host).state is W
     for _ in range(3):
@@ -140,7 +144,7 @@ def test_what_was_told_more_than_a_day_ago_is_not_counted() -> None:
     "name", sorted(n for n, e in EVENT_POLICY.items() if e.clears is Clears.TIME)
 )
 def test_what_is_over_when_it_is_told_never_stands(name: str) -> None:
-    """A first start: the ring told of a program killed three weeks ago, and the host was WATCH."""
+    """A first start: the ring had a program killed three weeks ago, and the host was WATCH."""
     world, host, _ = lived(days=30)
     device = "part"
     code = 2 if name == DIAGNOSTIC else 0  # a diagnostic of code 0 passed
@@ -158,7 +162,7 @@ def test_what_is_over_when_it_is_told_never_stands(name: str) -> None:
 
 @pytest.mark.slow
 def test_an_incident_told_again_does_not_last_longer() -> None:
-    """An agent that starts again tells its open incidents once more: that is no new line."""
+    """A restarted agent sends its open incidents again, without a new line."""
     world, host, _ = lived()
     for revision in range(20):
         world.event(host, 0, "host", "host.out_of_memory", event_id="one", revision=revision,
@@ -168,7 +172,7 @@ def test_an_incident_told_again_does_not_last_longer() -> None:
 
 
 def test_a_corrected_error_a_day_is_every_machine_s() -> None:
-    """Ten in a day are worth a look; ten in ten days are not, though each came before the day was over."""
+    """Ten corrected errors a day deserve a look; ten in ten days do not."""
     world, host, _ = lived(days=30)
     for day in reversed(range(20)):
         world.event(host, 0, "mc0/dimm1", "host.memory_error", ago=day * DAY * 0.99)
@@ -177,7 +181,7 @@ def test_a_corrected_error_a_day_is_every_machine_s() -> None:
 
 
 def test_interleaved_incidents_are_counted_once() -> None:
-    """Two control groups, each told again and again: their counts do not add up with every telling."""
+    """Two control groups repeat their incidents: the counts must not add up with each repeat."""
     world, host, _ = lived()
     for revision in range(5):
         for which in ("a", "b"):
@@ -188,7 +192,7 @@ def test_interleaved_incidents_are_counted_once() -> None:
 
 
 def test_more_incidents_than_are_told_apart_still_count() -> None:
-    """A GPU that reports its rows one a minute for a day: all of them are in the count."""
+    """A GPU reports a row remap each minute for a day: the count has all of them."""
     world, host, gpu = lived()
     for number in range(3 * INCIDENTS_MAX):
         world.event(host, 63, gpu, ago=90.0 * (3 * INCIDENTS_MAX - number) / 100)
@@ -196,11 +200,11 @@ def test_more_incidents_than_are_told_apart_still_count() -> None:
     assert record.count == 3 * INCIDENTS_MAX and len(record.incidents) == INCIDENTS_MAX
 
 
-# What was taken back, or reset away, does not come back because it is told again.
+# Events that were withdrawn, or ended by a reset, do not return when they are repeated.
 
 
 def test_a_late_revision_of_what_a_reset_ended_stays_ended() -> None:
-    """A storm's last count is told up to a minute after its last line: by then the GPU was reset."""
+    """A storm's last count arrives up to a minute after its last line, after the GPU's reset."""
     world, host, gpu = lived()
     world.event(host, 95, gpu, event_id="storm")
     world.run(5)
@@ -216,7 +220,7 @@ def test_a_late_revision_of_what_a_reset_ended_stays_ended() -> None:
 
 
 def test_an_event_that_waited_through_a_reset_is_over() -> None:
-    """The network was away while XID 95 came and the GPU was reset; both are heard of at once."""
+    """Without network XID 95 came and the GPU was reset; both arrive together."""
     world, host, gpu = lived()
     host.silent = True
     world.run(100)
@@ -229,7 +233,7 @@ def test_an_event_that_waited_through_a_reset_is_over() -> None:
 
 
 def test_an_xid_at_the_first_load_of_the_driver_is_no_matter_of_before_the_reset() -> None:
-    """Booted, XID 62 at 20 s, first reading at 60 s with less energy than before: that was the boot."""
+    """Booted, XID 62 at 20 s, first reading at 60 s with less energy than before: a boot."""
     world, host, gpu = lived()
     host.reboot(world.now_ns)
     world.register(host, gpus=2)
@@ -259,7 +263,7 @@ def test_an_xid_at_the_first_load_of_the_driver_is_no_matter_of_before_the_reset
 def test_what_was_taken_back_does_not_return_by_being_told_again(
     fault: dict[str, Any], end: dict[str, Any]
 ) -> None:
-    """163, then 162; the agent told 163 once more with its last count, and it stood until the reset."""
+    """163, then 162; the agent repeated 163 with its last count: it remained until the reset."""
     world, host, gpu = lived()
     world.event(host, device=gpu, event_id="fault", **fault)
     world.run(1)
@@ -267,7 +271,7 @@ def test_what_was_taken_back_does_not_return_by_being_told_again(
     world.event(host, device=gpu, event_id="fault", revision=1, ago=1, count=2, **fault)
     world.run(5)
     assert all_well(world) and not world.fleet.findings
-    # The two in the other order: what is told late was taken back before it was heard.
+    # In the other order: a late event was withdrawn before it arrived.
     world.event(host, device=gpu, ago=0.5, **end)
     world.event(host, device=gpu, ago=0.75, event_id="late", **fault)
     world.run(2)
@@ -278,7 +282,7 @@ def test_what_was_taken_back_does_not_return_by_being_told_again(
 
 
 def test_a_later_recovery_action_replaces_the_earlier_whichever_is_heard_first() -> None:
-    """Reset at noon, reboot a minute later; after an outage they came in the order of a queue."""
+    """Reset at noon, reboot a minute later; after an outage they arrived in queue order."""
     world, host, gpu = lived()
     reset = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     reboot = (
@@ -294,11 +298,11 @@ def test_a_later_recovery_action_replaces_the_earlier_whichever_is_heard_first()
     )
 
 
-# What is not of this boot, or not of now at all.
+# Events from another boot, or with impossible times.
 
 
 def test_what_the_firmware_kept_from_before_the_boot_is_told_as_that() -> None:
-    """The host crashed, was repaired, booted, and stood SUSPECT for "a fatal hardware error" of before."""
+    """After a crash and a repair, "a fatal hardware error" of the old boot made it SUSPECT."""
     world, host, _ = lived()
     world.event(host, 1, "host", "host.hardware_error", attributes={"previous_boot": "yes"})
     world.run(2)
@@ -312,7 +316,7 @@ def test_what_the_firmware_kept_from_before_the_boot_is_told_as_that() -> None:
 
 
 def test_an_event_of_the_boot_before_that_comes_ahead_of_the_first_frame() -> None:
-    """XID 79 waited in the spool through the reboot that it asked for, and was told at registration."""
+    """XID 79 waited in the spool through the reboot that it asked for."""
     world, host, gpu = lived()
     world.run(300)
     old_ns = world.now_ns
@@ -330,7 +334,7 @@ def test_an_event_of_the_boot_before_that_comes_ahead_of_the_first_frame() -> No
 
 @pytest.mark.slow
 def test_a_time_that_cannot_be_is_the_time_it_was_heard() -> None:
-    """A clock gone wild: boot times of 2100. It is bounded, and ends as if it were of now."""
+    """A defective clock has boot times of 2100: they are limited, and end like new events."""
     world, host, gpu = lived()
     far_ns = 2**62
     world.event(host, 13, gpu, boottime_ns=far_ns, last_boottime_ns=far_ns)
@@ -345,11 +349,11 @@ def test_a_time_that_cannot_be_is_the_time_it_was_heard() -> None:
     assert all_well(world)
 
 
-# What is too much.
+# Floods of events.
 
 
 def test_a_flood_of_little_things_hides_no_gpu_off_the_bus() -> None:
-    """Containers came and went, each with its interface and its killed program; XID 79 was forgotten."""
+    """Containers came and went with interfaces and killed programs; XID 79 was forgotten."""
     world, host, gpu = lived()
     world.event(host, 79, gpu)
     for number in range(3 * RECORDS_PER_HOST_MAX):
@@ -368,7 +372,7 @@ def test_a_flood_of_little_things_hides_no_gpu_off_the_bus() -> None:
      ("net.link_message", None)],
 )  # fmt: skip
 def test_folded_events_are_no_code_zero(name: str, state: HealthState | None) -> None:
-    """So many incidents that they are told as one of code 0: "unknown XID 0, restart the job" is a lie."""
+    """Folded incidents have code 0: "unknown XID 0, restart the job" was wrong."""
     world, host, _ = lived()
     world.event(host, 0, "host", name, attributes={"folded": "more than 256 incidents at once"},
                 count=4711, message="NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus")  # fmt: skip
@@ -385,7 +389,7 @@ def test_folded_events_are_no_code_zero(name: str, state: HealthState | None) ->
 
 
 def test_a_continuation_of_a_switch_s_line_changes_nothing() -> None:
-    """SXID lines of data follow the line that says what it is; they are no code of their own."""
+    """Data lines of an SXID follow its first line, and have no code."""
     world, host, _ = lived()
     switch = "0000:c4:00.0"
     world.event(host, 11012, switch, "nvswitch.sxid", message="Fatal, Link 30 TX")

@@ -1,4 +1,4 @@
-"""Devices that are gone make room for new ones, and what has no room is said."""
+"""Removed devices make room for new ones; devices without room are reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pods(minute: int, count: int = 100) -> list[str]:
 
 
 def test_mounts_that_came_and_went_hide_no_fault() -> None:
-    """A Kubernetes node after 1,100 volumes: `/data` was mounted then, became read-only, and nothing was wrong with it."""
+    """A node after 1,100 Kubernetes volumes: its `/data` became read-only without any evidence."""
     world = World(hosts=2, gpus=1)
     node, control = world.hosts
     for minute in range(14):
@@ -56,15 +56,15 @@ def test_mounts_that_came_and_went_hide_no_fault() -> None:
     for host in (node, control):
         host.set("filesystem_60s", "/data", read_only_state=1.0)
     world.run(60, every_seconds=60)
-    told = [world.score(host) for host in (node, control)]
-    assert [one.state.name for one in told] == ["WATCH", "WATCH"]
-    assert len({one.reason_message for one in told}) == 1
-    assert told[0].reason_message.startswith("/data became read-only")
+    scores = [world.score(host) for host in (node, control)]
+    assert [score.state.name for score in scores] == ["WATCH", "WATCH"]
+    assert len({score.reason_message for score in scores}) == 1
+    assert scores[0].reason_message.startswith("/data became read-only")
     assert "/" in world.fleet.devices["filesystem"].names  # always reported: it stays
 
 
 def test_what_has_no_room_is_said_until_it_has(caplog: pytest.LogCaptureFixture) -> None:
-    """1,100 volumes at once: 76 mounts more than are kept are evidence, a finding, a figure and one line in the log."""
+    """1,100 volumes at once: 76 unjudged mounts have evidence, a finding, a figure, a log line."""
     world = World(hosts=2, gpus=1)
     node = world.hosts[0]
     places = pods(0, 1099)
@@ -75,7 +75,7 @@ def test_what_has_no_room_is_said_until_it_has(caplog: pytest.LogCaptureFixture)
     assert evidence.words.startswith(f"{left_out} devices of kind filesystem are not judged")
     assert ("h0", "devices.left_out", "filesystem telemetry") in world.fleet.findings
     assert unjudged_devices(world.fleet) == left_out
-    assert [one.message for one in caplog.records if "are not judged" in one.message] == [
+    assert [record.message for record in caplog.records if "are not judged" in record.message] == [
         "h0 reports more than 1024 devices of kind filesystem at once: 76 of filesystem_60s are not judged (the store has all)"
     ]
     assert not world.score(world.hosts[1]).evidence
@@ -90,26 +90,26 @@ def test_what_has_no_room_is_said_until_it_has(caplog: pytest.LogCaptureFixture)
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a host have eight devices of a kind."""
+    """Limit a host to eight devices of a kind."""
     monkeypatch.setattr(devices, "DEVICES_PER_HOST_MAX", 8)
 
 
 def _arrays(of: Any, seen: set[int], path: str = "") -> list[tuple[str, Any]]:
-    """Return all arrays that hang on an object of ours."""
+    """Return all arrays of a gangline object, with their paths."""
     if id(of) in seen:
         return []
     seen.add(id(of))
     if isinstance(of, np.ndarray):
         return [(path, of)]
     if isinstance(of, (list, tuple)):
-        named = list(enumerate(of))
+        items = list(enumerate(of))
     elif isinstance(of, dict):
-        named = list(of.items())
+        items = list(of.items())
     elif type(of).__module__.startswith("gangline"):
-        named = list(getattr(of, "__dict__", {}).items())
+        items = list(getattr(of, "__dict__", {}).items())
     else:
         return []
-    return [one for name, each in named for one in _arrays(each, seen, f"{path}.{name}")]
+    return [array for name, value in items for array in _arrays(value, seen, f"{path}.{name}")]
 
 
 @pytest.mark.slow
@@ -128,8 +128,8 @@ def _arrays(of: Any, seen: set[int], path: str = "") -> list[tuple[str, Any]]:
 def test_nothing_of_the_device_before_stays_in_its_row(
     table: str, values: dict[str, float], grown: dict[str, float]
 ) -> None:
-    """Counters, sums, bases, what was well once: in whatever array a row has something, it is as in one never used."""
-    world = World(hosts=12, gpus=1)  # so that no other arrays are as long
+    """Each array's cells for a reassigned row equal those of an unused row."""
+    world = World(hosts=12, gpus=1)  # no other arrays have this length
     for host in world.hosts:
         host.forget(table)
     world.run(1)
@@ -140,26 +140,35 @@ def test_nothing_of_the_device_before_stays_in_its_row(
             host.grow(table, f"old-{number}", **grown)
     world.run(130, every_seconds=60)
     row = kind.find(0, "old-5")
-    capacities = [each.capacity for each in world.fleet.devices.values()]
+    capacities = [device_kind.capacity for device_kind in world.fleet.devices.values()]
     assert kind.count > 64 and capacities.count(kind.capacity) == 1
-    arrays = [one for one in _arrays(world.fleet, set()) if not one[0].endswith("._host")]
     arrays = [
-        one for one in arrays if one[1].ndim and one[1].shape[-1] in (kind.capacity, kind.count)
+        path_and_array
+        for path_and_array in _arrays(world.fleet, set())
+        if not path_and_array[0].endswith("._host")
+    ]
+    arrays = [
+        path_and_array
+        for path_and_array in arrays
+        if path_and_array[1].ndim and path_and_array[1].shape[-1] in (kind.capacity, kind.count)
     ]
     assert any(array[..., row].any() for _, array in arrays)
     world.fleet._reassign_row(kind, row, "new")
     assert (kind.find(0, "old-5"), kind.find(0, "new"), kind.names[row]) == (-1, row, "new")
     for path, array in arrays:
-        never = array[..., -1] if array.shape[-1] == kind.capacity else np.False_
-        assert np.array_equal(array[..., row], never), path
-    assert "old-5" not in [one.name for one in world.fleet.collector_statuses.of(0)]
+        unused = array[..., -1] if array.shape[-1] == kind.capacity else np.False_
+        assert np.array_equal(array[..., row], unused), path
+    assert "old-5" not in [
+        path_and_array.name for path_and_array in world.fleet.collector_statuses.of(0)
+    ]
 
 
 @settings(max_examples=150, deadline=None)
 @given(_SETS)
 def test_each_reading_is_its_devices_own(turns: list[tuple[bool, frozenset[int], bool]]) -> None:
-    """Two tables of one kind, names that come, go and come back, rows that are remembered with a stream: what is in a
-    row is what the device of its name said last.
+    """Two tables of a kind; names come, go and return; a stream remembers rows.
+
+    Each row has the last values of the device with its name.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "DEVICES_PER_HOST_MAX", 8)
@@ -171,23 +180,23 @@ def test_each_reading_is_its_devices_own(turns: list[tuple[bool, frozenset[int],
             now_ns = START_NS + (number + 1) * (40 if late else 20) * SECOND_NS
             tables = ("rdma_1s", "rdma_1s_changes") if both else ("rdma_1s",)
             columns = {"rdma_1s": "port_state", "rdma_1s_changes": "link_downed_events"}
-            blocks, said = [], dict[tuple[str, str], float]()
-            for at, table in enumerate(tables):
-                chosen = sorted(names)[at:] if names else []
+            blocks, sent = [], dict[tuple[str, str], float]()
+            for offset, table in enumerate(tables):
+                chosen = sorted(names)[offset:] if names else []
                 if chosen:
                     rows = {
-                        f"p{one}": {columns[table]: float(100 * number + one)} for one in chosen
+                        f"p{port}": {columns[table]: float(100 * number + port)} for port in chosen
                     }
                     blocks.append(block(table, rows))
-                    said |= {(table, one): each[columns[table]] for one, each in rows.items()}
+                    sent |= {(table, port): cells[columns[table]] for port, cells in rows.items()}
             boottime_ns = (number + 1) * 40 * SECOND_NS
             stamp = frame.Stamp(b"R" * 16, b"B" * 16, number + 1, boottime_ns, now_ns)
             message = wire.TelemetryBatch(
                 sequence=number + 1, frame=encoder.encode(stamp, blocks, deflate=False)
             )
-            given = fleet.evictions.count
+            evictions_before = fleet.evictions.count
             fleet.observe("h", stream.frame(message), now_ns)
-            last |= said
+            last |= sent
             ports = fleet.devices["rdma"]
             assert len(set(ports.names)) == ports.count <= 8
             for (table, name), value in last.items():
@@ -197,11 +206,12 @@ def test_each_reading_is_its_devices_own(turns: list[tuple[bool, frozenset[int],
                 assert ports.names[row] == name
                 kept = fleet.tables[table]
                 known = bool(kept.known(columns[table])[row])
-                # A row that another table of the frame found room for is this one's from the next frame on.
-                if (table, name) in said and fleet.evictions.count == given:
+                # A row that another table of the frame reassigned belongs to this table from the
+                # next frame.
+                if (table, name) in sent and fleet.evictions.count == evictions_before:
                     assert known
                 if known:
                     assert float(kept.state(columns[table])[row]) == value, (number, table, name)
-            told = {name for _, name in said}
-            if len(told) <= 8 and not fleet.evictions.untracked:
-                assert all(ports.find(0, name) >= 0 for name in told)
+            sent_names = {name for _, name in sent}
+            if len(sent_names) <= 8 and not fleet.evictions.untracked:
+                assert all(ports.find(0, name) >= 0 for name in sent_names)

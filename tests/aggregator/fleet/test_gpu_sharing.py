@@ -1,4 +1,4 @@
-"""Which GPU of a host computes for whom, where jobs share it."""
+"""The job of each GPU, where jobs share a host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OTHER = {"source": "slurm", "job_id": "124"}
 
 
 def test_a_gpu_is_its_gangs_or_whose_alone_it_is() -> None:
-    """A host whole, one with a job on half of it (MIG), a monitor and a third, one that two jobs have in turn, one idle."""
+    """A whole host; half a host (MIG) with a monitor; a shared host; an idle host."""
     devices, jobs = Devices("gpu"), Jobs()
     for host in range(4):
         for gpu in range(4):
@@ -30,11 +30,11 @@ def test_a_gpu_is_its_gangs_or_whose_alone_it_is() -> None:
     jobs.observe(2, BOOT, told(3, OTHER, gpu="GPU-3"))
     slurm, session, other = running = jobs.all()
     assert (slurm.name, session.name, other.name) == ("123", "session-3.scope", "124")
-    gang, held = np.array([0, 0, -1, -1]), np.array([4, 2, -1, -1])
-    shared = are_shared(devices, held)
+    gang, gpus_held = np.array([0, 0, -1, -1]), np.array([4, 2, -1, -1])
+    shared = are_shared(devices, gpus_held)
     assert shared.tolist() == [False, True, False, False]
-    found = gangs_of_gpus(devices, gang, shared, running, jobs)
-    assert found.reshape(4, 4).tolist() == [
+    gang_of_gpu = gangs_of_gpus(devices, gang, shared, running, jobs)
+    assert gang_of_gpu.reshape(4, 4).tolist() == [
         [0, 0, 0, 0], [0, 0, 1, -1], [-1, -1, -1, -1], [-1, -1, -1, -1],
     ]  # fmt: skip
-    assert are_divided(devices, found, 4).tolist() == [False, True, False, False]
+    assert are_divided(devices, gang_of_gpu, 4).tolist() == [False, True, False, False]

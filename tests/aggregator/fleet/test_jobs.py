@@ -1,4 +1,4 @@
-"""Whose the GPUs are, in memory: what agents tell of processes, against the plainest way to count the same."""
+"""Owners of GPUs in memory: agents' reports of processes, against a plain count."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def told(
 
 
 def test_a_job_of_two_hosts_is_one_and_sessions_are_not() -> None:
-    """Two sick hosts of one job are two of its gang; two sessions are two people."""
+    """Two sick hosts of one job belong to one gang; two sessions belong to two users."""
     jobs = Jobs()
     for host in (0, 1):
         for gpu in ("GPU-0", "GPU-1"):
@@ -49,7 +49,7 @@ def test_a_job_of_two_hosts_is_one_and_sessions_are_not() -> None:
 
 
 def test_the_name_of_a_gpu_is_in_memory_once() -> None:
-    """Of 80,000 GPUs each name was kept by the inventory and by what runs there, and anew at each registration."""
+    """Each of 80,000 GPU names was kept twice, and copied at each registration."""
     fleet, uuid = Fleet(), "GPU-6b1d0c1e-0000-0000-0000-000000000000"
     ids = set()
     for _ in range(2):
@@ -57,12 +57,16 @@ def test_the_name_of_a_gpu_is_in_memory_once() -> None:
         fleet.register("a", simulated=False, boot_id=b"b" * 16, devices=[device])
         ids |= {id(key) for _, key in fleet.attributes[0]}
     fleet.jobs.observe(0, BOOT, told(1, SLURM, gpu=uuid))
-    ids |= {id(process.gpu) for _, held in fleet.jobs._hosts.values() for process in held.values()}
+    ids |= {
+        id(process.gpu)
+        for _, processes in fleet.jobs._hosts.values()
+        for process in processes.values()
+    }
     assert len(ids) == 1
 
 
 def test_jobs_of_several_hosts_by_the_gpu_that_they_hold() -> None:
-    """What is wrong with a GPU is no matter of the job beside it, nor of one that is on this host alone."""
+    """A GPU's fault concerns neither the job on the next GPU, nor a job on this host alone."""
     jobs = Jobs()
     other = {"source": "slurm", "job_id": "124"}
     for host in (0, 1):
@@ -81,7 +85,7 @@ def test_jobs_of_several_hosts_by_the_gpu_that_they_hold() -> None:
 
 
 def test_a_job_of_which_only_the_dead_are_left_is_dead() -> None:
-    """80 GB were held by a process that had ended, and the drain waited for a job that was no more."""
+    """An ended process held 80 GB, and the drain waited for its job."""
     jobs = Jobs()
     jobs.observe(0, BOOT, told(1, SLURM))
     jobs.observe(0, BOOT, told(2, SLURM, gpu="GPU-1"))
@@ -94,25 +98,25 @@ def test_a_job_of_which_only_the_dead_are_left_is_dead() -> None:
 
 
 def test_a_boot_and_a_collector_that_begins_anew_end_what_was() -> None:
-    """The host crashed with its job, and that was shown as running on it for a day."""
+    """The host crashed with its job, which was shown as running for a day."""
     jobs = Jobs()
     jobs.observe(0, BOOT, told(1, SLURM, at=10))
     jobs.observe(0, BOOT, told(2, SESSION, at=30))
-    anew = wire.HealthEvent(
+    restart = wire.HealthEvent(
         event_id=f"{BOOT}/anew/gpu.process/GPU-0", device="GPU-0", name="gpu.told_anew",
         boottime_ns=20, attributes={"what": "gpu.process"},
     )  # fmt: skip
-    jobs.observe(0, BOOT, anew)
-    assert [one.name for one in jobs.on_host(0).jobs] == ["session-3.scope"]
+    jobs.observe(0, BOOT, restart)
+    assert [job.name for job in jobs.on_host(0).jobs] == ["session-3.scope"]
     jobs.observe(0, NEXT_BOOT, told(3, POD, boot=NEXT_BOOT))
-    jobs.observe(0, NEXT_BOOT, told(2, SESSION))  # told late, of the boot before
-    assert [one.name for one in jobs.on_host(0).jobs] == ["ml/trainer-0"]
+    jobs.observe(0, NEXT_BOOT, told(2, SESSION))  # late, from the previous boot
+    assert [job.name for job in jobs.on_host(0).jobs] == ["ml/trainer-0"]
 
 
 def test_a_boot_ends_its_jobs_also_where_nothing_runs_after_it() -> None:
-    """A host of ten days crashed, came back and idled: its job ran there for another ten, and drains waited for it."""
+    """A host of ten days crashed and idled: drains waited ten more days for its job."""
     fleet, uptime_ns = Fleet(), 10 * 86_400 * 10**9
-    boots = [bytes.fromhex(one) for one in (BOOT, NEXT_BOOT)]
+    boots = [bytes.fromhex(boot) for boot in (BOOT, NEXT_BOOT)]
     fleet.register("a", simulated=False, boot_id=boots[0], devices=[])
     fleet.observe_event("a", told(1, SLURM, at=uptime_ns), 1)
     assert fleet.jobs.on_host(0).jobs
@@ -123,7 +127,7 @@ def test_a_boot_ends_its_jobs_also_where_nothing_runs_after_it() -> None:
 
 
 def test_what_runs_is_told_before_the_first_frame() -> None:
-    """Events were faster than frames: of one host in sixty the jobs were forgotten, for half an hour."""
+    """Events arrived before frames: one host in sixty lost its jobs for half an hour."""
     fleet, now_ns = Fleet(), 1_700_000_000 * 10**9
     fleet.register(
         "a", simulated=False, boot_id=bytes.fromhex(BOOT), devices=[], booted_ns=now_ns - 10**9
@@ -135,7 +139,7 @@ def test_what_runs_is_told_before_the_first_frame() -> None:
 
 
 def test_what_nobody_tells_any_more_is_forgotten() -> None:
-    """An agent was killed in the night; whether its jobs go on nobody knows."""
+    """An agent was killed in the night; the state of its jobs is unknown."""
     jobs = Jobs()
     jobs.observe(SWEEP_SECONDS, BOOT, told(1, SLURM, at=5))
     hosts = np.full(SWEEP_SECONDS + 1, 5 + REPORT_AGE_NS_MAX, dtype=np.int64)
@@ -160,7 +164,7 @@ def test_odd_words_say_nothing_and_too_many_are_left_out() -> None:
 
 
 class Counting(RuleBasedStateMachine):
-    """Events in any order: each host's jobs are those of the processes that were last told to be there."""
+    """Events in any order: each host's jobs are those of its last reported processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,10 +185,10 @@ class Counting(RuleBasedStateMachine):
     @invariant()
     def all_is_counted(self) -> None:
         for host in range(3):
-            mine = {key: one for key, one in self.there.items() if key[0] == host}
+            own = {key: process for key, process in self.there.items() if key[0] == host}
             here = self.jobs.on_host(host)
-            assert here.is_dead == (bool(mine) and all(dead for _, dead in mine.values()))
-            assert len(here.jobs) == len({owner for owner, _ in mine.values()})
+            assert here.is_dead == (bool(own) and all(dead for _, dead in own.values()))
+            assert len(here.jobs) == len({owner for owner, _ in own.values()})
             for job in here.jobs:
                 source = job.key[0]
                 wide = source in ("slurm", "kubernetes")

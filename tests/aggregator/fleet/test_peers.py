@@ -1,4 +1,4 @@
-"""Who is compared with whom: hosts set otherwise on purpose are no stragglers, and one set wrong is."""
+"""Peers for comparison: hosts that are configured differently on purpose are not slow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MADE = {"name": "H100", "vbios": "96.00", "driver": "550.54", "ecc_mode": "1"}
 
 
 def register(world: World, host: Host, **other: str) -> None:
-    """Register *host* as made like all, but for *other*."""
+    """Register *host* like all others, except for *other*."""
     devices = [
         telemetry_pb2.Device(kind="gpu", key=gpu_of(host, gpu), attributes=MADE | other)
         for gpu in range(GPUS)
@@ -58,7 +58,7 @@ def fleet_of(hosts: int) -> World:
 
 
 def runs(world: World, host: Host, job: str, gpus: range = range(GPUS)) -> None:
-    """Have all GPUs of *host*, or these, be of a Slurm job."""
+    """Assign all GPUs of *host*, or these, to a Slurm job."""
     for gpu in gpus:
         device = gpu_of(host, gpu)
         world.event(host, 0, device, "gpu.process", event_id=f"/{device}//{job}", process_id=7 + gpu,
@@ -66,7 +66,7 @@ def runs(world: World, host: Host, job: str, gpus: range = range(GPUS)) -> None:
 
 
 def cap(host: Host, watts: float = 400.0, share: float = 0.7) -> None:
-    """Lower the power limit of all GPUs of *host*, and what it leaves of the clock."""
+    """Lower the power limit of all GPUs of *host*, and their clock with it."""
     for gpu in range(GPUS):
         device = gpu_of(host, gpu)
         clock = share * host.readings["gpu_1s", device]["sm_clock_hertz"]
@@ -76,7 +76,7 @@ def cap(host: Host, watts: float = 400.0, share: float = 0.7) -> None:
 
 
 def test_a_rack_capped_on_purpose_is_not_slow() -> None:
-    """A row at 400 W for want of cooling was eight stragglers on the first page, day after day."""
+    """A row limited to 400 W for cooling was eight stragglers on the first page every day."""
     world = fleet_of(8)
     for host in world.hosts[:3]:
         cap(host)
@@ -86,7 +86,7 @@ def test_a_rack_capped_on_purpose_is_not_slow() -> None:
 
 
 def test_within_a_capped_rack_the_slow_one_is_found_by_its_own_like() -> None:
-    """Its neighbours' limit excuses 30 % of its clock, not 60 %."""
+    """Its neighbors' limit excuses 30 % of its clock, not 60 %."""
     world = fleet_of(8)
     for host in world.hosts[:4]:
         cap(host)
@@ -104,7 +104,7 @@ def test_within_a_capped_rack_the_slow_one_is_found_by_its_own_like() -> None:
 
 
 def test_a_host_capped_alone_is_measured_by_the_others() -> None:
-    """A limit that was lowered on one host by mistake is no rack's: its own GPUs are not its measure."""
+    """One host's limit was lowered by mistake: its own GPUs are not its measure."""
     world = fleet_of(6)
     cap(world.hosts[0])
     world.run(40)
@@ -116,7 +116,7 @@ def test_a_host_capped_alone_is_measured_by_the_others() -> None:
 
 
 def test_the_first_hosts_with_a_new_driver_have_peers_still() -> None:
-    """A driver is rolled out host by host: two of them would have nobody to be compared with."""
+    """In a rollout, two hosts with a new driver would have no peers."""
     world = fleet_of(6)
     for host in world.hosts[:2]:
         register(world, host, driver="570.10")
@@ -143,7 +143,7 @@ def test_another_model_is_no_peer() -> None:
 
 @pytest.mark.parametrize("working", [1, 2])
 def test_a_capped_rack_that_is_mostly_idle_is_not_slow(working: int) -> None:
-    """One or two of its hosts computed, and were held against the model alone: DEGRADED at 70 %, by night."""
+    """Its few working hosts were compared by model alone: DEGRADED at 70 %, at night."""
     world = fleet_of(8)
     for host in world.hosts[:3]:
         cap(host)
@@ -164,7 +164,7 @@ def work_lightly(host: Host, share: float = 1.0) -> None:
 def work_densely(
     host: Host, gpus: int = GPUS, watts: float = 697.0, hertz: float = 1.55e9, first: int = 0
 ) -> None:
-    """At the power limit that all have, as the driver says."""
+    """Set GPUs to the common power limit, as the driver reports it."""
     for gpu in range(first, first + gpus):
         host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, sm_clock_hertz=hertz,
                  clock_event_reasons_flags=0x4)  # fmt: skip
@@ -177,7 +177,7 @@ def work_densely(
 def test_full_load_is_not_slow_beside_lighter_work(
     watts: float, dense: int, is_known: bool
 ) -> None:
-    """All hosts of a dense job were DEGRADED at 0.78 for as long as it ran, at the limit that all of the fleet have."""
+    """At the common limit, all hosts of a dense job were DEGRADED at 0.78 while it ran."""
     world = fleet_of(10)
     for host in world.hosts[dense:]:
         work_lightly(host)
@@ -193,7 +193,7 @@ def test_full_load_is_not_slow_beside_lighter_work(
 
 @pytest.mark.parametrize("sick", [1, GPUS])
 def test_one_at_its_limit_is_found_by_its_gang_that_is_not(sick: int) -> None:
-    """The same work at a lower clock: beside another job that is at the limit by what it does it was nothing."""
+    """Same work, lower clock: hidden by another job that is at its limit for its work."""
     world = fleet_of(10)
     for host in world.hosts[:5]:
         runs(world, host, "7")
@@ -212,7 +212,7 @@ def test_one_at_its_limit_is_found_by_its_gang_that_is_not(sick: int) -> None:
 
 
 def test_a_stage_at_its_limit_is_its_own_measure() -> None:
-    """The first stage of a pipeline does more: its hosts are slower than the rest of the job, and no fault is theirs."""
+    """A pipeline's first stage works more: its hosts are slower than the others without a fault."""
     world = fleet_of(9)
     for number, host in enumerate(world.hosts):
         runs(world, host, "7")
@@ -222,7 +222,7 @@ def test_a_stage_at_its_limit_is_its_own_measure() -> None:
 
 
 def shared_at_the_limit(gpus: int, made: World | None = None) -> World:
-    """Return a world of a job at its limit, of four GPUs a host, and a denser one on *gpus* others of the first."""
+    """Return a world: a job at its limit on four GPUs a host; on host 0 *gpus* of a denser job."""
     world = made or World(hosts=6, gpus=2 * GPUS, spread=0.01)
     for host in world.hosts:
         runs(world, host, "7")
@@ -234,7 +234,7 @@ def shared_at_the_limit(gpus: int, made: World | None = None) -> World:
 
 @pytest.mark.parametrize("gpus", [4, 2])
 def test_a_denser_job_beside_the_gangs_is_no_part_of_it(gpus: int) -> None:
-    """Another job's GPUs on one of its hosts were held against it: 0.77, "limited by its power limit"."""
+    """Another job's GPUs on a host counted against it: 0.77, "limited by its power limit"."""
     world = shared_at_the_limit(gpus)
     world.run(60)
     assert all_well(world)
@@ -244,33 +244,35 @@ def test_a_denser_job_beside_the_gangs_is_no_part_of_it(gpus: int) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_a_gpu_of_a_shared_host_is_measured_by_its_own_job(tmp_path: Path) -> None:
-    """The same work at a lower clock, in either job: its peers are those that do it, and the query shows no others."""
-    made = StoredWorld(6, tmp_path, gpus=2 * GPUS)
-    assert made.store
+    """A lower clock in either job: the peers are its own job's, in the query as well."""
+    stored_world = StoredWorld(6, tmp_path, gpus=2 * GPUS)
+    assert stored_world.store
     try:
-        world = shared_at_the_limit(4, made)
+        world = shared_at_the_limit(4, stored_world)
         for first, hertz in ((0, 1.2e9), (GPUS, 1.0e9)):
             work_densely(world.hosts[0], 1, hertz=hertz, first=first)
         world.run(60)
-        found = {one.device: one for one in world.score(world.hosts[0]).evidence}
+        evidence_of = {
+            evidence.device: evidence for evidence in world.score(world.hosts[0]).evidence
+        }
     finally:
-        made.store.close(GUARD_SECONDS)
+        stored_world.store.close(GUARD_SECONDS)
     names = [gpu_of(world.hosts[0], gpu) for gpu in range(2 * GPUS)]
-    told = [(names[0], 23, 1.55e9, names[:GPUS]), (names[GPUS], 3, 1.2e9, names[GPUS:])]
-    assert found.keys() == {device for device, *_ in told}
+    expected = [(names[0], 23, 1.55e9, names[:GPUS]), (names[GPUS], 3, 1.2e9, names[GPUS:])]
+    assert evidence_of.keys() == {device for device, *_ in expected}
     with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
-        for device, peers, usual, own in told:
-            assert f"{peers} peers: in its job" in found[device].normal
-            columns, rows = rows_of(connection, found[device].sql)
-            of = columns.index("device")
-            assert len(rows) == peers + 1 and rows[0][of] == device
-            assert rows[0][columns.index("median_hertz")] == pytest.approx(usual, rel=0.01)
-            assert sorted(row[of] for row in rows if row[0] == "h0") == own
+        for device, peers, median_hertz, own_devices in expected:
+            assert f"{peers} peers: in its job" in evidence_of[device].normal
+            columns, rows = rows_of(connection, evidence_of[device].sql)
+            device_column = columns.index("device")
+            assert len(rows) == peers + 1 and rows[0][device_column] == device
+            assert rows[0][columns.index("median_hertz")] == pytest.approx(median_hertz, rel=0.01)
+            assert sorted(row[device_column] for row in rows if row[0] == "h0") == own_devices
 
 
 @pytest.mark.parametrize("watts", [500.0, 630.0, 690.0])
 def test_a_part_of_a_dense_job_that_is_a_little_slower_is_not_held_down(watts: float) -> None:
-    """All of a job are at the limit for most of a second, as the flag says: what is left between them is the spread of parts."""
+    """By the flag, the whole job is at its limit: only the spread of parts remains."""
     world = World(hosts=4, gpus=GPUS, spread=0.005)
     for host in world.hosts:
         register(world, host)
@@ -284,7 +286,7 @@ def test_a_part_of_a_dense_job_that_is_a_little_slower_is_not_held_down(watts: f
 
 
 def test_heat_at_the_power_limit_is_still_heat() -> None:
-    """What else holds a GPU down than its limit is measured by all."""
+    """Causes other than the power limit are compared with all peers."""
     world = fleet_of(6)
     throttle(world.hosts[0], 1)
     world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 1), power_watts=690.0,
@@ -297,7 +299,7 @@ def test_heat_at_the_power_limit_is_still_heat() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.DataObject) -> None:
-    """Whatever computes where: never with fewer than the least, never with none where a wider group has one."""
+    """No group is below the minimum; a wider group with a median is always used."""
     count = data.draw(st.integers(1, 40))
     hosts = np.array(data.draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)))
     narrow = np.array(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
@@ -313,12 +315,12 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
         PeerLevel(3, 1, [np.arange(count)], narrow == 3),
     ]
     no = np.zeros(count, dtype=bool)
-    nobody = PowerLimited(no, np.full(count, 700.0), np.full(count, -1), no)
-    herd: Any = SimpleNamespace(
+    unlimited = PowerLimited(no, np.full(count, 700.0), np.full(count, -1), no)
+    fleet: Any = SimpleNamespace(
         devices={"gpu": SimpleNamespace(host=hosts)},
         peer_groups=SimpleNamespace(levels=lambda _: levels),
     )
-    speeds = relative_speeds(herd, clock, nobody)
+    speeds = relative_speeds(fleet, clock, unlimited)
     for row in range(count):
         own = (narrow == narrow[row]) & ~idle
         is_narrow = own.sum() >= PEERS_MIN and len(set(hosts[own].tolist())) >= HOSTS_MIN
@@ -335,7 +337,7 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_healthy_host_is_at_one_and_a_slow_gpu_is_told_as_it_is(seed: int) -> None:
-    """Every newcomer thought that the fleet was 3 % slow: the slowest of eight parts was held against the median of all."""
+    """A fleet seemed 3 % slow: each host's slowest GPU was compared with the median of all."""
     world = World(hosts=24, seed=seed)
     world.run(12)
     speeds = [world.score(host).relative_speed for host in world.hosts]
@@ -354,17 +356,22 @@ def test_a_healthy_host_is_at_one_and_a_slow_gpu_is_told_as_it_is(seed: int) -> 
 def test_the_pace_of_hosts_keeps_their_order_and_what_is_slow(
     seed: int, spread: float, hosts: int
 ) -> None:
-    """Whoever places a gang picks the fastest hosts: what is told of them is in the order of what was measured."""
+    """Placement picks the fastest hosts: reported speeds keep the order of the measurements."""
     random = np.random.default_rng(seed)
-    of = np.repeat(np.arange(hosts, dtype=np.int32), 8)
-    relative = 1.0 + np.clip(random.normal(0.0, spread, of.size), -0.3, 0.3)
-    relative[of == 0] *= random.uniform(0.5, 1.0)
-    counts = np.zeros(of.size, np.int32)
-    speeds = Speeds(relative, counts, np.full(of.size, 1.755e9), relative, counts, counts)
-    least, told = slowest(relative, of, hosts), speeds_of_hosts(speeds, of, hosts)
-    assert np.all(np.diff(told[np.argsort(least)]) >= -1e-12)
-    assert np.all(told >= least - 1e-12) and np.all(told[least <= 0.92] == least[least <= 0.92])
-    few = speeds_of_hosts(speeds, np.minimum(of, 1), 2)
-    assert np.array_equal(few, slowest(relative, np.minimum(of, 1), 2)), (
+    host_of_gpu = np.repeat(np.arange(hosts, dtype=np.int32), 8)
+    relative = 1.0 + np.clip(random.normal(0.0, spread, host_of_gpu.size), -0.3, 0.3)
+    relative[host_of_gpu == 0] *= random.uniform(0.5, 1.0)
+    counts = np.zeros(host_of_gpu.size, np.int32)
+    speeds = Speeds(relative, counts, np.full(host_of_gpu.size, 1.755e9), relative, counts, counts)
+    slowest_gpus, reported = (
+        slowest(relative, host_of_gpu, hosts),
+        speeds_of_hosts(speeds, host_of_gpu, hosts),
+    )
+    assert np.all(np.diff(reported[np.argsort(slowest_gpus)]) >= -1e-12)
+    assert np.all(reported >= slowest_gpus - 1e-12) and np.all(
+        reported[slowest_gpus <= 0.92] == slowest_gpus[slowest_gpus <= 0.92]
+    )
+    two_hosts = speeds_of_hosts(speeds, np.minimum(host_of_gpu, 1), 2)
+    assert np.array_equal(two_hosts, slowest(relative, np.minimum(host_of_gpu, 1), 2)), (
         "two hosts say nothing of a spread"
     )

@@ -1,4 +1,4 @@
-"""Fleets that were made up: recordings in which nodes fall again soon after they return, and hosts that ail before they fail."""
+"""Invented fleets: repeated faults soon after a return, and symptoms before faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AILING_DAYS = 6
 
 
 def event(node: str, days: float, starts: bool, level: str = LEVELS[0], kind: str = "GPU") -> Row:
-    """Return one event as the file has it."""
+    """Return one event as in the file."""
     return {
         "node_id": node,
         "event_time": days,
@@ -40,18 +40,18 @@ def fault(node: str, start: float, end: float | None, level: str = LEVELS[0]) ->
 def recording(
     seed: int = 1, nodes: int = 80, days: int = 160, rate: float = 0.004, again: float = 0.15
 ) -> list[Row]:
-    """Return events: a fault a day at *rate*, and at *again*, fading over ten days, after a return."""
+    """Return events at *rate* faults a day, plus *again* after a return, fading over ten days."""
     source = random.Random(seed)
     rows: list[Row] = []
     for node in range(nodes):
-        at, returned = 0.0, -1000.0
-        while at < days:
-            at += 0.25
-            hazard = rate + (again * (0.9 ** (at - returned)) if returned > 0 else 0.0)
+        day, returned = 0.0, -1000.0
+        while day < days:
+            day += 0.25
+            hazard = rate + (again * (0.9 ** (day - returned)) if returned > 0 else 0.0)
             if source.random() < hazard / 4:
-                end = at + source.uniform(0.1, 3.0)
-                rows += fault(f"node-{node}", at, end if end < days else None, LEVELS[node % 2])
-                at = returned = end
+                end = day + source.uniform(0.1, 3.0)
+                rows += fault(f"node-{node}", day, end if end < days else None, LEVELS[node % 2])
+                day = returned = end
     return sorted(rows, key=lambda row: float(row["event_time"]))
 
 
@@ -60,20 +60,27 @@ def data_of(rows: list[Row]) -> bytes:
     return json.dumps(rows).encode()
 
 
+NODES, DAYS = 150, 160
+ERRORS = [feature.name for feature in MEASURED].index("corrected_errors")
+#: A healthy host: no errors, its peers' pace, far from the limit, connected.
+NORMAL = {"speed": 0.98, "headroom_celsius": 22.0, "silent_seconds": 0.6}
+AILING_DAYS = 6
+
+
 def normal(nodes: int = NODES, days: int = DAYS) -> Floats:
-    """Return nodes x days x MEASURED of hosts that are well."""
-    one = [NORMAL.get(feature.name, 0.0) for feature in MEASURED]
-    return np.tile(np.array(one), (nodes, days, 1))
+    """Return nodes x days x MEASURED of healthy hosts."""
+    measured = [NORMAL.get(feature.name, 0.0) for feature in MEASURED]
+    return np.tile(np.array(measured), (nodes, days, 1))
 
 
 def planted(seed: int = 1) -> tuple[FaultTable, Floats]:
-    """Return faults that fall on any host alike, most of them after days on which its corrected errors rise."""
+    """Return faults of random hosts, most of them after days of rising corrected errors."""
     source = np.random.default_rng(seed)
     values, rows = normal(), []
     for node in range(NODES):
         day = 0
         while day < DAYS - AILING_DAYS:
-            if source.random() < 0.012:  # it begins to ail, and mostly fails for it
+            if source.random() < 0.012:  # it becomes sick, and mostly fails
                 days = np.arange(AILING_DAYS)
                 values[node, day : day + AILING_DAYS, ERRORS] = 3.0 * 2.0**days
                 day += AILING_DAYS
@@ -83,7 +90,7 @@ def planted(seed: int = 1) -> tuple[FaultTable, Floats]:
                 rows.append((node, day + source.uniform(0.2, 0.9)))
             day += 1
     node, start = np.array(sorted(rows, key=lambda row: row[1])).T
-    names = tuple(f"node-{at}" for at in range(NODES))
+    names = tuple(f"node-{number}" for number in range(NODES))
     hardware = np.ones(len(node), dtype=bool)
     return FaultTable(
         names, node.astype(np.intp), start, start + 0.05, hardware, float(DAYS)
@@ -91,7 +98,7 @@ def planted(seed: int = 1) -> tuple[FaultTable, Floats]:
 
 
 def days_of(values: Floats, faults: FaultTable, known: Flags | None = None) -> HostDays:
-    """Return them as they are on record, measured two minutes after midnight; *known*: nodes x days that are."""
+    """Return the recorded days, measured two minutes after midnight; *known*: nodes x days."""
     known = np.ones(values.shape[:2], dtype=bool) if known is None else known
     node, day = np.nonzero(known)
     at_days = day.astype(np.float64) + 120 / 86_400

@@ -1,4 +1,4 @@
-"""The choice of a form: the average rank, unless the learned model plainly ranks better on days ahead."""
+"""The choice of a form: the average rank, unless the learned model clearly ranks better."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODES, DAYS = 200, 4
 
 
 def ahead(more: list[float]) -> tuple[FormEvaluation, FormEvaluation]:
-    """Two forms on one fold: the first tells *more* of the first nodes, those that fail; each on all of its days."""
+    """Return two forms on one fold: the first adds *more* to the first nodes, which fail."""
     source, positives = np.random.default_rng(1), len(more)
     node = np.tile(np.arange(NODES), DAYS)
     came = (node < positives).astype(np.float64)
@@ -38,7 +38,7 @@ def ahead(more: list[float]) -> tuple[FormEvaluation, FormEvaluation]:
 
 
 def test_a_richer_form_that_is_better_for_many_nodes_is_taken() -> None:
-    """Held to the simple ranking for ever, a cluster whose hosts differ for good is ranked by chance."""
+    """Without other forms, a cluster with lasting differences of hosts is ranked by chance."""
     better, plain = ahead([0.4] * 60)
     assert ranks_better(better, plain)
     assert not ranks_better(plain, better)
@@ -46,16 +46,16 @@ def test_a_richer_form_that_is_better_for_many_nodes_is_taken() -> None:
 
 
 def test_a_chance_is_one_at_the_most() -> None:
-    """All of the worst hosts failed, as was told: 1.0000000000000004 of them, and a model that nobody could read again."""
+    """All of the worst hosts failed: a chance of 1.0000000000000004 made the model unreadable."""
     node = np.arange(21)
     came = (node >= 14).astype(np.float64)
     fold = TimeFold(node, np.zeros(21, dtype=np.intp), came, (np.where(came > 0, 1.0, node / 50),))
     bins = FormEvaluation([fold], 0, 21).calibration()[1]
-    assert max(max(one) for one in bins) == 1.0
+    assert max(max(column) for column in bins) == 1.0
 
 
 def test_one_that_is_better_by_a_few_nodes_is_not() -> None:
-    """A gain that one host makes is gone with it: by likelihood, units of one node counted as so many proofs."""
+    """A gain by one host ends with it: by likelihood, a node's units counted as separate proofs."""
     better, plain = ahead([0.9] + [-0.02] * (NODES_POSITIVE_MIN - 1))
     assert better.figures[0] > plain.figures[0] + GAINS_MIN[0]
     assert better.bootstraps[0].minus(plain.bootstraps[0]).estimate().lower <= 0.0
@@ -63,7 +63,7 @@ def test_one_that_is_better_by_a_few_nodes_is_not() -> None:
 
 
 def test_of_a_few_nodes_that_failed_none_is_plainly_better() -> None:
-    """One host's faults: drawn often or seldom, its AUC is the same, so that every draw had the other form ahead."""
+    """With one host's faults, every draw has the same AUC, so each preferred the other form."""
     for positives in (1, NODES_POSITIVE_MIN - 1):
         better, plain = ahead([0.6] * positives)
         assert better.figures[0] > plain.figures[0] + GAINS_MIN[0]
@@ -74,19 +74,19 @@ def test_of_a_few_nodes_that_failed_none_is_plainly_better() -> None:
 
 
 def test_one_host_that_fails_again_and_again_chooses_no_form() -> None:
-    """A new fleet with one bad host: whichever ranking that host suited was taken for all."""
-    lemon = [at + 0.3 for at in range(2, 100, 2) if not 30 < at < 47]
-    rows = [row for at in lemon for row in fault("lemon", at, at + 0.2)]
-    # They failed once, before the first fold, and last: only a count tells the lemon from them on the first days.
-    rows += [row for at in range(30) for row in fault(f"once-{at}", 40.3, 40.5)]
+    """In a new fleet with one bad host, the ranking that suited it was chosen for all."""
+    lemon = [day + 0.3 for day in range(2, 100, 2) if not 30 < day < 47]
+    rows = [row for day in lemon for row in fault("lemon", day, day + 0.2)]
+    # These failed once, before the first fold: only a count separates the lemon on the first days.
+    rows += [row for day in range(30) for row in fault(f"once-{day}", 40.3, 40.5)]
     rows.sort(key=lambda row: float(row["event_time"]))
     faults = parse_events(data_of(rows)).with_nodes(60)
-    found = choose_form(units_of(faults, 1), units_of(faults), ALL, faults.end_days, 60)
-    assert found.form == AVERAGE_RANK
+    choice = choose_form(units_of(faults, 1), units_of(faults), ALL, faults.end_days, 60)
+    assert choice.form == AVERAGE_RANK
 
 
 def test_one_that_is_better_by_next_to_nothing_is_not() -> None:
-    """Hardware faults before day 120: every draw of nodes had all features ahead, by 0.001 of AUC."""
+    """Hardware faults before day 120: in every draw all features led, by 0.001 of AUC."""
     better, plain = ahead([0.003] * 60)
     assert 0.0 < better.figures[0] - plain.figures[0] < GAINS_MIN[0]
     assert better.bootstraps[0].minus(plain.bootstraps[0]).estimate().lower > 0.0
@@ -94,7 +94,7 @@ def test_one_that_is_better_by_next_to_nothing_is_not() -> None:
 
 
 def test_one_that_is_better_by_auc_and_worse_by_recall_is_not() -> None:
-    """Hardware faults of the real recording: AUC level, recall 0.154 where the simple ranking has 0.177."""
+    """Hardware faults of the real recording: equal AUC, recall 0.154 against 0.177 of the rank."""
     node = np.arange(NODES)
     came = (node < 40).astype(np.float64)
     plain = np.where(
@@ -109,10 +109,10 @@ def test_one_that_is_better_by_auc_and_worse_by_recall_is_not() -> None:
 
 
 def test_nothing_to_choose_by_is_an_error() -> None:
-    """No fault in the second half: there is no day ahead to check on."""
+    """Without a fault in the second half, no later day can test the forms."""
     start = np.linspace(1.0, 20.0, 30)
     faults = FaultTable(
-        tuple(f"n{at}" for at in range(30)),
+        tuple(f"n{number}" for number in range(30)),
         np.arange(30),
         start,
         start + 0.5,
@@ -124,7 +124,7 @@ def test_nothing_to_choose_by_is_an_error() -> None:
 
 
 def test_a_form_without_weights_ranks_nobody() -> None:
-    """Fitted to faults that tell nothing, it put who had failed before above or below all others by the last bit of a sum."""
+    """Uninformative faults: the last bit of a sum ranked failed hosts above or below all others."""
     later = training._FutureUnits(units_of(parse_events(data_of(recording())).with_nodes(90)))
     for base in np.linspace(-9.0, -3.0, 60):
         assert len(np.unique(later.chance(float(base), (0.0,) * len(FEATURE_NAMES)))) == 1
@@ -133,16 +133,18 @@ def test_a_form_without_weights_ranks_nobody() -> None:
 def test_a_fold_is_judged_by_what_was_learned_before_its_first_day(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A ranking that was chosen by days that it had seen is chosen for knowing them."""
+    """A ranking chosen by days that it has seen is chosen for knowing them."""
     faults = parse_events(data_of(recording(rate=0.006))).with_nodes(80)
-    daily, weekly, learned = units_of(faults, 1), units_of(faults), list[int]()
+    daily, weekly, learned_units = units_of(faults, 1), units_of(faults), list[int]()
 
-    def noted(features: Floats, outcome: Floats, *more: Any) -> tuple[float, tuple[float, ...]]:
-        learned.append(len(outcome))
+    def counted_fit(
+        features: Floats, outcome: Floats, *more: Any
+    ) -> tuple[float, tuple[float, ...]]:
+        learned_units.append(len(outcome))
         return fit(features, outcome, *more)
 
-    monkeypatch.setattr(training, "fit", noted)
-    found = training.folds_of(daily, weekly, ALL, faults.end_days, [AVERAGE_RANK])
-    assert len(found) == len(learned) == len(training.FOLD_SHARES)
-    for fold, units in zip(found, learned, strict=True):
+    monkeypatch.setattr(training, "fit", counted_fit)
+    folds = training.folds_of(daily, weekly, ALL, faults.end_days, [AVERAGE_RANK])
+    assert len(folds) == len(learned_units) == len(training.FOLD_SHARES)
+    for fold, units in zip(folds, learned_units, strict=True):
         assert units == (daily.day < fold.day.min()).sum()

@@ -1,4 +1,4 @@
-"""`gangline evaluate hazard`: learned before the split, judged after it, told in words and figures."""
+"""`gangline evaluate hazard`: the model learns before the split; later days evaluate it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
 from tests.aggregator.hazard.fleets import Row, data_of, event, fault, recording
 
 TERMS = EvaluationTerms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
-#: Recordings that are not ours to keep: `../shared` beside the checkout, or beside the worktree's parent.
+#: Recordings of other owners: `../shared` beside the checkout, or beside the worktree's parent.
 REAL = Path(__file__).parents[4] / "shared/data/faults/stepfun_400_nodes_days_0_208.json"
 
 MOVED_DAYS = 208
@@ -29,44 +29,47 @@ MOVED_DAYS = 208
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of a fleet that was made up."""
+    """Return a file of an invented fleet."""
     path = tmp_path_factory.mktemp("events") / "made_up_100_nodes.json"
     path.write_bytes(data_of(recording(rate=0.006)))
     return path
 
 
 def test_the_tables(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All rankings by the same code, with intervals; who never failed is counted; the window is said."""
+    """All rankings by the same code, with intervals; nodes without a fault count; the days."""
     command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
     assert cli.main(command) == cli.OK
-    told = capsys.readouterr().out
-    assert "The model learns from days 0 to 90 and is judged on days 91 to 15" in told
-    assert re.search(r"100 nodes\. The file does not name \d+ of them", told)
+    output = capsys.readouterr().out
+    assert "The model learns from days 0 to 90 and is judged on days 91 to 15" in output
+    assert re.search(r"100 nodes\. The file does not name \d+ of them", output)
     for name in (MODEL, *BASELINES, ORACLE):
-        assert told.count(f"| {name} ") == 2, name
-    (model, *_) = (line.split("|") for line in told.splitlines() if line.startswith(f"| {MODEL} "))
+        assert output.count(f"| {name} ") == 2, name
+    (model, *_) = (
+        line.split("|") for line in output.splitlines() if line.startswith(f"| {MODEL} ")
+    )
     assert re.fullmatch(r" 0\.\d{4}, at most 0\.\d{4} +", model[7]), "it can only be too low"
 
 
 def test_a_disk_that_takes_no_tables_costs_no_work(
     events: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After minutes there was one line: no space left on device."""
+    """A full disk left one error line after minutes of work; now the tables are printed."""
     command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
     assert cli.main([*command, "--out", "/dev/full"]) == cli.FAILED
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert (
-        "The model learns from days 0 to 90" in told.out and "/dev/full: No space left" in told.err
+        "The model learns from days 0 to 90" in output.out
+        and "/dev/full: No space left" in output.err
     )
 
 
 def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
-    """What `make evaluate` reads; the model ranks no worse than counts where faults come back."""
+    """The input of `make evaluate`; with repeated faults the model ranks like counts or better."""
     out = tmp_path / "out.json"
     command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
     assert cli.main([*command, "--json", "--quiet", "--out", str(out)]) == cli.OK
-    told = json.loads(out.read_text(), parse_constant=lambda what: pytest.fail(what))
-    rows = {row["name"]: row for row in told["tables"][0]["rows"]}
+    result = json.loads(out.read_text(), parse_constant=lambda what: pytest.fail(what))
+    rows = {row["name"]: row for row in result["tables"][0]["rows"]}
     assert rows[MODEL]["auc"]["value"] > 0.6
     assert rows[MODEL]["recall"]["value"] >= rows["lifetime count"]["recall"]["value"]
     assert rows[MODEL]["raw_ece"] is None
@@ -78,7 +81,7 @@ def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_comes_after_the_split_changes_nothing_that_is_learned() -> None:
-    """The weights, and the baselines' calibration, of a model that saw the days it is judged on."""
+    """Weights and calibration of the baselines depend only on the days before the split."""
     faults = parse_events(data_of(recording(rate=0.006)))
     late, ended_late = faults.start >= 91, faults.end >= 91
     assert late.sum() > 20 and (ended_late & ~late).any()
@@ -90,26 +93,33 @@ def test_what_comes_after_the_split_changes_nothing_that_is_learned() -> None:
         classes=faults.classes ^ late[:, None],
         end=np.where(ended_late, faults.end + 0.4, faults.end),
     )
-    one, other = (evaluate(each, replace(TERMS, draws=2)).tables for each in (faults, moved))
-    assert [table.outcome for table in one] == [table.outcome for table in other] == [ALL, HARDWARE]
-    for table, same in zip(one, other, strict=True):
+    tables, moved_tables = (
+        evaluate(table_input, replace(TERMS, draws=2)).tables for table_input in (faults, moved)
+    )
+    assert (
+        [table.outcome for table in tables]
+        == [table.outcome for table in moved_tables]
+        == [ALL, HARDWARE]
+    )
+    for table, same in zip(tables, moved_tables, strict=True):
         assert table.model == same.model
         assert table.rate_learned == same.rate_learned
         assert table.rows != same.rows, "what is judged is of the days after"
 
 
 def test_an_oracle_saves_what_there_is_to_save() -> None:
-    """By hand: one node fails once; held back for its week it saves one interruption less 168 node-hours."""
+    """By hand: a node fails once; its held week saves an interruption less 168 node-hours."""
     rows = recording(rate=0.006, days=100)
     rows = [row for row in rows if row["event_time"] < 91] + fault("node-1", 99.5, 100.0)
     rows += fault("node-1", 106.9, 107.0)
     faults = parse_events(data_of(rows)).with_nodes(100)
-    found = evaluate(faults, replace(TERMS, train_until=92, gang_nodes=400, draws=2))
-    # Of the 8 days judged, 93 to 100, all but 94 .. see one of the two starts within 7 days: (400 - 168) each.
+    evaluation = evaluate(faults, replace(TERMS, train_until=92, gang_nodes=400, draws=2))
+    # Each of the 8 judged days, 93 to 100, has one of the two starts within 7 days: (400 - 168)
+    # each.
     units = 100 - 93 + 1
-    positive = sum(any(day <= at < day + 7 for at in (99.5, 106.9)) for day in range(93, 101))
-    assert found.tables[0].positives == positive
-    assert found.tables[0].rows[-1].saved.value == pytest.approx(232 * positive / units)
+    positive = sum(any(day <= start < day + 7 for start in (99.5, 106.9)) for day in range(93, 101))
+    assert evaluation.tables[0].positives == positive
+    assert evaluation.tables[0].rows[-1].saved.value == pytest.approx(232 * positive / units)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +133,7 @@ def test_an_oracle_saves_what_there_is_to_save() -> None:
 def test_a_split_that_leaves_nothing_is_refused(
     events: Path, until: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Too late, nothing is left to judge; too early, nothing to learn from."""
+    """A late split leaves no days for the evaluation, an early split no days for learning."""
     code = cli.main(["evaluate", "hazard", str(events), "--train-until", until, "--quiet"])
     assert (code, capsys.readouterr().out) == (cli.FAILED, "")
     with pytest.raises(EventsError) as refused:
@@ -132,7 +142,7 @@ def test_a_split_that_leaves_nothing_is_refused(
 
 
 def test_a_recording_that_is_too_short_for_any_split_is_told_as_that() -> None:
-    """It asked for a split at day 2 or before, and, with that, for one at day 6 or later."""
+    """The message asked for a split at day 2 or before, and then at day 6 or later."""
     rows = fault("a", 1.0, 2.0) + fault("b", 3.0, 10.0)
     for until in (2, 5):
         with pytest.raises(EventsError, match="the recording ends at day 10: expected 7 days to"):
@@ -142,7 +152,7 @@ def test_a_recording_that_is_too_short_for_any_split_is_told_as_that() -> None:
 def test_a_recording_without_hardware_faults_has_its_other_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another cluster's record names no level of that name: one table, and words in the place of the other."""
+    """Another cluster has no hardware level: one table, and a reason in place of the other."""
     rows = recording(rate=0.006)
     for row in rows:
         row["fault_type"]["Level"] = "Other Failure"
@@ -150,36 +160,36 @@ def test_a_recording_without_hardware_faults_has_its_other_table(
     path.write_bytes(data_of(rows))
     command = ["evaluate", "hazard", str(path), "--train-until", "90", "--bootstrap", "2"]
     assert cli.main([*command, "--quiet"]) == cli.OK
-    told = capsys.readouterr().out
-    assert told.count(f"| {MODEL} ") == 1
-    assert "### Faults: hardware\n\nNo table: 0 of " in told
-    assert "too few or too many to evaluate" in told
+    output = capsys.readouterr().out
+    assert output.count(f"| {MODEL} ") == 1
+    assert "### Faults: hardware\n\nNo table: 0 of " in output
+    assert "too few or too many to evaluate" in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes_failing", [1, NODES_POSITIVE_MIN])
 def test_a_few_nodes_that_fail_give_figures_without_an_interval(nodes_failing: int) -> None:
-    """One positive node of 100: "recall 0.870 [0.870, 0.870]", as its weight is above and below the line."""
+    """One positive node of 100 had "recall 0.870 [0.870, 0.870]"."""
     rows = [
         row
         for node in range(nodes_failing)
-        for at in range(3, 150, 3)
-        for row in fault(f"node-{node}", at + 0.3 + node / 20, at + 0.6 + node / 20)
+        for day in range(3, 150, 3)
+        for row in fault(f"node-{node}", day + 0.3 + node / 20, day + 0.6 + node / 20)
     ]
     rows.sort(key=lambda row: float(row["event_time"]))
     faults = parse_events(data_of(rows)).with_nodes(100)
-    found = evaluate(faults, replace(TERMS, gang_nodes=100))
-    (row, other, *_), table = found.tables[0].rows, found.tables[0]
+    evaluation = evaluate(faults, replace(TERMS, gang_nodes=100))
+    (row, other_row, *_), table = evaluation.tables[0].rows, evaluation.tables[0]
     assert table.nodes_positive == nodes_failing
     few = nodes_failing < NODES_POSITIVE_MIN
-    for one in (row.auc, row.recall, other.auc_beyond_model, other.recall_beyond_model):
-        assert np.isfinite(one.value)
-        assert np.isnan((one.lower, one.upper)).all() if few else one.lower <= one.upper
-    assert ("AUC and recall have no interval" in markdown(found)) == few
+    for figure in (row.auc, row.recall, other_row.auc_beyond_model, other_row.recall_beyond_model):
+        assert np.isfinite(figure.value)
+        assert np.isnan((figure.lower, figure.upper)).all() if few else figure.lower <= figure.upper
+    assert ("AUC and recall have no interval" in markdown(evaluation)) == few
 
 
 def moved(rows: list[Row], days: float) -> list[Row]:
-    """Return a recording whose times count from *days* before it began."""
+    """Return a recording whose times count from *days* before its begin."""
     return [{**row, "event_time": row["event_time"] + days} for row in rows]
 
 
@@ -187,11 +197,11 @@ def moved(rows: list[Row], days: float) -> list[Row]:
 def test_a_recording_whose_days_do_not_begin_at_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The end of a trace, with its own times: 208 days that nobody recorded were healthy days of all nodes."""
+    """The end of a trace with its own times: 208 unrecorded days counted as healthy days."""
     rows = [*recording(rate=0.006, days=120), event("node-9", 0.5, False)]
-    # In binary fractions, so that no time is another when it was moved there and back.
+    # Binary fractions are exact after a move there and back.
     rows = [{**row, "event_time": round(row["event_time"] * 64) / 64} for row in rows]
-    found: list[Any] = []
+    results: list[Any] = []
     for name, days, options in (
         ("plain", 0, ["--train-until", "80"]),
         ("moved", MOVED_DAYS, ["--train-until", "80", "--from", str(MOVED_DAYS)]),
@@ -201,13 +211,13 @@ def test_a_recording_whose_days_do_not_begin_at_0(
         path.write_bytes(data_of(moved(rows, days)))
         command = ["evaluate", "hazard", str(path), "--bootstrap", "2", "--quiet", *options]
         assert cli.main([*command, "--json"]) == cli.OK, name
-        found.append(json.loads(capsys.readouterr().out))
-    plain, same, wrong = found
+        results.append(json.loads(capsys.readouterr().out))
+    plain, same, wrong = results
     assert plain.pop("terms") != same.pop("terms")
     assert same == plain
-    words = f"no event before day {MOVED_DAYS}: these days count as days without a fault"
-    assert not any(words in note for note in plain["notes"])
-    assert any(words in note and "(--from DAY)" in note for note in wrong["notes"])
+    note_text = f"no event before day {MOVED_DAYS}: these days count as days without a fault"
+    assert not any(note_text in note for note in plain["notes"])
+    assert any(note_text in note and "(--from DAY)" in note for note in wrong["notes"])
     assert wrong["tables"][0]["rate_learned"] < plain["tables"][0]["rate_learned"] / 2
 
 
@@ -215,7 +225,7 @@ def test_a_recording_whose_days_do_not_begin_at_0(
 def test_days_before_a_recording_are_told_of_where_they_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """ "No fault in the second half of the days to learn from", of days of which most were never recorded."""
+    """ "No fault in the second half": most of the days to learn from were never recorded."""
     path = tmp_path / "rows_100_nodes.json"
     path.write_bytes(data_of(moved(recording(rate=0.006, days=120), 900.0)))
     command = ["evaluate", "hazard", str(path), "--quiet", "--train-until"]
@@ -231,17 +241,17 @@ def test_days_before_a_recording_are_told_of_where_they_leave_nothing(
 
 
 def test_three_nodes_and_a_split_near_the_end_give_figures() -> None:
-    """A rack of a few nodes, judged on its last two days."""
+    """A rack of three nodes is evaluated on its last two days."""
     faults = parse_events(data_of(recording(nodes=3, rate=0.05, days=120))).with_nodes(3)
-    found = evaluate(faults, replace(TERMS, train_until=int(faults.end_days) - 9))
-    assert found.last_day - found.first_day <= 2
-    (row, *_), model = found.tables[0].rows, found.tables[0].model
+    evaluation = evaluate(faults, replace(TERMS, train_until=int(faults.end_days) - 9))
+    assert evaluation.last_day - evaluation.first_day <= 2
+    (row, *_), model = evaluation.tables[0].rows, evaluation.tables[0].model
     assert 0.0 <= row.auc.value <= 1.0
     assert np.isfinite(model.weights).all()
 
 
 def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Words with the file's name, no traceback."""
+    """Errors name the file, without a traceback."""
     command = ["evaluate", "hazard", "--train-until", "9"]
     assert cli.main([*command, str(tmp_path / "none.json")]) == cli.FAILED
     assert "none.json: No such file" in capsys.readouterr().err
@@ -262,13 +272,13 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL.exists(), reason=f"the recording is not at {REAL}")
 def test_probabilities_hold_on_the_real_recording() -> None:
-    """What the model promises of days that it has not seen: of those told 2 %, 2 % fail."""
+    """On unseen days, 2 % of the hosts with a probability of 2 % fail."""
     faults = parse_events(REAL.read_bytes()).with_nodes(400)
-    found = evaluate(faults, EvaluationTerms(120, 400, 1.0, draws=2))
-    assert (found.first_day, found.last_day) == (121, 201)
-    for table in found.tables:
-        model, *others = table.rows
+    evaluation = evaluate(faults, EvaluationTerms(120, 400, 1.0, draws=2))
+    assert (evaluation.first_day, evaluation.last_day) == (121, 201)
+    for table in evaluation.tables:
+        model, *baselines = table.rows
         assert model.ece.value <= 0.02
-        # It says by what it ranks, and ranks as that does.
-        (same,) = (row for row in others if table.model.source.endswith(f"ranking: {row.name}"))
+        # The model names its ranking, and ranks like it.
+        (same,) = (row for row in baselines if table.model.source.endswith(f"ranking: {row.name}"))
         assert (model.auc, model.recall) == (same.auc, same.recall)

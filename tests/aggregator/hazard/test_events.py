@@ -1,4 +1,4 @@
-"""A file of fault events from outside: whatever it holds becomes faults, or words for what is wrong."""
+"""An external file of fault events: it gives faults, or an error with its reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOOD = data_of(fault("a", 1.0, 2.0))
 
 
 def test_starts_and_ends_are_paired_in_the_order_of_time() -> None:
-    """A file that was joined from two is not in order; two faults of a node overlap, each with its own end."""
+    """A file joined from two is unordered; overlapping faults of a node have their own ends."""
     rows = [*fault("a", 5.0, 9.0), event("a", 6.0, True, kind="NIC"), event("a", 7.0, False, kind="NIC")]  # fmt: skip
     faults = parse_events(data_of(rows[::-1]))
     assert faults.nodes == ("a",)
@@ -33,7 +33,7 @@ def test_starts_and_ends_are_paired_in_the_order_of_time() -> None:
 
 
 def test_what_does_not_pair_is_noted_and_counts_for_nothing() -> None:
-    """A recording begins and ends in the middle of faults, and an end may be told twice."""
+    """A recording begins and ends within faults, and may repeat an end."""
     rows = [
         event("a", 1.0, False), *fault("b", 2.0, 3.0), event("b", 3.5, False), event("c", 4.0, True),
         *fault("d", 5.0, 6.0, "Cosmic Rays"),
@@ -43,14 +43,14 @@ def test_what_does_not_pair_is_noted_and_counts_for_nothing() -> None:
     assert faults.end.tolist() == [1.0, 3.0, np.inf, 6.0]
     assert faults.hardware.tolist() == [True, True, True, False]
     assert faults.classes is not None
-    of = [[name for name, has in zip(fault_classes.CLASS_NAMES, row, strict=True) if has] for row in faults.classes]  # fmt: skip
-    assert of == [["hardware"], ["hardware"], ["hardware"], ["other"]]
+    class_names = [[name for name, has in zip(fault_classes.CLASS_NAMES, row, strict=True) if has] for row in faults.classes]  # fmt: skip
+    assert class_names == [["hardware"], ["hardware"], ["hardware"], ["other"]]
     assert [note.split()[0] for note in faults.notes] == ["1", "1", "1", "1"]
     assert "ends of faults that did not start" in " ".join(faults.notes)
 
 
 def test_a_recording_that_begins_later_forgets_what_had_ended() -> None:
-    """Who was down when it began is down from its first day, and not for days of which there is no record."""
+    """A node down at the begin is down from the first day, and not for unrecorded days."""
     rows = [
         *fault("a", 1.0, 2.0),
         *fault("b", 3.0, 12.0),
@@ -83,7 +83,7 @@ def test_a_recording_that_begins_later_forgets_what_had_ended() -> None:
     ],
 )
 def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
-    """An export with a column of another type: which event, which field, and what would be right."""
+    """An export with a column of another type: the error has event, field and expected value."""
     rows = [event("a", 1.0, True), {**event("b", 2.0, True), **change}]
     with pytest.raises(EventsError, match=r"^event 1: ") as refused:
         parse_events(data_of(rows))
@@ -125,7 +125,7 @@ def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
     ],
 )
 def test_a_torn_list_is_refused(data: bytes, words: str) -> None:
-    """A copy that was cut off, two files joined, an export by hand."""
+    """A truncated copy, two joined files, an export by hand."""
     with pytest.raises(EventsError) as refused:
         parse_events(data)
     assert words in str(refused.value)
@@ -133,32 +133,32 @@ def test_a_torn_list_is_refused(data: bytes, words: str) -> None:
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4)), st.sampled_from((None, 1)))  # fmt: skip
 def test_elements_are_read_as_json_reads_them(rows: list[object], indent: int | None) -> None:
-    """Read one after another, so that a file of any kind costs no more memory than itself."""
+    """Elements are parsed one by one, so a file takes no more memory than its size."""
     text = json.dumps(rows, indent=indent)
     assert list(events._rows(f" \n{text}\r\n")) == rows
 
 
 def test_a_file_that_is_none_of_events_ends_at_its_first_element() -> None:
-    """Two hundred megabytes of a monitoring's export took seven gigabytes before a word was said."""
+    """A monitoring export of 200 MB took 7 GB before the error."""
     seen: list[object] = []
     real = events._event
 
-    def watched(row: object, at: int) -> events.FaultEvent:
+    def counted_event(row: object, at: int) -> events.FaultEvent:
         seen.append(row)
         return real(row, at)
 
     with pytest.raises(EventsError, match=r"^event 0: "), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "_event", watched)
+        patch.setattr(events, "_event", counted_event)
         parse_events(b"[" + b"{}," * 10_000)
     assert len(seen) == 1
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A file of any size is read to its limit and refused with the limit in words."""
+    """A file of any size is read up to its limit, and refused with the limit."""
     path = tmp_path / "events.json"
-    path.write_bytes(data_of([event(f"n{at}", 1.0, True) for at in range(5)]))
+    path.write_bytes(data_of([event(f"n{number}", 1.0, True) for number in range(5)]))
     assert len(read_events(path).node) == 5
-    for name, limit, words in (
+    for name, limit, reason in (
         ("FILE_BYTES_MAX", 100, "larger than 100 bytes"),
         ("EVENTS_MAX", 4, "more than 4 events"),
         ("NODES_MAX", 4, "5 nodes; at most 4"),
@@ -166,11 +166,11 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         with monkeypatch.context() as patch, pytest.raises(EventsError) as refused:
             patch.setattr(events, name, limit)
             read_events(path)
-        assert words in str(refused.value)
+        assert reason in str(refused.value)
 
 
 def test_the_fleet_is_larger_than_those_that_failed() -> None:
-    """A file of faults names nobody who never failed: without them a hazard is of those who will fail."""
+    """A file of faults lacks healthy nodes: without them the hazard is too high."""
     faults = parse_events(data_of(fault("a", 1.0, 2.0)))
     assert len(faults.with_nodes(10).nodes) == 10
     with pytest.raises(EventsError, match="a fleet of 0 nodes: the file names 1"):
@@ -182,8 +182,8 @@ def test_the_fleet_is_larger_than_those_that_failed() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 50), st.booleans()), min_size=1))
 def test_any_order_of_starts_and_ends(told: list[tuple[str, float, bool]]) -> None:
-    """Whatever the order: each start is one fault, no fault ends before it starts."""
-    faults = parse_events(data_of([event(*one) for one in told]))
+    """In any order, each start is one fault, and no fault ends before it starts."""
+    faults = parse_events(data_of([event(*arguments) for arguments in told]))
     assert np.isfinite(faults.start).sum() == sum(starts for _, _, starts in told)
     assert (faults.end >= faults.start).all()
     assert faults.end_days == max(days for _, days, _ in told)

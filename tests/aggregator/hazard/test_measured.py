@@ -1,4 +1,4 @@
-"""What is measured of hosts has a part in a trained model where it tells of faults, and none where it does not."""
+"""Measurements of hosts count in a trained model only if they predict faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gangline.aggregator.hazard.training import KNOWN_SHARE_MIN, train
 from tests.aggregator.hazard.fleets import DAYS, days_of, normal, planted
 
 SPLIT = 110
-#: What a model had weights for before faults had classes, and before anything that is measured was learned from.
+#: The features of a model before fault classes and measurements.
 NAMES_OF_BEFORE = [
     "returned_1d", "returned_10d", "failed_before", "faults_7d", "faults_30d", "faults_90d", "returned", "faults_ever",
     "faults_last_7d",
@@ -37,7 +37,7 @@ NAMES_OF_BEFORE = [
 
 
 def auc_later(model: HazardModel, faults: FaultTable, days: HostDays | None) -> float:
-    """Return how well *model* ranks on the days after SPLIT."""
+    """Return the AUC of *model* on the days after SPLIT."""
     later = units_of(faults, days_measured=days).between(SPLIT + 1, DAYS)
     ranked = Ranking(model.probability(later.state, WINDOW_DAYS), later.positives(ALL))
     return ranked.auc(np.ones(len(later.day)))
@@ -50,9 +50,9 @@ def weight(model: HazardModel, name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("known_share", [1.0, 0.5])
 def test_what_tells_of_faults_is_learned(known_share: float) -> None:
-    """Corrected errors rose for days before each GPU failed, and a model of past faults ranked these hosts last.
+    """Corrected errors rose for days before each fault; a model of past faults ranked these last.
 
-    Half of it unknown is no harm: an aggregator that was down at midnight, every other night.
+    Half of the days may be unknown: an aggregator that was down every other midnight.
     """
     faults, values = planted()
     known = np.random.default_rng(2).random(values.shape[:2]) < known_share
@@ -69,7 +69,7 @@ def test_what_tells_of_faults_is_learned(known_share: float) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("known_share", [1.0, 0.5])
 def test_noise_leaves_the_simple_ranking_in_use(seed: int, known_share: float) -> None:
-    """Negative control: all is measured, nothing of it has to do with who fails next."""
+    """Negative control: all values are known, and independent of faults."""
     faults, values = planted(seed)
     source = np.random.default_rng(100 + seed)
     noise = source.lognormal(0.0, 1.5, values.shape)
@@ -85,12 +85,12 @@ def test_noise_leaves_the_simple_ranking_in_use(seed: int, known_share: float) -
 
 @pytest.mark.slow
 def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
-    """A fleet that is well, or whose days are not on record: the model of before, to the last bit."""
+    """Normal or unrecorded days give the earlier model, to the last bit."""
     faults, _ = planted()
     values = normal()
-    none = np.zeros(values.shape[:2], dtype=bool)
+    unknown = np.zeros(values.shape[:2], dtype=bool)
     model = train(faults, ALL, "")
-    for days in (days_of(values, faults), days_of(values, faults, none), days_of(np.full_like(values, np.nan), faults)):  # fmt: skip
+    for days in (days_of(values, faults), days_of(values, faults, unknown), days_of(np.full_like(values, np.nan), faults)):  # fmt: skip
         assert train(faults, ALL, "", days) == model
         units, plain = units_of(faults, days_measured=days), units_of(faults)
         features = features_of(units.state)
@@ -101,10 +101,10 @@ def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
 
 @pytest.mark.slow
 def test_too_few_days_on_record_are_not_learned_from() -> None:
-    """A week after an upgrade: what is known is of the last days alone, all others would count as well."""
+    """A week after an upgrade only the last days are known; all others would count as well."""
     faults, values = planted()
     known = np.zeros(values.shape[:2], dtype=bool)
-    first = int(DAYS * 0.82 * (1 - KNOWN_SHARE_MIN)) + 2  # of the last fold's cut
+    first = int(DAYS * 0.82 * (1 - KNOWN_SHARE_MIN)) + 2  # cut of the last fold
     known[:, first:] = True
     model = train(faults, ALL, "", days_of(values, faults, known))
     assert model.source.endswith(AVERAGE_RANK.name)
@@ -115,49 +115,49 @@ def test_too_few_days_on_record_are_not_learned_from() -> None:
 
 
 def test_what_a_fault_did_to_its_host_is_no_warning_of_it() -> None:
-    """It failed at one past midnight, was looked at at two past, and its errors were taken for what told of the fault."""
+    """Errors measured after a fault of the same night were used as its warning."""
     names, hardware = ("a", "b", "c"), np.ones(3, dtype=bool)
     minute = 1 / 1440
     start = np.array([3 + minute, 3 + 3 * minute, -0.5])
     faults = FaultTable(names, np.array([0, 1, 2]), start, start + 0.1, hardware, 20.0)
     node = np.array([0, 1, 2, 0])
     days = HostDays.of(node, np.array([3, 3, 3, 4]) + 2 * minute, normal(1, 4)[0] + 7.0, faults)
-    found = days.at(np.array([0, 1, 2, 0, 1]), np.array([3, 3, 3, 4, 4]))
-    assert np.isfinite(found).all(axis=1).tolist() == [False, True, True, True, False]
+    day_values = days.at(np.array([0, 1, 2, 0, 1]), np.array([3, 3, 3, 4, 4]))
+    assert np.isfinite(day_values).all(axis=1).tolist() == [False, True, True, True, False]
 
 
 @given(arrays(np.float64, (20, len(MEASURED)), elements=st.floats(allow_nan=True)))
 def test_whatever_is_measured_weighs_zero_to_its_limit(values: Floats) -> None:
-    """A sensor that says 1e300, or below absolute zero, must not make a host's hazard NaN, or everybody else's small."""
+    """A sensor's 1e300, or a value below absolute zero, must not make any hazard NaN or tiny."""
     with np.errstate(over="ignore"):
-        found = model_inputs(values)
-    assert np.all((found >= 0.0) & (found <= MODEL_INPUT_MAX))
-    assert not found[np.isnan(values)].any()
+        inputs = model_inputs(values)
+    assert np.all((inputs >= 0.0) & (inputs <= MODEL_INPUT_MAX))
+    assert not inputs[np.isnan(values)].any()
 
 
 @pytest.mark.parametrize("at", range(len(MEASURED)), ids=lambda at: MEASURED[at].name)
 def test_worse_weighs_more(at: int) -> None:
-    """More errors, less headroom, a slower GPU: never less hazard than with fewer, more, a faster one."""
+    """More errors, less headroom, or a slower GPU never lower the hazard."""
     grid = (
         np.linspace(0.0, 1.2, 50) if MEASURED[at].name == "speed" else np.linspace(0.0, 500.0, 50)
     )
     values = np.full((50, len(MEASURED)), np.nan)
     falls = MEASURED[at].name in ("speed", "headroom_celsius")
     values[:, at] = grid[::-1] if falls else grid
-    found = model_inputs(values)[:, at]
-    assert found[0] == 0.0 and found[-1] > 0.5
-    assert np.all(np.diff(found) >= 0.0)
+    inputs = model_inputs(values)[:, at]
+    assert inputs[0] == 0.0 and inputs[-1] > 0.5
+    assert np.all(np.diff(inputs) >= 0.0)
 
 
 def test_a_model_of_before_loads_and_keeps_its_version() -> None:
     """After the upgrade `scores.hazard_model` named a model that `ops.models` did not know."""
     trained = replace(prior(), is_prior=False, last_time="2026-11-20 10:00:00")
-    told = json.loads(trained.to_text())
-    assert list(told["weights"]) == NAMES_OF_BEFORE
-    before = json.dumps(told, indent=1)  # as the version before wrote it
-    model = HazardModel.from_text(before)
-    assert model.to_text() == before
-    assert model.version.endswith(hashlib.sha256(before.encode()).hexdigest()[:8])
+    fields = json.loads(trained.to_text())
+    assert list(fields["weights"]) == NAMES_OF_BEFORE
+    old_text = json.dumps(fields, indent=1)  # as an earlier version wrote it
+    model = HazardModel.from_text(old_text)
+    assert model.to_text() == old_text
+    assert model.version.endswith(hashlib.sha256(old_text.encode()).hexdigest()[:8])
     assert len(model.weights) == len(FEATURES)
     weights = (*trained.weights[:-1], 0.7)
     measured = HazardModel.from_text(replace(trained, weights=weights).to_text())

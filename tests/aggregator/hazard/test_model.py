@@ -1,4 +1,4 @@
-"""The model: adds up, travels as text, learns what is there, and stays a prior until it has something to learn from."""
+"""The model: its sum, its stored text, its training, and the prior before it can learn."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ MODELS = st.builds(
 
 @given(MODELS)
 def test_a_model_comes_back_from_its_text(model: HazardModel) -> None:
-    """What is stored is what is used after a restart."""
+    """After a restart the stored model is in use."""
     assert HazardModel.from_text(model.to_text()) == model
 
 
 def test_a_model_of_before_spreads_were_measured_keeps_its_text() -> None:
-    """Its version is stored with every score of its time: a digest that changes makes a stranger of it."""
+    """Every old score has its version: a changed digest would hide the model."""
     text = prior().to_text()
     assert "spread" not in json.loads(text)
     assert HazardModel.from_text(text).spread == SPREAD_ASSUMED
@@ -60,7 +60,7 @@ def test_a_model_of_before_spreads_were_measured_keeps_its_text() -> None:
 
 @given(MODELS, st.lists(st.floats(0, 1), min_size=len(FEATURE_NAMES), max_size=len(FEATURE_NAMES)))
 def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
-    """An explanation whose parts do not make the whole explains another score."""
+    """An explanation's parts must add up to the score."""
     logs, parts = model.contributions(np.array([row]))
     assert parts.shape == (1, len(FEATURE_NAMES))
     total = model.base_log_hazard_per_day - math.log(24) + math.fsum(parts[0].tolist())
@@ -85,7 +85,7 @@ def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
     ],
 )
 def test_a_text_that_is_no_model_is_refused(change: dict[str, object], words: str) -> None:
-    """A row that an operator edited, or a newer version wrote."""
+    """A row was edited by an operator, or written by a newer version."""
     with pytest.raises(ModelError) as refused:
         HazardModel.from_text(json.dumps({**json.loads(prior().to_text()), **change}))
     assert words in str(refused.value)
@@ -93,26 +93,26 @@ def test_a_text_that_is_no_model_is_refused(change: dict[str, object], words: st
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 30_000, "x" * 70_000, '{"a": NaN}'])
 def test_other_texts_are_refused(text: str) -> None:
-    """Whatever stands in the column, judging goes on with the prior."""
+    """With any text in the column, judging continues with the prior."""
     with pytest.raises(ModelError):
         HazardModel.from_text(text)
 
 
 def test_the_prior_says_that_it_is_one_and_keeps_near_the_published_rates() -> None:
-    """A new cluster is sensible on day one: within a factor of two of what was published."""
+    """On its first day a new cluster's rates are within a factor of two of published rates."""
     model = prior()
     assert model.is_prior
     assert "a prior" in model.source
     since = np.array([days for days, _ in PUBLISHED_RATES])
-    none = np.zeros(len(since))
-    state = UnitState(since, none, dict.fromkeys((7.0, 30.0, 90.0), none), none)
-    told = 1000 * model.expected(state, 1)
-    assert np.all(np.abs(np.log(told / [rate for _, rate in PUBLISHED_RATES])) < math.log(2.2))
+    zeros = np.zeros(len(since))
+    state = UnitState(since, zeros, dict.fromkeys((7.0, 30.0, 90.0), zeros), zeros)
+    rates = 1000 * model.expected(state, 1)
+    assert np.all(np.abs(np.log(rates / [rate for _, rate in PUBLISHED_RATES])) < math.log(2.2))
     assert len(FEATURES) == len(model.weights)
 
 
 def test_training_learns_that_who_returned_falls_again() -> None:
-    """The one thing the record shows: the hazard is high after a return, and fades."""
+    """The record shows that the hazard is high after a return, and fades."""
     model = train(parse_events(data_of(recording())).with_nodes(80), ALL, "a test")
     day, month = np.array([0.5, 30.0, np.inf]), np.zeros(3)
     logs = model.expected(
@@ -123,11 +123,11 @@ def test_training_learns_that_who_returned_falls_again() -> None:
     assert not model.is_prior
     assert all(weight >= 0 for weight in model.weights)
     assert model.metrics["auc"] > 0.6
-    assert 0.3 < sum(told for told, _ in model.calibration) / sum(c for _, c in model.calibration) < 3  # fmt: skip
+    assert 0.3 < sum(forecast for forecast, _ in model.calibration) / sum(c for _, c in model.calibration) < 3  # fmt: skip
 
 
 def test_the_fit_finds_the_rates_that_made_the_data() -> None:
-    """Ten thousand days of a known hazard: the weights come back."""
+    """Ten thousand days of a known hazard: the fit finds its weights."""
     source = np.random.default_rng(1)
     features = np.zeros((40_000, len(FEATURE_NAMES)))
     features[:8000, 0] = 1.0
@@ -137,12 +137,12 @@ def test_the_fit_finds_the_rates_that_made_the_data() -> None:
     assert base == pytest.approx(math.log(0.02), abs=0.1)
     assert weights[0] == pytest.approx(math.log(10), abs=0.15)
     assert weights[1:] == (0.0,) * (len(FEATURE_NAMES) - 1)
-    # What lowers the hazard in the data has no weight: no host is better for having failed.
+    # A feature that lowers the hazard has no weight: a fault makes a host no better.
     assert fit(features, 1.0 - outcome, 1.0)[1] == (0.0,) * len(FEATURE_NAMES)
 
 
 def test_too_few_faults_teach_nothing() -> None:
-    """Three faults would make a model that is sure of itself."""
+    """Three faults would make an overconfident model."""
     faults = parse_events(data_of(recording(nodes=10, days=60)))
     with pytest.raises(EventsError, match=r"fault starts \(all classes\); expected at least 20"):
         train(faults, ALL, "a test")
@@ -151,8 +151,8 @@ def test_too_few_faults_teach_nothing() -> None:
 
 
 def test_a_model_of_an_earlier_version_has_no_weight_for_what_came_later() -> None:
-    """After an upgrade the model in use went back to the prior, as its weights were one too few."""
-    told = json.loads(prior().to_text())
-    del told["weights"][BASIC_FEATURE_NAMES[-1]]
-    model = HazardModel.from_text(json.dumps(told))
+    """After an upgrade the prior returned, because the stored model lacked one weight."""
+    fields = json.loads(prior().to_text())
+    del fields["weights"][BASIC_FEATURE_NAMES[-1]]
+    model = HazardModel.from_text(json.dumps(fields))
     assert model == prior() and len(model.weights) == len(FEATURE_NAMES)

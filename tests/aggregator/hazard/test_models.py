@@ -1,4 +1,4 @@
-"""`gangline admin train`: from the findings on record to the model in use, which only a better one replaces."""
+"""`gangline admin train`: from recorded findings to the model in use, replaced by better ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HOSTS = 60
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
-    """A store, and time that stands still."""
+    """Open a store at a fixed time."""
     config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0)
     store = Store.open(folder, config, lambda: NOW_US * 1000)
     try:
@@ -63,12 +63,12 @@ def opened(folder: Path) -> Iterator[Store]:
 def put(
     connection: Any, seed: int = 3, days: int = 120, simulated: bool = False, now_us: int = NOW_US
 ) -> None:
-    """Record the faults of a fleet that was made up, half of them as what findings left behind."""
+    """Record the faults of an invented fleet, half of them as past findings."""
     source = random.Random(seed)
-    for at in range(HOSTS):
+    for number in range(HOSTS):
         connection.execute(
             "INSERT INTO hosts (host, node_index, simulated) VALUES (?, ?, ?)",
-            [f"node-{at}", at, simulated],
+            [f"node-{number}", number, simulated],
         )
     begin = now_us - days * DAY_US
     open_since: dict[str, float] = {}
@@ -89,10 +89,10 @@ def put(
 
 @pytest.mark.slow
 def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
-    """A GPU off the bus is a finding by XID and one by the GPU; a kill while the house is kept leaves one twice."""
+    """A lost GPU has two findings; a kill during maintenance leaves a finding twice."""
     with opened(tmp_path) as store:
 
-        def work(connection: Any) -> None:
+        def insert(connection: Any) -> None:
             connection.execute("INSERT INTO hosts (host, node_index, simulated) VALUES ('a', 0, false), ('s', 1, true)")  # fmt: skip
             for table, host, name, since, cleared in (
                 ("findings", "a", "gpu.xid", 10.0, 11.0),
@@ -103,24 +103,24 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
                 ("findings", "s", "gpu.xid", 7.0, 8.0),
                 ("findings", "gone", "gpu.xid", 7.0, 8.0),
             ):
-                moments = [None if one is None else int(NOW_US - (20 - one) * DAY_US) for one in (since, cleared)]  # fmt: skip
+                moments = [None if day is None else int(NOW_US - (20 - day) * DAY_US) for day in (since, cleared)]  # fmt: skip
                 connection.execute(
                     f"INSERT INTO {table} (host, name, since, cleared) "
                     "VALUES (?, ?, make_timestamp(?::BIGINT), make_timestamp(?::BIGINT))",
                     [host, name, *moments],
                 )
 
-        store.in_transaction(work)
+        store.in_transaction(insert)
         with store.reading() as cursor:
-            found = read_recording(cursor, NOW_US, simulated=False)
+            stored_recording = read_recording(cursor, NOW_US, simulated=False)
             assert read_recording(cursor, NOW_US, simulated=True).faults.nodes == ("s",)
             restored = FaultHistory.of(read_incidents(cursor, NOW_US))
-    assert found.faults.nodes == ("a",)
+    assert stored_recording.faults.nodes == ("a",)
     ten = 10 / 24  # it is ten o'clock, and days begin at 00:00
-    assert found.faults.start.tolist() == pytest.approx([ten, ten + 2.0])
-    assert found.faults.end.tolist() == pytest.approx([ten + 1.0, float("inf")])
-    assert found.faults.end_days == pytest.approx(ten + 10.0)
-    # A day later, as judging sees them: one that is down still counts, one that nobody knows never failed.
+    assert stored_recording.faults.start.tolist() == pytest.approx([ten, ten + 2.0])
+    assert stored_recording.faults.end.tolist() == pytest.approx([ten + 1.0, float("inf")])
+    assert stored_recording.faults.end_days == pytest.approx(ten + 10.0)
+    # A day later, in a judgement: an open fault still counts, an unknown host never failed.
     standing = frozenset({("a", NOW_US - 8 * DAY_US, "driver")})
     judged = restored.after({"new": 0, "a": 1}, standing, NOW_US + DAY_US)
     features = features_of(judged.state(("new", "a"), NOW_US + DAY_US))
@@ -133,7 +133,7 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> None:
-    """History of two weeks teaches nothing: the times of a cleared finding stay, its words go."""
+    """Two weeks of history teach nothing: a cleared finding's times stay, its text goes."""
     with opened(tmp_path) as store:
         store.in_transaction(
             lambda connection: connection.execute(
@@ -148,16 +148,16 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
         store.submit_findings([Finding("b", "gpu.xid", "", "new", NOW_US * 1000)])
         store.request_commit()
     with opened(tmp_path) as store, store.reading() as cursor:
-        left = [
+        counts = [
             cursor.execute(f"SELECT count(*) FROM {table} WHERE host = 'a'").fetchall()
             for table in ("findings", "past_findings")
         ]
-        assert left == [[(1,)], [(1,)]]
+        assert counts == [[(1,)], [(1,)]]
 
 
 @pytest.mark.slow
 def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> None:
-    """A remap that failed fifty days before the first day that is looked at: trained on as a host that never failed."""
+    """A remap failed fifty days before the first day: the host counted as never failed."""
     with opened(tmp_path) as store:
         rows = [
             ("stands", 450, None),
@@ -166,7 +166,10 @@ def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> N
             ("new", 90, 89),
         ]
         for host, since, cleared in rows:
-            moments = [None if one is None else NOW_US - one * DAY_US for one in (since, cleared)]
+            moments = [
+                None if days_ago is None else NOW_US - days_ago * DAY_US
+                for days_ago in (since, cleared)
+            ]
 
             def insert(connection: Any, host: str = host, moments: Any = moments) -> None:
                 connection.execute(
@@ -179,10 +182,10 @@ def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> N
         with store.reading() as cursor:
             faults = read_recording(cursor, NOW_US, simulated=False).faults
             assert set(read_incidents(cursor, NOW_US)) == {"new"}, "what is judged by is as it was"
-    of = {faults.nodes[node]: at for at, node in enumerate(faults.node)}
-    assert set(of) == {"stands", "returned", "new"}
-    assert [float(faults.start[of[name]]) for name in ("stands", "returned")] == [-np.inf] * 2
-    assert faults.end[of["stands"]] == np.inf
+    index_of = {faults.nodes[node]: index for index, node in enumerate(faults.node)}
+    assert set(index_of) == {"stands", "returned", "new"}
+    assert [float(faults.start[index_of[name]]) for name in ("stands", "returned")] == [-np.inf] * 2
+    assert faults.end[index_of["stands"]] == np.inf
     assert round(faults.end_days) == 90, "it begins with what is known, not with what stood"
     units = units_of(faults)
     assert not (units.node == faults.nodes.index("stands")).any()
@@ -190,7 +193,7 @@ def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_path: Path) -> None:
-    """With 400 days on record it said "50.0 days are on record; expected at least 56", for ever."""
+    """With 400 days on record the error was "50.0 days are on record; expected at least 56"."""
     with opened(tmp_path) as store:
         store.in_transaction(
             lambda connection: connection.execute(
@@ -211,7 +214,7 @@ def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_p
 def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
     tmp_path: Path,
 ) -> None:
-    """Ninety days of simulated hosts, then real ones: their fifty days counted as 140 without a fault."""
+    """Ninety simulated days, then fifty real ones: they counted as 140 without a fault."""
     with opened(tmp_path) as store:
         store.in_transaction(
             lambda connection: connection.execute(
@@ -226,13 +229,19 @@ def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
             )
         )
         with store.reading() as cursor:
-            found = [read_recording(cursor, NOW_US, simulated=one) for one in (False, True)]
-    assert [round(one.faults.end_days) for one in found] == [50, 140]
+            stored_recordings = [
+                read_recording(cursor, NOW_US, simulated=stored_recording)
+                for stored_recording in (False, True)
+            ]
+    assert [round(stored_recording.faults.end_days) for stored_recording in stored_recordings] == [
+        50,
+        140,
+    ]
 
 
 @pytest.mark.slow
 def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
-    """They move every hazard: two weeks later a restart had forgotten most, and all hazards fell fivefold at once."""
+    """Outcomes move every hazard: after two weeks a restart lost most, and all fell fivefold."""
     with opened(tmp_path) as store:
         store.in_transaction(
             lambda connection: connection.execute(
@@ -251,7 +260,7 @@ def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> None:
-    """The prior is of another cluster: after two months the fleet's own record replaces it, in one swap."""
+    """After two months the fleet's own record replaces the prior of another cluster."""
     with opened(tmp_path) as store:
         models = ModelRegistry(store, lambda: NOW_US * 1000)
         models.load()
@@ -259,28 +268,28 @@ def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> N
         with pytest.raises(EventsError, match="no fault is on record"):
             models.train()
         store.in_transaction(put)
-        done = models.train()
-        assert done.accepted, done.reason
-        assert models.in_use is done.model
-        assert done.model.first_time < done.model.last_time == "2026-11-20 10:00:00"
+        result = models.train()
+        assert result.accepted, result.reason
+        assert models.in_use is result.model
+        assert result.model.first_time < result.model.last_time == "2026-11-20 10:00:00"
     with opened(tmp_path) as store:
         models = ModelRegistry(store, lambda: NOW_US * 1000)
         models.load()
-        assert models.in_use == done.model
+        assert models.in_use == result.model
         with store.reading() as cursor:
-            kept = cursor.execute(
+            rows = cursor.execute(
                 "SELECT accepted, faults, metrics['ece'], metrics['hazard_spread'] FROM models"
             ).fetchall()
-    assert kept == [(True, done.model.faults, done.model.metrics["ece"], done.model.spread)]
+    assert rows == [(True, result.model.faults, result.model.metrics["ece"], result.model.spread)]
 
 
 def put_planted(connection: Any) -> None:
-    """Record hosts whose corrected errors rise before they fail, and what was measured of each at two past midnight."""
+    """Record hosts whose errors rise before faults, measured two minutes after midnight."""
     faults, values = planted()
     begin_us = NOW_US - NOW_US % DAY_US - DAYS * DAY_US
     nodes = pa.array(faults.nodes)
     days = np.arange(DAYS) * DAY_US + begin_us + 120_000_000
-    found = {
+    tables = {
         "hosts": {"host": nodes, "node_index": np.arange(NODES), "simulated": np.zeros(NODES, dtype=bool)},
         "past_findings": {
             "host": nodes.take(faults.node),
@@ -291,10 +300,10 @@ def put_planted(connection: Any) -> None:
         "host_days": {
             "host": nodes.take(np.repeat(np.arange(NODES), DAYS)),
             "time": pa.array(np.tile(days, NODES), pa.timestamp("us")),
-            **{each.name: values[..., at].ravel() for at, each in enumerate(MEASURED)},
+            **{feature.name: values[..., number].ravel() for number, feature in enumerate(MEASURED)},
         },
     }  # fmt: skip
-    for table, columns in found.items():
+    for table, columns in tables.items():
         connection.register("new_rows", pa.table(columns))
         connection.execute(f"INSERT INTO {table} BY NAME FROM new_rows")
         connection.unregister("new_rows")
@@ -302,46 +311,48 @@ def put_planted(connection: Any) -> None:
 
 @pytest.mark.slow
 def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
-    """Two months of corrected errors that rose before each fault stood in the store, and no model looked at them."""
+    """Two months of rising errors before faults were in the store, and no model used them."""
     with opened(tmp_path) as store:
         store.in_transaction(put_planted)
         models = ModelRegistry(store, lambda: NOW_US * 1000)
-        done = models.train()
-        assert done.accepted, done.reason
-        assert done.model.source == f"the store; ranking: {MEASURED_FORM.name}"
-        assert done.model.weights[NAMES_OF_FEATURES.index("corrected_errors")] > 0.2
-        assert done.model.first_time == "2026-06-13 00:00:00"
+        result = models.train()
+        assert result.accepted, result.reason
+        assert result.model.source == f"the store; ranking: {MEASURED_FORM.name}"
+        assert result.model.weights[NAMES_OF_FEATURES.index("corrected_errors")] > 0.2
+        assert result.model.first_time == "2026-06-13 00:00:00"
         with store.reading() as cursor:
-            found = read_recording(cursor, NOW_US, simulated=False)
+            stored_recording = read_recording(cursor, NOW_US, simulated=False)
     direct, values = planted()
-    assert found.faults.start == pytest.approx(direct.start, abs=1e-6)
+    assert stored_recording.faults.start == pytest.approx(direct.start, abs=1e-6)
     days = days_of(values, direct)
-    assert found.days_measured is not None
+    assert stored_recording.days_measured is not None
     node, day = np.nonzero(days.row >= 0)
-    assert np.array_equal(found.days_measured.at(node, day), days.at(node, day))
-    # A host that registers while the record is read, before all others by its index, is none of it.
+    assert np.array_equal(stored_recording.days_measured.at(node, day), days.at(node, day))
+    # A host that registers during the read, with the first index, is ignored.
     with opened(tmp_path) as store:
         store.in_transaction(
-            lambda one: one.execute(
+            lambda connection: connection.execute(
                 "INSERT INTO hosts (host, node_index, simulated) VALUES ('a-new-one', 0, false)"
             )
         )
         with store.reading() as cursor:
-            again = read_host_days(cursor, found.faults, found.first_us, found.last_us)
-    assert again is not None and np.array_equal(again.row, found.days_measured.row)
-    # Compared with the one in use on weeks of which the columns are looked at, too.
-    without = train_and_compare(found._replace(days_measured=None), prior())
-    assert done.model.metrics["log_loss"] < 0.9 * without.model.metrics["log_loss"]
+            again = read_host_days(
+                cursor, stored_recording.faults, stored_recording.first_us, stored_recording.last_us
+            )
+    assert again is not None and np.array_equal(again.row, stored_recording.days_measured.row)
+    # The comparison with the model in use has the measured columns as well.
+    without = train_and_compare(stored_recording._replace(days_measured=None), prior())
+    assert result.model.metrics["log_loss"] < 0.9 * without.model.metrics["log_loss"]
 
 
 @pytest.mark.slow
 def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
-    """Training after a burst must not replace what still tells better; the refused one stands in the table."""
+    """Training after a burst must not replace a better model; the refused one is recorded."""
     with opened(tmp_path) as store:
         store.in_transaction(put)
         models = ModelRegistry(store, lambda: NOW_US * 1000)
         best = models.train().model
-        # It has seen the last weeks, which the new one may not before it is compared on them.
+        # It has seen the last weeks; the new one is compared on them before it learns from them.
         again = models.train()
         assert not again.accepted
         assert models.in_use is best
@@ -353,7 +364,7 @@ def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_too_short_a_record_is_refused_in_words(tmp_path: Path) -> None:
-    """A week after the installation somebody trains."""
+    """Training starts a week after the installation."""
     with opened(tmp_path) as store:
         store.in_transaction(lambda connection: put(connection, days=30))
         with pytest.raises(EventsError, match="expected at least 56"):
@@ -361,24 +372,24 @@ def test_too_short_a_record_is_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_faults_that_all_lie_in_the_last_weeks_are_refused_in_words(tmp_path: Path) -> None:
-    """Thirty faults are on record, and "0 fault starts" is said: the last four weeks are not learned from."""
+    """30 faults on record gave "0 fault starts": the last four weeks are only compared."""
     with opened(tmp_path) as store:
 
-        def work(connection: Any) -> None:
+        def insert(connection: Any) -> None:
             put(connection, days=27)
             connection.execute(
                 "INSERT INTO scores (time, host) VALUES (make_timestamp(?::BIGINT), 'node-0')",
                 [NOW_US - 90 * DAY_US],
             )
 
-        store.in_transaction(work)
-        words = "before the last 28 days, which are kept to compare on: 0 fault starts"
-        with pytest.raises(EventsError, match=words):
+        store.in_transaction(insert)
+        reason = "before the last 28 days, which are kept to compare on: 0 fault starts"
+        with pytest.raises(EventsError, match=reason):
             ModelRegistry(store, lambda: NOW_US * 1000).train()
 
 
 def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
-    """A row of a newer version: judging goes on."""
+    """A row of a newer version: judging continues."""
     with opened(tmp_path) as store:
         store.in_transaction(
             lambda connection: connection.execute(
@@ -391,7 +402,7 @@ def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
 
 
 def test_the_last_that_was_accepted_is_in_use_though_our_clock_was_ahead(tmp_path: Path) -> None:
-    """Trained a day ahead, and again once the clock was right: `ops.models`, and the next start, went back to the first."""
+    """Trained a day ahead, then at the right time: `ops.models` and a restart had the first."""
     first, second, third = (
         replace(
             prior(),
@@ -410,18 +421,18 @@ def test_the_last_that_was_accepted_is_in_use_though_our_clock_was_ahead(tmp_pat
             (NOW_US, second, True),
             (NOW_US + 1, third, False),
         ):
-            done = TrainingResult(model, is_better, "")
-            store.in_transaction(partial(store_model, now_us=now_us, result=done))
+            result = TrainingResult(model, is_better, "")
+            store.in_transaction(partial(store_model, now_us=now_us, result=result))
         models.load()
         assert models.in_use == second
         with store.reading() as cursor:
-            told = cursor.execute("SELECT nodes, status FROM ops.models WHERE nodes > 0").fetchall()
-    assert told == [(19, "in use"), (21, "refused"), (20, "replaced")]
+            rows = cursor.execute("SELECT nodes, status FROM ops.models WHERE nodes > 0").fetchall()
+    assert rows == [(19, "in use"), (21, "refused"), (20, "replaced")]
 
 
 @pytest.mark.slow
 def test_the_command_on_a_stopped_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing on record: words, 1. No store: words, 1."""
+    """Without a record or a store, the command fails with a reason."""
     assert cli.main(["admin", "train", "--data", str(tmp_path / "none")]) == cli.FAILED
     with opened(tmp_path / "store"):
         pass
@@ -432,14 +443,14 @@ def test_the_command_on_a_stopped_store(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.slow
 def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """What an operator reads, and what a script does."""
+    """The output for operators, and for scripts."""
     with opened(tmp_path) as store:
         store.in_transaction(put)
     monkeypatch.setattr("time.time_ns", lambda: NOW_US * 1000)
     assert cli.main(["admin", "train", "--data", str(tmp_path), "--json"]) == cli.OK
-    told = json.loads(capsys.readouterr().out)
-    assert told["accepted"]
-    assert HazardModel.from_text(json.dumps(told["model"])).nodes == HOSTS
+    result = json.loads(capsys.readouterr().out)
+    assert result["accepted"]
+    assert HazardModel.from_text(json.dumps(result["model"])).nodes == HOSTS
     assert cli.main(["admin", "train", "--data", str(tmp_path)]) == cli.FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("the store; ranking: ")
@@ -450,29 +461,29 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_running_aggregator_takes_the_new_model_over(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No restart, no judgement without a model: the next one has the new, whole."""
+    """Without a restart, the next judgement has the new model."""
 
-    async def way() -> None:
-        async with lab.aggregator() as one:
-            where = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{one.port}"]
-            assert one.models.in_use.is_prior
-            assert await asyncio.to_thread(cli.main, ["admin", "train", *where]) == cli.FAILED
+    async def train_twice() -> None:
+        async with lab.aggregator() as aggregator:
+            address = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+            assert aggregator.models.in_use.is_prior
+            assert await asyncio.to_thread(cli.main, ["admin", "train", *address]) == cli.FAILED
             assert "no fault is on record" in capsys.readouterr().err
             now_us = time.time_ns() // 1000
             await asyncio.to_thread(
-                one.store.in_transaction,
+                aggregator.store.in_transaction,
                 lambda connection: put(connection, simulated=True, now_us=now_us),
             )
-            command = ["admin", "train", "--simulated", *where]
+            command = ["admin", "train", "--simulated", *address]
             assert await asyncio.to_thread(cli.main, command) == cli.OK
             assert "in use from now on: log loss of the last 28 days" in capsys.readouterr().out
-            assert not one.models.in_use.is_prior
+            assert not aggregator.models.in_use.is_prior
 
-    asyncio.run(way())
+    asyncio.run(train_twice())
 
 
 def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
-    """A deadline shorter than a training, in a loop: each went on in a thread of those that advice is written by, until none was left."""
+    """Aborted trainings in a loop: each held a thread for advice, until all were busy."""
     begun, go = threading.Event(), threading.Event()
 
     class Slow:
@@ -481,13 +492,13 @@ def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
             assert go.wait(GUARD_SECONDS)
             raise EventsError("no fault is on record")
 
-    async def way() -> None:
+    async def cancel_and_retry() -> None:
         service, request = AdminService(None, 0, Slow()), admin_pb2.TrainHazardRequest()  # type: ignore[arg-type]
-        asking = asyncio.create_task(service.TrainHazard(request, None))
+        request_task = asyncio.create_task(service.TrainHazard(request, None))
         await asyncio.to_thread(begun.wait, GUARD_SECONDS)
-        asking.cancel()
+        request_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await request_task
         with pytest.raises(ResourceExhausted, match="already being trained"):
             await service.TrainHazard(request, None)
         go.set()
@@ -500,4 +511,4 @@ def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
                 except InsufficientData:
                     break
 
-    asyncio.run(way())
+    asyncio.run(cancel_and_retry())

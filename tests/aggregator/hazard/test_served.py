@@ -1,4 +1,4 @@
-"""Training and judging look at the same: what a model learned from is what it is told of each host."""
+"""Training and judging use the same features of each host."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ from tests.worlds import SECOND_NS, World, gpu_of
 START_NS = 1_790_000_000 * SECOND_NS
 MINUTE_NS = 60 * SECOND_NS
 HOSTS = ("a", "b", "c", "late")
-#: What is found, and whether it is a fault.
+#: Names of findings; all but the last are faults.
 FOUND = ("gpu.xid", "gpu.lost", "gpu.remap_pending", "clock.offset")
 PAST = "cleared IS NOT NULL AND subject = 'y'"
 
 
 @pytest.fixture(scope="module")
 def base() -> Any:
-    """An empty store."""
+    """Return an empty store."""
     connection = duckdb.connect()
     for _, text in migrations():
         connection.execute(text)
-    for at, host in enumerate(HOSTS):
+    for index, host in enumerate(HOSTS):
         connection.execute(
-            "INSERT INTO hosts (host, node_index, simulated) VALUES (?, ?, false)", [host, at]
+            "INSERT INTO hosts (host, node_index, simulated) VALUES (?, ?, false)", [host, index]
         )
     return connection
 
 
 @dataclass
 class Night:
-    """A fleet in which findings come and go, as judging begins and ends them, and a store that hears of it."""
+    """A fleet whose findings begin and end as in judging, and a store of them."""
 
     fleet: Fleet = field(default_factory=Fleet)
     faults: FaultHistory = field(default_factory=FaultHistory)
@@ -87,14 +87,14 @@ class Night:
             self.fleet.add_finding(Finding(host, name, subject, "words", self.now_ns))
 
     def judged(self) -> None:
-        """Let a judgement pass: it looks, and the store is told."""
+        """Judge once, and update the store."""
         standing = open_faults(self.fleet)
         self.faults = self.faults.after(self.fleet.index, standing, self.now_ns // 1000)
-        for one in self.findings.changes(self.now_ns):
-            self.rows[one.host, one.name, one.subject, one.since_ns] = one
+        for finding in self.findings.changes(self.now_ns):
+            self.rows[finding.host, finding.name, finding.subject, finding.since_ns] = finding
 
     def stored(self, base: Any) -> Any:
-        """Return the store with what it was told: some of it past."""
+        """Return the store with the findings, some of them past."""
         for table in ("findings", "past_findings"):
             base.execute(f"DELETE FROM {table}")
         base.register("told", rows.findings(self.rows.values()))
@@ -113,7 +113,7 @@ steps = st.lists(
             st.tuples(st.sampled_from(HOSTS), st.sampled_from(FOUND), st.sampled_from("xy")),
             max_size=3,
         ),
-        st.booleans(),  # and we restart
+        st.booleans(),  # whether we restart
     ),
     min_size=1,
     max_size=12,
@@ -126,39 +126,39 @@ steps = st.lists(
 def test_one_history_gives_the_same_features_to_training_and_to_judging(
     base: Any, night: list[tuple[int, list[tuple[str, str, str]], bool]]
 ) -> None:
-    """A model that is told something else than it learned from is sure of what it does not know.
+    """A model with other features than in training is sure of unknown things.
 
-    Faults that overlap, follow within minutes, never end; what is no fault; a host that is new; restarts of ours.
+    Faults overlap, follow within minutes, stay open; other findings; a new host; restarts.
     """
-    world = Night()
+    night_world = Night()
     for minutes, toggles, restarts in night:
-        world.now_ns += minutes * MINUTE_NS + SECOND_NS
+        night_world.now_ns += minutes * MINUTE_NS + SECOND_NS
         for toggle in toggles:
-            world.toggle(*toggle)
-        world.judged()
-        now_us = world.now_ns // 1000 + 1
-        store = world.stored(base)
-        names = tuple(world.fleet.names)
-        served = features_of(world.faults.state(names, now_us))
+            night_world.toggle(*toggle)
+        night_world.judged()
+        now_us = night_world.now_ns // 1000 + 1
+        store = night_world.stored(base)
+        names = tuple(night_world.fleet.names)
+        served = features_of(night_world.faults.state(names, now_us))
         try:
-            found = read_recording(store, now_us, simulated=False)
+            recording = read_recording(store, now_us, simulated=False)
         except EventsError:
             assert not served.any()
             continue
-        learned = features_of(state_at(found.faults, found.faults.end_days)[1])
+        learned = features_of(state_at(recording.faults, recording.faults.end_days)[1])
         learned = learned[[HOSTS.index(name) for name in names]]
-        # Ranks are of the hosts that are known: here more of them are on record.
+        # Ranks depend on the known hosts: the recording has more.
         assert np.allclose(
             served[:, : len(BASIC_AND_CLASS_NAMES)],
             learned[:, : len(BASIC_AND_CLASS_NAMES)],
             atol=1e-7,
         )
         if restarts:
-            world.faults = FaultHistory.of(read_incidents(store, now_us))
+            night_world.faults = FaultHistory.of(read_incidents(store, now_us))
 
 
 def test_what_is_older_than_is_looked_back_is_forgotten() -> None:
-    """An aggregator that ran for two years must not know more than one that was started today."""
+    """After two years, an aggregator must know the same as a restarted one."""
     faults = FaultHistory.of({"a": [FaultIncident(0.0, DAY_US)]}).after(
         {"a": 0}, frozenset(), 2 * DAY_US
     )
@@ -168,7 +168,7 @@ def test_what_is_older_than_is_looked_back_is_forgotten() -> None:
 
 
 def test_faults_of_others_within_ten_minutes() -> None:
-    """Three hosts of one rack fail: none of them is the one that is bad."""
+    """If three hosts of a rack fail, the cause lies outside these hosts."""
     index = {"a": 0, "b": 1, "c": 2}
     standing = frozenset({("a", DAY_US, "driver"), ("b", DAY_US, "link")})
     faults = FaultHistory().after(index, standing, DAY_US)
@@ -177,12 +177,12 @@ def test_faults_of_others_within_ten_minutes() -> None:
 
 
 def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
-    """Kernels are updated by booting every host: with that taken for a return, a fleet looks sick for ten days."""
+    """Kernel updates reboot every host: counted as returns, they made a fleet look sick."""
     world = World(hosts=3, gpus=2)
     world.run(5)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
     world.run(5)
-    for host in world.hosts[:2]:  # the first to repair it, the second as planned
+    for host in world.hosts[:2]:  # the first for repair, the second as planned
         host.reboot(world.now_ns)
         world.register(host, 2)
     world.run(30)
@@ -190,23 +190,29 @@ def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
         world.fleet, world.now_ns + 86_400 * SECOND_NS, world.snapshot, model=TRAINED
     )
     inputs = [host.inputs for host in snapshot.hosts]
-    features = np.array([one.features[: len(HISTORY_FEATURE_NAMES)] for one in inputs if one])
+    features = np.array(
+        [
+            host_inputs.features[: len(HISTORY_FEATURE_NAMES)]
+            for host_inputs in inputs
+            if host_inputs
+        ]
+    )
     assert features[0][:3] == pytest.approx([np.exp(-1.0), np.exp(-0.1), 1.0], rel=1e-3)
     assert np.all(features[0, : len(BASIC_FEATURE_NAMES)] > 0) and not features[1:].any()
-    own = [name for name in HISTORY_FEATURE_NAMES if features[0, FEATURE_NAMES.index(name)] > 0]
-    assert own[len(BASIC_FEATURE_NAMES) :] == ["faults_driver_30d", "fault_rank"]  # an XID 79
-    words = [e.words for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
-    assert "it returned from a fault 1.0 days ago" in words
-    assert "faults, each fading over 7 days: 0.87" in words
+    names = [name for name in HISTORY_FEATURE_NAMES if features[0, FEATURE_NAMES.index(name)] > 0]
+    assert names[len(BASIC_FEATURE_NAMES) :] == ["faults_driver_30d", "fault_rank"]  # an XID 79
+    messages = [e.words for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
+    assert "it returned from a fault 1.0 days ago" in messages
+    assert "faults, each fading over 7 days: 0.87" in messages
 
 
 @pytest.mark.slow
 def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
-    """`gangline admin train` said "in use from now on", and judging went on with the prior."""
+    """`gangline admin train` printed "in use from now on", and judging used the prior."""
 
-    async def way() -> None:
+    async def replace_model() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
             await until(
                 lambda: (
@@ -221,10 +227,11 @@ def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
             assert before.inputs.model == "prior"
             assert after.inputs.model == TRAINED.version
             assert np.exp(after.inputs.log_hazard_base) == pytest.approx(np.exp(-5.0) / 24)
-            shown = aggregator.snapshot_holder.snapshot.version  # one is stored after it is shown
+            # a snapshot is stored after it is visible
+            shown = aggregator.snapshot_holder.snapshot.version
             await until(lambda: aggregator.snapshot_holder.snapshot.version > shown)
 
-    asyncio.run(way())
+    asyncio.run(replace_model())
     stored = lab.rows("SELECT DISTINCT hazard_model FROM scores ORDER BY 1")
     assert stored == [("prior",), (TRAINED.version,)]
 
@@ -233,9 +240,9 @@ def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
 def test_what_is_on_record_counts_from_the_first_judgement_on(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
-    """After an upgrade of ours, each host that had just come back looked like one that never failed."""
+    """After our upgrade, each host that had just returned looked like a host without faults."""
 
-    async def way() -> None:
+    async def restart() -> None:
         async with lab.aggregator() as aggregator:
             now_us = aggregator._wall_ns() // 1000
             times = [now_us - 2 * DAY_US, now_us - DAY_US]
@@ -257,4 +264,4 @@ def test_what_is_on_record_counts_from_the_first_judgement_on(
             expected = [np.exp(-1.0), np.exp(-0.1), 1.0]
             assert host.inputs.features[:3] == pytest.approx(expected, rel=1e-3)
 
-    asyncio.run(way())
+    asyncio.run(restart())

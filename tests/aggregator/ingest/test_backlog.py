@@ -1,4 +1,4 @@
-"""How fast late frames and returning agents are taken: decisions, with the time in hand."""
+"""How fast late frames and returning agents are accepted: decisions on a test clock."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from gangline.aggregator.ingest.backlog import (
 )
 from gangline.contract.wire.telemetry_pb2 import TelemetryBatch
 
-#: Late frames a second of a host that is paced by time.
+#: Live frames a second of a host, for its quota by time.
 HERTZ = 2.0
 
 
 class Lane:
-    """A stream: what it took, and whether the store has room."""
+    """A stream: the accepted frames, and whether the store has room."""
 
     def __init__(self) -> None:
         self.quota = HostQuota(HERTZ, 0.0)
@@ -61,7 +61,7 @@ def message(sequence: int, size_bytes: int = 100) -> TelemetryBatch:
 def test_no_host_sends_its_past_faster_than_twice_its_present(
     steps: list[tuple[float, int, int]],
 ) -> None:
-    """Whatever an agent does: what is taken of its backlog is bounded by its live frames or by time."""
+    """Accepted late frames are limited by live frames or by time, at any speed of the agent."""
     pace, now, live, taken = HostQuota(HERTZ, 0.0), 0.0, 0, 0
     for seconds, frames, late in steps:
         now += seconds
@@ -75,7 +75,7 @@ def test_no_host_sends_its_past_faster_than_twice_its_present(
 
 
 def test_an_agent_that_keeps_its_own_pace_is_never_held() -> None:
-    """Two late frames with each live one, as agents of today and of before send them."""
+    """Agents of all versions send two late frames with each live frame."""
     pace = HostQuota(HERTZ, 0.0)
     for second in range(3600):
         pace.live_frames += 1
@@ -96,7 +96,7 @@ def test_what_was_not_used_is_not_saved_up() -> None:
 
 
 def test_a_fleet_sends_less_of_its_past_while_its_present_suffers() -> None:
-    """An hour's outage of a switch: 2,000 hosts come back at once, and receipts came after half a minute."""
+    """After an hour's switch outage 2,000 hosts returned at once; receipts took half a minute."""
     pace = FleetQuota(0.0)
     assert pace.step(0.1, 0.0, 1.0) == int((FLEET_HERTZ + 50) * 0.1)
     pace.consume(10**6)
@@ -111,7 +111,7 @@ def test_a_fleet_sends_less_of_its_past_while_its_present_suffers() -> None:
 
 
 def test_late_frames_go_in_rounds_each_in_its_order() -> None:
-    """One host with much to tell does not come before a hundred with little."""
+    """A host with many late frames does not come before a hundred hosts with few."""
     late, lanes = BacklogQueue(1 << 20, 0.0), [Lane() for _ in range(3)]
     for sequence in range(6):
         for lane in lanes[: 1 if sequence > 1 else 3]:
@@ -125,26 +125,30 @@ def test_late_frames_go_in_rounds_each_in_its_order() -> None:
 
 
 def test_late_frames_beyond_their_room_are_not_taken_into_memory() -> None:
-    """A hostile agent says of all that it sends that it is of yesterday, at full speed."""
-    late, one, other = BacklogQueue(32 << 20, 0.0), Lane(), Lane()
-    large, several = 1 << 19, [Lane() for _ in range(STREAMS_MIN)]
-    assert sum(late.enqueue(one, message(n, large)) for n in range(100)) == 3  # of 2 MiB
-    taken = 3 + sum(late.enqueue(lane, message(n, large)) for lane in several for n in range(4))
+    """A hostile agent marks all its frames as late, and sends them at full speed."""
+    late, hostile_lane, roomy_lane = BacklogQueue(32 << 20, 0.0), Lane(), Lane()
+    large, other_lanes = 1 << 19, [Lane() for _ in range(STREAMS_MIN)]
+    assert (
+        sum(late.enqueue(hostile_lane, message(n, large)) for n in range(100)) == 3
+    )  # these fill 2 MiB
+    taken = 3 + sum(late.enqueue(lane, message(n, large)) for lane in other_lanes for n in range(4))
     assert late.waiting_frames == taken and late.is_pressed
     assert late.waiting_bytes <= 32 << 20
     assert late.passed_over_frames == 100 + 4 * STREAMS_MIN - taken
-    assert late.frames_of(one) == 100 and not late.passed_over(9)  # nobody comes again yet
-    for lane in several:
+    assert late.frames_of(hostile_lane) == 100 and not late.passed_over(
+        9
+    )  # no stream has ended yet
+    for lane in other_lanes:
         late.drop(lane)
-    assert late.passed_over(9) == [(one, 97)] and not late.passed_over(9)
-    late.drop(one)
+    assert late.passed_over(9) == [(hostile_lane, 97)] and not late.passed_over(9)
+    late.drop(hostile_lane)
     assert (late.waiting_frames, late.waiting_bytes, late.is_pressed) == (0, 0, False)
     roomy = BacklogQueue(1 << 30, 0.0)
-    assert sum(roomy.enqueue(other, message(n)) for n in range(1000)) == WAITING_FRAMES_MAX
+    assert sum(roomy.enqueue(roomy_lane, message(n)) for n in range(1000)) == WAITING_FRAMES_MAX
 
 
 def test_a_full_store_lets_late_frames_wait() -> None:
-    """Nothing of them is lost, and none goes before the one that had no room."""
+    """No late frame is lost, and no frame overtakes the frame without room."""
     late, lane = BacklogQueue(1 << 20, 0.0), Lane()
     late.enqueue(lane, message(1))
     late.enqueue(lane, message(2))
@@ -157,7 +161,7 @@ def test_a_full_store_lets_late_frames_wait() -> None:
 
 
 def test_frames_that_come_in_one_message_wait_and_are_taken_as_frames() -> None:
-    """A limit on messages would have let in sixteen times what was meant."""
+    """A limit on messages would have accepted sixteen times the intended frames."""
     late, lane = BacklogQueue(1 << 20, 0.0), Lane()
     batch = TelemetryBatch(sequence=1, late=[bytes(100)] * 16, backlog=True)
     fit = WAITING_FRAMES_MAX // 16
@@ -169,14 +173,14 @@ def test_frames_that_come_in_one_message_wait_and_are_taken_as_frames() -> None:
     late.step(1.1, 0.0, 1.0)
     assert len(lane.taken) == BURST_FRAMES and late.waiting_frames == 16 * fit - BURST_FRAMES
     late.fleet_quota.hertz, late.fleet_quota._frames, lane.quota = 35.0, 0.0, HostQuota(1000.0, 0.0)
-    late.step(1.2, 0.0, 1.0)  # of the whole fleet so many
+    late.step(1.2, 0.0, 1.0)  # 80 * 0.1: the rate of the whole fleet
     assert len(lane.taken) == BURST_FRAMES + 8
     late.drop(lane)
     assert (late.waiting_frames, late.waiting_bytes) == (0, 0)
 
 
 def test_a_message_that_was_begun_is_ended_before_another() -> None:
-    """What is remembered of one is up to 32 kB: of ten thousand hosts that catch up two frames at a time 0.3 GB."""
+    """A begun message keeps up to 32 kB: 0.3 GB if 10,000 hosts each send two frames at a time."""
     late, lanes = BacklogQueue(1 << 20, 0.0), [Lane() for _ in range(3)]
     for lane in lanes:
         assert late.enqueue(lane, TelemetryBatch(sequence=1, late=[b"frame"] * 16, backlog=True))
@@ -190,17 +194,17 @@ def test_a_message_that_was_begun_is_ended_before_another() -> None:
 
 
 def test_who_has_begun_a_message_and_may_not_go_on_holds_nobody_up() -> None:
-    """Its own pace ends in the middle of one: the others' turn comes."""
-    late, one, two = BacklogQueue(1 << 20, 0.0), Lane(), Lane()
-    one.quota.consume(4)
-    for lane in (one, two):
+    """Its own quota ends in the middle of a message: the other hosts have their turns."""
+    late, limited, unlimited = BacklogQueue(1 << 20, 0.0), Lane(), Lane()
+    limited.quota.consume(4)
+    for lane in (limited, unlimited):
         assert late.enqueue(lane, TelemetryBatch(sequence=1, late=[b"frame"] * 16, backlog=True))
     late.step(0.1, 0.0, 1.0)
-    assert (len(one.taken), len(two.taken)) == (12, 16)
+    assert (len(limited.taken), len(unlimited.taken)) == (12, 16)
 
 
 def test_a_fleet_comes_back_within_tens_of_seconds_and_one_host_at_once() -> None:
-    """By size: nobody waits who is alone, and ten thousand do not come in one second."""
+    """A single host does not wait; ten thousand hosts do not return in one second."""
     spread = ReconnectSpread(300)
     assert [spread.seconds(hosts) for hosts in (0, 1, 299, 300, 10_000, 10**6)] == [
         0, 0, 0, 1, 33, RECONNECT_SECONDS_MAX,
@@ -214,13 +218,13 @@ def test_a_fleet_comes_back_within_tens_of_seconds_and_one_host_at_once() -> Non
 
 
 def test_ten_thousand_agents_register_in_turn() -> None:
-    """All at once, and each comes when it was told to: no second has more than it can bear, all are served."""
+    """All ask at once, and return after their delay: no second is overloaded, all are accepted."""
     admission, served = RegistrationQueue(300, 0.0), Counter[int]()
     waiting = [(0.0, host) for host in (f"host-{n}" for n in range(10_000))]
-    asked = 0
+    requests = 0
     while waiting:
         now, host = heapq.heappop(waiting)
-        asked += 1
+        requests += 1
         if seconds := admission.wait_seconds(host, now):
             heapq.heappush(waiting, (now + seconds, host))
         else:
@@ -228,27 +232,27 @@ def test_ten_thousand_agents_register_in_turn() -> None:
     assert sum(served.values()) == 10_000
     assert (
         max(served.values()) <= 601 and max(served) <= 34
-    )  # the bucket, and the first of the line
-    assert asked == 20_000 - 300 and admission.deferred == asked - 10_000
+    )  # the bucket, and the first hosts in the queue
+    assert requests == 20_000 - 300 and admission.deferred == requests - 10_000
 
 
 def test_who_comes_before_its_turn_keeps_its_place() -> None:
-    """An agent of before knows nothing of turns and tries by its own back-off; it is not sent to the end."""
+    """An older agent tries again by its own back-off, and keeps its place in the queue."""
     admission = RegistrationQueue(1, 0.0)
     assert admission.wait_seconds("a", 0.0) == 0.0
     assert admission.wait_seconds("b", 0.0) == 1.0
     assert admission.wait_seconds("c", 0.0) == 2.0
     assert admission.wait_seconds("c", 0.5) == 1.5
-    assert admission.wait_seconds("d", 1.9) > 1.0  # while there is a line nobody passes it
+    assert admission.wait_seconds("d", 1.9) > 1.0  # while a queue exists, new hosts wait behind it
     assert admission.wait_seconds("c", 2.0) == 0.0
-    assert admission.wait_seconds("b", 2.0 + SLOT_SECONDS) == 0.0  # late, and nobody else is there
+    assert admission.wait_seconds("b", 2.0 + SLOT_SECONDS) == 0.0  # late, and the queue is empty
 
 
 def test_a_million_names_do_not_make_a_line_of_an_hour() -> None:
-    """A hostile peer registers under names that it makes up."""
+    """A hostile peer registers under invented names."""
     admission = RegistrationQueue(300, 0.0)
-    told = [admission.wait_seconds(f"name-{n}", 0.0) for n in range(100_000)]
-    assert max(told) <= RECONNECT_SECONDS_MAX + 1
+    waits = [admission.wait_seconds(f"name-{n}", 0.0) for n in range(100_000)]
+    assert max(waits) <= RECONNECT_SECONDS_MAX + 1
     assert len(admission._due_times) <= 300 * RECONNECT_SECONDS_MAX + 1
     assert admission.wait_seconds("honest", SLOT_SECONDS + RECONNECT_SECONDS_MAX + 2) == 0.0
     assert not admission._due_times

@@ -1,4 +1,4 @@
-"""Messages of several late frames: each frame is paced, stored, receipted and refused as if it had come alone."""
+"""Messages of several late frames: each frame is handled as if it had arrived alone."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ async def until_heard(connection: Connection, sequences: set[int]) -> None:
 
 @pytest.mark.slow
 def test_each_frame_of_a_message_is_stored_and_receipted_once(lab: Any) -> None:
-    """The message came twice, once with another of its frames that had come by itself."""
+    """The message arrived twice, once with a frame that had also arrived alone."""
 
-    async def way() -> None:
+    async def send_twice() -> None:
         async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
             answer = await connection.register()
             assert answer.late_frames_max == LATE_FRAMES_MAX
@@ -71,63 +71,66 @@ def test_each_frame_of_a_message_is_stored_and_receipted_once(lab: Any) -> None:
             )
             assert aggregator._ingest.backlog_frames == 11
 
-    asyncio.run(way())
+    asyncio.run(send_twice())
     counted = lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s")
     assert counted == [(10, 5)]
 
 
 @pytest.mark.slow
 def test_frames_are_paced_not_messages_and_live_ones_do_not_wait(lab: Any) -> None:
-    """Sixteen at once, of every host: it would have been sixteen times the rate that was promised."""
+    """With sixteen frames from every host at once, the promised rate was exceeded 16 times."""
 
-    async def way() -> None:
+    async def send_late_and_live() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             agent, began = connection.agent, time.monotonic()
             connection.open()
             await connection.stream.write(of(agent, *range(1, 17)))
             await connection.stream.write(of(agent, *range(17, 33)))
             await connection.send(*(agent.message(n) for n in (101, 102)))
-            turns = aggregator.admission_control
-            (stream,) = turns.streams
-            waiting = turns.backlog.frames_of(stream)
+            admission = aggregator.admission_control
+            (stream,) = admission.streams
+            waiting = admission.backlog.frames_of(stream)
             assert 32 - waiting <= BURST_FRAMES + 2 * 2 + 2 * (time.monotonic() - began)
             await until_heard(connection, set(range(1, BURST_FRAMES + 5)))
-            past = {n for n in connection.durable if n < 100}
-            assert past == set(range(1, len(past) + 1))
-        assert turns.backlog.waiting_frames == turns.backlog.waiting_bytes == 0
+            late_sequences = {n for n in connection.durable if n < 100}
+            assert late_sequences == set(range(1, len(late_sequences) + 1))
+        assert admission.backlog.waiting_frames == admission.backlog.waiting_bytes == 0
 
-    asyncio.run(way())
+    asyncio.run(send_late_and_live())
 
 
 @pytest.mark.slow
 def test_a_bad_frame_among_good_ones_costs_itself(lab: Any, make_agent: Any) -> None:
-    """One of another run lay in the spool, one was made badly, and all good ones were refused with them.
+    """A frame of another run and a malformed frame made the aggregator refuse all valid frames.
 
-    The checksum of the second is right, so it came as it was sent: sending it again would not help.
+    The checksum of the malformed frame is right, so it arrived as it was sent: a second attempt
+    would not help.
     """
-    other = make_agent(run_id=b"another spool's ")
+    other_run = make_agent(run_id=b"another spool's ")
 
-    async def way() -> None:
+    async def send_bad_among_good() -> None:
         async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
             connection.open()
             agent = connection.agent
             bad = frames.inflate_frame(agent.frame(4)).replace(b"GPU-1", b"GPU\xff1")
             bad = frames._with_checksum(bad[:72], bad[72:])
-            message = together(agent.frame(1), other.frame(2), agent.frame(3), bad, agent.frame(5))
+            message = together(
+                agent.frame(1), other_run.frame(2), agent.frame(3), bad, agent.frame(5)
+            )
             await connection.stream.write(message)
             await until_heard(connection, {1, 2, 3, 4, 5})
             assert connection.durable == {1, 3, 5}
             assert "register with the spool" in connection.refused[2]
             assert "utf-8" in connection.refused[4]
 
-    asyncio.run(way())
+    asyncio.run(send_bad_among_good())
 
 
 @pytest.mark.slow
 def test_damage_on_the_way_ends_the_stream_and_nothing_is_forgotten(lab: Any) -> None:
-    """What follows builds on it; refused, the agent would have forgotten sixteen good frames."""
+    """Later frames build on it: a refused message would cost the agent sixteen good frames."""
 
-    async def way() -> None:
+    async def send_damaged() -> None:
         async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
             agent = connection.agent
             for damage in DAMAGES:
@@ -138,18 +141,18 @@ def test_damage_on_the_way_ends_the_stream_and_nothing_is_forgotten(lab: Any) ->
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await until_heard(connection, {1, 2, 3, 4})
                 assert error.value.code() == grpc.StatusCode.DATA_LOSS
-                words = str(error.value.details())
-                assert "frame 2 of 4 late ones in message 1 is not a valid frame" in words
+                details = str(error.value.details())
+                assert "frame 2 of 4 late ones in message 1 is not a valid frame" in details
                 assert not connection.refused and connection.durable <= {1}
             connection.open()
-            whole = [
+            intact = [
                 wire.TelemetryBatch(sequence=n, frame=agent.frame(n), backlog=True)
                 for n in range(1, 5)
             ]
-            await connection.send(*whole)
+            await connection.send(*intact)
             assert connection.durable == {1, 2, 3, 4}
 
-    asyncio.run(way())
+    asyncio.run(send_damaged())
 
 
 def too_many(agent: Agent) -> wire.TelemetryBatch:
@@ -170,11 +173,11 @@ def not_said(agent: Agent) -> wire.TelemetryBatch:
 
 @pytest.mark.slow
 def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
-    """It is nobody's frame that is bad: to refuse its frames would lose them."""
+    """Its frames are valid, and a refusal would lose them."""
 
-    async def way() -> None:
+    async def send_malformed() -> None:
         async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
-            for make, words in (
+            for make, expected in (
                 (too_many, "17 late frames in a message, at most 16"),
                 (another_beside, "and another frame"),
                 (not_said, "does not set backlog"),
@@ -184,33 +187,33 @@ def test_a_message_that_is_not_as_agreed_ends_the_stream(lab: Any) -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await connection.acknowledgement()
                 assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-                assert words in str(error.value.details())
+                assert expected in str(error.value.details())
             assert not connection.refused and not connection.durable
             assert aggregator.admission_control.backlog.waiting_frames == 0
 
-    asyncio.run(way())
+    asyncio.run(send_malformed())
 
 
 @pytest.mark.slow
 def test_a_store_that_fills_in_the_middle_of_a_message_loses_none_of_it(lab: Any) -> None:
-    """The frame for which there was no room had moved what the next ones build on."""
+    """The frame without room had already changed the state on which the next frames build."""
 
-    async def way() -> None:
+    async def send_to_filling_store() -> None:
         async with lab.aggregator(**AT_ONCE) as aggregator, lab.agent(aggregator) as connection:
             submit, asked = aggregator.store.submit_frame, 0
 
-            def now_and_then(*args: Any) -> bool:
+            def every_third(*args: Any) -> bool:
                 nonlocal asked
                 asked += 1
                 return asked % 3 == 0 and bool(submit(*args))
 
-            aggregator.store.submit_frame = now_and_then
+            aggregator.store.submit_frame = every_third
             connection.open()
             await connection.stream.write(of(connection.agent, *range(1, 9)))
             await until_heard(connection, set(range(1, 9)))
             assert not connection.refused and aggregator._ingest.backlog_frames == 8
 
-    asyncio.run(way())
+    asyncio.run(send_to_filling_store())
     assert lab.rows("SELECT count(DISTINCT power_watts) FROM readings.gpu_1s") == [(8,)]
 
 
@@ -218,7 +221,7 @@ def test_a_store_that_fills_in_the_middle_of_a_message_loses_none_of_it(lab: Any
 def test_the_backlog_of_a_real_agent_comes_in_few_messages(
     lab: Any, tmp_path: Path, until: Any
 ) -> None:
-    """All of it together: spool, client, socket, aggregator, receipts, and the spool empty again."""
+    """All parts together: spool, client, socket, aggregator, receipts, and an empty spool."""
     agent = Agent()
     spool = Spool.open(tmp_path / "spool", bytes_max=1 << 20, boot_id=agent.boot_id, owner="m")
     agent.run_id = spool.run_id
@@ -226,14 +229,14 @@ def test_the_backlog_of_a_real_agent_comes_in_few_messages(
         spool.append(n, agent.frame(n))
     events = EventQueue.open(tmp_path / "events")
 
-    async def way() -> None:
+    async def run_client() -> None:
         async with lab.aggregator(**AT_ONCE) as aggregator:
-            held: list[int] = []
-            hold = aggregator.admission_control.backlog.enqueue
+            late_counts: list[int] = []
+            enqueue = aggregator.admission_control.backlog.enqueue
 
             def counting(lane: Any, message: wire.TelemetryBatch) -> bool:
-                held.append(len(message.late))
-                return bool(hold(lane, message))
+                late_counts.append(len(message.late))
+                return bool(enqueue(lane, message))
 
             aggregator.admission_control.backlog.enqueue = counting
             client = Client(
@@ -245,10 +248,10 @@ def test_the_backlog_of_a_real_agent_comes_in_few_messages(
                 await until(lambda: not spool.unacknowledged_frames)
             finally:
                 await asyncio.to_thread(client.close)
-            assert sum(held) == 40 and len(held) <= 5 and not spool.refused_frames
+            assert sum(late_counts) == 40 and len(late_counts) <= 5 and not spool.refused_frames
 
     try:
-        asyncio.run(way())
+        asyncio.run(run_client())
     finally:
         spool.close()
         events.close()

@@ -1,4 +1,4 @@
-"""An agent that was cut off for an hour: what it kept is stored as of then, slowly, and the present stands."""
+"""After an hour offline an agent's spooled frames are stored slowly, with their own times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU = [signal.column for signal in TABLES["gpu_1s"]]
 
 
 def frame(agent: Any, sequence: int, ago_ns: int, power: float, energy: float) -> bytes:
-    """A frame that was made *ago_ns* ago."""
+    """Encode a frame that was made *ago_ns* ago."""
     block = Block("gpu_1s", ["GPU-0"])
     block.put_float(GPU.index("power_watts"), 0, power)
     block.put_float(GPU.index("energy_joules"), 0, energy)
@@ -38,10 +38,10 @@ def late(agent: Any, sequence: int, ago_ns: int, power: float) -> wire.Telemetry
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_agent: Any) -> None:
-    """The hour of an outage came in, and for its length every dashboard and score was of an hour ago."""
+    """During an hour's backlog every dashboard and score showed the state of an hour ago."""
     agent = make_agent(booted_ns=time.time_ns() - 2 * HOUR_NS)
 
-    async def way() -> None:
+    async def send_backlog() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
             live = frame(agent, 100, 0, 500.0, 5e6)
             await connection.send(wire.TelemetryBatch(sequence=100, frame=live))
@@ -50,22 +50,22 @@ def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_ag
             before = (
                 int(fleet.last_received_ns[0]), int(fleet._boottime_ns[0]), table.gauge("power_watts")[0]
             )  # fmt: skip
-            finding = aggregator._ingest._clocks["host-1"].error_ns
-            past = [late(agent, n, HOUR_NS - n * 10**9, float(n)) for n in range(1, 7)]
+            error_ns = aggregator._ingest._clocks["host-1"].error_ns
+            late_messages = [late(agent, n, HOUR_NS - n * 10**9, float(n)) for n in range(1, 7)]
             other_boot = make_agent(
                 boot_id=b"before the boot.", booted_ns=agent.booted_ns - 5 * HOUR_NS
             )
-            past.append(late(other_boot, 7, 3 * HOUR_NS, 7.0))
-            await connection.send(*past)
+            late_messages.append(late(other_boot, 7, 3 * HOUR_NS, 7.0))
+            await connection.send(*late_messages)
             assert connection.durable == {*range(1, 8), 100}
             after = (
                 int(fleet.last_received_ns[0]), int(fleet._boottime_ns[0]), table.gauge("power_watts")[0]
             )  # fmt: skip
             assert after == before and int(fleet.boot[0]) == 1
-            assert aggregator._ingest._clocks["host-1"].error_ns == finding
+            assert aggregator._ingest._clocks["host-1"].error_ns == error_ns
             assert fleet.backlog_age_seconds(0, time.time_ns()) < 60
 
-    asyncio.run(way())
+    asyncio.run(send_backlog())
     ages = lab.rows(
         "SELECT power_watts, round(epoch(h.registered - r.time)) FROM readings.gpu_1s r, hosts h "
         "WHERE power_watts < 100 ORDER BY 1"
@@ -79,53 +79,57 @@ def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_ag
 
 @pytest.mark.slow
 def test_an_agent_that_pours_its_past_out_is_paced_and_its_present_is_not_held(lab: Any) -> None:
-    """An agent without a pace of its own: its hour came in at once, and the receipts of its live frames with it."""
+    """An agent without a limit sent its hour at once: receipts of its live frames waited."""
 
-    async def way() -> None:
+    async def send_backlog() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             agent, began = connection.agent, time.monotonic()
             connection.open()
             for n in range(1, 41):
                 await connection.stream.write(late(agent, n, HOUR_NS, float(n)))
             await connection.send(*(agent.message(n) for n in (101, 102, 103)))
-            turns = aggregator.admission_control
-            past = {n for n in connection.durable if n < 100}
+            admission = aggregator.admission_control
+            late_sequences = {n for n in connection.durable if n < 100}
             elapsed = time.monotonic() - began
-            assert len(past) <= BURST_FRAMES + 2 * 3 + 2 * elapsed
-            assert turns.backlog.waiting_frames > 0
-            while len(connection.durable) < 3 + BURST_FRAMES + 6:  # and they go on, in order
+            assert len(late_sequences) <= BURST_FRAMES + 2 * 3 + 2 * elapsed
+            assert admission.backlog.waiting_frames > 0
+            # and the late frames continue, in order
+            while len(connection.durable) < 3 + BURST_FRAMES + 6:
                 await connection.acknowledgement()
-            past = {n for n in connection.durable if n < 100}
-            assert past == set(range(1, len(past) + 1))
-        assert turns.backlog.waiting_frames == turns.backlog.waiting_bytes == 0
+            late_sequences = {n for n in connection.durable if n < 100}
+            assert late_sequences == set(range(1, len(late_sequences) + 1))
+        assert admission.backlog.waiting_frames == admission.backlog.waiting_bytes == 0
 
-    asyncio.run(way())
+    asyncio.run(send_backlog())
 
 
 @pytest.mark.slow
 def test_what_had_no_room_to_wait_is_sent_again(
     lab: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
-    """Ten thousand hosts catch up: memory stays bounded, and nothing is lost of what was passed over.
+    """10,000 hosts catch up: memory stays bounded, and no frame that had no room is lost.
 
-    Each host has sent as much of its past as it may: it sends no more of it before it is told to.
+    A host that has sent its allowed late frames sends no more before the next acknowledgement.
     """
     monkeypatch.setattr(backlog, "WAITING_FRAMES_MAX", 4)
 
-    async def way() -> None:
+    async def send_to_full_queue() -> None:
         async with (
             lab.aggregator(backlog_frames_per_second=10_000) as aggregator,
             lab.agent(aggregator) as connection,
         ):
-            agent, turns = connection.agent, aggregator.admission_control
+            agent, admission = connection.agent, aggregator.admission_control
             connection.open()
             with pytest.MonkeyPatch.context() as patch:
-                # The stream ends once one was passed over: not before all are written, or the client's own error is met.
-                patch.setattr(turns.backlog, "passed_over", lambda _: [])
+                # The stream ends once a frame has no room: only after all are written, else the
+                # client's own error is raised.
+                patch.setattr(admission.backlog, "passed_over", lambda _: [])
                 for n in range(1, 21):
                     await connection.stream.write(late(agent, n, HOUR_NS, float(n)))
             await until(
-                lambda: turns.backlog.passed_over_frames and not turns.backlog.waiting_frames
+                lambda: (
+                    admission.backlog.passed_over_frames and not admission.backlog.waiting_frames
+                )
             )
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 while True:
@@ -133,35 +137,36 @@ def test_what_had_no_room_to_wait_is_sent_again(
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
             assert "late frames arrived when the queue was full" in str(error.value.details())
             retry = dict(error.value.trailing_metadata() or ())["grpc-retry-pushback-ms"]
-            assert retry == "500"  # one host comes back at once
+            assert retry == "500"  # a single host reconnects at once
             connection.open()
             for n in sorted(set(range(1, 21)) - connection.durable):
                 await connection.send(late(agent, n, HOUR_NS, float(n)))
             assert connection.durable == set(range(1, 21))
 
-    asyncio.run(way())
+    asyncio.run(send_to_full_queue())
     counted = lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s")
     assert counted == [(20, 20)]
 
 
 @pytest.mark.slow
 def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: Any) -> None:
-    """By credit, not by memory: and an agent of before, by the credit that it knows. What waits of its past does
-    not count, or its present would wait for it.
+    """The acknowledgement limits late frames; an older agent obeys the credit for all frames.
+
+    Waiting late frames do not count against the credit, else live frames would wait for them.
     """
 
-    async def way() -> None:
+    async def fill_queue() -> None:
         async with (
             lab.aggregator(queue_bytes_max=1 << 20) as aggregator,
             lab.agent(aggregator) as connection,
         ):
             answer = await connection.register()
             assert (answer.backlog_frames, answer.credit_frames) == (backlog.BACKLOG_FRAMES, 64)
-            agent, turns = connection.agent, aggregator.admission_control
-            turns.backlog.step = lambda *_: None  # others' turn comes first
+            agent, admission = connection.agent, aggregator.admission_control
+            admission.backlog.step = lambda *_: None  # other hosts have their turn first
             connection.open()
             n = 0
-            while not turns.backlog.is_pressed:
+            while not admission.backlog.is_pressed:
                 n += 1
                 data = late(agent, n, HOUR_NS, 1.0)
                 data.frame += bytes(60_000)
@@ -173,29 +178,29 @@ def test_agents_are_told_to_send_less_of_their_past_while_much_of_it_waits(lab: 
                 ack = await connection.acknowledgement()
             assert (ack.backlog_frames, ack.credit_frames) == (1, n + backlog.CREDIT_FRAMES_PRESSED)
 
-    asyncio.run(way())
+    asyncio.run(fill_queue())
 
 
 @pytest.mark.slow
 def test_a_late_frame_as_differences_is_refused(lab: Any) -> None:
-    """It would have to be decoded before its turn; agents send what is late whole."""
+    """It would need decoding before its turn; agents send late frames whole."""
 
-    async def way() -> None:
+    async def send_differences() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             bad = wire.TelemetryBatch(sequence=1, differences=b"\0", backlog=True)
             await connection.send(bad, connection.agent.message(2))
             assert "must be complete" in connection.refused[1] and connection.durable == {2}
 
-    asyncio.run(way())
+    asyncio.run(send_differences())
 
 
 @pytest.mark.slow
 def test_a_frame_that_is_a_commit_by_itself_is_refused(lab: Any) -> None:
-    """Half a megabyte of single cells would be 150 MB of rows: no host has so many devices, live or late."""
-    names, table = [f"mlx5_{at}/1" for at in range(4096)], "rdma_10s_changes"
+    """Half a megabyte of single cells would be 150 MB of rows; no host has that many devices."""
+    names, table = [f"mlx5_{port}/1" for port in range(4096)], "rdma_10s_changes"
     blocks = [Block(table, names, (TABLES[table][0].signal_id,)) for _ in range(60)]
 
-    async def way() -> None:
+    async def send_large() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             agent, now = connection.agent, time.time_ns()
             stamp = frames.Stamp(agent.run_id, agent.boot_id, 1, now - agent.booted_ns, now)
@@ -206,20 +211,20 @@ def test_a_frame_that_is_a_commit_by_itself_is_refused(lab: Any) -> None:
             assert "in a commit, at most 64" in connection.refused[1]
             assert connection.durable == {2}
 
-    asyncio.run(way())
+    asyncio.run(send_large())
 
 
 @pytest.mark.slow
 def test_the_rows_of_late_frames_count(lab: Any) -> None:
-    """An agent that logged in may send so many rows a second, of whenever they are."""
-    taken: list[int] = []
+    """A logged-in agent has a limit of rows a second, for late rows as well."""
+    charged_rows: list[int] = []
 
     class Pace:
         def take(self, frames: int, size_bytes: int, rows: int) -> float:
-            taken.append(rows)
+            charged_rows.append(rows)
             return 0.0
 
-    async def way() -> None:
+    async def send_late() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             await connection.send(connection.agent.message(1))
             (stream,) = aggregator.admission_control.streams
@@ -227,18 +232,18 @@ def test_the_rows_of_late_frames_count(lab: Any) -> None:
             await connection.send(late(connection.agent, 2, HOUR_NS, 2.0))
             assert connection.durable == {1, 2}
 
-    asyncio.run(way())
-    assert sorted(taken) == [0, 1]
+    asyncio.run(send_late())
+    assert sorted(charged_rows) == [0, 1]
 
 
 @pytest.mark.slow
 def test_a_late_frame_that_is_bad_is_refused_in_its_turn(lab: Any) -> None:
-    """A spool on a dying disk: that frame is refused with words, those behind it are stored."""
+    """A spool on a dying disk: the bad frame is refused with the reason, the next are stored."""
 
-    async def way() -> None:
+    async def send_bad() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             bad = wire.TelemetryBatch(sequence=1, frame=b"hello", backlog=True)
             await connection.send(bad, late(connection.agent, 2, HOUR_NS, 2.0))
             assert "truncated" in connection.refused[1] and connection.durable == {2}
 
-    asyncio.run(way())
+    asyncio.run(send_bad())

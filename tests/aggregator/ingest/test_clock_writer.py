@@ -1,4 +1,4 @@
-"""Each host's clock against ours, as it is stored: seldom, and when it matters at once."""
+"""Each host's clock against ours in the store: written seldom, and at once after a change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Host:
 
 
 def test_a_clock_is_written_when_it_changed_and_every_five_minutes() -> None:
-    """Ten thousand hosts that each wrote their clock every second would be a table of its own."""
+    """If 10,000 hosts each wrote their clock every second, the table would be huge."""
     host, log, written = Host(), ClockLog(), []
     for second in range(3 * REPEAT_SECONDS):
         if second == 400:
@@ -50,22 +50,22 @@ def test_a_clock_is_written_when_it_changed_and_every_five_minutes() -> None:
 
 
 def test_a_silent_host_is_not_written_again() -> None:
-    """What it says of itself is as old as its last word; a clock of ours that was set back is no silence."""
+    """Its clock is as old as its last frame; a step back of our clock does not make it silent."""
     host, log = Host(), ClockLog()
-    heard = host.speak()
-    assert len(log.due([heard])) == 1
-    assert log.due([heard]) == log.due([heard]) == []
-    assert [r.measured_ns for r in log.due([heard._replace(last_received_ns=START - SECOND)])] == [
+    sample = host.speak()
+    assert len(log.due([sample])) == 1
+    assert log.due([sample]) == log.due([sample]) == []
+    assert [r.measured_ns for r in log.due([sample._replace(last_received_ns=START - SECOND)])] == [
         START - SECOND
     ]
 
 
 def test_how_far_an_offset_may_be_off() -> None:
-    """Unknown while one span is known; then how much two differ, such as by a queue on the way, and drift."""
+    """It is unknown after one span; later it is the difference of two spans, plus drift."""
     host, log = Host(), ClockLog()
     [record] = log.due([host.speak()])
     assert math.isnan(record.error_seconds)
-    host.delay = 0.051  # a congested link: what is smallest in ten minutes is 50 ms more
+    host.delay = 0.051  # a congested link: the smallest delay in ten minutes is 50 ms longer
     host.speak(WINDOW_SECONDS + 1)
     [record] = log.due([host.speak()])
     assert record.error_seconds == pytest.approx(0.05 + DRIFT_SECONDS, abs=1e-6)
@@ -73,40 +73,40 @@ def test_how_far_an_offset_may_be_off() -> None:
 
 
 def test_what_could_not_be_written_is_written_later() -> None:
-    """The disk was full just then."""
+    """The disk was full at that moment."""
     host, log = Host(), ClockLog()
-    heard = host.speak()
-    log.forget(log.due([heard]))
-    assert len(log.due([heard])) == 1
+    sample = host.speak()
+    log.forget(log.due([sample]))
+    assert len(log.due([sample])) == 1
 
 
 @pytest.mark.usefixtures("operators_file")
 def test_a_clock_is_stored_and_shown(
     lab: Any, make_agent: Any, until: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ "Why are this host's readings off by an hour?": a row for each host, and words where it matters."""
+    """ "Why are this host's readings off by an hour?": each host has a row."""
     monkeypatch.setattr(clocks, "CHECK_SECONDS", 0)
     right = make_agent(host="right", run_id=b"r" * 16)
     wrong = make_agent(host="wrong", run_id=b"w" * 16, clock_error_ns=-3_600 * SECOND)
 
-    async def way() -> None:
+    async def send_and_print() -> None:
         async with (
             lab.aggregator() as aggregator,
-            lab.agent(aggregator, right) as one,
-            lab.agent(aggregator, wrong) as two,
+            lab.agent(aggregator, right) as right_connection,
+            lab.agent(aggregator, wrong) as wrong_connection,
         ):
-            for connection in (one, two):
+            for connection in (right_connection, wrong_connection):
                 await connection.send(connection.agent.message(1))
             writer = aggregator._clocks
             await until(lambda: len(writer._log._written) == 2 and writer._task.done())
             await until(lambda: aggregator.snapshot_holder.snapshot.version > 2)
-            there = ["--aggregator", f"127.0.0.1:{aggregator.port}"]
-            assert await asyncio.to_thread(hosts.main, there) == 0
-            assert await asyncio.to_thread(explain.main, ["wrong", *there]) == 0
+            address = ["--aggregator", f"127.0.0.1:{aggregator.port}"]
+            assert await asyncio.to_thread(hosts.main, address) == 0
+            assert await asyncio.to_thread(explain.main, ["wrong", *address]) == 0
 
-    asyncio.run(way())
-    said = capsys.readouterr().out
-    assert said.count("60.0 minutes behind") >= 1
+    asyncio.run(send_and_print())
+    output = capsys.readouterr().out
+    assert output.count("60.0 minutes behind") >= 1
     rows = lab.rows(
         "SELECT host, round(offset_seconds), error_seconds, measured IS NOT NULL FROM clocks ORDER BY host"
     )
@@ -120,15 +120,15 @@ def test_a_clock_is_stored_and_shown(
 
 @pytest.mark.slow
 def test_a_clock_put_twice_is_one_row(lab: Any, make_agent: Any, until: Any) -> None:
-    """The last is what counts; a history of clocks is what `clock_10s` keeps."""
+    """The last write counts; `clock_10s` keeps the history of clocks."""
     agent = make_agent()
 
-    async def life() -> None:
+    async def connect_once() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
             await connection.send(wire.TelemetryBatch(sequence=1, frame=agent.frame(1)))
             await until(lambda: aggregator._clocks._task and aggregator._clocks._task.done())
 
-    asyncio.run(life())
+    asyncio.run(connect_once())
     agent.clock_error_ns = 5 * SECOND
-    asyncio.run(life())
+    asyncio.run(connect_once())
     assert lab.rows("SELECT host, round(offset_seconds) FROM clocks") == [("host-1", 5.0)]

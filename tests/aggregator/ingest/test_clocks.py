@@ -1,4 +1,4 @@
-"""Host clocks against ours: drift, delay, jumps, reboots."""
+"""Estimates of host clocks: drift, delay, jumps, reboots."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BOOTED = 1_700_000_000 * SECOND
 
 
 def told(error_ns: int, delays_ns: list[int]) -> HostClock:
-    """A host whose wall clock is off, heard once a second with these delays."""
+    """Return the clock of a host that is off, with a message a second at these delays."""
     clock = HostClock()
-    for at, delay_ns in enumerate(delays_ns):
-        boottime = at * SECOND
+    for second, delay_ns in enumerate(delays_ns):
+        boottime = second * SECOND
         clock.observe(BOOT, boottime, BOOTED + boottime + error_ns, BOOTED + boottime + delay_ns)
     return clock
 
@@ -32,14 +32,14 @@ def test_the_estimate_is_the_least_delay(delays_ns: list[int], error_ns: int) ->
 
 @given(st.integers(-(2**55), 2**55), st.integers(0, 10_000))
 def test_a_stored_time_is_never_far_off(error_ns: int, seconds: int) -> None:
-    """Whatever the host's wall clock says: its readings stand within 2 s of when they were made."""
+    """At any error of the host's wall clock, stored times are within 2 s of the readings."""
     clock = told(error_ns, [0])
     boottime = seconds * SECOND
     wall = BOOTED + boottime + error_ns
     stored = boottime + clock.time_offset_ns(BOOT, boottime, wall)
     assert abs(stored - (BOOTED + boottime)) <= 2 * SECOND
     if abs(error_ns) <= 2 * SECOND:
-        assert stored == wall  # its own clock is the finer one
+        assert stored == wall  # its own clock is the finer of both
 
 
 def test_readings_of_the_boot_before_are_put_right_by_todays_error() -> None:
@@ -52,7 +52,7 @@ def test_readings_of_the_boot_before_are_put_right_by_todays_error() -> None:
 
 
 def test_a_crystal_that_drifts_is_followed() -> None:
-    """50 millionths over a day are 4.3 s: an old minimum must not make a finding."""
+    """A drift of 50 millionths is 4.3 s a day: an old minimum must not become a finding."""
     clock = HostClock()
     for minute in range(24 * 60):
         true = minute * 60 * SECOND
@@ -62,7 +62,7 @@ def test_a_crystal_that_drifts_is_followed() -> None:
 
 
 def test_our_own_clock_set_back_starts_anew() -> None:
-    """The aggregator's clock was put right by an hour: minima of before mean nothing."""
+    """The aggregator's clock was corrected by an hour: earlier minima have no meaning."""
     clock = told(0, [0, 0, 0])
     clock.observe(BOOT, 10 * SECOND, BOOTED - 3590 * SECOND, BOOTED - 3590 * SECOND)
     clock.observe(BOOT, 700 * SECOND, BOOTED - 2900 * SECOND, BOOTED - 2900 * SECOND)
@@ -70,14 +70,14 @@ def test_our_own_clock_set_back_starts_anew() -> None:
 
 
 def test_the_words_say_which_way() -> None:
-    """An operator sets a clock by these words."""
+    """An operator corrects a clock by this message."""
     assert offset_message(3600.0).startswith("its clock is 60.0 minutes ahead of the aggregator's")
     assert offset_message(-200_000.0).startswith("its clock is 2.3 days behind")
     assert offset_message(2.5).startswith("its clock is 2.5 seconds ahead")
 
 
 def heard(error_seconds: float = 0.0) -> tuple[HostClock, int]:
-    """A clock of a host up for two hours, by how much it is ahead, and now."""
+    """Return the clock of a host up for two hours, *error_seconds* ahead, and the time."""
     now_ns = BOOTED + 7200 * SECOND
     clock = HostClock()
     clock.observe(BOOT, 7200 * SECOND, now_ns + round(error_seconds * SECOND), now_ns)
@@ -90,41 +90,41 @@ def heard(error_seconds: float = 0.0) -> tuple[HostClock, int]:
     [
         (3600, 3600, 3600),  # an hour ago
         (3600, 3601, 3601),  # the wall clock was slewed since: it is right
-        (3600, 0, 3600),  # the wall clock was set by an hour since, back
-        (30 * 86_400, -600, -600),  # of the boot before, which was long
-        (60, -600, -600),  # of the boot before, which was short
-        (10**9, 10**9, 7200),  # of the year 2055
+        (3600, 0, 3600),  # the wall clock was set back by an hour since
+        (30 * 86_400, -600, -600),  # from the previous boot, which was long
+        (60, -600, -600),  # from the previous boot, which was short
+        (10**9, 10**9, 7200),  # from the year 2055
         (10**9, None, 7200),
         (0, 3600, 3600),  # without boot time
-        (0, None, 7200),  # without any
+        (0, None, 7200),  # without any time
     ],
 )
 def test_when_an_event_was(error: float, boottime: int, wall: int | None, then: int) -> None:
-    """Events are told late, from earlier boots, by clocks that are off: none is of tomorrow."""
+    """Events arrive late, from earlier boots, with wrong clocks: their time is never ahead."""
     if (boottime, wall) == (3600, 0):
         wall = 3600 + 3600
     clock, now_ns = heard(error)
     wall_ns = 0 if wall is None else BOOTED + round((wall + error) * SECOND)
-    found_ns = clock.event_time_ns(b"", boottime * SECOND, wall_ns, now_ns)
-    assert found_ns == BOOTED + then * SECOND
+    time_ns = clock.event_time_ns(b"", boottime * SECOND, wall_ns, now_ns)
+    assert time_ns == BOOTED + then * SECOND
 
 
 def test_an_event_that_tells_its_boot_is_of_that_boot() -> None:
-    """It waited through an outage and a wall clock set an hour forward: by clocks alone it was of the
-    boot before, and an XID 79 of a moment ago was stored and not judged. And the other way round."""
+    """By clocks alone, a fresh XID 79 was stored with the previous boot, and not judged.
+
+    It had waited through an outage while the wall clock was set an hour forward.
+    """
     clock, now_ns = heard()
     hour_ns = 3600 * SECOND
-    behind_ns = (
-        BOOTED + hour_ns - hour_ns - 60 * SECOND
-    )  # the wall clock of then, before it was set
+    behind_ns = BOOTED + hour_ns - hour_ns - 60 * SECOND  # the wall clock before it was set
     assert clock.event_time_ns(BOOT, hour_ns, behind_ns, now_ns) == BOOTED + hour_ns
     assert clock.event_time_ns(b"", hour_ns, behind_ns, now_ns) == behind_ns
-    ahead_ns = BOOTED + hour_ns  # an earlier boot's, whose wall clock was ahead
+    ahead_ns = BOOTED + hour_ns  # from an earlier boot with a wall clock ahead
     assert clock.event_time_ns(b"another boot....", 60 * SECOND, ahead_ns, now_ns) == ahead_ns
 
 
 @given(st.sampled_from([b"", BOOT, b"x"]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_no_event_is_of_tomorrow(boot_id: bytes, boottime_ns: int, wall_ns: int) -> None:
-    """Whatever a host says."""
+    """This holds for any times that a host sends."""
     clock, now_ns = heard()
     assert 0 <= clock.event_time_ns(boot_id, boottime_ns, wall_ns, now_ns) <= now_ns

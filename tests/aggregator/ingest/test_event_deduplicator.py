@@ -1,4 +1,4 @@
-"""Which events are known: each revision is told once, and what is remembered of a fleet's is little."""
+"""Known events: each revision is reported once, and the memory for a fleet is small."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ IDS = st.sampled_from(["a", "b"])
 def test_a_revision_is_told_once_and_never_after_a_later_one(
     steps: list[tuple[bool, str, str, int]],
 ) -> None:
-    """An agent that lost our answer sends again: the GPU must not fail twice, nor be well again."""
-    events, told, durable = (
+    """An agent without our response sends again: the GPU must not fail twice, nor recover."""
+    events, reported, durable = (
         EventDeduplicator(),
         dict[tuple[str, str], int](),
         dict[tuple[str, str], int](),
     )
-    for is_told, host, event_id, revision in steps:
+    for is_report, host, event_id, revision in steps:
         key = host, event_id
-        if is_told:
-            assert events.mark_reported(*key, revision) == (revision > told.get(key, -1))
-            told[key] = max(told.get(key, -1), revision)
+        if is_report:
+            assert events.mark_reported(*key, revision) == (revision > reported.get(key, -1))
+            reported[key] = max(reported.get(key, -1), revision)
         else:
             events.mark_durable(*key, revision)
             durable[key] = max(durable.get(key, -1), revision)
-        assert events.of(*key) == KnownRevisions(told.get(key, -1), durable.get(key, -1))
+        assert events.of(*key) == KnownRevisions(reported.get(key, -1), durable.get(key, -1))
 
 
 def test_a_fleet_of_processes_takes_little() -> None:
-    """Each GPU's process is an event: those of 10,000 hosts took 44 MB, most of it ids of a hundred characters."""
+    """Each GPU process is an event: those of 10,000 hosts took 44 MB, mostly for long ids."""
     events = EventDeduplicator(events_max=1000)
     for number in range(2500):
         assert events.mark_reported("host", f"event-{number}", 0)
@@ -45,5 +45,5 @@ def test_a_fleet_of_processes_takes_little() -> None:
     )
     assert events.of("host", "event-0") == KnownRevisions()
     known = [*events._newer.values(), *events._older.values()]
-    assert len({id(one) for one in known}) == 1, "one object for all that are alike"
+    assert len({id(revisions) for revisions in known}) == 1, "one object for all that are alike"
     assert all(sys.getsizeof(key) <= 36 for key in events._newer)

@@ -1,4 +1,4 @@
-"""A storm is one event that grows: its last revision is what is stored, whatever crashes in between."""
+"""A storm is one growing event: its last revision is stored, also after a crash in between."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ async def report(agent: Any, *events: wire.HealthEvent) -> wire.ReportEventsResp
 
 @pytest.mark.usefixtures("operators_file")
 def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: Any) -> None:
-    """800,000 lines of one incident: one row, with the count as it stands; the last word wins."""
+    """800,000 lines of one incident: one row with the latest count."""
 
-    async def way() -> None:
+    async def report_revisions() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             first = await report(agent, storm(0, 1))
             assert (first.accepted, list(first.duplicate_event_ids)) == (1, [])
@@ -56,7 +56,7 @@ def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: An
             [record] = aggregator.fleet.active_events
             assert (record.count, record.process_name) == (800_000, "python3")
 
-    asyncio.run(way())
+    asyncio.run(report_revisions())
     for file, where in (("gangline.duckdb", "events"), ("operators.duckdb", "ops.faults")):
         assert lab.rows(
             "SELECT code, count, forms, forms_count, process_id, process_name, "
@@ -67,39 +67,39 @@ def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: An
 
 @pytest.mark.slow
 def test_revisions_of_one_request_are_one_row(lab: Any) -> None:
-    """An agent that was away sends all it kept at once, in any order."""
+    """After an outage an agent sends all its revisions at once, in any order."""
 
-    async def way() -> None:
+    async def report_together() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             answer = await report(agent, storm(1, 10), storm(2, 20), storm(0, 1))
             assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, ["storm"])
 
-    asyncio.run(way())
+    asyncio.run(report_together())
     assert lab.rows("SELECT revision, count FROM events") == [(2, 20)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stored_revision", [0, 5])
 def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision: int) -> None:
-    """kill -9 after the receipt: the journal holds a revision later than the store's, or an earlier."""
+    """kill -9 after the receipt: the journal has a later revision than the store, or an earlier."""
 
-    async def live(*events: wire.HealthEvent) -> int:
+    async def run_aggregator(*events: wire.HealthEvent) -> int:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             if events:
                 await report(agent, *events)
             return sum(record.count for record in aggregator.fleet.active_events)
 
-    asyncio.run(live(storm(stored_revision, 100 + stored_revision)))
+    asyncio.run(run_aggregator(storm(stored_revision, 100 + stored_revision)))
     now_ns = time.time_ns()
-    left = [
+    journaled = [
         StoredEvent("host-1", now_ns, now_ns, storm(revision, 100 + revision))
         for revision in (2, 3)
     ]
-    (lab.folder / "events.journal").write_bytes(b"".join(map(encode_record, left)))
-    asyncio.run(live())
+    (lab.folder / "events.journal").write_bytes(b"".join(map(encode_record, journaled)))
+    asyncio.run(run_aggregator())
     last = max(stored_revision, 3)
     assert lab.rows("SELECT revision, count FROM events") == [(last, 100 + last)]
-    asyncio.run(live(storm(2, 102)))  # sent again by an agent that never had the receipt
+    asyncio.run(run_aggregator(storm(2, 102)))  # sent again by an agent without the receipt
     assert lab.rows("SELECT revision, count FROM events") == [(last, 100 + last)]
 
 
@@ -123,9 +123,9 @@ def test_a_crash_between_two_revisions_keeps_the_later(lab: Any, stored_revision
 def test_an_event_past_a_limit_is_refused_with_words(
     lab: Any, more: dict[str, Any], words: str
 ) -> None:
-    """An agent gone wrong, or not ours: what was too much, and how much would be taken."""
+    """For a defective or foreign agent: the excess, and the limit."""
 
-    async def way() -> None:
+    async def report_excess() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await report(agent, storm(0, 1, **more))
@@ -134,7 +134,7 @@ def test_an_event_past_a_limit_is_refused_with_words(
             with pytest.raises(grpc.aio.AioRpcError, match=r"events\.count"):
                 await report(agent, storm(0, EVENT_COUNT_MAX + 1))
 
-    asyncio.run(way())
+    asyncio.run(report_excess())
     assert lab.rows("FROM events") == []
 
 
@@ -142,13 +142,16 @@ def test_an_event_past_a_limit_is_refused_with_words(
 def test_a_first_start_tells_of_weeks_and_each_event_is_as_old_as_it_is(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
-    """The ring of a host up for a month: XID 48 of this morning, 94 of five hours later, an OOM kill of
-    the week before, and of the boot before that, which waited in the spool, XID 79. Then kill -9.
+    """A host up for a month: XID 48 of today, XID 94 five hours later, an OOM kill a week ago.
+
+    XID 79 of the previous boot waited in the spool. Then kill -9.
     """
     month = 30 * 86_400
     agent = make_agent(booted_ns=time.time_ns() - month * 10**9)
 
-    def told(name: str, ago: int, code: int = 0, boottime: int | None = None) -> wire.HealthEvent:
+    def event_at(
+        name: str, ago: int, code: int = 0, boottime: int | None = None
+    ) -> wire.HealthEvent:
         at_ns = month - ago if boottime is None else boottime
         return wire.HealthEvent(
             event_id=f"{name} {code}", device="GPU-0" if code else "host", name=name, code=code,
@@ -157,33 +160,33 @@ def test_a_first_start_tells_of_weeks_and_each_event_is_as_old_as_it_is(
         )  # fmt: skip
 
     events = [
-        told("gpu.xid", 6 * 3600, 48), told("gpu.xid", 3600, 94),
-        told("host.out_of_memory", 7 * 86_400), told("gpu.xid", month + 600, 79, 90 * 86_400),
+        event_at("gpu.xid", 6 * 3600, 48), event_at("gpu.xid", 3600, 94),
+        event_at("host.out_of_memory", 7 * 86_400), event_at("gpu.xid", month + 600, 79, 90 * 86_400),
     ]  # fmt: skip
 
-    def standing(aggregator: Any) -> set[int]:
+    def active_codes(aggregator: Any) -> set[int]:
         return {record.code for record in aggregator.fleet.active_events}
 
-    async def life(*events: wire.HealthEvent) -> None:
+    async def run_aggregator(*events: wire.HealthEvent) -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
             if events:
                 await report(connection, *events)
-            assert standing(aggregator) == {48, 94}
+            assert active_codes(aggregator) == {48, 94}
             version = aggregator.snapshot_holder.snapshot.version
             await until(lambda: aggregator.snapshot_holder.snapshot.version > version + 1)
-            [record] = [one for one in aggregator.fleet.active_events if one.code == 48]
+            [record] = [event for event in aggregator.fleet.active_events if event.code == 48]
             [incident] = record.incidents.values()
             assert incident.apart_ns == {94: 5 * 3600 * 10**9}
 
-    asyncio.run(life(*events))
-    asyncio.run(life())  # and from the store
+    asyncio.run(run_aggregator(*events))
+    asyncio.run(run_aggregator())  # and from the store
     ages = dict(lab.rows("SELECT event_id, date_sub('hour', time, received) FROM events"))
     assert ages == {"gpu.xid 48": 6, "gpu.xid 94": 1, "host.out_of_memory 0": 168,
                     "gpu.xid 79": month // 3600}  # fmt: skip
 
 
 def old_store(folder: Path) -> None:
-    """Make the file that the version before events grew left behind."""
+    """Write a file of the version without growing events."""
     folder.mkdir()
     [(version, text), *_] = duckdb_file.migrations()
     with duckdb.connect(str(folder / duckdb_file.STORE_FILE)) as connection:
@@ -201,16 +204,16 @@ def old_store(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
-    """An upgrade on a Friday: yesterday's events are there, and today's beside them."""
+    """An upgrade on a Friday keeps yesterday's events beside today's."""
     old_store(lab.folder)
 
-    async def way() -> None:
-        # Judged once, before the host is there: a judgement of these events would be one more finding.
+    async def report_to_old_store() -> None:
+        # Judge once, before the host registers: a score of these events would be one more finding.
         unjudged = lab.aggregator(judge_seconds=60.0)
         async with unjudged as aggregator, lab.agent(aggregator) as agent:
             await report(agent, storm(1, 7), storm(1, 2, event_id="old"))
 
-    asyncio.run(way())
+    asyncio.run(report_to_old_store())
     assert lab.rows(
         "SELECT event_id, revision, count, forms, process_name, last_time >= time FROM events "
         "ORDER BY event_id"
@@ -223,7 +226,7 @@ def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_an_old_event_reads_as_one_line(tmp_path: Path) -> None:
-    """What an older version stored is one line of itself, not NULL lines."""
+    """An event stored by an older version reads as one line, not as NULL lines."""
     folder = tmp_path / "data"
     old_store(folder)
     store = Store.open(folder)

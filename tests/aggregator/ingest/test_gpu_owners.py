@@ -1,4 +1,4 @@
-"""A GPU is in one host: one that moves keeps its history, one that two hosts claim is told of."""
+"""A GPU belongs to one host: a move keeps its history, a claim of two hosts is a finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = AGGREGATOR_HOST, DUPLICATE_GPU, "b"
 
 
 class Owners:
-    """Owners with hosts that are silent when told."""
+    """Owners with hosts that the test can silence."""
 
     def __init__(self, *before: tuple[str, str]) -> None:
         self.silent = set[str]()
@@ -27,78 +27,78 @@ class Owners:
 
 
 def test_a_gpu_that_moves() -> None:
-    """A technician carries it over: its host is off, or comes back without it before the other has it."""
-    one = Owners()
-    assert not one.register("a", ONE, TWO)
-    one.silent.add("a")
-    assert not one.register("b", ONE)
-    one.silent.clear()
-    assert not one.register("a", TWO)
-    assert not one.register("a")
-    assert not one.register("b", ONE, TWO)
-    assert not one.found()
+    """The GPU's old host is off, or registers without it before the new host has it."""
+    owners = Owners()
+    assert not owners.register("a", ONE, TWO)
+    owners.silent.add("a")
+    assert not owners.register("b", ONE)
+    owners.silent.clear()
+    assert not owners.register("a", TWO)
+    assert not owners.register("a")
+    assert not owners.register("b", ONE, TWO)
+    assert not owners.found()
 
 
 def test_a_host_that_claims_its_neighbours_gpu() -> None:
-    """Root of one host blamed another: the neighbour's GPU, with its errors, was taken for moved."""
-    one = Owners()
-    one.register("a", ONE, TWO)
-    assert one.register("b", ONE)
-    assert one.found()
-    (finding,) = one.findings.changes(3)
+    """A host's root claimed a neighbor's GPU, which counted as moved, with its errors."""
+    owners = Owners()
+    owners.register("a", ONE, TWO)
+    assert owners.register("b", ONE)
+    assert owners.found()
+    (finding,) = owners.findings.changes(3)
     assert (finding.host, finding.subject) == (
         AGGREGATOR_HOST,
         "b",
-    )  # nobody's score: who is right is not known
+    )  # no host's score: the owner is unknown
     assert ONE in finding.message and "which a has" in finding.message
-    one.register("a", ONE, TWO)  # again, as after a reboot
-    assert one.found(400 * 10**9)
-    assert not one.findings.changes(4)
-    one.register("a", TWO)  # lets it go
-    assert not one.found()
+    owners.register("a", ONE, TWO)  # again, as after a reboot
+    assert owners.found(400 * 10**9)
+    assert not owners.findings.changes(4)
+    owners.register("a", TWO)  # releases it
+    assert not owners.found()
 
 
 def test_who_claims_a_gpu_and_is_renamed() -> None:
-    """Whichever of the two ends ends it: the other falls silent, or the one that claims."""
-    one = Owners()
-    one.register("a", ONE)
-    assert one.register("b", ONE)
-    assert not one.register("b")
-    assert not one.found()
-    assert one.register("b", ONE)
-    one.silent.add("a")
-    assert not one.found()
+    """The other host's silence ends it, and so does the end of the claim."""
+    owners = Owners()
+    owners.register("a", ONE)
+    assert owners.register("b", ONE)
+    assert not owners.register("b")
+    assert not owners.found()
+    assert owners.register("b", ONE)
+    owners.silent.add("a")
+    assert not owners.found()
 
 
 def test_who_claims_a_gpu_and_falls_silent() -> None:
-    """A second agent, tried for an hour and stopped: that both were heard was told for months."""
-    one = Owners()
-    one.register("a", ONE)
-    assert one.register("b", ONE)
-    one.silent.add("b")
-    one.findings.changes(2)
-    assert not one.found()
-    (finding,) = one.findings.changes(3)
+    """A second agent ran for an hour: "both report" stood for months."""
+    owners = Owners()
+    owners.register("a", ONE)
+    assert owners.register("b", ONE)
+    owners.silent.add("b")
+    owners.findings.changes(2)
+    assert not owners.found()
+    (finding,) = owners.findings.changes(3)
     assert finding.cleared_ns and finding.clears_when != GPU_RELEASED  # history does not follow it
-    one.silent = {"a", "b"}
-    assert not one.found()
-    one.silent.clear()
-    assert one.found()  # the cable is back
-    one.silent.add("a")
-    assert not one.found()
-    assert one.findings.changes(4)[-1].clears_when == GPU_RELEASED
+    owners.silent = {"a", "b"}
+    assert not owners.found()
+    owners.silent.clear()
+    assert owners.found()  # the cable is connected again
+    owners.silent.add("a")
+    assert not owners.found()
+    assert owners.findings.changes(4)[-1].clears_when == GPU_RELEASED
 
 
 def test_an_aggregator_that_starts_again_knows_whose_they_are() -> None:
-    """Who came first after a restart would have had them."""
-    one = Owners((ONE, "a"), ("GPU-0", "a"))
-    assert one.register("b", ONE)
-    assert not one.register("a", ONE)
-    assert one.found()
+    """After a restart the first host to register would have owned them."""
+    owners = Owners((ONE, "a"), ("GPU-0", "a"))
+    assert owners.register("b", ONE)
+    assert not owners.register("a", ONE)
+    assert owners.found()
 
 
 def test_names_that_are_no_uuid_are_nobodys() -> None:
-    """Hosts without a driver say GPU-0, each of its own."""
-    one = Owners()
-    one.register("a", "GPU-0")
-    assert not one.register("b", "GPU-0")
+    """Hosts without a driver report GPU-0, each for its own GPU."""
+    owners = Owners()
+    owners.register("a", "GPU-0")
+    assert not owners.register("b", "GPU-0")

@@ -1,4 +1,4 @@
-"""Who may speak under which name, with which clock and which dictionary."""
+"""Names, clocks and dictionaries of registered hosts."""
 
 from __future__ import annotations
 
@@ -70,16 +70,18 @@ async def refused(call: Any, code: grpc.StatusCode = grpc.StatusCode.ALREADY_EXI
 
 @pytest.mark.slow
 def test_the_incumbent_of_a_name_stays(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
-    """Two hosts installed with one name: the first goes on unharmed, the second waits and is told."""
+    """Two hosts share a name: the first continues, the second waits and gets the reason."""
     clock = Clock()
 
-    async def way() -> None:
+    async def register_twice() -> None:
         async with lab.aggregator(clock) as aggregator, lab.agent(aggregator) as first:
             await first.send(first.agent.message(1))
             second = connect(aggregator.port, make_agent(run_id=b"s" * 16))
-            words = await refused(second.register())
-            assert first.agent.run_id.hex()[:8] in words and second.agent.run_id.hex()[:8] in words
-            assert "127.0.0.1" in words and "60 s" in words
+            reason = await refused(second.register())
+            assert (
+                first.agent.run_id.hex()[:8] in reason and second.agent.run_id.hex()[:8] in reason
+            )
+            assert "127.0.0.1" in reason and "60 s" in reason
             await first.send(first.agent.message(2))
             assert first.durable == {1, 2}
             await until(lambda: aggregator.fleet.findings)
@@ -92,15 +94,15 @@ def test_the_incumbent_of_a_name_stays(lab: Any, connect: Any, make_agent: Any, 
             await _no_session(first)
             await second.close()
 
-    asyncio.run(way())
-    ((host, name, words),) = lab.rows(FINDINGS)
+    asyncio.run(register_twice())
+    ((host, name, reason),) = lab.rows(FINDINGS)
     assert (host, name) == ("host-1", "identity.duplicate_name")
-    assert "72727272" in words and "73737373" in words
+    assert "72727272" in reason and "73737373" in reason
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(8,)]
 
 
 async def _no_session(agent: Any) -> None:
-    """The session that was taken over ends with words at its next frame."""
+    """Check that the replaced session ends with a reason at its next frame."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await agent.send(agent.agent.message(4))
     assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
@@ -111,37 +113,37 @@ async def _no_session(agent: Any) -> None:
 def test_a_restart_keeps_the_incumbent(lab: Any, connect: Any, make_agent: Any) -> None:
     """The aggregator restarts, and the impostor happens to be the first to call."""
 
-    async def way() -> None:
+    async def restart() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator):
             pass
         async with lab.aggregator() as aggregator:
             second = connect(aggregator.port, make_agent(run_id=b"s" * 16))
-            words.append(await refused(second.register()))
+            reasons.append(await refused(second.register()))
             await second.close()
             async with lab.agent(aggregator) as first:
                 await first.send(first.agent.message(1))
 
-    words: list[str] = []
-    asyncio.run(way())
-    assert len(words) == 1 and (b"r" * 16).hex()[:8] in words[0] and "60 s" in words[0]
+    reasons: list[str] = []
+    asyncio.run(restart())
+    assert len(reasons) == 1 and (b"r" * 16).hex()[:8] in reasons[0] and "60 s" in reasons[0]
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(2,)]
 
 
 @pytest.mark.slow
 def test_a_rebooted_host_goes_on_with_its_spool(lab: Any, connect: Any, make_agent: Any) -> None:
-    """The same run id with a new boot id is a reboot once the old stream is gone, a clone before."""
+    """A known run id with a new boot id is a reboot after the stream's end, a clone before it."""
 
-    async def way() -> None:
+    async def reboot() -> None:
         async with lab.aggregator() as aggregator:
             async with lab.agent(aggregator) as before:
                 await before.send(before.agent.message(1))
                 clone = connect(aggregator.port, make_agent(boot_id=b"c" * 16))
-                words = await refused(clone.register())
-                assert "cloned machine image" in words
+                reason = await refused(clone.register())
+                assert "cloned machine image" in reason
                 await clone.close()
             after = connect(aggregator.port, make_agent(boot_id=b"c" * 16))
             async with asyncio.timeout(GUARD_SECONDS):
-                while not after.metadata:  # until the server has seen the stream end
+                while not after.metadata:  # until the server has seen the end of the stream
                     try:
                         await after.register()
                     except grpc.aio.AioRpcError:
@@ -149,17 +151,17 @@ def test_a_rebooted_host_goes_on_with_its_spool(lab: Any, connect: Any, make_age
             await after.send(after.agent.message(2))
             await after.close()
 
-    asyncio.run(way())
-    ((_, name, words),) = lab.rows(FINDINGS)
+    asyncio.run(reboot())
+    ((_, name, reason),) = lab.rows(FINDINGS)
     assert name == "identity.cloned_image"
-    assert "62626262" in words and "63636363" in words  # both boots are named
+    assert "62626262" in reason and "63636363" in reason  # both boots are named
 
 
 @pytest.mark.slow
 def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any) -> None:
-    """A disk was copied with the spool on it, only the name was changed: both go on, both are told of."""
+    """A disk was copied with its spool, and renamed: both hosts continue, both have a finding."""
 
-    async def way() -> None:
+    async def send_from_both() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as first:
             await first.send(first.agent.message(1))
             other = connect(aggregator.port, make_agent(host="host-2", boot_id=b"c" * 16))
@@ -173,13 +175,13 @@ def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any)
                 await asyncio.sleep(0.01)
             await other.close()
 
-    asyncio.run(way())
-    found = lab.rows(FINDINGS)
-    assert [(host, name) for host, name, _ in found] == [
+    asyncio.run(send_from_both())
+    findings = lab.rows(FINDINGS)
+    assert [(host, name) for host, name, _ in findings] == [
         ("host-1", "identity.cloned_image"),
         ("host-2", "identity.cloned_image"),
     ]
-    assert all("host-1" in words and "host-2" in words for _, _, words in found)
+    assert all("host-1" in message and "host-2" in message for _, _, message in findings)
     assert lab.rows("SELECT host, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
         ("host-1", 2),
         ("host-2", 2),
@@ -188,10 +190,10 @@ def test_a_cloned_image_under_two_names(lab: Any, connect: Any, make_agent: Any)
 
 @pytest.mark.slow
 def test_an_old_finding_ends(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
-    """The impostor was renamed: five minutes later nobody is told of it any more."""
+    """The impostor was renamed: five minutes later the finding ends."""
     clock = Clock()
 
-    async def way() -> None:
+    async def wait_for_end() -> None:
         async with lab.aggregator(clock) as aggregator, lab.agent(aggregator):
             second = connect(aggregator.port, make_agent(run_id=b"s" * 16))
             await refused(second.register())
@@ -211,42 +213,42 @@ def test_an_old_finding_ends(lab: Any, connect: Any, make_agent: Any, until: Any
             clock.ahead_ns = 301 * 10**9
             await until(lambda: not aggregator.fleet.findings)
 
-    asyncio.run(way())
+    asyncio.run(wait_for_end())
     assert lab.rows("SELECT cleared > since FROM findings") == [(True,)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error_ns", [HOUR_NS, -HOUR_NS])
 def test_a_clock_an_hour_off(lab: Any, make_agent: Any, until: Any, error_ns: int) -> None:
-    """No time synchronisation on one host: its readings stand where they belong, and it is told of."""
+    """One host without time synchronization: its readings have right times; a finding names it."""
 
-    async def way() -> None:
+    async def correct_clock() -> None:
         async with lab.aggregator() as aggregator:
             wrong = make_agent(host="wrong", clock_error_ns=error_ns)
             async with lab.agent(aggregator) as right, lab.agent(aggregator, wrong) as agent:
                 await right.send(right.agent.message(1))
                 await agent.send(agent.agent.message(1))
                 await until(lambda: ("wrong", "clock.offset", "") in aggregator.fleet.findings)
-                wrong.clock_error_ns = 0  # somebody set it
+                wrong.clock_error_ns = 0  # an operator corrected it
                 await agent.send(agent.agent.message(2))
                 await until(lambda: not aggregator.fleet.findings)
 
-    asyncio.run(way())
+    asyncio.run(correct_clock())
     now = time.time_ns() // 1000
     ((first, last),) = lab.rows(
         "SELECT epoch_us(min(time)), epoch_us(max(time)) FROM readings.gpu_1s"
     )
     assert now - 60_000_000 < first <= last <= now
-    ((host, name, words),) = lab.rows(FINDINGS)
+    ((host, name, message),) = lab.rows(FINDINGS)
     assert (host, name) == ("wrong", "clock.offset")
-    assert ("60.0 minutes ahead" if error_ns > 0 else "60.0 minutes behind") in words
+    assert ("60.0 minutes ahead" if error_ns > 0 else "60.0 minutes behind") in message
 
 
 @pytest.mark.slow
 def test_a_late_frame_keeps_its_time(lab: Any) -> None:
-    """An hour of backlog after an outage: stored as of then, not as of its arrival."""
+    """An hour of backlog after an outage: stored with its own times, not its arrival."""
 
-    async def way() -> None:
+    async def send_late() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             block = agent.agent.block(1)
             block.offset_ns = -HOUR_NS // 2
@@ -255,7 +257,7 @@ def test_a_late_frame_keeps_its_time(lab: Any) -> None:
             )
             await agent.send(late)
 
-    asyncio.run(way())
+    asyncio.run(send_late())
     ((age,),) = lab.rows(
         "SELECT epoch_us(registered) - epoch_us(time) FROM readings.gpu_1s, hosts LIMIT 1"
     )
@@ -264,7 +266,7 @@ def test_a_late_frame_keeps_its_time(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any) -> None:
-    """During an upgrade: what the old agent does not have is NULL, what only the new one has is by name."""
+    """In an upgrade: signals that the old agent lacks are NULL, new signals are stored by name."""
     gpu = TABLES["gpu_1s"]
     old_ids = [s.signal_id for s in gpu if s.column in ("power_watts", "temperature_celsius")]
     new = wire.SignalDefinition(
@@ -276,25 +278,29 @@ def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any)
     old = make_agent(host="old", signals=[s for s in signal_dictionary() if s.signal_id in old_ids])
     young = make_agent(host="young", run_id=b"y" * 16, signals=[*signal_dictionary(), new, count])
 
-    async def way() -> None:
+    async def send_from_both() -> None:
         async with (
             lab.aggregator() as aggregator,
-            lab.agent(aggregator, old) as one,
-            lab.agent(aggregator, young) as two,
+            lab.agent(aggregator, old) as old_connection,
+            lab.agent(aggregator, young) as young_connection,
         ):
-            few = Block("gpu_1s", ["GPU-0"], old_ids[::-1])
-            few.put_float(0, 0, 55.0)
-            few.put_float(1, 0, 300.0)
-            await one.send(wire.TelemetryBatch(sequence=1, frame=old.frame(1, [few])))
-            more = Block("gpu_1s", ["GPU-0"], [*(s.signal_id for s in gpu), 60_000])
-            more.put_float(len(gpu), 0, 0.5)
-            more.put_float([s.column for s in gpu].index("power_watts"), 0, 400.0)
+            old_block = Block("gpu_1s", ["GPU-0"], old_ids[::-1])
+            old_block.put_float(0, 0, 55.0)
+            old_block.put_float(1, 0, 300.0)
+            await old_connection.send(
+                wire.TelemetryBatch(sequence=1, frame=old.frame(1, [old_block]))
+            )
+            new_block = Block("gpu_1s", ["GPU-0"], [*(s.signal_id for s in gpu), 60_000])
+            new_block.put_float(len(gpu), 0, 0.5)
+            new_block.put_float([s.column for s in gpu].index("power_watts"), 0, 400.0)
             fans = Block("fan_1s", ["fan0", "fan1"], [60_001])
             fans.put_int(0, 1, 2**63 + 1)
-            blocks = [more, fans]
-            await two.send(wire.TelemetryBatch(sequence=1, frame=young.frame(1, blocks)))
+            blocks = [new_block, fans]
+            await young_connection.send(
+                wire.TelemetryBatch(sequence=1, frame=young.frame(1, blocks))
+            )
 
-    asyncio.run(way())
+    asyncio.run(send_from_both())
     assert lab.rows(
         "SELECT host, power_watts, temperature_celsius FROM readings.gpu_1s ORDER BY 1"
     ) == [("old", 300.0, 55.0), ("young", 400.0, None)]
@@ -310,27 +316,27 @@ def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any)
 
 @pytest.mark.slow
 def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> None:
-    """A GPU fell off, or a driver came: the agent registers again, and its stream was ended for it."""
+    """A GPU fell off, or a driver was loaded: the new registration ended the agent's stream."""
     new = wire.SignalDefinition(
         signal_id=60_000, name="gpu.quantum_flux_ratio", kind="gauge", width_bits=64, table="gpu_1s"
     )
     agent = make_agent(signals=signal_dictionary())
 
-    async def way() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as one:
-            await one.send(agent.message(1))
-            before = one.metadata
+    async def grow() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            await connection.send(agent.message(1))
+            before = connection.metadata
             agent.signals.append(new)
-            await one.register()
-            assert one.metadata == before
+            await connection.register()
+            assert connection.metadata == before
             flux = Block("gpu_1s", ["GPU-0"], [60_000])
             flux.put_float(0, 0, 0.5)
-            await one.send(
+            await connection.send(
                 wire.TelemetryBatch(sequence=2, frame=agent.frame(2, [flux])), agent.message(3)
             )
-            assert one.durable == {1, 2, 3}
+            assert connection.durable == {1, 2, 3}
 
-    asyncio.run(way())
+    asyncio.run(grow())
     assert lab.rows("SELECT signal, value FROM readings.by_name") == [
         ("gpu.quantum_flux_ratio", 0.5)
     ]
@@ -341,9 +347,9 @@ def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> Non
 def test_a_registration_past_a_limit_names_field_and_limit(
     lab: Any, connect: Any, make_agent: Any, changes: dict[str, Any], words: str
 ) -> None:
-    """A broken or hostile agent: INVALID_ARGUMENT with the field, the value, and what would be right."""
+    """A defective agent gets INVALID_ARGUMENT with the field, its value and the limit."""
 
-    async def way() -> str:
+    async def register() -> str:
         async with lab.aggregator() as aggregator:
             agent = connect(aggregator.port, make_agent())
             try:
@@ -351,19 +357,19 @@ def test_a_registration_past_a_limit_names_field_and_limit(
             finally:
                 await agent.close()
 
-    assert words in asyncio.run(way())
+    assert words in asyncio.run(register())
 
 
 @pytest.mark.slow
 def test_more_hosts_than_the_limit(lab: Any, connect: Any, make_agent: Any) -> None:
-    """A script that registers without end does not fill the memory; known hosts go on."""
+    """A script that registers without end does not fill the memory; known hosts continue."""
 
-    async def way() -> None:
+    async def register_second() -> None:
         async with lab.aggregator(hosts_max=1) as aggregator, lab.agent(aggregator) as first:
             second = connect(aggregator.port, make_agent(host="host-2", run_id=b"s" * 16))
-            words = await refused(second.register(), grpc.StatusCode.RESOURCE_EXHAUSTED)
-            assert "hosts_max" in words
+            reason = await refused(second.register(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+            assert "hosts_max" in reason
             await second.close()
             await first.register()
 
-    asyncio.run(way())
+    asyncio.run(register_second())

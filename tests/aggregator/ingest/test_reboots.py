@@ -1,4 +1,4 @@
-"""A host that booted gets its name back at once; a second host with the name is refused while the first one runs."""
+"""A booted host gets its name back at once; a second host with the name is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Machine:
 
 
 class Name:
-    """The sessions of one name. `stream`: the holder's stream is open, as after a crash, until TCP gives up."""
+    """The sessions of one name.
+
+    `stream`: the holder's stream is open, as after a crash until TCP gives up.
+    """
 
     def __init__(self) -> None:
         self.now_ns = START_NS
@@ -60,7 +63,10 @@ class Name:
         return True
 
 
-#: Holder, seconds of silence, whether its stream is open, newcomer, whether the newcomer gets the name.
+BOOTED: dict[str, Any] = {"boot": b"b", "up_seconds": 7.0, "address": "10.0.0.1:5000"}
+MOVED: dict[str, Any] = {**BOOTED, "address": "10.0.0.9:1"}
+#: Holder, seconds of silence, whether its stream is open, newcomer, whether the newcomer gets the
+#: name.
 CASES: dict[str, tuple[Machine, float, bool, Machine, bool]] = {
     "a crash, the spool on disk": (Machine(), 8, True, Machine(**BOOTED), True),
     "a crash, the spool in memory": (Machine(), 8, True, Machine(run=b"s", **BOOTED), True),
@@ -92,7 +98,7 @@ CASES: dict[str, tuple[Machine, float, bool, Machine, bool]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_reboot_is_told_from_a_second_host(name: str) -> None:
-    """A host that crashed and booted within a minute was refused as a second host, and was blind until then."""
+    """A host that booted within a minute after a crash was refused, and was blind until then."""
     holder, silent_seconds, stream, newcomer, is_accepted = CASES[name]
     sessions = Name()
     sessions.register(holder, stream=stream)
@@ -103,7 +109,7 @@ def test_a_reboot_is_told_from_a_second_host(name: str) -> None:
 
 @pytest.mark.parametrize("certificate", [False, True])
 def test_of_two_hosts_that_alternate_the_first_keeps_the_name(certificate: bool) -> None:
-    """Two machines with one name and login, both alive: their readings would be mixed, second by second."""
+    """Two live machines with one name and login: their readings would mix, second by second."""
     principal = CERTIFICATE if certificate else LOCAL
     first = Machine(principal=principal)
     second = Machine(b"s", b"b", "10.0.0.2:1", 30.0, principal)

@@ -1,4 +1,4 @@
-"""Many agents that come at once: each is served in its turn, and live receipts go on meanwhile."""
+"""Many agents connect at once: each has its turn, and live receipts continue meanwhile."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.store.test_slow_disk import Host
 from tests.processes import GUARD_SECONDS
 
-#: Connections of one test: some hundreds, each with a socket of its own.
+#: Connections of one test, each with its own socket.
 AGENTS = 300
-#: Of them so many have a turn in a second.
+#: Turns in a second.
 PER_SECOND = 100
 
 
 def pushback(error: grpc.aio.AioRpcError) -> int:
-    """Milliseconds after which to come again."""
+    """Return the milliseconds until the next attempt."""
     return int(dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"])
 
 
 async def _register(connection: Any, told: Counter[str]) -> wire.RegisterNodeResponse:
-    """Register, coming again when told to, in a hundredth of the time."""
+    """Register, and retry after a hundredth of the requested delay."""
     while True:
         try:
             return await connection.register(signals=[])  # type: ignore[no-any-return]
@@ -46,44 +46,46 @@ async def _register(connection: Any, told: Counter[str]) -> wire.RegisterNodeRes
 def test_hundreds_of_agents_at_once_are_served_in_turn(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
-    """All agents of a row of racks came back with their switch, and receipts stood still for a minute."""
+    """All agents of a row of racks returned with their switch: no receipts for a minute."""
 
-    async def way() -> None:
+    async def register_all() -> None:
         async with lab.aggregator(reconnects_per_second=PER_SECOND) as aggregator:
             live = connect(aggregator.port, make_agent(host="live"))
             await live.register()
             await live.send(live.agent.message(1))
             agents = [make_agent(host=f"h{n}", run_id=b"%016d" % n) for n in range(AGENTS)]
             connections = [connect(aggregator.port, agent) for agent in agents]
-            told: Counter[str] = Counter()
-            coming = [asyncio.create_task(_register(one, told)) for one in connections]
+            deferrals: Counter[str] = Counter()
+            coming = [
+                asyncio.create_task(_register(connection, deferrals)) for connection in connections
+            ]
             sequence, loop = 1, asyncio.get_running_loop()
             began = loop.time()
             while not all(task.done() for task in coming):
                 sequence += 1
                 await live.send(live.agent.message(sequence))  # a receipt, each time
-            answers = [task.result() for task in coming]  # what failed is told here, and no later
+            answers = [task.result() for task in coming]  # errors of the tasks are raised here
             assert sequence > 3
-            # On a machine that makes fewer of them in a second than have a turn nobody waits for one; there is a
-            # second's worth of turns at first.
-            assert told or loop.time() - began > (AGENTS - PER_SECOND) / PER_SECOND
+            # On a machine slower than the turns, no agent waits; the first second's turns are free
+            # at the start.
+            assert deferrals or loop.time() - began > (AGENTS - PER_SECOND) / PER_SECOND
             assert (
-                max(told.values(), default=0) <= 3
-            )  # who was told a moment is served when it comes, or nearly so
-            assert aggregator.admission_control.registrations.deferred == sum(told.values())
+                max(deferrals.values(), default=0) <= 3
+            )  # after its delay an agent has its turn at once, or nearly so
+            assert aggregator.admission_control.registrations.deferred == sum(deferrals.values())
             await (
                 live.register()
             )  # on its connection, after a change of its inventory: no turn needed
-            for one in connections:
-                one.open()
-                await one.stream.write(one.agent.message(1))
-            for one in connections:
-                await one.acknowledgement()
+            for connection in connections:
+                connection.open()
+                await connection.stream.write(connection.agent.message(1))
+            for connection in connections:
+                await connection.acknowledgement()
             assert all(answer.reconnect_seconds <= 3 for answer in answers)
-            for one in [live, *connections]:
-                await one.close()
+            for connection in [live, *connections]:
+                await connection.close()
 
-    asyncio.run(way())
+    asyncio.run(register_all())
     assert lab.rows("SELECT count(DISTINCT host) FROM hosts") == [(AGENTS + 1,)]
 
 
@@ -91,26 +93,26 @@ def test_hundreds_of_agents_at_once_are_served_in_turn(
 def test_a_stopping_aggregator_tells_each_when_to_come_back(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
-    """Updated at noon: its agents all came back in the second in which it was there again."""
+    """After an update at noon, its agents all reconnected in the first second."""
 
-    async def way() -> dict[str, int]:
-        came: dict[str, int] = {}
+    async def stop_aggregator() -> dict[str, int]:
+        delays: dict[str, int] = {}
         async with lab.aggregator(reconnects_per_second=10) as aggregator:
             agents = [make_agent(host=f"h{n}", run_id=b"%016d" % n) for n in range(40)]
             connections = [connect(aggregator.port, agent) for agent in agents]
-            for one in connections:
-                await _register(one, Counter())
-                one.open()
-                await one.send(one.agent.message(1))
-            ending = [asyncio.create_task(_ended(one)) for one in connections]
-        for one, task in zip(connections, ending, strict=True):
-            came[one.agent.host] = await task
-            await one.close()
-        return came
+            for connection in connections:
+                await _register(connection, Counter())
+                connection.open()
+                await connection.send(connection.agent.message(1))
+            ending = [asyncio.create_task(_ended(connection)) for connection in connections]
+        for connection, task in zip(connections, ending, strict=True):
+            delays[connection.agent.host] = await task
+            await connection.close()
+        return delays
 
-    came = asyncio.run(way())
-    assert came == {host: math.ceil((0.5 + 4 * host_fraction(host)) * 1000) for host in came}
-    assert len(set(came.values())) == 40 and max(came.values()) - min(came.values()) > 2000
+    delays = asyncio.run(stop_aggregator())
+    assert delays == {host: math.ceil((0.5 + 4 * host_fraction(host)) * 1000) for host in delays}
+    assert len(set(delays.values())) == 40 and max(delays.values()) - min(delays.values()) > 2000
 
 
 async def _ended(connection: Any) -> int:
@@ -125,14 +127,12 @@ async def _ended(connection: Any) -> int:
 def test_the_real_agent_waits_for_its_turn(
     lab: Any, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent does as it is told: it asks once too early, and once when its turn has come."""
+    """The agent obeys: it asks once too early, and once in its turn."""
 
-    async def way() -> None:
+    async def run_agent() -> None:
         async with lab.aggregator(reconnects_per_second=2) as aggregator:
             admission = aggregator.admission_control.registrations
-            admission._bucket.take(
-                12.0, time.monotonic()
-            )  # none for 5 s, on a machine that is busy
+            admission._bucket.take(12.0, time.monotonic())  # no turn for 5 s, on a busy machine
             host = Host(tmp_path, aggregator.port)
             await until(lambda: admission.deferred)
             await until(lambda: "register at once; try again in" in host.client.last_error)
@@ -142,14 +142,14 @@ def test_the_real_agent_waits_for_its_turn(
             await until(lambda: host.spool.unacknowledged_frames == 0)
             await asyncio.to_thread(host.end)
 
-    asyncio.run(way())
+    asyncio.run(run_agent())
 
 
 @pytest.mark.slow
 def test_a_connection_that_never_registers_costs_nobody_a_turn(lab: Any) -> None:
-    """A port scanner, a health check of a load balancer: they open connections and say nothing."""
+    """A port scanner, a load balancer's health check: connections without a request."""
 
-    async def way() -> None:
+    async def register_beside_idle() -> None:
         async with lab.aggregator(reconnects_per_second=1) as aggregator:
             idle = [socket.create_connection(("127.0.0.1", aggregator.port)) for _ in range(50)]
             try:
@@ -157,14 +157,14 @@ def test_a_connection_that_never_registers_costs_nobody_a_turn(lab: Any) -> None
                     await connection.send(connection.agent.message(1))
                     assert aggregator.admission_control.registrations.deferred == 0
             finally:
-                for one in idle:
-                    one.close()
+                for idle_socket in idle:
+                    idle_socket.close()
 
-    asyncio.run(way())
+    asyncio.run(register_beside_idle())
 
 
 def test_shares_are_even() -> None:
-    """Names as clusters have them: numbered, padded or not."""
+    """Names of real clusters: numbered, padded or not."""
     names = random.Random(1).sample([f"gpu-a{n}-r{n % 40}.example" for n in range(20_000)], 10_000)
     tenths = Counter(int(10 * host_fraction(name)) for name in names)
     assert set(tenths) == set(range(10)) and max(tenths.values()) < 1200

@@ -1,4 +1,4 @@
-"""What a registration may say, and that a dictionary is checked once for all agents of a version."""
+"""Checks of a registration; a dictionary is checked once for all agents of a version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEW = wire.SignalDefinition(signal_id=60_000, name="gpu.news_watts", kind="gauge
 
 
 def test_a_dictionary_is_checked_once(make_agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten thousand agents that come back at once say ten thousand times the same 800 signals."""
+    """Ten thousand agents that return at once send ten thousand times the same 800 signals."""
     checked: list[int] = []
     check = sessions._check_signal
 
@@ -34,7 +34,7 @@ def test_a_dictionary_is_checked_once(make_agent: Any, monkeypatch: pytest.Monke
 
 
 def test_a_wrong_dictionary_is_refused_each_time(make_agent: Any) -> None:
-    """What was refused is not remembered as good, nor is what stood beside it."""
+    """A refused dictionary is not cached as valid, nor are its other signals."""
     wrong = wire.SignalDefinition()
     wrong.CopyFrom(make_agent().signals[0])
     wrong.name = "gpu.other_watts"
@@ -45,20 +45,20 @@ def test_a_wrong_dictionary_is_refused_each_time(make_agent: Any) -> None:
 
 
 def test_an_unknown_id_takes_no_known_name(make_agent: Any) -> None:
-    """Its readings would stand under the name of what they are not: each known name is refused to another id."""
-    for at, signal in enumerate(make_agent().signals):
+    """Its readings would appear under a wrong name: known names are refused for other ids."""
+    for number, signal in enumerate(make_agent().signals):
         other = wire.SignalDefinition()
         other.CopyFrom(signal)
-        other.signal_id = 50_000 + at
+        other.signal_id = 50_000 + number
         with pytest.raises(
             InvalidArgument,
-            match=f"{signal.name} has id {50_000 + at} there and {signal.signal_id} ",
+            match=f"{signal.name} has id {50_000 + number} there and {signal.signal_id} ",
         ):
             check_request(make_agent(signals=[other]).registration())
 
 
 def test_many_dictionaries_take_no_memory(make_agent: Any) -> None:
-    """A hostile agent has another dictionary each time: it costs what it did, and is forgotten."""
+    """A hostile agent has a new dictionary each time: it costs one check, and is evicted."""
     for number in range(3 * CACHED_DICTIONARIES_MAX):
         other = wire.SignalDefinition(signal_id=50_000 + number, name="gpu.x_count", kind="counter")
         assert len(check_request(make_agent(signals=[other]).registration())) == 1

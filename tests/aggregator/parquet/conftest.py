@@ -1,4 +1,4 @@
-"""A store with a clock of its own, readings put into it, and history taking turns when told."""
+"""A store on a test clock, with readings, and history that takes turns on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BOOTED_NS = NOW_NS - 10**17
 
 
 class PacksHere:
-    """A packer in this process: no test waits for one of its own to start. `test_packing.py` has that."""
+    """A packer in this process, so that tests start no process; `test_packing.py` starts one."""
 
     is_behind = is_low_priority = False
 
@@ -105,7 +105,7 @@ class Past:
         self.now_ns += int(seconds * SECOND_NS)
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock by *seconds*, or have the aggregator not run meanwhile."""
+        """Move the wall clock by *seconds*, like a clock step or a pause of the aggregator."""
         self.later(seconds)
         self.jumped_ns += int(seconds * SECOND_NS)
 
@@ -124,22 +124,22 @@ class Past:
         time_ns: int | None = None,
         block: Block | None = None,
     ) -> None:
-        """Store one reading of each device, of now or of *time_ns*."""
+        """Store one reading of each device, at *time_ns* or at the present time."""
         self.sequence += 1
         time_ns = self.now_ns if time_ns is None else time_ns
         if block is None:
             block = Block(table, devices)
-            columns = {s.column: (at, s.kind) for at, s in enumerate(TABLES[table])}
+            columns = {s.column: (number, s.kind) for number, s in enumerate(TABLES[table])}
             for name, value in (values or {}).items():
-                at, kind = columns[name]
+                number, kind = columns[name]
                 for row in range(len(devices)):
-                    (block.put_float if kind == "gauge" else block.put_int)(at, row, value)  # type: ignore[arg-type]
+                    (block.put_float if kind == "gauge" else block.put_int)(number, row, value)  # type: ignore[arg-type]
         stamp = frames.Stamp(b"r" * 16, b"b" * 16, self.sequence, time_ns - BOOTED_NS, time_ns)
-        done = threading.Event()
+        committed = threading.Event()
         frame = read_frame(frames.encode(stamp, [block]))
-        assert self.store.submit_frame(host, frame, BOOTED_NS, lambda _: done.set())
+        assert self.store.submit_frame(host, frame, BOOTED_NS, lambda _: committed.set())
         self.store.request_commit()
-        assert done.wait(GUARD_SECONDS)
+        assert committed.wait(GUARD_SECONDS)
 
     def ask(self, query: str) -> list[Any]:
         with self.store.reading() as cursor:
@@ -151,21 +151,21 @@ class Past:
         return [name for (name,) in self.ask(query)]
 
     def files(self) -> list[str]:
-        found = [
+        paths = [
             p for top in ("segments", "rollups", "aside") for p in (self.folder / top).rglob("*")
         ]
-        return sorted(str(path.relative_to(self.folder)) for path in found if path.is_file())
+        return sorted(str(path.relative_to(self.folder)) for path in paths if path.is_file())
 
 
 @pytest.fixture
 def past(tmp_path: Path) -> Iterator[Past]:
-    """An empty store, open."""
-    one = Past(tmp_path / "data").open()
-    yield one
-    one.close()
+    """Return an empty, open store."""
+    store = Past(tmp_path / "data").open()
+    yield store
+    store.close()
 
 
 @pytest.fixture
 def make_past() -> type[Past]:
-    """The class, for tests that need settings, or several lives."""
+    """Return the class, for tests that need settings, or several lives."""
     return Past

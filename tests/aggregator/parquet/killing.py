@@ -1,11 +1,11 @@
-"""A program of `test_killed.py`: looks at what a kill (SIGKILL) at each step of a scenario leaves.
+"""A program of `test_killed.py`: kills (SIGKILL) each step of a scenario, and checks the store.
 
     python -m tests.aggregator.parquet.killing SCENARIO FOLDER [all]
 
-With `all` a life is killed at each step. Without, one life keeps a copy of what is on disk wherever that has changed, and
-of a second merge, whose steps are those of the first, nothing is looked at. Each life is a process of its own
-(`tests/killed_processes.py`). Prints a JSON object: the steps, which were killed at, and per step what was wrong after it (nothing,
-if all is well).
+With `all` a process is killed at each step. Otherwise one process keeps a copy of the folder after
+each change on disk, and a second merge, with the same steps, is not checked. Each life is a process
+(`tests/killed_processes.py`). Prints a JSON object: all steps, the killed steps, and the faults
+after each step (empty without faults).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUMS = (
 
 
 class Exporting:
-    """Thirteen parts: the last is exported, the twelve of the closed hour are merged, the old unlinked."""
+    """Thirteen parts: the last is exported, twelve of the closed hour are merged and unlinked."""
 
     def prepare(self, past: Any) -> None:
         for at in range(13):
@@ -54,11 +54,11 @@ class Exporting:
         past.turn()
 
     def wrong(self, past: Any, expected: list[Any], *, finished: bool) -> list[str]:
-        """Say what is wrong with what is shown, and once all is *finished* with the files."""
+        """List wrong results and, once the work is *finished*, wrong files."""
         wrong = []
-        found = json.loads(json.dumps(past.ask(READINGS), default=str))
-        if found != expected:
-            wrong.append(f"{len(found)} readings, not the {len(expected)}")
+        readings = json.loads(json.dumps(past.ask(READINGS), default=str))
+        if readings != expected:
+            wrong.append(f"{len(readings)} readings, not the {len(expected)}")
         if finished:
             sums = past.ask(SUMS)[0]
             if sums != (26, 24 * 10**6):
@@ -74,7 +74,7 @@ class Exporting:
 
 
 class Expiring(Exporting):
-    """Readings past their age: they go, and their files are unlinked a minute later."""
+    """Readings past their age are removed, and their files are unlinked a minute later."""
 
     def prepare(self, past: Any) -> None:
         self._put(past, 1)
@@ -87,15 +87,15 @@ class Expiring(Exporting):
         super().act(past)
 
     def wrong(self, past: Any, expected: list[Any], *, finished: bool) -> list[str]:
-        found = json.loads(json.dumps(past.ask(READINGS), default=str))
-        if found not in ([[]] if finished else [expected, []]) and (found or not finished):
-            return [f"shows {found}"]
-        left = [path for path in past.files() if path.startswith(("segments", "aside"))]
-        return [f"left {left}"] if finished and left else []
+        readings = json.loads(json.dumps(past.ask(READINGS), default=str))
+        if readings not in ([[]] if finished else [expected, []]) and (readings or not finished):
+            return [f"shows {readings}"]
+        remaining = [path for path in past.files() if path.startswith(("segments", "aside"))]
+        return [f"left {remaining}"] if finished and remaining else []
 
 
 def run(scenario: Exporting, base: Path) -> dict[str, Any]:
-    """Kill at every step of *scenario*; return the steps and what was wrong after each."""
+    """Kill at every step of *scenario*; return the steps and the faults after each."""
     settings = {"segments_hours": 24}
 
     def prepare() -> Any:
@@ -136,35 +136,35 @@ def killed(
     look: Callable[[], list[str]],
     times_max: int = 1000,
 ) -> dict[str, Any]:
-    """Kill what *act* does at every step that is worth it, *times_max* times one of the same name, and *look* after each."""
-    kept, every = work.with_name("kept"), "all" in sys.argv
+    """Kill *act* at steps with changes, at most *times_max* times per name; *look* after each."""
+    kept, is_all = work.with_name("kept"), "all" in sys.argv
     steps, states = again(before, work, lambda: act(-1, kept))
     worth = [at for at in worth_killing(states) if steps[:at].count(steps[at]) < times_max]
 
     def leave(at: int) -> Any:
-        """Make *work* what a kill at step *at* leaves."""
-        if every:
+        """Make *work* the state after a kill at step *at*."""
+        if is_all:
             return again(before, work, lambda: act(at, None))
         return as_killed(kept, at, work)
 
     wrong = {}
-    at_all: Sequence[int] = range(len(steps)) if every else worth
+    at_all: Sequence[int] = range(len(steps)) if is_all else worth
     for at in at_all:
         end = leave(at)
         try:
-            words = life(look) if end == signal.SIGKILL else [f"lived: {end}"]
+            faults = life(look) if end == signal.SIGKILL else [f"lived: {end}"]
         except LifeError as error:
-            words = [str(error)]
-        wrong[f"{at} {steps[at]}"] = words
+            faults = [str(error)]
+        wrong[f"{at} {steps[at]}"] = faults
     return {
         "steps": steps,
         "killed": [steps[at] for at in at_all],
-        "wrong": {name: words for name, words in wrong.items() if words},
+        "wrong": {name: faults for name, faults in wrong.items() if faults},
     }
 
 
 def migrate(base: Path) -> dict[str, Any]:
-    """Kill before each statement that brings a store of version 2 to the version of now."""
+    """Kill before each statement of the migration from version 2 to the present version."""
     path, work = base / "before" / "gangline.duckdb", base / "work"
 
     def prepare() -> None:

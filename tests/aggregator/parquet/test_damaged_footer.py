@@ -1,4 +1,4 @@
-"""A Parquet file whose footer is no longer what was written."""
+"""A Parquet file with a damaged footer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def written(folder: Path) -> tuple[ParquetSegment, bytes]:
 
 
 def test_a_name_that_is_no_text_is_a_damaged_file(tmp_path: Path) -> None:
-    """The aggregator did not start, with a traceback of UnicodeDecodeError: one byte of a column's name was turned."""
-    one, data = written(tmp_path)
-    assert segment_files.fault(tmp_path, one) == ""
-    (tmp_path / one.path).write_bytes(data.replace(b"power_watts", b"power\x86watts"))
-    assert segment_files.fault(tmp_path, one).startswith("cannot be read: ")
-    assert segment_files.readable(tmp_path, [one]) == []
+    """A byte of a column's name had changed: UnicodeDecodeError stopped the aggregator's start."""
+    segment, data = written(tmp_path)
+    assert segment_files.fault(tmp_path, segment) == ""
+    (tmp_path / segment.path).write_bytes(data.replace(b"power_watts", b"power\x86watts"))
+    assert segment_files.fault(tmp_path, segment).startswith("cannot be read: ")
+    assert segment_files.readable(tmp_path, [segment]) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(0, 1), st.integers(1, 255))
 @example(1.0, 255)
 def test_no_turned_byte_raises(tmp_path: Path, place: float, turned: int) -> None:
-    """Whatever is wrong with a file, it is one file that is set aside."""
-    one, data = written(tmp_path)
-    at = int(place * (len(data) - 1))
-    harmed = data[:at] + bytes([data[at] ^ turned]) + data[at + 1 :]
-    (tmp_path / one.path).write_bytes(harmed)
-    assert isinstance(segment_files.fault(tmp_path, one), str)
+    """At any damage, only this file is set aside."""
+    segment, data = written(tmp_path)
+    offset = int(place * (len(data) - 1))
+    harmed = data[:offset] + bytes([data[offset] ^ turned]) + data[offset + 1 :]
+    (tmp_path / segment.path).write_bytes(harmed)
+    assert isinstance(segment_files.fault(tmp_path, segment), str)

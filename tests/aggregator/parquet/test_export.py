@@ -1,4 +1,4 @@
-"""Readings leave the live file for Parquet, and are shown as if they had not."""
+"""Readings move from the live file to Parquet, and views show the same rows."""
 
 from __future__ import annotations
 
@@ -17,45 +17,48 @@ from tests.processes import GUARD_SECONDS
 
 
 def fill(past: Any, minutes: int = 10) -> None:
-    """Two hosts of two GPUs, a reading each 30 s."""
-    for at in range(minutes * 2):
+    """Store readings of two hosts with two GPUs, every 30 s."""
+    for number in range(minutes * 2):
         for host in ("a", "b"):
             past.put(
-                values={"power_watts": 100.0 + at, "violation_power_nanoseconds": 1000 * at},
+                values={
+                    "power_watts": 100.0 + number,
+                    "violation_power_nanoseconds": 1000 * number,
+                },
                 host=host,
                 devices=(f"GPU-{host}0", f"GPU-{host}1"),
             )
-        past.put("host_1s", {"cpu_user_ratio": at / 100}, devices=("host",))
+        past.put("host_1s", {"cpu_user_ratio": number / 100}, devices=("host",))
         past.later(30)
 
 
 @pytest.mark.slow
 def test_the_same_rows_before_and_after(past: Any) -> None:
-    """Readings left for Parquet, and `readings.gpu_1s` showed some twice and others not at all."""
+    """After the export `readings.gpu_1s` showed some readings twice, and others not at all."""
     fill(past)
-    ask = "FROM readings.gpu_1s ORDER BY ALL"
-    before, latest = past.ask(ask), past.ask("FROM latest.gpu_1s ORDER BY ALL")
+    query = "FROM readings.gpu_1s ORDER BY ALL"
+    before, latest = past.ask(query), past.ask("FROM latest.gpu_1s ORDER BY ALL")
     assert len(before) == 80
     past.later(6)
-    done = past.turn()
-    assert [words for words in done if words.startswith("exported")] == [
+    turn_log = past.turn()
+    assert [line for line in turn_log if line.startswith("exported")] == [
         "exported gpu_1s 202611201000: 40 rows",
         "exported host_1s 202611201000: 10 rows",
         "exported gpu_1s 202611201005: 40 rows",
         "exported host_1s 202611201005: 10 rows",
     ]
     assert past.live_tables() == []
-    assert past.ask(ask) == before
+    assert past.ask(query) == before
     assert past.ask("FROM latest.gpu_1s ORDER BY ALL") == latest
     past.put(values={"power_watts": 7.0})
-    assert len(past.ask(ask)) == 81
+    assert len(past.ask(query)) == 81
     again = past.again()
-    assert len(again.ask(ask)) == 81
+    assert len(again.ask(query)) == 81
 
 
 @pytest.mark.slow
 def test_anybody_s_duckdb_reads_the_files(past: Any) -> None:
-    """The colleague with a notebook has no Gangline: the files alone must answer."""
+    """A colleague with a notebook has no Gangline: the files alone must suffice."""
     fill(past)
     past.later(6)
     past.turn()
@@ -68,7 +71,7 @@ def test_anybody_s_duckdb_reads_the_files(past: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_it_runs_beside_the_writer_by_default(make_past: Any, tmp_path: Path) -> None:
-    """A setting that nobody turns on is a feature that nobody has."""
+    """A setting that is off by default is a feature without users."""
     past = make_past(
         tmp_path / "data", settings={"history_on": True, "history_seconds": 0.1}
     ).open()
@@ -90,7 +93,7 @@ def test_it_runs_beside_the_writer_by_default(make_past: Any, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_readings_that_have_left_are_in_the_operators_file(past: Any) -> None:
-    """Five minutes after midnight the operators' file had no readings: they had just left."""
+    """Five minutes after midnight the operators' file had no readings: all were exported."""
     past.put(values={"power_watts": 5.0})
     past.later(200)
     past.put(values={"power_watts": 6.0})
@@ -99,20 +102,20 @@ def test_readings_that_have_left_are_in_the_operators_file(past: Any) -> None:
     assert past.live_tables() == []
     past.close()
     with duckdb.connect(str(past.folder / "operators.duckdb"), read_only=True) as operators:
-        found = operators.execute("SELECT power_watts FROM readings.gpu_1s").fetchall()
-    assert found == [(6.0,)]
+        rows = operators.execute("SELECT power_watts FROM readings.gpu_1s").fetchall()
+    assert rows == [(6.0,)]
     past.open()
 
 
 def test_hosts_are_exported_some_at_a_time(make_past: Any, tmp_path: Path) -> None:
-    """Five minutes of a large fleet are more than memory: they are sorted in pieces, into one file."""
+    """Five minutes of a large fleet exceed memory: they are sorted in pieces, into one file."""
     past = make_past(tmp_path / "data", settings={"history_rows_max": 1000}).open()
     past.history._segment_store.rows_max = 3
     for host in ("c", "a", "b", "d"):
         past.put(values={"power_watts": 1.0}, host=host, devices=("G0", "G1"))
     past.later(306)
     past.turn()
-    files = [one for one in past.files() if one.startswith("segments")]
+    files = [file_name for file_name in past.files() if file_name.startswith("segments")]
     assert files == ["segments/gpu_1s/2026112010/202611201000-0.parquet"]
     path = past.folder / files[0]
     with duckdb.connect() as other:
@@ -126,7 +129,7 @@ def test_hosts_are_exported_some_at_a_time(make_past: Any, tmp_path: Path) -> No
 
 
 def test_a_turn_is_short_however_large_a_part_is(make_past: Any, tmp_path: Path) -> None:
-    """A part that took several turns was exported, and then looked for once more and not found."""
+    """A part that took several turns was exported, then searched for again without success."""
     past = make_past(tmp_path / "data", settings={"history_rows_max": 1000}).open()
     past.history._segment_store.rows_max = 1
     for host in ("a", "b", "c"):
@@ -147,40 +150,45 @@ def test_a_turn_is_short_however_large_a_part_is(make_past: Any, tmp_path: Path)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 100))
 def test_ranges_cover_every_host_once(counts: list[int], rows_max: int) -> None:
     """A host between two ranges was in neither file."""
-    hosts = [(f"h{at:02}", count) for at, count in enumerate(counts)]
+    hosts = [(f"h{number:02}", count) for number, count in enumerate(counts)]
     cut = ranges(hosts, rows_max)
     assert (cut[0].after, cut[-1].last) == (None, None)
-    for one, after in pairwise(cut):
-        assert one.last == after.after
-    for one in cut:
-        of = [
+    for host_range, next_range in pairwise(cut):
+        assert host_range.last == next_range.after
+    for host_range in cut:
+        counts_in_range = [
             count
             for host, count in hosts
-            if (one.after is None or host > one.after) and (one.last is None or host <= one.last)
+            if (host_range.after is None or host > host_range.after)
+            and (host_range.last is None or host <= host_range.last)
         ]
-        assert sum(of) == one.rows and (one.rows <= rows_max or len(of) == 1)
+        assert sum(counts_in_range) == host_range.rows and (
+            host_range.rows <= rows_max or len(counts_in_range) == 1
+        )
 
 
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), max_size=6), st.integers(1, 20)
 )
 def test_ranges_cover_every_device_once(counts: list[list[int]], rows_max: int) -> None:
-    """A day of one host's links was more than DuckDB may take: it was never merged, and that night after night."""
+    """A day of one host's links exceeded DuckDB's memory: the merge failed night after night."""
     parts = {
-        f"h{host}": [(f"d{at}", count) for at, count in enumerate(devices)]
+        f"h{host}": [(f"d{number}", count) for number, count in enumerate(devices)]
         for host, devices in enumerate(counts)
     }
     hosts = [(host, sum(count for _, count in parts[host])) for host in parts]
-    every = [(host, device, count) for host in parts for device, count in parts[host]]
-    found = []
-    for one in ranges(hosts, rows_max, parts.__getitem__):
-        low = one.after or "", one.after_device or ""
-        of = [each for each in every if _is_within(each[:2], one)]
-        assert sum(count for _, _, count in of) == one.rows
-        assert one.rows <= rows_max or len(of) == 1
-        assert all(each[:2] > low for each in of)
-        found += of
-    assert found == every  # in order, so that sorted pieces make a sorted file
+    all_devices = [(host, device, count) for host in parts for device, count in parts[host]]
+    covered = []
+    for host_range in ranges(hosts, rows_max, parts.__getitem__):
+        low = host_range.after or "", host_range.after_device or ""
+        devices_in_range = [
+            host_device for host_device in all_devices if _is_within(host_device[:2], host_range)
+        ]
+        assert sum(count for _, _, count in devices_in_range) == host_range.rows
+        assert host_range.rows <= rows_max or len(devices_in_range) == 1
+        assert all(host_device[:2] > low for host_device in devices_in_range)
+        covered += devices_in_range
+    assert covered == all_devices  # in order, so that sorted pieces make a sorted file
 
 
 def _is_within(device: tuple[str, str], one: HostRange) -> bool:

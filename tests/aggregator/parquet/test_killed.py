@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-#: What each scenario goes through.
+#: Steps of each scenario.
 STEPS = {
     "export": {"written", "synced", "revealed raw", "revealed 1m", "revealed 1h", "revealed tail",
                "recording", "recorded", "published", "unlinked", "forgotten"},
     "expire": {"retired", "unlinked", "forgotten"},
     "migrate": {"BEGIN", "COMMIT", "CHECKPOINT"},
 }  # fmt: skip
-#: Before these something has changed on disk for certain: they are killed at.
+#: Before these steps the disk has certainly changed, so each is killed.
 CHANGED = {
     "export": {"written", "revealed raw", "revealed 1m", "revealed 1h", "revealed tail", "recorded",
                "published", "unlinked", "forgotten"},
@@ -26,7 +26,7 @@ CHANGED = {
 }  # fmt: skip
 
 
-#: One kind of kill is enough each time; all of them before a release.
+#: One kind of kill is enough; before a release all kinds run.
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -36,9 +36,9 @@ CHANGED = {
     ],
 )
 def test_killed_at_every_step(tmp_path: Path, scenario: str) -> None:
-    """Power went while an hour was being merged: after the start its readings were there twice.
+    """A power cut during an hour's merge left its readings twice after the start.
 
-    Not killed where nothing has changed on disk since the step before; `killing.py` with `all` kills there too.
+    Steps without a change on disk are skipped; `killing.py` with `all` kills there too.
     """
     program = "tests.aggregator.parquet.killing"
     out = subprocess.run(
@@ -46,10 +46,11 @@ def test_killed_at_every_step(tmp_path: Path, scenario: str) -> None:
         check=False,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # `tests`, as we have it
+        # the `tests` package of this process
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert out.returncode == 0, out.stderr
-    found = json.loads(out.stdout)
-    assert STEPS[scenario] <= set(found["steps"])
-    assert CHANGED[scenario] <= set(found["killed"])
-    assert found["wrong"] == {}
+    result = json.loads(out.stdout)
+    assert STEPS[scenario] <= set(result["steps"])
+    assert CHANGED[scenario] <= set(result["killed"])
+    assert result["wrong"] == {}

@@ -1,4 +1,4 @@
-"""What a crash, a bad disk or a hand left in the data folder is found at the start, and told in words."""
+"""The start finds leftovers of a crash, a bad disk or an operator, and reports them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ POWER = "SELECT power_watts FROM readings.gpu_1s ORDER BY 1"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Past:
-    """A closed store with two parts of readings in Parquet, one live."""
+    """Return a closed store with two parts of readings in Parquet, one live."""
     past = Past(tmp_path_factory.mktemp("made") / "data").open()
-    for at in range(3):
-        past.put(values={"power_watts": float(at)})
+    for number in range(3):
+        past.put(values={"power_watts": float(number)})
         past.put("host_1s", {"cpu_user_ratio": 0.5}, devices=("host",))
         past.later(300)
     past.turn()
@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Past:
 
 @pytest.fixture
 def two(made: Past, tmp_path: Path) -> Iterator[Past]:
-    """A copy of it, open, that has taken a turn."""
+    """Return an open copy of it, after one turn."""
     folder = Path(shutil.copytree(made.folder, tmp_path / "data"))
     past = Past(folder, now_ns=made.now_ns, sequence=made.sequence).open()
     past.turn()
@@ -65,29 +65,38 @@ def not_parquet(path: Path) -> None:
 def test_a_segment_that_cannot_be_read_costs_only_itself(
     two: Any, harm: Callable[[Path], Any], at: int
 ) -> None:
-    """One file of a thousand was cut off by a full disk: no query of that table answered any more."""
+    """A full disk cut off one file of a thousand: every query of that table failed."""
     two.close()
     path = raw(two, at)
     harm(path)
     two.open()
-    left = sorted({0.0, 1.0, 2.0} - {float(at)})
-    assert two.ask(POWER) == [(value,) for value in left]  # from the start on
-    done = two.turn()
+    remaining = sorted({0.0, 1.0, 2.0} - {float(at)})
+    assert two.ask(POWER) == [(value,) for value in remaining]  # also before the first turn
+    turn_log = two.turn()
     name = str(path.relative_to(two.folder))
-    words = next(words for words in done if words.startswith(name))
-    assert "1 rows of gpu_1s received 2026112010" in words and "the rest is unaffected" in words
-    finding = next(one for one in two.findings if one.name == "store.segment_damaged")
-    assert (finding.host, finding.subject, finding.message) == ("(aggregator)", name, words)
-    aside = [one for one in two.files() if one.startswith("aside")]
+    line = next(line for line in turn_log if line.startswith(name))
+    assert "1 rows of gpu_1s received 2026112010" in line and "the rest is unaffected" in line
+    finding = next(
+        finding_or_file
+        for finding_or_file in two.findings
+        if finding_or_file.name == "store.segment_damaged"
+    )
+    assert (finding.host, finding.subject, finding.message) == ("(aggregator)", name, line)
+    aside = [
+        finding_or_file for finding_or_file in two.files() if finding_or_file.startswith("aside")
+    ]
     assert aside == ([] if harm is Path.unlink else [f"aside/{name.replace('/', '--')}"])
-    assert two.ask(POWER) == [(value,) for value in left]
-    assert name not in [one.path for one in segment_files.read_manifest(two.folder, "gpu_1s")]
+    assert two.ask(POWER) == [(value,) for value in remaining]
+    assert name not in [
+        finding_or_file.path
+        for finding_or_file in segment_files.read_manifest(two.folder, "gpu_1s")
+    ]
     assert two.ask("SELECT count(*) FROM readings.host_1s") == [(3,)]
 
 
 @pytest.mark.slow
 def test_a_bit_that_fell_over_is_found_by_reading_again(two: Any) -> None:
-    """A disk that rots keeps sizes and footers: the damage showed when the readings were wanted."""
+    """A failing disk keeps sizes and footers: the damage appeared when the readings were needed."""
     path = raw(two)
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 0x10
@@ -95,14 +104,14 @@ def test_a_bit_that_fell_over_is_found_by_reading_again(two: Any) -> None:
     two.later(31)
     two.turn()
     two.turn()
-    assert [one.name for one in two.findings] == ["store.segment_damaged"]
+    assert [finding.name for finding in two.findings] == ["store.segment_damaged"]
     assert "differs from what was written (CRC-32)" in two.findings[0].message
     assert two.ask(POWER) == [(1.0,), (2.0,)]
 
 
 @pytest.mark.slow
 def test_a_damaged_file_is_not_merged(two: Any) -> None:
-    """The damage would else be copied into the hour, and the good part of it lost with it."""
+    """Otherwise the hour gets the damage as well, and the good part is lost."""
     path = raw(two)
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 0x10
@@ -113,14 +122,14 @@ def test_a_damaged_file_is_not_merged(two: Any) -> None:
         two.turn()
         two.later(31)
     assert two.ask(POWER) == [(1.0,), (2.0,)]
-    assert [one.rsplit("/")[-1] for one in two.files() if one.startswith("segments/gpu_1s")] == [
+    assert [name.rsplit("/")[-1] for name in two.files() if name.startswith("segments/gpu_1s")] == [
         "2026112010-0.parquet"
     ]
 
 
 @pytest.mark.slow
 def test_what_nobody_recorded_is_moved_aside_not_removed(two: Any) -> None:
-    """The live file was restored from last night's backup: today's files were the only copy of today."""
+    """The live file came from last night's backup: today's files were the only copy of today."""
     source = raw(two).read_bytes()
     strange = two.folder / "segments/gpu_1s/2026111923/2026111923-0.parquet"
     strange.parent.mkdir()
@@ -128,21 +137,21 @@ def test_what_nobody_recorded_is_moved_aside_not_removed(two: Any) -> None:
     unfinished = raw(two).with_suffix(".parquet" + segment_files.UNFINISHED_SUFFIX)
     unfinished.write_bytes(source[:100])
     two.again()
-    done = two.turn()
-    assert "removed 1 files that were not finished or are elsewhere whole" in done
-    assert any("not in the store's list" in words for words in done)
-    assert [one for one in two.files() if one.startswith("aside")] == [
+    turn_log = two.turn()
+    assert "removed 1 files that were not finished or are elsewhere whole" in turn_log
+    assert any("not in the store's list" in line for line in turn_log)
+    assert [entry for entry in two.files() if entry.startswith("aside")] == [
         "aside/segments--gpu_1s--2026111923--2026111923-0.parquet"
     ]
     assert two.ask(POWER) == [(0.0,), (1.0,), (2.0,)]
-    assert [one.name for one in two.findings] == ["store.file_unrecorded"]
+    assert [entry.name for entry in two.findings] == ["store.file_unrecorded"]
 
 
 def test_a_failed_export_costs_nothing_and_is_done_again(
     two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk was full for an hour: what was half written stayed, and was shown beside the live rows."""
-    honest = segment_files.finish
+    """The disk was full for an hour: half a file stayed, and appeared beside the live rows."""
+    finish = segment_files.finish
 
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -152,9 +161,10 @@ def test_a_failed_export_costs_nothing_and_is_done_again(
     two.history.turn(two.now_ns, 1e9)
     assert two.history.failing.startswith("exporting gpu_1s 202611201010: no space left on")
     assert two.ask(POWER) == [(0.0,), (1.0,), (2.0,)]
-    monkeypatch.setattr(segment_files, "finish", honest)
+    monkeypatch.setattr(segment_files, "finish", finish)
     two.history.turn(two.now_ns, 1e9)
-    assert len(two.live_tables()) == 1  # the other table's went; this one's rests for a minute
+    # the other table was exported; this table waits for a minute
+    assert len(two.live_tables()) == 1
     assert two.history.failing.startswith("exporting gpu_1s 202611201010: no space left on")
     two.later(61)
     two.turn()
@@ -165,7 +175,7 @@ def test_a_failed_export_costs_nothing_and_is_done_again(
 
 @pytest.mark.slow
 def test_rows_that_come_while_a_part_is_exported(two: Any) -> None:
-    """The clock was set back over the end of five minutes: what came then was dropped with the table."""
+    """The clock was set back over a part's end: later rows were dropped with the table."""
     two.later(10)
     late = [9.0]
 
@@ -183,7 +193,7 @@ def test_rows_that_come_while_a_part_is_exported(two: Any) -> None:
     assert two.live_tables() == []
     assert two.ask(POWER) == [(0.0,), (1.0,), (2.0,), (9.0,)]
     two.now_ns -= 300 * 10**9
-    two.put(values={"power_watts": 10.0})  # and again, when its file is there already
+    two.put(values={"power_watts": 10.0})  # and again, when its file exists already
     two.later(400)
     two.turn()
     assert two.ask(POWER)[-1] == (10.0,)

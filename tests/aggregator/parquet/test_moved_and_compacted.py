@@ -1,4 +1,4 @@
-"""A store with a past that is restored elsewhere, compacted, or opened with files missing: it answers for all of it."""
+"""A store with a past that is restored, compacted, or lacks files: its queries still work."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Quiet:
 
 
 def fill(past: Any) -> None:
-    """Thirteen parts of two tables: the hour is merged, one part stands alone, and one is live."""
-    for at in range(13):
-        values = {"power_watts": float(at), "violation_power_nanoseconds": at * 10**6}
+    """Store 13 parts of two tables: an hour is merged, a part stands alone, a part is live."""
+    for number in range(13):
+        values = {"power_watts": float(number), "violation_power_nanoseconds": number * 10**6}
         past.put(values=values, devices=("G0", "G1"))
         past.put("host_1s", {}, devices=("host",))
         past.later(300)
@@ -46,35 +46,35 @@ def answers(past: Any, *more: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[Any]]:
-    """A stopped store with a past, its clock, and what it answers."""
+    """Return a stopped store with a past, its time, and its results."""
     from tests.aggregator.parquet.conftest import Past
 
     past = Past(tmp_path_factory.mktemp("kept") / "data").open()
     fill(past)
-    found = answers(past, OTHER)
+    results = answers(past, OTHER)
     past.close()
-    assert found[1] == [(26, 24 * 10**6)] and found[-1] == [(12,)]
-    return past.folder, past.now_ns, found
+    assert results[1] == [(26, 24 * 10**6)] and results[-1] == [(12,)]
+    return past.folder, past.now_ns, results
 
 
 @pytest.mark.slow
 def test_a_restored_store_answers_for_all_of_it(
     kept: tuple[Path, int, list[Any]], make_past: Any, tmp_path: Path
 ) -> None:
-    """The machine burnt down. The views of rollups named the old folder's files, and the store did not open."""
+    """The machine burnt down: rollup views named the old folder, and the store did not open."""
     folder, now_ns, expected = kept
     data = Path(shutil.move(shutil.copytree(folder, tmp_path / "data"), tmp_path / "old"))
-    made = Backup(tmp_path / "to", Quiet()).make(lambda: open_stopped_store(data))
-    found = verify.verify_store(
-        made.folder / "gangline.duckdb", made.folder, tmp_path, lambda *_: None
+    backup = Backup(tmp_path / "to", Quiet()).make(lambda: open_stopped_store(data))
+    verification = verify.verify_store(
+        backup.folder / "gangline.duckdb", backup.folder, tmp_path, lambda *_: None
     )
-    assert found.problems == [] and found.parquet_files > 5
+    assert verification.problems == [] and verification.parquet_files > 5
     shutil.rmtree(data)
     restore(tmp_path / "to", tmp_path / "new", Quiet())
     hidden = folder.rename(folder.with_name("hidden"))
     past = make_past(tmp_path / "new", now_ns=now_ns).open()
     try:
-        assert answers(past, OTHER) == expected  # before house is kept, too
+        assert answers(past, OTHER) == expected  # before maintenance, too
         past.turn()
         assert answers(past, OTHER) == expected and past.findings == []
     finally:
@@ -87,7 +87,7 @@ def test_a_restored_store_answers_for_all_of_it(
 def test_rollups_that_cannot_be_read_do_not_keep_it_from_starting(
     harm: str, kept: tuple[Path, int, list[Any]], make_past: Any, tmp_path: Path
 ) -> None:
-    """Killed between making room and telling the views, or a bad block: one file of a year, and no start at all."""
+    """A kill between deletion and new views, or a bad block: one missing file stopped the start."""
     folder, now_ns, expected = kept
     data = Path(shutil.copytree(folder, tmp_path / "data"))
     past = make_past(data, now_ns=now_ns).open()  # its views name its own files
@@ -100,14 +100,14 @@ def test_rollups_that_cannot_be_read_do_not_keep_it_from_starting(
         assert past.ask(QUESTIONS[0]) == expected[0]
         past.turn()
         assert past.ask(QUESTIONS[1]) == [(None, None)]
-        assert {one.name for one in past.findings} == {"store.segment_damaged"}
+        assert {finding.name for finding in past.findings} == {"store.segment_damaged"}
     finally:
         past.close()
 
 
 @pytest.mark.slow
 def test_a_compacted_store_keeps_its_past(past: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts leave for Parquet while their tables are copied; rollups and history.* were gone from the new file."""
+    """Parts were exported during the copy: the new file lacked rollups and history.*."""
     fill(past)
     past.put(values={"power_watts": 100.0}, devices=("G0", "G1"))
     expected = answers(past, OTHER)
@@ -122,23 +122,21 @@ def test_a_compacted_store_keeps_its_past(past: Any, monkeypatch: pytest.MonkeyP
 
     compact.compact(past.store, lambda *_: None, meanwhile)
     assert past.live_tables() != live
-    found = answers(past, OTHER)
-    assert found[0] == expected[0] and found[1][0][0] == 30 and found[3:] == expected[3:]
+    results = answers(past, OTHER)
+    assert results[0] == expected[0] and results[1][0][0] == 30 and results[3:] == expected[3:]
     assert past.again().ask(QUESTIONS[0]) == expected[0]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_a_rollup_that_rots_does_not_stop_the_operators_file(past: Any) -> None:
-    """One bad block in a year of rollups: SQL over the snapshot told of yesterday until somebody looked."""
+    """One bad block in a year of rollups stopped the snapshot, until an operator noticed."""
     fill(past)
     (path,) = (past.folder / "rollups" / "gpu_1s" / "1m").rglob("2026112010-0.parquet")
     path.write_bytes(path.read_bytes()[:30])
     past.store.write_ops()
     with duckdb.connect(str(past.folder / "operators.duckdb"), read_only=True) as base:
         ((left_out,),) = base.execute("SELECT left_out FROM snapshot").fetchall()
-        assert [
-            words for words in left_out if words.startswith("rollups.gpu_1s_1m: all, it cannot")
-        ]
+        assert [line for line in left_out if line.startswith("rollups.gpu_1s_1m: all, it cannot")]
         assert base.execute(QUESTIONS[1]).fetchall() == [(None, None)]
         assert base.execute(QUESTIONS[0]).fetchall()[-1][3] == 99.0

@@ -1,4 +1,4 @@
-"""The process that sorts, rolls up and writes: it is killed, it hangs, its aggregator is killed; nothing is lost."""
+"""The packer process is killed, hangs, or loses its aggregator: no reading is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUMS = (
 
 
 class Mortal(PackerProcess):
-    """Gets signal *number* before the next call of *doomed*."""
+    """Get signal *number* before the next call of *doomed*."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, 1000, 64 << 20)
@@ -59,24 +59,27 @@ class Mortal(PackerProcess):
 
 @pytest.fixture
 def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
-    """A packer of an empty folder. It has the lowest priority: on a busy machine it may be long in coming and in going."""
+    """Return a packer of an empty folder.
+
+    It has the lowest priority, so on a busy machine it starts and ends slowly.
+    """
     monkeypatch.setattr(worker_client, "LOW_PRIORITY_ANSWER_SECONDS_MAX", 900.0)
     monkeypatch.setattr(workers, "GONE_SECONDS", 900.0)
-    one = Mortal(tmp_path / "data")
-    yield one
-    one.kill()
-    one.release()
+    packer = Mortal(tmp_path / "data")
+    yield packer
+    packer.kill()
+    packer.release()
 
 
 @pytest.mark.slow
 def test_killed_before_every_call(make_past: Any, tmp_path: Path, mortal: Mortal) -> None:
-    """The kernel was short of memory and ended what had most: five minutes were there twice, an hour not at all."""
+    """The out-of-memory killer ended it: five minutes were there twice, an hour was missing."""
     past = make_past(tmp_path / "data", packing=mortal).open()
     exporting = "begin", "readings", "end", "discard"
     merging = "ranges", "range", "write", "begin", "end", "discard"
     for half, names in enumerate((exporting, merging)):
-        for at in range(half * 6, half * 6 + 6):
-            values = {"power_watts": float(at), "violation_power_nanoseconds": at * 10**6}
+        for number in range(half * 6, half * 6 + 6):
+            values = {"power_watts": float(number), "violation_power_nanoseconds": number * 10**6}
             past.put(values=values, devices=("G0", "G1"))
             past.later(300)
         expected = past.ask(READINGS)
@@ -90,15 +93,15 @@ def test_killed_before_every_call(make_past: Any, tmp_path: Path, mortal: Mortal
     past.later(61)
     past.turn()
     assert past.ask(SUMS) == [(24, 22 * 10**6)]
-    kept = [one for one in past.files() if one.startswith("segments")]
-    assert kept == ["segments/gpu_1s/2026112010/2026112010-0.parquet"]
+    segments = [file_name for file_name in past.files() if file_name.startswith("segments")]
+    assert segments == ["segments/gpu_1s/2026112010/2026112010-0.parquet"]
     assert past.findings == [] and mortal.pid == 0
     past.close()
 
 
 @pytest.mark.slow
 def test_one_that_hangs_is_killed(make_past: Any, tmp_path: Path, mortal: Mortal) -> None:
-    """A disk that did not answer held the packer up for ever, and history with it; or nobody let it run."""
+    """An unresponsive disk blocked the packer, and history with it; or it got no CPU time."""
     past = make_past(tmp_path / "data", packing=mortal).open()
     past.put(values={"power_watts": 1.0})
     past.later(306)
@@ -123,7 +126,7 @@ def test_one_that_hangs_is_killed(make_past: Any, tmp_path: Path, mortal: Mortal
 def test_one_that_hangs_does_not_hold_up_a_stop(
     make_past: Any, tmp_path: Path, mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C waited a quarter of an hour for a packer that somebody had stopped between two of its pieces."""
+    """Ctrl-C waited 15 minutes for a packer stopped between two of its pieces."""
     monkeypatch.setattr(workers, "END_SECONDS", 0.1)
     past = make_past(tmp_path / "data", packing=mortal).open()
     past.put(values={"power_watts": 1.0})
@@ -143,13 +146,13 @@ def test_one_that_hangs_does_not_hold_up_a_stop(
 def test_an_export_that_comes_during_a_merge(
     make_past: Any, tmp_path: Path, mortal: Mortal, seconds: int, ranges: int, last: bool
 ) -> None:
-    """A large fleet's hour took longer than five minutes to merge: each export undid what there was of it.
+    """A large fleet's hour took over five minutes to merge: each export undid its progress.
 
-    One that is late has a packer that does not go last; then the merge is begun again.
+    If an export is late, the packer gets normal priority; then the merge starts again.
     """
     past = make_past(tmp_path / "data", packing=mortal).open()
-    for at in range(2):
-        past.put(values={"power_watts": float(at)})
+    for number in range(2):
+        past.put(values={"power_watts": float(number)})
         past.later(306)
         past.turn()
     past.later(3060)
@@ -163,14 +166,14 @@ def test_an_export_that_comes_during_a_merge(
         assert past.history.failing == ""
     after = [name for name in mortal.asked[mortal.asked.index("write") + 1 :] if name != "discard"]
     assert after[:2] == ["begin", "readings"]
-    assert mortal.asked.count("ranges") == ranges  # of minutes and of readings, once each
+    assert mortal.asked.count("ranges") == ranges  # once for minutes, once for readings
     assert mortal.went_last == [True] * 3 + [False] * (not last)
     assert past.live_tables() == [] and len(past.ask(READINGS)) == 3
     past.close()
 
 
 def test_a_packet_is_short_however_many_hosts_there_are(mortal: Mortal, tmp_path: Path) -> None:
-    """An hour of 80,000 GPUs' links was in two thousand ranges: more than a packet takes, and never merged."""
+    """An hour of 80,000 GPUs' links had 2,000 ranges, too many for a packet: no merge."""
     hosts = "(SELECT repeat('h', 60) || i AS host FROM range(3000) AS t(i))"
     (tmp_path / "data").mkdir()
     mortal.start()
@@ -182,29 +185,29 @@ def test_a_packet_is_short_however_many_hosts_there_are(mortal: Mortal, tmp_path
 def test_a_host_with_more_rows_than_a_piece_is_cut_between_its_devices(
     mortal: Mortal, tmp_path: Path
 ) -> None:
-    """A host of 144 links has 207,360 minutes a day: DuckDB ran out of its memory, and no day was ever merged."""
+    """144 links have 207,360 minutes a day: DuckDB ran out of memory, and no day was merged."""
     rows = "SELECT 'h' || i % 3 AS host, 'd' || i // 3 % 4 AS device, i AS value FROM range(120) AS t(i)"
     source = f"({rows} UNION ALL SELECT 'small', 'd', -1)"
     (tmp_path / "data").mkdir()
     mortal.start()
     mortal.call("begin", "of", {}, {})
-    found = [
-        HostRange(*mortal.call("range", "of", at))
-        for at in range(mortal.call("ranges", "of", source, 20))
+    host_ranges = [
+        HostRange(*mortal.call("range", "of", number))
+        for number in range(mortal.call("ranges", "of", source, 20))
     ]
     counted = [
         duckdb.execute(
-            f"SELECT count(*) FROM {source} WHERE {one.where}", one.parameters
+            f"SELECT count(*) FROM {source} WHERE {host_range.where}", host_range.parameters
         ).fetchall()
-        for one in found
+        for host_range in host_ranges
     ]
-    assert counted == [[(one.rows,)] for one in found]
-    assert [one.rows for one in found] == [20] * 6 + [1]
+    assert counted == [[(host_range.rows,)] for host_range in host_ranges]
+    assert [host_range.rows for host_range in host_ranges] == [20] * 6 + [1]
 
 
 @pytest.mark.slow
 def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
-    """`failing` said "error": nobody knew that the disk was full, or of what table."""
+    """`failing` was "error": the full disk and the table were missing."""
     mortal.start()
     with pytest.raises(PackerError, match="nowhere"):
         mortal.call("ranges", "of", "read_parquet('nowhere.parquet')", 10)
@@ -220,7 +223,7 @@ def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
     mortal.release()
     mortal.is_behind = True
     mortal.start()
-    mortal.call("discard", "of")  # by its answer it has its niceness
+    mortal.call("discard", "of")  # its response shows that its priority is set
     assert os.getpriority(os.PRIO_PROCESS, mortal.pid) < 19
     mortal.release()
     with pytest.raises(PackerError, match="has ended"):
@@ -228,7 +231,7 @@ def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
 
 
 def test_none_is_left_behind(tmp_path: Path) -> None:
-    """kill -9 of the aggregator: its packer went on writing where the next one's wrote too."""
+    """kill -9 of the aggregator: its packer wrote beside the next aggregator's packer."""
     program = (
         "import sys, time; from pathlib import Path; from gangline.aggregator.store.parquet.worker_client import PackerProcess\n"
         "one = PackerProcess(Path(sys.argv[1]), 1000, 64 << 20); one.start(); one.call('discard', 'of')\n"
@@ -240,5 +243,5 @@ def test_none_is_left_behind(tmp_path: Path) -> None:
         assert parent.stdout is not None
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
-    with os.fdopen(child) as gone:
-        assert select.select([gone], [], [], GUARD_SECONDS)[0]
+    with os.fdopen(child) as child_file:
+        assert select.select([child_file], [], [], GUARD_SECONDS)[0]

@@ -1,4 +1,4 @@
-"""Hours and days become one file each; what is too old or too much goes; a full disk loses the oldest first."""
+"""Hours and days become one file each; limits of age and size remove the oldest files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE = "SELECT sum(violation_power_nanoseconds_increase), sum(readings_count) FR
 
 
 def hour(past: Any, values: range) -> None:
-    """Readings over an hour, one each five minutes."""
+    """Store readings over an hour, one each five minutes."""
     for value in values:
         past.put(values={"power_watts": float(value), "violation_power_nanoseconds": value * 10**6})
         past.put("by_name_never", block=_strange(value))
@@ -37,24 +37,24 @@ def _strange(value: int) -> Any:
 
 @pytest.mark.slow
 def test_an_hour_becomes_one_file_and_shows_the_same(past: Any) -> None:
-    """A year of five minutes is 100,000 files a table: no view opens them in time."""
-    ask = "FROM readings.gpu_1s ORDER BY ALL"
+    """A year of five-minute files is 100,000 files a table: no view opens them in time."""
+    query = "FROM readings.gpu_1s ORDER BY ALL"
     strange = "SELECT raw FROM readings.by_name ORDER BY raw"
     hour(past, range(12))
     past.later(6)
     past.turn()
-    before = past.ask(ask)
-    rolled = past.ask(f"{RATE}.gpu_1s_1m")
+    before = past.ask(query)
+    rollup = past.ask(f"{RATE}.gpu_1s_1m")
     assert past.ask(f"{RATE}.gpu_1s_1h") == [(None, None)]
     hour(past, range(12, 13))
     past.later(100)
-    done = past.turn()
-    assert "merged 12 files into raw gpu_1s 2026112010" in done
-    assert "merged 12 files into 1m gpu_1s 2026112010" in done
-    assert past.ask(f"{ask} LIMIT 12") == before
+    turn_log = past.turn()
+    assert "merged 12 files into raw gpu_1s 2026112010" in turn_log
+    assert "merged 12 files into 1m gpu_1s 2026112010" in turn_log
+    assert past.ask(f"{query} LIMIT 12") == before
     assert past.ask(strange) == [(value,) for value in range(13)]
-    assert past.ask(f"{RATE}.gpu_1s_1h") == rolled == [(11 * 10**6, 12)]
-    past.later(100)  # the files that were merged stay for those who just read the manifest
+    assert past.ask(f"{RATE}.gpu_1s_1h") == rollup == [(11 * 10**6, 12)]
+    past.later(100)  # merged files stay for readers of the old manifest
     past.turn()
     assert [p for p in past.files() if "gpu_1s" in p and "tail" not in p] == [
         "rollups/gpu_1s/1h/2026112010/2026112010-0.parquet",
@@ -71,7 +71,7 @@ def test_an_hour_becomes_one_file_and_shows_the_same(past: Any) -> None:
 
 @pytest.mark.slow
 def test_an_hour_that_cannot_be_merged_keeps_nothing_else(make_past: Any, tmp_path: Any) -> None:
-    """One hour had no room in memory: no later one was merged, and nothing was removed for its age, for days."""
+    """An hour exceeded memory: for days no later hour was merged, and no old file was removed."""
 
     from tests.aggregator.parquet.conftest import PacksHere
 
@@ -101,35 +101,37 @@ def test_an_hour_that_cannot_be_merged_keeps_nothing_else(make_past: Any, tmp_pa
 
 @pytest.mark.slow
 def test_a_day_of_rollups_becomes_one_file_and_anybody_reads_it(past: Any) -> None:
-    """The colleague with a notebook asks the rollups while the aggregator holds its file."""
-    for at in range(0, 25, 4):
-        past.put(values={"power_watts": float(at), "violation_power_nanoseconds": at})
+    """A colleague with a notebook queries the rollups while the aggregator holds its file."""
+    for hour_number in range(0, 25, 4):
+        past.put(
+            values={"power_watts": float(hour_number), "violation_power_nanoseconds": hour_number}
+        )
         past.later(4 * HOUR_SECONDS)
         past.turn()
     past.later(60)
     past.turn()
-    days = [one for one in past.files() if "/20261120-0.parquet" in one]
+    days = [name for name in past.files() if "/20261120-0.parquet" in name]
     assert days == [
         "rollups/gpu_1s/1h/20261120/20261120-0.parquet",
         "rollups/gpu_1s/1m/20261120/20261120-0.parquet",
     ]
-    with duckdb.connect() as other:
+    with duckdb.connect() as notebook:
         for statement in views.statements(past.folder, ["gpu_1s", "host_1s"]):
-            other.execute(statement)
+            notebook.execute(statement)
         for grain in ("1m", "1h"):
-            of_past = RATE.replace("rollups", "past")
-            assert other.execute(f"{of_past}.gpu_1s_{grain}").fetchall() == [(24, 7)]
-        assert other.execute("SELECT count(*) FROM past.gpu_1s").fetchall() == [(7,)]
-        assert other.execute("FROM past.host_1s_1h").fetchall() == []
-        plan = str(other.execute(
+            query = RATE.replace("rollups", "past")
+            assert notebook.execute(f"{query}.gpu_1s_{grain}").fetchall() == [(24, 7)]
+        assert notebook.execute("SELECT count(*) FROM past.gpu_1s").fetchall() == [(7,)]
+        assert notebook.execute("FROM past.host_1s_1h").fetchall() == []
+        plan = str(notebook.execute(
             "EXPLAIN SELECT count(*) FROM past.gpu_1s WHERE time > TIMESTAMP '2026-11-21 09:00'"
         ).fetchall())  # fmt: skip
-    assert plan.count("Function:") == 1  # of two days the files of one
+    assert plan.count("Function:") == 1  # two days, and only the files of one
 
 
 @pytest.mark.slow
 def test_late_readings_do_not_widen_a_day(past: Any) -> None:
-    """One host's clock said 1970, and every query opened every file from then on."""
+    """One host's clock showed 1970: every query opened every file."""
     past.put(values={"power_watts": 1.0})
     past.put(values={"power_watts": 2.0}, time_ns=past.now_ns - 40 * 86_400 * 10**9)
     past.later(300)
@@ -137,8 +139,8 @@ def test_late_readings_do_not_widen_a_day(past: Any) -> None:
     past.later(306)
     past.turn()
     names = [
-        words
-        for (words,) in past.ask(
+        statement
+        for (statement,) in past.ask(
             "SELECT sql FROM duckdb_views() WHERE schema_name = 'past' AND view_name = 'gpu_1s'"
         )
     ]
@@ -153,11 +155,11 @@ def test_late_readings_do_not_widen_a_day(past: Any) -> None:
 
 @pytest.mark.slow
 def test_age_and_bytes_end_each_kind(make_past: Any, tmp_path: Any) -> None:
-    """Readings of three days, minutes of a week, hours of a year: each goes by its own limit."""
+    """Readings of three days, minutes of a week, hours of a year: each has its own limit."""
     settings = {"segments_hours": 8, "rollups_1m_days": 1, "rollups_1h_days": 2}
     past = make_past(tmp_path / "data", settings=settings).open()
-    for at in range(0, 80, 8):
-        past.put(values={"power_watts": float(at)})
+    for hour_number in range(0, 80, 8):
+        past.put(values={"power_watts": float(hour_number)})
         past.later(8 * HOUR_SECONDS)
         past.turn()
     assert past.ask("SELECT min(power_watts) FROM readings.gpu_1s") == [(72.0,)]
@@ -187,30 +189,34 @@ BUCKETS = [f"20261120{hour:02}" for hour in range(10)]
 def test_what_expires_is_the_oldest_and_no_more_than_need_be(
     sizes: list[int], bytes_max: int, seconds: int
 ) -> None:
-    """Retention by bytes once took a file too few, and by age the newest."""
-    found = [segment(*one) for one in zip(BUCKETS, sizes, strict=True)]
+    """Retention by bytes once removed a file too few, and by age the newest."""
+    segments = [segment(*item) for item in zip(BUCKETS, sizes, strict=True)]
     now_us = views.span_us("2026112010")[0]
-    gone = retention.expired(found, now_us - seconds * 10**6, bytes_max)
-    assert gone == found[: len(gone)]
-    kept = found[len(gone) :]
-    assert sum(one.bytes for one in kept) <= bytes_max
-    assert all(views.span_us(one.bucket)[1] >= now_us - seconds * 10**6 for one in kept)
-    if gone:
-        last = gone[-1]
+    removed = retention.expired(segments, now_us - seconds * 10**6, bytes_max)
+    assert removed == segments[: len(removed)]
+    kept = segments[len(removed) :]
+    assert sum(item.bytes for item in kept) <= bytes_max
+    assert all(views.span_us(item.bucket)[1] >= now_us - seconds * 10**6 for item in kept)
+    if removed:
+        last = removed[-1]
         too_old = views.span_us(last.bucket)[1] < now_us - seconds * 10**6
-        assert too_old or sum(one.bytes for one in kept) + last.bytes > bytes_max
+        assert too_old or sum(item.bytes for item in kept) + last.bytes > bytes_max
 
 
 def test_room_is_made_of_the_oldest_readings_first() -> None:
-    """The year's rollups went for want of room while last week's raw readings stayed."""
-    found = [segment(b, 10, g) for g in ("1h", "1m", "raw") for b in ("2026112011", "2026112010")]
-    assert [one.path for one in retention.choose_for_room(found, 35, 0.2)] == [
+    """A full disk removed the year's rollups, and kept last week's raw readings."""
+    segments = [
+        segment(b, 10, g) for g in ("1h", "1m", "raw") for b in ("2026112011", "2026112010")
+    ]
+    assert [chosen.path for chosen in retention.choose_for_room(segments, 35, 0.2)] == [
         "raw/2026112010", "raw/2026112011", "1m/2026112010", "1m/2026112011",
     ]  # fmt: skip
-    assert retention.choose_for_room(found, 0, 0.2) == []
-    # a neighbour's log filled the disk: that does not cost the rollups, which are small
+    assert retention.choose_for_room(segments, 0, 0.2) == []
+    # a neighbor's log filled the disk: the small rollups stay
     for free_share, grains in ((0.9, {"raw"}), (0.4, {"raw", "1m"}), (0.2, {"raw", "1m", "1h"})):
-        assert {o.grain for o in retention.choose_for_room(found, 10**9, free_share)} == grains
+        assert {
+            item.grain for item in retention.choose_for_room(segments, 10**9, free_share)
+        } == grains
 
 
 def test_room_is_not_made_again_with_each_segment() -> None:
@@ -222,9 +228,9 @@ def test_room_is_not_made_again_with_each_segment() -> None:
 
 @pytest.mark.slow
 def test_a_disk_almost_full_loses_the_oldest_and_says_so_once(past: Any) -> None:
-    """The disk filled up on a Sunday: ingest stopped, though a week of raw readings lay beside it."""
-    for at in range(4):
-        past.put(values={"power_watts": float(at)})
+    """The disk filled up on a Sunday: ingest stopped beside a week of raw readings."""
+    for number in range(4):
+        past.put(values={"power_watts": float(number)})
         past.later(HOUR_SECONDS)
         past.turn()
     sizes = [
@@ -238,7 +244,7 @@ def test_a_disk_almost_full_loses_the_oldest_and_says_so_once(past: Any) -> None
     past.disk = (total, wanted - 1)
     for _ in range(2):
         past.turn()
-    # all there is in Parquet is less than what is wanting: it goes, and the live readings stay
+    # all Parquet readings are less than the missing space: they are removed, live readings stay
     assert past.ask("SELECT count(*) FROM segments WHERE grain = 'raw'") == [(0,)]
     assert [p for p in past.files() if p.startswith("segments")] == []
     assert past.ask("SELECT sum(readings_count) FROM rollups.gpu_1s_1m") == [(4,)]
@@ -254,7 +260,7 @@ def test_a_disk_almost_full_loses_the_oldest_and_says_so_once(past: Any) -> None
 
 
 def test_a_live_file_that_is_too_large_loses_its_oldest(make_past: Any, tmp_path: Any) -> None:
-    """Nothing could be exported for a day; the live file grew until the disk was full."""
+    """No export worked for a day; the live file grew until the disk was full."""
     past = make_past(tmp_path / "data", settings={"live_bytes_max": 64 << 20}).open()
     past.history._maintenance._config = AggregatorConfig(data=past.folder, live_bytes_max=-1)
     past.history._next_export = lambda: None
@@ -270,7 +276,7 @@ def test_a_live_file_that_is_too_large_loses_its_oldest(make_past: Any, tmp_path
 
 @pytest.mark.slow
 def test_a_clock_that_jumps_ends_nothing(past: Any) -> None:
-    """The clock said 2036 for a minute, and a year of rollups was too old."""
+    """The clock showed 2036 for a minute, and a year of rollups was too old."""
     past.put(values={"power_watts": 1.0})
     past.later(306)
     past.turn()

@@ -60,11 +60,11 @@ def row(time_us: int, boot_us: int, **cells: Any) -> dict[str, Any]:
 
 
 def by_hand(rows: list[tuple[int, int, int | None]]) -> int:
-    """What `contract.counters.compare` counts from each usable reading to the next one."""
+    """Return the sum that `contract.counters.compare` counts over the usable readings."""
     usable = [
-        one
-        for one in rows
-        if classify(one[2], NATURE) not in (StepOutcome.UNSUPPORTED, StepOutcome.BLANK)
+        reading
+        for reading in rows
+        if classify(reading[2], NATURE) not in (StepOutcome.UNSUPPORTED, StepOutcome.BLANK)
     ]
     total = 0
     for (time_a, boot_a, older), (time_b, boot_b, newer) in pairwise(usable):
@@ -83,7 +83,7 @@ def by_hand(rows: list[tuple[int, int, int | None]]) -> int:
 def test_increases_are_those_of_the_algebra_however_they_are_cut(
     steps: list[tuple[int, int | None, bool]], pieces: int
 ) -> None:
-    """A rollup once showed 2**64 errors where a GPU had been reset, and counted a step twice at each seam."""
+    """A rollup showed 2**64 errors after a GPU's reset, and counted a step twice at each seam."""
     time_us, boot_us, rows = 1_795_168_800_000_000, 10**12, []
     for seconds, value, is_boot in steps:
         time_us += seconds * 1_000_000
@@ -93,13 +93,16 @@ def test_increases_are_those_of_the_algebra_however_they_are_cut(
     tail: list[dict[str, Any]] = []
     total = 0
     for cut in cuts:
-        cells = [row(rows[at][0], rows[at][1], **{COUNTER: rows[at][2]}) for at in cut]
+        cells = [row(rows[index][0], rows[index][1], **{COUNTER: rows[index][2]}) for index in cut]
         if not cells:
             continue
         rolled = roll(chunk([*cells, *tail]), TABLE)
         total += sum(rolled.minutes[f"{COUNTER}_increase"].drop_null().to_pylist())
         assert sum(rolled.minutes["readings_count"].to_pylist()) == len(cells)
-        tail = [{**one, "time": _us(one["time"]), IS_TAIL: True} for one in rolled.tail.to_pylist()]
+        tail = [
+            {**tail_row, "time": _us(tail_row["time"]), IS_TAIL: True}
+            for tail_row in rolled.tail.to_pylist()
+        ]
         assert 1 <= len(tail) <= 1 + len(COUNTERS)
     assert total == by_hand(rows)
 
@@ -121,55 +124,59 @@ def _us(time: Any) -> int:
 def test_gauges_put_together_from_pieces_are_those_of_the_whole(
     values: list[tuple[int, float | None]], pieces: int
 ) -> None:
-    """Half of a minute came an hour later: its mean was the mean of two means."""
+    """Half of a minute arrived an hour later: its mean was the mean of two means."""
     begin = 1_795_168_800_000_000
-    rows = [row(begin + s * 1_000_000 + at, 10**12 + s * 1_000_000, power_watts=v)
-            for at, (s, v) in enumerate(values)]  # fmt: skip
-    whole = [r for r in rows if r["power_watts"] is not None and np.isfinite(r["power_watts"])]
+    rows = [row(begin + s * 1_000_000 + index, 10**12 + s * 1_000_000, power_watts=v)
+            for index, (s, v) in enumerate(values)]  # fmt: skip
+    finite_rows = [
+        r for r in rows if r["power_watts"] is not None and np.isfinite(r["power_watts"])
+    ]
     with duckdb.connect() as connection:
         names = []
-        for at in range(pieces):
-            if part := rows[at::pieces]:
-                connection.register(f"piece_{at}", roll(chunk(part), TABLE).minutes)
-                names.append(f"piece_{at}")
-        found = connection.execute(
+        for index in range(pieces):
+            if part := rows[index::pieces]:
+                connection.register(f"piece_{index}", roll(chunk(part), TABLE).minutes)
+                names.append(f"piece_{index}")
+        rolled_rows = connection.execute(
             f"SELECT epoch_us(time), readings_count, power_watts_count, power_watts_mean, "
             f"power_watts_min, power_watts_max, power_watts_last "
             f"FROM ({rollup_view(TABLE, dict.fromkeys(names))})"
         ).fetchall()
-    assert sum(one[1] for one in found) == len(rows)
-    for minute, _, count, mean, low, high, last in found:
-        of = [r for r in whole if r["time"] // MINUTE_US * MINUTE_US == minute]
-        numbers = [r["power_watts"] for r in of]
-        assert count == len(of)
-        if of:
-            rounding = 1e-9 * max(map(abs, numbers))  # of great numbers that cancel each other out
+    assert sum(minute_row[1] for minute_row in rolled_rows) == len(rows)
+    for minute, _, count, mean, low, high, last in rolled_rows:
+        readings_of_minute = [
+            r for r in finite_rows if r["time"] // MINUTE_US * MINUTE_US == minute
+        ]
+        numbers = [r["power_watts"] for r in readings_of_minute]
+        assert count == len(readings_of_minute)
+        if readings_of_minute:
+            rounding = 1e-9 * max(map(abs, numbers))  # large numbers cancel each other
             assert mean == pytest.approx(float(np.mean(numbers)), rel=1e-6, abs=rounding + 1e-30)
             assert (low, high) == (min(numbers), max(numbers))
-            assert last in [r["power_watts"] for r in of]  # the last piece's last
+            assert last in [r["power_watts"] for r in readings_of_minute]  # the last piece's last
         else:
             assert (mean, low, high, last) == (None, None, None, None)
 
 
 def test_what_comes_late_is_counted_once() -> None:
-    """An hour from a spool came after the present: the errors in it were counted twice."""
+    """An hour from a spool arrived after newer readings: its errors were counted twice."""
     begin = 1_795_168_800_000_000
 
-    def at(second: int, value: int) -> dict[str, Any]:
+    def reading_at(second: int, value: int) -> dict[str, Any]:
         return row(begin + second * 10**6, 10**12 + second * 10**6, **{COUNTER: value})
 
     def increases(rows: list[dict[str, Any]]) -> list[int | None]:
         out: list[int | None] = roll(chunk(rows), TABLE).minutes[f"{COUNTER}_increase"].to_pylist()
         return out
 
-    assert increases([at(0, 100), at(1, 110), at(3000, 500)]) == [10, 390]
-    tail = {**at(3000, 500), IS_TAIL: True}
-    assert increases([at(600, 200), at(601, 210), tail]) == [None]
-    assert increases([at(600, 200), at(3001, 507), tail]) == [None, 7]
+    assert increases([reading_at(0, 100), reading_at(1, 110), reading_at(3000, 500)]) == [10, 390]
+    tail = {**reading_at(3000, 500), IS_TAIL: True}
+    assert increases([reading_at(600, 200), reading_at(601, 210), tail]) == [None]
+    assert increases([reading_at(600, 200), reading_at(3001, 507), tail]) == [None, 7]
 
 
 def test_another_gpu_in_the_slot_s_counters_counts_nothing() -> None:
-    """The GPU was reset: its counters restarted above where they had stood."""
+    """The GPU was reset: its counters restarted above their old values."""
     rows = [
         row(10**15, 10**12, counter_epoch_count=1, **{COUNTER: 5}),
         row(10**15 + 10**6, 10**12 + 10**6, counter_epoch_count=2, **{COUNTER: 900}),
@@ -182,9 +189,12 @@ def test_another_gpu_in_the_slot_s_counters_counts_nothing() -> None:
 
 
 def test_what_a_hostile_host_counts_stays_within_64_bits() -> None:
-    """A counter of 2**63 a second: the sum of a minute wrapped round to a small number."""
+    """A counter of 2**63 a second: a minute's sum overflowed to a small number."""
     name = "calls_failed_errors"
-    rows = [row(10**15 + at * 10**6, 10**12 + at * 10**6, **{name: at * 2**62}) for at in range(3)]
+    rows = [
+        row(10**15 + second * 10**6, 10**12 + second * 10**6, **{name: second * 2**62})
+        for second in range(3)
+    ]
     minutes = roll(chunk(rows), TABLE).minutes
     assert minutes[f"{name}_increase"].to_pylist() == [2 * STEP_MAX]
     with duckdb.connect() as connection:
@@ -198,11 +208,11 @@ def test_what_a_hostile_host_counts_stays_within_64_bits() -> None:
 
 
 def test_flags_of_any_reading_show_in_the_minute() -> None:
-    """The clock was held down by heat for three seconds of the minute, and not in its last one."""
+    """Heat lowered the clock for three seconds of the minute, and not in its last one."""
     values = [0, 0x40, 0x8, None, 0]
     rows = [
-        row(at * 10**6, 10**12 + at * 10**6, clock_event_reasons_flags=v)
-        for at, v in enumerate(values)
+        row(second * 10**6, 10**12 + second * 10**6, clock_event_reasons_flags=v)
+        for second, v in enumerate(values)
     ]
     minutes = roll(chunk(rows), TABLE).minutes
     parts = {

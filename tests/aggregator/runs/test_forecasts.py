@@ -1,4 +1,4 @@
-"""Forecasts of jobs from a fleet's readings to SQL: served while the job runs, and gone with it."""
+"""Forecasts of jobs from a fleet's readings to SQL: served only while the job runs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class ForecastWorld:
     def rows(self) -> list[dict[str, Any]]:
         """Return the stored rows, the nearest horizon first."""
         with self.store.reading() as cursor:
-            found = cursor.execute("FROM job_forecasts ORDER BY job, horizon_seconds")
-            names = [column[0] for column in found.description or ()]
-            return [dict(zip(names, values, strict=True)) for values in found.fetchall()]
+            result = cursor.execute("FROM job_forecasts ORDER BY job, horizon_seconds")
+            names = [column[0] for column in result.description or ()]
+            return [dict(zip(names, values, strict=True)) for values in result.fetchall()]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def jobs(tmp_path: Path) -> ForecastWorld:
 
 
 def test_a_job_is_forecast_while_it_runs(jobs: ForecastWorld) -> None:
-    """A scheduler waits for the next checkpoint before it drains; of a job that ended yesterday none is due."""
+    """A drain waits for the next checkpoint; an ended job has no forecast."""
     for host in jobs.world.hosts:
         tell(jobs.world, host, "7")
     jobs.run(30)
@@ -117,7 +117,7 @@ def test_an_earlier_run_of_the_workload_is_a_prior() -> None:
 
 
 def test_more_jobs_than_the_limit_are_left_out_the_smallest_first() -> None:
-    """A cluster that runs 50,000 jobs of one GPU would have spent a second of each second on them."""
+    """A cluster with 50,000 jobs of one GPU would have spent a second of each second on them."""
     fleet, accumulator, forecasts = Fleet(), RunAccumulator(), RunForecasts()
     gpus = 256
     for host in range(JOBS_MAX // gpus + 2):
@@ -125,10 +125,10 @@ def test_more_jobs_than_the_limit_are_left_out_the_smallest_first() -> None:
         devices = [telemetry_pb2.Device(kind="gpu", key=name) for name in names]
         node = fleet.register(f"h{host}", simulated=False, boot_id=bytes(16), devices=devices)
         fleet.tables["gpu_1s"].ensure_rows(node, names)
-        for at, name in enumerate(names):
+        for number, name in enumerate(names):
             event = telemetry_pb2.HealthEvent(
                 event_id=f"{bytes(16).hex()}/{name}//1/1", device=name, name="gpu.process", boottime_ns=1,
-                attributes={"state": "running", "source": "slurm", "job_id": f"{host}-{at}" if host else "large"},
+                attributes={"state": "running", "source": "slurm", "job_id": f"{host}-{number}" if host else "large"},
             )  # fmt: skip
             fleet.jobs.observe(node, bytes(16).hex(), event)
     accumulator.advance(fleet, START_NS)

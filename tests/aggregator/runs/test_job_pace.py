@@ -1,4 +1,4 @@
-"""The pace of a job: a job that is slow for an hour was at 100 % after five minutes."""
+"""The pace of a job: a job that was slow for an hour was at 100 % after five minutes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WINDOW_NS = 10_000_000_000
 
 
 def tracked(*works: float, tracker: PaceTracker | None = None) -> PaceTracker:
-    """Return a tracker that saw windows of this many steps a second each, NaN for none."""
+    """Return a tracker that saw windows of these steps a second, NaN for none."""
     tracker = tracker or PaceTracker()
     begin = tracker.windows[-1].time_ns + WINDOW_NS if tracker.windows else WINDOW_NS
-    for at, work in enumerate(works):
+    for number, work in enumerate(works):
         window: Works = (work, nan, 0.5)
-        tracker.observe(PaceWindow(begin + at * WINDOW_NS, window))
+        tracker.observe(PaceWindow(begin + number * WINDOW_NS, window))
     return tracker
 
 
@@ -43,7 +43,7 @@ def test_a_single_fast_window_and_the_start_are_no_reference() -> None:
 
 
 def test_a_pause_is_no_change_of_the_reference() -> None:
-    """Windows without a step, as in a checkpoint, say nothing of the pace."""
+    """Windows without a step, as in a checkpoint, do not change the pace."""
     tracker = tracked(*[2.0] * 12, *[nan] * 3)
     assert isnan(tracker.current)
     assert tracked(2.0, 2.0, tracker=tracker).current == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Runs of jobs from a fleet's readings to the store and back: found again, also after a restart."""
+"""Runs of jobs from readings to the store and back: matched again, also after a restart."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Runs:
         self.log.restore(self.world.now_ns)
 
     def run(self, job: str, work: Mapping[str, float], step: float, seconds: int = 70, *, end: bool = True) -> None:  # fmt: skip
-        """Let *job* run on all hosts, and end."""
+        """Run *job* on all hosts, and end it."""
         for host in self.world.hosts:
             tell(self.world, host, job)
             for gpu in range(GPUS):
@@ -71,9 +71,9 @@ class Runs:
     def rows(self) -> dict[str, dict[str, Any]]:
         """Return the stored rows by job."""
         with self.store.reading() as cursor:
-            found = cursor.execute("FROM runs")
-            names = [column[0] for column in found.description or ()]
-            rows = [dict(zip(names, values, strict=True)) for values in found.fetchall()]
+            result = cursor.execute("FROM runs")
+            names = [column[0] for column in result.description or ()]
+            rows = [dict(zip(names, values, strict=True)) for values in result.fetchall()]
         return {row["job"]: row for row in rows}
 
 
@@ -88,7 +88,7 @@ def restart(runs: Runs) -> None:
 
 
 def test_a_second_run_finds_the_first_also_after_a_restart(runs: Runs) -> None:
-    """A run that is slow from its first step is only found by the runs before it, and these are of last month."""
+    """Only last month's runs show that a run is slow from its first step."""
     runs.run("1", TRAINING, 2.0)
     runs.run("2", TRAINING, 2.02)
     runs.run("3", SERVING, 0.0)
@@ -97,7 +97,7 @@ def test_a_second_run_finds_the_first_also_after_a_restart(runs: Runs) -> None:
     assert (first["earlier_runs"], second["earlier_runs"], third["earlier_runs"]) == (0, 1, 0)
     assert second["workload_id"] == first["workload_id"] != third["workload_id"]
     assert second["similarity"] > 0.5 and third["similarity"] is None
-    runs.run("4", TRAINING, 2.5)  # a quarter slower from birth
+    runs.run("4", TRAINING, 2.5)  # a quarter slower from its first step
     restart(runs)
     slow = runs.rows()["4"]
     assert slow["earlier_runs"] == 2 and slow["workload_id"] == first["workload_id"]
@@ -110,7 +110,7 @@ def test_a_second_run_finds_the_first_also_after_a_restart(runs: Runs) -> None:
 
 
 def test_a_job_that_hangs_is_no_other_workload_by_it(runs: Runs) -> None:
-    """A job stood for a night after a GPU died, and its fingerprint was that of one that waits."""
+    """A job hung for a night after a GPU died, and got the fingerprint of a waiting job."""
     runs.run("1", TRAINING, 2.0, end=False)
     hangs = {**dict.fromkeys(TRAINING, 0.0), "wait_ratio": 1.0}
     runs.run("1", hangs, 0.0, seconds=600)
@@ -123,7 +123,7 @@ def test_a_job_that_hangs_is_no_other_workload_by_it(runs: Runs) -> None:
 
 
 def test_a_run_goes_on_over_a_restart_of_ours(runs: Runs) -> None:
-    """After each upgrade of the aggregator every job would have begun anew, and each run would be two."""
+    """After each upgrade every job would have restarted, and each run would be two."""
     runs.run("1", TRAINING, 2.0, end=False)
     restart(runs)
     before = runs.rows()["1"]
@@ -137,7 +137,7 @@ def test_a_run_goes_on_over_a_restart_of_ours(runs: Runs) -> None:
 
 
 def test_a_job_of_ten_seconds_leaves_no_row(runs: Runs) -> None:
-    """A test suite submits thousands of them; they say nothing of any workload."""
+    """A test suite submits thousands of them, without information about any workload."""
     runs.run("1", TRAINING, 2.0, seconds=10)
     restart(runs)
     assert runs.rows() == {}
@@ -145,7 +145,7 @@ def test_a_job_of_ten_seconds_leaves_no_row(runs: Runs) -> None:
 
 
 def test_a_stored_fingerprint_of_another_version_is_unknown(runs: Runs) -> None:
-    """After a downgrade the numbers of a later version would have been compared as if they were ours."""
+    """After a downgrade, the fingerprints of a later version would have been compared."""
     runs.run("1", TRAINING, 2.0)
     restart(runs)
     runs.store.in_transaction(lambda c: c.execute("UPDATE runs SET fingerprint_version = 99"))
@@ -158,10 +158,10 @@ def test_a_stored_fingerprint_of_another_version_is_unknown(runs: Runs) -> None:
 
 
 def test_a_gpu_that_changes_hands_is_counted_for_each_job_once(tmp_path: Path) -> None:
-    """Two jobs one after the other on the same GPUs: the second must not inherit what the first did."""
+    """Two jobs in turn on the same GPUs: the second must not inherit the first job's work."""
     world, accumulator = World(hosts=1, gpus=GPUS), RunAccumulator()
     world.run(1)
-    accumulator.advance(world.fleet, world.now_ns)  # what was read before is no run's
+    accumulator.advance(world.fleet, world.now_ns)  # earlier readings belong to no run
     (host,) = world.hosts
     for job, busy in (("1", 1.0), ("2", 0.25)):
         tell(world, host, job)
@@ -180,7 +180,7 @@ def test_a_gpu_that_changes_hands_is_counted_for_each_job_once(tmp_path: Path) -
 
 
 class Row(dict[str, Any]):
-    """A row of which what is not said is not known."""
+    """A row whose other columns are None."""
 
     def __missing__(self, name: str) -> None:
         return None
@@ -194,39 +194,45 @@ def history_row(at: int, job: str, hosts: Sequence[str], ratio: float) -> Row:
 
 
 def test_a_host_on_which_several_workloads_are_slow_is_watched(runs: Runs) -> None:
-    """It moves from job to job, slow from birth in each, and each job's owner looks in his own code."""
+    """A host slows one job after the other, and each job's owner blames the job's code."""
     rows = []
-    for at in range(12):
-        slow = at % 2 == 0
-        hosts = ("h0", f"x{at}") if slow else ("h1", f"x{at}")
-        rows.append(history_row(at + 1, f"w{at // 2 % 3}", hosts, 0.8 if slow else 1.0))
+    for number in range(12):
+        slow = number % 2 == 0
+        hosts = ("h0", f"x{number}") if slow else ("h1", f"x{number}")
+        rows.append(history_row(number + 1, f"w{number // 2 % 3}", hosts, 0.8 if slow else 1.0))
     runs.store.in_transaction(lambda connection: put_runs(connection, rows))
     restart(runs)
     runs.world.run(2)
-    slow_host, other = (runs.world.score(host) for host in runs.world.hosts)
-    (evidence,) = (one for one in slow_host.evidence if one.signal == "runs.slow_host")
+    slow_host, healthy_host = (runs.world.score(host) for host in runs.world.hosts)
+    (evidence,) = (
+        evidence_row
+        for evidence_row in slow_host.evidence
+        if evidence_row.signal == "runs.slow_host"
+    )
     assert slow_host.state.name == "WATCH" and slow_host.relative_speed == pytest.approx(
         0.8, abs=0.02
     )
     assert "6 runs of 3 workloads were 20 % slower with this host" in evidence.words
-    assert not any(one.signal == "runs.slow_host" for one in other.evidence)
+    assert not any(
+        evidence_row.signal == "runs.slow_host" for evidence_row in healthy_host.evidence
+    )
     runs.close()
 
 
 def test_pace_is_remembered_of_the_newest_runs_alone() -> None:
     """A job on 4,096 hosts runs again each hour."""
     history = RunHistory()
-    for at in range(2 * DRIFT_RUNS_MAX):
-        history.restore(history_row(at, "w", ["a", "b"], 1.0))
+    for number in range(2 * DRIFT_RUNS_MAX):
+        history.restore(history_row(number, "w", ["a", "b"], 1.0))
     assert len(history.paces) == DRIFT_RUNS_MAX
     names = [f"h{host}" for host in range(1024)]
-    for at in range(100):
-        history.restore(history_row(at, "big", names, 1.0))
-    assert sum(len(one.hosts) for one in history.paces) <= DRIFT_HOSTS_MAX
+    for number in range(100):
+        history.restore(history_row(number, "big", names, 1.0))
+    assert sum(len(pace.hosts) for pace in history.paces) <= DRIFT_HOSTS_MAX
 
 
 def test_a_clock_that_steps_costs_no_run(runs: Runs) -> None:
-    """Back by an hour and forward again in the middle of a run: it is one run, compared and stored, and it never ends before it began."""
+    """An hour back and forward in a run: one run, compared and stored, with a valid end."""
     runs.run("1", TRAINING, 2.0, end=False)
     for step_seconds in (-3600, 7200):
         runs.log.step(runs.world.now_ns + step_seconds * 1_000_000_000)

@@ -1,4 +1,4 @@
-"""One verdict per fault of a job, in one place: who slows it, since when, and what that has cost."""
+"""A verdict per fault of a job: its culprit, its begin and its cost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ RACK = fault("h5", Strength.SLOWS, slowdown=0.6, shared_cause="rack r2 power", a
         ([], {}, []),
         ([], {"pace": 0.8}, [(UNKNOWN, ())]),  # after a minute: nothing explains it
         ([SLOW], {}, [(NODE, ("h1",))]),
-        ([CABLE], {}, []),  # errors that cost nothing
+        ([CABLE], {}, []),  # errors without a cost
         ([CABLE], {"pace": 0.78}, [(LINK, ("h2",))]),
         (
             [CABLE, MORE_WORK],
@@ -82,7 +82,7 @@ RACK = fault("h5", Strength.SLOWS, slowdown=0.6, shared_cause="rack r2 power", a
         ),  # never the workload beside a cable
         ([SLOW, MORE_WORK], {"pace": 0.75}, [(NODE, ("h1",))]),
         ([MORE_WORK], {"pace": 0.9}, [(WORKLOAD, ("h3",))]),
-        ([DEAD], {}, [(NODE, ("h4",))]),  # broken, and the job runs on: named, at no cost
+        ([DEAD], {}, [(NODE, ("h4",))]),  # broken, and the job still runs: named, without a cost
         ([DEAD, SLOW], {}, [(NODE, ("h1",)), (NODE, ("h4",))]),
         ([DEAD, SLOW], {"is_standing": True}, [(NODE, ("h4",))]),
         ([RACK, SLOW], {}, [(NODE, ("h5", "h6", "h7")), (NODE, ("h1",))]),
@@ -93,11 +93,11 @@ def test_the_strongest_explanation_is_the_verdict(
 ) -> None:
     """`hosts` named the cable, and `job` blamed the workload of two waiting hosts."""
     verdicts = Job().run(int(UNEXPLAINED_SECONDS_MIN) + 5, *faults, **state)
-    assert [(one.fault.verdict, one.fault.hosts) for one in verdicts] == expected
+    assert [(verdict.fault.verdict, verdict.fault.hosts) for verdict in verdicts] == expected
 
 
 def test_each_moment_is_charged_once_to_the_worst() -> None:
-    """A rack's power cost 3.55 GPU-hours on one host and 0.00 on the other three: one cause is one verdict."""
+    """A rack's power cost 3.55 GPU-hours on one host and 0.00 on three: a cause is one verdict."""
     job = Job()
     job.run(1)
     rack, slow = job.run(3600, RACK, SLOW)
@@ -108,14 +108,14 @@ def test_each_moment_is_charged_once_to_the_worst() -> None:
 
 
 def test_single_hosts_become_part_of_their_shared_cause() -> None:
-    """Four verdicts of the first seconds stood beside the one on the rack that they belong to."""
+    """Four verdicts of the first seconds remained beside the verdict of their rack."""
     job = Job()
     hosts = [
         fault(host, Strength.SLOWS, slowdown=0.6, reason="THERMAL_THROTTLE") for host in RACK.hosts
     ]
     assert len(job.run(10, *hosts)) == 3
-    begun_ns = min(one.since_ns for one in job.verdicts.of_run(RUN))
-    own_ids = {one.verdict_id for one in job.verdicts.of_run(RUN)}
+    begun_ns = min(verdict.since_ns for verdict in job.verdicts.of_run(RUN))
+    own_ids = {verdict.verdict_id for verdict in job.verdicts.of_run(RUN)}
     lost = job.verdicts.lost_gpu_hours(RUN)
     job.verdicts.take_changes()
     (shared,) = job.run(1, RACK)
@@ -124,7 +124,7 @@ def test_single_hosts_become_part_of_their_shared_cause() -> None:
 
 
 def test_a_verdict_ends_when_the_fault_was_last_seen_and_begins_anew_after_that() -> None:
-    """A repaired host stayed the straggler of its job."""
+    """A repaired host remained the straggler of its job."""
     job = Job()
     job.run(100, SLOW)
     seen_ns = job.now_ns
@@ -135,7 +135,7 @@ def test_a_verdict_ends_when_the_fault_was_last_seen_and_begins_anew_after_that(
 
 
 def test_a_job_that_ends_on_a_broken_host_was_stopped_by_it() -> None:
-    """The last verdict of a dead job is what the researcher looks for next morning."""
+    """The researcher looks for a dead job's last verdict next morning."""
     job = Job()
     job.run(20, DEAD, is_standing=True)
     job.verdicts.end_run(RUN, job.now_ns)
@@ -144,7 +144,7 @@ def test_a_job_that_ends_on_a_broken_host_was_stopped_by_it() -> None:
 
 
 def test_a_stopped_aggregator_charges_nothing() -> None:
-    """After a night in which the aggregator was suspended the job had lost 500 GPU-hours."""
+    """After a night of a suspended aggregator the job had lost 500 GPU-hours."""
     job = Job()
     job.run(10, SLOW)
     job.now_ns += 3600 * SECOND_NS
@@ -153,7 +153,7 @@ def test_a_stopped_aggregator_charges_nothing() -> None:
 
 
 def test_verdicts_go_on_after_a_restart() -> None:
-    """The loss so far and the start are those of before the restart."""
+    """The loss so far and the start are kept."""
     job = Job()
     job.run(600, RACK)
     with duckdb.connect() as connection:

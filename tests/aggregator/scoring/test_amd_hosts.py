@@ -1,4 +1,4 @@
-"""AMD hosts from their files to the score: what the driver shows of a fault is found by the rules that NVIDIA's are."""
+"""Faults of AMD GPUs, from sysfs to the score, found by the same rules as NVIDIA's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REVISION = "1.8"
 
 
 class AmdFleet:
-    """Hosts that are folders, read by the agent's collectors and judged by the aggregator, a second at a time."""
+    """Folders that the agent's collectors read and the aggregator judges, second by second."""
 
     def __init__(self, root: Path, hosts: int = 3, folder: Path | None = None) -> None:
         self.fleet = Fleet(epoch=7)
@@ -55,7 +55,7 @@ class AmdFleet:
 
     @staticmethod
     def _rename(host: AmdHost, number: int) -> None:
-        """Give each host's GPUs ids of their own, and no faults."""
+        """Give the GPUs of *host* unique ids and no faults."""
         for gpu in range(8):
             path = host.folder(gpu)
             (path / "unique_id").write_text(f"{number + 1:08x}{gpu + 1:08x}\n")
@@ -80,21 +80,23 @@ class AmdFleet:
         }  # fmt: skip
 
     def register(self, number: int) -> None:
-        """Register a host with what its inventory finds."""
+        """Register a host with the GPUs that its inventory lists."""
         host, name = self.hosts[number], self.names[number]
-        found = amd_gpus.amd_devices(host.host.roots)
+        listed = gpus.amd_devices(host.host.roots)
         devices = [
-            telemetry_pb2.Device(kind=d.kind, key=d.key, attributes=d.attributes) for d in found
+            telemetry_pb2.Device(kind=d.kind, key=d.key, attributes=d.attributes) for d in listed
         ]
         boot = bytes([number + 1]) * 16
         self.fleet.register(name, simulated=False, boot_id=boot, devices=devices)
         if self.store is not None:
-            kept = tuple((d.kind, d.key, dict(d.attributes)) for d in found)
-            record = HostRecord(name, number, False, b"R" * 16, boot, "", "", {}, self.now_ns, kept)
+            stored_devices = tuple((d.kind, d.key, dict(d.attributes)) for d in listed)
+            record = HostRecord(
+                name, number, False, b"R" * 16, boot, "", "", {}, self.now_ns, stored_devices
+            )
             self.store.submit_host(record, {})
 
     def run(self, seconds: int, each: Callable[[], None] | None = None) -> Judgement:
-        """Let time pass; the last ten seconds are judged one by one."""
+        """Advance the clock; judge every second of the last ten, before them every fifth."""
         for passed in range(seconds):
             if each:
                 each()
@@ -138,16 +140,15 @@ class AmdFleet:
             assert taken
 
     def change(self, gpu: int, **values: Value) -> None:
-        """Let a GPU of the first host show these."""
+        """Change readings of a GPU of the first host."""
         self.tables[gpu].update(values)
 
     def score(self, number: int = 0) -> HostScore:
-        """Return a host as last judged."""
         assert self.snapshot is not None
         return next(h for h in self.snapshot.hosts if h.host == self.names[number])
 
     def names_found(self, number: int = 0) -> set[str]:
-        """Return the rules that stand against a host."""
+        """Return the rules with an active symptom on a host."""
         assert self.snapshot is not None
         tracked = self.snapshot.tracked_symptoms.get(number, {})
         return {rule for (rule, _), symptom in tracked.items() if symptom.active}
@@ -155,13 +156,13 @@ class AmdFleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[AmdFleet]:
-    """A fleet of AMD hosts that has run for a while, all well."""
-    made = AmdFleet(tmp_path)
-    made.run(21)
-    assert {made.score(n).state for n in range(3)} == {HealthState.HEALTHY}, (
-        made.score().reason_message
+    """A fleet of AMD hosts that has run for 21 s without a fault."""
+    amd_fleet = AmdFleet(tmp_path)
+    amd_fleet.run(21)
+    assert {amd_fleet.score(n).state for n in range(3)} == {HealthState.HEALTHY}, (
+        amd_fleet.score().reason_message
     )
-    yield made
+    yield amd_fleet
 
 
 def brake(fleet: AmdFleet) -> None:
@@ -228,7 +229,7 @@ def test_a_fault_of_an_amd_gpu_is_found_by_the_rule_that_nvidias_is(
     words: str,
     seconds: int,
 ) -> None:
-    """From sysfs over the collectors, frames and the fleet to the finding; the other hosts stay well."""
+    """From sysfs through frames to the finding; the other hosts stay HEALTHY."""
     befall(fleet)
     fleet.run(seconds)
     score = fleet.score()
@@ -243,7 +244,7 @@ def test_a_fault_of_an_amd_gpu_is_found_by_the_rule_that_nvidias_is(
 
 @pytest.mark.slow
 def test_noisy_links_are_called_by_their_name(fleet: AmdFleet) -> None:
-    """XGMI counts errors by GPU, of all its links together."""
+    """XGMI counts errors per GPU, summed over its links."""
     errors = 0
 
     def more() -> None:
@@ -261,7 +262,7 @@ def test_noisy_links_are_called_by_their_name(fleet: AmdFleet) -> None:
 
 @pytest.mark.slow
 def test_the_finding_and_the_score_in_sql(tmp_path: Path, operators_files: None) -> None:
-    """An operator asks for it as for any other GPU."""
+    """An operator finds the fault with the same SQL as for any other GPU."""
     fleet = AmdFleet(tmp_path / "hosts", folder=tmp_path / "store")
     assert fleet.store is not None
     try:
@@ -275,7 +276,7 @@ def test_the_finding_and_the_score_in_sql(tmp_path: Path, operators_files: None)
             fleet.snapshot, with_gpu_states(fleet.snapshot, fleet.snapshot.hosts)
         )
     finally:
-        fleet.store.close(60.0)  # commits all, and writes the operators' file
+        fleet.store.close(60.0)  # commits all rows and writes the operators' file
     key = fleet.hosts[0].key(2)
     with sandbox.open_snapshot(tmp_path / "store/operators.duckdb") as connection:
 
@@ -285,18 +286,18 @@ def test_the_finding_and_the_score_in_sql(tmp_path: Path, operators_files: None)
         gpus = rows("SELECT gpu, state FROM ops.gpu_scores WHERE host = 'amd0'")
         states = {gpu: state for gpu, state in gpus}
         assert states.pop(key) == "DEGRADED" and set(states.values()) == {"HEALTHY"}
-        ((words, sql),) = rows(f"SELECT words, sql FROM evidence WHERE device = '{key}'")
-        assert "power brake" in str(words) and rows(str(sql))
-        ((model, watts, why),) = rows(
+        ((message, sql),) = rows(f"SELECT words, sql FROM evidence WHERE device = '{key}'")
+        assert "power brake" in str(message) and rows(str(sql))
+        ((model, watts, held_down_by),) = rows(
             f"SELECT model, power_watts, held_down_by FROM ops.gpus WHERE host = 'amd0' AND gpu = '{key}'"
         )
-        assert (model, watts, why) == ("AMD Instinct MI300X", 300.0, "power brake")
+        assert (model, watts, held_down_by) == ("AMD Instinct MI300X", 300.0, "power brake")
         assert len(rows("FROM ops.gpus WHERE model = 'AMD Instinct MI300X'")) == 24
 
 
 @pytest.mark.slow
 def test_vendors_are_not_each_others_peers(tmp_path: Path) -> None:
-    """An MI300X clocks at 2.1 GHz and an H100 at 1.75: compared, the whole of one half was slow."""
+    """An MI300X clocks at 2.1 GHz, an H100 at 1.75: compared, every H100 was slow."""
     amd = AmdFleet(tmp_path)
     nvidia = World(hosts=4)
     nvidia.fleet, nvidia.now_ns = amd.fleet, amd.now_ns
@@ -322,8 +323,8 @@ def test_vendors_are_not_each_others_peers(tmp_path: Path) -> None:
     )
     amd.run(30, both)
     assert amd.snapshot is not None
-    found = {h.host: h for h in amd.snapshot.hosts if h.state is not HealthState.HEALTHY}
-    assert set(found) == {"amd0", nvidia.hosts[1].name}
-    amd_words = found["amd0"].evidence[0].normal
-    assert "same model" in amd_words and "23 peers" in amd_words
-    assert "31 peers" in found[nvidia.hosts[1].name].evidence[0].normal
+    sick = {h.host: h for h in amd.snapshot.hosts if h.state is not HealthState.HEALTHY}
+    assert set(sick) == {"amd0", nvidia.hosts[1].name}
+    amd_normal = sick["amd0"].evidence[0].normal
+    assert "same model" in amd_normal and "23 peers" in amd_normal
+    assert "31 peers" in sick[nvidia.hosts[1].name].evidence[0].normal

@@ -1,4 +1,4 @@
-"""What judging remembers is stored with each score, bounded, read back as it was, and not believed where it cannot be."""
+"""Judging's checkpoint is stored with each score, bounded, restored, and refused if invalid."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GONE = {"worst": {"rule": "gone"}, "latest": None}
 
 
 def sick_world() -> World:
-    """One host has an XID and a GPU that is throttled, one a port that flaps, one nothing."""
+    """Return a world: h0 with an XID and a throttled GPU, h1 with a flapping port, h2 healthy."""
     world = World(hosts=3)
     throttle(world.hosts[0], 2)
     world.run(20)
@@ -64,7 +64,7 @@ def judged(world: World) -> Judgement:
 
 
 def test_what_is_remembered_is_read_back_as_it_was() -> None:
-    """A hold that comes back a little different is one that ends too early, or that nothing ends."""
+    """A symptom restored with other times would end too early, or never."""
     world = sick_world()
     snapshot = judged(world)
     assert sorted(snapshot.tracked_symptoms) == [0, 1]
@@ -74,19 +74,21 @@ def test_what_is_remembered_is_read_back_as_it_was() -> None:
     body = encode(before, parts, world.now_ns)
     assert decode(body, 0, world.now_ns + 60 * SECOND_NS) == (before, parts)
     moved, _ = decode(body, 7, world.now_ns)
-    assert {(one.worst.host, one.latest.host) for one in moved.values()} == {(7, 7)}
-    # Our clock was set back: nothing was seen later than now.
+    assert {(symptom.worst.host, symptom.latest.host) for symptom in moved.values()} == {(7, 7)}
+    # The aggregator's clock was set back: no symptom may have been seen in the future.
     earlier, _ = decode(body, 0, world.now_ns - 3600 * SECOND_NS)
-    assert all(one.last_seen_ns <= world.now_ns - 3600 * SECOND_NS for one in earlier.values())
+    assert all(
+        symptom.last_seen_ns <= world.now_ns - 3600 * SECOND_NS for symptom in earlier.values()
+    )
 
 
 def test_a_row_of_the_version_before_is_read_back() -> None:
-    """It stored each rule whole; the fleet would have started from its last scores at the upgrade."""
+    """Format 1 stored each rule in full; an upgrade would have fallen back to the last scores."""
     world = sick_world()
     before = judged(world).tracked_symptoms[0]
     content = json.loads(encode(before, NOBODY, world.now_ns))
-    for one in content["symptoms"]:
-        for symptom in filter(None, (one["worst"], one["latest"])):
+    for entry in content["symptoms"]:
+        for symptom in filter(None, (entry["worst"], entry["latest"])):
             if isinstance(symptom["rule"], str):
                 symptom["rule"] = to_plain(RULES[symptom["rule"]])
     old = json.dumps(content | {"format": 1})
@@ -95,26 +97,26 @@ def test_a_row_of_the_version_before_is_read_back() -> None:
 
 
 def test_a_rule_that_is_as_declared_is_the_declared_one() -> None:
-    """Rules compare by identity: a copy of a link's own rule explained the fall that it named."""
+    """Rules compare by identity: a copy of a link's rule explained the very fault that it named."""
     world = sick_world()
-    found, _ = decode(encode(judged(world).tracked_symptoms[0], NOBODY, 1), 0, 1)
-    rules = [one.worst.rule for one in found.values()]
+    decoded, _ = decode(encode(judged(world).tracked_symptoms[0], NOBODY, 1), 0, 1)
+    rules = [tracked.worst.rule for tracked in decoded.values()]
     assert any(rule is RULES.get(rule.name) for rule in rules)
 
 
 def test_the_time_without_us_makes_no_symptom_count() -> None:
-    """It had been there for a second; after an hour without us it counted at the first frame."""
+    """A symptom 1 s old counted at the first frame after an hour without the aggregator."""
     world = sick_world()
-    [one, *_] = judged(world).tracked_symptoms[0].values()
-    entering = {one.worst.key: replace(one, active=False)}
+    [tracked, *_] = judged(world).tracked_symptoms[0].values()
+    entering = {tracked.worst.key: replace(tracked, active=False)}
     [after] = decode(encode(entering, NOBODY, world.now_ns), 0, world.now_ns + 3600 * SECOND_NS)[
         0
     ].values()
-    assert after.since_ns == one.since_ns + 3600 * SECOND_NS and not after.active
+    assert after.since_ns == tracked.since_ns + 3600 * SECOND_NS and not after.active
 
 
 def test_a_counter_is_remembered_no_longer_by_two_restarts_than_by_one() -> None:
-    """In a loop of crashes each start would have added five minutes."""
+    """In a crash loop each start would have added five minutes."""
     world = sick_world()
     before = judged(world).tracked_symptoms[1]
     once, _ = decode(encode(before, NOBODY, world.now_ns), 1, world.now_ns)
@@ -127,7 +129,7 @@ def due_hosts(rows: list[HostMemory]) -> dict[str, bool]:
 
 
 def test_a_host_is_written_with_its_score_and_each_minute_and_is_removed_when_well() -> None:
-    """What is written each second is a disk that is full; what is never removed comes back as a fault."""
+    """Writing each second would fill the disk; a row that stays would return as a fault."""
     world = sick_world()
     snapshot, fleet = judged(world), world.fleet
     written = MemoryLog(Judgement(0, 0, 0.0, ()))
@@ -143,29 +145,29 @@ def test_a_host_is_written_with_its_score_and_each_minute_and_is_removed_when_we
 
 
 def test_after_a_restart_hosts_are_written_over_the_whole_minute() -> None:
-    """Those that came from the store came together, and were written together in one second of each minute."""
+    """All hosts restored together were then written in the same second of each minute."""
     world = sick_world()
     restored = restore(Fleet(epoch=8), last_scores(world), world.now_ns)
     written = MemoryLog(restored)
-    assert [PERIOD_NS + at - restored.computed_ns for at in written._written_ns.values()] == [
-        PERIOD_NS - host * SECOND_NS for host in range(3)
-    ]
+    assert [
+        PERIOD_NS + written_ns - restored.computed_ns for written_ns in written._written_ns.values()
+    ] == [PERIOD_NS - host * SECOND_NS for host in range(3)]
 
 
 def test_of_a_host_with_too_many_symptoms_the_gravest_are_remembered() -> None:
-    """A counter on each of 4,000 interfaces, and one GPU that fell off the bus."""
+    """A counter on each of many interfaces, and one GPU that fell off the bus: the GPU is kept."""
     world = sick_world()
     xid = max(judged(world).tracked_symptoms[0].values(), key=lambda one: one.worst.severity)
     [flap] = judged(world).tracked_symptoms[1].values()
 
     def numbered(number: int) -> tuple[tuple[str, str], TrackedSymptom]:
-        one = replace(flap.worst, device=f"veth{number}")
-        return one.key, replace(flap, worst=one, latest=one)
+        symptom = replace(flap.worst, device=f"veth{number}")
+        return symptom.key, replace(flap, worst=symptom, latest=symptom)
 
     many = dict(map(numbered, range(2 * SYMPTOMS_PER_HOST_MAX))) | {xid.worst.key: xid}
     body = encode(many, NOBODY, 1)
-    found, _ = decode(body, 0, 1)
-    assert len(found) == SYMPTOMS_PER_HOST_MAX and xid.worst.key in found
+    decoded, _ = decode(body, 0, 1)
+    assert len(decoded) == SYMPTOMS_PER_HOST_MAX and xid.worst.key in decoded
     assert len(body) < 2_000 * SYMPTOMS_PER_HOST_MAX
 
 
@@ -185,9 +187,9 @@ def test_of_a_host_with_too_many_symptoms_the_gravest_are_remembered() -> None:
 def test_a_memory_that_cannot_be_believed_is_not_and_the_log_says_so(
     body: str, outdated: bool, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Torn, of a later version, or older than its score. The last score applies, and what shows again is judged."""
+    """After a torn, newer or outdated checkpoint the last score applies."""
     world = sick_world()
-    last = [one._replace(memory=body, is_outdated=outdated) for one in last_scores(world)]
+    last = [score._replace(memory=body, is_outdated=outdated) for score in last_scores(world)]
     findings = world.fleet.findings
     world.now_ns += 30 * SECOND_NS
     world.fleet = Fleet(epoch=8)
@@ -206,7 +208,7 @@ def test_a_memory_that_cannot_be_believed_is_not_and_the_log_says_so(
 
 @pytest.mark.slow
 def test_what_needs_minutes_to_count_goes_on_counting_over_a_restart() -> None:
-    """A GPU that does not join its fabric counts after two minutes: with an update every minute and a half it never did."""
+    """A GPU that joins no fabric counts after 2 min: with restarts each 90 s it never did."""
     world = World(hosts=2)
     host = world.hosts[0]
     host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=1)
@@ -214,7 +216,7 @@ def test_what_needs_minutes_to_count_goes_on_counting_over_a_restart() -> None:
     assert world.score(host).state is HealthState.HEALTHY
     restarted(world)
     back(world)
-    world.run(10)  # within a minute it is read again; until then nothing counts
+    world.run(10)  # the state is read again within a minute; until then nothing counts
     assert world.score(host).state is HealthState.HEALTHY
     world.run(int(REGISTRATION_SECONDS))
     assert world.score(host).state is HealthState.UNHEALTHY
@@ -224,7 +226,7 @@ def test_what_needs_minutes_to_count_goes_on_counting_over_a_restart() -> None:
 def test_after_kill_9_the_memory_is_that_of_the_last_score(
     lab: Any, connect: Any, make_agent: Any, until: Any
 ) -> None:
-    """Both are of one commit: there is no minute that only one of them knows."""
+    """The memory and the score are written in the same commit."""
     agent = make_agent()
 
     async def life() -> None:
@@ -241,10 +243,10 @@ def test_after_kill_9_the_memory_is_that_of_the_last_score(
         await connection.stub.ReportEvents(request, metadata=connection.metadata)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{process.port}") as channel:
             scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-            asked = score_pb2.GetNodeScoreRequest(name=f"nodes/{agent.host}")
-            while (await scores.GetNodeScore(asked)).state != HealthState.UNHEALTHY:
+            score_request = score_pb2.GetNodeScoreRequest(name=f"nodes/{agent.host}")
+            while (await scores.GetNodeScore(score_request)).state != HealthState.UNHEALTHY:
                 await asyncio.sleep(0)
-        await connection.send(agent.message(2))  # what came before it is stored with it
+        await connection.send(agent.message(2))  # earlier messages are stored with this one
         process.end(signal.SIGKILL)
         await connection.close()
 
@@ -255,15 +257,15 @@ def test_after_kill_9_the_memory_is_that_of_the_last_score(
 
     asyncio.run(life())
     restored, ended_us = asyncio.run(next_life())
-    [one] = (s for s in restored.tracked_symptoms[0].values() if s.worst.signal == "gpu.xid")
-    assert one.active and restored.settling[0].score.state is HealthState.UNHEALTHY
+    [symptom] = (s for s in restored.tracked_symptoms[0].values() if s.worst.signal == "gpu.xid")
+    assert symptom.active and restored.settling[0].score.state is HealthState.UNHEALTHY
     stored = "SELECT epoch_us(time) FROM judge_memory"
     assert lab.rows(stored) == [(ended_us,)], "at a clean end it is that of the last judgement"
 
 
 @pytest.mark.slow
 def test_the_store_says_which_memory_is_older_than_its_score(tmp_path: Path) -> None:
-    """A version that writes no memory ran in between: what was remembered is not of this history."""
+    """A version without checkpoints ran in between, so the stored checkpoint is outdated."""
     world = sick_world()
     snapshot = judged(world)
     rows = MemoryLog(Judgement(0, 0, 0.0, ())).take_due(snapshot, world.fleet, ())

@@ -1,4 +1,4 @@
-"""Our clock was a day ahead for a while and was set back: what was stored of tomorrow is not what is so now."""
+"""The aggregator's clock was set back by a day: rows stored ahead of it are not current."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ SICK, DEAD, NEW = "h0", "h1", "h2"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Three hosts that were well tomorrow; since then one fell sick, one fell silent, and of one nothing was stored."""
-    world, made = World(hosts=3), Fleet(tmp_path_factory.mktemp("back"))
-    for number, one in enumerate(world.hosts):
-        gpus = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(2))
+    """Three hosts, HEALTHY tomorrow; then one fell sick, one silent, and one has no newer row."""
+    world, stored_fleet = World(hosts=3), Fleet(tmp_path_factory.mktemp("back"))
+    for number, host in enumerate(world.hosts):
+        gpus = tuple(("gpu", gpu_of(host, n), {"name": "H100"}) for n in range(2))
         record = HostRecord(
-            one.name, number, False, b"R" * 16, one.boot_id, "", "", {}, NOW_NS, gpus
+            host.name, number, False, b"R" * 16, host.boot_id, "", "", {}, NOW_NS, gpus
         )
-        made.store.submit_host(record, {})
-    _judged(made, world.run(20), NOW_NS + DAY_NS, SICK, DEAD, NEW)
-    made.store.submit_own_health([(NOW_NS + DAY_NS, "calls", 9.0, "")])
-    for one in world.hosts:
-        for table, device in (("host_1s", "host"), ("gpu_1s", gpu_of(one, 0))):
-            made.tell(one.name, {device: 9.0}, DAY_SECONDS, table)
-    made.latest()
+        stored_fleet.store.submit_host(record, {})
+    _judged(stored_fleet, world.run(20), NOW_NS + DAY_NS, SICK, DEAD, NEW)
+    stored_fleet.store.submit_own_health([(NOW_NS + DAY_NS, "calls", 9.0, "")])
+    for host in world.hosts:
+        for table, device in (("host_1s", "host"), ("gpu_1s", gpu_of(host, 0))):
+            stored_fleet.tell(host.name, {device: 9.0}, DAY_SECONDS, table)
+    stored_fleet.latest()
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     world.hosts[1].silent = True
     sick = world.run(30)
-    _judged(made, sick, NOW_NS - SECOND_NS, SICK, DEAD)
-    made.store.submit_own_health([(NOW_NS - SECOND_NS, "calls", 1.0, "")])
-    made.tell(SICK, {"host": 1.0}, -1, "host_1s")
-    made.tell(SICK, {gpu_of(world.hosts[0], 0): 1.0}, -1)
-    made.store.write_ops()
-    yield made
-    made.store.close()
+    _judged(stored_fleet, sick, NOW_NS - SECOND_NS, SICK, DEAD)
+    stored_fleet.store.submit_own_health([(NOW_NS - SECOND_NS, "calls", 1.0, "")])
+    stored_fleet.tell(SICK, {"host": 1.0}, -1, "host_1s")
+    stored_fleet.tell(SICK, {gpu_of(world.hosts[0], 0): 1.0}, -1)
+    stored_fleet.store.write_ops()
+    yield stored_fleet
+    stored_fleet.store.close()
 
 
 def _judged(fleet: Fleet, snapshot: Judgement, now_ns: int, *names: str) -> None:
-    """Store the scores of the hosts as of then; who is silent was heard an hour before."""
+    """Store scores as of *now_ns*; a STALE host last reported an hour before."""
     hosts = [
-        replace(one, last_received_ns=now_ns - HOUR_NS * (one.state is HealthState.STALE))
-        for one in snapshot.hosts
-        if one.host in names
+        replace(host, last_received_ns=now_ns - HOUR_NS * (host.state is HealthState.STALE))
+        for host in snapshot.hosts
+        if host.host in names
     ]
     fleet.store.submit_scores(
         replace(snapshot, computed_ns=now_ns), with_gpu_states(snapshot, hosts)
@@ -89,15 +89,15 @@ def asked(fleet: Fleet, query: str) -> list[tuple[Any, ...]]:
     ],
 )  # fmt: skip
 def test_operators_are_told_what_is_so_now(fleet: Fleet, query: str, wanted: list[Any]) -> None:
-    """A machine booted a day ahead: for a day after NTP every view showed the states of its first minutes."""
+    """A machine booted a day ahead: for a day after NTP every view showed its first minutes."""
     assert asked(fleet, query) == wanted
 
 
 def test_a_restart_goes_on_from_what_was_written_last(fleet: Fleet) -> None:
     """A host dead for hours was HEALTHY, last report 0 s ago, after each start within that day."""
     with fleet.store.reading() as cursor:
-        scores = {one.score.host: one.score for one in restored_state.last_scores(cursor)}
-    states = {name: one.state for name, one in scores.items()}
+        scores = {last.score.host: last.score for last in restored_state.last_scores(cursor)}
+    states = {name: last.state for name, last in scores.items()}
     assert states == {SICK: HealthState.UNHEALTHY, DEAD: HealthState.STALE}
     assert scores[SICK].last_received_ns == NOW_NS - SECOND_NS
     assert scores[DEAD].last_received_ns == NOW_NS - SECOND_NS - HOUR_NS
@@ -105,10 +105,10 @@ def test_a_restart_goes_on_from_what_was_written_last(fleet: Fleet) -> None:
 
 @pytest.mark.slow
 def test_a_clock_set_back_while_we_were_away_forgets_no_host(tmp_path: Path) -> None:
-    """All that is stored is of tomorrow, and is what was so last."""
-    world, made = World(hosts=2), Fleet(tmp_path)
-    _judged(made, world.run(20), NOW_NS + DAY_NS, "h0", "h1")
-    made.tell("h0", {"host": 9.0}, DAY_SECONDS, "host_1s")
-    with made.store.reading() as cursor:
-        assert [one.score.host for one in restored_state.last_scores(cursor)] == ["h0", "h1"]
-    made.store.close()
+    """All stored rows have tomorrow's times; they are still the latest."""
+    world, stored_fleet = World(hosts=2), Fleet(tmp_path)
+    _judged(stored_fleet, world.run(20), NOW_NS + DAY_NS, "h0", "h1")
+    stored_fleet.tell("h0", {"host": 9.0}, DAY_SECONDS, "host_1s")
+    with stored_fleet.store.reading() as cursor:
+        assert [last.score.host for last in restored_state.last_scores(cursor)] == ["h0", "h1"]
+    stored_fleet.store.close()

@@ -1,4 +1,4 @@
-"""Judging over time: who is unknown, stale, frozen; what late and odd frames do; ten thousand hosts."""
+"""Judging over time: UNKNOWN, STALE and frozen hosts, late and odd frames, ten thousand hosts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.worlds import SECOND_NS, START_NS, World, block, gpu_of, throttle
 
 
 def test_a_host_is_unknown_until_it_was_heard_for_five_seconds() -> None:
-    """A host that just registered is neither healthy nor at fault."""
+    """A host that just registered is UNKNOWN."""
     world = World()
     assert evaluate(world.fleet, START_NS, None).hosts[0].state is HealthState.UNKNOWN
     world.run(3)
@@ -39,7 +39,7 @@ def test_a_host_is_unknown_until_it_was_heard_for_five_seconds() -> None:
 
 
 def test_a_healthy_host_has_the_base_hazard_and_a_measured_speed() -> None:
-    """The numbers of a host about which nothing is known but its size."""
+    """The numbers of a host of which only the size is known."""
     world = World()
     world.run(20)
     score = world.score(world.hosts[0])
@@ -50,7 +50,7 @@ def test_a_healthy_host_has_the_base_hazard_and_a_measured_speed() -> None:
 
 
 def test_a_silent_host_is_stale_with_wide_bounds_and_comes_back() -> None:
-    """A dead agent, a dead host or a dead link: not known which, and not healthy."""
+    """The cause may be a dead agent, host or link; the host is not HEALTHY."""
     world = World()
     world.run(20)
     fresh = world.score(world.hosts[0])
@@ -68,7 +68,7 @@ def test_a_silent_host_is_stale_with_wide_bounds_and_comes_back() -> None:
 
 
 def test_what_is_measured_of_a_silent_host_is_not_known() -> None:
-    """No errors, said the record of each morning, of hosts that had been switched off."""
+    """Hosts that had been switched off were recorded each morning as free of errors."""
     world = World()
     world.run(20)
     world.hosts[0].silent = True
@@ -77,12 +77,12 @@ def test_what_is_measured_of_a_silent_host_is_not_known() -> None:
     for host, known in zip(world.hosts, (False, True, True, True), strict=True):
         inputs = world.score(host).inputs
         assert inputs is not None
-        found = [math.isfinite(inputs.features[SCORE_FEATURE_COLUMN[name]]) for name in measured]
-        assert found == [known] * len(measured)
+        is_known = [math.isfinite(inputs.features[SCORE_FEATURE_COLUMN[name]]) for name in measured]
+        assert is_known == [known] * len(measured)
 
 
 def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
-    """XID 95, then the host hangs: silence must not clear what speech showed."""
+    """After XID 95 the host hangs: silence must not clear the fault."""
     world = World()
     world.run(10)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
@@ -97,8 +97,10 @@ def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
 def test_more_findings_than_are_kept_stand_as_they_were_found(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A counter stood at its ceiling on each port of a large fleet: each second the oldest findings were thrown out,
-    found anew, and written to the store, and with them the faults of which hazards are told.
+    """Counters at their ceiling on every port evicted real faults from the findings.
+
+    Each second the oldest findings were evicted, found again and stored, among them the faults from
+    which hazards are computed.
     """
     monkeypatch.setattr(fleets, "FINDINGS_MAX", 6)
     monkeypatch.setattr(judging, "NON_FAULT_FINDINGS_MAX", 3)
@@ -119,12 +121,14 @@ def test_more_findings_than_are_kept_stand_as_they_were_found(
     assert len(findings.changes(world.now_ns)) == 2 and len(world.fleet.findings) == 6
     findings.report_not_storing("full", world.now_ns)
     assert len(findings.changes(world.now_ns)) == 1, "what stands against ourselves always has room"
-    assert len([one for one in caplog.records if "counter.saturated of" in one.message]) == 1
+    assert (
+        len([record for record in caplog.records if "counter.saturated of" in record.message]) == 1
+    )
 
 
 @pytest.mark.slow
 def test_silence_makes_nothing_younger() -> None:
-    """What was over but for its last seconds began anew with each silence: a slow host stayed so for another hour."""
+    """A fault that was nearly over restarted with each silence: a host stayed slow for an hour."""
     world = World()
     world.run(20)
     device = gpu_of(world.hosts[0], 0)
@@ -143,7 +147,7 @@ def test_silence_makes_nothing_younger() -> None:
 
 
 def test_rates_do_not_decay_while_nobody_reports_them() -> None:
-    """No frame for ten seconds is not ten seconds without an error."""
+    """Ten seconds without a frame are not ten seconds without errors."""
     world = World()
     world.run(20)
     world.hosts[0].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)
@@ -171,7 +175,7 @@ def test_many_hosts_silent_at_once_are_our_fault_and_frozen() -> None:
 
 
 def test_an_outage_is_not_frozen_for_ever() -> None:
-    """Five hosts were taken away for good."""
+    """Five hosts were removed for good."""
     world = World(hosts=8, gpus=1)
     world.run(20)
     for host in world.hosts[:5]:
@@ -184,7 +188,7 @@ def test_an_outage_is_not_frozen_for_ever() -> None:
 
 
 def set_back(world: World, seconds: int) -> None:
-    """Set the aggregator's clock back; its hosts' boot time goes on."""
+    """Set the aggregator's clock back; the boot time of its hosts stays."""
     world.now_ns -= seconds * SECOND_NS
     for host in world.hosts:
         host.booted_ns -= seconds * SECOND_NS
@@ -192,8 +196,10 @@ def set_back(world: World, seconds: int) -> None:
 
 @pytest.mark.slow
 def test_a_clock_of_ours_that_is_set_back_makes_no_host_new_and_none_well() -> None:
-    """NTP put an aggregator right by an hour, after its start: for that hour every host was UNKNOWN, a dead one was
-    heard, no fault began and none that was over ended.
+    """NTP set the aggregator's clock back by an hour after its start.
+
+    For that hour every host was UNKNOWN, a dead host counted as alive, no fault began, and no fault
+    that was over ended.
     """
     world = World()
     throttle(world.hosts[1], 0)
@@ -210,7 +216,11 @@ def test_a_clock_of_ours_that_is_set_back_makes_no_host_new_and_none_well() -> N
     set_back(world, 3600)
     throttle(world.hosts[0], 0)
     world.run(2)
-    assert [world.states()[f"h{at}"] for at in (0, 1, 2)] == ["HEALTHY", "DEGRADED", "SUSPECT"]
+    assert [world.states()[f"h{number}"] for number in (0, 1, 2)] == [
+        "HEALTHY",
+        "DEGRADED",
+        "SUSPECT",
+    ]
     world.run(20)
     assert world.states()["h0"] == "DEGRADED", "what begins now counts"
     assert world.states()["h3"] == "STALE", "who says nothing is not heard for an hour"
@@ -221,8 +231,10 @@ def test_a_clock_of_ours_that_is_set_back_makes_no_host_new_and_none_well() -> N
 
 
 def test_a_clock_of_ours_that_is_set_forward_says_nothing_about_hosts() -> None:
-    """NTP put an aggregator right by an hour: every host was STALE until it was heard again, what had begun just then
-    counted at once, and what stands for ten minutes was over.
+    """NTP set the clock forward by an hour.
+
+    Every host was STALE until its next frame, a symptom that had just begun counted at once, and a
+    fault that lasts ten minutes was over.
     """
     world = World(hosts=8)
     world.event(world.hosts[2], 1, "0000:00:01.0", "pcie.aer")
@@ -245,8 +257,10 @@ def test_a_clock_of_ours_that_is_set_forward_says_nothing_about_hosts() -> None:
 
 
 def test_a_host_heard_by_the_clock_as_it_is_now_did_not_boot_later() -> None:
-    """Its frame came between the leap and the turn that saw it: it had booted an hour late, and what it told until its
-    next frame was of the boot before."""
+    """A frame between a clock jump and the turn that detects it moved the boot time by 1 h.
+
+    Until its next frame the host's events were attributed to the boot before.
+    """
     world = World(hosts=2)
     world.run(5)
     set_back(world, -3600)
@@ -256,26 +270,26 @@ def test_a_host_heard_by_the_clock_as_it_is_now_did_not_boot_later() -> None:
     world.fleet.apply_clock_jump(3600 * SECOND_NS, world.now_ns)
     for host in world.hosts:
         world.event(host, 1, "0000:00:01.0", "pcie.aer", ago=60.0)
-    assert {one.host for one in world.fleet.active_events} == {0, 1}
+    assert {event.host for event in world.fleet.active_events} == {0, 1}
 
 
 def test_a_leap_of_the_clock_is_seen_by_one_that_nobody_sets() -> None:
-    """A turn that took long is none, nor is a clock that was set back: that is seen where it matters."""
+    """A long turn is not a jump, nor is a clock set back, which is checked elsewhere."""
     steady_ns, wall_ns = 0, START_NS
-    leaps = ClockJumpDetector(lambda: wall_ns, lambda: steady_ns)
-    found: list[int] = []
+    detector = ClockJumpDetector(lambda: wall_ns, lambda: steady_ns)
+    jumps: list[int] = []
     for passed, leapt in ((0, 0), (1, 0), (40, 0), (1, 3600), (1, -3600), (1, 4), (2, 86_400)):
         steady_ns += passed * SECOND_NS
         wall_ns += (passed + leapt) * SECOND_NS
-        found.append(leaps.check().jump_ns // SECOND_NS)
-    assert found == [0, 0, 0, 3600, 0, 0, 86_400]
+        jumps.append(detector.check().jump_ns // SECOND_NS)
+    assert jumps == [0, 0, 0, 3600, 0, 0, 86_400]
 
 
 def test_a_machine_that_stood_still_is_no_clock_set_forward() -> None:
-    """A virtual machine was suspended for an hour: hosts had all booted an hour later than they had."""
+    """A virtual machine was suspended for 1 h: all hosts seemed to have booted an hour later."""
     clocks = [START_NS, 0, 0]
-    leaps = ClockJumpDetector(lambda: clocks[0], lambda: clocks[1], lambda: clocks[2])
-    found: list[tuple[int, int]] = []
+    detector = ClockJumpDetector(lambda: clocks[0], lambda: clocks[1], lambda: clocks[2])
+    jumps: list[tuple[int, int]] = []
     for steps in (
         (1, 1, 1),
         (3601, 1, 3601),
@@ -285,14 +299,14 @@ def test_a_machine_that_stood_still_is_no_clock_set_forward() -> None:
         (40, 40, 40),
     ):
         clocks = [now + step * SECOND_NS for now, step in zip(clocks, steps, strict=True)]
-        _, leapt_ns, stood_ns = leaps.check()
-        found.append((leapt_ns // SECOND_NS, stood_ns // SECOND_NS))
-    assert found == [(0, 0), (0, 3600), (3600, 3600), (0, 0), (3600, 0), (0, 0)]
+        _, leapt_ns, stood_ns = detector.check()
+        jumps.append((leapt_ns // SECOND_NS, stood_ns // SECOND_NS))
+    assert jumps == [(0, 0), (0, 3600), (3600, 3600), (0, 0), (3600, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("stood", [False, True])
 def test_hosts_booted_when_they_did_though_we_stood_still(stood: bool) -> None:
-    """An event of before is as old as it is; what a host that had just booted tells of meanwhile is of this boot."""
+    """An old event keeps its age; events that a freshly booted host reports belong to this boot."""
     world = World(hosts=2)
     world.hosts[1].booted_ns = START_NS - 100 * SECOND_NS
     world.event(world.hosts[0], 1, "0000:00:01.0", "pcie.aer")
@@ -307,12 +321,12 @@ def test_hosts_booted_when_they_did_though_we_stood_still(stood: bool) -> None:
     (record,) = world.fleet.active_events
     assert (world.now_ns - record.last_time_ns > 3600 * SECOND_NS) is stood
     world.event(world.hosts[1], 1, "0000:00:01.0", "pcie.aer", ago=200.0)
-    assert {one.host for one in world.fleet.active_events} == ({0, 1} if stood else {0})
+    assert {event.host for event in world.fleet.active_events} == ({0, 1} if stood else {0})
 
 
 @pytest.mark.parametrize("stops", [1, 20])
 def test_a_stop_between_two_clocks_is_no_leap(stops: int) -> None:
-    """A process stopped for a minute after it had read one clock, and before the other: the next turn saw a leap."""
+    """A process stopped for a minute between reading the two clocks: the next turn saw a jump."""
     passed_ns, left = 0, 0
 
     def wall_ns() -> int:
@@ -326,40 +340,50 @@ def test_a_stop_between_two_clocks_is_no_leap(stops: int) -> None:
     leaps = ClockJumpDetector(wall_ns, steady_ns)
     assert leaps.check() == (START_NS, 0, 0)
     left = stops
-    found = [leaps.check() for _ in range(9)]
-    assert [one.jump_ns for one in found] == [0] * 9
-    assert found[-1].now_ns == START_NS + stops * 60 * SECOND_NS
+    checks = [leaps.check() for _ in range(9)]
+    assert [check.jump_ns for check in checks] == [0] * 9
+    assert checks[-1].now_ns == START_NS + stops * 60 * SECOND_NS
 
 
 def test_a_collector_that_is_switched_off_is_told_of_no_more() -> None:
-    """A collector failed, so it was switched off, and its failure was shown for as long as the aggregator ran; or again
-    after that one's restart, as the event is kept."""
+    """The failure of a disabled collector was shown until the aggregator ended.
+
+    After a restart it was shown again, because the event is stored.
+    """
     world = World()
     world.hosts[0].set("collector_10s", "rdma_1s", outcome_state=3)
     world.event(world.hosts[0], 3, "rdma_1s", "collector.outcome", message="no such file")
     world.run(40)
 
-    def told(host: int) -> dict[str, str]:
-        return {one.name: one.message for one in world.fleet.collector_statuses.of(host)}
+    def collector_messages(host: int) -> dict[str, str]:
+        return {status.name: status.message for status in world.fleet.collector_statuses.of(host)}
 
-    assert told(0) == {"gpu_1s": "", "host_1s": "", "rdma_1s": "no such file"}
+    assert collector_messages(0) == {"gpu_1s": "", "host_1s": "", "rdma_1s": "no such file"}
     del world.hosts[0].readings["collector_10s", "rdma_1s"]
     world.event(world.hosts[1], 3, "nvme_60s", "collector.outcome", message="told again")
     world.run(30)
-    assert "rdma_1s" in told(0) and "nvme_60s" in told(1), "one that was left out once is not off"
+    assert "rdma_1s" in collector_messages(0) and "nvme_60s" in collector_messages(1), (
+        "one that was left out once is not off"
+    )
     world.run(60)
-    assert told(0).keys() == {"gpu_1s", "host_1s"} and "rdma_1s" in told(2)
-    assert "nvme_60s" not in told(1)
+    assert collector_messages(0).keys() == {
+        "gpu_1s",
+        "host_1s",
+    } and "rdma_1s" in collector_messages(2)
+    assert "nvme_60s" not in collector_messages(1)
     world.hosts[0].set("collector_10s", "rdma_1s", outcome_state=0, turn_seconds=0.001)
     world.hosts[2].reboot(world.now_ns - 30 * SECOND_NS)
     del world.hosts[2].readings["collector_10s", "host_1s"]
     world.register(world.hosts[2])
     world.run(90)
-    assert "rdma_1s" in told(0) and told(2).keys() == {"gpu_1s", "rdma_1s"}
+    assert "rdma_1s" in collector_messages(0) and collector_messages(2).keys() == {
+        "gpu_1s",
+        "rdma_1s",
+    }
 
 
 def test_late_frames_do_not_move_the_present() -> None:
-    """A frame that waited on disk says what was, not what is."""
+    """A frame that waited on disk reports the past."""
     world = World()
     world.run(10)
     late = world.frame(world.hosts[0])
@@ -372,7 +396,7 @@ def test_late_frames_do_not_move_the_present() -> None:
 
 
 def test_backlog_does_not_make_a_silent_host_fresh() -> None:
-    """The agent drains its spool after an outage: it is there, its readings are old."""
+    """After an outage the agent drains its spool: the host is connected, its readings are old."""
     world = World()
     world.run(20)
     world.hosts[0].silent = True
@@ -384,7 +408,7 @@ def test_backlog_does_not_make_a_silent_host_fresh() -> None:
 
 
 def test_a_late_frame_of_the_boot_before_is_late() -> None:
-    """Its boottime is larger than the new boot's, and must not win for it."""
+    """Its boottime is larger than the new boot's, and must not make it the newer frame."""
     world = World()
     world.run(10)
     old = world.frame(world.hosts[0])
@@ -416,7 +440,7 @@ def test_unknown_signals_are_left_to_the_store() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -5.0])
 def test_odd_numbers_break_nothing(value: float) -> None:
-    """A driver that answers NaN, or minus infinity degrees, spoils no other host's score."""
+    """A driver that reports NaN, or minus infinity degrees, spoils no other host's score."""
     world = World()
     world.run(10)
     sick = world.hosts[0]
@@ -434,7 +458,7 @@ def test_odd_numbers_break_nothing(value: float) -> None:
 
 
 def test_frames_of_strangers_and_of_the_far_future_are_left_alone() -> None:
-    """A frame of a host that never registered, and one whose clock says the year 2500."""
+    """A frame of a host that never registered, and a frame from the year 2500."""
     world = World()
     world.run(10)
     stamp = frame.Stamp(b"R" * 16, b"B" * 16, 99, 2**64 - 1, 2**64 - 1)
@@ -445,7 +469,7 @@ def test_frames_of_strangers_and_of_the_far_future_are_left_alone() -> None:
 
 
 def test_node_indexes_stay_and_names_are_shared() -> None:
-    """10,000 re-registrations invalidate nobody's dictionary."""
+    """10,000 re-registrations invalidate no client's dictionary."""
     world = World(hosts=2)
     first = world.run(2)
     world.register(world.hosts[0])
@@ -469,7 +493,7 @@ def test_a_snapshot_of_another_epoch_is_not_built_upon() -> None:
 
 
 def test_every_rule_that_is_declared_is_judged_by() -> None:
-    """A rule written and forgotten finds nothing for ever."""
+    """A rule without a detector would never find anything."""
     detected = {name for detector in rules.DETECTORS for name in detector.rules}
     assert RULES.keys() - detected == {"host.silent", "host.returned"}, "these have arguments"
 
@@ -477,7 +501,7 @@ def test_every_rule_that_is_declared_is_judged_by() -> None:
 def test_a_rule_that_fails_blinds_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A division by zero in one rule must not keep a fatal XID from being seen, nor fill the disk with a trace a second."""
+    """A division by zero in one rule must not hide a fatal XID, nor log a traceback each second."""
 
     def broken(_: object) -> list[object]:
         raise ZeroDivisionError("by zero")
@@ -490,12 +514,12 @@ def test_a_rule_that_fails_blinds_no_other(
     assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
     assert snapshot.degraded_reason == "rule broken failed: ZeroDivisionError: by zero"
     world.run(5)
-    assert len([one for one in caplog.records if "rule broken failed" in one.message]) == 1
+    assert len([record for record in caplog.records if "rule broken failed" in record.message]) == 1
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_sick_one_of_many_hosts(count: int) -> None:
-    """The fleet the design speaks of, one of its hosts sick: found, and nobody else."""
+    """Only the sick host of a fleet of the designed size is found."""
     sick = 471 * count // 1000
     fleet = Fleet()
     clock = np.random.default_rng(1).normal(1.755e9, 0.02e9, (count, 8)).clip(1.65e9, 1.85e9)
@@ -527,15 +551,15 @@ def test_a_sick_one_of_many_hosts(count: int) -> None:
 def test_what_nothing_counts_is_not_asked_when_it_was_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Most questions of a turn find no row: to look at nothing ten times over was a third of it."""
+    """Most queries of a turn match no row: looking up their ages took a third of the turn."""
     world = World(hosts=2, gpus=2)
     world.run(20)
     present = FleetView(world.fleet, world.now_ns)
 
-    def asked(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise AssertionError("asked of no row")
 
-    monkeypatch.setattr(DeviceTable, "age_seconds_at", asked)
+    monkeypatch.setattr(DeviceTable, "age_seconds_at", fail)
     for table, column in (
         ("gpu_1s_changes", "ecc_corrected_volatile_errors"),
         ("rdma_1s_changes", "ack_timeout_errors"),

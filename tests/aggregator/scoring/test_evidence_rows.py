@@ -1,5 +1,4 @@
-"""The query of evidence returns the rows that its number was computed from: from them it computes again, and no others
-are among them."""
+"""An evidence query returns exactly the rows from which its value was computed."""
 
 from __future__ import annotations
 
@@ -82,18 +81,24 @@ class Answers:
             zip(world.fleet.devices["gpu"].names, present.speeds.relative.tolist(), strict=True)
         )
         self.now_ns = world.now_ns
-        for host in world.hosts:  # what comes later is in no number of before
+        for host in world.hosts:  # later readings must not change any value
             for (table, device), values in host.readings.items():
                 if table == "gpu_1s":
                     hotter = values["temperature_celsius"] + 9
                     host.set(table, device, sm_clock_hertz=9e8, temperature_celsius=hotter)
         world.run(6)
-        world.store.close(60.0)  # on a busy machine too it writes the file
+        world.store.close(60.0)  # writes the file, on a busy machine too
         self.connection = sandbox.open_snapshot(folder / "operators.duckdb")
 
     def evidence(self, host: Host, signal: str) -> Evidence:
-        score = next(one for one in self.snapshot.hosts if one.host == host.name)
-        return next(one for one in score.evidence if one.signal == signal)
+        score = next(
+            host_evidence
+            for host_evidence in self.snapshot.hosts
+            if host_evidence.host == host.name
+        )
+        return next(
+            host_evidence for host_evidence in score.evidence if host_evidence.signal == signal
+        )
 
     def rows(self, host: Host, signal: str) -> tuple[Evidence, Rows]:
         evidence = self.evidence(host, signal)
@@ -102,7 +107,7 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
-    """Eight hosts of two GPUs: one throttled, one that retransmits, one that lacks readings, codes of several GPUs."""
+    """Eight hosts of two GPUs: throttled, retransmitting, without readings, with several codes."""
     folder = tmp_path_factory.mktemp("data")
     world = StoredWorld(8, folder)
     hosts = world.hosts
@@ -112,7 +117,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
         host.set("gpu_10s_changes", gpu_of(host, 1), remap_banks_none_count=0)
     hosts[2].set("gpu_1s", gpu_of(hosts[2], 0), power_watts=IDLE_WATTS, utilization_ratio=0.0,
                  sm_clock_hertz=3e8)  # fmt: skip
-    world.event(hosts[1], 95, gpu_of(hosts[1], 1), ago=5.0)  # another GPU's
+    world.event(hosts[1], 95, gpu_of(hosts[1], 1), ago=5.0)  # another GPU
     world.event(hosts[1], 94, gpu_of(hosts[1], 0))  # another code
     world.event(hosts[1], 0, "host", "host.out_of_memory", ago=1500.0)  # has faded
     world.run(60, every_seconds=1)
@@ -133,16 +138,18 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     world.event(hosts[1], 0, "host", "host.out_of_memory", ago=30.0)
     hosts[3].set("rdma_1s_changes", "mlx5_0/1", link_downed_events=5)
     world.run(5)
-    made = Answers(world, folder)
-    yield made
-    made.connection.close()
+    result = Answers(world, folder)
+    yield result
+    result.connection.close()
 
 
 @pytest.mark.slow
 def test_events_are_those_of_the_device_and_of_what_still_stands(answers: Answers) -> None:
-    """`gangline explain` told of 9 lines of XID 95 on a GPU, and its query showed those of all GPUs, of any day."""
+    """`gangline explain` reported 9 XIDs 95 of a GPU; its query showed all GPUs, of any day."""
     host = answers.world.hosts[1]
-    score = next(one for one in answers.snapshot.hosts if one.host == host.name)
+    score = next(
+        host_score for host_score in answers.snapshot.hosts if host_score.host == host.name
+    )
     for device, counts in ((gpu_of(host, 0), [2, 7]), (gpu_of(host, 1), [1])):
         evidence = next(
             e for e in score.evidence if (e.signal, e.value, e.device) == ("gpu.xid", 95.0, device)
@@ -156,7 +163,7 @@ def test_events_are_those_of_the_device_and_of_what_still_stands(answers: Answer
 
 @pytest.mark.slow
 def test_events_are_shown_after_our_clock_was_set(tmp_path: Path) -> None:
-    """Set forward by an hour, with it what stands: its query looked an hour after what the store has, and found nothing."""
+    """The clock was set forward by 1 h: the query searched an hour too late, and found nothing."""
     world = StoredWorld(2, tmp_path)
     host = world.hosts[0]
     world.run(10)
@@ -165,14 +172,14 @@ def test_events_are_shown_after_our_clock_was_set(tmp_path: Path) -> None:
     hour_ns = 3600 * SECOND_NS
     world.now_ns += hour_ns
     world.fleet.apply_clock_jump(hour_ns, world.now_ns)
-    made = Answers(world, tmp_path)
-    assert [row["count"] for row in made.rows(host, "gpu.xid")[1]] == [3]
-    made.connection.close()
+    shifted = Answers(world, tmp_path)
+    assert [row["count"] for row in shifted.rows(host, "gpu.xid")[1]] == [3]
+    shifted.connection.close()
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
-    """Two addresses under the name of one host; another, whose clock drifts, with an XID in each hour of a day."""
+    """Two addresses under one host's name; a drifting clock, with an XID in each hour of a day."""
     folder = tmp_path_factory.mktemp("told")
     world = StoredWorld(3, folder)
     twice, drifting = world.hosts[0], world.hosts[1]
@@ -186,20 +193,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
         drifted_ns = world.now_ns - round((ago + 0.3 * hours) * SECOND_NS)
         world.event(drifting, 95, gpu_of(drifting, 0), ago=ago, wall_time_ns=drifted_ns)
     world.run(5)
-    made = Answers(world, folder)
-    yield made
-    made.connection.close()
+    result = Answers(world, folder)
+    yield result
+    result.connection.close()
 
 
 @pytest.mark.slow
 def test_events_of_a_host_whose_clock_drifts_are_all_shown(told: Answers) -> None:
-    """More than are told apart, so by their times: of 20 hours ago, by our clock six seconds more than by its own."""
+    """The query finds XIDs by time: the oldest is six seconds off by the host's drifting clock."""
     evidence, rows = told.rows(told.world.hosts[1], "gpu.xid")
     assert "21 times" in evidence.words and len(rows) == 21
 
 
 def test_a_clock_is_shown_beside_those_of_its_peers(answers: Answers) -> None:
-    """ "68 % of its 13 peers": the query showed the GPU alone, and nobody could tell what the peers did."""
+    """ "68 % of its 13 peers": the query showed only that GPU, not the peers."""
     host = answers.world.hosts[0]
     evidence, rows = answers.rows(host, "gpu.sm_clock_hertz")
     own, gpu = rows[0], gpu_of(host, 1)
@@ -213,7 +220,7 @@ def test_a_clock_is_shown_beside_those_of_its_peers(answers: Answers) -> None:
 
 
 def test_a_rate_is_shown_beside_those_of_its_peers(answers: Answers) -> None:
-    """A port that retransmits, against the median of all ports: their rows are there too."""
+    """The rows include all ports whose median is compared with the retransmitting port."""
     host = answers.world.hosts[3]
     evidence, rows = answers.rows(host, "rdma.packet_sequence_errors")
     assert (rows[0]["host"], rows[0]["device"]) == (host.name, "mlx5_0/1")
@@ -221,18 +228,18 @@ def test_a_rate_is_shown_beside_those_of_its_peers(answers: Answers) -> None:
     assert rates[0] == pytest.approx(evidence.value, rel=0.05)
     assert rows[0]["last"] - rows[0]["first"] > 0
     assert f"its peers' median is {median(rates):.1f}" in evidence.normal
-    assert len(rows) == 14  # both ports of seven hosts: one is silent
+    assert len(rows) == 14  # both ports of seven hosts: the eighth is silent
 
 
 def features(answers: Answers, name: str) -> tuple[list[float], list[Rows]]:
-    """Return a feature of each host as it was told to the model, and the rows of its query."""
-    at = [one.name for one in FEATURES].index(name)
+    """Return a feature's value of each host, and the rows of its query."""
+    column = [feature.name for feature in FEATURES].index(name)
     values: list[float] = []
     rows: list[Rows] = []
     for host in answers.snapshot.hosts:
         assert host.inputs is not None
-        values.append(host.inputs.features[at])
-        sql = evidence_of(at, host.host, 1.0, 0.1, -0.01, answers.now_ns).sql
+        values.append(host.inputs.features[column])
+        sql = evidence_of(column, host.host, 1.0, 0.1, -0.01, answers.now_ns).sql
         rows.append(asked(answers.connection, sql))
     return values, rows
 
@@ -240,21 +247,21 @@ def features(answers: Answers, name: str) -> tuple[list[float], list[Rows]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["corrected_errors", "link_errors", "link_downs"])
 def test_a_counted_feature_computes_again(answers: Answers, name: str) -> None:
-    """Its rows are what was counted, by device; the worst device is the feature."""
+    """The rows are the counts per device; the maximum is the feature."""
     values, all_rows = features(answers, name)
-    told = []
+    known_values = []
     for value, rows in zip(values, all_rows, strict=True):
         if np.isnan(value):  # silent: not known
             continue
         again = max((row["in_10_min"] for row in rows), default=0.0)
         assert again == pytest.approx(value, rel=0.02, abs=0.01)
         assert all(row["new"] > 0 for row in rows)
-        told.append(value)
-    assert sum(value > 0.5 for value in told) == 1  # of the one host that had any
+        known_values.append(value)
+    assert sum(value > 0.5 for value in known_values) == 1  # only one host had any
 
 
 def test_remaps_that_wait_compute_again(answers: Answers) -> None:
-    """Each GPU has its row; those that wait are the feature."""
+    """Each GPU has a row; the GPUs that wait are the feature."""
     values, all_rows = features(answers, "remaps_waiting")
     for value, rows in zip(values, all_rows, strict=True):
         assert np.isnan(value) or sum(row["waits"] for row in rows) == value
@@ -265,7 +272,7 @@ def test_remaps_that_wait_compute_again(answers: Answers) -> None:
 
 
 def test_the_pace_computes_again(answers: Answers) -> None:
-    """Without a GPU named it is the slowest of the host, and its peers."""
+    """Without a GPU name it is the pace of the host's slowest GPU."""
     values, all_rows = features(answers, "speed")
     for value, rows in zip(values, all_rows, strict=True):
         if not np.isnan(value):
@@ -275,7 +282,7 @@ def test_the_pace_computes_again(answers: Answers) -> None:
 
 
 def test_the_headroom_computes_again(answers: Answers) -> None:
-    """The least of the host's GPUs, by the limit that each has."""
+    """The minimum over the host's GPUs, each with its own limit."""
     values, all_rows = features(answers, "headroom_celsius")
     for value, rows in zip(values, all_rows, strict=True):
         if not np.isnan(value):
@@ -287,7 +294,7 @@ def test_the_headroom_computes_again(answers: Answers) -> None:
 
 
 def test_silence_and_gpus_unread_compute_again(answers: Answers) -> None:
-    """Of each GPU when it was last read; of the host when it was last heard."""
+    """The rows are the last reading of each GPU, and the last frame of the host."""
     unread, rows_unread = features(answers, "gpus_unread")
     for value, rows in zip(unread, rows_unread, strict=True):
         assert len(rows) == 2
@@ -300,7 +307,7 @@ def test_silence_and_gpus_unread_compute_again(answers: Answers) -> None:
 
 
 def test_faults_of_others_compute_again(answers: Answers) -> None:
-    """Every other host's incident of the last ten minutes is a row, and its own is none."""
+    """Each incident of another host in the last ten minutes is a row; own ones are left out."""
     values, all_rows = features(answers, "faults_of_others")
     for number, (value, rows) in enumerate(zip(values, all_rows, strict=True)):
         assert len(rows) == value
@@ -309,11 +316,11 @@ def test_faults_of_others_compute_again(answers: Answers) -> None:
 
 
 def test_every_feature_of_a_model_has_a_test_here() -> None:
-    """One that is added without looks right on any rows."""
+    """A new feature without a test would look right on any rows."""
     tested = {"corrected_errors", "link_errors", "link_downs", "remaps_waiting", "speed", "headroom_celsius",
               "gpus_unread", "silent_seconds", "faults_of_others"}  # fmt: skip
-    assert tested == {one.name for one in MEASURED}
-    assert all(query_of(one.name, "h", 1) for one in FEATURES)
+    assert tested == {feature.name for feature in MEASURED}
+    assert all(query_of(feature.name, "h", 1) for feature in FEATURES)
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +339,16 @@ def base() -> Any:
     return connection
 
 
-#: Host, name, minutes since the beginning, minutes that it stood (None: it stands), whether it is past.
+FOUND = (
+    "gpu.xid",
+    "gpu.lost",
+    "gpu.ecc_uncorrected",
+    "data.lost",
+    "hardware.unexpected",
+    "identity.duplicate_name",
+)
+#: Host, name, minutes since the beginning, duration in minutes (None: still active), whether it is
+#: past.
 findings = st.lists(
     st.tuples(
         st.sampled_from(("a", "b'c")), st.sampled_from(FOUND), st.one_of(st.integers(0, 60), st.integers(0, 60_000)),
@@ -346,21 +362,22 @@ findings = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(told=findings)
 def test_the_features_of_a_history_compute_again(base: Any, told: list[Any]) -> None:
-    """Findings that are no faults, faults that belong together, of another host, after the moment: as judging counts them."""
+    """Histories hold non-faults, related faults, other hosts, and faults after the moment."""
     compute_again(base, told)
 
 
 @pytest.mark.parametrize("told", HISTORIES, ids=["none", "at the moment", "of all kinds"])
 def test_the_features_of_these_histories_compute_again(base: Any, told: list[Any]) -> None:
-    """The same of a few histories, in each run of the tests."""
+    """A few fixed histories, in each run of the tests."""
     compute_again(base, told)
 
 
 def compute_again(base: Any, told: list[Any]) -> None:
-    """Put *told* into the empty file; see that each feature follows from the rows of its query."""
+    """Insert *told* into the empty file; check that each feature follows from its query's rows."""
     for table in ("findings", "past_findings"):
         base.execute(f"DELETE FROM {table}")
-    began_us = NOW_US - 50_000 * 60_000_000 - 30_000_000  # none begins or ends at the very moment
+    # so that no finding begins or ends exactly at the moment
+    began_us = NOW_US - 50_000 * 60_000_000 - 30_000_000
     for host, name, since, stood, is_past in told:
         since_us = began_us + since * 60_000_000
         cleared_us = None if stood is None else since_us + stood * 60_000_000
@@ -373,48 +390,48 @@ def compute_again(base: Any, told: list[Any]) -> None:
     hosts = ("a", "b'c")
     known = read_incidents(base, NOW_US)
     values = features_of(_of(known, hosts).state(hosts, NOW_US))
-    rows_of = cache(lambda query: asked(base, query))  # features share them
+    rows_of = cache(lambda query: asked(base, query))  # features share queries
     ranked = HISTORY_FEATURES.index(RANK_FEATURE)
-    for at, feature in enumerate(HISTORY_FEATURES):
+    for column, feature in enumerate(HISTORY_FEATURES):
         for number, host in enumerate(hosts):
-            rows = rows_of(evidence_of(at, host, 1.0, 0.1, -0.01, NOW_US * 1000).sql)
-            if at == ranked:  # of all that failed, what their ranks are by
+            rows = rows_of(evidence_of(column, host, 1.0, 0.1, -0.01, NOW_US * 1000).sql)
+            if column == ranked:  # the rank needs rows of all hosts that failed
                 assert [row["host"] for row in rows if row["host"] == host] == [row["host"] for row in rows[:1] if values[number].any()]  # fmt: skip
                 again = {row["host"]: (row["faults_30d"], row["faults"]) for row in rows}
                 state = _of(known, hosts).state(hosts, NOW_US)
-                of = (state.decayed[30.0][number], state.count[number])
-                assert again.get(host, (0.0, 0.0)) == pytest.approx(of, abs=1e-6)
+                expected = (state.decayed[30.0][number], state.count[number])
+                assert again.get(host, (0.0, 0.0)) == pytest.approx(expected, abs=1e-6)
                 continue
             assert _again(feature.name, [row["days_ago"] for row in rows]) == pytest.approx(
-                values[number, at], abs=1e-6
+                values[number, column], abs=1e-6
             )
 
 
 def test_of_a_host_with_too_many_findings_the_newest_are_told(base: Any) -> None:
-    """Each incident costs a copy of those before it: a host that has one each minute must not take the query's time."""
+    """Each incident copies those before it: a host with many must not use up the query's time."""
     for table in ("findings", "past_findings"):
         base.execute(f"DELETE FROM {table}")
-    at = f"make_timestamp({NOW_US})"
+    moment = f"make_timestamp({NOW_US})"
     base.execute(
         "INSERT INTO findings (host, name, since, cleared) SELECT 'a', 'gpu.xid', since, since + INTERVAL 1 MINUTE "
-        f"FROM (SELECT {at} - to_minutes(i * 15) AS since FROM range(1, 5101) AS t(i))"
+        f"FROM (SELECT {moment} - to_minutes(i * 15) AS since FROM range(1, 5101) AS t(i))"
     )
-    told = asked(base, f"FROM ops.incidents_at({at})")
-    assert len(told) == 5000
-    (newest,) = asked(base, f"SELECT {at} - INTERVAL 15 MINUTE AS began")
-    assert told[0]["began"] == newest["began"]
+    incidents = asked(base, f"FROM ops.incidents_at({moment})")
+    assert len(incidents) == 5000
+    (newest,) = asked(base, f"SELECT {moment} - INTERVAL 15 MINUTE AS began")
+    assert incidents[0]["began"] == newest["began"]
 
 
 def _of(known: Any, hosts: tuple[str, ...]) -> FaultHistory:
     faults = FaultHistory.of(known)
-    return faults.after({host: at for at, host in enumerate(hosts)}, frozenset(
-        (host, int(one[-1].start_us), min(one[-1].classes))
-        for host, one in known.items() if one[-1].end_us == np.inf
+    return faults.after({host: number for number, host in enumerate(hosts)}, frozenset(
+        (host, int(incidents[-1].start_us), min(incidents[-1].classes))
+        for host, incidents in known.items() if incidents[-1].end_us == np.inf
     ), NOW_US)  # fmt: skip
 
 
 def _again(feature: str, days_ago: list[float]) -> float:
-    """Return a feature of the history by the days of the rows of its query."""
+    """Compute a feature of the history from the days in the rows of its query."""
     if feature.startswith("faults_"):
         span = "" if feature == "faults_last_7d" else feature.rpartition("_")[2]
         fading = {"7d": 7.0, "30d": 30.0, "90d": 90.0}.get(span)
@@ -429,18 +446,18 @@ def _again(feature: str, days_ago: list[float]) -> float:
 
 
 def test_a_finding_is_shown_and_not_another_of_its_name(told: Answers) -> None:
-    """Two addresses under one name: each is a finding, and each has its own row."""
-    score = next(one for one in told.snapshot.hosts if one.host == "h0")
-    found = [one for one in score.evidence if one.unit == "finding"]
-    assert len(found) == 2
-    for one in found:
-        (row,) = asked(told.connection, one.sql)
-        assert row["words"] == one.words
+    """Two addresses under one name are two findings, each with its own row."""
+    score = next(item for item in told.snapshot.hosts if item.host == "h0")
+    findings = [item for item in score.evidence if item.unit == "finding"]
+    assert len(findings) == 2
+    for item in findings:
+        (row,) = asked(told.connection, item.sql)
+        assert row["words"] == item.words
 
 
 @pytest.mark.slow
 def test_what_differs_from_what_was_declared_computes_again(tmp_path: Path) -> None:
-    """Ports, links and slots of that host at that time, each with its row: the number is their count, or their least."""
+    """The rows are the host's ports, links and slots; the value is their count or minimum."""
     world = StoredWorld(2, tmp_path)
     declare(world, EXPECTED.replace("gpus = 8", "gpus = 2"))
     for host in world.hosts:
@@ -456,26 +473,28 @@ def test_what_differs_from_what_was_declared_computes_again(tmp_path: Path) -> N
     ill.set("nvlink_10s_changes", f"{gpu_of(ill, 0)}/link1", link_state=0)
     ill.set("gpu_10s", gpu_of(ill, 1), pcie_width_max_lanes=8, pcie_width_lanes=8)
     world.run(75)
-    made = Answers(world, tmp_path)
+    stored_answers = Answers(world, tmp_path)
 
     def rows(item: str) -> tuple[float, Rows]:
-        evidence, found = made.rows(ill, f"expected.{item}")
-        return evidence.value, found
+        evidence, item_rows = stored_answers.rows(ill, f"expected.{item}")
+        return evidence.value, item_rows
 
-    value, found = rows("rdma_ports")
-    assert [row["active"] for row in found].count(True) == value == 1 and len(found) == 2
-    value, found = rows("rdma_port_gigabits_per_second")
-    assert min(row["gigabits_per_second"] for row in found if row["active"]) == value == 200
-    value, found = rows("nvlinks_up")
-    assert sum(row["link_state"] for row in found) == value == 3 and len(found) == 4
-    value, found = rows("gpu_pcie_width_lanes")
-    assert min(row["pcie_width_max_lanes"] for row in found) == value == 8 and len(found) == 2
-    made.connection.close()
+    value, item_rows = rows("rdma_ports")
+    assert [row["active"] for row in item_rows].count(True) == value == 1 and len(item_rows) == 2
+    value, item_rows = rows("rdma_port_gigabits_per_second")
+    assert min(row["gigabits_per_second"] for row in item_rows if row["active"]) == value == 200
+    value, item_rows = rows("nvlinks_up")
+    assert sum(row["link_state"] for row in item_rows) == value == 3 and len(item_rows) == 4
+    value, item_rows = rows("gpu_pcie_width_lanes")
+    assert (
+        min(row["pcie_width_max_lanes"] for row in item_rows) == value == 8 and len(item_rows) == 2
+    )
+    stored_answers.connection.close()
 
 
 @pytest.mark.slow
 def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
-    """Other drivers, limits, models, and a group too small: SQL finds the group, and its median, that judging found."""
+    """With mixed drivers, limits and models, SQL finds the same peers and medians as judging."""
     world = StoredWorld(16, tmp_path)
     for number, host in enumerate(world.hosts):
         index = world.fleet.index[host.name]
@@ -483,14 +502,14 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
             key = "gpu", gpu_of(host, gpu)
             model = "H200" if number < 2 else "H100"
             driver = "570" if number < 5 else "580" if number == 12 else "575"
-            made = {"name": model, "driver": driver, "vbios": str(max(number, 7))}
-            world.fleet.attributes[index][key] = made
+            gpu_attributes = {"name": model, "driver": driver, "vbios": str(max(number, 7))}
+            world.fleet.attributes[index][key] = gpu_attributes
             if number in (6, 7):
                 host.set("gpu_10s", key[1], power_limit_watts=600.0)
             if number in (9, 10, 11):  # at the limit that others have too
                 host.set("gpu_1s", key[1], sm_clock_hertz=CLOCK_HERTZ * (0.8 + gpu / 50),
                          power_watts=660.0, clock_event_reasons_flags=4)  # fmt: skip
-            if number > 12:  # a capped rack, of which one host works
+            if number > 12:  # a power-capped rack in which one host works
                 host.set("gpu_10s", key[1], power_limit_watts=400.0)
             if number > 13:
                 host.set("gpu_1s", key[1], power_watts=IDLE_WATTS, utilization_ratio=0.0)
@@ -498,8 +517,8 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
                 host.set("gpu_60s", key[1], sm_application_clock_hertz=1.2e9)
                 host.set("gpu_1s", key[1], sm_clock_hertz=CLOCK_HERTZ * 0.7)
         devices = tuple(
-            (kind, name, told)
-            for (kind, name), told in world.fleet.attributes[index].items()
+            (kind, name, attributes)
+            for (kind, name), attributes in world.fleet.attributes[index].items()
             if kind == "gpu"
         )
         record = HostRecord(
@@ -509,28 +528,28 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
         world.store.submit_host(record, {})
     world.fleet.shape_version += 1
     world.run(12)
-    unread = world.hosts[9]  # nobody could read its GPUs since; it is awake
+    unread = world.hosts[9]  # its GPUs were not read for a while; they are not idle
     for gpu in range(2):
         unread.readings.pop(("gpu_1s", gpu_of(unread, gpu)))
         unread.growth.pop(("gpu_1s", gpu_of(unread, gpu), "energy_joules"))
     world.run(20)
-    made_answers = Answers(world, tmp_path)
-    moment = f"TIMESTAMP '1970-01-01' + to_microseconds({made_answers.now_ns // 1000})"
-    rows = asked(made_answers.connection, f"FROM ops.clocks({moment})")
+    stored_answers = Answers(world, tmp_path)
+    moment = f"TIMESTAMP '1970-01-01' + to_microseconds({stored_answers.now_ns // 1000})"
+    rows = asked(stored_answers.connection, f"FROM ops.clocks({moment})")
     assert {row["width"] for row in rows} == {0, 1, 2, 3, None}
     assert len(rows) == 28
     for row in rows:
-        expected = made_answers.relative[row["device"]]
+        expected = stored_answers.relative[row["device"]]
         if row["width"] is None:
             assert row["ratio"] is None and math.isnan(expected) and row["host"] == "h13"
             continue
         assert row["ratio"] == pytest.approx(expected, rel=1e-3)
-    made_answers.connection.close()
+    stored_answers.connection.close()
 
 
 @pytest.mark.slow
 def test_peers_of_a_port_at_work_are_those_at_work(tmp_path: Path) -> None:
-    """Idle ports count nothing and are no part of the median; nor is another link layer."""
+    """The median excludes idle ports and ports of another link layer."""
     world = StoredWorld(8, tmp_path)
     for number, host in enumerate(world.hosts):
         for port in ("mlx5_0/1", "mlx5_1/1"):
@@ -541,9 +560,9 @@ def test_peers_of_a_port_at_work_are_those_at_work(tmp_path: Path) -> None:
                 host.grow("rdma_1s_changes", port, packet_sequence_errors=4.0 + number)
     world.hosts[2].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300.0)
     world.run(60, every_seconds=1)
-    made = Answers(world, tmp_path)
-    evidence, rows = made.rows(world.hosts[2], "rdma.packet_sequence_errors")
+    stored_answers = Answers(world, tmp_path)
+    evidence, rows = stored_answers.rows(world.hosts[2], "rdma.packet_sequence_errors")
     assert {row["host"] for row in rows} == {"h0", "h1", "h2"} and len(rows) == 6
     assert rows[0]["errors_per_second"] == pytest.approx(evidence.value, rel=0.02)
     assert f"median is {rows[0]['median']:.1f}" in evidence.normal
-    made.connection.close()
+    stored_answers.connection.close()

@@ -1,4 +1,4 @@
-"""Every piece of evidence comes with a query: on the operators' file it shows the value it claims."""
+"""Each piece of evidence has a query that shows its value in the operators' file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.worlds import CLOCK_HERTZ, FAULTS, GPUS, Host, StoredWorld, gpu_of, t
 
 pytestmark = pytest.mark.usefixtures("operators_files")
 
-#: Tripped in tests of their own.
+#: Rules with tests of their own.
 ELSEWHERE = (
     "gang.", "alone.", "runs.", "network.", "hardware.", "host.returned", "gpu.missing", "gpu.none_read", "folded",
 )  # fmt: skip
 NAMES = {name for name in RULES if not name.startswith(ELSEWHERE)}
-#: Evidence is a leaky sum or mean, its query a plain one.
+#: Evidence is a leaky sum or mean; its query computes a plain one.
 TOLERANCE = 0.15
 
 #: Tripped on hosts that come last: one heard for a moment, one that never spoke.
@@ -88,10 +88,10 @@ def _pcie_link(world: StoredWorld, host: Host) -> None:
 
 
 def _reported(world: StoredWorld, host: Host) -> None:
-    for name, code in [*events.EVENT_KINDS, *((each, 16) for each in events.ANY_CODE)]:
+    for name, code in [*events.EVENT_KINDS, *((any_code, 16) for any_code in events.ANY_CODE)]:
         device = "eth0" if name == "net.link" else "part"
         if name == "gpu.diagnostic":
-            device += str(code)  # the latest result of a GPU is the one that counts
+            device += str(code)  # only the latest result of a GPU counts
         world.event(host, code, device, name, message=f"{name} happened", count=12)
 
 
@@ -120,7 +120,7 @@ def _links_never_up(world: StoredWorld, host: Host) -> None:
             host.set("nvlink_10s_changes", f"{gpu_of(host, gpu)}/link{link}", link_state=gpu > 0)
 
 
-#: Rule -> what trips it. One host each.
+#: Rule -> the function that trips it, one host each.
 TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("gpu.thermal", _thermal),
     ("gpu.power", _power),
@@ -165,6 +165,14 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("finding", _finding),
     ("host.silent", _silent),
 ]  # fmt: skip
+#: Tripped on the last two hosts: one reports for 3 s, the other never.
+NEW = "host.new"
+#: Tripped together on one host each: rules that are rows of a table, and kernel events.
+TOGETHER = [
+    *((fault.rule, "readings") for fault in FAULTS),
+    *((kind.rule.name, "events") for kind in events.EVENT_KINDS.values()),
+    *((kind.rule.name, "events") for kind in events.ANY_CODE.values()),
+]
 
 
 @contextmanager
@@ -173,26 +181,26 @@ def troubled(folder: Path) -> Iterator[StoredWorld]:
     world = StoredWorld(len(TRIPS) + 6, folder)
     assert world.store
     try:
-        for one in world.hosts:
-            one.set("pcie_10s_changes", "0000:01:00.0", aer_fatal_errors=0, aer_nonfatal_errors=0,
+        for host in world.hosts:
+            host.set("pcie_10s_changes", "0000:01:00.0", aer_fatal_errors=0, aer_nonfatal_errors=0,
                     aer_correctable_errors=0)  # fmt: skip
             for gpu_number in range(GPUS):
-                one.set("gpu_10s", gpu_of(one, gpu_number), pcie_generation_number=5,
+                host.set("gpu_10s", gpu_of(host, gpu_number), pcie_generation_number=5,
                         pcie_generation_max_number=5)  # fmt: skip
             for address in ("0000:01:00.0", "0000:00:01.0"):
-                one.set("pcie_10s", address, link_width_lanes=16, link_width_max_lanes=16)
-            attributes = world.fleet.attributes[world.fleet.index[one.name]]
+                host.set("pcie_10s", address, link_width_lanes=16, link_width_max_lanes=16)
+            attributes = world.fleet.attributes[world.fleet.index[host.name]]
             attributes["rdma", "mlx5_0/1"] = {"pci_address": "0000:01:00.0"}
             attributes["pcie", "0000:01:00.0"] = {"parents": "0000:00:01.0"}
-            one.set("rdma_1s", "mlx5_0/1", received_bytes=1e12, transmitted_bytes=1e12)
-            one.grow("rdma_1s", "mlx5_0/1", received_bytes=1e10, transmitted_bytes=1e10)
+            host.set("rdma_1s", "mlx5_0/1", received_bytes=1e12, transmitted_bytes=1e12)
+            host.grow("rdma_1s", "mlx5_0/1", received_bytes=1e10, transmitted_bytes=1e10)
         for fault in FAULTS:
             fault.furnish(world.hosts[-4])
         late, never = world.hosts[-2:]
         late.silent = never.silent = True
         world.run(60)
-        for (_, trip), one in zip(TRIPS, world.hosts, strict=False):
-            trip(world, one)
+        for (_, trip), host in zip(TRIPS, world.hosts, strict=False):
+            trip(world, host)
         for fault in FAULTS:
             fault.befall(world.hosts[-4])
         _reported(world, world.hosts[-3])
@@ -203,11 +211,11 @@ def troubled(folder: Path) -> Iterator[StoredWorld]:
     finally:
         world.store.close(
             60.0
-        )  # commits all, and writes the operators' file, on a busy machine too
+        )  # commits all rows and writes the operators' file, on a busy machine too
 
 
 def found(world: StoredWorld, name: str, one: Host) -> Symptom:
-    """Return the symptom of rule *name* that stands against *one*."""
+    """Return the active symptom of rule *name* on *one*."""
     assert world.snapshot
     index = world.fleet.index[one.name]
     slow = any(fault.rule == name and fault.enter_seconds >= 60 for fault in FAULTS)
@@ -223,40 +231,40 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list
     folder = tmp_path_factory.mktemp("data")
     rows: list[Any] = []
     with troubled(folder) as world:
-        for (name, _), one in zip(TRIPS, world.hosts, strict=False):
+        for (name, _), host in zip(TRIPS, world.hosts, strict=False):
             if name == "host.silent":
-                said = world.score(one).evidence[0]
-                rows.append((name, said.value, said.unit, said.words, said.sql))
+                evidence = world.score(host).evidence[0]
+                rows.append((name, evidence.value, evidence.unit, evidence.words, evidence.sql))
                 continue
-            symptom = found(world, name, one)
+            symptom = found(world, name, host)
             rows.append((name, symptom.value, symptom.unit, symptom.message, symptom.sql))
         for name, kind in TOGETHER:
-            one = world.hosts[-4 if kind == "readings" else -3]
-            symptom = found(world, name, one)
+            host = world.hosts[-4 if kind == "readings" else -3]
+            symptom = found(world, name, host)
             rows.append((name, symptom.value, symptom.unit, symptom.message, symptom.sql))
-        for one in world.hosts[-2:]:
-            symptom = found(world, NEW, one)
+        for host in world.hosts[-2:]:
+            symptom = found(world, NEW, host)
             rows.append((NEW, symptom.value, symptom.unit, symptom.message, symptom.sql))
     with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
         yield connection, rows
 
 
 def test_every_rule_is_tripped() -> None:
-    """A rule added without its query being run is a query that fails at 3 a.m."""
+    """A rule whose query was never run would fail at 3 a.m."""
     assert {name for name, _ in [*TRIPS, *TOGETHER]} | {NEW} == NAMES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", range(len(TRIPS) + len(TOGETHER) + 2))
 def test_the_query_shows_the_value(claims: tuple[Any, list[Any]], at: int) -> None:
-    """An operator who copies the query must see what the evidence says."""
+    """An operator who copies the query must see the value of the evidence."""
     connection, rows = claims
-    name, value, unit, words, query = rows[at]
+    name, value, unit, message, query = rows[at]
     shown = rows_of(connection, query)[1]
     assert shown, f"{name}: no rows: {query}"
     cells = [cell for row in shown for cell in row]
     if unit == "finding":
-        assert words in cells
+        assert message in cells
         return
     numbers = [float(cell) for cell in cells if isinstance(cell, int | float)]
     near = min(numbers, key=lambda number: abs(number - value))

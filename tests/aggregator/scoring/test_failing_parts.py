@@ -1,4 +1,4 @@
-"""A part of judging that fails: the others go on, and operators are told, while it lasts and not each second."""
+"""When a part of judging fails, the others continue, and the failure is reported while it lasts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def broken(*_: object) -> None:
 def test_a_part_of_the_fleet_that_fails_stops_no_judging(
     part: str, owner: Any, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """One GPU's odd reading made an array of the wrong shape: nobody was judged any more, and nothing said so."""
+    """One GPU's odd reading made an array of the wrong shape: judging stopped silently."""
     world = World(gpus=2)
     world.run(10)
     with monkeypatch.context() as patch:
@@ -49,15 +49,15 @@ def test_a_part_of_the_fleet_that_fails_stops_no_judging(
         world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
         snapshot = world.run(12)
     assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
-    words = f"{part} failed: ZeroDivisionError: by zero"
-    assert words in (snapshot.degraded_reason, snapshot.failed)
-    assert len([one for one in caplog.records if f"{part} failed" in one.message]) == 1
+    message = f"{part} failed: ZeroDivisionError: by zero"
+    assert message in (snapshot.degraded_reason, snapshot.failed)
+    assert len([record for record in caplog.records if f"{part} failed" in record.message]) == 1
     snapshot = world.run(round(FAILURE_REPORT_SECONDS) + 1)
     assert (snapshot.degraded_reason, snapshot.failed) == ("", "")
 
 
 def test_what_a_rule_found_stands_while_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slip in one rule made every host with a fatal XID HEALTHY within a second, and ended its finding on record."""
+    """A bug in one rule made every host with a fatal XID HEALTHY, and cleared its finding."""
     world = World(gpus=2)
     world.run(10)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
@@ -70,11 +70,11 @@ def test_what_a_rule_found_stands_while_it_fails(monkeypatch: pytest.MonkeyPatch
         return events.active_xids(present)  # type: ignore[arg-type]
 
     fails = False
-    at = rules.DETECTORS.index(events.active_xids)
+    position = rules.DETECTORS.index(events.active_xids)
     monkeypatch.setattr(
         rules,
         "DETECTORS",
-        (*rules.DETECTORS[:at], standing_xids, *rules.DETECTORS[at + 1 :]),
+        (*rules.DETECTORS[:position], standing_xids, *rules.DETECTORS[position + 1 :]),
     )
     world.run(1)
     fails = True
@@ -88,7 +88,7 @@ def test_what_a_rule_found_stands_while_it_fails(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gangs_that_fail_leave_nobody_blamed_by_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The windows stand still then: a verdict of them would stand for ever."""
+    """The windows do not advance then: a verdict from them would never end."""
     world = in_job()
     assert world.fleet.gangs.comparison is not None
     monkeypatch.setattr(world.fleet.gangs, "advance", broken)
@@ -99,7 +99,7 @@ def test_gangs_that_fail_leave_nobody_blamed_by_what_was(monkeypatch: pytest.Mon
 def test_who_waits_for_whom_that_fails_stops_no_judging(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It only explains: a slip in it left all hosts with the scores of hours ago."""
+    """Waits are only an explanation: a bug there left all hosts with scores hours old."""
     world = World(gpus=2)
     world.run(10)
     with monkeypatch.context() as patch:
@@ -107,33 +107,47 @@ def test_who_waits_for_whom_that_fails_stops_no_judging(
         world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
         snapshot = world.run(3)
     assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
-    words = "finding waiting hosts failed: ZeroDivisionError: by zero"
-    assert (snapshot.degraded_reason, snapshot.failed) == (words, words)
+    message = "finding waiting hosts failed: ZeroDivisionError: by zero"
+    assert (snapshot.degraded_reason, snapshot.failed) == (message, message)
     assert (
-        len([one for one in caplog.records if "finding waiting hosts failed" in one.message]) == 1
+        len(
+            [
+                record
+                for record in caplog.records
+                if "finding waiting hosts failed" in record.message
+            ]
+        )
+        == 1
     )
     snapshot = world.run(1)
     assert (snapshot.degraded_reason, snapshot.failed) == ("", "")
 
 
 def test_a_failure_is_told_for_a_minute_after_the_last_by_any_clock() -> None:
-    """Gangs are looked at every ten seconds: between two failures advice would come and go. A clock may be set back."""
+    """Gangs are checked every 10 s: between two failures advice would flap.
+
+    The clock may be set back.
+    """
     guard, minute = FaultIsolation(), round(FAILURE_REPORT_SECONDS * SECOND_NS)
     assert guard.run("a", lambda: None) and guard.failing(0) == ""
     assert not guard.run("a", broken)
-    words = "a failed: ZeroDivisionError: by zero"
-    assert [guard.failing(at) for at in (10, minute + 9, minute + 10)] == [words, words, ""]
+    message = "a failed: ZeroDivisionError: by zero"
+    assert [guard.failing(now_ns) for now_ns in (10, minute + 9, minute + 10)] == [
+        message,
+        message,
+        "",
+    ]
     guard.run("a", broken)
     guard.run("b", broken)
-    assert guard.failing(minute) == f"{words}; b{words[1:]}"
+    assert guard.failing(minute) == f"{message}; b{message[1:]}"
     assert guard.failing(0) == "", "told until a minute from then, were the clock right"
 
 
 @pytest.mark.slow
 def test_what_was_shown_is_on_record_though_the_end_comes_just_then(lab: Any, until: Any) -> None:
-    """A scheduler was told UNHEALTHY, the aggregator was restarted, and nothing had been written of it."""
+    """A scheduler received UNHEALTHY, but a restart came before the state was stored."""
 
-    async def way() -> int:
+    async def cancel_turn() -> int:
         async with lab.aggregator(judge_seconds=60.0) as aggregator, lab.agent(aggregator):
             before = aggregator.snapshot_holder.snapshot
             turn = asyncio.create_task(aggregator.judge_loop.turn())
@@ -144,7 +158,7 @@ def test_what_was_shown_is_on_record_though_the_end_comes_just_then(lab: Any, un
             assert turn.cancelled()
             return int(aggregator.snapshot_holder.snapshot.version)
 
-    version = asyncio.run(way())
+    version = asyncio.run(cancel_turn())
     assert lab.rows("SELECT max(version) FROM scores") == [(version,)]
 
 
@@ -152,9 +166,9 @@ def test_what_was_shown_is_on_record_though_the_end_comes_just_then(lab: Any, un
 def test_judging_that_fails_as_a_whole_is_told_of(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Scores stood still for a night, each of them HEALTHY: whoever asks is to hear that they are old, and why."""
+    """Scores stayed HEALTHY for a night: responses must say that they are old, and why."""
 
-    async def way() -> None:
+    async def fail_judging() -> None:
         async with lab.aggregator(judge_seconds=0.05) as aggregator, lab.agent(aggregator) as agent:
             stub: Any = ScoreServiceStub(agent.channel)  # type: ignore[no-untyped-call]
             holder, findings = aggregator.snapshot_holder, aggregator.fleet.findings
@@ -176,15 +190,15 @@ def test_judging_that_fails_as_a_whole_is_told_of(
             await until(lambda: not holder.snapshot.degraded_reason and not memory.frozen)
             assert key not in findings and holder.snapshot.version > before.version
 
-    asyncio.run(way())
-    assert len([one for one in caplog.records if "judging failed" in one.message]) == 1
+    asyncio.run(fail_judging())
+    assert len([record for record in caplog.records if "judging failed" in record.message]) == 1
     assert lab.rows(
         "SELECT words, cleared IS NULL FROM findings WHERE name = 'judging.failed'"
     ) == [("judging failed: ZeroDivisionError: by zero", False)]
 
 
 def test_however_long_a_judgement_takes_half_of_the_time_is_others() -> None:
-    """A hall fell silent, and came back: each judgement took 1.6 s, one followed the other, receipts were a minute late."""
+    """A hall of hosts came back: judgements took 1.6 s each, and receipts were a minute late."""
     assert judge_loop.rest_seconds(0.1, 1.0) == pytest.approx(0.9), "each second, while that goes"
     assert judge_loop.rest_seconds(1.6, 1.0) == 1.6
     assert judge_loop.rest_seconds(1800.0, 1.0) == 5.0, (

@@ -1,4 +1,4 @@
-"""`ops.gpu_scores`: each GPU's score in SQL, computed from stored rows, is what the API says of it."""
+"""`ops.gpu_scores` computes each GPU's score from stored rows, equal to the API's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Key = tuple[str, str]
 Row = dict[str, Any]
 WELL, HOT, BROKEN, SILENT, UNREAD, NEVER, LINKED, HUSHED, BACK, AISLE = range(10)
 HOSTS = 10
-#: As of when all were well.
+#: When all hosts were HEALTHY.
 BEFORE = "TIMESTAMP '2023-11-14 22:13:45'"
 
 RETURNED = {f"h{BACK}": Return(START_NS, START_NS + 7 * 86_400 * 10**9)}
@@ -55,7 +55,7 @@ class Holder:
 
 
 class Played:
-    """A fleet with troubles of GPUs, its store and its operators' file."""
+    """A fleet with GPU faults, its store and its operators' file."""
 
     def __init__(self, folder: Path, model: Any, experience: OutcomeFeedback) -> None:
         self.folder, world = folder, StoredWorld(HOSTS, folder)
@@ -73,7 +73,7 @@ class Played:
             )
             world.store.submit_scores(self.judged, with_gpu_states(self.judged, self.judged.hosts))
         finally:
-            world.store.close(60.0)  # commits all, and writes the operators' file
+            world.store.close(60.0)  # commits all rows and writes the operators' file
 
     def _befall(self, world: StoredWorld) -> None:
         throttle(world.hosts[HOT], 1)
@@ -95,7 +95,7 @@ class Played:
         world.hosts[LINKED].grow("nvlink_10s_changes", link, crc_errors=30.0)
 
     def told(self) -> dict[Key, Any]:
-        """Return what the API says of each GPU."""
+        """Return the API's message of each GPU."""
         service = ScoreService(Holder(self.judged))
         request = score_pb2.ListNodeScoresRequest(view=score_pb2.FULL)
         reply = asyncio.run(service.ListNodeScores(request, None))
@@ -108,8 +108,8 @@ class Played:
     def asked(self, query: str) -> dict[Key, Row]:
         with sandbox.open_snapshot(self.folder / "operators.duckdb") as connection:
             names, rows = rows_of(connection, query)
-        found = [dict(zip(names, row, strict=True)) for row in rows]
-        return {(row["host"], row["gpu"]): row for row in found}
+        records = [dict(zip(names, row, strict=True)) for row in rows]
+        return {(row["host"], row["gpu"]): row for row in records}
 
 
 @pytest.fixture(
@@ -127,44 +127,49 @@ def states(rows: Mapping[Key, Row], host: int) -> list[str]:
 
 @pytest.mark.slow
 def test_the_view_says_of_each_gpu_what_the_api_says(played: Played) -> None:
-    """A scheduler was told that one GPU would break, and the operator's SQL knew of hosts only."""
-    told, rows = played.told(), played.asked("FROM ops.gpu_scores")
+    """A scheduler received a GPU's score, but the operator's SQL had only hosts."""
+    gpu_messages, rows = played.told(), played.asked("FROM ops.gpu_scores")
     never = ("h5", gpu_of(Host("h5"), GPUS))
-    assert rows.keys() - told.keys() == {never} and told.keys() <= rows.keys()
-    assert len({gpu.state for gpu in told.values()}) >= 5
-    for key, gpu in told.items():
+    assert rows.keys() - gpu_messages.keys() == {never} and gpu_messages.keys() <= rows.keys()
+    assert len({gpu.state for gpu in gpu_messages.values()}) >= 5
+    for key, gpu in gpu_messages.items():
         row = rows[key]
         assert (row["state"], row["reason"]) == (
             HealthState(gpu.state).name,
             Reason(gpu.reason).name,
         ), key
         hazards = [row[name] for name in ("hazard_per_hour", "hazard_lower", "hazard_upper")]
-        wanted = [gpu.hazard_per_hour, gpu.hazard_lower, gpu.hazard_upper]
-        assert hazards == pytest.approx(wanted, rel=1e-6), key
+        expected = [gpu.hazard_per_hour, gpu.hazard_lower, gpu.hazard_upper]
+        assert hazards == pytest.approx(expected, rel=1e-6), key
         scores = [row[name] for name in ("score", "score_upper", "score_lower")]
-        assert scores == pytest.approx([exp(-8 * hazard) for hazard in wanted]), key
+        assert scores == pytest.approx([exp(-8 * hazard) for hazard in expected]), key
     assert rows[never]["state"] == "UNKNOWN" and rows[never]["read"] is None
-    # That it was never seen is evidence: the API says it of its host alone.
+    # A GPU without any reading is evidence; the API reports it only with the host.
     assert rows[never]["evidence_count"] == 1 and rows[never]["hazard_per_hour"] > 1e-4
 
 
 def test_the_pace_of_a_gpu_is_that_of_its_evidence(played: Played) -> None:
-    """A pace that nobody stored must be NULL, not 1.00; one that is told has its interval."""
-    told, rows = played.told(), played.asked("FROM ops.gpu_scores")
-    slow, silent = ("h1", gpu_of(Host("h1"), 1)), [key for key in told if key[0] in ("h3", "h7")]
-    held = [slow, *(key for key in told if key[0] == f"h{AISLE}")]
-    for key, gpu in told.items():
-        row, wanted = rows[key], [gpu.relative_speed_lower, gpu.relative_speed_upper]
+    """A pace that was not stored must be NULL, not 1.00; a stored pace has its interval."""
+    gpu_messages, rows = played.told(), played.asked("FROM ops.gpu_scores")
+    slow, silent = (
+        ("h1", gpu_of(Host("h1"), 1)),
+        [key for key in gpu_messages if key[0] in ("h3", "h7")],
+    )
+    held = [slow, *(key for key in gpu_messages if key[0] == f"h{AISLE}")]
+    for key, gpu in gpu_messages.items():
+        row, expected = rows[key], [gpu.relative_speed_lower, gpu.relative_speed_upper]
         interval = [row["relative_speed_lower"], row["relative_speed_upper"]]
         assert (row["relative_speed"] is None) == (key not in held), key
-        assert interval == (pytest.approx(wanted) if key in [*held, *silent] else [None, None]), key
-    assert rows[slow]["relative_speed"] == pytest.approx(told[slow].relative_speed)
-    assert all(isnan(told[key].relative_speed) for key in silent)
+        assert interval == (pytest.approx(expected) if key in [*held, *silent] else [None, None]), (
+            key
+        )
+    assert rows[slow]["relative_speed"] == pytest.approx(gpu_messages[slow].relative_speed)
+    assert all(isnan(gpu_messages[key].relative_speed) for key in silent)
     assert rows[slow]["relative_speed_upper"] < 0.8
 
 
 def test_its_strongest_evidence_is_told(played: Played) -> None:
-    """Of a GPU that fell off the bus and waits for a remap too, the page begins with the first."""
+    """For a GPU that fell off the bus and has a pending remap, the page begins with the former."""
     rows = played.asked("FROM ops.gpu_scores")
     broken = rows["h2", gpu_of(Host("h2"), 0)]
     assert broken["state"] == "UNHEALTHY" and broken["evidence_count"] == 2
@@ -178,7 +183,7 @@ def test_its_strongest_evidence_is_told(played: Played) -> None:
 
 
 def test_what_gpus_share_is_none_of_theirs_and_what_they_do_not_adds_up(played: Played) -> None:
-    """Eight GPUs with a pending remap summed to 0.0058 an hour, and their host had 60."""
+    """Eight GPUs with a pending remap summed to 0.0058 per hour, and their host had 60."""
     rows = played.asked("FROM ops.gpu_scores")
     hosts = played.judged.hosts
     assert isinstance(hosts, Hosts)
@@ -186,8 +191,8 @@ def test_what_gpus_share_is_none_of_theirs_and_what_they_do_not_adds_up(played: 
     share = own * 2.2e-5 / (GPUS * 2.2e-5 + 5e-6)
 
     def added(host: int) -> list[float]:
-        found = [row["hazard_per_hour"] for (name, _), row in sorted(rows.items()) if name == f"h{host}"]  # fmt: skip
-        return [hazard - share[host] for hazard in found]
+        hazards = [row["hazard_per_hour"] for (name, _), row in sorted(rows.items()) if name == f"h{host}"]  # fmt: skip
+        return [hazard - share[host] for hazard in hazards]
 
     assert added(AISLE) == [pytest.approx(0.0, abs=1e-9)] * GPUS
     assert hosts[AISLE].hazard_per_hour == pytest.approx(3 * own[AISLE])
@@ -199,7 +204,7 @@ def test_what_gpus_share_is_none_of_theirs_and_what_they_do_not_adds_up(played: 
 
 
 def test_a_moment_and_a_horizon(played: Played) -> None:
-    """Was it so when the job began, and what of a day?"""
+    """The states of an earlier moment, and scores over a day."""
     now = played.asked("FROM ops.gpu_scores_at(TIMESTAMP '2099-01-01', hours := 24)")
     then = played.asked(f"FROM ops.gpu_scores_at({BEFORE})")
     for row in now.values():
@@ -212,17 +217,17 @@ def test_a_moment_and_a_horizon(played: Played) -> None:
 
 
 def test_both_files_answer_the_same(played: Played) -> None:
-    """In the post mortem the store itself answers, days later: its GPUs did not go unread since."""
+    """In a post mortem days later the store answers itself: its GPUs did not go unread since."""
     query = "SELECT host, gpu, state, reason, hazard_per_hour, score FROM ops.gpu_scores"
-    found = []
+    results = []
     for name in ("gangline.duckdb", "operators.duckdb"):
         with duckdb.connect(str(played.folder / name), read_only=True) as connection:
-            found.append(connection.execute(query).fetchall())
-    assert found[0] == found[1]
+            results.append(connection.execute(query).fetchall())
+    assert results[0] == results[1]
 
 
 def test_a_question_of_scores_and_their_evidence_names_one_state(played: Played) -> None:
-    """The upgrade made "state" ambiguous in a dashboard's query that had joined the two for a year."""
+    """The upgrade made "state" ambiguous in a dashboard's query that had joined both for a year."""
     joined = (
         "SELECT host, device AS gpu, state FROM evidence JOIN scores USING (host, time, version)"
     )
@@ -241,36 +246,36 @@ def changed(played: Played, folder: Path, *statements: str) -> Iterator[Any]:
 
 
 def test_evidence_of_before_says_no_state(played: Played, tmp_path: Path) -> None:
-    """A GPU that had broken before the upgrade must not be HEALTHY after it."""
+    """A GPU that broke before the upgrade must not be HEALTHY after it."""
     with changed(played, tmp_path, "UPDATE evidence SET gpu_state = NULL") as connection:
-        found = connection.execute(
+        gpu_states = connection.execute(
             "SELECT gpu, state FROM ops.gpu_scores WHERE host = 'h2' ORDER BY gpu"
         ).fetchall()
-    assert found == [(gpu_of(Host("h2"), 0), None), (gpu_of(Host("h2"), 1), None)]
+    assert gpu_states == [(gpu_of(Host("h2"), 0), None), (gpu_of(Host("h2"), 1), None)]
 
 
 def test_evidence_of_before_version_13_gives_a_gpu_the_hazard_of_then(
     played: Played, tmp_path: Path
 ) -> None:
-    """It says by how many times it made the hazard larger, not by how much."""
+    """Such evidence has the factor of the hazard, not the difference."""
     forgotten = "UPDATE evidence SET hazard_delta = NULL, shared_count = NULL"
     query = "SELECT hazard_per_hour FROM ops.gpu_scores WHERE host = 'h1' ORDER BY gpu"
     with changed(played, tmp_path, forgotten) as connection:
-        found = [value for (value,) in connection.execute(query).fetchall()]
+        hazards = [value for (value,) in connection.execute(query).fetchall()]
     now = [row["hazard_per_hour"] for key, row in sorted(played.asked("FROM ops.gpu_scores").items()) if key[0] == "h1"]  # fmt: skip
-    assert found == pytest.approx(now)
+    assert hazards == pytest.approx(now)
 
 
 def test_a_score_without_its_inputs_gives_its_gpus_no_hazard(
     played: Played, tmp_path: Path
 ) -> None:
-    """Scores of before version 9 gave each of eight GPUs the hazard of all eight together."""
+    """Scores of versions before 9 gave each of eight GPUs the hazard of all eight together."""
     forgotten = "UPDATE scores SET log_hazard_base = NULL WHERE host = 'h0'"
     with changed(played, tmp_path, forgotten) as connection:
-        found = connection.execute(
+        records = connection.execute(
             "SELECT hazard_per_hour, score, hazard_upper, state FROM ops.gpu_scores WHERE host = 'h0'"
         ).fetchall()
-    assert found == [(None, None, None, "HEALTHY")] * 2
+    assert records == [(None, None, None, "HEALTHY")] * 2
 
 
 @pytest.mark.parametrize(
@@ -279,43 +284,46 @@ def test_a_score_without_its_inputs_gives_its_gpus_no_hazard(
 def test_a_gpu_whose_evidence_may_have_been_cut_has_no_state(
     played: Played, tmp_path: Path, count: int, state: str | None
 ) -> None:
-    """144 links of a host failed: of its eight GPUs those whose links were past the 48th were HEALTHY."""
+    """144 links of a host failed: GPUs whose links came after the 48th were HEALTHY."""
     more = f"""
         INSERT INTO evidence BY NAME (
             SELECT time, host, version, 'nic' AS device, 'fabric' AS signal, 0.0 AS log_hazard_delta
             FROM scores, range({count}) AS more(n) WHERE host = 'h0'
         )"""
     with changed(played, tmp_path, more) as connection:
-        found = connection.execute(
+        records = connection.execute(
             "SELECT state, hazard_per_hour > 0, evidence_count FROM ops.gpu_scores WHERE host = 'h0'"
         ).fetchall()
-    assert found == [(state, True, 0)] * 2
+    assert records == [(state, True, 0)] * 2
 
 
 @pytest.mark.parametrize("state", [HealthState.UNHEALTHY, None], ids=["as stored", "of before"])
 def test_what_was_known_before_a_restart_is_stored_again_as_it_was(
     state: HealthState | None,
 ) -> None:
-    """A GPU broke, its host was heard again after a deployment, and for a minute SQL said that the GPU was well."""
+    """A GPU broke; for a minute after a deployment SQL showed it as HEALTHY."""
     world = World()
     world.run(20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     snapshot = world.run(2)
-    told = [one for _, one in snapshot_scores(snapshot, with_gpu_states(snapshot, snapshot.hosts))]
-    assert [e.gpu_state for e in told[0].evidence] == [HealthState.UNHEALTHY]
-    told[0] = replace(told[0], evidence=(replace(told[0].evidence[0], gpu_state=state),))
+    scores = [
+        score for _, score in snapshot_scores(snapshot, with_gpu_states(snapshot, snapshot.hosts))
+    ]
+    assert [e.gpu_state for e in scores[0].evidence] == [HealthState.UNHEALTHY]
+    scores[0] = replace(scores[0], evidence=(replace(scores[0].evidence[0], gpu_state=state),))
     world.fleet = Fleet(epoch=8)
-    before = restore(world.fleet, [LastScore(one, 8) for one in told], world.now_ns)
+    before = restore(world.fleet, [LastScore(score, 8) for score in scores], world.now_ns)
     world.snapshot = evaluate(world.fleet, world.now_ns, before)
     back(world)
     snapshot = world.run(5)
-    assert next(snapshot.gpus.of(0)).state is HealthState.HEALTHY  # nothing shows it again yet
+    # no evidence of the fault has returned yet
+    assert next(snapshot.gpus.of(0)).state is HealthState.HEALTHY
     [(_, again)] = snapshot_scores(snapshot, with_gpu_states(snapshot, [snapshot.hosts[0]]))
-    assert again.state is HealthState.UNHEALTHY and again.evidence == told[0].evidence
+    assert again.state is HealthState.UNHEALTHY and again.evidence == scores[0].evidence
 
 
 def test_hosts_that_change_together_are_looked_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten thousand hosts changed in one second: for each all GPUs of the fleet were looked through, on the loop."""
+    """10,000 hosts changed in one second: for each, all GPUs were searched, on the loop."""
     world = World(hosts=4, gpus=2)
     world.run(5)
     late = gpu_of(world.hosts[0], 2)  # its row is behind those of all other hosts
@@ -329,10 +337,10 @@ def test_hosts_that_change_together_are_looked_up_together(monkeypatch: pytest.M
         world.event(host, 95, gpu)
     snapshot = world.run(2)
     monkeypatch.setattr(Gpus, "of", None)
-    told = [
+    all_evidence = [
         e
         for _, host in snapshot_scores(snapshot, with_gpu_states(snapshot, snapshot.hosts))
         for e in host.evidence
     ]
-    states = {e.device: e.gpu_state for e in told if e.signal == "gpu.xid"}
+    states = {e.device: e.gpu_state for e in all_evidence if e.signal == "gpu.xid"}
     assert states == dict.fromkeys(sick, HealthState.UNHEALTHY)

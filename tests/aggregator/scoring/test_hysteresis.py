@@ -1,4 +1,4 @@
-"""Symptoms enter fast and leave slowly, by a state machine that forgets nothing and invents nothing."""
+"""A symptom becomes active fast and ends slowly, in a deterministic state machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def symptom(state: HealthState | None = None, rule: Rule = RULE, device: str = "
 
 
 def play(history: list[HealthState | None]) -> list[HealthState | None]:
-    """Return what counts, second by second; None: nothing."""
+    """Return the active state of each second; None if no symptom is active."""
     holds: dict[RuleAndDevice, TrackedSymptom] = {}
     shown: list[HealthState | None] = []
     for second, state in enumerate(history):
@@ -31,18 +31,18 @@ def play(history: list[HealthState | None]) -> list[HealthState | None]:
 
 
 def test_it_enters_after_its_seconds_and_leaves_after_its_seconds() -> None:
-    """Present from 2 to 9: counts from 6, until ten seconds after 9."""
+    """A symptom present from 2 to 9 s is active from 6 s until 10 s after 9."""
     shown = play([None] * 2 + [HealthState.DEGRADED] * 8 + [None] * 15)
     assert [i for i, s in enumerate(shown) if s] == list(range(6, 19))
 
 
 def test_a_flicker_never_enters() -> None:
-    """Three seconds of something, again and again, is not four on end."""
+    """Repeated periods of 3 s never reach the 4 s that a symptom needs."""
     assert not any(play(([HealthState.DEGRADED] * 4 + [None]) * 20))
 
 
 def test_it_shows_the_worst_until_that_was_away_long_enough() -> None:
-    """SUSPECT for a moment, then WATCH: the host is not sent work a second later."""
+    """SUSPECT for 1 s, then WATCH: the host gets no work a second later."""
     shown = play([*[HealthState.WATCH] * 5, HealthState.SUSPECT, *[HealthState.WATCH] * 14])
     assert shown[4] is HealthState.WATCH
     assert shown[5:15] == [HealthState.SUSPECT] * 10
@@ -58,18 +58,18 @@ histories = st.lists(
 def test_nothing_counts_that_was_not_there_and_nothing_is_milder_than_now(
     history: list[HealthState | None],
 ) -> None:
-    """What a host stands under was true within the last ten seconds; what is true counts."""
+    """An active state was present within the last ten seconds, and a lasting state is active."""
     order = [None, HealthState.WATCH, HealthState.DEGRADED, HealthState.SUSPECT]
-    for at, shown in enumerate(play(history)):
-        recent = history[max(0, at - 10) : at + 1]
+    for second, shown in enumerate(play(history)):
+        recent = history[max(0, second - 10) : second + 1]
         assert shown is None or shown in recent
-        if at >= 4 and all(history[at - 4 : at + 1]):
-            assert order.index(shown) >= order.index(history[at])
+        if second >= 4 and all(history[second - 4 : second + 1]):
+            assert order.index(shown) >= order.index(history[second])
 
 
 @given(histories, st.integers(1, 1000))
 def test_a_pause_changes_nothing(history: list[HealthState | None], pause: int) -> None:
-    """A host that was silent for a while stands where it stood: missing is not healthy."""
+    """The state survives a silence of the host: missing data is not health."""
     plain: dict[RuleAndDevice, TrackedSymptom] = {}
     paused: dict[RuleAndDevice, TrackedSymptom] = {}
     shift = 0
@@ -85,7 +85,6 @@ def test_a_pause_changes_nothing(history: list[HealthState | None], pause: int) 
 
 @given(st.permutations([symptom(device=d) for d in "abc"]))
 def test_the_order_of_symptoms_does_not_matter(symptoms: list[Symptom]) -> None:
-    """Rules run in no order that matters."""
     result = hysteresis.step({}, symptoms, 0)
     assert {key: result[key] for key in sorted(result)} == hysteresis.step(
         {}, [symptom(device=d) for d in "abc"], 0

@@ -1,4 +1,4 @@
-"""Whom a host that is well waits for: told to who asks about it, and never counted against it."""
+"""The host for which a healthy host waits is shown in responses, and never lowers a score."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.worlds import Host, World, busy, gapped, gpu_of, in_job, pass_steps, 
 
 
 def asked(world: World, host: Host) -> score_pb2.NodeScore:
-    """Return the answer to who asks about *host*, with its evidence."""
+    """Return the full score message of *host*, with its evidence."""
     assert world.snapshot is not None
     return score_messages.score_message(
         world.snapshot, world.score(host), HORIZON_HOURS, full=True, sources=()
@@ -23,24 +23,25 @@ def asked(world: World, host: Host) -> score_pb2.NodeScore:
 
 
 def waits_of(world: World) -> dict[str, str]:
-    """Return for whom each host is said to wait."""
+    """Return per waiting host the host for which it waits."""
     assert world.snapshot is not None
-    found = {
-        host.name: world.snapshot.gang_waits.evidence_for(at) for at, host in enumerate(world.hosts)
+    waits = {
+        host.name: world.snapshot.gang_waits.evidence_for(number)
+        for number, host in enumerate(world.hosts)
     }
-    return {name: one.device for name, one in found.items() if one}
+    return {name: evidence.device for name, evidence in waits.items() if evidence}
 
 
 def words_of(world: World) -> list[str]:
-    """Return what is said of those who hold others up, each once."""
+    """Return the messages of all culprits, once each."""
     assert world.snapshot is not None
-    return [one.words for one in world.snapshot.gang_waits.culprits]
+    return [culprit.words for culprit in world.snapshot.gang_waits.culprits]
 
 
 def test_a_victim_is_told_whom_it_waits_for() -> None:
-    """A researcher asked about the host that his rank 0 ran on, at half its pace: "Nothing speaks against it." """
+    """`explain` of the slowed host of rank 0 said only "Nothing speaks against it"."""
     world = in_job()
-    tell(world, world.hosts[5], "1001", "ended")  # alone, and well
+    tell(world, world.hosts[5], "1001", "ended")  # alone, without a fault
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
     answer = asked(world, world.hosts[0])
@@ -55,7 +56,8 @@ def test_a_victim_is_told_whom_it_waits_for() -> None:
     assert waits_of(world) == dict.fromkeys(("h0", "h1", "h3", "h4"), "h2")
     for well in (2, 5):
         assert not any(
-            "waits" in one.words for one in asked(world, world.hosts[well]).contributions
+            "waits" in contribution.words
+            for contribution in asked(world, world.hosts[well]).contributions
         )
 
 
@@ -63,7 +65,7 @@ def test_a_victim_is_told_whom_it_waits_for() -> None:
     "pressures", [{"pressure_cpu_some_ratio": 0.5}, {"pressure_io_some_ratio": 0.5}]
 )
 def test_gaps_of_another_are_told_of_too(pressures: dict[str, float]) -> None:
-    """Whose cores are fought over, or whose storage stalls, holds up the others."""
+    """A host whose cores are contended, or whose storage stalls, delays the others."""
     world = in_job()
     gapped(world.hosts[1], 0.3, **pressures)
     pass_steps(world, 14)
@@ -72,7 +74,7 @@ def test_gaps_of_another_are_told_of_too(pressures: dict[str, float]) -> None:
 
 
 def test_what_is_watched_or_was_of_a_job_before_blames_nobody() -> None:
-    """Not measured (WATCH) is no word against a host; nor is what it did in the job of an hour ago."""
+    """An unmeasured host (WATCH) and a fault in a job of an hour ago blame no host."""
     world = in_job(work=False)
     busy(world.hosts[2], 1.09)
     for host in world.hosts:
@@ -92,11 +94,11 @@ def test_what_is_watched_or_was_of_a_job_before_blames_nobody() -> None:
 
 
 def in_two_jobs() -> World:
-    """Hosts 0 to 2 run job 1 on their first GPU, hosts 1 to 3 job 2 on their second; host 4 none."""
+    """Hosts 0 to 2 run job 1 on their first GPU, 1 to 3 job 2 on their second; 4 runs none."""
     world = World(hosts=5, gpus=2)
     for job, gpu, hosts in (("1", 0, (0, 1, 2)), ("2", 1, (1, 2, 3))):
-        for at in hosts:
-            host = world.hosts[at]
+        for number in hosts:
+            host = world.hosts[number]
             world.event(
                 host, 0, gpu_of(host, gpu), "gpu.process", event_id=f"/{job}", process_id=7,
                 attributes={"state": "running", "source": "slurm", "job_id": job},
@@ -106,7 +108,7 @@ def in_two_jobs() -> World:
 
 
 def test_a_list_of_hosts_says_each_ones_job_and_for_whom_it_waits() -> None:
-    """The table had "nothing wrong" beside six hosts that stood still; only `explain` of one of them said why."""
+    """The table showed "nothing wrong" for six waiting hosts; only `explain` said why."""
     world = in_two_jobs()
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
     world.run(3)
@@ -117,8 +119,11 @@ def test_a_list_of_hosts_says_each_ones_job_and_for_whom_it_waits() -> None:
         )
         for host in world.hosts
     }
-    told = {name: (one.job, one.waits_for, one.waits_for_job) for name, one in listed.items()}
-    assert told == {
+    waits = {
+        name: (message.job, message.waits_for, message.waits_for_job)
+        for name, message in listed.items()
+    }
+    assert waits == {
         "h0": ("1", "nodes/h1", "1"),
         "h1": ("1", "", ""),
         "h2": ("1", "nodes/h1", "1"),
@@ -141,35 +146,35 @@ def tell_ended(world: World, job: str) -> None:
 
 @pytest.mark.parametrize(("gpu", "victims"), [(0, {"h0", "h2"}), (1, {"h2", "h3"})])
 def test_only_the_job_on_the_sick_gpu_waits_for_it(gpu: int, victims: set[str]) -> None:
-    """Two jobs share a host: whose GPU is well has nothing to do with the other's."""
+    """Two jobs share a host: a fault of one job's GPU does not delay the other."""
     world = in_two_jobs()
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], gpu))
     world.run(3)
     assert waits_of(world) == dict.fromkeys(victims, "h1")
-    [words] = words_of(world)
-    assert words.startswith(
+    [message] = words_of(world)
+    assert message.startswith(
         f"may be slowed down by h1 of its job {gpu + 1} (h1: GPU-h1-{gpu}… XID 79"
     )
 
 
 def test_the_gravest_of_a_job_is_named_and_the_others_counted() -> None:
-    """A slow GPU and a lost one: what stops the job is named, and neither is told of the other."""
+    """The fault that stops the job is named; two culprits do not wait for each other."""
     world = in_two_jobs()
     throttle(world.hosts[0], 0)
     world.run(20)
     assert waits_of(world) == {"h1": "h0", "h2": "h0"}
-    [words] = words_of(world)
-    assert words.startswith("goes no faster than h0 of its job 1 (h0: GPU-h0-0… SM clock at ")
+    [message] = words_of(world)
+    assert message.startswith("goes no faster than h0 of its job 1 (h0: GPU-h0-0… SM clock at ")
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
     world.run(2)
     assert waits_of(world) == {"h2": "h1"}
-    [words] = words_of(world)
-    assert words.startswith("may be slowed down by h1 of its job 1 (h1: ")
-    assert words.endswith("; 1 more of that job would hold it up, too; no fault of this host")
+    [message] = words_of(world)
+    assert message.startswith("may be slowed down by h1 of its job 1 (h1: ")
+    assert message.endswith("; 1 more of that job would hold it up, too; no fault of this host")
 
 
 def test_a_host_that_its_own_policy_bars_holds_nobody_up() -> None:
-    """A host that bars itself by its own policy is no slower for that."""
+    """A host that bars itself by its own policy does not slow its job."""
     world = in_two_jobs()
     world.hosts[1].set("agent_10s", "agent", barring_findings_count=1)
     world.run(15)
@@ -178,11 +183,11 @@ def test_a_host_that_its_own_policy_bars_holds_nobody_up() -> None:
 
 
 def test_a_view_without_evidence_has_none_of_it() -> None:
-    """Schedulers' short answers stay short."""
+    """Schedulers' short responses stay short."""
     world = in_two_jobs()
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
     snapshot = world.run(3)
-    told: Any = score_messages.score_message(
+    message: Any = score_messages.score_message(
         snapshot, world.score(world.hosts[0]), HORIZON_HOURS, full=False, sources=()
     )
-    assert not told.contributions
+    assert not message.contributions

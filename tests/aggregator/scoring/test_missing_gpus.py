@@ -1,4 +1,4 @@
-"""GPUs that a host had, or was declared to have, and that are gone; and hosts of which no GPU is read."""
+"""GPUs that a host lost, or was declared to have; and hosts without readings of any GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.aggregator.declared.test_judged import declare
 from tests.worlds import SECOND_NS, Host, World, gpu_of
 
 GPU_TABLES = ("gpu_1s", "gpu_10s", "gpu_1s_changes", "gpu_10s_changes")
-#: For a boot, and for what must last.
+#: Longer than a boot, and than the time after which a missing GPU counts.
 LONG_SECONDS = 440
 
 DISK = telemetry_pb2.Device(kind="disk", key="sda", attributes={"model": "disk"})
@@ -33,21 +33,21 @@ def gpu(host: Host, number: int, uuid: str = "", **told: str) -> telemetry_pb2.D
 
 
 def function(number: int, driver: str = "") -> telemetry_pb2.Device:
-    told = {"vendor": "0x10de", "class": "0x030200", "driver": driver}
-    return telemetry_pb2.Device(kind="pcie", key=f"0000:{number:02x}:00.0", attributes=told)
+    attributes = {"vendor": "0x10de", "class": "0x030200", "driver": driver}
+    return telemetry_pb2.Device(kind="pcie", key=f"0000:{number:02x}:00.0", attributes=attributes)
 
 
 def registers(world: World, host: Host, devices: Sequence[telemetry_pb2.Device]) -> None:
-    """*host* registers with *devices* and a disk: its inventory is there."""
+    """Register *host* with *devices* and a disk, so that its inventory is not empty."""
     devices = [*devices, DISK]
     world.fleet.register(host.name, simulated=False, boot_id=host.boot_id, devices=devices)
 
 
 def loses(world: World, host: Host, numbers: Sequence[int], *, boots: bool) -> None:
-    """*host* has its first eight GPUs but for *numbers*, by its readings and its inventory."""
-    gone = {gpu_of(host, number) for number in numbers}
-    host.readings = {k: v for k, v in host.readings.items() if k[1].partition("/")[0] not in gone}
-    host.growth = {k: v for k, v in host.growth.items() if k[1].partition("/")[0] not in gone}
+    """Remove *numbers* of the first eight GPUs from the readings and the inventory of *host*."""
+    lost = {gpu_of(host, number) for number in numbers}
+    host.readings = {k: v for k, v in host.readings.items() if k[1].partition("/")[0] not in lost}
+    host.growth = {k: v for k, v in host.growth.items() if k[1].partition("/")[0] not in lost}
     if boots:
         host.reboot(world.now_ns)
     registers(world, host, [gpu(host, n) for n in range(8) if n not in numbers])
@@ -59,14 +59,14 @@ def is_allowed(world: World, host: Host) -> bool:
 
 
 def missing(score: HostScore) -> list[str]:
-    return [one.words for one in score.evidence if one.signal == "gpu.missing"]
+    return [evidence.words for evidence in score.evidence if evidence.signal == "gpu.missing"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("boots", [True, False], ids=["another boot", "the same boot"])
 @pytest.mark.parametrize("numbers", [[3], range(8)], ids=["7 of 8", "0 of 8"])
 def test_lost_gpus_are_never_health(numbers: Sequence[int], boots: bool) -> None:
-    """A host came back with 7 of 8 GPUs as HEALTHY 0.9987, better than with 8; with none it was first of the fleet."""
+    """With 7 of 8 GPUs a host was HEALTHY 0.9987, more than with 8; with none it ranked first."""
     world = World(hosts=2)
     host, other = world.hosts
     world.run(20)
@@ -78,12 +78,14 @@ def test_lost_gpus_are_never_health(numbers: Sequence[int], boots: bool) -> None
         score = world.score(host)
         assert score.score <= before + 1e-9 and score.state is not HealthState.HEALTHY
     assert score.state is HealthState.UNHEALTHY and not is_allowed(world, host)
-    (words,) = missing(score)
-    assert words.startswith(f"{8 - len(numbers)} GPUs, it had 8: GPU-h0-") and "missing" in words
+    (message,) = missing(score)
+    assert (
+        message.startswith(f"{8 - len(numbers)} GPUs, it had 8: GPU-h0-") and "missing" in message
+    )
     assert score.reason is Reason.GPU_UNUSABLE
     assert ("h0", "gpu.missing", "host gpu.missing") in world.fleet.findings
     assert world.score(other).state is HealthState.HEALTHY
-    # They are back.
+    # The GPUs are back.
     for number in numbers:
         for (table, device), values in list(other.readings.items()):
             if device == gpu_of(other, number):
@@ -94,7 +96,7 @@ def test_lost_gpus_are_never_health(numbers: Sequence[int], boots: bool) -> None
 
 
 def test_no_rule_but_that_of_xids_blames_an_xid() -> None:
-    """GPUs were missing after a reboot, and the reason was XID_FATAL: operators searched the kernel log for an XID."""
+    """GPUs missing after a reboot had the reason XID_FATAL: operators searched for an XID."""
     rules = [*RULES.values(), *(kind.rule for kind in EVENT_KINDS.values())]
     assert [rule.name for rule in rules if rule.reason is Reason.XID_FATAL] == []
     world = World(hosts=2)
@@ -183,7 +185,7 @@ def _comes_back_late(world: World, host: Host) -> None:
     ],
 )  # fmt: skip
 def test_what_looks_like_lost_gpus_and_is_not(what: Callable[[World, Host], None]) -> None:
-    """A repair with another part, an update of the driver, `gangline release`, a virtual machine: nothing is lost."""
+    """A replacement, a driver update, `gangline release` or a virtual machine is not a loss."""
     world = World(hosts=2)
     world.run(20)
     what(world, world.hosts[0])
@@ -214,7 +216,7 @@ def declared_eight(world: World, text: str = EIGHT) -> None:
 
 
 def test_a_host_without_the_gpus_that_are_declared_is_not_allowed() -> None:
-    """A new host was declared with 8 GPUs, its driver did not come up: WATCH 0.9999, and first of the fleet."""
+    """A new host declared with 8 GPUs, without its driver, was WATCH 0.9999, first of the fleet."""
     world = World(hosts=2)
     host = world.hosts[0]
     host.readings = {k: v for k, v in host.readings.items() if not k[1].startswith("GPU-")}
@@ -230,7 +232,7 @@ def test_a_host_without_the_gpus_that_are_declared_is_not_allowed() -> None:
 
 @pytest.mark.slow
 def test_gpus_that_were_taken_out_are_retired_by_a_declaration() -> None:
-    """A GPU was taken out for good: `gpus = 7` says so, live, and taking the line away expects it again."""
+    """`gpus = 7` retires a removed GPU, live; without that line the GPU is expected again."""
     world = World(hosts=2)
     host = world.hosts[0]
     world.run(20)
@@ -246,7 +248,7 @@ def test_gpus_that_were_taken_out_are_retired_by_a_declaration() -> None:
 
 
 def test_a_gpu_host_of_which_no_gpu_was_ever_read_is_unknown_and_never_first() -> None:
-    """A new host whose driver did not come up was HEALTHY 0.9999, first of the fleet: a black hole for jobs."""
+    """A new host without its driver was HEALTHY 0.9999 and ranked first: a black hole for jobs."""
     world = World(hosts=3)
     new, cpu_only, _ = world.hosts
     for host in (new, cpu_only):
@@ -262,7 +264,8 @@ def test_a_gpu_host_of_which_no_gpu_was_ever_read_is_unknown_and_never_first() -
     assert score.state is HealthState.UNKNOWN and score.score < well.score
     assert score.score_lower < 0.3 and score.score_upper > 0.999
     assert "none of its 8 GPUs has readings" in score.reason_message
-    # A host that never had GPUs may take work that needs none, and is behind all that have some.
+    # A host that never had GPUs may take work without GPUs, and ranks behind all hosts that have
+    # some.
     assert world.score(cpu_only).state is HealthState.HEALTHY and is_allowed(world, cpu_only)
     assert columns.bucket.tolist() == [2, 2, 0]
 
@@ -282,12 +285,12 @@ def test_a_gpu_host_of_which_no_gpu_was_ever_read_is_unknown_and_never_first() -
 def test_who_is_expected_after(
     expected: dict[str, str], found: dict[str, str], after: set[str]
 ) -> None:
-    """One that is replaced, at its address or by number, is expected no longer; one that is gone is."""
+    """A GPU replaced at its address or by number is no longer expected; a missing GPU is."""
     assert set(update_expected(expected, found)) == after
 
 
 def test_a_lost_gpu_is_counted_once_where_only_its_address_is_told() -> None:
-    """XID 79 names a PCI address, and the inventory of then no longer has the GPU: it stood under both names."""
+    """XID 79 names a PCI address that is no longer in the inventory: the GPU was listed twice."""
     world = World(hosts=2)
     world.run(20)
     host = world.hosts[0]
@@ -295,21 +298,21 @@ def test_a_lost_gpu_is_counted_once_where_only_its_address_is_told() -> None:
     host.set("gpu_1s", gpu_of(host, 3), lost_state=1)
     world.event(host, 79, "0000:03:00.0")
     world.run(10)
-    named = {one.device for one in world.score(host).evidence}
+    named = {evidence.device for evidence in world.score(host).evidence}
     assert named == {gpu_of(host, 3)}
 
 
 @pytest.mark.slow
 def test_the_store_has_what_is_expected(lab: Any, make_agent: Any) -> None:
-    """Two restarts of ours between the registrations, the last with an inventory that is not there yet."""
+    """The aggregator restarts between registrations, once while the inventory is still empty."""
     host, hosts = Host("gpu-01"), []
 
     async def registers_with(*numbers: int) -> None:
         async with lab.aggregator() as aggregator:
-            one = make_agent(host="gpu-01", run_id=b"r" * 16)
+            agent = make_agent(host="gpu-01", run_id=b"r" * 16)
             devices = [gpu(host, number) for number in numbers]
-            one.registration = partial(one.registration, devices=devices)
-            async with lab.agent(aggregator, one):
+            agent.registration = partial(agent.registration, devices=devices)
+            async with lab.agent(aggregator, agent):
                 known = aggregator.fleet.known_gpus.of("gpu-01")
                 hosts.append((len(known.expected), len(known.missing_gpus)))
 
@@ -322,7 +325,7 @@ def test_the_store_has_what_is_expected(lab: Any, make_agent: Any) -> None:
 
 @pytest.mark.slow
 def test_after_our_restart_it_is_the_same() -> None:
-    """The aggregator was updated, and a minute after it a host with 7 of 8 GPUs was HEALTHY."""
+    """A minute after an update of the aggregator a host with 7 of 8 GPUs was HEALTHY."""
     world = World(hosts=2)
     host = world.hosts[0]
     world.run(20)

@@ -1,4 +1,4 @@
-"""README: "Missing data is never taken for zero, nor for health." Of every signal that judging reads."""
+"""README: "Missing data is never taken for zero, nor for health", tested for each signal."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from gangline.contract.signal import Kind
 from gangline.contract.wire import telemetry_pb2
 from tests.worlds import Host, World, gpu_of
 
-#: Ways in which a reading becomes bad: values before and then; of a counter its steps in a second.
+#: Ways in which a reading turns bad: (value before, value after); for a counter, its steps per
+#: second.
 WAYS: dict[Kind, tuple[tuple[float, float], ...]] = {
     Kind.STATE: ((0, 1), (1, 0), (0, 6)),
     Kind.GAUGE: ((0.0, 0.99), (50.0, 1.0)),
     Kind.COUNTER: ((0, 100),),
 }
-#: Who runs on a GPU comes and goes, and what an agent says of its own is told anew: when it is told no more it is over.
+#: Jobs on a GPU and the agent's own state end when their reports end.
 COME_AND_GO = ("gpu_job", "probe", "collector")
-#: Of these something must be found, or this test tests nothing.
+#: Fewer bad cases than this, and the test tests nothing.
 FOUND_MIN = 40
 
 
 @dataclass
 class Case:
-    """One signal of one device of one host that reads well, and then does not."""
+    """A signal of a device of a host that is good at first, and then turns bad."""
 
     host: Host
     table: str
@@ -42,7 +43,7 @@ class Case:
         self.host.set(self.table, self.device, **{self.column: value})
 
     def begin(self) -> None:
-        """Be bad from now on, or go on to be."""
+        """Make the reading bad, or keep it bad."""
         if self.kind is Kind.COUNTER:
             self.read(self.host.readings.get((self.table, self.device), {}).get(self.column, 1e6))
             self.host.grow(self.table, self.device, **{self.column: self.bad})
@@ -63,19 +64,19 @@ def device_of(host: Host, kind: str) -> str:
 
 
 def cases() -> tuple[World, list[Case]]:
-    """Return a world with a host for each way in which each signal that is kept may be bad."""
-    each = [
+    """Return a world with one host for each way in which each stored signal can be bad."""
+    ways = [
         (table.name, signal, way)
         for table in Fleet().tables.values()
         for signal in table.signals
         if signal.device_kind not in COME_AND_GO
         for way in WAYS[signal.kind]
     ]
-    world = World(hosts=len(each), gpus=1, spread=0.0)
-    found: list[Case] = []
-    for host, (table, signal, (well, bad)) in zip(world.hosts, each, strict=True):
+    world = World(hosts=len(ways), gpus=1, spread=0.0)
+    cases_found: list[Case] = []
+    for host, (table, signal, (well, bad)) in zip(world.hosts, ways, strict=True):
         device = device_of(host, signal.device_kind)
-        found.append(Case(host, table, device, signal.column, signal.kind, well, bad))
+        cases_found.append(Case(host, table, device, signal.column, signal.kind, well, bad))
         listed = [
             telemetry_pb2.Device(kind="gpu", key=gpu_of(host, 0), attributes={"name": "H100"}),
             telemetry_pb2.Device(
@@ -85,12 +86,12 @@ def cases() -> tuple[World, list[Case]]:
             telemetry_pb2.Device(kind="filesystem", key="/"),
         ]
         world.fleet.register(host.name, simulated=False, boot_id=host.boot_id, devices=listed)
-    return world, found
+    return world, cases_found
 
 
 @pytest.fixture(scope="module")
 def sick() -> tuple[World, list[Case]]:
-    """All read well for a while, and then each badly for long enough to count."""
+    """All signals are good for 70 s."""
     world, every = cases()
     for case in every:
         case.read(case.well)
@@ -99,7 +100,7 @@ def sick() -> tuple[World, list[Case]]:
 
 
 def drop(case: Case) -> None:
-    """Nothing is told of its device any more in this table."""
+    """Report nothing more of the device in this table."""
     case.host.readings.pop((case.table, case.device), None)
     case.host.growth = {
         key: rate for key, rate in case.host.growth.items() if key[:2] != (case.table, case.device)
@@ -107,13 +108,13 @@ def drop(case: Case) -> None:
 
 
 def blank(case: Case) -> None:
-    """Its row comes, and has no value of it: NVML's "not available"."""
+    """Report the row without this value: NVML's "not available"."""
     case.host.readings[case.table, case.device].pop(case.column, None)
     case.host.growth.pop((case.table, case.device, case.column), None)
 
 
 def freeze(case: Case) -> None:
-    """It is told again and again as it was."""
+    """Report unchanged values."""
     case.host.growth.clear()
 
 
@@ -123,7 +124,7 @@ def score_of(world: World, case: Case) -> HostScore:
 
 
 def better(world: World, every: list[Case]) -> Iterator[str]:
-    """Yield each case whose host is better than it was."""
+    """Yield each case whose host improved."""
     for case in every:
         before, now = case.before, score_of(world, case)
         assert before is not None
@@ -139,25 +140,28 @@ def better(world: World, every: list[Case]) -> Iterator[str]:
 def test_nothing_gets_better_by_what_is_not_read(
     sick: tuple[World, list[Case]], how: Callable[[Case], None], seconds: int
 ) -> None:
-    """An RDMA port was down, its HCA vanished, and the host was HEALTHY a minute later; GPUs were lost, and it scored
-    better. Of a counter that is told on change nothing told is no step: when it stops, or is told no more, its events
-    are over, and that is no news of this test."""
+    """A missing reading never improves a host.
+
+    An RDMA port was down, its HCA vanished, and the host was HEALTHY a minute later; a host that
+    lost GPUs scored better. A bad counter that is reported on change is exempt: no report means no
+    step, so its events end.
+    """
     world, every = sick
     for case in every:
         case.begin()
     world.run(100, every_seconds=10)
     for case in every:
         case.before = score_of(world, case)
-    found = [case for case in every if case.before and case.before.state is not HealthState.HEALTHY]
-    assert len(found) >= FOUND_MIN
-    looked_at = [case for case in every if case.kind is not Kind.COUNTER or case not in found]
+    bad = [case for case in every if case.before and case.before.state is not HealthState.HEALTHY]
+    assert len(bad) >= FOUND_MIN
+    compared = [case for case in every if case.kind is not Kind.COUNTER or case not in bad]
     values = [dict(case.host.readings[case.table, case.device]) for case in every]
     for case in every:
         how(case)
-    gotten: set[str] = set()
+    improved: set[str] = set()
     for _ in range(seconds // 20):
         world.run(20, every_seconds=10)
-        gotten.update(better(world, looked_at))
+        improved.update(better(world, compared))
     for case, before in zip(every, values, strict=True):
         case.host.set(case.table, case.device, **before)
-    assert not gotten, "\n".join(sorted(gotten))
+    assert not improved, "\n".join(sorted(improved))

@@ -1,4 +1,4 @@
-"""The speed of a host of which nothing tells now is the one that it had when something last did."""
+"""The speed of a host without current readings is its last measured speed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def idle(world: World) -> None:
 
 
 def test_a_slow_host_is_still_slow_when_it_idles() -> None:
-    """A gang was put on idle hosts first: the slow ones among them looked like any other."""
+    """A gang starts on idle hosts: the slow ones among them looked like any other."""
     world = World(6, spread=0.0)
     clock = 1.755e9
     for gpu in range(8):
@@ -56,7 +56,7 @@ def test_a_slow_host_is_still_slow_when_it_idles() -> None:
 
 
 def test_what_never_computed_is_assumed_and_a_workload_feels_what_it_uses() -> None:
-    """A slow clock is nothing to work that does not compute."""
+    """A slow clock does not matter for work that does not compute."""
     snapshot = snapshot_of([Node("a", speed=float("nan")), Node("b", speed=float("nan"))])
     facts = replace(
         snapshot.facts, speed_reach=np.full(2, np.nan, dtype=np.float32),
@@ -74,7 +74,7 @@ def test_what_never_computed_is_assumed_and_a_workload_feels_what_it_uses() -> N
 
 
 def test_whom_a_gang_waited_for_stays_slow_until_a_gang_says_otherwise() -> None:
-    """Slow at a normal clock: an hour after its job ended nothing said so, and the next gang waited for it again."""
+    """Slow at a normal clock: an hour after its job ended, the next gang waited for it again."""
     snapshot = World(3).run(1)
     hosts, domains = snapshot.hosts, snapshot.facts.domains
     assert isinstance(hosts, Hosts)
@@ -94,7 +94,7 @@ def test_whom_a_gang_waited_for_stays_slow_until_a_gang_says_otherwise() -> None
 
 
 def test_a_plan_takes_whom_a_gang_waited_for_as_slow() -> None:
-    """Also one that computes at a normal clock now, in a job that cannot tell; it may be as fast as its clock all the same."""
+    """The slow pace also applies at a normal clock; the upper bound allows full speed."""
     snapshot = snapshot_of([Node("a"), Node("b"), Node("c", speed=0.8), Node("d", speed=float("nan"))])  # fmt: skip
     pace = np.array([1.0, 0.9, 0.9, 0.9], dtype=np.float32)
     facts = replace(snapshot.facts, pace_before=pace)
@@ -102,6 +102,6 @@ def test_a_plan_takes_whom_a_gang_waited_for_as_slow() -> None:
     assert table.speed[:3].tolist() == pytest.approx([1.0, 0.9, 0.8])
     assert table.speed[3] <= 0.9
     assert table.speed_upper[1] >= 1.0 and table.speed_lower[1] < 0.9
-    shares = tuple(float(at == COMPUTE) for at in range(7))
+    shares = tuple(float(number == COMPUTE) for number in range(7))
     needs = WorkloadNeeds(shares, shares)
     assert node_table(replace(snapshot, facts=facts), needs).speed[1] == pytest.approx(0.9)

@@ -1,4 +1,4 @@
-"""Our own outage is not the hosts' fault."""
+"""An outage of the aggregator is not the hosts' fault."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from tests.worlds import World, gpu_of
 def test_past_a_twentieth_of_the_fleet_silent_within_a_minute_states_freeze(
     silent: int, ours: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Rule 5: our outage is not theirs. A twentieth of the fleet that falls silent at once is the fault of the network,
-    or ours: nobody is excluded for it, what was known stands, and no permit to bar hosts is given."""
+    """A twentieth of the fleet silent at once is a fault of the network or the aggregator.
+
+    No host is excluded for it, known faults stay, and no permit to bar hosts is given.
+    """
     world = World(hosts=60, gpus=1)
     world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
     world.run(8)
     before = world.states()
     assert before["h0"] == "UNHEALTHY"
-    for at, host in enumerate(world.hosts[:silent]):
+    for number, host in enumerate(world.hosts[:silent]):
         host.silent = True
-        world.run(2 * (at < silent - 1))
+        world.run(2 * (number < silent - 1))
     snapshot = world.run(20)
     went_stale = {name for name, state in world.states().items() if state == "STALE"}
     assert bool(snapshot.degraded_reason) is ours
@@ -48,7 +50,7 @@ def test_past_a_twentieth_of_the_fleet_silent_within_a_minute_states_freeze(
 def test_a_twentieth_is_the_share_and_a_minute_the_time(
     silent: int, apart_seconds: int, ours: bool
 ) -> None:
-    """Of eighty hosts three at once are three hosts that are down, and so are four that went one after another."""
+    """In a fleet of 80, three silent hosts, or four at intervals of 40 s, are dead hosts."""
     world = World(hosts=80, gpus=1)
     world.run(8)
     for host in world.hosts[:silent]:
@@ -61,8 +63,11 @@ def test_a_twentieth_is_the_share_and_a_minute_the_time(
 @pytest.mark.slow
 @pytest.mark.parametrize(("silent", "ours"), [(4, True), (2, False)])
 def test_a_model_that_weighs_silence_counts_none_that_is_ours(silent: int, ours: bool) -> None:
-    """A switch of ours was down for ten minutes: its hosts' states stood, their hazards were threefold, and a scheduler that
-    asks for a score left them out. At midnight it would be learned from."""
+    """The silence of an outage must not raise the hazard.
+
+    A switch was down for ten minutes: hosts kept their states, but their hazards tripled, and a
+    scheduler that filters by score left them out. The model would have learned from it at midnight.
+    """
     weights = [0.5 * (name == "silent_seconds") for name in LEARNED]
     model = HazardModel("a test", False, "all classes", -5.0, tuple(weights))
     world = World(hosts=60, gpus=1)
@@ -80,19 +85,19 @@ def test_a_model_that_weighs_silence_counts_none_that_is_ours(silent: int, ours:
 @pytest.mark.slow
 @pytest.mark.parametrize(("apart_seconds", "frozen"), [(25, 3), (50, 0)])
 def test_hosts_booted_one_after_another_are_no_outage(apart_seconds: int, frozen: int) -> None:
-    """Three of twenty were booted 50 s apart: the second alone was frozen, as a minute before it and one after were looked at."""
+    """Three hosts were booted 50 s apart: only the second was frozen, by overlapping windows."""
     world = World(hosts=20, gpus=1)
     world.run(8)
-    for at, host in enumerate(world.hosts[:3]):
+    for number, host in enumerate(world.hosts[:3]):
         host.silent = True
-        world.run(apart_seconds if at < 2 else 20)
+        world.run(apart_seconds if number < 2 else 20)
     assert list(world.states().values()).count("STALE") == 3 - frozen
     assert bool(world.run(1).degraded_reason) is bool(frozen)
 
 
 @pytest.mark.slow
 def test_hosts_that_are_gone_are_no_part_of_the_fleet_that_falls_silent() -> None:
-    """Sixty were switched off for good last month, and three of the twenty that were left were not a twentieth of eighty."""
+    """After sixty of eighty hosts were switched off for good, three silent ones are an outage."""
     world = World(hosts=80, gpus=1)
     world.run(8)
     for host in world.hosts[20:]:
@@ -127,15 +132,15 @@ def test_hosts_that_are_gone_are_no_part_of_the_fleet_that_falls_silent() -> Non
             ],
             "",
         ),
-        ([HostPlacement(spine="s1")] * 4, ""),  # as all the fleet is
+        ([HostPlacement(spine="s1")] * 4, ""),  # as is the whole fleet
         ([HostPlacement()] * 4, ""),
     ],
 )
 def test_what_all_silent_hosts_are_in_is_named(places: list[HostPlacement], said: str) -> None:
-    """A rack lost its power: "a fault of the network or the aggregator", and the network was looked at for an hour."""
+    """A rack lost power; the message named the network, where the cause was sought for an hour."""
     world = World(hosts=60, gpus=1)
     fleet = {host.name: HostPlacement(rack="r9", spine="s1") for host in world.hosts}
-    fleet |= {f"h{at}": place for at, place in enumerate(places)}
+    fleet |= {f"h{number}": place for number, place in enumerate(places)}
     world.fleet.declared = replace(NOTHING, places=fleet)
     world.run(8)
     for host in world.hosts[:4]:

@@ -1,4 +1,4 @@
-"""Stored scores compute again from their rows; what is stored, is what was judged."""
+"""Stored scores can be recomputed from their rows, and equal the judged scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gangline.aggregator.store import rows
 from gangline.aggregator.store.duckdb_file import migrations
 from tests.worlds import World, gpu_of, throttle
 
-#: A model that was trained here, as if: who failed fails again.
+#: A trained model, made up: hosts that failed fail again.
 TRAINED = HazardModel(
     "a test",
     False,
@@ -42,7 +42,7 @@ TRAINED = HazardModel(
     ),
     last_time="2026-11-20",
 )
-#: One that learned from what is measured, too.
+#: A model that also learned from measurements.
 MEASURING = replace(
     TRAINED,
     weights=(*TRAINED.weights[: -len(MEASURED)], 0.5, 0.8, 0.3, 0.6, 0.9, 0.7, 0.4, 0.35, 0.2),
@@ -55,7 +55,7 @@ SEEN = OutcomeFeedback(outcomes=Calibration((50.0,) * 4, (20.0,) * 4, (2.5, 2.0,
 
 @pytest.fixture
 def world() -> World:
-    """A hot GPU, a fatal XID, a silent host, one that is well, and a counted link error."""
+    """A hot GPU, a fatal XID, a silent host, a counted link error, and a host without a fault."""
     world = World(hosts=5)
     world.run(8)
     throttle(world.hosts[0], 3)
@@ -68,7 +68,7 @@ def world() -> World:
 
 
 def stored(world: World, hosts: list[HostScore]) -> list[dict[str, Any]]:
-    """Return the rows of `scores` as DuckDB gives them back."""
+    """Return the rows of `scores` as DuckDB returns them."""
     assert world.snapshot is not None
     base = duckdb.connect()
     for _, text in migrations():
@@ -76,9 +76,9 @@ def stored(world: World, hosts: list[HostScore]) -> list[dict[str, Any]]:
     arrow = rows.scores(rows.snapshot_scores(world.snapshot, hosts))
     base.register("new_rows", arrow)
     base.execute("INSERT INTO scores BY NAME FROM new_rows")
-    found = base.execute("FROM scores ORDER BY node_index")
-    names = [column[0] for column in found.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    cursor = base.execute("FROM scores ORDER BY node_index")
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def numbers_of(host: HostScore) -> Numbers:
@@ -90,7 +90,7 @@ def numbers_of(host: HostScore) -> Numbers:
 
 @pytest.mark.parametrize("model", [None, prior(), TRAINED, MEASURING])
 def test_a_stored_score_computes_again_to_the_same_number(world: World, model: Any) -> None:
-    """An operator who doubts a drain of last week gets the number of last week, from the row alone."""
+    """An operator who doubts last week's drain gets last week's number from the row alone."""
     world.snapshot = evaluate(world.fleet, world.now_ns, world.snapshot, model=model)
     hosts = list(world.snapshot.hosts)
     assert len({host.state for host in hosts}) >= 4
@@ -101,14 +101,15 @@ def test_a_stored_score_computes_again_to_the_same_number(world: World, model: A
 
 
 def test_contributions_of_rules_and_model_add_up(world: World) -> None:
-    """What is shown is all there is: base and contributions give the hazard, of each host."""
+    """The base and the contributions add up to the hazard of each host."""
     snapshot = evaluate(world.fleet, world.now_ns, world.snapshot, model=TRAINED)
     for host in snapshot.hosts:
         assert host.inputs is not None
         total = host.inputs.log_hazard_base + sum(e.log_hazard_delta for e in host.evidence)
         assert np.exp(total) == pytest.approx(host.hazard_per_hour, rel=1e-12)
         of_model = [e for e in host.evidence if e.signal.startswith("hazard.")]
-        assert len(of_model) == (5 if host.node_index == 1 else 0)  # an XID; it has not returned
+        # h1 has an XID and has not returned
+        assert len(of_model) == (5 if host.node_index == 1 else 0)
         assert all(e.normal and e.unit and e.sql for e in of_model)
     assert np.allclose(
         snapshot.columns.hazard_per_hour, [h.hazard_per_hour for h in snapshot.hosts], rtol=1e-6
@@ -116,7 +117,7 @@ def test_contributions_of_rules_and_model_add_up(world: World) -> None:
 
 
 def test_what_is_measured_is_told_in_words_and_adds_up(world: World) -> None:
-    """A hazard that rose by what nobody lists: each part of it stands there, with what is normal and its query."""
+    """Each part of a risen hazard is listed, with its normal value and its query."""
     sick = gpu_of(world.hosts[4], 5)
     world.hosts[4].grow("gpu_1s_changes", sick, ecc_corrected_volatile_errors=9.0)
     world.hosts[4].set("gpu_1s", gpu_of(world.hosts[4], 6), temperature_celsius=84)
@@ -128,20 +129,20 @@ def test_what_is_measured_is_told_in_words_and_adds_up(world: World) -> None:
         total = host.inputs.log_hazard_base + sum(e.log_hazard_delta for e in host.evidence)
         assert np.exp(total) == pytest.approx(host.hazard_per_hour, rel=1e-12)
         assert host.hazard_per_hour >= before.hazard_per_hour * (1 - 1e-12)
-        assert host.state is before.state  # it moves scores, never a state
-    told = {e.signal: e for e in snapshot.hosts[4].evidence if e.signal.startswith("hazard.")}
-    assert list(told) == [
+        assert host.state is before.state  # the model changes scores, never a state
+    by_signal = {e.signal: e for e in snapshot.hosts[4].evidence if e.signal.startswith("hazard.")}
+    assert list(by_signal) == [
         f"hazard.{name}" for name in ("corrected_errors", "headroom_celsius", "faults_of_others")
     ]
-    errors = told["hazard.corrected_errors"]
+    errors = by_signal["hazard.corrected_errors"]
     assert errors.value == pytest.approx(
         9.0 * 19, rel=0.1
-    )  # as it was measured, not as it is weighed
+    )  # the measured value, not the weighted one
     assert errors.log_hazard_delta == pytest.approx(0.5 * np.log1p(errors.value))
     assert errors.words.startswith("corrected memory errors of its worst GPU within ten minutes: 1")
     assert (errors.unit, errors.normal) == ("errors", "0")
     assert "readings.gpu_1s_changes" in errors.sql
-    near = told["hazard.headroom_celsius"]
+    near = by_signal["hazard.headroom_celsius"]
     assert near.words == "5 °C remain to the limit of its hottest GPU"
     assert near.log_hazard_delta == pytest.approx(0.7 * 0.5)
     silent = [e.signal for e in snapshot.hosts[2].evidence]
@@ -149,13 +150,13 @@ def test_what_is_measured_is_told_in_words_and_adds_up(world: World) -> None:
 
 
 def test_a_row_of_before_says_that_it_has_no_inputs(tmp_path: Path) -> None:
-    """A year of history was stored without: that is said, and not computed from nothing."""
+    """A year of history has no inputs: recompute refuses instead of computing from nothing."""
     with pytest.raises(ValueError, match="before version 9"):
         recompute({"hazard_model": None})
 
 
 def test_a_score_of_version_12_computes_again_as_it_was(world: World) -> None:
-    """Factors of all devices multiplied then: what was stored must not read as another number today."""
+    """Factors of all devices were multiplied then: the stored number must not change."""
     [row, *_] = stored(world, [world.snapshot.hosts[1]])  # type: ignore[union-attr]
     row |= {"log_hazard_one_cause": None, "log_hazard_own_causes": None}
     row |= {"log_hazard_deltas": [np.log(5.0)] * 4, "relative_speed_factors": [1.0] * 4}
@@ -166,7 +167,7 @@ def test_a_score_of_version_12_computes_again_as_it_was(world: World) -> None:
 
 
 def test_a_model_that_says_what_is_no_number_is_not_believed(world: World) -> None:
-    """NaN in a model's answer would be NaN for a scheduler: the prior stands in its place."""
+    """A NaN from a model would reach a scheduler: the prior is used instead."""
     no_number = replace(TRAINED, weights=(np.nan,) * 8)
     broken = evaluate(world.fleet, world.now_ns, world.snapshot, model=no_number)
     prior = evaluate(world.fleet, world.now_ns, world.snapshot)
@@ -175,7 +176,7 @@ def test_a_model_that_says_what_is_no_number_is_not_believed(world: World) -> No
 
 
 def test_gpus_have_scores_beside_their_host(world: World) -> None:
-    """One of eight GPUs is bad: repairing that one is what gives the host's hazard back."""
+    """One of eight GPUs is bad: repairing it restores the host's hazard."""
     snapshot = world.snapshot
     assert snapshot is not None
     for index, host in enumerate(snapshot.hosts):
@@ -197,7 +198,7 @@ def test_gpus_have_scores_beside_their_host(world: World) -> None:
 
 
 def test_a_symptoms_factor_is_no_surer_for_a_model_that_was_trained(world: World) -> None:
-    """Hosts that hardly differ made an interval of 30 % about a factor of 20,000, which nobody had measured."""
+    """A fleet of similar hosts gave a factor of 20,000, never measured, an interval of 30 %."""
     alike = replace(TRAINED, spread=1.2)
     hosts = evaluate(world.fleet, world.now_ns, world.snapshot, model=alike)
     spreads = [host.inputs.hazard_spread for host in hosts.hosts if host.inputs]
@@ -208,7 +209,7 @@ def test_a_symptoms_factor_is_no_surer_for_a_model_that_was_trained(world: World
 
 
 def test_over_a_short_time_a_large_hazard_leaves_an_interval(world: World) -> None:
-    """Of a minute the lower end was 0: over eight hours nothing was left of it, and that was taken to a power."""
+    """Over a minute the lower bound was 0, taken to a power from the eight-hour bound."""
     snapshot = evaluate(
         world.fleet, world.now_ns, world.snapshot, model=replace(TRAINED, spread=30.0)
     )
@@ -219,27 +220,37 @@ def test_over_a_short_time_a_large_hazard_leaves_an_interval(world: World) -> No
     assert minute.score == pytest.approx(exp(-3.6 / 60))
 
 
+#: Schedulers reported more interruptions than expected, of hosts with at most one symptom.
+SEEN = OutcomeFeedback(outcomes=Calibration((50.0,) * 4, (20.0,) * 4, (2.5, 2.0, 0.5, 0.5)))
+
+
 @pytest.mark.parametrize("model", [None, TRAINED])
 def test_outcomes_are_a_part_of_every_score_and_compute_again(world: World, model: Any) -> None:
-    """Twice as many jobs died as the scores had said, and the scores went on saying the same."""
+    """Twice as many jobs died as the scores predicted, and the scores never changed."""
     before = evaluate(world.fleet, world.now_ns, world.snapshot, model=model)
     after = evaluate(world.fleet, world.now_ns, world.snapshot, model=model, feedback=SEEN)
     world.snapshot = after
     hosts = list(after.hosts)
-    for was, host, row in zip(before.hosts, hosts, stored(world, hosts), strict=True):
-        factor = SEEN.outcomes.at(was.hazard_per_hour).factor
-        if was.hazard_per_hour < 1.0:
-            assert host.hazard_per_hour == pytest.approx(factor * was.hazard_per_hour)
-        said = [e for e in host.evidence if e.signal == "hazard.outcomes"]
+    for uncalibrated, host, row in zip(before.hosts, hosts, stored(world, hosts), strict=True):
+        factor = SEEN.outcomes.at(uncalibrated.hazard_per_hour).factor
+        if uncalibrated.hazard_per_hour < 1.0:
+            assert host.hazard_per_hour == pytest.approx(factor * uncalibrated.hazard_per_hour)
+        outcome_evidence = [e for e in host.evidence if e.signal == "hazard.outcomes"]
         assert (
-            len(said) == 1
-            and said[0].value == pytest.approx(factor)
-            and "ops.outcomes" in said[0].sql
+            len(outcome_evidence) == 1
+            and outcome_evidence[0].value == pytest.approx(factor)
+            and "ops.outcomes" in outcome_evidence[0].sql
         )
-        assert said[0].score_delta < 0 if factor > 1.0 else said[0].score_delta >= 0
+        assert (
+            outcome_evidence[0].score_delta < 0
+            if factor > 1.0
+            else outcome_evidence[0].score_delta >= 0
+        )
         assert repr(recompute(row)) == repr(numbers_of(host))
         assert (
-            row["log_hazard_outcomes"] == said[0].log_hazard_delta == pytest.approx(np.log(factor))
+            row["log_hazard_outcomes"]
+            == outcome_evidence[0].log_hazard_delta
+            == pytest.approx(np.log(factor))
         )
     assert np.allclose(after.columns.hazard_per_hour, [h.hazard_per_hour for h in hosts], rtol=1e-6)
     for index, host in enumerate(hosts):

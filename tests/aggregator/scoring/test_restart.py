@@ -1,4 +1,4 @@
-"""After a restart of the aggregator: what was known stands until each host has spoken for itself."""
+"""After a restart of the aggregator each host keeps its last state until it reports again."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.worlds import SECOND_NS, World, gpu_of
 
 
 def last_scores(world: World) -> list[LastScore]:
-    """Return what the store knows of each host: its last score, and the row of its memory."""
+    """Return each host's stored last score and memory row."""
     assert world.snapshot
     due = MemoryLog(world.snapshot).take_due(world.snapshot, world.fleet, range(len(world.fleet)))
-    rows = {one.host: one.body() for one in due if one.body is not None}
+    rows = {memory.host: memory.body() for memory in due if memory.body is not None}
     return [LastScore(score, 8, rows.get(score.host)) for score in world.snapshot.hosts]
 
 
 def restarted(world: World, away_seconds: int = 30) -> None:
-    """Let the world's aggregator begin anew after *away_seconds*, with what its store knew."""
+    """Restart the world's aggregator after *away_seconds*, with the contents of its store."""
     last, findings = last_scores(world), world.fleet.findings
     world.now_ns += away_seconds * SECOND_NS
     world.fleet = Fleet(epoch=8)
@@ -67,7 +67,7 @@ def test_hosts_stand_as_before_until_they_are_heard() -> None:
     assert world.snapshot.names == ("h0", "h1", "h2", "h3")
     assert "4 of 4 hosts are shown as they were before, 4 of them" in world.snapshot.degraded_reason
     back(world)
-    snapshot = world.run(3)  # heard, not enough
+    snapshot = world.run(3)  # too few frames
     assert world.states() == {"h0": "UNHEALTHY", **dict.fromkeys(("h1", "h2", "h3"), "HEALTHY")}
     assert "all of them have reported again" in snapshot.degraded_reason
     world.run(4)
@@ -75,17 +75,17 @@ def test_hosts_stand_as_before_until_they_are_heard() -> None:
 
 
 def test_a_fleet_that_was_well_is_not_degraded_once_all_are_heard() -> None:
-    """Nothing is proposed, and no permit given, while a snapshot is degraded."""
+    """While a snapshot is degraded nothing is proposed, and no permit given."""
     world = World(hosts=2)
     world.run(20)
     restarted(world)
     back(world)
-    assert world.run(6).degraded_reason == ""  # five of them are those of a new host
+    assert world.run(6).degraded_reason == ""  # the first five seconds are those of a new host
     assert world.snapshot and len(world.snapshot.settling) == 2
 
 
 def test_a_sick_host_is_not_well_after_six_seconds() -> None:
-    """Symptoms need seconds to show again: a thermal fault was HEALTHY for ten after each restart."""
+    """Symptoms take seconds to show: a thermal fault was HEALTHY for 10 s after each restart."""
     world = World()
     world.run(20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
@@ -95,7 +95,7 @@ def test_a_sick_host_is_not_well_after_six_seconds() -> None:
     for _ in range(SETTLING_SECONDS):
         world.run(1)
         assert world.score(world.hosts[0]).state is HealthState.UNHEALTHY
-    world.run(2)  # the event was not told again: it was cleared by a reboot
+    world.run(2)  # the event was not reported again: a reboot had cleared it
     snapshot = world.run(1)
     assert (
         world.score(world.hosts[0]).state is HealthState.HEALTHY and snapshot.degraded_reason == ""
@@ -118,7 +118,7 @@ def test_a_sick_host_is_not_well_after_six_seconds() -> None:
 def test_what_was_well_before_our_start_is_still_missed(
     table: str, device: str, well: dict[str, float], broken: dict[str, float]
 ) -> None:
-    """NVLink was down for a day; a minute after an update of the aggregator its host was HEALTHY, for good."""
+    """NVLink was down for a day; a minute after an update its host was HEALTHY, for good."""
     world = World(hosts=2)
     host = world.hosts[0]
     name = device.format(gpu=gpu_of(host, 0))
@@ -141,7 +141,7 @@ def test_what_was_well_before_our_start_is_still_missed(
 
 
 def test_an_interface_that_was_removed_before_our_start_is_still_missed() -> None:
-    """The event came back from the store, and the carrier that it had once had did not."""
+    """The event was restored, but not the fact that the interface once had a carrier."""
     world = World(hosts=2)
     host = world.hosts[0]
     world.run(10)
@@ -156,12 +156,14 @@ def test_an_interface_that_was_removed_before_our_start_is_still_missed() -> Non
         world.event(host, 2, device, "net.link", ago=60.0)
     world.run(90)
     score = world.score(host)
-    assert score.state is HealthState.WATCH and [one.device for one in score.evidence] == ["eth0"]
+    assert score.state is HealthState.WATCH and [
+        evidence.device for evidence in score.evidence
+    ] == ["eth0"]
 
 
 @pytest.mark.slow
 def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
-    """A GPU that had not joined its fabric for an hour was well for four minutes after each restart."""
+    """A GPU that had not joined its fabric was HEALTHY for four minutes after each restart."""
     world = World(hosts=2)
     host = world.hosts[0]
     host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=1)
@@ -180,7 +182,7 @@ def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("boots", [False, True])
 def test_a_sick_gpu_that_nothing_reads_is_as_sick_after_a_restart(boots: bool) -> None:
-    """It was released for its repair, then the aggregator was updated: the host was to return to service."""
+    """After an update of the aggregator the host of a released GPU would return to service."""
     world = World(hosts=2)
     host, gpu = world.hosts[0], gpu_of(world.hosts[0], 3)
     host.set("gpu_10s_changes", gpu, remap_failed_state=1)
@@ -209,7 +211,7 @@ def test_a_sick_gpu_that_nothing_reads_is_as_sick_after_a_restart(boots: bool) -
 
 
 def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() -> None:
-    """The machine booted with a clock an hour fast; until that hour had passed again nothing was proposed."""
+    """The machine booted with a clock 1 h fast; nothing was proposed until that hour was over."""
     world = World()
     world.run(20)
     restarted(world)
@@ -224,7 +226,7 @@ def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() ->
 
 
 def test_what_is_worse_than_before_shows_at_once() -> None:
-    """A host that broke while nobody watched."""
+    """A host broke while the aggregator was down."""
     world = World()
     world.run(20)
     world.hosts[0].set("filesystem_60s", "/", available_bytes=1e8)
@@ -238,7 +240,7 @@ def test_what_is_worse_than_before_shows_at_once() -> None:
 
 
 def test_hosts_that_do_not_come_back_turn_stale_and_sick_ones_stay_sick() -> None:
-    """The aggregator's host moved; two hosts died meanwhile. Their silence is ours for a minute only."""
+    """Two hosts die while the aggregator moves: its own outage excuses one minute of silence."""
     world = World(hosts=6)
     world.run(20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
@@ -256,7 +258,7 @@ def test_hosts_that_do_not_come_back_turn_stale_and_sick_ones_stay_sick() -> Non
 
 
 def test_simulated_hosts_that_had_ended_do_not_come_back() -> None:
-    """`gangline run` of an hour ago, and one whose hosts still run."""
+    """One host of a `gangline run` has ended, the other still runs."""
     world = World(hosts=2)
     for host in range(2):
         world.fleet._simulated[host] = True
@@ -269,7 +271,7 @@ def test_simulated_hosts_that_had_ended_do_not_come_back() -> None:
 
 @pytest.mark.slow
 def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
-    """Through the real store and server: the first answer after a restart is the last one before."""
+    """With the real store and server, the first response equals the last before the restart."""
     agent = make_agent()
 
     async def life() -> HostScore:
@@ -300,7 +302,7 @@ def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
 
     before = asyncio.run(life())
     after = asyncio.run(next_life())
-    weekend, gpus = asyncio.run(after_a_weekend())  # it is our outage, however long
+    weekend, gpus = asyncio.run(after_a_weekend())  # the aggregator's own outage, however long
     assert (weekend.state, weekend.reason_message, gpus) == (
         before.state,
         before.reason_message,
@@ -334,7 +336,7 @@ def _unhealthy(snapshot: Any) -> HostScore | None:
 def test_a_machine_that_booted_while_we_were_away_keeps_no_xid(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
-    """A new `gangline run` had the XID of the one before: same name, same clock, another boot."""
+    """A new `gangline run` got the XID of the run before: same name, same clock, another boot."""
     agent = make_agent()
 
     async def life(boot_id: bytes, report: bool) -> int:
@@ -362,7 +364,7 @@ def request_of(*events: wire.HealthEvent) -> wire.ReportEventsRequest:
 def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
-    """The GPU was reset, the host was well, then the aggregator was updated: it stood UNHEALTHY again."""
+    """A GPU reset cleared the fault; an update of the aggregator made the host UNHEALTHY again."""
     agent = make_agent()
     column = [s.column for s in TABLES["gpu_1s"]].index("energy_joules")
 
@@ -379,7 +381,7 @@ def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
             version = aggregator.snapshot_holder.snapshot.version
             await until(
                 lambda: aggregator.snapshot_holder.snapshot.version > version + 1
-            )  # it was judged
+            )  # the reading was judged
             now_ns = time.time_ns()
             xid = wire.HealthEvent(
                 event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=95,
@@ -389,7 +391,8 @@ def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
             await until(lambda: aggregator.fleet.findings)
             await connection.send(energy(2, 1.0))
             await until(lambda: not aggregator.fleet.findings)
-            xid.revision, xid.count = 1, 9  # told again after the reset: all lines were before it
+            # reported again after the reset: all lines were before it
+            xid.revision, xid.count = 1, 9
             await connection.stub.ReportEvents(request_of(xid), metadata=connection.metadata)
             assert not list(aggregator.fleet.active_events)
 
@@ -407,9 +410,9 @@ def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) -> None:
-    """`FROM ops.worst()` a day after `gangline run`: 32 STALE hosts that never were."""
+    """`FROM ops.worst()` a day after `gangline run` showed 32 STALE hosts of the ended run."""
 
-    async def way() -> None:
+    async def store_hosts() -> None:
         async with lab.aggregator() as aggregator:
             for name, simulated in (("real", False), ("sim", True)):
                 agent = make_agent(host=name, run_id=name.encode().ljust(16))
@@ -417,7 +420,7 @@ def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) 
                     await connection.register(simulated=simulated)
                     await connection.send(agent.message(1, blocks=[_collectors(agent)]))
 
-    asyncio.run(way())
+    asyncio.run(store_hosts())
     file = lab.folder / "operators.duckdb"
     query = "SELECT host FROM ops.worst(n := 9)"
     assert sorted(lab.rows(query, file.name)) == [("real",), ("sim",)]

@@ -1,4 +1,4 @@
-"""What a host is by its own last score stands over a restart: what lay beneath a window, and what is remembered by time."""
+"""A restart keeps the state beneath a maintenance window, and symptoms with a memory time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def seconds(world: World) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", [130.0, 300.0])
 def test_a_window_that_ends_after_a_restart_leaves_what_lay_beneath(ends: float) -> None:
-    """Released for its repair in a window; then an update of the aggregator: it was MAINTENANCE for an hour more, then WATCH,
-    and what was found of its GPU was lost. The window ends while we are away, or after it.
+    """The state beneath a window survives a restart, whether the window ends before or after it.
+
+    After an update a host in a window, its GPU released for repair, stayed in MAINTENANCE for an
+    hour more, then was WATCH, and the GPU's fault was lost.
     """
     world = World(hosts=2)
     host, gpu = world.hosts[1], gpu_of(world.hosts[1], 3)
@@ -62,7 +64,7 @@ def test_a_window_that_ends_after_a_restart_leaves_what_lay_beneath(ends: float)
 
 
 def test_a_window_that_ended_while_we_were_away_is_over_at_once() -> None:
-    """Fans were changed, and the host was held back for a minute more by what nobody had said any longer."""
+    """After fans were changed, the host was held back for a minute by a window that had ended."""
     world = World(hosts=2)
     declare(world, window(10, 30))
     world.run(20)
@@ -75,7 +77,7 @@ def test_a_window_that_ended_while_we_were_away_is_over_at_once() -> None:
 
 
 def test_what_lies_beneath_a_window_is_what_the_host_would_be_without() -> None:
-    """It is read from the words of the score, as no other column has it."""
+    """The state beneath is parsed from the score's message, because no column stores it."""
     world = World(hosts=2)
     throttle(world.hosts[1], 2)
     world.run(20)
@@ -84,16 +86,16 @@ def test_what_lies_beneath_a_window_is_what_the_host_would_be_without() -> None:
     world.run(1)
     held = world.score(world.hosts[1])
     assert held.state is HealthState.MAINTENANCE
-    found = without_maintenance(held)
-    assert found.state is HealthState.DEGRADED and found.reason is plain.reason
-    assert found.reason_message == plain.reason_message
+    beneath = without_maintenance(held)
+    assert beneath.state is HealthState.DEGRADED and beneath.reason is plain.reason
+    assert beneath.reason_message == plain.reason_message
     assert without_maintenance(plain) is plain
     strange = replace(held, reason_message=held.reason_message.replace("DEGRADED", "NEWER"))
     assert without_maintenance(strange).state is HealthState.UNKNOWN
 
 
 def restarted_in_job(world: World, state: str = "running") -> None:
-    """Let the aggregator begin anew, and hosts and store tell what they do."""
+    """Restart the aggregator; hosts and store report their jobs again."""
     restarted(world)
     for host in world.hosts:
         world.register(host, GPUS)
@@ -101,7 +103,7 @@ def restarted_in_job(world: World, state: str = "running") -> None:
 
 
 def test_a_slow_host_is_slow_throughout_while_its_job_goes_on() -> None:
-    """Two minutes of windows were to pass anew: its AVOID went and came again with each update of the aggregator."""
+    """Its AVOID went and came with each update, because two minutes of windows had to pass."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
@@ -116,7 +118,7 @@ def test_a_slow_host_is_slow_throughout_while_its_job_goes_on() -> None:
 
 
 def test_a_slow_host_of_a_job_that_ended_is_known_for_its_hour() -> None:
-    """It was forgotten a minute after an update, and the next job began on it."""
+    """A slow host was forgotten a minute after an update, and the next job began on it."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
@@ -137,7 +139,7 @@ def test_a_slow_host_of_a_job_that_ended_is_known_for_its_hour() -> None:
 
 
 def test_a_slow_host_that_keeps_up_after_a_restart_is_none() -> None:
-    """What is remembered ends by two minutes of a job, as without a restart."""
+    """A remembered slowness ends after two minutes of a job, as without a restart."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
@@ -161,7 +163,7 @@ def test_a_slow_host_that_keeps_up_after_a_restart_is_none() -> None:
 def test_what_was_counted_is_remembered_for_its_ten_minutes(
     table: str, device: str, counter: str, state: HealthState
 ) -> None:
-    """A port went down two minutes before an update of the aggregator: SUSPECT for ten minutes, it was HEALTHY after one."""
+    """A port failed two minutes before an update: SUSPECT for ten, it was HEALTHY after one."""
     world = World(hosts=2)
     sick = world.hosts[0]
     device = device.format(gpu=gpu_of(sick, 0))
@@ -179,7 +181,7 @@ def test_what_was_counted_is_remembered_for_its_ten_minutes(
 
 
 def test_what_somebody_takes_as_noise_is_noise_after_a_restart() -> None:
-    """It is remembered as it was found; what is declared says what it weighs, before and after."""
+    """The symptom is remembered as found; the declaration decides its weight before and after."""
     world = World(hosts=2)
     noisy = world.hosts[0]
     declare(
@@ -196,5 +198,5 @@ def test_what_somebody_takes_as_noise_is_noise_after_a_restart() -> None:
     for _ in range(2):
         world.run(5)
         score = world.score(noisy)
-        assert [one.reason for one in score.evidence] == [Reason.POLICY]
+        assert [evidence.reason for evidence in score.evidence] == [Reason.POLICY]
         assert score.state is HealthState.HEALTHY

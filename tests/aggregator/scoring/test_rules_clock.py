@@ -1,4 +1,4 @@
-"""GPUs slower than their peers, and what looks like it but is none. Readings are set by hand."""
+"""GPUs slower than their peers, and healthy GPUs that look slow. Readings are set by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HELD = [
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed: int) -> None:
-    """One GPU of 32 loses 32 % of its clock to heat; 31 wait for it at 100 % utilisation."""
+    """One GPU of 32 loses 32 % of its clock to heat; 31 wait for it at 100 % utilization."""
     world = World(seed=seed)
     world.run(20)
     assert all_well(world)
@@ -80,7 +80,7 @@ def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed
 def test_the_heat_that_holds_a_gpu_down_is_what_is_told(
     die: float | None, beside: dict[str, float], told: str
 ) -> None:
-    """ "Held down by heat (66 C, slowdown at 89 C)", of one with hot memory; "memory at nan C", of a part that tells its margin."""
+    """Hot memory was reported as "66 C, slowdown at 89 C", a temperature margin as "nan C"."""
     world = World()
     world.run(10)
     throttle(world.hosts[0], 5)
@@ -92,7 +92,7 @@ def test_the_heat_that_holds_a_gpu_down_is_what_is_told(
 
 
 def test_a_power_limit_that_is_not_told_is_no_number() -> None:
-    """ "nan W of nan W"."""
+    """The message was "nan W of nan W"."""
     world = World()
     world.run(10)
     host, device = world.hosts[0], gpu_of(world.hosts[0], 1)
@@ -100,12 +100,12 @@ def test_a_power_limit_that_is_not_told_is_no_number() -> None:
     host.readings["gpu_10s", device].pop("power_limit_watts")
     host.set("gpu_60s", device, power_limit_default_watts=700.0)
     world.run(60)
-    words = world.score(host).reason_message
-    assert words.endswith("limited by its power limit")
+    message = world.score(host).reason_message
+    assert message.endswith("limited by its power limit")
 
 
 def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> None:
-    """A GPU that throttles every half minute must not blink between DEGRADED and HEALTHY."""
+    """A GPU that throttles every half minute must not alternate between DEGRADED and HEALTHY."""
     world = World()
     world.run(20)
     sick, device = world.hosts[0], gpu_of(world.hosts[0], 0)
@@ -124,7 +124,7 @@ def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> 
         for gpu in judged.gpus.of(judged.names.index(sick.name))
         if gpu.state is HealthState.DEGRADED
     ]
-    assert [gpu.relative_speed for gpu in slow] == [  # what holds the host down is said of the GPU
+    assert [gpu.relative_speed for gpu in slow] == [  # the GPU has the speed of its host
         pytest.approx(world.score(sick).relative_speed)
     ]
     world.run(25)
@@ -144,7 +144,7 @@ def test_an_idle_gpu_with_a_low_clock_is_not_slow() -> None:
 
 
 def test_waiting_gpus_are_not_slow_whatever_their_clock() -> None:
-    """100 % utilisation at 150 W is waiting; a governor may lower the clock meanwhile."""
+    """100 % utilization at 150 W is waiting; a governor may lower the clock meanwhile."""
     world = World()
     world.run(10)
     victim = world.hosts[3]
@@ -155,7 +155,7 @@ def test_waiting_gpus_are_not_slow_whatever_their_clock() -> None:
 
 
 def test_a_power_cap_at_full_load_is_normal() -> None:
-    """The cap flag stands on every H100 at full load; the clock is that of the peers."""
+    """The cap flag is set on every H100 at full load; the clock is as high as the peers'."""
     world = World()
     for gpu in range(8):
         world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], gpu), clock_event_reasons_flags=0x4,
@@ -180,7 +180,7 @@ def test_a_power_cap_below_that_of_the_peers_is_named() -> None:
 
 
 def test_a_hardware_power_brake_is_named_though_it_draws_like_a_waiting_gpu() -> None:
-    """A braked GPU fell to 150 W and 100 % utilisation: by power alone it seems to wait."""
+    """A braked GPU fell to 150 W and 100 % utilization: by power alone it seems to wait."""
     world = World()
     world.run(10)
     world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=6e8, power_watts=160.0,
@@ -191,7 +191,7 @@ def test_a_hardware_power_brake_is_named_though_it_draws_like_a_waiting_gpu() ->
 
 
 def test_a_slow_gpu_without_a_cause_is_a_straggler() -> None:
-    """No flag, no heat, no limit, and still 25 % slow: said as it is."""
+    """A GPU without flag, heat or limit that is 25 % slow is a straggler."""
     world = World()
     world.run(10)
     world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 3), sm_clock_hertz=CLOCK_HERTZ * 0.75)
@@ -201,7 +201,7 @@ def test_a_slow_gpu_without_a_cause_is_a_straggler() -> None:
 
 
 def test_heat_is_not_named_without_heat() -> None:
-    """A driver that says thermal at 60 C: slow, and the cause is not what it says."""
+    """A driver reports heat at 60 C: the GPU is slow, but not because of heat."""
     world = World()
     world.run(10)
     throttle(world.hosts[0], 3)
@@ -232,6 +232,31 @@ def test_all_slow_alike_blames_nobody() -> None:
     assert all_well(world)
 
 
+#: Limits that the driver reports: readings besides the clock, reason, and message.
+HELD = [
+    (
+        {"clock_event_reasons_flags": 0x20, "temperature_celsius": 88, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "limited by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x40, "temperature_celsius": 90, "power_watts": 500.0},
+        Reason.THERMAL_THROTTLE, "limited by heat",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},
+        Reason.POWER_CAP, "hardware power brake",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": 480.0},
+        Reason.POWER_CAP, "a power cap that is not its own limit (480 W of 700 W)",
+    ),
+    (
+        {"clock_event_reasons_flags": 0x4, "power_watts": COMPUTING_WATTS},
+        Reason.POWER_CAP, "a power cap that is not its own limit (550 W of 700 W)",
+    ),
+]  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("readings", "reason", "said"), HELD, ids=["software heat", "hardware heat", "brake", "cap", "cap near its limit"])  # fmt: skip
 @pytest.mark.parametrize(
@@ -243,7 +268,7 @@ def test_all_slow_alike_blames_nobody() -> None:
 def test_what_holds_a_gpu_down_a_little_is_told(
     readings: dict[str, float], reason: Reason, said: str, share: float, state: HealthState
 ) -> None:
-    """A GPU held 10 % by heat was HEALTHY, "nothing wrong"; one held 13 % by a cap had a speed of 0.87 and no reason."""
+    """A GPU held 10 % by heat was HEALTHY; a GPU at 0.87 by a cap had no reason."""
     world = World(spread=0.005)
     world.run(10)
     device = gpu_of(world.hosts[0], 3)
@@ -259,7 +284,7 @@ def test_what_holds_a_gpu_down_a_little_is_told(
 
 @pytest.mark.slow
 def test_a_level_ends_above_where_it_begins_and_a_minute_later() -> None:
-    """At 92 % of its peers' clock a GPU was DEGRADED and WATCH in turns."""
+    """At 92 % of its peers' clock a GPU alternated between DEGRADED and WATCH."""
     world = World(spread=0.0)
     world.run(10)
     sick, device = world.hosts[0], gpu_of(world.hosts[0], 3)
@@ -282,7 +307,7 @@ def test_a_level_ends_above_where_it_begins_and_a_minute_later() -> None:
 
 
 def test_work_that_reaches_the_limit_in_bursts_is_not_held_down() -> None:
-    """A dense job draws its limit for half of each second: its driver says that it is capped, at a lower clock, and rightly so."""
+    """A dense job draws its limit for half of each second: cap and lower clock are right."""
     world = World(spread=0.005)
     world.run(10)
 
@@ -299,7 +324,7 @@ def test_work_that_reaches_the_limit_in_bursts_is_not_held_down() -> None:
 
 
 def test_checkpoints_blame_nobody() -> None:
-    """Every 20 s the writers fall to 3 % utilisation for 4 s and the others wait."""
+    """Every 20 s the writers fall to 3 % utilization for 4 s and the others wait."""
     world = World()
 
     def checkpoint(_: int) -> None:
@@ -316,7 +341,7 @@ def test_checkpoints_blame_nobody() -> None:
 
 
 def test_gpus_of_another_model_are_no_peers() -> None:
-    """Four A100 hosts beside four H100 hosts: 1410 MHz is not slow for an A100."""
+    """Four A100 hosts among four H100 hosts: 1410 MHz is not slow for an A100."""
     world = World(hosts=4)
     for host in world.hosts[:2]:
         world.register(host, model="A100")
@@ -342,9 +367,9 @@ def test_without_an_inventory_the_highest_clock_tells_peers_apart() -> None:
 
 @pytest.mark.parametrize("placed", [True, False])
 def test_all_of_a_cooling_loop_are_slow_against_their_own_past(placed: bool) -> None:
-    """The pump of a loop failed: its hosts were most of each other's peers, and none was slower than the rest.
+    """A pump failed: the hosts of its loop were most of each other's peers, and none was slower.
 
-    Where nobody has declared what they share, all slow alike is nobody's fault.
+    Without a declaration of the loop, GPUs that are all slow are nobody's fault.
     """
     world = World(gpus=2)
     if placed:
@@ -355,8 +380,8 @@ def test_all_of_a_cooling_loop_are_slow_against_their_own_past(placed: bool) -> 
         for gpu in range(2):
             throttle(host, gpu, 0.8)
     world.run(20)
-    found = [name for name, state in world.states().items() if state == "DEGRADED"]
-    assert found == (["h0", "h1", "h2"] if placed else [])
+    degraded = [name for name, state in world.states().items() if state == "DEGRADED"]
+    assert degraded == (["h0", "h1", "h2"] if placed else [])
     if placed:
         evidence = world.score(world.hosts[0]).evidence[0]
         assert "80 % of what it was, limited by heat" in evidence.words

@@ -1,4 +1,4 @@
-"""What the kernel and the drivers report: what it costs, what it means together, and what ends it."""
+"""Kernel and driver events: their cost, their meaning in combination, and their end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_failure_of_dcgms_is_about_the_system_that_it_names() -> None:
 
 
 def test_a_diagnostic_that_passes_ends_the_one_that_failed() -> None:
-    """A GPU that was repaired stays away for a day after its diagnostic has passed."""
+    """A repaired GPU stayed out for a day after its diagnostic had passed."""
     world, host, gpu = lived()
     world.event(host, 2, gpu, "gpu.diagnostic")
     world.run(2)
@@ -95,7 +95,7 @@ def test_a_diagnostic_that_passes_ends_the_one_that_failed() -> None:
 
 @pytest.mark.slow
 def test_an_adapter_whose_firmware_is_dead_stands_until_its_driver_takes_it_back() -> None:
-    """Its health was compromised at midnight; at ten past, the host was well again and got the next job."""
+    """An adapter failed at midnight; at 0:10 its host was HEALTHY again and got the next job."""
     world, host, _ = lived()
     nic = "0000:98:00.0"
     world.event(host, 0, nic, "rdma.adapter_failed", message="device's health compromised")
@@ -114,8 +114,8 @@ def test_an_adapter_whose_firmware_is_dead_stands_until_its_driver_takes_it_back
 
 
 def test_every_event_of_the_catalogue_is_thought_of() -> None:
-    """An event that the agent tells and nobody judges is a line in a table at 3 a.m."""
-    told = {signal.name for signal in SIGNALS if signal.kind is Kind.EVENT}
+    """An event that is reported and not judged is only a row in a table at 3 a.m."""
+    event_names = {signal.name for signal in SIGNALS if signal.kind is Kind.EVENT}
     elsewhere = {"collector.outcome", "gpu.xid", "nvswitch.sxid"}
     left_to_readings = {"net.link_message", "probe.hung", "probe.answered"}
     left_to_readings |= {"probe.driver_hung", "probe.driver_answered", "gpu.driver_calls_capped"}
@@ -126,12 +126,12 @@ def test_every_event_of_the_catalogue_is_thought_of() -> None:
         "gpu.released",
         "gpu.driver_binding",
     }
-    assert told == EVENT_POLICY.keys() | elsewhere | left_to_readings | no_trouble
+    assert event_names == EVENT_POLICY.keys() | elsewhere | left_to_readings | no_trouble
 
 
 @pytest.mark.slow
 def test_a_program_that_met_its_own_limit_is_the_workloads_doing() -> None:
-    """A container with 4 GB of memory asked for 5: the host is none the worse, until it is itself."""
+    """A container with 4 GB of memory asked for 5: only the host's own shortage counts."""
     world, host, _ = lived()
     world.event(host, 0, "host", "host.out_of_memory")
     world.event(host, 0, "host", "host.out_of_memory",
@@ -145,19 +145,19 @@ def test_a_program_that_met_its_own_limit_is_the_workloads_doing() -> None:
 
 
 def test_a_process_in_the_line_is_named_and_not_blamed() -> None:
-    """nvidia-smi met the hang first; it did not cause it."""
+    """nvidia-smi hit the hang first; it did not cause it."""
     world, host, gpu = lived()
     world.event(host, 119, gpu, process_name="nvidia-smi", process_id=17)
     world.run(1)
     assert "met by nvidia-smi, which may not be its cause" in world.score(host).reason_message
     world.event(host, 31, gpu, process_name="oob", process_id=9, attributes={"job": "Slurm job 42"})
     world.run(1)
-    (evidence,) = [one for one in world.score(host).evidence if one.value == 31]
+    (evidence,) = [item for item in world.score(host).evidence if item.value == 31]
     assert "(met by oob of Slurm job 42" in evidence.words
 
 
 def test_a_reboot_ends_all_with_a_record() -> None:
-    """After the reboot that was asked for, nothing of the boot before may stand."""
+    """After the requested reboot no event of the earlier boot may remain."""
     world, host, gpu = lived()
     for name, code in EVENT_KINDS:
         world.event(host, code, gpu if name.startswith("gpu.") else "part", name, count=50)
@@ -171,7 +171,7 @@ def test_a_reboot_ends_all_with_a_record() -> None:
 
 
 def test_a_finding_of_a_silent_host_is_not_cleared() -> None:
-    """Nothing of it was looked at again: silence is no cure."""
+    """The host was not read again: its silence clears no finding."""
     world, host, gpu = lived()
     world.event(host, 95, gpu)
     host.set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=15)
@@ -185,7 +185,7 @@ def test_a_finding_of_a_silent_host_is_not_cleared() -> None:
 
 @pytest.mark.parametrize("how", ["driver reload", "energy"])
 def test_a_reset_or_a_driver_loaded_again_ends_an_xid_on_record(how: str) -> None:
-    """The operator did what was asked; an hour later the host still stood UNHEALTHY."""
+    """The operator reset the GPU; an hour later the host was still UNHEALTHY."""
     world, host, gpu = lived()
     host.set("gpu_1s", gpu, counter_epoch_count=0)
     world.run(2)
@@ -203,7 +203,7 @@ def test_a_reset_or_a_driver_loaded_again_ends_an_xid_on_record(how: str) -> Non
 
 
 def test_an_xid_told_before_the_first_reading_ends_with_a_reset_too() -> None:
-    """After our restart a host registers, its XIDs are told again, and only then come readings."""
+    """After a restart a host registers and repeats its XIDs; readings follow later."""
     world = World(hosts=1, gpus=2)
     host, gpu = world.hosts[0], gpu_of(world.hosts[0], 0)
     world.event(host, 95, gpu)
@@ -215,14 +215,14 @@ def test_an_xid_told_before_the_first_reading_ends_with_a_reset_too() -> None:
 
 
 def test_an_agent_that_starts_again_resets_no_gpu() -> None:
-    """The agent counts a GPU's lives from zero at its own start: 3, then 0, is no reset."""
+    """The agent counts a GPU's epochs from zero at its own start: 3, then 0, is not a reset."""
     world, host, gpu = lived()
     host.set("gpu_1s", gpu, counter_epoch_count=3)
     world.run(2)
     world.event(host, 95, gpu)
     world.run(2)
     host.set("gpu_1s", gpu, counter_epoch_count=0)
-    world.run(130)  # every table came again
+    world.run(130)  # each table arrived again
     assert world.score(host).state is U
 
 
@@ -243,7 +243,7 @@ def test_a_storm_that_grows_is_one_piece_of_evidence_with_its_count() -> None:
     ("companion", "state"), [(94, HealthState.WATCH), (95, U), (64, U), (171, U), (None, U)]
 )
 def test_xid_48_by_what_comes_beside_it(companion: int | None, state: HealthState) -> None:
-    """Contained: one program lost its data. Uncontained, or alone: anyone may have."""
+    """Contained: one program lost its data. Uncontained, or alone: any program may have."""
     world, host, gpu = lived()
     world.event(host, 48, gpu)
     world.run(2)
@@ -256,7 +256,7 @@ def test_xid_48_by_what_comes_beside_it(companion: int | None, state: HealthStat
 
 @pytest.mark.parametrize("codes", [(48, 95), (95, 48), (48, 95, 48), (48, 64)])
 def test_the_worst_and_last_code_is_the_headline(codes: tuple[int, ...]) -> None:
-    """ "XID 48" stood over a GPU whose memory error was uncontained: the runbook of 48 begins with a wait."""
+    """ "XID 48" headed an uncontained memory error: the runbook of 48 begins with a wait."""
     world, host, gpu = lived()
     for code in codes:
         world.event(host, code, gpu)
@@ -265,12 +265,14 @@ def test_the_worst_and_last_code_is_the_headline(codes: tuple[int, ...]) -> None
     headline = next(code for code in codes if code != 48)
     score = world.score(host)
     assert score.reason_message.startswith(f"GPU-h0-0… XID {headline}: ")
-    first, *others = score.evidence
-    assert first.log_hazard_delta > 0.0 and not any(one.log_hazard_delta for one in others)
+    first, *later_evidence = score.evidence
+    assert first.log_hazard_delta > 0.0 and not any(
+        evidence.log_hazard_delta for evidence in later_evidence
+    )
 
 
 def test_of_fatal_codes_what_touches_more_goes_first_and_then_what_is_new() -> None:
-    """140 and 109 ask for a reset of the GPU, 79 for a reboot of the host; 140 once more is no news."""
+    """140 and 109 need a GPU reset, 79 a reboot of the host; a second 140 changes nothing."""
     world, host, gpu = lived()
 
     def headline() -> str:
@@ -292,7 +294,7 @@ def test_of_fatal_codes_what_touches_more_goes_first_and_then_what_is_new() -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["", "rising", "down", "unread"])
 def test_xid_74_by_whether_its_link_is_well_since(trouble: str) -> None:
-    """One error that the link recovered from was SUSPECT until a reset, for weeks; one that goes on stays so."""
+    """A recovered error was SUSPECT until a reset, for weeks; a persistent error stays SUSPECT."""
     world, host, gpu = lived()
     link = f"{gpu}/link3"
     if trouble != "unread":
@@ -319,7 +321,7 @@ def test_xid_74_by_whether_its_link_is_well_since(trouble: str) -> None:
 
 
 def test_a_companion_of_another_gpu_explains_nothing() -> None:
-    """94 of the GPU beside it says nothing of this one."""
+    """XID 94 of the neighboring GPU does not apply to this GPU."""
     world, host, gpu = lived()
     world.event(host, 48, gpu)
     world.event(host, 94, gpu_of(host, 1))
@@ -328,7 +330,7 @@ def test_a_companion_of_another_gpu_explains_nothing() -> None:
 
 
 def test_re_engaged_takes_disengaged_back() -> None:
-    """163, power smoothing is off, and a second later 162: it is on again."""
+    """XID 163 turns power smoothing off; 162, a second later, turns it on again."""
     world, host, gpu = lived()
     world.event(host, 163, gpu)
     world.run(2)
@@ -343,7 +345,7 @@ def recovery(before: str, after: str) -> str:
 
 
 def test_xid_154_is_what_its_text_asks_for() -> None:
-    """The driver's own word: a reset, then a reboot, then nothing any more."""
+    """XID 154 follows the driver's text: a reset, then a reboot, then none."""
     world, host, gpu = lived()
     reset, reboot = "0x1 (GPU Reset Required)", "0x2 (Node Reboot Required)"
     for before, after, state, standing in (
@@ -359,7 +361,7 @@ def test_xid_154_is_what_its_text_asks_for() -> None:
 
 
 def test_what_the_gpu_says_later_is_of_more_weight_than_xid_154() -> None:
-    """The GPU was reset; the line that it is well again was lost, its reading was not."""
+    """The GPU was reset; the line that reports recovery was lost, the reading was not."""
     world, host, gpu = lived()
     world.event(host, 154, gpu, message=recovery("0x0 (None)", "0x1 (GPU Reset Required)"))
     host.set("gpu_1s", gpu, recovery_action_state=1)
@@ -374,7 +376,7 @@ def test_what_the_gpu_says_later_is_of_more_weight_than_xid_154() -> None:
     ("driver", "verified"), [("580.65.06", True), ("570.86.15", False), ("", False)]
 )
 def test_nvlink5_codes_are_read_by_the_drivers_version(driver: str, verified: bool) -> None:
-    """The same bits mean another unit since R575: the driver that the host registered decides."""
+    """The same bits mean another unit since R575: the registered driver version decides."""
     world, host, gpu = lived()
     attributes = world.fleet.attributes[world.fleet.index[host.name]]
     attributes["gpu", gpu] = {**attributes["gpu", gpu], "driver": driver}  # others have the same
@@ -389,7 +391,7 @@ def test_nvlink5_codes_are_read_by_the_drivers_version(driver: str, verified: bo
 
 @pytest.mark.parametrize("code", [*sorted(policy()), 9999])
 def test_no_xid_by_itself_does_more_than_its_row(code: int) -> None:
-    """Application codes move nothing, unknown ones are shown, and only a fatal row is fatal."""
+    """Application codes change nothing, unknown codes are shown, and only a fatal row is fatal."""
     fleet = Fleet(epoch=1)
     world = World.__new__(World)
     world.fleet, world.events, world.now_ns = fleet, 0, 10**18
@@ -405,18 +407,18 @@ def test_no_xid_by_itself_does_more_than_its_row(code: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.text(max_size=40)), max_size=200))
 def test_whatever_a_host_reports_is_bounded_and_judged(events: list[tuple[int, str]]) -> None:
-    """A host that reports a new code a line, in any words, costs a bounded memory and no exception."""
+    """A host that reports new codes with any text costs bounded memory and no exception."""
     world = World(hosts=1, gpus=1)
     names = [*EVENT_POLICY, "gpu.xid", "nvswitch.sxid", "net.link"]
-    for at, (code, text) in enumerate(events):
-        world.event(world.hosts[0], code, text, names[at % len(names)], message=text)
+    for number, (code, text) in enumerate(events):
+        world.event(world.hosts[0], code, text, names[number % len(names)], message=text)
     snapshot = world.run(1)
     assert not snapshot.degraded_reason
     assert len(list(world.fleet.active_events)) <= RECORDS_PER_HOST_MAX
 
 
 def test_a_gpu_that_came_back_is_not_lost() -> None:
-    """It was re-plugged: the collector tells it is there again."""
+    """The GPU was re-plugged: the collector reports its return."""
     world, host, gpu = lived()
     world.event(host, 0, gpu, "gpu.lost", attributes={"state": "lost"})
     world.run(2)
@@ -427,7 +429,7 @@ def test_a_gpu_that_came_back_is_not_lost() -> None:
 
 
 def test_a_removed_interface_counts_if_it_was_in_use_until_it_appears() -> None:
-    """A NIC was unplugged; containers take their own interfaces away all day."""
+    """A NIC was unplugged; containers remove their own interfaces all day."""
     world, host, _ = lived()
     world.event(host, 2, "veth9", "net.link")
     world.event(host, 2, "eth0", "net.link")
@@ -443,7 +445,7 @@ def test_a_removed_interface_counts_if_it_was_in_use_until_it_appears() -> None:
 
 
 def test_energy_that_is_read_late_after_a_boot_is_no_reset() -> None:
-    """The driver told no energy at first; when it did, there was less than in the boot before, and XID 95 was cleared."""
+    """The driver reported energy late after a boot, lower than before it, which cleared XID 95."""
     world, host, gpu = lived()
     energy = host.readings["gpu_1s", gpu].pop("energy_joules")
     host.growth.pop(("gpu_1s", gpu, "energy_joules"))
@@ -474,7 +476,7 @@ def test_a_switch_is_reset_when_all_gpus_are() -> None:
 
 
 def test_sxids_follow_their_policy_and_their_lines_own_word() -> None:
-    """A switch error that its line calls non-fatal takes no host away."""
+    """A switch error that its line calls non-fatal excludes no host."""
     world, host, _ = lived()
     world.event(host, 20009, "0000:c4:00.0", "nvswitch.sxid", message="Non-fatal, Link 30 RX")
     world.event(world.hosts[1], 7777777, "0000:c4:00.0", "nvswitch.sxid", message="odd")

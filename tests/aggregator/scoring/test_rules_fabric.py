@@ -1,4 +1,4 @@
-"""Ports that retransmit or are down, and what looks like it but is none. Readings are set by hand."""
+"""Ports that retransmit or are down, and healthy ports that look so. Readings are set by hand."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ def test_climbing_retransmissions_are_found_within_25_seconds() -> None:
 
 
 def test_evidence_names_one_signal_with_its_own_rate() -> None:
-    """One lost packet counts as sequence error, out-of-order packet and retransmission: their sum, 830,
-    stood as the rate of one of them, in packets though two count errors."""
+    """The sum of three counters was shown as the rate of a single counter.
+
+    A lost packet counts as sequence error, out-of-order packet and retransmission: 830 per second,
+    in packets though two of them count errors.
+    """
     world = World()
     world.run(20)
     sick = world.hosts[1]
@@ -51,8 +54,7 @@ def test_evidence_names_one_signal_with_its_own_rate() -> None:
 
 
 def test_a_sick_port_is_found_where_all_reorder() -> None:
-    """Adaptive routing counts 400 packets out of order everywhere; one port's sequence errors are its
-    own, though fewer."""
+    """A port's sequence errors are found below the 400 reordered packets of adaptive routing."""
     world = World()
     for host in world.hosts:
         for port in ("mlx5_0/1", "mlx5_1/1"):
@@ -87,7 +89,7 @@ def test_reordering_everywhere_alike_is_adaptive_routing() -> None:
 
 
 def at_work(working: int, moves: float = 1e10, hosts: int = 10) -> World:
-    """Return a fleet with adaptive routing of which so many hosts move bytes; the ports of the others are idle."""
+    """Return a fleet with adaptive routing in which *working* hosts move bytes."""
     world = World(hosts=hosts, gpus=1)
     for number, host in enumerate(world.hosts):
         for port in PORTS:
@@ -103,7 +105,7 @@ def at_work(working: int, moves: float = 1e10, hosts: int = 10) -> World:
 @pytest.mark.parametrize("moves", [1e10, 3e6])
 @pytest.mark.parametrize("working", [1, 4])
 def test_reordering_at_work_is_none_beside_idle_ports(working: int, moves: float) -> None:
-    """Fewer than half of the ports were in jobs: the median was 0, and all hosts in jobs were SUSPECT."""
+    """Under half of the ports were in jobs: the median was 0, and all hosts in jobs SUSPECT."""
     world = at_work(working, moves)
     world.run(60)
     assert all_well(world)
@@ -111,18 +113,18 @@ def test_reordering_at_work_is_none_beside_idle_ports(working: int, moves: float
 
 @pytest.mark.parametrize("sick", [0, 9])
 def test_a_sick_port_is_found_beside_idle_and_working_ones(sick: int) -> None:
-    """At work it is held against those at work, idle against the idle."""
+    """A busy port is compared with busy ports, an idle port with idle ports."""
     world = at_work(4)
     host = world.hosts[sick]
     host.grow("rdma_1s_changes", PORTS[1], packet_sequence_errors=100)
     world.run(60)
-    found = {name: state for name, state in world.states().items() if state != "HEALTHY"}
-    assert found == {host.name: "SUSPECT"}
+    unhealthy = {name: state for name, state in world.states().items() if state != "HEALTHY"}
+    assert unhealthy == {host.name: "SUSPECT"}
     assert world.score(host).evidence[0].signal == "rdma.packet_sequence_errors"
 
 
 def test_infiniband_beside_roce_is_another_fabric() -> None:
-    """One of the two reorders, the other has no reason to: more ports of the one are no measure of the other."""
+    """InfiniBand does not reorder as RoCE does: each fabric has its own median."""
     world = at_work(10)
     for host in world.hosts[4:]:
         for port in PORTS:
@@ -137,7 +139,7 @@ def test_infiniband_beside_roce_is_another_fabric() -> None:
 
 @pytest.mark.slow
 def test_a_count_that_grew_while_nobody_listened_is_no_burst() -> None:
-    """Ten minutes of an aggregator away: 3,000 retransmissions in all, 5 a second, not 3,000."""
+    """An aggregator away for ten minutes: 3,000 retransmissions are 5 a second, not 3,000."""
     world = World()
     world.run(20)
     for host in world.hosts[:2]:
@@ -155,9 +157,9 @@ def test_a_count_that_grew_while_nobody_listened_is_no_burst() -> None:
 def test_a_count_that_grew_while_its_cell_was_missing_is_no_burst(
     seconds: int, beside: float
 ) -> None:
-    """One file of a port could not be read for ten minutes: 3,000 in all, 5 a second, counted as of one second.
+    """A counter unread for ten minutes had 3,000 events: 5 per second, counted as in 1 s.
 
-    *beside*: what another counter of the port grows by, so that its row comes each second.
+    *beside*: growth of another counter of the port, so that its row arrives each second.
     """
     world = World(gpus=1)
     world.run(20)
@@ -178,7 +180,7 @@ def test_a_count_that_grew_while_its_cell_was_missing_is_no_burst(
 
 
 def test_a_port_that_was_up_and_is_down_is_a_rail_down() -> None:
-    """A cable was pulled: deterministic, so UNHEALTHY, until it is ACTIVE for a minute."""
+    """A cable was pulled: UNHEALTHY until the port has been ACTIVE for a minute."""
     world = World()
     world.run(20)
     world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
@@ -193,7 +195,7 @@ def test_a_port_that_was_up_and_is_down_is_a_rail_down() -> None:
 
 
 def test_a_port_whose_switch_trains_anew_is_not_down() -> None:
-    """A switch was given new firmware, its ports were gone for 25 s, and each host on it was not to be used."""
+    """A switch got new firmware: its ports were down for 25 s, and its hosts were excluded."""
     world = World()
     world.run(20)
     world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=2, physical_state=4)
@@ -205,7 +207,7 @@ def test_a_port_whose_switch_trains_anew_is_not_down() -> None:
 
 
 def _booted(world: World) -> None:
-    """Boot the first host; both its ports are not up yet."""
+    """Boot the first host; neither of its ports is up yet."""
     host = world.hosts[0]
     host.reboot(world.now_ns)
     world.register(host)
@@ -215,7 +217,7 @@ def _booted(world: World) -> None:
 
 @pytest.mark.slow
 def test_ports_that_train_after_a_boot_are_not_down() -> None:
-    """A planned reboot: the subnet manager came round after two minutes, and the host was drained meanwhile."""
+    """A planned reboot: the subnet manager took two minutes, and the host was drained meanwhile."""
     world = World()
     world.run(20)
     _booted(world)
@@ -227,7 +229,7 @@ def test_ports_that_train_after_a_boot_are_not_down() -> None:
 
 
 def test_a_port_that_was_down_before_the_boot_is_not_well_after_it() -> None:
-    """The host was booted in the hope that the port comes back, and jobs went there for four minutes."""
+    """The host was booted to revive the port, and got jobs for four minutes."""
     world = World()
     world.run(20)
     world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
@@ -238,7 +240,7 @@ def test_a_port_that_was_down_before_the_boot_is_not_well_after_it() -> None:
 
 
 def test_a_port_that_nobody_cabled_is_not_down() -> None:
-    """Storage ports that no host of the fleet uses; and one that an operator disabled."""
+    """Storage ports that no host uses, and a port that an operator disabled."""
     world = World()
     for host in world.hosts:
         host.set("rdma_1s", "mlx5_9/1", port_state=1, physical_state=2)
@@ -249,7 +251,7 @@ def test_a_port_that_nobody_cabled_is_not_down() -> None:
 
 
 def test_a_port_down_since_before_we_looked_is_known_by_its_peers() -> None:
-    """The aggregator restarted while a rail was down: three hosts of four have it."""
+    """The aggregator restarted while a rail was down: other hosts have the port up."""
     world = World(hosts=5)
     world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
     world.run(40)
@@ -257,7 +259,7 @@ def test_a_port_down_since_before_we_looked_is_known_by_its_peers() -> None:
 
 
 def test_a_port_that_hosts_of_another_make_use_is_not_missed() -> None:
-    """The new hosts have a cable in mlx5_1, the old ones never had: all old ones were UNHEALTHY, and not to be used."""
+    """New hosts have a cable in mlx5_1, old ones never had: all old hosts were UNHEALTHY."""
     world = World(hosts=9)
     for host in world.hosts[:3]:
         world.register(host, model="A100")
@@ -267,7 +269,7 @@ def test_a_port_that_hosts_of_another_make_use_is_not_missed() -> None:
 
 
 def test_a_flapping_link_is_suspect() -> None:
-    """The link came back within the second: only its counter tells."""
+    """The link came back within the second: only its counter shows it."""
     world = World()
     world.run(20)
     world.hosts[0].set("rdma_1s_changes", "mlx5_0/1", link_downed_events=3)
@@ -305,7 +307,7 @@ def test_a_stuck_counter_is_a_finding_and_costs_nothing() -> None:
 def test_what_went_wrong_often_is_forgotten_as_soon_as_what_did_once(
     table: str, device: str, counter: str, state: HealthState, events: int
 ) -> None:
-    """A cable was changed after fifty link-downs: the port was SUSPECT for 49 minutes of the 10 that were promised."""
+    """A cable was replaced after fifty link-downs: SUSPECT for 49 minutes instead of 10."""
     world = World(hosts=1, gpus=1)
     sick = world.hosts[0]
     sick.set(table, device, **{counter: 2})
@@ -337,7 +339,7 @@ def test_what_went_wrong_often_is_forgotten_as_soon_as_what_did_once(
 def test_a_counter_at_its_ceiling_names_the_command_that_clears_it(
     layer: str, command: str, table: str, column: str, ceiling: int
 ) -> None:
-    """Each width that sticks: blind, never quiet, and what to type is in the words."""
+    """Each width that saturates is reported, with the command that clears it."""
     world = World(hosts=2)
     host = world.hosts[0]
     attributes = world.fleet.attributes[world.fleet.index[host.name]]
@@ -347,9 +349,9 @@ def test_a_counter_at_its_ceiling_names_the_command_that_clears_it(
     score = world.score(host)
     assert (score.state, score.reason) == (HealthState.HEALTHY, Reason.BLIND)
     [finding] = world.fleet.findings.values()
-    for words in (score.reason_message, finding.message):
-        assert f"{column} is at its maximum of {ceiling}" in words
-        assert "mlx5_0/1" in words and command in words and "are missed" in words
+    for message in (score.reason_message, finding.message):
+        assert f"{column} is at its maximum of {ceiling}" in message
+        assert "mlx5_0/1" in message and command in message and "are missed" in message
     assert finding.clears_when
     host.set(table, "mlx5_0/1", **{column: float(ceiling - 9)})
     world.run(15)
@@ -357,7 +359,7 @@ def test_a_counter_at_its_ceiling_names_the_command_that_clears_it(
 
 
 def test_a_port_that_is_another_by_the_same_name_starts_over() -> None:
-    """An adapter was unplugged and another took its name: 2 to 40 downs are not its own."""
+    """A new adapter took the name of an unplugged one: 2 to 40 downs are not its own."""
     world = World(hosts=2)
     host = world.hosts[0]
     host.set("rdma_1s", "mlx5_0/1", counter_epoch_count=7)
@@ -384,7 +386,8 @@ def test_a_port_that_is_another_by_the_same_name_starts_over() -> None:
             18,
             HealthState.HEALTHY,
         ),  # no fabric manager: another finding
-        ("NVIDIA H100 80GB HBM3", range(5), 18, HealthState.HEALTHY),  # who is wrong?
+        # a majority is down: no peers
+        ("NVIDIA H100 80GB HBM3", range(5), 18, HealthState.HEALTHY),
         ("NVIDIA H100 PCIe", [6, 7], 18, HealthState.HEALTHY),  # a pair without a bridge
         ("NVIDIA H100 NVL", [6, 7], 18, HealthState.HEALTHY),
     ],
@@ -392,7 +395,7 @@ def test_a_port_that_is_another_by_the_same_name_starts_over() -> None:
 def test_links_that_were_never_up_are_compared_with_the_hosts_other_gpus(
     model: str, dead: Iterable[int], links: int, state: HealthState
 ) -> None:
-    """A GPU came up without a single NVLink; nobody had seen them up in this boot, so the host was HEALTHY."""
+    """A GPU without any NVLink up since the boot left its host HEALTHY."""
     world = World()
     host = world.hosts[0]
     world.register(host, model=model)
@@ -405,7 +408,7 @@ def test_links_that_were_never_up_are_compared_with_the_hosts_other_gpus(
     world.run(40)
     score = world.score(host)
     assert score.state is state
-    assert {one.device for one in score.evidence} == (
+    assert {evidence.device for evidence in score.evidence} == (
         {gpu_of(host, gpu) for gpu in dead} if state is HealthState.SUSPECT else set()
     )
     if state is HealthState.SUSPECT:

@@ -1,4 +1,4 @@
-"""Who holds a job up, and what looks like it and is nobody's fault. Readings are set by hand, ten seconds a step."""
+"""Hosts that delay a job, and innocent look-alikes. Readings are set by hand, 10 s a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.worlds import (
 
 
 def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0) -> None:
-    """Let *gpus* beside those of the job be idle, or busy with no tensor work: another job's."""
+    """Make *gpus* outside the job idle, or busy without tensor work for another job."""
     for host in hosts:
         for gpu in gpus:
             device = gpu_of(host, gpu)
@@ -59,11 +59,11 @@ def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0)
 
 
 def said(score: HostScore) -> list[str]:
-    return [one.words for one in score.evidence]
+    return [evidence.words for evidence in score.evidence]
 
 
 def test_a_host_that_never_waits_is_slow_and_who_waits_for_it_is_not() -> None:
-    """A host of 1,024 took a tenth longer for weeks: normal clocks, no error, 100 % utilisation everywhere."""
+    """A host of 1,024 took a tenth longer for weeks: normal clocks, no error, 100 % utilization."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 6)
@@ -80,7 +80,7 @@ def test_a_host_that_never_waits_is_slow_and_who_waits_for_it_is_not() -> None:
 
 
 def test_a_slow_host_stays_known_when_its_job_ends_and_is_forgotten_an_hour_later() -> None:
-    """The next job was started on the slow host, as nobody remembered it once the last one was over."""
+    """The next job started on the slow host, because its record ended with the last job."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
@@ -95,7 +95,7 @@ def test_a_slow_host_stays_known_when_its_job_ends_and_is_forgotten_an_hour_late
 
 
 def test_a_slow_host_that_is_repaired_is_none_after_two_minutes_of_its_job() -> None:
-    """Its fan was changed while its job ran on: at par ever since, it was DEGRADED for an hour more."""
+    """A fan was changed while the job ran: at par ever since, it was DEGRADED for an hour more."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
@@ -108,7 +108,7 @@ def test_a_slow_host_that_is_repaired_is_none_after_two_minutes_of_its_job() -> 
 
 
 def test_a_slow_host_is_none_once_another_job_finds_it_as_fast_as_the_others() -> None:
-    """What a repair changed shows in the next job, not in an empty hour; of half a minute nothing is told."""
+    """The next job shows the effect of a repair, after two minutes at the earliest."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
@@ -123,7 +123,7 @@ def test_a_slow_host_is_none_once_another_job_finds_it_as_fast_as_the_others() -
 
 
 def test_a_host_that_is_little_slower_is_not_taken_as_well() -> None:
-    """Three hundredths are less than what is named, and more than what is alike: it stood there and was gone in turns."""
+    """A host 3 % slower lies between the two thresholds: its state must not alternate."""
     world = in_job()
     busy(world.hosts[2], 1.09)
     pass_steps(world, 14)
@@ -133,7 +133,7 @@ def test_a_host_that_is_little_slower_is_not_taken_as_well() -> None:
 
 
 def test_a_host_with_more_work_is_no_slow_host() -> None:
-    """The last pipeline stage computes longer in every step, on whatever host it is placed."""
+    """The last pipeline stage computes longer in every step, on any host."""
     world = in_job()
     busy(world.hosts[5], 1.12, work=1.12)
     pass_steps(world, 16)
@@ -144,7 +144,7 @@ def test_a_host_with_more_work_is_no_slow_host() -> None:
 
 
 def test_without_a_measure_of_the_work_nobody_says_whose_it_is() -> None:
-    """Parts before Hopper count no tensor cycles: a late stage looks as a slow host does."""
+    """GPUs before Hopper count no tensor cycles: a late stage looks like a slow host."""
     world = in_job(work=False)
     busy_only(world.hosts[1], 1.1)
     pass_steps(world, 16)
@@ -158,11 +158,11 @@ def test_another_slowest_host_in_every_window_is_the_workloads(hosts: int) -> No
     """Long sequences fall on another rank in every step."""
     world = in_job(hosts)
 
-    def each(step: int) -> None:
-        for at, host in enumerate(world.hosts):
-            busy(host, 1.15 if at == step % hosts else 1.0)
+    def slow_one_host(step: int) -> None:
+        for number, host in enumerate(world.hosts):
+            busy(host, 1.15 if number == step % hosts else 1.0)
 
-    pass_steps(world, 30, each)
+    pass_steps(world, 30, slow_one_host)
     assert blamed(world) == []
 
 
@@ -177,23 +177,23 @@ def test_another_slowest_host_in_every_window_is_the_workloads(hosts: int) -> No
 def test_stalls_that_go_round_choose_one_host_by_chance(
     held_up: Callable[[Host], None], hosts: int, least: int | None
 ) -> None:
-    """In a job of three one host is the longest in nine of twelve windows once in 250 times, and was drained for it.
+    """By chance a host of three is slowest in 9 of 12 windows once in 250 times; it was drained.
 
-    *least*: in how many of twelve it takes; by chance once in 200,000 at most.
+    *least*: windows of twelve that it takes; by chance once in 200,000 at most.
     """
 
     def named(times: int) -> bool:
         world = in_job(hosts)
 
-        def each(step: int) -> None:
+        def hold_up(step: int) -> None:
             for host in world.hosts:
                 busy(host, 1.0)
                 gapped(host, 0.0, pressure_io_some_ratio=0.01)
-            # Spread over the windows; the others' turn goes round.
+            # Spread over the windows; the turn of the others goes round.
             is_first = (step + 1) * times // 12 > step * times // 12
             held_up(world.hosts[0 if is_first else 1 + step % (hosts - 1)])
 
-        pass_steps(world, 13, each)
+        pass_steps(world, 13, hold_up)
         return bool(blamed(world))
 
     assert [times for times in range(7, 13) if named(times)] == (
@@ -202,7 +202,7 @@ def test_stalls_that_go_round_choose_one_host_by_chance(
 
 
 def test_of_two_it_takes_three_minutes_on_end_to_tell_whose_gaps_they_are() -> None:
-    """Most jobs of more than one host have two: which of them waits for its disks was never said."""
+    """Most multi-host jobs have two hosts: their storage stalls were never attributed."""
     world = in_job(2)
     sick = world.hosts[1]
 
@@ -223,7 +223,7 @@ def test_of_two_it_takes_three_minutes_on_end_to_tell_whose_gaps_they_are() -> N
 
 
 def test_a_run_of_gaps_ends_with_the_job_and_stands_still_at_checkpoints() -> None:
-    """Another job on the same hosts shares its work out anew; a checkpoint is no window of work."""
+    """A new job on the same hosts has new work; a checkpoint is not a window of work."""
     world = in_job(2)
     gapped(world.hosts[1], 0.2, pressure_io_some_ratio=0.4)
     pass_steps(world, 15)
@@ -242,19 +242,19 @@ def test_a_run_of_gaps_ends_with_the_job_and_stands_still_at_checkpoints() -> No
 
 
 def test_who_is_spared_while_others_stall_in_turn_is_not_slow() -> None:
-    """Of three the one that stalls makes both others long; whoever did not stall for two minutes was called slow."""
+    """In a job of three, each stalling host makes the other two look slow."""
     world = in_job(3)
 
-    def each(step: int) -> None:
-        for at, host in enumerate(world.hosts):
-            busy(host, 0.75 if at == step % 2 else 1.0)
+    def stall_one_host(step: int) -> None:
+        for number, host in enumerate(world.hosts):
+            busy(host, 0.75 if number == step % 2 else 1.0)
 
-    pass_steps(world, 30, each)
+    pass_steps(world, 30, stall_one_host)
     assert blamed(world) == []
 
 
 def test_several_hosts_alike_are_the_gangs_affair() -> None:
-    """A third of a job that is long is how the job is cut; a host of its own is not to blame."""
+    """A third of a job that computes longer reflects the split of work, not a slow host."""
     world = in_job()
     for host in world.hosts[:2]:
         busy(host, 1.1)
@@ -272,7 +272,7 @@ def test_all_slow_alike_names_no_host() -> None:
 
 
 def test_a_job_of_two_blames_neither() -> None:
-    """The one who waited spun on its GPUs, looked busier than the one it waited for, and was called slow."""
+    """The waiting host spun on its GPUs, looked busier than the slow host, and was called slow."""
     world = in_job(2)
     busy(world.hosts[0], 1.1)
     pass_steps(world, 16)
@@ -280,7 +280,7 @@ def test_a_job_of_two_blames_neither() -> None:
 
 
 def test_hosts_of_different_jobs_are_not_compared() -> None:
-    """Another job keeps its SMs busier: that says nothing of its hosts."""
+    """Another job keeps its SMs busier without any fault of its hosts."""
     world = in_job()
     for host in world.hosts[:3]:
         tell(world, host, "1001", "ended")
@@ -291,7 +291,7 @@ def test_hosts_of_different_jobs_are_not_compared() -> None:
 
 
 def test_another_job_on_the_other_gpus_of_a_host_makes_it_no_slow_host() -> None:
-    """Half of one host's GPUs were another job's, which keeps its SMs busier: that host was slow, at 0.47, for hours."""
+    """Another job's busier GPUs made the host that it shared slow, at 0.47, for hours."""
     world = World(hosts=6, gpus=2 * GPUS, spread=0.01)
     rest = range(GPUS, 2 * GPUS)
     beside(world, world.hosts, rest)
@@ -308,17 +308,17 @@ def test_another_job_on_the_other_gpus_of_a_host_makes_it_no_slow_host() -> None
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_a_job_of_few_gpus_of_its_hosts_is_judged_by_these(tmp_path: Path) -> None:
-    """Two of eight: with six idle ones their mean drew less than waiting does, and nothing was ever said of such a job."""
-    made = StoredWorld(4, tmp_path, gpus=8)
-    assert made.store
+    """A job on two of eight GPUs was never judged: six idle ones lowered the mean power."""
+    stored_world = StoredWorld(4, tmp_path, gpus=8)
+    assert stored_world.store
     try:
-        beside(made, made.hosts, range(GPUS, 8))
-        world = in_job(made=made)
+        beside(stored_world, stored_world.hosts, range(GPUS, 8))
+        world = in_job(made=stored_world)
         busy(world.hosts[1], 1.1)
         pass_steps(world, 18)
         evidence = world.score(world.hosts[1]).evidence[0]
     finally:
-        made.store.close(GUARD_SECONDS)
+        stored_world.store.close(GUARD_SECONDS)
     assert blamed(world) == ["h1"]
     with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
         _, rows = rows_of(connection, evidence.sql)
@@ -327,7 +327,7 @@ def test_a_job_of_few_gpus_of_its_hosts_is_judged_by_these(tmp_path: Path) -> No
 
 
 def test_a_gang_that_changed_begins_anew() -> None:
-    """A job that lost a host shares its work out anew: what was before says nothing of now."""
+    """A job that lost a host redistributes its work: earlier windows no longer apply."""
     world = in_job()
     busy(world.hosts[2], 1.1)
     pass_steps(world, 5)
@@ -339,7 +339,7 @@ def test_a_gang_that_changed_begins_anew() -> None:
 
 
 def test_the_only_job_that_ends_and_comes_again_begins_anew() -> None:
-    """A small cluster stood idle over the weekend; on Monday its host was blamed by the windows of Friday."""
+    """A cluster idle over the weekend: on Monday a host was blamed by the windows of Friday."""
     world = in_job()
     gapped(world.hosts[2], 0.2, pressure_cpu_some_ratio=0.5)
     pass_steps(world, 14)
@@ -356,27 +356,27 @@ def test_the_only_job_that_ends_and_comes_again_begins_anew() -> None:
 
 
 def test_a_checkpoint_counts_for_nothing() -> None:
-    """While one writes, the others wait at 150 W: not for a slow host."""
+    """While one host writes, the others wait at 150 W, and not for a slow host."""
     world = in_job()
 
-    def each(step: int) -> None:
+    def write_checkpoint(step: int) -> None:
         for host in world.hosts:
             draw(host, WAITING_WATTS if step % 2 else COMPUTING_WATTS)
             busy(host, 1.3 if step % 2 and host is world.hosts[0] else 1.0)
 
-    pass_steps(world, 30, each)
+    pass_steps(world, 30, write_checkpoint)
     assert blamed(world) == []
 
 
 def test_what_a_low_clock_explains_is_said_by_the_clock() -> None:
-    """A capped host computes longer too; its clock says why, and one cause is one piece of evidence."""
+    """A capped host computes longer too; its clock is the cause, and the only evidence."""
     world = in_job()
     sick = world.hosts[3]
     for gpu in range(GPUS):
         sick.set("gpu_1s", gpu_of(sick, gpu), sm_clock_hertz=0.8 * CLOCK_HERTZ)
     busy(sick, 1.25)
     pass_steps(world, 16)
-    assert {one.signal for one in world.score(sick).evidence} == {"gpu.sm_clock_hertz"}
+    assert {evidence.signal for evidence in world.score(sick).evidence} == {"gpu.sm_clock_hertz"}
 
 
 def test_cores_that_are_fought_over_are_named_by_the_gaps_that_they_leave() -> None:
@@ -391,7 +391,7 @@ def test_cores_that_are_fought_over_are_named_by_the_gaps_that_they_leave() -> N
 
 
 def test_stolen_cores_are_named() -> None:
-    """On a virtual machine it is the hypervisor that takes them."""
+    """On a virtual machine the hypervisor takes the cores."""
     world = in_job()
     gapped(world.hosts[4], 0.09, cpu_steal_ratio=0.08)
     pass_steps(world, 14)
@@ -399,7 +399,7 @@ def test_stolen_cores_are_named() -> None:
 
 
 def test_stolen_cores_are_named_by_a_kernel_that_tells_no_pressure() -> None:
-    """The kernels of RHEL count no pressure unless they are told to (psi=1): what the hypervisor took was not named."""
+    """RHEL kernels count pressure only with psi=1: time that the hypervisor took was not named."""
     world = in_job()
     for host in world.hosts:
         del host.readings["host_1s", "host"]["pressure_cpu_some_ratio"]
@@ -411,7 +411,7 @@ def test_stolen_cores_are_named_by_a_kernel_that_tells_no_pressure() -> None:
 
 
 def test_a_host_that_waits_for_data_alone_has_slow_storage() -> None:
-    """Its mount had fallen back to TCP; utilisation and power of it alone had gaps."""
+    """A mount had fallen back to TCP: only this host's utilization and power had gaps."""
     world = in_job()
     gapped(world.hosts[1], 0.3, pressure_io_some_ratio=0.4)
     pass_steps(world, 14)
@@ -431,7 +431,7 @@ def test_a_job_that_waits_for_data_everywhere_blames_no_host() -> None:
 
 
 def test_busy_cores_without_gaps_on_the_gpus_hold_nobody_up() -> None:
-    """Data loaders at full tilt are what cores are for."""
+    """Data loaders may use all cores."""
     world = in_job()
     gapped(world.hosts[4], 0.0, pressure_cpu_some_ratio=0.5)
     pass_steps(world, 16)
@@ -439,7 +439,7 @@ def test_busy_cores_without_gaps_on_the_gpus_hold_nobody_up() -> None:
 
 
 def test_gaps_that_nothing_explains_are_watched_and_nothing_more() -> None:
-    """A profiler, a debugger, a Python lock: gaps alone say nothing of the host."""
+    """A profiler, a debugger, a Python lock: gaps alone do not blame the host."""
     world = in_job()
     gapped(world.hosts[4], 0.09)
     pass_steps(world, 14)
@@ -450,17 +450,17 @@ def test_gaps_that_nothing_explains_are_watched_and_nothing_more() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_the_queries_show_what_is_claimed(tmp_path: Path) -> None:
-    """An operator who copies the query must see who was busy for how long."""
-    made = StoredWorld(3, tmp_path)
-    assert made.store
+    """An operator who copies the query must see how long each host was busy."""
+    stored_world = StoredWorld(3, tmp_path)
+    assert stored_world.store
     try:
-        world = in_job(made=made)
+        world = in_job(made=stored_world)
         busy(world.hosts[0], 1.1)
         gapped(world.hosts[2], 0.2, pressure_io_some_ratio=0.4)
         pass_steps(world, 18)
-        evidence = [world.score(world.hosts[at]).evidence[0] for at in (0, 2)]
+        evidence = [world.score(world.hosts[number]).evidence[0] for number in (0, 2)]
     finally:
-        made.store.close(GUARD_SECONDS)
+        stored_world.store.close(GUARD_SECONDS)
     with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
         names, rows = rows_of(connection, evidence[0].sql)
         assert names[:2] == ["host", "sm_active_ratio"] and rows[0][0] == "h0"
@@ -472,12 +472,12 @@ def test_the_queries_show_what_is_claimed(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(-1, 4), st.one_of(st.none(), st.floats(-10, 10)))))
 def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, float | None]]) -> None:
-    """All at once as one by one, whatever is missing, and whoever is in no group."""
-    group = np.array([at for at, _ in members], dtype=np.intp)
+    """The vectorized results equal those of each group, also with missing values."""
+    group = np.array([number for number, _ in members], dtype=np.intp)
     values = np.array([np.nan if value is None else value for _, value in members], dtype=float)
-    found, first = (
-        group_statistics.medians(values, group, 5),
-        group_statistics.group_extremes(values, group, 5),
+    medians, first = (
+        stragglers.medians(values, group, 5),
+        stragglers.group_extremes(values, group, 5),
     )
     few = np.array([1, 2, 1, 3, 1])
     beyond = group_statistics.max_below_top(values, few, group)
@@ -485,28 +485,28 @@ def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, floa
         own = values[(group == number) & np.isfinite(values)]
         after_few = np.sort(own)[::-1][few[number] :]
         assert beyond[number] == after_few[0] if after_few.size else np.isnan(beyond[number])
-        assert found[number] == np.median(own) if own.size else np.isnan(found[number])
+        assert medians[number] == np.median(own) if own.size else np.isnan(medians[number])
         if own.size < 2:
             assert first.greatest[number] == -1 and np.isnan(first.median[number])
             continue
-        most = first.greatest[number]
-        assert group[most] == number and values[most] == own.max()
-        others = np.sort(own)[:-1]
-        assert first.median[number] == np.median(others)
+        greatest = first.greatest[number]
+        assert group[greatest] == number and values[greatest] == own.max()
+        without_greatest = np.sort(own)[:-1]
+        assert first.median[number] == np.median(without_greatest)
 
 
 def test_every_rule_here_has_words_for_what_ends_it() -> None:
-    """A state that says not what clears it stays until somebody restarts something."""
-    rules = [one for one in vars(declared).values() if isinstance(one, Rule)]
-    assert len(rules) >= 6 and all(one.clears for one in rules)
+    """A state without a clearing condition would stay until somebody restarts something."""
+    rules = [rule for rule in vars(declared).values() if isinstance(rule, Rule)]
+    assert len(rules) >= 6 and all(rule.clears for rule in rules)
 
 
 def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certain() -> None:
-    """What is told from others' waiting takes a host away after its job at the most."""
+    """Evidence from waiting peers removes a host after its job at the earliest."""
     rows = {row.judged: row for row in builtin().rows if row.judged}
     named = {
-        one.name
-        for one in (
+        rule.name
+        for rule in (
             declared.SLOW,
             declared.SLOW_GPU,
             declared.CONTENDED,
@@ -519,15 +519,15 @@ def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certai
     busy(world.hosts[2], 1.09)
     gapped(world.hosts[4], 0.2, pressure_io_some_ratio=0.4)
     pass_steps(world, 16)
-    for at, action in ((2, Action.DRAIN_AFTER_JOB), (4, Action.INSPECT)):
-        score = world.score(world.hosts[at])
-        found = requested_action(score, score.evidence[0], Workload())
-        assert found and (found.action, found.basis) == (action, Basis.STATISTICAL)
+    for number, action in ((2, Action.DRAIN_AFTER_JOB), (4, Action.INSPECT)):
+        score = world.score(world.hosts[number])
+        request = requested_action(score, score.evidence[0], Workload())
+        assert request and (request.action, request.basis) == (action, Basis.STATISTICAL)
 
 
 @pytest.mark.slow
 def test_how_many_windows_a_verdict_takes_is_of_a_threshold() -> None:
-    """Jobs of a minute and a half were never compared: whoever runs them may ask for six windows."""
+    """Jobs of 90 s were never compared: their operator may ask for six windows."""
 
     def after(steps: int, text: str) -> list[str]:
         world = World(hosts=24, gpus=GPUS, spread=0.01)
@@ -538,18 +538,14 @@ def test_how_many_windows_a_verdict_takes_is_of_a_threshold() -> None:
         pass_steps(world, steps)
         return blamed(world)
 
-    asked = '[thresholds]\n"gang.windows_count" = 6\n'
-    early = next(steps for steps in range(1, 20) if after(steps, asked))
+    thresholds = '[thresholds]\n"gang.windows_count" = 6\n'
+    early = next(steps for steps in range(1, 20) if after(steps, thresholds))
     late = next(steps for steps in range(1, 30) if after(steps, ""))
     assert early == late - 3
 
 
-# ----------------------------------------------------------------------
-# Changes: of one GPU among eight, of a host without GPM, of a gang that only a scheduler reports.
-
-
 def in_large_job(hosts: int = 8, gpus: int = 8, *, with_sms: bool = True) -> World:
-    """Return a world of one job that has a past: two minutes, each GPU as long as the others."""
+    """Return a world of one job with two minutes of history in which all GPUs are equal."""
     world = World(hosts=hosts, gpus=gpus, spread=0.01)
     for host in world.hosts:
         tell(world, host, "1001", gpus=range(gpus))
@@ -561,7 +557,10 @@ def in_large_job(hosts: int = 8, gpus: int = 8, *, with_sms: bool = True) -> Wor
 def compute(
     host: Host, gpus: int, share: float = 1.0, *, pace: float = 1.0, with_sms: bool = True
 ) -> None:
-    """Let the GPUs of *host* compute for *share* of what is usual in the job, which goes at *pace*; what waits draws little."""
+    """Make the GPUs of *host* compute for *share* of the usual time, at the job's *pace*.
+
+    A waiting GPU draws little power.
+    """
     for gpu in range(gpus):
         compute_gpu(host, gpu, share, pace=pace, with_sms=with_sms)
 
@@ -582,7 +581,7 @@ def compute_gpu(
 
 @pytest.mark.parametrize("with_sms", [True, False])
 def test_one_slow_gpu_among_eight_is_named_and_its_host_is_not_averaged(with_sms: bool) -> None:
-    """One GPU of a host was 15 % slow at a normal clock; the mean of eight hid it, and 63 others waited."""
+    """One GPU was 15 % slow at a normal clock; the mean of eight hid it, and 63 others waited."""
     world = in_large_job(with_sms=with_sms)
     culprit = world.hosts[3]
     for host in world.hosts:
@@ -601,7 +600,7 @@ def test_one_slow_gpu_among_eight_is_named_and_its_host_is_not_averaged(with_sms
 
 @pytest.mark.parametrize("gpu", [1, 6])
 def test_jobs_that_share_all_of_their_hosts_are_both_judged(gpu: int) -> None:
-    """Two jobs held four GPUs of each host: the hosts were nobody's gang, and a GPU 15 % slow was never named."""
+    """Two jobs with four GPUs of each host: no host was in a gang, and no slow GPU was named."""
     world = World(hosts=8, gpus=8, spread=0.01)
     halves = {"1001": range(4), "1002": range(4, 8)}
     for host in world.hosts:
@@ -611,8 +610,8 @@ def test_jobs_that_share_all_of_their_hosts_are_both_judged(gpu: int) -> None:
     pass_steps(world, 12)
     assert all_well(world)
     for host in world.hosts:
-        for each in halves["1001" if gpu < 4 else "1002"]:
-            compute_gpu(host, each, 0.92, pace=0.92)
+        for job_gpu in halves["1001" if gpu < 4 else "1002"]:
+            compute_gpu(host, job_gpu, 0.92, pace=0.92)
     compute_gpu(world.hosts[3], gpu, 1.06, pace=0.92)
     pass_steps(world, 6)
     assert blamed(world) == ["h3"]
@@ -620,7 +619,7 @@ def test_jobs_that_share_all_of_their_hosts_are_both_judged(gpu: int) -> None:
 
 
 def test_a_host_without_gpm_is_found_by_its_power_where_it_changed_alone() -> None:
-    """A100s count no SM cycles: who computes longer draws more, and those who wait for it draw less."""
+    """A100s count no SM cycles: the slow host draws more power, the waiting hosts less."""
     world = in_large_job(with_sms=False)
     for host in world.hosts:
         compute(host, 8, 1.0 if host is world.hosts[6] else 0.9, with_sms=False)
@@ -648,7 +647,7 @@ def test_a_small_change_of_power_is_watched(is_whole_host: bool) -> None:
 
 
 def test_a_hotter_part_in_a_gang_of_the_same_pace_is_not_watched() -> None:
-    """A part 10 degrees hotter draws 5 % more: nobody waits for it."""
+    """A GPU 10 degrees hotter draws 5 % more: no host waits for it."""
     world = in_large_job(with_sms=False)
     compute(world.hosts[6], 8, 1.05, with_sms=False)
     pass_steps(world, 8)
@@ -656,7 +655,7 @@ def test_a_hotter_part_in_a_gang_of_the_same_pace_is_not_watched() -> None:
 
 
 def test_a_change_is_found_within_a_minute_and_at_five_percent() -> None:
-    """CPU and silent hosts took 90 s at any size, and 5 % was below what parts differ by."""
+    """CPU-bound and silently slow hosts took 90 s to find, and 5 % was below the spread of GPUs."""
     world = in_large_job(hosts=16)
     for host in world.hosts:
         compute(host, 8, 1.0 if host is world.hosts[6] else 0.96, pace=0.96)
@@ -675,7 +674,7 @@ def test_two_hosts_that_slow_down_at_once_are_both_named() -> None:
 
 @pytest.mark.parametrize("pace", [1.0, 1.1])
 def test_a_member_that_recovers_is_no_straggler(pace: float) -> None:
-    """A host stalled as the judge came up; when it was well it computed longer than ever before, and was to be drained."""
+    """A host that stalled while the aggregator started would be drained on its recovery."""
     world = in_large_job(hosts=16)
     for host in world.hosts:
         compute(host, 8, 0.9 if host is world.hosts[6] else 1.0)
@@ -689,7 +688,7 @@ def test_a_member_that_recovers_is_no_straggler(pace: float) -> None:
 @pytest.mark.parametrize("share", [0.7, 0.9, 1.1])
 @pytest.mark.parametrize("with_sms", [True, False])
 def test_a_job_whose_work_changes_on_all_hosts_blames_none(share: float, with_sms: bool) -> None:
-    """Longer sequences from step 10,000 on: all GPUs changed, and one of 64 is always the first."""
+    """Longer sequences from step 10,000 on: all GPUs changed, and one of 64 is always first."""
     world = in_large_job(with_sms=with_sms)
     for host in world.hosts:
         compute(host, 8, share, with_sms=with_sms)
@@ -698,7 +697,7 @@ def test_a_job_whose_work_changes_on_all_hosts_blames_none(share: float, with_sm
 
 
 def test_a_gang_that_only_a_scheduler_reports_is_judged_as_one() -> None:
-    """Processes without a job's name are a job of each host's own: nobody was held against anybody."""
+    """Processes without a job name form a job per host: no host was compared with another."""
     world = World(hosts=8, gpus=8, spread=0.01)
     names = tuple(host.name for host in world.hosts)
     world.fleet.jobs.scheduled = lambda: [ScheduledGang("llm-7", names, 0)]
@@ -713,7 +712,7 @@ def test_a_gang_that_only_a_scheduler_reports_is_judged_as_one() -> None:
 
 
 def test_a_gang_that_nobody_tells_of_is_known_by_its_work() -> None:
-    """No process had a job's name and no scheduler spoke: five hosts waited for one, and it had no peers."""
+    """Without job names or a scheduler, five hosts waited for one, which had no peers."""
     world = World(hosts=8, gpus=8, spread=0.01)
     for host in world.hosts:
         compute(host, 8)
@@ -729,7 +728,7 @@ def test_a_gang_that_nobody_tells_of_is_known_by_its_work() -> None:
 
 
 def test_another_model_of_gpu_is_slower_by_design_and_no_fault() -> None:
-    """A job ran on seven H100 hosts and one with A100s: that one was drained as slow, and came back as slow."""
+    """A host of A100s in a job with seven H100 hosts was drained as slow, and again later."""
     world = World(hosts=8, gpus=8, spread=0.01)
     for host in world.hosts:
         slower = host is world.hosts[5]
@@ -744,7 +743,7 @@ def test_another_model_of_gpu_is_slower_by_design_and_no_fault() -> None:
 def test_a_power_limit_lowered_while_the_job_runs_is_named_and_an_older_one_is_not(
     before_the_job: bool,
 ) -> None:
-    """A host was capped by hand in the middle of a run of 64 GPUs; a rack that is capped on purpose is no straggler."""
+    """A cap set in the middle of a run is named; a rack capped on purpose is not a straggler."""
     world = World(hosts=8, gpus=8, spread=0.005)
 
     def cap(host: Host) -> None:
@@ -765,5 +764,5 @@ def test_a_power_limit_lowered_while_the_job_runs_is_named_and_an_older_one_is_n
     pass_steps(world, 12)
     cap(world.hosts[6])
     world.run(60)
-    signals = [one.signal for one in world.score(world.hosts[6]).evidence]
+    signals = [evidence.signal for evidence in world.score(world.hosts[6]).evidence]
     assert ("gpu.power_limit_watts" in signals) is not before_the_job

@@ -1,4 +1,4 @@
-"""A link that slows down its gang: its errors and the gang's pace tell it together, and neither alone."""
+"""A link that slows its gang shows in its errors together with the gang's pace."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ HOSTS = 6
 
 
 def falls(paces: list[float]) -> list[PaceFall | None]:
-    """Return what a monitor says after each window of one gang."""
+    """Return the monitor's result after each window of one gang."""
     monitor = GangPaceMonitor()
     return [
-        monitor.update([7], np.array([pace]), at * STEP_NS).get(0) for at, pace in enumerate(paces)
+        monitor.update([7], np.array([pace]), step * STEP_NS).get(0)
+        for step, pace in enumerate(paces)
     ]
 
 
 def test_a_fall_is_told_with_its_size_and_its_begin() -> None:
-    """Steps of half a window alternate between two paces: that is no fall, and a tenth less is."""
-    steady = [1.0 + 0.05 * (-1) ** at for at in range(20)]
-    found = falls([*steady, *(0.9 * one for one in steady)])
-    assert found[:20] == [None] * 20
-    last = found[-1]
+    """Paces that alternate by half a window are not a fall; a tenth less is."""
+    steady = [1.0 + 0.05 * (-1) ** step for step in range(20)]
+    pace_falls = falls([*steady, *(0.9 * pace for pace in steady)])
+    assert pace_falls[:20] == [None] * 20
+    last = pace_falls[-1]
     assert last is not None and last.ratio == pytest.approx(0.1, abs=0.03)
     assert 18 * STEP_NS <= last.since_ns <= 24 * STEP_NS
-    assert falls([*steady, *(0.9 * one for one in steady), *steady])[-1] is None
+    assert falls([*steady, *(0.9 * pace for pace in steady), *steady])[-1] is None
 
 
 def test_checkpoints_evaluations_and_gaps_are_no_fall() -> None:
@@ -47,14 +48,14 @@ def test_checkpoints_evaluations_and_gaps_are_no_fall() -> None:
 
 
 def test_the_pace_of_an_hour_is_the_usual_one() -> None:
-    """A job that goes on with a smaller batch is not slow for ever; another make-up of the gang begins anew."""
+    """A pace that lasts an hour becomes usual; another composition of the gang restarts it."""
     paces = [*[1.0] * 20, *[0.8] * (SLOW_WINDOWS_MAX + 20)]
-    found = falls(paces)
-    assert found[40] and found[-1] is None
+    pace_falls = falls(paces)
+    assert pace_falls[40] and pace_falls[-1] is None
     monitor = GangPaceMonitor()
-    for at in range(20):
-        monitor.update([1], np.array([1.0]), at)
-    assert not any(monitor.update([2], np.array([0.5]), at) for at in range(20, 40))
+    for step in range(20):
+        monitor.update([1], np.array([1.0]), step)
+    assert not any(monitor.update([2], np.array([0.5]), step) for step in range(20, 40))
 
 
 def world_with_links() -> World:
@@ -74,8 +75,8 @@ def slow_down(world: World) -> None:
 
 def errors_on(host: int) -> Callable[[World], None]:
     def begin(world: World) -> None:
-        one = world.hosts[host]
-        one.grow("nvlink_10s_changes", f"{gpu_of(one, 0)}/link0", crc_errors=50.0)
+        sick_host = world.hosts[host]
+        sick_host.grow("nvlink_10s_changes", f"{gpu_of(sick_host, 0)}/link0", crc_errors=50.0)
 
     return begin
 
@@ -84,19 +85,19 @@ def slowed_by_link(world: World) -> list[str]:
     return [
         name
         for name, host in ((h.name, world.score(h)) for h in world.hosts)
-        if any(one.signal == "gang.slow_link" for one in host.evidence)
+        if any(evidence.signal == "gang.slow_link" for evidence in host.evidence)
     ]
 
 
 def test_errors_that_begin_as_the_pace_falls_name_the_link() -> None:
-    """NVLink errors were watched while a job ran a tenth slower for days."""
+    """NVLink errors were only watched while a job ran a tenth slower for days."""
     world = world_with_links()
     slow_down(world)
     errors_on(2)(world)
     pass_steps(world, 12)
     assert slowed_by_link(world) == ["h2"]
     score = world.score(world.hosts[2])
-    (evidence,) = (one for one in score.evidence if one.signal == "gang.slow_link")
+    (evidence,) = (item for item in score.evidence if item.signal == "gang.slow_link")
     assert score.state.name == "DEGRADED" and evidence.reason.name == "NVLINK_ERRORS"
     assert evidence.relative_speed_factor == pytest.approx(0.9, abs=0.02)
     assert world.snapshot and world.snapshot.gang_waits.evidence_for(0)

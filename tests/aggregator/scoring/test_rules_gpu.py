@@ -25,7 +25,7 @@ RELEASED: dict[str, float] = {"state": 6}
 def test_lost_gpus_and_what_the_driver_asks_for(
     column: str, value: int, state: HealthState
 ) -> None:
-    """The driver's own word is authoritative; a number we do not know is not a fault."""
+    """The driver's request is authoritative; an unknown number is not a fault."""
     world = World()
     world.run(10)
     world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 0), **{column: float(value)})
@@ -48,7 +48,7 @@ def test_lost_gpus_and_what_the_driver_asks_for(
     ],
 )
 def test_a_gpu_that_answers_nothing_is_never_healthy(code: int, state: HealthState) -> None:
-    """A GPU whose every call returned RESET_REQUIRED was HEALTHY: the code only raised a counter."""
+    """A GPU whose every call returned RESET_REQUIRED was HEALTHY: only a counter rose."""
     world = World()
     world.run(10)
     host = world.hosts[0]
@@ -76,7 +76,7 @@ def test_lost_pcie_lanes_count_under_load_only() -> None:
 
 
 def test_a_gpu_that_vanishes_from_the_readings_is_noticed() -> None:
-    """Fields vanish before the XID comes; missing is not healthy."""
+    """Fields vanish before the XID arrives; missing is not healthy."""
     world = World()
     world.run(10)
     world.hosts[0].forget("gpu_1s")
@@ -86,7 +86,7 @@ def test_a_gpu_that_vanishes_from_the_readings_is_noticed() -> None:
 
 
 def _out(world: World, gpus: range, *, by: dict[str, float], whole: bool = False) -> None:
-    """GPUs of the first host are read no more, as its agent says; *whole*: of their driver."""
+    """Stop the readings of GPUs of the first host; *whole*: the agent reports its whole driver."""
     host = world.hosts[0]
     for gpu in gpus:
         del host.readings["gpu_1s", gpu_of(host, gpu)]
@@ -99,7 +99,7 @@ def _out(world: World, gpus: range, *, by: dict[str, float], whole: bool = False
 
 
 def _end(world: World) -> None:
-    """All of the first host's GPUs are read again, and no more is said of them."""
+    """Read all of the first host's GPUs again, without probe rows."""
     host, well = world.hosts[0], world.hosts[1]
     for gpu in range(8):
         host.set("gpu_1s", gpu_of(host, gpu), **well.readings["gpu_1s", gpu_of(well, gpu)])
@@ -109,7 +109,9 @@ def _end(world: World) -> None:
 
 def _unseen(world: World) -> list[str]:
     score = world.score(world.hosts[0])
-    return [one.device for one in score.evidence if one.signal == "gpu.sm_clock_hertz"]
+    return [
+        evidence.device for evidence in score.evidence if evidence.signal == "gpu.sm_clock_hertz"
+    ]
 
 
 @pytest.mark.slow
@@ -127,8 +129,11 @@ def _unseen(world: World) -> list[str]:
 def test_a_gpu_that_its_agent_says_is_out_is_not_missed(
     gpus: range, by: dict[str, float], whole: bool
 ) -> None:
-    """All eight hung in one lock of the driver: one page said so, and eight more that nothing was read of them. And
-    whoever had released a GPU to reset it was told that it was gone."""
+    """A GPU that its agent reports as hung or released is not also reported as missing.
+
+    When all eight hung in one driver lock, eight pages about missing readings followed the first.
+    An operator who had released a GPU for a reset got a page about its absence.
+    """
     world = World()
     world.run(10)
     _out(world, gpus, by=by, whole=whole)
@@ -158,7 +163,7 @@ def test_what_the_agent_says_of_others_excuses_no_gpu(whole: bool) -> None:
 
 
 def test_a_gpu_that_stays_away_after_its_release_is_noticed() -> None:
-    """It was to be reset, and did not come back."""
+    """A GPU released for a reset did not come back."""
     world = World()
     world.run(10)
     _out(world, range(3, 4), by=RELEASED)
@@ -172,14 +177,14 @@ def test_a_gpu_that_stays_away_after_its_release_is_noticed() -> None:
 
 
 def _released_with(table: str, **wrong: float) -> tuple[World, Host]:
-    """A world whose first host has something *wrong* of GPU 3 in *table*, and lets go of it to repair it."""
+    """A world whose first host has *wrong* readings of GPU 3 in *table* and releases it."""
     world = World()
     world.run(10)
     host = world.hosts[0]
     host.set(table, gpu_of(host, 3), **wrong)
     world.run(70)
-    for each in [key for key in host.readings if key[1] == gpu_of(host, 3)]:
-        del host.readings[each]
+    for key in [key for key in host.readings if key[1] == gpu_of(host, 3)]:
+        del host.readings[key]
     host.growth.clear()
     host.set("gpu_1s_probe", gpu_of(host, 3), probe_hung_seconds=0.0)
     host.set("probe_1s", f"gpu {ADDRESSES[3]}", hung_seconds=0.0, abandoned_count=0, **RELEASED)
@@ -197,7 +202,7 @@ def _released_with(table: str, **wrong: float) -> tuple[World, Host]:
 def test_a_sick_gpu_that_is_released_is_as_sick_as_it_was(
     table: str, column: str, state: HealthState
 ) -> None:
-    """A GPU without spare rows was released, as advice asks; after 155 s its host was to return to service."""
+    """A GPU without spare rows was released as advised; after 155 s its host was to return."""
     world, host = _released_with(table, **{column: 1.0})
     world.run(400)
     assert world.score(host).state is state
@@ -206,9 +211,9 @@ def test_a_sick_gpu_that_is_released_is_as_sick_as_it_was(
     host.forget("probe_1s")
     host.forget("gpu_1s_probe")
     well = world.hosts[1]
-    for (each, device), values in list(well.readings.items()):
+    for (table_name, device), values in list(well.readings.items()):
         if device == gpu_of(well, 3):
-            host.set(each, gpu_of(host, 3), **values)
+            host.set(table_name, gpu_of(host, 3), **values)
     world.run(70)
     assert world.score(host).state is HealthState.HEALTHY and not world.fleet.findings
 
@@ -216,7 +221,7 @@ def test_a_sick_gpu_that_is_released_is_as_sick_as_it_was(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["replaced", "boot"])
 def test_a_sick_gpu_that_is_gone_lets_go(how: str) -> None:
-    """It was released and taken out of the host, with its part or with a boot: another one is there."""
+    """The released GPU was replaced, or removed with a boot."""
     world, host = _released_with("gpu_10s_changes", remap_failed_state=1.0)
     world.run(200)
     assert world.score(host).state is HealthState.UNHEALTHY
@@ -233,7 +238,7 @@ def test_a_sick_gpu_that_is_gone_lets_go(how: str) -> None:
 
 
 def test_a_release_that_nobody_ends_is_a_finding_in_the_end() -> None:
-    """It was released for a day, or its driver was never bound again: nothing was ever said of it any more."""
+    """A GPU released for a day, or never bound again, was not reported any more."""
     world = World()
     world.run(10)
     _out(world, range(3, 4), by=RELEASED)
@@ -268,7 +273,7 @@ def test_a_gpu_that_hangs_for_hours_is_still_one_finding() -> None:
 
 
 def test_a_gpu_that_was_out_before_we_began_and_stays_away_is_noticed() -> None:
-    """The aggregator was restarted in the midst of a repair: that it was out was all that was ever said of it."""
+    """After a restart in the middle of a repair, the missing GPU was never reported."""
     world = World()
     host = world.hosts[0]
     _remove(host, 3)
@@ -289,7 +294,7 @@ def _remove(host: Host, gpu: int) -> None:
 
 
 def test_gpus_that_one_collector_is_not_to_read_are_not_missed() -> None:
-    """`collectors_off = ["gpu_1s"]`: by the other collectors' word the GPUs are there."""
+    """`collectors_off = ["gpu_1s"]`: the other collectors still read the GPUs."""
     world = World()
     world.hosts[0].forget("gpu_1s")
     world.run(60)
@@ -297,7 +302,7 @@ def test_gpus_that_one_collector_is_not_to_read_are_not_missed() -> None:
 
 
 def test_a_gpu_that_a_reboot_does_not_bring_back_is_noticed() -> None:
-    """It was read before: since the reboot it is not, and its reading of before it was taken for one."""
+    """A reading from the earlier boot must not count as a reading since the reboot."""
     world = World()
     host = world.hosts[0]
     world.run(10)
@@ -313,7 +318,7 @@ def test_a_gpu_that_a_reboot_does_not_bring_back_is_noticed() -> None:
 
 @pytest.mark.parametrize("out", [True, False])
 def test_gpus_of_a_host_that_began_while_its_driver_hung(out: bool) -> None:
-    """The agent was restarted in the midst of it: no GPU was ever read, which the one finding says."""
+    """The agent restarted during a hang: no GPU was ever read, and one finding suffices."""
     world = World()
     host = world.hosts[0]
     for table in [table for table, _ in list(host.readings) if table.startswith("gpu")]:
@@ -325,7 +330,7 @@ def test_gpus_of_a_host_that_began_while_its_driver_hung(out: bool) -> None:
 
 
 def test_a_gpu_that_nothing_reads_is_noticed_beside_its_neighbours() -> None:
-    """After a reboot NVML lists seven GPUs, the PCI bus eight. A host of which no GPU is read is UNKNOWN."""
+    """After a reboot NVML lists seven GPUs, PCI eight; a host without any read GPU is UNKNOWN."""
     world = World()
     world.register(world.hosts[0], gpus=9)
     for table in ("gpu_1s", "gpu_10s", "gpu_1s_changes", "gpu_10s_changes"):
@@ -337,7 +342,7 @@ def test_a_gpu_that_nothing_reads_is_noticed_beside_its_neighbours() -> None:
 
 
 def test_who_waits_for_a_bad_nvlink_is_explained_and_not_named() -> None:
-    """Seven GPUs of a tensor group stood at 150 W for a link of the eighth, and three of them were sent back."""
+    """Seven GPUs waited at 150 W for a link of the eighth, and three of them were sent back."""
     world = World()
     sick = world.hosts[0]
     link = f"{gpu_of(sick, 3)}/link4"
@@ -350,11 +355,11 @@ def test_who_waits_for_a_bad_nvlink_is_explained_and_not_named() -> None:
         sick.set("gpu_1s", gpu_of(sick, gpu), power_watts=WAITING_WATTS)
     world.run(40)
     score = world.score(sick)
-    assert {one.device for one in score.evidence} == {link}
+    assert {item.device for item in score.evidence} == {link}
     assert score.reason_message.startswith("GPU-h0-3…/link4 NVLink checksum errors")
     assert score.reason_message.endswith("; its host's 7 other GPUs wait for it meanwhile")
     assert world.snapshot
-    states = {one.gpu: one.state for one in world.snapshot.gpus.of(0)}
+    states = {item.gpu: item.state for item in world.snapshot.gpus.of(0)}
     assert [gpu for gpu, state in states.items() if state is not HealthState.HEALTHY] == [
         gpu_of(sick, 3)
     ]
@@ -362,12 +367,12 @@ def test_who_waits_for_a_bad_nvlink_is_explained_and_not_named() -> None:
 
 
 def test_of_an_nvlink_nobody_waits_for_no_waiting_is_told() -> None:
-    """A link that repeats a little holds nobody up."""
+    """A link with a few retries delays no GPU."""
     world = World()
     link = f"{gpu_of(world.hosts[0], 3)}/link4"
     world.hosts[0].set("nvlink_10s_changes", link, crc_errors=5, link_state=1)
     world.run(30)
     world.hosts[0].grow("nvlink_10s_changes", link, crc_errors=40)
     world.run(40)
-    words = world.score(world.hosts[0]).reason_message
-    assert "checksum errors" in words and "wait" not in words
+    message = world.score(world.hosts[0]).reason_message
+    assert "checksum errors" in message and "wait" not in message

@@ -1,4 +1,4 @@
-"""The host, its agent and what others found out: never worse than it is. Readings are set by hand."""
+"""Faults of the host, of its agent, and findings of others. Readings are set by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_full_disk_is_watched() -> None:
 def test_hung_drivers_and_collectors_that_are_not_let_in(
     collector: str, outcome: int, state: HealthState
 ) -> None:
-    """ "Did not return" is a reading; "not permitted" is not a fault of the host, but is said."""
+    """ "Did not return" is a reading; "not permitted" is shown, but is not a fault of the host."""
     world = World()
     world.run(10)
     world.hosts[0].set("collector_10s", collector, outcome_state=outcome)
@@ -68,7 +68,7 @@ def test_hung_drivers_and_collectors_that_are_not_let_in(
 def _hang(
     world: World, device: str, lane: str = "gpu", collector: str = "gpu_1s", **values: float
 ) -> None:
-    """The agent says that a device, or with an empty name its driver, hangs, since a second ago."""
+    """Report that a device, or with an empty name its driver, has hung for a second."""
     host = world.hosts[0]
     row = f"{lane} {device or (collector if lane == 'host' else '')}".strip()
     host.set("probe_1s", row, **({"state": 2, "hung_seconds": 1.0, "abandoned_count": 1} | values))
@@ -81,8 +81,7 @@ def _hang(
 
 
 def test_a_hung_gpu_is_one_finding_with_its_name_and_its_call() -> None:
-    """Nobody at 3 a.m. knows which GPU the collector gpu_1s hangs in, whether the second that it says is all, and what
-    is to be done."""
+    """The finding of a hung collector must name the GPU, the duration and the remedy."""
     world = World()
     world.run(10)
     _hang(world, "0000:03:00.0")
@@ -102,7 +101,7 @@ def test_a_hung_gpu_is_one_finding_with_its_name_and_its_call() -> None:
 
 
 def test_all_gpus_that_hang_at_once_are_one_finding_of_the_host() -> None:
-    """Eight alarms for one lock of the driver."""
+    """One lock of the driver raised eight alarms."""
     world = World()
     world.run(10)
     for gpu in (2, 5):
@@ -123,7 +122,7 @@ def test_all_gpus_that_hang_at_once_are_one_finding_of_the_host() -> None:
     [(100, "for 101 s, since"), (3_000, "for 50 minutes, since"), (8_000, "for 2 hours, since")],
 )
 def test_for_how_long_it_hangs_is_said_as_people_say_it(seconds: int, words: str) -> None:
-    """The reading stops at the second when its last call was given up."""
+    """The reading stops growing when the last call is abandoned."""
     world = World()
     world.run(10)
     _hang(world, "0000:03:00.0")
@@ -133,7 +132,7 @@ def test_for_how_long_it_hangs_is_said_as_people_say_it(seconds: int, words: str
 
 
 def test_a_gpu_of_which_no_word_came_is_named_all_the_same() -> None:
-    """The process was left behind by an agent before this one, and the aggregator was restarted."""
+    """An earlier agent left the process behind, and the aggregator was restarted."""
     world = World()
     world.run(10)
     world.hosts[0].set("probe_1s", "gpu 0000:99:00.0", state=2, hung_seconds=61.25)
@@ -143,20 +142,20 @@ def test_a_gpu_of_which_no_word_came_is_named_all_the_same() -> None:
 
 @pytest.mark.parametrize("code", [86_401, 2**32 - 1])
 def test_a_time_that_cannot_be_is_not_said(code: int) -> None:
-    """An agent's event is what anybody may have sent: one number must not blind the rule for the whole fleet."""
+    """Anybody may have sent the event: one number must not break the rule for the fleet."""
     world = World()
     world.run(10)
     _hang(world, "0000:03:00.0")
     attributes = {"lane": "gpu", "device": "0000:03:00.0", "collector": "gpu_1s", "call": "x" * 999}
     world.event(world.hosts[0], code, "host", "probe.hung", attributes=attributes)
     world.run(5)
-    words = only_words(world)
-    assert words.startswith("GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 1.0 s, in xxx")
-    assert len(words) < 300
+    message = only_words(world)
+    assert message.startswith("GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 1.0 s, in xxx")
+    assert len(message) < 300
 
 
 def test_a_gpu_that_ends_who_asks_it_is_not_said_to_be_waited_for() -> None:
-    """It crashed the library within a millisecond, and was said to have not returned for 0.0 s."""
+    """A GPU crashed the library within 1 ms: "not returned for 0.0 s" was wrong."""
     world = World()
     world.run(10)
     _hang(world, "0000:03:00.0", state=3, hung_seconds=0.001)
@@ -169,7 +168,7 @@ def test_a_gpu_that_ends_who_asks_it_is_not_said_to_be_waited_for() -> None:
 
 
 def test_a_gpu_that_ended_who_asked_it_is_not_said_to_be_out_for_no_time() -> None:
-    """One that hung beside it was the driver's event, and none was of this one: it was left alone for 0.0 s."""
+    """The event was of a neighboring hung GPU: this GPU was skipped "for 0.0 s"."""
     world = World()
     world.run(10)
     world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=3, hung_seconds=0.017)
@@ -187,14 +186,14 @@ def test_a_gpu_that_is_slow_is_not_said_to_hang() -> None:
 
 
 def test_ports_that_hang_together_are_one_finding_of_their_driver() -> None:
-    """One firmware, two ports, three pages. The disk that hung beside them is a finding of its own."""
+    """One firmware, two ports, three pages; a disk that hangs too has a finding of its own."""
     world = World()
     world.run(10)
     for port in ("mlx5_0/1", "mlx5_1/1", ""):
         _hang(world, port, "host", "rdma_1s")
     _hang(world, "nvme0n1", "host", "disk_1s")
     world.run(5)
-    evidence = {one.device: one.words for one in world.score(world.hosts[0]).evidence}
+    evidence = {item.device: item.words for item in world.score(world.hosts[0]).evidence}
     assert evidence.keys() == {"rdma_1s", "nvme0n1"}
     assert evidence["rdma_1s"].startswith("what rdma_1s reads has not answered for 6 s, since ")
     assert "in read (mlx5_0/1, mlx5_1/1 first): check" in evidence["rdma_1s"]
@@ -202,7 +201,7 @@ def test_ports_that_hang_together_are_one_finding_of_their_driver() -> None:
 
 
 def test_the_first_gpu_of_a_driver_that_hangs_is_no_finding_of_its_own() -> None:
-    """It was named two seconds before its driver was, and stood beside it for half a minute: two pages for one lock."""
+    """The GPU was named 2 s before its driver, for half a minute: two pages for one lock."""
     world = World()
     world.run(10)
     _hang(world, "0000:03:00.0")
@@ -227,7 +226,7 @@ def test_a_hung_port_and_a_hung_disk(device: str, collector: str, state: HealthS
 
 
 def test_a_gpu_that_is_only_left_alone_is_no_hang() -> None:
-    """After an XID 79 nobody enters it: the XID says what it is."""
+    """After an XID 79 the GPU is not called; the XID is the finding."""
     world = World()
     world.run(10)
     world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=3, hung_seconds=0.0)
@@ -236,7 +235,7 @@ def test_a_gpu_that_is_only_left_alone_is_no_hang() -> None:
 
 
 def test_lost_frames_are_a_finding() -> None:
-    """A spool that overflowed during an outage: what is gone is said, not hidden."""
+    """A spool overflowed during an outage: the loss must be reported."""
     world = World()
     world.run(10)
     world.hosts[0].set("agent_10s", "agent", spool_dropped_frames=120)
@@ -247,7 +246,7 @@ def test_lost_frames_are_a_finding() -> None:
 
 
 def test_a_host_that_bars_itself_is_unhealthy_here_too() -> None:
-    """A policy file condemned every host by a row of its own: here they all were HEALTHY, and the permit stood."""
+    """A policy file condemned every host by its own rule: here all were HEALTHY, with a permit."""
     world = World()
     world.run(10)
     world.hosts[0].set("agent_10s", "agent", barring_findings_count=1)
@@ -278,22 +277,23 @@ def test_findings_of_others_stand_as_evidence_until_they_are_cleared() -> None:
 
 
 def test_a_collector_blind_to_a_part_is_said_and_what_it_sees_still_counts() -> None:
-    """One port of eight refuses its counters: the words that open it, and the other seven judged."""
+    """One port of eight refuses its counters: the message has the remedy, and seven are judged."""
     world = World(hosts=2)
     host = world.hosts[0]
-    words = "mlx5_7/1 is blind: grant CAP_SYS_RAWIO to the agent"
+    message = "mlx5_7/1 is blind: grant CAP_SYS_RAWIO to the agent"
     host.set("collector_10s", "rdma_1s", outcome_state=2)
-    world.event(host, 2, "rdma_1s", "collector.outcome", message=words)
+    world.event(host, 2, "rdma_1s", "collector.outcome", message=message)
     world.run(20)
     score = world.score(host)
     assert (score.state, score.reason) == (HealthState.HEALTHY, Reason.BLIND)
-    assert words in score.reason_message
+    assert message in score.reason_message
     assert world.snapshot
     sources = {
-        one.name: (one.outcome_name, one.message) for one in world.snapshot.collector_statuses[0]
+        status.name: (status.outcome_name, status.message)
+        for status in world.snapshot.collector_statuses[0]
     }
-    assert sources["rdma_1s"] == ("blind", words)
+    assert sources["rdma_1s"] == ("blind", message)
     host.set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)
     world.run(35)
     assert world.score(host).reason is Reason.RAIL_DOWN
-    assert words in " ".join(e.words for e in world.score(host).evidence)
+    assert message in " ".join(e.words for e in world.score(host).evidence)

@@ -9,7 +9,7 @@ TABLE = "gpu_job_1s_changes"
 
 
 def test_a_gpu_held_by_the_dead_is_found() -> None:
-    """Three jobs in a row died of no memory on a GPU that, by every other reading, was idle and well."""
+    """Three jobs in a row ran out of memory on a GPU that seemed idle and healthy otherwise."""
     world = World()
     world.run(10)
     host = world.hosts[0]
@@ -25,7 +25,7 @@ def test_a_gpu_held_by_the_dead_is_found() -> None:
 
 
 def test_processes_that_end_as_others_do_are_none() -> None:
-    """Every job's end leaves its processes in the driver's list for moments."""
+    """The end of every job leaves its processes in the driver's list for moments."""
     world = World()
     world.run(10)
     host = world.hosts[0]
@@ -37,7 +37,7 @@ def test_processes_that_end_as_others_do_are_none() -> None:
 
 
 def test_processes_of_whom_nobody_knows_are_none() -> None:
-    """An agent in a container of its own sees no owner: that is our blindness, and no fault of the host."""
+    """An agent in its own container sees no owners: not a fault of the host."""
     world = World()
     host = world.hosts[0]
     host.set(TABLE, gpu_of(host, 0), processes_count=8, unknown_count=8, dead_count=0)

@@ -9,7 +9,7 @@ from tests.worlds import World, all_well, gpu_of
 
 
 def test_an_ecc_burst_that_ends_in_xid_95() -> None:
-    """HBM: corrected errors for ten seconds, then an uncontained error. Each right in its turn."""
+    """HBM: corrected errors for ten seconds, then an uncontained error, each judged in turn."""
     world = World()
     world.run(20)
     sick, device = world.hosts[3], gpu_of(world.hosts[3], 1)
@@ -42,7 +42,7 @@ def test_a_storm_of_one_xid_is_one_piece_of_evidence() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["reboot", "energy", "ecc"])
 def test_a_fatal_xid_clears_with_the_reset_it_asks_for(how: str) -> None:
-    """A host that was repaired must not stay UNHEALTHY until someone remembers it."""
+    """A repaired host must not stay UNHEALTHY until someone remembers it."""
     world = World()
     sick, device = world.hosts[0], gpu_of(world.hosts[0], 1)
     world.run(10)
@@ -124,7 +124,7 @@ def test_each_xid_does_what_the_policy_says(code: int, state: HealthState) -> No
 
 
 def test_xid_48_waits_for_the_code_that_says_it_was_contained() -> None:
-    """48 with 94 beside it lost one program's data; 48 alone has lost anyone's."""
+    """XID 48 with 94 lost one program's data; 48 alone may have lost any program's."""
     world = World()
     world.run(10)
     contained, alone = world.hosts[0], world.hosts[1]
@@ -162,7 +162,7 @@ def test_a_steady_trickle_of_corrected_errors_is_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_storm_that_goes_on_is_not_healthy() -> None:
-    """Forty corrected errors a second for a quarter of an hour: after 134 s no rate was five times that of ten minutes."""
+    """40 corrected errors/s for 15 min: after 134 s no rate was five times the 10 min mean."""
     world = World(hosts=1, gpus=1)
     world.run(10)
     device = gpu_of(world.hosts[0], 0)
@@ -176,7 +176,7 @@ def test_a_storm_that_goes_on_is_not_healthy() -> None:
 
 @pytest.mark.slow
 def test_what_a_gpu_always_did_is_no_change() -> None:
-    """Three corrected errors a second since ever: once we know that, only a change counts."""
+    """With three corrected errors a second since the start, only a change counts."""
     world = World(hosts=1, gpus=1)
     device = gpu_of(world.hosts[0], 0)
     world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=3)
@@ -203,7 +203,7 @@ def test_a_counter_that_fell_at_a_reboot_is_no_burst() -> None:
 
 @pytest.mark.slow
 def test_much_lost_data_is_as_soon_of_the_past_as_little() -> None:
-    """A driver counted 500 errors at once, and "the last just now" stood for an hour and a half."""
+    """A driver counted 500 errors at once: "the last just now" was shown for 90 minutes."""
     world = World(hosts=1, gpus=1)
     world.run(10)
     device = gpu_of(world.hosts[0], 0)
@@ -216,7 +216,7 @@ def test_much_lost_data_is_as_soon_of_the_past_as_little() -> None:
 
 @pytest.mark.slow
 def test_data_that_was_lost_while_its_count_was_missing_is_found() -> None:
-    """A driver answered nothing for ten minutes, in which a bit error was not repaired: rare counts outlast the gap."""
+    """An unrepaired bit error while the driver gave no answer: rare counts outlast the gap."""
     world = World(hosts=1, gpus=1)
     world.run(10)
     device = "gpu_1s_changes", gpu_of(world.hosts[0], 0)
@@ -230,7 +230,7 @@ def test_data_that_was_lost_while_its_count_was_missing_is_found() -> None:
 
 @pytest.mark.slow
 def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
-    """An uncorrectable error without an XID that we saw: the counter tells."""
+    """An uncorrectable error without a reported XID shows in the counter."""
     world = World(hosts=1, gpus=1)
     world.run(10)
     device = gpu_of(world.hosts[0], 0)
@@ -239,8 +239,10 @@ def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
     assert world.score(world.hosts[0]).state is HealthState.SUSPECT
     world.run(1800)
     assert world.score(world.hosts[0]).state is HealthState.WATCH
-    words = [one.message for one in world.fleet.findings.values()]
-    assert words and not any("just now" in one for one in words), "an hour later it is not"
+    messages = [finding.message for finding in world.fleet.findings.values()]
+    assert messages and not any("just now" in finding for finding in messages), (
+        "an hour later it is not"
+    )
     world.hosts[0].set("gpu_1s_changes", device, ecc_uncorrected_volatile_errors=0)
     world.run(10)
     assert all_well(world)

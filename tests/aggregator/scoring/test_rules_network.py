@@ -1,4 +1,4 @@
-"""A network that holds a job up, and what looks like it. And a job of one host, which only its own past can tell of."""
+"""Network congestion and its look-alikes; and a job of one host, compared with its own past."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.worlds import (
 
 PORTS = ("mlx5_0/1", "mlx5_1/1")
 BYTES, TICKS = 2e9, 3000.0
-#: Windows until the past is known; and until two minutes of the new are over.
+#: Windows until the past is known, and until two minutes of the change are over.
 BEFORE, AFTER = 18, 14
 
 
 def move(
     host: Host, share: float = 1.0, waits: float = 1.0, ports: tuple[str, ...] = PORTS
 ) -> None:
-    """Let the ports of *host* move *share* of what is usual, and *ports* of them wait *waits* times as long."""
+    """Scale the traffic of *host* by *share*, and the waiting of *ports* by *waits*."""
     for port in PORTS:
         ticks = TICKS * (waits if port in ports else 1.0)
         host.grow("rdma_1s", port, received_bytes=BYTES * share, transmitted_bytes=BYTES * share,
@@ -45,7 +45,7 @@ def move(
 
 
 def with_past(hosts: int = 6, made: World | None = None) -> World:
-    """Return a world whose job has moved as much as usual for three minutes."""
+    """Return a world whose job has moved its usual traffic for three minutes."""
     world = made or World(hosts=hosts, gpus=2, spread=0.01)
     for host in world.hosts:
         for port in PORTS:
@@ -63,7 +63,7 @@ def watched(world: World) -> set[str]:
 
 
 def test_a_congested_network_is_named_at_all_hosts_of_its_job_and_blames_none() -> None:
-    """A job lost an eighth for half an hour: no error anywhere, and every host was looked at for it."""
+    """A job lost an eighth for half an hour without errors, and every host was inspected."""
     world = with_past()
     for host in world.hosts:
         move(host, share=0.88, waits=2.5)
@@ -77,7 +77,7 @@ def test_a_congested_network_is_named_at_all_hosts_of_its_job_and_blames_none() 
 
 
 def test_it_ends_when_the_network_is_free_again() -> None:
-    """What stood must clear without anybody's hand."""
+    """The finding must clear without manual action."""
     world = with_past()
     for host in world.hosts:
         move(host, share=0.88, waits=2.5)
@@ -89,7 +89,7 @@ def test_it_ends_when_the_network_is_free_again() -> None:
 
 
 def test_one_rail_is_named_as_that() -> None:
-    """One rail's leaf was short of an uplink: seven of eight ports of every host were well."""
+    """One rail's leaf lacked an uplink: seven of eight ports of every host were healthy."""
     world = with_past()
     for host in world.hosts:
         move(host, share=0.9, waits=12.0, ports=PORTS[1:])
@@ -107,7 +107,7 @@ def test_one_rail_is_named_as_that() -> None:
     ],
 )
 def test_what_is_no_congestion_is_not_called_so(share: float, waits: float, what: str) -> None:
-    """Less moved, or more waiting, is what jobs do all day: only both at once are the network's."""
+    """Less traffic, or more waiting, is normal: only both at once are congestion."""
     world = with_past()
     for host in world.hosts:
         move(host, share=share, waits=waits)
@@ -116,7 +116,7 @@ def test_what_is_no_congestion_is_not_called_so(share: float, waits: float, what
 
 
 def test_one_host_whose_ports_wait_is_not_the_network_of_all() -> None:
-    """A receiver that is slow makes one sender wait."""
+    """A slow receiver makes one sender wait."""
     world = with_past()
     for host in world.hosts:
         move(host, share=0.88, waits=2.5 if host is world.hosts[0] else 1.0)
@@ -133,11 +133,11 @@ def test_a_bad_link_is_the_links_and_not_the_networks() -> None:
     pass_steps(world, AFTER)
     assert blamed(world) == ["h2"]
     assert world.score(world.hosts[2]).reason is Reason.FABRIC
-    assert {one.device for one in world.score(world.hosts[2]).evidence} == {PORTS[0]}
+    assert {item.device for item in world.score(world.hosts[2]).evidence} == {PORTS[0]}
 
 
 def test_a_checkpoint_and_an_end_are_no_congestion() -> None:
-    """While one writes nothing is moved, whatever the ports count."""
+    """During a checkpoint no data moves, whatever the ports count."""
     world = with_past()
     for host in world.hosts:
         move(host, share=0.1, waits=3.0)
@@ -151,7 +151,7 @@ def test_a_checkpoint_and_an_end_are_no_congestion() -> None:
 
 
 def test_a_job_that_was_never_seen_well_has_no_past() -> None:
-    """It began in the middle of it: what is usual there nobody knows."""
+    """A job that began during congestion has no usual traffic."""
     world = with_past()
     for host in world.hosts:
         tell(world, host, "1001", "ended")
@@ -162,7 +162,7 @@ def test_a_job_that_was_never_seen_well_has_no_past() -> None:
 
 
 def test_a_counter_at_its_ceiling_says_nothing() -> None:
-    """`port_xmit_wait` has 32 bits and stays at all ones: what it does not count is not zero."""
+    """`port_xmit_wait` has 32 bits and stays at all ones: that is unknown, not zero."""
     world = with_past()
     for host in world.hosts:
         for port in PORTS:
@@ -173,7 +173,7 @@ def test_a_counter_at_its_ceiling_says_nothing() -> None:
 
 
 def test_notifications_of_roce_tell_the_same() -> None:
-    """RoCE ports have no credits: switches mark packets, and receivers tell senders to slow down."""
+    """RoCE ports have no credits: switches mark packets, and receivers make senders slow down."""
     world = with_past()
     for host in world.hosts:
         move(host, share=0.9, waits=0.0)
@@ -190,7 +190,7 @@ def test_notifications_of_roce_tell_the_same() -> None:
 
 
 def test_what_lasts_for_an_hour_becomes_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that stays as it is is not told of for ever, as nobody knows any more what it was."""
+    """The report of a lasting congestion ends, because its baseline is lost."""
     monkeypatch.setattr(gangs, "UNUSUAL_MAX", 30)  # five minutes
     world = with_past(3)
     for host in world.hosts:
@@ -202,7 +202,7 @@ def test_what_lasts_for_an_hour_becomes_usual(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_shared_leaf_is_named() -> None:
-    """The operator must know which switch to look at."""
+    """The operator must know which switch to inspect."""
     world = with_past(4)
     places = {host.name: HostPlacement(leaf="leaf-7") for host in world.hosts}
     world.fleet.declared = replace(NOTHING, places=places)
@@ -217,17 +217,17 @@ def test_the_shared_leaf_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("operators_file")
 def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
-    """What is claimed must be there for whoever copies the query."""
-    made = StoredWorld(3, tmp_path)
-    assert made.store
+    """An operator who copies the query must see the claimed values."""
+    stored_world = StoredWorld(3, tmp_path)
+    assert stored_world.store
     try:
-        world = with_past(made=made)
+        world = with_past(made=stored_world)
         for host in world.hosts:
             move(host, share=0.88, waits=2.5)
         pass_steps(world, AFTER)
         evidence = world.score(world.hosts[0]).evidence[0]
     finally:
-        made.store.close(GUARD_SECONDS)
+        stored_world.store.close(GUARD_SECONDS)
     with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
         _, rows = rows_of(connection, evidence.sql)
     waited = [row[1] for row in rows if row[1]]
@@ -235,7 +235,7 @@ def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
 
 
 def test_a_host_alone_that_begins_to_wait_for_data_is_watched() -> None:
-    """One host, one job: whether its mount or everybody's storage is slow, it cannot tell."""
+    """A job on one host does not show whether its mount or the shared storage is slow."""
     world = in_job(1)
     pass_steps(world, BEFORE)
     gapped(world.hosts[0], 0.3, pressure_io_some_ratio=0.4)
@@ -260,7 +260,7 @@ def test_a_host_alone_that_begins_to_wait_for_cores_is_watched() -> None:
 
 @pytest.mark.parametrize("gap", [0.3, 0.0])
 def test_a_host_alone_that_was_always_so_is_let_be(gap: float) -> None:
-    """A job that reads much from its first step on is as it is; and so is I/O that no GPU waits for."""
+    """A job that always reads much is normal, as is I/O for which no GPU waits."""
     world = in_job(1)
     gapped(world.hosts[0], gap, pressure_io_some_ratio=0.4 if gap else 0.01)
     tell(world, world.hosts[0], "1001", "ended")
@@ -272,7 +272,7 @@ def test_a_host_alone_that_was_always_so_is_let_be(gap: float) -> None:
 
 
 def test_a_process_of_nobodys_beside_a_job_takes_no_host_out_of_it() -> None:
-    """A monitor that runs on one GPU of one host made that host nobody's, and its slowness was not seen."""
+    """A monitor on one GPU removed its host from the gang, and its slowness was not seen."""
     world = in_job()
     for gpu in range(2):
         device = f"GPU-h2-{gpu}-0000-0000-000000000000"

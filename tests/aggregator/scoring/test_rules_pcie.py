@@ -1,4 +1,4 @@
-"""PCIe links: judged under load, against what both their ends can. Readings are set by hand."""
+"""PCIe links under load, compared with the capability of both ends. Readings are set by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GEN4, GEN5 = 16e9, 32e9
 
 
 def wired() -> tuple[World, Host]:
-    """Two hosts with a GPU and an adapter behind one PCIe switch, all at full pace."""
+    """Two hosts with a GPU and an adapter behind one PCIe switch, all at full speed."""
     world = World(hosts=2, gpus=1)
     for host in world.hosts:
         attributes = world.fleet.attributes[world.fleet.index[host.name]]
@@ -43,7 +43,7 @@ def idle(host: Host) -> None:
 @pytest.mark.parametrize("column", ["pcie_generation_number", "pcie_width_lanes"])
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_gpus_own_link_under_load_and_idle(column: str, loaded: bool) -> None:
-    """Generation 1 while idle is what every GPU does; while it computes it is a bad slot."""
+    """Generation 1 is normal while a GPU idles; while it computes it is a bad slot."""
     world, host = wired()
     host.set("gpu_10s", gpu_of(host, 0), **{column: 1.0})
     if not loaded:
@@ -58,7 +58,7 @@ def test_a_gpus_own_link_under_load_and_idle(column: str, loaded: bool) -> None:
 
 
 def test_an_idle_gpu_that_copies_uses_its_link() -> None:
-    """A data loader that only feeds the GPU: no kernel runs, and yet the link is what counts."""
+    """A data loader only feeds the GPU: no kernel runs, but the link matters."""
     world, host = wired()
     idle(host)
     host.set("gpu_fast_1s", gpu_of(host, 0), pcie_received_bytes_per_second=9e9)
@@ -68,7 +68,7 @@ def test_an_idle_gpu_that_copies_uses_its_link() -> None:
 
 
 def test_a_job_that_starts_finds_its_link_still_asleep() -> None:
-    """The reading of the link is ten seconds old: of before the job."""
+    """The link was last read up to ten seconds ago, before the job began."""
     world, host = wired()
     idle(host)
     host.set("gpu_10s", gpu_of(host, 0), pcie_generation_number=1)
@@ -84,7 +84,7 @@ def test_a_job_that_starts_finds_its_link_still_asleep() -> None:
 
 
 def test_a_reading_that_was_missed_judges_nobody() -> None:
-    """The turn that would have seen the link awake was late: the one before it is of before the job."""
+    """The reading that would have shown the link awake was late; the last one predates the job."""
     world, host = wired()
     idle(host)
     host.set("gpu_10s", gpu_of(host, 0), pcie_generation_number=1)
@@ -98,7 +98,7 @@ def test_a_reading_that_was_missed_judges_nobody() -> None:
 
 
 def test_a_link_whose_other_end_is_not_read_is_not_judged() -> None:
-    """An x16 card in a slot of which nothing is known: it may be wired with 8 lanes."""
+    """An x16 card in a slot without readings: the slot may be wired with 8 lanes."""
     world, host = wired()
     host.grow("rdma_1s", "mlx5_0/1", received_bytes=1e10)
     host.set("pcie_10s", NIC, link_width_lanes=8)
@@ -111,7 +111,7 @@ def test_a_link_whose_other_end_is_not_read_is_not_judged() -> None:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_link_between_switch_and_root(loaded: bool) -> None:
-    """The GPU's own link is whole, the one above its switch trained at half its lanes."""
+    """The GPU's own link is fine; the link above its switch trained at half its lanes."""
     world, host = wired()
     for end in (SWITCH, ROOT):
         host.set("pcie_10s", end, link_width_lanes=8)
@@ -138,7 +138,7 @@ def test_a_fast_card_in_a_slow_slot_is_no_fault() -> None:
 
 @pytest.mark.parametrize("bytes_per_second", [0.0, 1e10])
 def test_an_adapter_is_judged_by_its_own_traffic(bytes_per_second: float) -> None:
-    """A NIC that sleeps at generation 1, and one that sends at it."""
+    """A NIC may sleep at generation 4, but not while it sends."""
     world, host = wired()
     host.set("pcie_10s", NIC, link_speed_transfers_per_second=GEN4)
     host.grow("rdma_1s", "mlx5_0/1", received_bytes=bytes_per_second)

@@ -1,4 +1,4 @@
-"""Every rule that is a row of a table: it fires on its fault, and on nothing else."""
+"""Each rule that is a row of a table fires on its fault, and on nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.aggregator.rule_declaration import above, equals, farther_than
 from gangline.contract.signals import BY_NAME
 from tests.worlds import FAULTS, IDLE_WATTS, Fault, Host, World, all_well, gpu_of, throttle
 
-#: Beside a rule's own time: a reading of its table after the fault, and the next one.
+#: Besides the rule's own time: a reading of its table after the fault, and the next one.
 SECONDS = {"1s": 3, "10s": 24, "60s": 130}
 
 
@@ -28,25 +28,26 @@ def furnished(hosts: int = 4) -> World:
 
 
 def test_rules_read_what_there_is() -> None:
-    """A rule over a column that was renamed is a rule that never fires."""
+    """A rule over a renamed column never fires."""
     assert BY_NAME.keys() >= SIGNALS_READ
     assert {fault.rule for fault in FAULTS} <= RULES.keys()
 
 
 def test_what_rules_declare_to_read_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read and not declared fails its rule. What is declared and not read is paid for: all signals of 80,000 GPUs
-    with their ports and links were 1.5 GB; at 1,000 hosts all 479 counters took 0.8 GB and 1.5 s a judgement, these take
-    0.3 GB and 0.1 s.
+    """Signals read and declared by rules must match: undeclared ones fail, unread ones cost memory.
+
+    All signals of 80,000 GPUs with their ports and links were 1.5 GB. At 1,000 hosts all 479
+    counters took 0.8 GB and 1.5 s a judgement; these take 0.3 GB and 0.1 s.
     """
     read: set[str] = set()
     counted: set[str] = set()
 
     def note(method: str, found: set[str]) -> None:
-        before = getattr(DeviceTable, method)
+        original = getattr(DeviceTable, method)
 
         def noting(self: DeviceTable, column: str, *more: Any, **named: Any) -> Any:
             found.add(self.signals[self.column[column]].name)
-            return before(self, column, *more, **named)
+            return original(self, column, *more, **named)
 
         monkeypatch.setattr(DeviceTable, method, noting)
 
@@ -69,7 +70,7 @@ def test_what_rules_declare_to_read_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     )
     world.fleet.declared = parse_files([expected], world.now_ns)
     throttle(world.hosts[0], 0)
-    for host in world.hosts:  # what runs as one job is compared by more
+    for host in world.hosts:  # GPUs of one job are compared by more signals
         owner = {"state": "running", "source": "slurm", "job_id": "7"}
         device = gpu_of(host, 0)
         world.event(host, 0, device, "gpu.process", event_id=f"/{device}//1/1", attributes=owner)
@@ -87,7 +88,7 @@ def test_what_rules_declare_to_read_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.rule)
 def test_a_fault_is_found_on_its_host_alone(fault: Fault) -> None:
-    """Each of these was silent: the reading was in the store, and nobody looked at it."""
+    """Each of these faults was in the store, and no rule read it."""
     world = World(hosts=4, gpus=2)
     for host in world.hosts:
         fault.furnish(host)
@@ -95,7 +96,7 @@ def test_a_fault_is_found_on_its_host_alone(fault: Fault) -> None:
     world.run(61 if pace == "60s" else 21)
     assert all_well(world)
     fault.befall(world.hosts[1])
-    world.run(fault.enter_seconds + SECONDS[pace] + 5)  # it may be seen so much later
+    world.run(fault.enter_seconds + SECONDS[pace] + 5)  # the fault may be seen later by this much
     score = world.score(world.hosts[1])
     assert score.state is fault.state, (score.state, score.reason_message)
     assert score.clears_when
@@ -104,7 +105,7 @@ def test_a_fault_is_found_on_its_host_alone(fault: Fault) -> None:
 
 @pytest.mark.parametrize("idle", [False, True])
 def test_a_host_with_all_these_devices_that_are_well_is_well(idle: bool) -> None:
-    """A healthy fleet and an idle one: links asleep, counters that stand, drives that nobody writes."""
+    """A healthy and an idle fleet: sleeping links, constant counters, unused drives."""
     world = furnished()
     if idle:
         for host in world.hosts:
@@ -158,7 +159,7 @@ def test_a_link_that_was_never_up_is_not_down() -> None:
 
 
 def test_counters_that_start_over_with_their_gpu_are_no_errors() -> None:
-    """A driver was loaded again between two readings: 0 to 90 replays, and 40 to 90, are no 90 errors."""
+    """After a driver reload, 0 to 90 replays, or 40 to 90, are not 90 errors."""
     world = World(hosts=2, gpus=2)
     host: Host = world.hosts[0]
     device, link = gpu_of(host, 0), f"{gpu_of(host, 0)}/link0"
@@ -177,7 +178,7 @@ def test_counters_that_start_over_with_their_gpu_are_no_errors() -> None:
 
 
 def test_limits_say_what_they_look_at() -> None:
-    """NaN is no reading: it is never above, beyond or equal to anything."""
+    """NaN is never above, beyond or equal to a limit."""
     nan = float("nan")
     for wrong in (equals(0), above(-1.0), farther_than(0.0)):
         assert not wrong(np.array([nan])).any()

@@ -1,4 +1,4 @@
-"""What a score means holds for any set of symptoms."""
+"""Invariants of a score for any set of symptoms."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ symptoms = st.lists(
 def test_contributions_add_up_and_the_interval_holds_the_score(
     held: list[ObservedSymptom], gpus: int, heard: bool
 ) -> None:
-    """Any stored score recomputes from its row; nothing is ever below 0 or above 1."""
+    """Any stored score can be recomputed from its row; nothing is below 0 or above 1."""
     host = score_host(subject(gpus, heard), held)
     base = base_hazard_per_hour(gpus)
     total = sum(e.log_hazard_delta for e in host.evidence)
@@ -74,6 +74,8 @@ def test_contributions_add_up_and_the_interval_holds_the_score(
     assert all(e.score_delta <= 0 and e.log_hazard_delta >= 0 for e in host.evidence)
 
 
+#: A shared cause has one factor wherever it shows.
+FACTORS_SHARED = {"": st.floats(1.0, 50.0), "cooling": st.just(3.0), "network": st.just(10.0)}
 several = st.lists(
     st.one_of([
         st.builds(
@@ -90,7 +92,7 @@ several = st.lists(
 def test_repairing_a_device_gives_back_what_its_evidence_says(
     held: list[ObservedSymptom], gpus: int
 ) -> None:
-    """Repairing one GPU of eight with a pending remap gave back 46 interruptions an hour, and its page said 0.0007."""
+    """A GPU with a pending remap added 46 interruptions an hour, and its page said 0.0007."""
     host = score_host(subject(gpus), held)
     added = math.fsum(e.hazard_delta for e in host.evidence)
     assert host.hazard_per_hour == pytest.approx(base_hazard_per_hour(gpus) + added, rel=1e-9)
@@ -105,7 +107,7 @@ def test_repairing_a_device_gives_back_what_its_evidence_says(
         if len({(s.symptom.parent_device, s.symptom.rule.shared) for s in held}) > len(
             {s.symptom.parent_device for s in held}
         ):
-            # What is left may have a simpler explanation.
+            # The remaining faults may have a simpler explanation.
             assert given >= sum(own) * (1 - 1e-6) - 1e-12
         else:
             assert given == pytest.approx(sum(own), rel=1e-6, abs=1e-12)
@@ -115,19 +117,19 @@ def test_repairing_a_device_gives_back_what_its_evidence_says(
 def test_several_faults_are_no_worse_than_their_sum_and_no_surer_than_one(
     held: list[ObservedSymptom], gpus: int
 ) -> None:
-    """Independent faults multiplied: eight pending remaps were an interruption a minute, surely."""
+    """Eight pending remaps were multiplied to one interruption a minute, with certainty."""
     base, host = base_hazard_per_hour(gpus), score_host(subject(gpus), held)
-    devices = {one.symptom.parent_device for one in held}
-    each = [
-        score_host(subject(gpus), [one for one in held if one.symptom.parent_device == device])
+    devices = {item.symptom.parent_device for item in held}
+    scores = [
+        score_host(subject(gpus), [item for item in held if item.symptom.parent_device == device])
         for device in devices
     ]
-    together = base + sum(one.hazard_per_hour - base for one in each)
+    together = base + sum(item.hazard_per_hour - base for item in scores)
     assert host.hazard_per_hour <= together * (1 + 1e-9)
-    assert host.hazard_per_hour >= max((one.hazard_per_hour for one in each), default=base) * (1 - 1e-9)  # fmt: skip
+    assert host.hazard_per_hour >= max((item.hazard_per_hour for item in scores), default=base) * (1 - 1e-9)  # fmt: skip
     lower, upper = host.hazard_interval
-    for one in each:
-        assert upper / lower >= one.hazard_interval[1] / one.hazard_interval[0] * (1 - 1e-9)
+    for item in scores:
+        assert upper / lower >= item.hazard_interval[1] / item.hazard_interval[0] * (1 - 1e-9)
         assert lower <= host.hazard_per_hour * (1 + 1e-9) <= upper * (1 + 2e-9)
 
 
@@ -135,7 +137,7 @@ def test_several_faults_are_no_worse_than_their_sum_and_no_surer_than_one(
 def test_one_more_symptom_never_makes_a_score_better(
     held: list[ObservedSymptom], more: list[ObservedSymptom], heard: bool
 ) -> None:
-    """A graver state of the same device with a smaller factor took the place of the greater hazard."""
+    """A worse state with a smaller factor replaced the greater hazard of the same device."""
     before = score_host(subject(heard=heard), held)
     after = score_host(subject(heard=heard), [*held, more[0]])
     assert after.score <= before.score * (1 + 1e-9)
@@ -144,7 +146,7 @@ def test_one_more_symptom_never_makes_a_score_better(
 
 @pytest.mark.parametrize(
     ("factor", "shared", "scores"),
-    [  # of 1, 2, 4 and 8 devices
+    [  # for 1, 2, 4 and 8 devices
         (5.0, "", [0.9928, 0.9871, 0.9757, 0.9533]),  # pending row remaps
         (2.0, "", [0.9971, 0.9957, 0.9928, 0.9871]),  # corrected PCIe errors
         (3.0, "cooling", [0.9957] * 4),  # one hot aisle
@@ -153,35 +155,38 @@ def test_one_more_symptom_never_makes_a_score_better(
 def test_faults_of_several_devices_add_and_what_they_share_counts_once(
     factor: float, shared: str, scores: list[float]
 ) -> None:
-    """Scores of 0, 1, 2, 4 and 8 pending remaps were 0.9985, 0.9927, 0.9644, 0.4045 and 0.0000: a false drain followed."""
+    """0, 1, 2, 4 and 8 pending remaps had 0.9985, 0.9927, 0.9644, 0.4045, 0.0000: a false drain."""
     for count, score in zip((1, 2, 4, 8), scores, strict=True):
-        held = [seen(HealthState.WATCH, factor, f"GPU-{at}", shared=shared) for at in range(count)]
+        held = [
+            seen(HealthState.WATCH, factor, f"GPU-{number}", shared=shared)
+            for number in range(count)
+        ]
         host = score_host(subject(), held)
         assert host.score == pytest.approx(score, abs=5e-5)
         assert {e.shared_count for e in host.evidence} == {count if shared else 1}
-        # Whether they have one cause, or each its own, is not known: the interval holds both.
-        one, own = (1 + factor - 1), (1 + count * (factor - 1))
+        # The faults may have one cause, or one each: the interval covers both.
+        one_cause, own_causes = (1 + factor - 1), (1 + count * (factor - 1))
         calm, spread = base_hazard_per_hour(8), 3.0
         assert list(host.hazard_interval) == pytest.approx(
-            [calm * one / spread, calm * own * spread]
+            [calm * one_cause / spread, calm * own_causes * spread]
         )
 
 
 def test_of_more_than_can_be_told_the_headline_and_the_largest_hazards_are() -> None:
-    """The 48 gravest were kept: what was mild and likely to interrupt was left out of the sum."""
-    grave = [seen(HealthState.UNHEALTHY, 1.0, f"x{at}") for at in range(EVIDENCE_MAX)]
-    mild = [seen(HealthState.WATCH, 50.0, f"y{at}") for at in range(3)]
-    host = score_host(subject(), [*grave, *mild])
+    """The 48 most severe were kept: a mild, likely interruption was left out of the sum."""
+    severe = [seen(HealthState.UNHEALTHY, 1.0, f"x{number}") for number in range(EVIDENCE_MAX)]
+    mild = [seen(HealthState.WATCH, 50.0, f"y{number}") for number in range(3)]
+    host = score_host(subject(), [*severe, *mild])
     assert len(host.evidence) == EVIDENCE_MAX and host.state is HealthState.UNHEALTHY
     assert host.hazard_per_hour == pytest.approx(base_hazard_per_hour(8) * (1 + 3 * 49))
 
 
 def test_a_state_ends_when_all_that_put_it_there_ends() -> None:
-    """ "SUSPECT ends when the port is up", and two hours after it came up the host was SUSPECT still: a link was down too."""
+    """ "SUSPECT ends when the port is up", but two hours later a link was still down."""
 
     def bad(state: HealthState, device: str, clears: str) -> ObservedSymptom:
-        found = seen(state, 2.0, device)
-        return found._replace(symptom=replace(found.symptom, clears=clears))
+        observed = seen(state, 2.0, device)
+        return observed._replace(symptom=replace(observed.symptom, clears=clears))
 
     held = [
         bad(HealthState.WATCH, "a", "it cools"),
@@ -211,9 +216,9 @@ def test_the_worst_symptom_names_the_state_and_the_slowest_the_speed(
 
 
 def test_taking_the_evidence_away_gives_back_what_it_says() -> None:
-    """`score_delta` is what an operator gains by repairing just that."""
-    one, two = seen(HealthState.SUSPECT, 50.0, "a"), seen(HealthState.WATCH, 5.0, "b")
-    both, without = score_host(subject(), [one, two]), score_host(subject(), [two])
+    """`score_delta` is the gain of repairing just that fault."""
+    suspect, watched = seen(HealthState.SUSPECT, 50.0, "a"), seen(HealthState.WATCH, 5.0, "b")
+    both, without = score_host(subject(), [suspect, watched]), score_host(subject(), [watched])
     assert both.score - without.score == pytest.approx(both.evidence[0].score_delta)
 
 
@@ -225,7 +230,7 @@ def test_symptoms_of_one_device_are_one_fault() -> None:
 
 
 def test_a_link_is_a_part_of_its_gpu_and_a_driver_hangs_once() -> None:
-    """XID 74 and its link that is down counted as two faults, 1,500 times; a call that hung, once for each of five collectors."""
+    """XID 74 and its link counted as two faults, 1,500 times; a hung call, once per collector."""
     held = [
         seen(HealthState.SUSPECT, 50.0, "GPU-1"),
         seen(HealthState.SUSPECT, 30.0, "GPU-1/link0"),
@@ -243,7 +248,8 @@ def test_a_link_is_a_part_of_its_gpu_and_a_driver_hangs_once() -> None:
     }  # fmt: skip
     hung = [seen(HealthState.UNHEALTHY, 10.0, f"gpu_{pace}") for pace in ("1s", "10s")]
     hung = [
-        one._replace(symptom=replace(one.symptom, fault_source="driver of gpu")) for one in hung
+        observed._replace(symptom=replace(observed.symptom, fault_source="driver of gpu"))
+        for observed in hung
     ]
     assert score_host(subject(), hung).hazard_per_hour == pytest.approx(
         10 * base_hazard_per_hour(8)
@@ -251,7 +257,7 @@ def test_a_link_is_a_part_of_its_gpu_and_a_driver_hangs_once() -> None:
 
 
 def test_a_host_that_is_not_heard_has_wide_bounds() -> None:
-    """Missing is not zero and not healthy: the interval says that we do not know."""
+    """Missing is neither zero nor healthy: the interval is wide."""
     heard, unheard = score_host(subject(), []), score_host(subject(heard=False), [])
     assert unheard.score_lower < heard.score_lower < heard.score
     assert unheard.score_lower > 0.0 and unheard.score_upper < 1.0

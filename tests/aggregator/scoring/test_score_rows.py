@@ -1,4 +1,4 @@
-"""Which judgements are written."""
+"""The choice of judgements that are stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def at(seconds: int, *hosts: HostScore) -> Snapshot:
 
 
 def test_an_unchanged_score_is_written_every_five_minutes() -> None:
-    """The history has no hole longer than that, and no 86,400 rows a day of a host that is well."""
+    """The history has no longer gap, and not 86,400 rows a day of a healthy host."""
     log = ScoreLog()
     written = [second for second in range(3600) if log.take_changed(at(second, ONE))]
     assert written == list(range(0, 3600, 300))
@@ -41,7 +41,7 @@ def test_an_unchanged_score_is_written_every_five_minutes() -> None:
     ],
 )
 def test_a_change_is_written_at_once(change: dict[str, float]) -> None:
-    """What an operator reads later must show when it changed, to the second; small noise is no change."""
+    """A change is stored at once, so that its second is known; small noise is not stored."""
     log = ScoreLog()
     log.take_changed(at(1, ONE))
     assert log.take_changed(at(2, replace(ONE, score=0.9905, last_received_ns=2))) == []
@@ -52,7 +52,7 @@ def test_a_change_is_written_at_once(change: dict[str, float]) -> None:
 
 
 def test_hosts_are_spread_over_the_five_minutes() -> None:
-    """Ten thousand rows at one second in every 300 would be a stall that comes by the clock."""
+    """Ten thousand rows in the same second of every 300 would be a periodic stall."""
     log = ScoreLog()
     hosts = [replace(ONE, host=f"h{n}", node_index=n) for n in range(300)]
     log.take_changed(at(0, *hosts))

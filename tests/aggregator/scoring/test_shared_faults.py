@@ -35,7 +35,7 @@ def one_symptom(rule: Rule, reason: Reason, capacity_ratio: float) -> Symptom:
 def test_a_shared_cause_outside_the_host_does_not_make_it_unhealthy(
     rule: Rule, reason: Reason, capacity_ratio: float, state: HealthState
 ) -> None:
-    """A host that only shows a fault of its leaf is at most SUSPECT, and its reason names the leaf."""
+    """A host that only shows a fault of its leaf is at most SUSPECT, and names the leaf."""
     symptom = one_symptom(rule, reason, capacity_ratio)
     causes = {("h", reason.name, symptom.device): LEAF}
     observed = {0: [ObservedSymptom(symptom, 1)]}

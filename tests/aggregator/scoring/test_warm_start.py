@@ -1,4 +1,4 @@
-"""Ten thousand hosts and a restart of the aggregator: what a scheduler sees at once, after a minute, and later."""
+"""A restart with ten thousand hosts: the view of a scheduler at once, after a minute, and later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gangline.aggregator.store.store import Store
 from tests.worlds import SECOND_NS, World, gpu_of
 
 HOSTS = 10_000
-#: Of every ten hosts one was ill.
+#: Every tenth host was ill.
 ILL = 10
 
 
@@ -50,13 +50,13 @@ def score_of(index: int, heard_ns: int) -> HostScore:
 
 
 def fill(folder: Any, now_ns: int) -> None:
-    """Make the store that an aggregator of ten thousand hosts leaves when it is killed."""
+    """Create the store that a killed aggregator of ten thousand hosts leaves."""
     store = Store.open(folder, AggregatorConfig(data=folder), lambda: now_ns)
     hosts = [score_of(index, now_ns - SECOND_NS) for index in range(HOSTS)]
-    for one in hosts:
+    for score in hosts:
         record = HostRecord(
-            one.host, one.node_index, False, one.host.encode().ljust(16), b"b" * 16, "0.1",
-            "10.0.0.1:4", {}, now_ns, (("gpu", f"GPU-{one.node_index}", {}),),
+            score.host, score.node_index, False, score.host.encode().ljust(16), b"b" * 16, "0.1",
+            "10.0.0.1:4", {}, now_ns, (("gpu", f"GPU-{score.node_index}", {}),),
         )  # fmt: skip
         store.submit_host(record, {})
     store.submit_scores(Snapshot(7, now_ns, 28_800.0, tuple(hosts)), hosts)
@@ -71,13 +71,13 @@ def fill(folder: Any, now_ns: int) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, until: Any) -> None:
-    """A deployment of the aggregator made a whole cluster UNKNOWN, and a scheduler stopped placing jobs."""
+    """A deployment of the aggregator made a cluster UNKNOWN, and a scheduler placed no jobs."""
     begin_ns = time.time_ns()
     fill(lab.folder, begin_ns)
 
-    async def way() -> None:
+    async def restart() -> None:
         async with lab.aggregator(judge_seconds=1.0) as aggregator:
-            first = aggregator.snapshot_holder.snapshot  # what is served from the first moment on
+            first = aggregator.snapshot_holder.snapshot  # served from the start
             states = Counter(host.state for host in first.hosts)
             assert states == {
                 HealthState.HEALTHY: HOSTS * 9 // 10,
@@ -88,40 +88,40 @@ def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, u
             )
             assert first.hosts[10].evidence[0].words == "GPU fell off the bus"
             assert aggregator.admission_control.reconnect_seconds == HOSTS // 200
-            async with lab.agent(aggregator, make_agent(host="host-00001", run_id=b"host-00001".ljust(16))) as one:  # fmt: skip
-                await one.send(one.agent.message(1))
+            async with lab.agent(aggregator, make_agent(host="host-00001", run_id=b"host-00001".ljust(16))) as connection:  # fmt: skip
+                await connection.send(connection.agent.message(1))
                 await until(lambda: aggregator.snapshot_holder.snapshot.version > first.version)
                 states = Counter(host.state for host in aggregator.snapshot_holder.snapshot.hosts)
                 assert HealthState.UNKNOWN not in states and HealthState.STALE not in states
 
-    asyncio.run(way())
-    # On a machine that is busy it also finds that it stood still, and that what came meanwhile was late.
-    found = lab.rows(
+    asyncio.run(restart())
+    # A busy machine adds findings about its own pauses and late frames.
+    findings = lab.rows(
         "SELECT host, epoch_us(since), cleared IS NULL FROM findings WHERE name = 'gpu.xid' ORDER BY host"
     )
-    assert found == [
+    assert findings == [
         ("gone-long-ago", begin_ns // 1000, False),
         ("host-00010", (begin_ns - 900 * SECOND_NS) // 1000, True),
     ]
 
 
 def back(scores: list[HostScore], now_ns: int, away: int) -> tuple[Fleet, Judgement]:
-    """Begin anew *away* seconds after the hosts were last heard."""
+    """Restart *away* seconds after the last frames of the hosts."""
     fleet = Fleet(epoch=2)
     before = restore(fleet, [LastScore(score, 0) for score in scores], now_ns + away * SECOND_NS)
     return fleet, evaluate(fleet, now_ns + away * SECOND_NS, before)
 
 
 def run_on(fleet: Fleet, last: Judgement, silent: int, seconds: list[int]) -> dict[int, Judgement]:
-    """Let all hosts but the first *silent* speak each time; judge at *seconds* after the start."""
-    start_ns, found = last.computed_ns, {}
+    """Report all hosts but the first *silent* each time; judge at *seconds* after the start."""
+    start_ns, judgements = last.computed_ns, {}
     for second in seconds:
         now_ns = start_ns + second * SECOND_NS
         for host in range(silent, len(fleet)):
             fleet._first_received_ns[host] = fleet._first_received_ns[host] or start_ns + SECOND_NS
             fleet._last_received_ns[host] = now_ns
-        last = found[second] = evaluate(fleet, now_ns, last)
-    return found
+        last = judgements[second] = evaluate(fleet, now_ns, last)
+    return judgements
 
 
 @pytest.mark.parametrize(
@@ -138,44 +138,48 @@ def run_on(fleet: Fleet, last: Judgement, silent: int, seconds: list[int]) -> di
             6,
             HealthState.HEALTHY,
             HealthState.STALE,
-        ),  # six: more likely us, for a quarter of an hour
-        (7200, 6, HealthState.HEALTHY, HealthState.STALE),  # however long we were away ourselves
+        ),  # six: more likely the aggregator's fault, for a quarter of an hour
+        (7200, 6, HealthState.HEALTHY, HealthState.STALE),  # however long the aggregator was away
         (7200, 4, HealthState.STALE, HealthState.STALE),
     ],
 )
 def test_hosts_that_do_not_come_back(
     away: int, lost: int, after_a_minute: HealthState, after_a_quarter: HealthState
 ) -> None:
-    """A switch of our own rack stayed dark after the restart: a twentieth of the fleet must not be excluded."""
+    """A switch of the aggregator's rack stayed dark: its hosts must not be excluded."""
     scores = [score_of(2 * index + 1, 10**18) for index in range(100)]
     fleet, first = back([replace(s, node_index=i) for i, s in enumerate(scores)], 10**18, away)
     assert {host.state for host in first.hosts} == {HealthState.HEALTHY}
     later = SETTLING_SECONDS + 5
-    found = run_on(fleet, first, lost, [1, 30, later, 600, 1000])
-    assert {host.state for host in found[30].hosts} == {HealthState.HEALTHY}
-    assert f"{lost} of them have not reported again yet" in found[30].degraded_reason
-    assert {host.state for host in found[later].hosts[:lost]} == {after_a_minute}
-    assert ("frozen" in found[later].degraded_reason) == (after_a_minute is HealthState.HEALTHY)
-    assert {host.state for host in found[1000].hosts[:lost]} == {after_a_quarter}
-    assert {host.state for host in found[1000].hosts[lost:]} == {HealthState.HEALTHY}
+    judgements = run_on(fleet, first, lost, [1, 30, later, 600, 1000])
+    assert {host.state for host in judgements[30].hosts} == {HealthState.HEALTHY}
+    assert f"{lost} of them have not reported again yet" in judgements[30].degraded_reason
+    assert {host.state for host in judgements[later].hosts[:lost]} == {after_a_minute}
+    assert ("frozen" in judgements[later].degraded_reason) == (
+        after_a_minute is HealthState.HEALTHY
+    )
+    assert {host.state for host in judgements[1000].hosts[:lost]} == {after_a_quarter}
+    assert {host.state for host in judgements[1000].hosts[lost:]} == {HealthState.HEALTHY}
 
 
 def test_what_was_stale_before_is_stale_still() -> None:
-    """Hosts that were dead before we restarted do not hide behind our own outage."""
+    """Hosts that were dead before the restart do not hide behind the aggregator's outage."""
     scores = [replace(score_of(2 * i + 1, 10**18), node_index=i) for i in range(100)]
     stale = {"state": HealthState.STALE, "last_received_ns": 10**18 - 3600 * SECOND_NS}
-    scores[:6] = [replace(one, **stale) for one in scores[:6]]  # type: ignore[arg-type]
+    scores[:6] = [replace(score, **stale) for score in scores[:6]]  # type: ignore[arg-type]
     fleet, first = back(scores, 10**18, 30)
     assert {host.state for host in first.hosts[:6]} == {HealthState.STALE}
-    found = run_on(fleet, first, 6, [SETTLING_SECONDS + 5])
-    assert {host.state for host in found[SETTLING_SECONDS + 5].hosts[:6]} == {HealthState.STALE}
+    judgements = run_on(fleet, first, 6, [SETTLING_SECONDS + 5])
+    assert {host.state for host in judgements[SETTLING_SECONDS + 5].hosts[:6]} == {
+        HealthState.STALE
+    }
 
 
 @pytest.mark.slow
 def test_a_finding_keeps_its_first_moment_and_ends_when_it_does_not_show(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
-    """ "Since when?" at 3 a.m.: since the aggregator was updated, it said of a fault of last week."""
+    """A finding of last week must not begin when the aggregator was updated."""
     agent = make_agent()
     now_ns = time.time_ns()
     fill_one = Store.open(lab.folder, AggregatorConfig(data=lab.folder))
@@ -191,23 +195,24 @@ def test_a_finding_keeps_its_first_moment_and_ends_when_it_does_not_show(
     )
     fill_one.close(20.0)
 
-    async def way() -> set[tuple[str, str]]:
+    async def restart() -> set[tuple[str, str]]:
         async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
             await connection.send(agent.message(1))
             findings = aggregator.fleet.findings
-            await until(lambda: len(findings) == 1)  # the clock is right, the disk takes all
+            # the clock is right, the disk stores everything
+            await until(lambda: len(findings) == 1)
             [kept] = findings.values()
             assert (kept.name, kept.since_ns) == ("gpu.xid", week_ns // 1000 * 1000)
-            return {(one.host, one.name) for one in findings.values()}
+            return {(finding.host, finding.name) for finding in findings.values()}
 
-    assert asyncio.run(way()) == {("host-1", "gpu.xid")}
+    assert asyncio.run(restart()) == {("host-1", "gpu.xid")}
     assert lab.rows("SELECT name, cleared IS NULL FROM findings ORDER BY name") == [
         ("clock.offset", False), ("gpu.xid", True), ("store.failing", False),
     ]  # fmt: skip
 
 
 def test_a_finding_of_before_is_given_a_minute() -> None:
-    """What travels on change is reported again within a minute: a finding is not cleared before, also without a memory."""
+    """Signals sent on change return within a minute: no finding is cleared before."""
     world = World()
     world.run(20)
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
@@ -225,5 +230,5 @@ def test_a_finding_of_before_is_given_a_minute() -> None:
         world.register(host)
     world.run(SETTLING_SECONDS - 2)
     assert list(world.fleet.findings) == [key]
-    world.run(5)  # the event was not told again
+    world.run(5)  # the event was not reported again
     assert not world.fleet.findings

@@ -19,7 +19,7 @@ def scheduler(name: str) -> Principal:
 
 
 def taken(slots: CallerSlots, stack: ExitStack, who: Principal, count: int) -> int:
-    """Take up to *count* slots for *who*; return how many there were."""
+    """Take up to *count* slots for *who*; return the number taken."""
     set_principal(who)
     for number in range(count):
         try:
@@ -30,7 +30,7 @@ def taken(slots: CallerSlots, stack: ExitStack, who: Principal, count: int) -> i
 
 
 def test_one_login_leaves_slots_to_the_others() -> None:
-    """40 threads of A: 74 of 81 plans of B were refused, and 64 watches of A were all there are."""
+    """With 40 threads of A, 74 of 81 plans of B were refused; A held all 64 watches as well."""
 
     async def run() -> None:
         slots = CallerSlots()

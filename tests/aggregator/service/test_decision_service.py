@@ -1,4 +1,4 @@
-"""Decisions from the answer to the store and back: found in SQL, explained, computed again to the byte, on both ports."""
+"""Decisions from the response to the store: in SQL, explained, and replayed to the byte."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ PLAN = placement_pb2.PlanPlacementRequest(
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process nobody waits for a batch to fill."""
+    """Batches are sent almost at once."""
     monkeypatch.setattr(decision_recorder, "BATCH_SECONDS", 0.01)
 
 
 async def reporting_hosts(lab: Lab, one: Aggregator, until_end: AsyncExitStack) -> None:
-    """Have hosts that report, in the snapshot of both processes."""
-    for at in range(HOSTS):
-        agent = await until_end.enter_async_context(lab.agent(one, Agent(f"h{at}")))
+    """Connect hosts that report, and wait until both processes have them in a snapshot."""
+    for number in range(HOSTS):
+        agent = await until_end.enter_async_context(lab.agent(one, Agent(f"h{number}")))
         await agent.send(agent.agent.message(1))
     known_since = 0
     async with asyncio.timeout(GUARD_SECONDS):
@@ -74,24 +74,27 @@ async def explain(port: int, *arguments: str) -> int:
 def test_by_default_the_port_after_listen_answers_scores_and_plans(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A user met the loop that judges: the port for schedulers was off until somebody read of it."""
+    """The port for schedulers was off by default: a user called the judging loop."""
 
     async def scenario() -> None:
         default = AggregatorConfig().listen_scores
         with caplog.at_level("INFO"):
-            async with lab.aggregator(listen_scores=default) as one, AsyncExitStack() as stack:
-                assert one.scores is not None
-                await reporting_hosts(lab, one, stack)
-                assert f"also answered on 127.0.0.1:{one.scores.port}" in caplog.text
+            async with (
+                lab.aggregator(listen_scores=default) as aggregator,
+                AsyncExitStack() as stack,
+            ):
+                assert aggregator.scores is not None
+                await reporting_hosts(lab, aggregator, stack)
+                assert f"also answered on 127.0.0.1:{aggregator.scores.port}" in caplog.text
                 channels = [
                     await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-                    for port in (one.port, one.scores.port)
+                    for port in (aggregator.port, aggregator.scores.port)
                 ]
                 for channel in channels:
                     scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
                     assert (
                         await scores.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest())
-                    ).scores_port == one.scores.port
+                    ).scores_port == aggregator.scores.port
                 placement: Any = PlacementServiceStub(channels[1])  # type: ignore[no-untyped-call]
                 plan = await placement.PlanPlacement(PLAN)
                 assert plan.options
@@ -100,7 +103,7 @@ def test_by_default_the_port_after_listen_answers_scores_and_plans(
                     current_node_index=[0, 1], failed_node_index=[1]
                 )
                 assert (await recovery.PlanRecovery(lost)).options
-                # What is stored or reserved has one writer, the aggregator.
+                # Stores and reservations have one writer, the aggregator.
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await recovery.ReportRecovery(recovery_pb2.ReportRecoveryRequest())
                 assert "listen" in (refused.value.details() or "")
@@ -116,15 +119,18 @@ def test_by_default_the_port_after_listen_answers_scores_and_plans(
 def test_a_decision_of_either_port_is_stored_and_replayed(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Why did we run there? A week later nobody knew, for the answer and the snapshot were gone."""
+    """A week later the reason of a placement was unknown: response and snapshot were gone."""
 
     async def scenario() -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        async with lab.aggregator(listen_scores="127.0.0.1:0") as one, AsyncExitStack() as stack:
-            await reporting_hosts(lab, one, stack)
-            assert one.scores is not None
-            for at, (name, port) in enumerate(
-                (("listen", one.port), ("scores", one.scores.port)), 1
+        replies: dict[str, Any] = {}
+        async with (
+            lab.aggregator(listen_scores="127.0.0.1:0") as aggregator,
+            AsyncExitStack() as stack,
+        ):
+            await reporting_hosts(lab, aggregator, stack)
+            assert aggregator.scores is not None
+            for number, (name, port) in enumerate(
+                (("listen", aggregator.port), ("scores", aggregator.scores.port)), 1
             ):
                 channel = await stack.enter_async_context(
                     grpc.aio.insecure_channel(f"127.0.0.1:{port}")
@@ -132,49 +138,55 @@ def test_a_decision_of_either_port_is_stored_and_replayed(
                 placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
                 recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
                 PLAN.request_id = name
-                found[name] = await placement.PlanPlacement(PLAN)
-                found[f"{name} evaluated"] = await placement.EvaluatePlacement(
-                    placement_pb2.EvaluatePlacementRequest(node_index=[0, at])
+                replies[name] = await placement.PlanPlacement(PLAN)
+                replies[f"{name} evaluated"] = await placement.EvaluatePlacement(
+                    placement_pb2.EvaluatePlacementRequest(node_index=[0, number])
                 )
                 resize = placement_pb2.PlanResizeRequest(current_node_index=[0, 1])
-                resize.gang.length.FromSeconds(at * 3600)
+                resize.gang.length.FromSeconds(number * 3600)
                 resize.gang.sizes.max_nodes, resize.gang.sizes.min_nodes = 4, 1
-                found[f"{name} resized"] = await placement.PlanResize(resize)
+                replies[f"{name} resized"] = await placement.PlanResize(resize)
                 failed = recovery_pb2.PlanRecoveryRequest(
                     current_node_index=[0, 1], failed_node_index=[1], incident=name
                 )
-                found[f"{name} recovered"] = await recovery.PlanRecovery(failed)
-            for name, reply in found.items():
+                replies[f"{name} recovered"] = await recovery.PlanRecovery(failed)
+            for name, reply in replies.items():
                 assert (
-                    await explain(one.port, "decision", reply.decision_id, "--replay") == cli.OK
+                    await explain(aggregator.port, "decision", reply.decision_id, "--replay")
+                    == cli.OK
                 ), name
                 assert "replay: byte-identical" in capsys.readouterr().out
-        return found
+        return replies
 
-    found = asyncio.run(scenario())
+    replies = asyncio.run(scenario())
     rows = lab.rows("SELECT decision, kind, nodes, replayable, caller FROM ops.decisions")
     by_id = {row[0]: row[1:] for row in rows}
-    assert by_id.keys() == {reply.decision_id for reply in found.values()}
-    assert by_id[found["scores"].decision_id] == ("placement", 2, True, "admin 'local' (by local)")
+    assert by_id.keys() == {reply.decision_id for reply in replies.values()}
+    assert by_id[replies["scores"].decision_id] == (
+        "placement",
+        2,
+        True,
+        "admin 'local' (by local)",
+    )
     assert sorted(row[1] for row in rows) == sorted(
         2 * ["placement", "evaluation", "resize", "recovery"]
     )
     ((price,),) = lab.rows(
-        f"SELECT price_gpu_hours FROM ops.decisions WHERE decision = '{found['listen'].decision_id}'"
+        f"SELECT price_gpu_hours FROM ops.decisions WHERE decision = '{replies['listen'].decision_id}'"
     )
-    assert price == found["listen"].options[0].price.total_gpu_hours.value
+    assert price == replies["listen"].options[0].price.total_gpu_hours.value
 
 
 def test_a_decision_is_explained_with_who_took_which_option(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A reservation says which option of which plan it took; both SQL and the command show it."""
+    """A reservation names its plan and option; both SQL and the command show them."""
 
     async def scenario() -> tuple[str, str]:
-        async with lab.aggregator() as one, AsyncExitStack() as stack:
-            await reporting_hosts(lab, one, stack)
+        async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
+            await reporting_hosts(lab, aggregator, stack)
             channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
             )
             placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
             reservations: Any = ReservationServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -184,20 +196,25 @@ def test_a_decision_is_explained_with_who_took_which_option(
             )  # fmt: skip
             reserved = (await reservations.Reserve(request)).reservation
             assert reserved.option == 1
-            assert await explain(one.port, "decision", plan.decision_id, "--replay") == cli.OK
+            assert (
+                await explain(aggregator.port, "decision", plan.decision_id, "--replay") == cli.OK
+            )
             text = capsys.readouterr().out
             assert f"placement {plan.decision_id}" in text and "request: 2 nodes" in text
             assert f"chosen: option 1, by slurm: {reserved.name} of 2 nodes" in text
             assert "slowest member" in text and "replay: byte-identical" in text
             assert (
-                await explain(one.port, "decision", plan.decision_id, "--replay", "--json")
+                await explain(aggregator.port, "decision", plan.decision_id, "--replay", "--json")
                 == cli.OK
             )
             fields = json.loads(capsys.readouterr().out)
             assert fields["replay"]["identical"] and fields["choices"][0]["option"] == 1
             many = placement_pb2.PlanPlacementRequest(gang=placement_pb2.GangRequirements(nodes=9))
             blocked = await placement.PlanPlacement(many)
-            assert await explain(one.port, "decision", blocked.decision_id, "--replay") == cli.OK
+            assert (
+                await explain(aggregator.port, "decision", blocked.decision_id, "--replay")
+                == cli.OK
+            )
             assert "gang.nodes: 9 nodes are requested" in capsys.readouterr().out
             return plan.decision_id, blocked.decision_id
 
@@ -210,13 +227,13 @@ def test_a_decision_is_explained_with_who_took_which_option(
 
 
 def test_ids_that_no_decision_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    """A typing error and a decision that is gone are two things, and each says what would be right."""
+    """A mistyped id and a deleted decision have different errors."""
 
     async def scenario() -> None:
-        async with lab.aggregator() as one:
-            assert await explain(one.port, "decision", "d12") == cli.FAILED
+        async with lab.aggregator() as aggregator:
+            assert await explain(aggregator.port, "decision", "d12") == cli.FAILED
             assert "'d12', expected a letter and 20 hexadecimal digits" in capsys.readouterr().err
-            assert await explain(one.port, "decision", f"d{'0' * 20}") == cli.NOT_FOUND
+            assert await explain(aggregator.port, "decision", f"d{'0' * 20}") == cli.NOT_FOUND
             error = capsys.readouterr().err
             assert f"no decision 'd{'0' * 20}' is stored" in error and "decisions_days" in error
 
@@ -230,21 +247,27 @@ def test_ids_that_no_decision_has(lab: Lab, capsys: pytest.CaptureFixture[str]) 
 def test_a_decision_whose_inputs_are_gone_says_so(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With no room for inputs the answer stays, and `--replay` fails with the reason rather than with another answer."""
+    """Without stored inputs the response remains, and `--replay` fails with the reason."""
 
     async def scenario() -> None:
-        async with lab.aggregator(decision_inputs_bytes_max=0) as one, AsyncExitStack() as stack:
-            await reporting_hosts(lab, one, stack)
+        async with (
+            lab.aggregator(decision_inputs_bytes_max=0) as aggregator,
+            AsyncExitStack() as stack,
+        ):
+            await reporting_hosts(lab, aggregator, stack)
             channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
             )
             placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
             plan = await placement.PlanPlacement(PLAN)
-            assert await explain(one.port, "decision", plan.decision_id) == cli.OK
+            assert await explain(aggregator.port, "decision", plan.decision_id) == cli.OK
             text = capsys.readouterr().out
             assert "not replayable: its inputs are no longer stored" in text
             assert "2 nodes in rank order" in text and "  h" in text
-            assert await explain(one.port, "decision", plan.decision_id, "--replay") == cli.FAILED
+            assert (
+                await explain(aggregator.port, "decision", plan.decision_id, "--replay")
+                == cli.FAILED
+            )
             assert "replay: not possible" in capsys.readouterr().out
 
     asyncio.run(scenario())
@@ -252,50 +275,52 @@ def test_a_decision_whose_inputs_are_gone_says_so(
 
 
 def test_what_is_too_much_is_dropped_and_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler in a tight loop must get its answers: it is the log that gives way."""
+    """A scheduler in a tight loop gets its responses: records are dropped instead."""
     monkeypatch.setattr(decision_recorder, "DECISIONS_WAITING_MAX", 3)
     monkeypatch.setattr(decision_recorder, "BATCH_SECONDS", 60.0)
 
     async def scenario() -> None:
-        async with lab.aggregator() as one, AsyncExitStack() as stack:
-            await reporting_hosts(lab, one, stack)
+        async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
+            await reporting_hosts(lab, aggregator, stack)
             channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
             )
             placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
-            for at in range(8):
+            for number in range(8):
                 request = placement_pb2.PlanPlacementRequest(
-                    gang=placement_pb2.GangRequirements(nodes=1), request_id=str(at)
+                    gang=placement_pb2.GangRequirements(nodes=1), request_id=str(number)
                 )
                 assert (await placement.PlanPlacement(request)).options
-            await one.decisions.settle()
-            assert one.store.dropped_decisions == 5
+            await aggregator.decisions.settle()
+            assert aggregator.store.dropped_decisions == 5
             monkeypatch.setattr(decision_log, "BATCHES_BYTES_MAX", 10)
-            one.decisions.add(b"x" * 11, 4)
-            assert one.store.dropped_decisions == 9
+            aggregator.decisions.add(b"x" * 11, 4)
+            assert aggregator.store.dropped_decisions == 9
 
     asyncio.run(scenario())
     assert lab.rows("SELECT count(*) FROM decisions") == [(3,)]
 
 
 def test_a_lookup_names_the_inputs_only_where_they_are_wanted(lab: Lab) -> None:
-    """Inputs of a large fleet are some hundred kB: who wants the answer alone says so."""
+    """Inputs of a large fleet are some hundred kB: a caller may leave them out."""
 
     async def scenario() -> None:
-        async with lab.aggregator() as one, AsyncExitStack() as stack:
-            await reporting_hosts(lab, one, stack)
+        async with lab.aggregator() as aggregator, AsyncExitStack() as stack:
+            await reporting_hosts(lab, aggregator, stack)
             channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+                grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
             )
             placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
             decisions: Any = DecisionServiceStub(channel)  # type: ignore[no-untyped-call]
             plan = await placement.PlanPlacement(PLAN)
             request = decision_pb2.GetDecisionRequest(decision_id=plan.decision_id)
-            whole = await decisions.GetDecision(request)
+            with_inputs = await decisions.GetDecision(request)
             request.without_inputs = True
             short = await decisions.GetDecision(request)
-            assert whole.inputs and not short.inputs
-            assert short.answer == whole.answer and short.kind == decision_pb2.DECISION_PLACEMENT
+            assert with_inputs.inputs and not short.inputs
+            assert (
+                short.answer == with_inputs.answer and short.kind == decision_pb2.DECISION_PLACEMENT
+            )
             assert list(short.hosts) and not short.not_replayable
 
     asyncio.run(scenario())
@@ -303,7 +328,7 @@ def test_a_lookup_names_the_inputs_only_where_they_are_wanted(lab: Lab) -> None:
 
 @dataclass
 class ReceivedBatches:
-    """In the place of the log: what the score process sent."""
+    """Replaces the log, and collects the batches of the score process."""
 
     batches: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
     dropped: int = 0
@@ -316,15 +341,15 @@ class ReceivedBatches:
 
 
 def test_the_score_process_sends_its_last_decisions_before_it_ends(tmp_path: Path) -> None:
-    """A restart of the aggregator must not cost the decisions of the last moment, nor wait for them for long."""
-    snapshot = snapshot_of([Node(f"h{at}") for at in range(4)])
+    """A restart of the aggregator must not lose the last decisions, nor wait long for them."""
+    snapshot = snapshot_of([Node(f"h{number}") for number in range(4)])
     received = ReceivedBatches()
 
     async def scenario() -> Any:
-        async with running(tmp_path, snapshot) as one:
-            one.decisions = received  # type: ignore[assignment]
-            await answer(one)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+        async with running(tmp_path, snapshot) as score_process:
+            score_process.decisions = received  # type: ignore[assignment]
+            await answer(score_process)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{score_process.port}") as channel:
                 placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
                 return await placement.PlanPlacement(PLAN)
 
@@ -335,7 +360,7 @@ def test_the_score_process_sends_its_last_decisions_before_it_ends(tmp_path: Pat
 
 
 def test_a_file_that_the_score_process_may_still_change_is_not_read() -> None:
-    """What is read in place must not change meanwhile."""
+    """A file that is mapped in place must be sealed."""
     descriptor = os.memfd_create("open", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(descriptor, b"x")
     with pytest.raises(ValueError, match="expected a sealed one"):
@@ -348,7 +373,7 @@ def test_a_file_that_the_score_process_may_still_change_is_not_read() -> None:
 
 
 def test_a_decision_that_is_not_stored_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for at once, it was in the commit after the one that ran: "no decision is stored", for a moment."""
+    """A decision in the next commit was not found: "no decision is stored", for a moment."""
     monkeypatch.setattr(decision_service, "BATCH_SECONDS", 0.0)
     settled: list[int] = []
 
@@ -377,7 +402,7 @@ def test_a_decision_that_is_not_stored_yet_is_waited_for(monkeypatch: pytest.Mon
 
 
 def test_the_log_knows_what_is_on_its_way() -> None:
-    """An unknown id was looked for during two seconds, though nothing could be on its way."""
+    """An unknown id was searched for two seconds, although no decision was pending."""
     log = decision_log.DecisionLog(None, lambda: 0)  # type: ignore[arg-type]
     assert not log.is_pending
     log.expects_batch = True

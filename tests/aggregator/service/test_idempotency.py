@@ -1,4 +1,4 @@
-"""What is remembered of requests that have an id is so much, and for so long."""
+"""The cache of requests with an id is bounded in size and time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.contract.wire import permit_pb2
 
 
 class Counting:
-    """A service whose effect is to count; `full`: its disk takes nothing."""
+    """A service that counts its effects; `full`: its disk refuses writes."""
 
     def __init__(self) -> None:
         self.seconds, self.count, self.full = 1000.0, 0, False
@@ -37,13 +37,20 @@ class Counting:
 
 def test_an_id_is_known_for_a_while_and_of_its_caller() -> None:
     async def run() -> None:
-        one = Counting()
-        assert [await one.ask(name) for name in ("a", "a", "b", "a", "", "")] == [1, 1, 2, 1, 3, 4]
-        assert await one.ask("a", who="b") == 5
-        one.seconds += idempotency.ANSWERS_SECONDS_MAX
-        assert await one.ask("a") == 1
-        one.seconds += 1
-        assert await one.ask("a") == 6
+        service = Counting()
+        assert [await service.ask(name) for name in ("a", "a", "b", "a", "", "")] == [
+            1,
+            1,
+            2,
+            1,
+            3,
+            4,
+        ]
+        assert await service.ask("a", who="b") == 5
+        service.seconds += idempotency.ANSWERS_SECONDS_MAX
+        assert await service.ask("a") == 1
+        service.seconds += 1
+        assert await service.ask("a") == 6
 
     asyncio.run(run())
 
@@ -51,27 +58,27 @@ def test_an_id_is_known_for_a_while_and_of_its_caller() -> None:
 def test_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         monkeypatch.setattr(idempotency, "ANSWERS_MAX", 3)
-        one = Counting()
+        service = Counting()
         for number in range(100):
-            await one.ask(str(number))
-        assert len(one.answers._known) == 3 and await one.ask("99") == 100
+            await service.ask(str(number))
+        assert len(service.answers._known) == 3 and await service.ask("99") == 100
         monkeypatch.setattr(idempotency, "ANSWERS_BYTES_MAX", 4)
-        assert await one.ask("new") == 101 and len(one.answers._known) == 2
-        assert one.answers._bytes == 4
+        assert await service.ask("new") == 101 and len(service.answers._known) == 2
+        assert service.answers._bytes == 4
 
     asyncio.run(run())
 
 
 def test_what_the_disk_did_not_take_is_not_done_again() -> None:
-    """Told ServiceUnavailable, the executor asked again: the first was counted all the same, once the disk took it."""
+    """After ServiceUnavailable the executor retried, and the first request counted as well."""
 
     async def run() -> None:
-        one = Counting()
-        one.full = True
+        service = Counting()
+        service.full = True
         for _ in range(3):
             with pytest.raises(ServiceUnavailable):
-                await one.ask("a")
-        one.full = False
-        assert await one.ask("a") == 1 and one.count == 1
+                await service.ask("a")
+        service.full = False
+        assert await service.ask("a") == 1 and service.count == 1
 
     asyncio.run(run())

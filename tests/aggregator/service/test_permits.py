@@ -1,4 +1,4 @@
-"""The fleet's permit: granted by a person for a time, given a minute at a time, gone with the next message."""
+"""The fleet's permit: a person grants it for a time, hosts get a minute at a time, revocable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def snapshot(unhealthy: int = 0, of: int = 100, degraded: str = "") -> Snapshot:
 
 
 class World:
-    """Permits with a clock and a snapshot that are handed in."""
+    """Permits with a test clock and a test snapshot."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_ns, self.boot_id = folder, START, "this boot"
@@ -69,12 +69,12 @@ def world(tmp_path: Path) -> World:
 
 
 def test_nothing_is_granted_until_somebody_does(world: World) -> None:
-    """The default of a fleet is to report."""
+    """By default a fleet only reports."""
     assert world.seconds() == 0 and world.permits.seconds_left() == 0
 
 
 def test_a_grant_is_given_a_minute_at_a_time_and_ends(world: World) -> None:
-    """An aggregator that dies has taken it back within a minute, whatever it granted."""
+    """If the aggregator dies, hosts lose the permit within a minute."""
     world.permits.grant(600, "ops: trial")
     assert world.seconds() == LEASE_SECONDS
     world.now_ns += 570 * SECOND
@@ -84,7 +84,7 @@ def test_a_grant_is_given_a_minute_at_a_time_and_ends(world: World) -> None:
 
 
 def test_a_revoked_grant_is_gone_at_once_and_after_a_restart(world: World) -> None:
-    """Revoked at night, and the aggregator upgraded in the morning: it stays revoked."""
+    """A permit revoked at night stays revoked after an upgrade in the morning."""
     world.permits.grant(600, "ops: trial")
     world.permits.revoke("ops: stop")
     assert world.seconds() == 0
@@ -93,7 +93,7 @@ def test_a_revoked_grant_is_gone_at_once_and_after_a_restart(world: World) -> No
 
 
 def test_a_grant_outlives_a_restart_and_no_more(world: World) -> None:
-    """An upgrade of the aggregator changes nothing of what an operator decided."""
+    """An upgrade of the aggregator keeps a grant and its end."""
     world.permits.grant(600, "ops: trial")
     world.permits = world.started()
     assert world.seconds() == LEASE_SECONDS
@@ -102,7 +102,7 @@ def test_a_grant_outlives_a_restart_and_no_more(world: World) -> None:
 
 
 def test_a_boot_of_the_aggregators_machine_ends_a_grant(world: World) -> None:
-    """Revoked, and a power cut before the disk knew: the old grant was in force again."""
+    """After a revocation lost in a power cut the old grant was in force again."""
     world.permits.grant(600, "ops: trial")
     world.boot_id = "the next"
     world.permits = world.started()
@@ -112,7 +112,7 @@ def test_a_boot_of_the_aggregators_machine_ends_a_grant(world: World) -> None:
 
 
 def test_a_clock_that_went_back_grants_nothing(world: World) -> None:
-    """NTP set the clock back by a year: the grant would have lasted for one."""
+    """NTP set the clock back by a year: the grant would have lasted a year."""
     world.permits.grant(600, "ops: trial")
     world.now_ns -= 86_400 * SECOND
     assert world.seconds() == 0
@@ -130,7 +130,7 @@ def test_a_clock_that_went_back_grants_nothing(world: World) -> None:
 def test_it_is_withheld_while_the_fleet_is_in_doubt(
     world: World, shown: Snapshot | None, words: str
 ) -> None:
-    """A new driver wrote XID 119 on every host within a minute: the fleet was not drained by it."""
+    """A new driver wrote XID 119 on every host within a minute: the fleet was not drained."""
     world.permits.grant(600, "ops: trial")
     world.snapshot = shown
     assert world.seconds() == 0 and words in world.permits.withheld_reason()
@@ -139,7 +139,7 @@ def test_it_is_withheld_while_the_fleet_is_in_doubt(
 
 
 def test_one_bad_host_of_few_is_enforced_and_ended_simulations_do_not_count(world: World) -> None:
-    """A lab of four hosts is not locked out by its own first fault."""
+    """A lab of four hosts is not locked out by its first fault."""
     world.permits.grant(600, "ops: trial")
     world.snapshot = snapshot(1, of=4)
     assert world.seconds() == LEASE_SECONDS
@@ -160,7 +160,7 @@ def test_one_bad_host_of_few_is_enforced_and_ended_simulations_do_not_count(worl
     ],
 )
 def test_a_grant_has_limits(world: World, seconds: int, reason: str, words: str) -> None:
-    """Nobody grants for ever, and nobody without a name."""
+    """A grant has an end and a name."""
     with pytest.raises(InvalidArgument, match=words):
         world.permits.grant(seconds, reason)
 
@@ -176,7 +176,7 @@ def test_a_grant_has_limits(world: World, seconds: int, reason: str, words: str)
     ).map(lambda v: json.dumps(v).encode())
 )
 def test_a_file_that_is_none_grants_nothing(tmp_path_factory: Any, content: bytes) -> None:
-    """The file of the grant was torn, or written by hand: nothing is granted by it for longer than may be."""
+    """A torn or hand-written grant file never grants more than the maximum."""
     folder = tmp_path_factory.mktemp("permits")
     (folder / "permit.json").write_bytes(content)
     assert World(folder).permits.seconds_left() <= GRANT_SECONDS_MAX
@@ -190,7 +190,7 @@ def test_a_file_that_is_none_grants_nothing(tmp_path_factory: Any, content: byte
     ],
 )  # fmt: skip
 def test_who_is_on_this_machine(peer: str, here: bool) -> None:
-    """There is no login yet: from elsewhere a permit can be taken back, and not granted."""
+    """Without logins a remote caller may revoke a permit, but not grant it."""
     assert is_local_peer(peer) is here
 
 
@@ -198,7 +198,7 @@ def test_who_is_on_this_machine(peer: str, here: bool) -> None:
 def test_the_wire_carries_it_and_takes_it_back(lab: Any) -> None:
     """From the operator's call to the host's next receipt, and back, over a real aggregator."""
 
-    async def way() -> None:
+    async def grant_and_revoke() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             stub: Any = PermitServiceStub(agent.channel)  # type: ignore[no-untyped-call]
             assert not (await agent.register()).HasField("permit")
@@ -213,7 +213,8 @@ def test_the_wire_carries_it_and_takes_it_back(lab: Any) -> None:
             again = await stub.GrantPermit(request)
             assert again.granted_wall_time_ns == granted.granted_wall_time_ns, "it begins anew"
             assert 0 < granted.seconds_left <= 600 and granted.reason == "ops: trial"
-            aggregator._permits.withheld = lambda: ""  # a host of seconds ago is judged UNKNOWN
+            # a host seen for only seconds is judged UNKNOWN
+            aggregator._permits.withheld = lambda: ""
             assert (await agent.register()).permit.seconds == LEASE_SECONDS
             assert (await receipt(agent, 1)).permit.seconds == LEASE_SECONDS
             await stub.RevokePermit(permit_pb2.RevokePermitRequest(reason="ops: stop"))
@@ -221,11 +222,11 @@ def test_the_wire_carries_it_and_takes_it_back(lab: Any) -> None:
             again = await stub.GrantPermit(request)
             assert (again.seconds_left, again.reason.endswith("ops: stop")) == (0, True)
 
-    asyncio.run(way())
+    asyncio.run(grant_and_revoke())
 
 
 async def receipt(agent: Any, sequence: int) -> Any:
-    """Send a frame; return its receipt: while a commit takes long, others without one come before it."""
+    """Send a frame; return its receipt, after any keepalives during a slow commit."""
     if agent.stream is None:
         agent.open()
     stream: Any = agent.stream
@@ -238,7 +239,7 @@ async def receipt(agent: Any, sequence: int) -> Any:
 
 
 def test_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    """`gangline permit grant` alone grants nothing, and says how it is done."""
+    """`gangline permit grant` alone fails with the correct usage."""
     with pytest.raises(SystemExit) as stop:
         cli.main(["permit", "grant"])
     assert stop.value.code == cli.USAGE

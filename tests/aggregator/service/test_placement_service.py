@@ -1,4 +1,4 @@
-"""PlacementService over a judged fleet: what a scheduler gets, and what it is told where it asks for what cannot be."""
+"""PlacementService over a judged fleet: plans for schedulers, and errors for invalid requests."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class SnapshotStandIn:
 
 
 def placed_world(hosts: int = 8) -> World:
-    """Return hosts in two leaves, two racks each; the fourth has a fatal XID."""
+    """Return hosts in two leaves with two racks each; the fourth gets a fatal XID."""
     world = World(hosts, 2)
     places = {
-        f"h{at}": HostPlacement(
-            rack=f"r{at // 2}", leaf=f"leaf-{at // 4}", spine="spine-0", power_domain=f"pdu-{at % 2}",
-            rails=(f"leaf-{at // 4}",),
+        f"h{number}": HostPlacement(
+            rack=f"r{number // 2}", leaf=f"leaf-{number // 4}", spine="spine-0", power_domain=f"pdu-{number % 2}",
+            rails=(f"leaf-{number // 4}",),
         )
-        for at in range(hosts)
+        for number in range(hosts)
     }  # fmt: skip
     world.fleet.declared = replace(NOTHING, places=places, places_version=1)
     world.run(8)
@@ -77,7 +77,7 @@ def everyone(count: int) -> wire.PlacementCandidates:
 
 
 def test_a_plan_of_a_judged_fleet() -> None:
-    """From frames to nodes: the leaf without the broken host is chosen, whole racks together, and the price adds up."""
+    """From frames to nodes: a healthy leaf with whole racks is chosen, and the price adds up."""
     snapshot = placed_world().run(20)
     assert snapshot.columns.state[3] == HealthState.UNHEALTHY
     request = wire.PlanPlacementRequest(
@@ -88,16 +88,16 @@ def test_a_plan_of_a_judged_fleet() -> None:
     reply = plan(snapshot, request)
     (option, *_) = reply.options
     assert sorted(option.node_index) == [4, 5, 6, 7]
-    assert [at // 2 for at in option.node_index] in ([2, 2, 3, 3], [3, 3, 2, 2])
+    assert [node // 2 for node in option.node_index] in ([2, 2, 3, 3], [3, 3, 2, 2])
     total = sum(part.gpu_hours.value for part in option.price.parts)
     assert option.price.total_gpu_hours.value == pytest.approx(total)
     assert 0 < option.goodput.value <= 1 and option.goodput.lower < option.goodput.upper
     assert (
         option.topology_factor.source == wire.ESTIMATE_ASSUMED and option.topology_factor.evidence
     )
-    spanned = {one.tier: one.domains for one in option.spanned}
+    spanned = {span.tier: span.domains for span in option.spanned}
     assert spanned[wire.TIER_LEAF] == 1 and spanned[wire.TIER_RACK] == 2
-    assert {one.tier: (one.nodes_before, one.nodes_after) for one in option.strands}[
+    assert {span.tier: (span.nodes_before, span.nodes_after) for span in option.strands}[
         wire.TIER_LEAF
     ] == (4, 3)
     assert not reply.blockers and reply.decision_id == plan(snapshot, request).decision_id
@@ -105,15 +105,15 @@ def test_a_plan_of_a_judged_fleet() -> None:
 
 
 def test_the_process_that_answers_schedulers_answers_the_same(tmp_path: Path) -> None:
-    """Plans come from the score process too, from the snapshot that it was handed."""
+    """The score process also plans, from its copy of the snapshot."""
     snapshot = placed_world().run(20)
     request = wire.PlanPlacementRequest(gang=gang(3), candidates=everyone(8), options_max=4)
     expected = plan(handed_over(snapshot), request)
 
     async def scenario() -> Any:
-        async with running(tmp_path, snapshot) as one:
-            await answer(one)
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+        async with running(tmp_path, snapshot) as score_process:
+            await answer(score_process)
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{score_process.port}")
             stub: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
             planned = await stub.PlanPlacement(request, timeout=GUARD_SECONDS)
             priced = await stub.EvaluatePlacement(
@@ -132,7 +132,7 @@ def test_the_process_that_answers_schedulers_answers_the_same(tmp_path: Path) ->
 
 
 def test_nothing_fits_is_an_answer() -> None:
-    """`16 free GPUs start no 16-GPU job`: status OK, which constraints, and a change that is taken as it is."""
+    """`16 free GPUs start no 16-GPU job`: status OK, with constraints and a change that fits."""
     snapshot = placed_world().run(20)
     request = wire.PlanPlacementRequest(
         gang=gang(4, invariants=wire.PlacementInvariants(within=wire.TIER_RACK)),
@@ -140,16 +140,16 @@ def test_nothing_fits_is_an_answer() -> None:
     )
     reply = plan(snapshot, request)
     assert not reply.options and reply.proven
-    told = {one.constraint: one for one in reply.blockers}
-    assert set(told) == {"gang.nodes", "gang.invariants.within"}
-    change = told["gang.invariants.within"].relaxations[0]
+    blockers = {blocker.constraint: blocker for blocker in reply.blockers}
+    assert set(blockers) == {"gang.nodes", "gang.invariants.within"}
+    change = blockers["gang.invariants.within"].relaxations[0]
     assert change.change == "within one rack -> one leaf" and change.price.total_gpu_hours.value > 0
     again = wire.PlanPlacementRequest(gang=change.gang, candidates=request.candidates)
     assert plan(snapshot, again).options
 
 
 def test_without_an_allocation_the_answer_says_whose_word_it_is() -> None:
-    """Nobody told who is free: those that run a job are left out, and the answer says what is not known."""
+    """Without candidates, nodes that run jobs are left out, and the response names its source."""
     nodes = [Node("a", job="81"), Node("b"), Node("c")]
     reply = plan(snapshot_of(nodes), wire.PlanPlacementRequest(gang=gang(2)))
     assert sorted(reply.options[0].node_index) == [1, 2]
@@ -157,7 +157,7 @@ def test_without_an_allocation_the_answer_says_whose_word_it_is() -> None:
 
 
 def test_free_gpus_of_a_shared_node_are_chosen() -> None:
-    """Half a node is free: its free half is what the job gets, aligned."""
+    """The free half of a node is used, aligned."""
     candidates = wire.PlacementCandidates(
         node_bitmap=b"\x00",
         shared_node_index=[0, 1],
@@ -171,10 +171,10 @@ def test_free_gpus_of_a_shared_node_are_chosen() -> None:
 
 
 def test_a_workload_meets_its_own_speed_of_each_node() -> None:
-    """Work that is bound by memory does not mind a low clock: the slow node costs it nothing."""
+    """Memory-bound work is not slowed by a low clock."""
     snapshot = snapshot_of([Node("a"), Node("b")])
     speeds = snapshot.component_speeds.copy()
-    speeds[0, 0] = 0.5  # of its SM clock
+    speeds[0, 0] = 0.5  # its SM clock
     snapshot = replace(snapshot, component_speeds=speeds)
     speed = {}
     for name, shares in (
@@ -189,8 +189,11 @@ def test_a_workload_meets_its_own_speed_of_each_node() -> None:
 
 
 def test_the_caller_is_told_what_its_own_nodes_break() -> None:
-    """A scheduler that chose by itself learns the price, and what does not hold."""
-    nodes = [Node(f"h{at}", places=("", "", f"l{at // 2}", "", "", "", "")) for at in range(4)]
+    """A scheduler that chose nodes itself gets their price, and the broken invariants."""
+    nodes = [
+        Node(f"h{number}", places=("", "", f"l{number // 2}", "", "", "", ""))
+        for number in range(4)
+    ]
     nodes[2] = replace(nodes[2], state=HealthState.UNHEALTHY)
     service = PlacementService(SnapshotStandIn(snapshot_of(nodes)))
     request = wire.EvaluatePlacementRequest(
@@ -272,16 +275,16 @@ REFUSED: list[tuple[str, Callable[[wire.PlanPlacementRequest], None]]] = [
 def test_what_a_request_may_not_be(
     message: str, change: Callable[[wire.PlanPlacementRequest], None]
 ) -> None:
-    """Each field has its limit; the error names the field, what it is, and what would be right."""
+    """Each field has its limit; the error names the field, its value, and the limit."""
     request = wire.PlanPlacementRequest(gang=gang(4))
     change(request)
     with pytest.raises(InvalidArgument) as refused:
-        plan(snapshot_of([Node(f"h{at}") for at in range(4)]), request)
+        plan(snapshot_of([Node(f"h{number}") for number in range(4)]), request)
     assert str(refused.value).startswith(message)
 
 
 def test_what_cannot_be_answered_yet() -> None:
-    """No snapshot, indexes of another epoch, a job that nobody knows: use a new id for each request status."""
+    """Each failure has its own status: no snapshot, another epoch's indexes, an unknown job."""
     snapshot, request = snapshot_of([Node("a")]), wire.PlanPlacementRequest(gang=gang(1))
     with pytest.raises(ServiceUnavailable):
         plan(None, request)
@@ -303,8 +306,10 @@ def test_what_cannot_be_answered_yet() -> None:
     ],
 )
 def test_which_nodes_cannot_be_priced(message: str, nodes: list[int]) -> None:
-    """An index of another fleet must not price a node that the caller did not mean."""
-    service = PlacementService(SnapshotStandIn(snapshot_of([Node(f"h{at}") for at in range(4)])))
+    """An index of another fleet must not price an unrelated node."""
+    service = PlacementService(
+        SnapshotStandIn(snapshot_of([Node(f"h{number}") for number in range(4)]))
+    )
     with pytest.raises(InvalidArgument, match=message):
         asyncio.run(
             service.EvaluatePlacement(wire.EvaluatePlacementRequest(node_index=nodes), None)
@@ -312,7 +317,7 @@ def test_which_nodes_cannot_be_priced(message: str, nodes: list[int]) -> None:
 
 
 def test_only_so_many_plans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler that sends a thousand plans at once is told to wait, and memory does not grow."""
+    """A scheduler that sends a thousand plans at once must wait, and memory does not grow."""
     monkeypatch.setattr(placement, "PLANS_MAX", 2)
     service = PlacementService(SnapshotStandIn(snapshot_of([Node("a")])))
 
@@ -324,16 +329,19 @@ def test_only_so_many_plans_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     replies = asyncio.run(scenario())
-    assert sum(isinstance(one, ResourceExhausted) for one in replies) == 3
-    assert all(one.options for one in replies if not isinstance(one, Exception))
+    assert sum(isinstance(reply, ResourceExhausted) for reply in replies) == 3
+    assert all(reply.options for reply in replies if not isinstance(reply, Exception))
 
 
 def test_the_client_on_the_page_works(tmp_path: Path) -> None:
-    """Whoever copies the client from docs/placement.md gets a plan, and where nothing fits takes the cheapest change."""
+    """The client in docs/placement.md gets a plan, or takes the cheapest change."""
     page = (Path(placement.__file__).parents[2] / "docs/placement.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     snapshot = snapshot_of(
-        [Node(f"h{at}", places=("", "", "", f"r{at // 4}", "", "", "")) for at in range(8)]
+        [
+            Node(f"h{number}", places=("", "", "", f"r{number // 4}", "", "", ""))
+            for number in range(8)
+        ]
     )
 
     async def client(nodes: int, port: int) -> str:
@@ -346,9 +354,9 @@ def test_the_client_on_the_page_works(tmp_path: Path) -> None:
         return out.decode()
 
     async def scenario() -> list[str]:
-        async with running(tmp_path, snapshot) as one:
-            await answer(one)
-            return [await client(nodes, one.port) for nodes in (8, 12)]
+        async with running(tmp_path, snapshot) as score_process:
+            await answer(score_process)
+            return [await client(nodes, score_process.port) for nodes in (8, 12)]
 
     fits, does_not = asyncio.run(scenario())
     assert fits.startswith("8 nodes, ") and "slowest member" in fits
@@ -356,16 +364,21 @@ def test_the_client_on_the_page_works(tmp_path: Path) -> None:
 
 
 def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`gangline plan` prints options with their nodes and prices; nothing fits is exit code 1, with changes that help."""
-    places = [("", "s0", f"l{at // 4}", f"r{at // 2}", "", f"p{at % 2}", "") for at in range(8)]
-    snapshot = snapshot_of([Node(f"gpu-{at:03d}", places=place) for at, place in enumerate(places)])
+    """`gangline plan` prints options and prices; exit code 1 and changes if nothing fits."""
+    places = [
+        ("", "s0", f"l{number // 4}", f"r{number // 2}", "", f"p{number % 2}", "")
+        for number in range(8)
+    ]
+    snapshot = snapshot_of(
+        [Node(f"gpu-{number:03d}", places=place) for number, place in enumerate(places)]
+    )
     file = tmp_path / "free.txt"
     file.write_text("gpu-000\ngpu-001 gpu-002\ngpu-003\n")
 
     async def scenario(arguments: list[str]) -> tuple[int, str]:
-        async with running(tmp_path, snapshot) as one:
-            await answer(one)
-            command = ["plan", "--aggregator", f"127.0.0.1:{one.port}", *arguments]
+        async with running(tmp_path, snapshot) as score_process:
+            await answer(score_process)
+            command = ["plan", "--aggregator", f"127.0.0.1:{score_process.port}", *arguments]
             code = await asyncio.to_thread(cli.main, command)
             captured = capsys.readouterr()
             return code, captured.out + captured.err
@@ -415,7 +428,7 @@ def test_a_plan_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_options_that_cannot_be(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wrong usage is told before anybody is asked."""
+    """Wrong usage is reported before any call."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", *arguments])
     assert ended.value.code == cli.USAGE and message in capsys.readouterr().err
@@ -431,7 +444,7 @@ def test_options_that_cannot_be(
     ],
 )
 def test_names_are_folded_in_their_order(names: list[str], folded: list[str]) -> None:
-    """Rank order is what a launcher takes: folding must not sort."""
+    """A launcher needs rank order: folding must not sort."""
     assert fold_names(names) == folded
 
 
@@ -462,20 +475,20 @@ def resize(fields: dict[str, Any], snapshot: Judgement | None = None) -> wire.Pl
 
 
 def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
-    """Two of eight hosts run a job that scales: four are advised, the broken one is not among them, and nobody leaves."""
+    """A scalable job on two of eight hosts grows to four, without the broken host."""
     reply = resize({"checkpoint_on_demand": True, "gang.communication_share": 0.0})
     first = reply.options[0]
     assert first.kind == wire.RESIZE_GROW and len(first.placement.node_index) == 4
     assert len(first.joined_node_index) == 2 and not first.left_node_index
     assert 3 not in first.joined_node_index and not first.reason
     assert first.gain_gpu_hours.lower > reply.gain_gpu_hours_min > 0
-    stay = next(one for one in reply.options if one.kind == wire.RESIZE_STAY)
+    stay = next(option for option in reply.options if option.kind == wire.RESIZE_STAY)
     assert list(stay.placement.node_index) == [0, 1] and stay.gain_gpu_hours.value == 0
     settled = resize(
         {"current_node_index": list(first.placement.node_index), "checkpoint_on_demand": True}
     )
     assert settled.options[0].kind == wire.RESIZE_STAY
-    assert all(one.reason for one in settled.options[1:])
+    assert all(option.reason for option in settled.options[1:])
 
 
 @pytest.mark.parametrize(
@@ -505,7 +518,7 @@ def test_a_gang_that_runs_grows_onto_well_nodes() -> None:
     ],
 )  # fmt: skip
 def test_mistakes_of_sizes_are_named_by_field(fields: dict[str, Any], words: str) -> None:
-    """A request of sizes that cannot be right is refused with what would be."""
+    """An invalid request of sizes is refused with the correct form."""
     with pytest.raises(InvalidArgument) as refused:
         resize(fields)
     assert words in f"{refused.value.field}: {refused.value.field_message}"

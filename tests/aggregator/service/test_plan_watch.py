@@ -1,4 +1,4 @@
-"""Watched plans: what is told when a plan breaks, when another one is better, and that nothing is told otherwise."""
+"""Watched plans: messages when a plan breaks or a better plan exists, and otherwise none."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def serving(holder: SnapshotStandIn) -> AsyncIterator[Any]:
 
 
 def test_a_plan_stays_until_a_member_breaks() -> None:
-    """A scheduler that waits to start a gang is told at once that its plan is dead, by whom, and what to take instead."""
+    """A waiting scheduler learns at once that its plan is broken, why, and its replacement."""
     world, holder = placed_world(), SnapshotStandIn()
     holder.snapshot = world.run(20)
 
@@ -87,7 +87,7 @@ def test_a_plan_stays_until_a_member_breaks() -> None:
             assert broken in second.left_node_index
             now = list(second.plan.options[0].node_index)
             assert broken not in now and second.score_version == holder.snapshot.version
-            # Fewer nodes are free: the plan of before stays where it holds.
+            # With fewer free nodes the earlier plan stays if it still holds.
             free = sorted({*now, 3})
             request.plan.candidates.CopyFrom(bitmap(*free))
             await call.write(request)
@@ -98,7 +98,7 @@ def test_a_plan_stays_until_a_member_breaks() -> None:
             fourth = await call.read()
             assert fourth.change == wire.PLAN_BROKEN and "no longer free" in fourth.reasons[0]
             assert not fourth.plan.options and fourth.plan.blockers
-            await call.done_writing()  # grpcurl sends one request and listens on
+            await call.done_writing()  # grpcurl sends one request and keeps reading
             for _ in range(plan_watch.QUIET_VERSIONS):
                 holder.snapshot = world.run(1)
                 await asyncio.sleep(2 * plan_watch.POLL_SECONDS)
@@ -113,9 +113,9 @@ def changed(draw: Any, nodes: list[Node]) -> list[Node]:
     """Return the fleet a second later: a few nodes break, are repaired, taken or given back."""
     later = list(nodes)
     for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(nodes) - 1))
-        later[at] = replace(
-            later[at],
+        number = draw(st.integers(0, len(nodes) - 1))
+        later[number] = replace(
+            later[number],
             state=draw(st.sampled_from((HealthState.HEALTHY, HealthState.UNHEALTHY))),
             free=draw(st.booleans()),
             hazard=draw(st.sampled_from((1e-5, 2e-3))),
@@ -127,9 +127,9 @@ def changed(draw: Any, nodes: list[Node]) -> list[Node]:
 def test_what_was_told_last_holds_in_each_snapshot(
     nodes: list[Node], needs: GangRequirements, data: Any
 ) -> None:
-    """Whoever takes the last plan that was told gets a plan that holds; and nothing changes without a reason."""
+    """The last plan that was sent always holds, and changes only for a reason."""
     watched = WatchedPlan(wire.WatchPlanRequest())
-    told: list[int] = []
+    last_plan: list[int] = []
     for version in range(1, 9):
         nodes = data.draw(changed(nodes)) if version > 1 else nodes
         table = node_table(replace(snapshot_of(nodes), version=version))
@@ -140,27 +140,28 @@ def test_what_was_told_last_holds_in_each_snapshot(
             options = planner.plan(question.table, question.candidates, question.needs)
             return wire.PlanPlacementResponse(
                 options=[
-                    messages.option_message(question.table, one, explain=False) for one in options
+                    messages.option_message(question.table, option, explain=False)
+                    for option in options
                 ]
             )
 
         response = watched.turn(question, answer)
-        before, is_broken = told, bool(told) and violations(nodes, told, needs)
+        before, is_broken = last_plan, bool(last_plan) and violations(nodes, last_plan, needs)
         if response is not None and response.HasField("plan"):
-            told = list(response.plan.options[0].node_index) if response.plan.options else []
-        if told:
-            assert violations(nodes, told, needs) == []
+            last_plan = list(response.plan.options[0].node_index) if response.plan.options else []
+        if last_plan:
+            assert violations(nodes, last_plan, needs) == []
         else:
             assert not planner.plan(table, free, needs)
         if is_broken:
             assert response is not None and response.change == wire.PLAN_BROKEN
-        elif before and told != before:
+        elif before and last_plan != before:
             assert response is not None and response.change == wire.PLAN_CHEAPER
         assert watched.turn(question, answer) is None
 
 
 class SilentContext:
-    """Of a call that is refused: nothing is written."""
+    """The context of a refused call: nothing is written."""
 
     async def write(self, message: Any) -> None:
         raise AssertionError(message)
@@ -181,7 +182,7 @@ class SilentContext:
 def test_a_request_that_cannot_be_watched_is_refused(
     request_: wire.WatchPlanRequest | None, field: str
 ) -> None:
-    """A mistake is said by field, not answered with a stream that never says anything."""
+    """A mistake is named by field, instead of an endless silent stream."""
     service = PlacementService(SnapshotStandIn(placed_world().run(20)))
 
     async def requests() -> AsyncIterator[wire.WatchPlanRequest]:
@@ -207,7 +208,7 @@ def test_a_malformed_request_ends_the_watch_at_once() -> None:
 
 
 def test_more_watches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that opens a watch a second and ends none meets a limit, with what to do."""
+    """A client that opens a watch each second and ends none reaches a limit, with a remedy."""
     monkeypatch.setattr(plan_watch, "WATCHES_MAX", 0)
     service = PlacementService(SnapshotStandIn(placed_world().run(20)))
 
@@ -219,14 +220,15 @@ def test_more_watches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_domains_are_listed_with_who_is_free() -> None:
-    """A scheduler sees which leaf has room, and which of its nodes are out."""
+    """A scheduler sees which leaf has room, and which of its nodes are excluded."""
     service = PlacementService(SnapshotStandIn(placed_world().run(20)))
     request = wire.ListTopologyDomainsRequest(tier=wire.TIER_LEAF, candidates=bitmap(1, 2, 3, 4))
     reply = asyncio.run(service.ListTopologyDomains(request, None))
-    found = [
-        (one.name, list(one.node_index), one.free_nodes, one.usable_nodes) for one in reply.domains
+    domains = [
+        (domain.name, list(domain.node_index), domain.free_nodes, domain.usable_nodes)
+        for domain in reply.domains
     ]
-    assert found == [("leaf-0", [0, 1, 2, 3], 3, 2), ("leaf-1", [4, 5, 6, 7], 1, 1)]
+    assert domains == [("leaf-0", [0, 1, 2, 3], 3, 2), ("leaf-1", [4, 5, 6, 7], 1, 1)]
     assert reply.excluded_bitmap == bytes([0b1000]) and reply.free_bitmap == bytes([0b11110])
     nowhere = wire.ListTopologyDomainsRequest(tier=wire.TIER_NVLINK_DOMAIN)
     assert len(asyncio.run(service.ListTopologyDomains(nowhere, None)).unknown_node_index) == 8

@@ -1,4 +1,4 @@
-"""Recordings on demand through a real aggregator: who gets one, who is told why not, and what is refused of a host."""
+"""Recordings on demand through a real aggregator: results, refusals, and bad uploads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stub(connection: Any) -> Any:
 
 
 async def record(connection: Any, **fields: Any) -> bytes:
-    """Request a recording; the file, or the error that it ended with."""
+    """Request a recording; return its file. Raises the error of the call."""
     data = b""
     async for response in stub(connection).RecordHost(recording_pb2.RecordHostRequest(**fields)):
         data += response.data
@@ -74,24 +74,28 @@ async def next_request(agent: Any) -> wire.RecordingRequest:
 
 
 async def upload(agent: Any, number: str, data: bytes, size: int = 10_000, **more: Any) -> None:
-    for at in range(0, max(len(data), 1), size):
+    for offset in range(0, max(len(data), 1), size):
         piece = wire.UploadRecordingRequest(
-            id=number, offset=at, total_bytes=len(data), data=data[at : at + size], **more
+            id=number,
+            offset=offset,
+            total_bytes=len(data),
+            data=data[offset : offset + size],
+            **more,
         )
         await agent.stub.UploadRecording(piece, metadata=agent.metadata)
 
 
 def test_a_recording_comes_as_the_host_sent_it(lab: Any) -> None:
-    """Down with the next receipt, up in pieces, and out to who asked; nothing of it is left in memory."""
+    """A request goes down with a receipt, the file comes up in pieces, and memory is freed."""
 
     async def run() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await streaming(agent)
-            asked = asyncio.create_task(record(agent, host="host-1", seconds=20))
+            recording_task = asyncio.create_task(record(agent, host="host-1", seconds=20))
             request = await next_request(agent)
             assert (request.seconds, request.list, request.name) == (20, False, "")
             await upload(agent, request.id, FILE)
-            assert await asked == FILE
+            assert await recording_task == FILE
             assert await refused_upload(agent, request.id) == grpc.StatusCode.NOT_FOUND
 
     asyncio.run(run())
@@ -105,7 +109,7 @@ async def refused_upload(agent: Any, number: str) -> grpc.StatusCode:
 
 
 def test_who_cannot_be_recorded_is_said_why(lab: Any) -> None:
-    """Unknown, not connected, too old, does not answer, cannot: each has its status and its words."""
+    """Unknown, not connected, too old, not answering, unable: each has its status and message."""
 
     async def run() -> None:
         code = grpc.StatusCode
@@ -115,56 +119,59 @@ def test_who_cannot_be_recorded_is_said_why(lab: Any) -> None:
             assert await refusal(agent, host="hots-1", seconds=5) == (
                 code.NOT_FOUND, "no host 'hots-1'; did you mean host-1?",
             )  # fmt: skip
-            found, words = await refusal(agent, host="host-1", seconds=5)
-            assert (found, "has no flight recorder" in words) == (code.FAILED_PRECONDITION, True)
+            status, message = await refusal(agent, host="host-1", seconds=5)
+            assert (status, "has no flight recorder" in message) == (code.FAILED_PRECONDITION, True)
             await agent.register(recording_seconds_max=300)
-            found, words = await refusal(agent, host="host-1", seconds=5)
-            assert (found, "is not connected" in words) == (code.UNAVAILABLE, True)
+            status, message = await refusal(agent, host="host-1", seconds=5)
+            assert (status, "is not connected" in message) == (code.UNAVAILABLE, True)
             await streaming(agent)
-            found, words = await refusal(agent, host="host-1", seconds=7)
-            assert (found, "did not answer within 0.2 s" in words) == (code.DEADLINE_EXCEEDED, True)
+            status, message = await refusal(agent, host="host-1", seconds=7)
+            assert (status, "did not answer within 0.2 s" in message) == (
+                code.DEADLINE_EXCEEDED,
+                True,
+            )
             for wrong in ({"seconds": 0}, {"seconds": 301}, {"seconds": 5, "list": True}):
-                found, _ = await refusal(agent, host="host-1", **wrong)
-                assert found == code.INVALID_ARGUMENT
+                status, _ = await refusal(agent, host="host-1", **wrong)
+                assert status == code.INVALID_ARGUMENT
             service._answer_seconds_max = 60.0
             requests: list[tuple[dict[str, Any], grpc.StatusCode]] = [
                 ({"seconds": 5}, code.FAILED_PRECONDITION),
                 ({"name": "20260102T030405Z-0a1b2c3d"}, code.NOT_FOUND),
             ]
             for fields, expected in requests:
-                asked = asyncio.create_task(refusal(agent, host="host-1", **fields))
+                refusal_task = asyncio.create_task(refusal(agent, host="host-1", **fields))
                 request = await next_request(agent)
                 while request.seconds != fields.get("seconds", 0):
                     request = await next_request(agent)
                 await upload(agent, request.id, b"", error="no GPU here")
-                assert await asked == (expected, "host-1: no GPU here")
+                assert await refusal_task == (expected, "host-1: no GPU here")
 
     asyncio.run(run())
 
 
 def test_a_silent_host_is_said_so(lab: Any) -> None:
-    """A host that a restarted aggregator only knows from its store, or that sent nothing for a minute."""
+    """A host known only from the store after a restart, or without frames for a minute."""
 
     async def run() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await streaming(agent)
             session = aggregator._ingest.sessions.of_host("host-1")
             session.last_received_ns -= 3600 * 10**9
-            found, words = await refusal(agent, host="host-1", seconds=5)
-            assert found == grpc.StatusCode.UNAVAILABLE and "host host-1 is silent" in words
+            status, message = await refusal(agent, host="host-1", seconds=5)
+            assert status == grpc.StatusCode.UNAVAILABLE and "host host-1 is silent" in message
 
     asyncio.run(run())
 
 
 def test_a_restarted_aggregator_wants_nothing_of_before(lab: Any) -> None:
-    """What waited is gone with the process; the host's upload is refused, its readings go on."""
+    """Pending requests end with the process; the upload is refused, readings continue."""
 
     async def run() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await streaming(agent)
-            asked = asyncio.create_task(refusal(agent, host="host-1", seconds=5))
+            refusal_task = asyncio.create_task(refusal(agent, host="host-1", seconds=5))
             number = (await next_request(agent)).id
-            asked.cancel()
+            refusal_task.cancel()
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await streaming(agent)
             assert await refused_upload(agent, number) == grpc.StatusCode.NOT_FOUND
@@ -174,12 +181,14 @@ def test_a_restarted_aggregator_wants_nothing_of_before(lab: Any) -> None:
 
 
 def test_a_host_that_comes_back_is_asked_again(lab: Any) -> None:
-    """Its connection broke before it read the request; on the next one it gets it, and each once a session."""
+    """A host gets a request that it missed on its next connection, once per session."""
     exchange = RecordingExchange(lambda: 0.0)
 
     async def run() -> None:
         with exchange.request("a", seconds=5) as pending:
-            assert [one.id for one in exchange.requests("a", "s1")] == [pending.request.id]
+            assert [recording_request.id for recording_request in exchange.requests("a", "s1")] == [
+                pending.request.id
+            ]
             assert exchange.requests("a", "s1") == [] == exchange.requests("b", "s9")
             assert len(exchange.requests("a", "s2")) == 1
         assert len(exchange) == 0
@@ -208,13 +217,13 @@ def piece(number: str, offset: int, data: bytes, total: int, **more: Any) -> Any
 def test_a_host_that_sends_what_it_may_not_is_refused(
     pieces: list[tuple[int, bytes, int]], error: type[ServiceError]
 ) -> None:
-    """Who waits is told at once; no more memory than the limits is taken."""
+    """The caller gets the error at once, and memory stays within limits."""
     exchange = RecordingExchange(lambda: 0.0)
 
     async def run() -> None:
         with exchange.request("a", seconds=5) as pending:
-            for each in pieces[:-1]:
-                exchange.receive("a", piece(pending.request.id, *each))
+            for piece_fields in pieces[:-1]:
+                exchange.receive("a", piece(pending.request.id, *piece_fields))
             with pytest.raises(error):
                 exchange.receive("a", piece(pending.request.id, *pieces[-1]))
             await pending.done
@@ -226,7 +235,7 @@ def test_a_host_that_sends_what_it_may_not_is_refused(
 
 
 def test_pieces_of_another_host_or_sent_twice() -> None:
-    """A host answers for itself alone; a piece whose receipt was lost comes again and counts once."""
+    """A host uploads only its own recording; a repeated piece counts once."""
     exchange = RecordingExchange(lambda: 0.0)
 
     async def run() -> None:
@@ -243,13 +252,13 @@ def test_pieces_of_another_host_or_sent_twice() -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four requests of a host, 128 MiB of all, a minute of each."""
+    """Four requests per host, 128 MiB in all, a minute each."""
     now = [0.0]
     exchange = RecordingExchange(lambda: now[0])
 
     async def run() -> None:
         waiting = [exchange.request("a", seconds=5) for _ in range(REQUESTS_PER_HOST_MAX)]
-        pending = [one.__enter__() for one in waiting]
+        pending = [request_context.__enter__() for request_context in waiting]
         with pytest.raises(ResourceExhausted, match="already requested"):
             exchange.request("a", seconds=5).__enter__()
         monkeypatch.setattr(exchange_module, "ANSWER_BYTES_MAX", 5)
@@ -261,8 +270,8 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(exchange) == 1
         with pytest.raises(NotFound):
             exchange.receive("a", piece(pending[0].request.id, 3, b"d", 4))
-        for one in waiting:
-            one.__exit__(None, None, None)
+        for request_context in waiting:
+            request_context.__exit__(None, None, None)
         assert len(exchange) == 0 == exchange.answer_bytes < ANSWER_BYTES_MAX
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""RecoveryService over a judged fleet: a gang goes on without its dead members, and mistakes are named by field."""
+"""RecoveryService over a judged fleet: recovery options, and mistakes named by field."""
 
 from __future__ import annotations
 
@@ -63,17 +63,19 @@ def request_of(current: range, **fields: Any) -> recovery_pb2.PlanRecoveryReques
 
 
 def test_three_of_64_hosts_on_two_leaves_die_and_61_go_on(tmp_path: Path) -> None:
-    """Only the three places change, no healthy process stops, and the price before and after is there to see."""
+    """Only the three ranks change, no healthy process stops, and the price is shown in parts."""
     world = World(72, 1)
     places = {
-        f"h{at}": HostPlacement(rack=f"r{at // 4}", leaf=f"leaf-{at // 32}", spine="spine-0")
-        for at in range(72)
+        f"h{number}": HostPlacement(
+            rack=f"r{number // 4}", leaf=f"leaf-{number // 32}", spine="spine-0"
+        )
+        for number in range(72)
     }
     world.fleet.declared = replace(NOTHING, places=places, places_version=1)
     world.run(10)
     dead = [3, 9, 40]
-    for at in dead:
-        world.event(world.hosts[at], 79, gpu_of(world.hosts[at], 0))
+    for number in dead:
+        world.event(world.hosts[number], 79, gpu_of(world.hosts[number], 0))
     snapshot = world.run(5)
     request = request_of(
         range(64), gpus=1, hot_spare_node_index=range(64, 72), goes_on_in_process=True, nodes_min=32
@@ -81,25 +83,25 @@ def test_three_of_64_hosts_on_two_leaves_die_and_61_go_on(tmp_path: Path) -> Non
     expected = plan(handed_over(snapshot), request)
 
     async def scenario() -> Any:
-        async with running(tmp_path, snapshot) as one:
-            await answer(one)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+        async with running(tmp_path, snapshot) as item:
+            await answer(item)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{item.port}") as channel:
                 stub: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
                 return await stub.PlanRecovery(request, timeout=GUARD_SECONDS)
 
     reply = asyncio.run(scenario())
     assert reply == expected
     assert list(reply.failed_node_index) == dead and not reply.restart_is_futile
-    assert not reply.domains  # three of two leaves and three racks are no shared cause
+    assert not reply.domains  # three in two leaves and three racks have no shared cause
     best = reply.options[0]
     assert best.kind == recovery_pb2.RECOVERY_HOT_SPARE and not best.stopped_node_index
-    assert [one.rank for one in best.replacements] == dead
-    assert all(now == at for at, now in enumerate(best.node_index) if at not in dead)
-    assert {best.node_index[at] for at in dead} <= set(range(64, 72))
+    assert [item.rank for item in best.replacements] == dead
+    assert all(now == number for number, now in enumerate(best.node_index) if number not in dead)
+    assert {best.node_index[number] for number in dead} <= set(range(64, 72))
     total = best.price.total_gpu_hours
-    assert total.value == pytest.approx(sum(one.gpu_hours.value for one in best.price.parts))
+    assert total.value == pytest.approx(sum(item.gpu_hours.value for item in best.price.parts))
     elsewhere = next(
-        one for one in reply.options if one.kind == recovery_pb2.RECOVERY_RESTART_ELSEWHERE
+        item for item in reply.options if item.kind == recovery_pb2.RECOVERY_RESTART_ELSEWHERE
     )
     assert len(elsewhere.stopped_node_index) == 61
     assert elsewhere.act_hours.value > best.act_hours.value
@@ -107,7 +109,7 @@ def test_three_of_64_hosts_on_two_leaves_die_and_61_go_on(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("change", "field"), WRONG)
 def test_a_mistake_is_named_by_field(change: Callable[[Any], None], field: str) -> None:
-    """A recovery is planned under pressure: what was wrong and what would be right, at once."""
+    """A recovery is planned under pressure: the error names the field and the correct form."""
     request = request_of(range(4))
     change(request)
     with pytest.raises(InvalidArgument, match=field):
@@ -115,7 +117,7 @@ def test_a_mistake_is_named_by_field(change: Callable[[Any], None], field: str) 
 
 
 def test_without_a_failure_there_is_nothing_to_recover() -> None:
-    """A gang of which nobody failed is not torn down by an answer to a question that nobody meant."""
+    """A gang without a failed member is not torn down by a mistaken request."""
     snapshot = placed_world().run(20)
     with pytest.raises(InvalidArgument, match="expected the failed members"):
         plan(snapshot, request_of(range(3)))
@@ -124,17 +126,17 @@ def test_without_a_failure_there_is_nothing_to_recover() -> None:
 
 
 def test_a_recovery_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`gangline recover` compares the ways at 3 a.m. without a client to write; no gang named is wrong usage."""
-    places = [("", "s0", f"l{at // 4}", f"r{at // 2}", "", "", "") for at in range(8)]
-    nodes = [Node(f"gpu-{at:03d}", places=place, job="train" if at < 4 else "") for at, place in enumerate(places)]  # fmt: skip
+    """`gangline recover` compares the options at 3 a.m.; without a gang it is wrong usage."""
+    places = [("", "s0", f"l{number // 4}", f"r{number // 2}", "", "", "") for number in range(8)]
+    nodes = [Node(f"gpu-{number:03d}", places=place, job="train" if number < 4 else "") for number, place in enumerate(places)]  # fmt: skip
     nodes[2] = replace(nodes[2], state=HealthState.UNHEALTHY)
     file = tmp_path / "members.txt"
     file.write_text("gpu-003 gpu-001\n")
 
     async def scenario() -> list[tuple[int, str]]:
-        found: list[tuple[int, str]] = []
-        async with running(tmp_path, snapshot_of(nodes)) as one:
-            await answer(one)
+        results: list[tuple[int, str]] = []
+        async with running(tmp_path, snapshot_of(nodes)) as score_process:
+            await answer(score_process)
             for arguments in (
                 ["--job", "train", "--in-process", "--shrink-to", "2", "--checkpoint-age", "20m"],
                 ["--job", "train", "--json"],
@@ -143,11 +145,11 @@ def test_a_recovery_at_the_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[
                 ["--job", "other"],
                 ["--members", str(tmp_path / "absent")],
             ):
-                server = ["--aggregator", f"127.0.0.1:{one.port}"]
+                server = ["--aggregator", f"127.0.0.1:{score_process.port}"]
                 code = await asyncio.to_thread(cli.main, ["recover", *server, *arguments])
                 captured = capsys.readouterr()
-                found.append((code, captured.out + captured.err))
-        return found
+                results.append((code, captured.out + captured.err))
+        return results
 
     job, as_json, members, stranger, unknown, absent = asyncio.run(scenario())
     assert job[0] == cli.OK and "1 failed: gpu-002" in job[1]

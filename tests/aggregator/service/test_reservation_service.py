@@ -1,4 +1,4 @@
-"""ReservationService over a judged fleet: a plan is confirmed against the present, and nobody else is offered its nodes."""
+"""ReservationService over a judged fleet: plans are checked again, and nodes are exclusive."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.processes import GUARD_SECONDS
 
 
 class ReservedFleet:
-    """Services over eight hosts, of which the fourth is broken."""
+    """Services over eight hosts; the fourth is broken."""
 
     def __init__(self, folder: Path) -> None:
         self.world, self.principal = placed_world(), LOCAL
@@ -57,7 +57,7 @@ class ReservedFleet:
         self.recovery = RecoveryService(self.placement)
 
     def judge(self) -> None:
-        """Let the next snapshot have what is reserved, as the aggregator does each second."""
+        """Publish the reservations with the next snapshot, as the aggregator does each second."""
         snapshot = self.world.run(1)
         reserved = self.reservations.node_indexes(self.world.fleet.index, len(snapshot.names))
         self.source.snapshot = replace(snapshot, reservations=reserved)
@@ -71,20 +71,20 @@ class ReservedFleet:
 
     def reserve(self, owner: str, *nodes: int, **fields: Any) -> wire.ReserveResponse:
         request = wire.ReserveRequest(owner=owner, node_index=nodes, **fields)
-        found: wire.ReserveResponse = self.call(self.service.Reserve, request)
-        return found
+        response: wire.ReserveResponse = self.call(self.service.Reserve, request)
+        return response
 
     def planned(self, nodes: int, *own: str) -> placement_pb2.PlanPlacementResponse:
         request = placement_pb2.PlanPlacementRequest(gang=gang(nodes), candidates=everyone(8))
         request.candidates.reservation.extend(own)
-        found: placement_pb2.PlanPlacementResponse = self.call(
+        response: placement_pb2.PlanPlacementResponse = self.call(
             self.placement.PlanPlacement, request
         )
-        return found
+        return response
 
 
 def test_a_reserved_node_is_in_nobody_elses_plan(tmp_path: Path) -> None:
-    """A plan that is reserved is not offered again, to its owner it is, and after its end to everybody."""
+    """A reserved plan is only offered to its owner until it ends."""
     fleet = ReservedFleet(tmp_path)
     first = fleet.planned(4)
     nodes = list(first.options[0].node_index)
@@ -95,7 +95,7 @@ def test_a_reserved_node_is_in_nobody_elses_plan(tmp_path: Path) -> None:
     assert not set(other.options[0].node_index) & set(nodes)
     assert "without 4 that others have reserved" in other.candidates_source
     assert set(other.options[0].spare_node_index).isdisjoint(nodes)
-    assert not fleet.planned(4).options  # seven are well, four of them reserved
+    assert not fleet.planned(4).options  # seven are healthy, four of them reserved
     assert set(fleet.planned(4, held.name).options[0].node_index) == set(nodes)
     fleet.now_ns += 301 * SECOND_NS  # not renewed
     fleet.judge()
@@ -103,7 +103,7 @@ def test_a_reserved_node_is_in_nobody_elses_plan(tmp_path: Path) -> None:
 
 
 def test_two_incidents_never_get_one_spare(tmp_path: Path) -> None:
-    """Both plan from the same snapshot and want the same spare; the second is told who has it, and its next plan leaves it out."""
+    """Two incidents plan with the same spare; the second is refused, and plans without it."""
     fleet = ReservedFleet(tmp_path)
 
     def incident(*members: int) -> recovery_pb2.PlanRecoveryResponse:
@@ -117,7 +117,11 @@ def test_two_incidents_never_get_one_spare(tmp_path: Path) -> None:
         return reply
 
     def spares(reply: recovery_pb2.PlanRecoveryResponse) -> set[int]:
-        return {each.by_node_index for one in reply.options for each in one.replacements}
+        return {
+            replacement.by_node_index
+            for option in reply.options
+            for replacement in option.replacements
+        }
 
     assert 6 in spares(incident(0, 1)) and 6 in spares(incident(4, 5))
     assert fleet.reserve("incident-a", 6).HasField("reservation")
@@ -128,12 +132,12 @@ def test_two_incidents_never_get_one_spare(tmp_path: Path) -> None:
 
 
 def test_what_changed_since_the_plan_is_named(tmp_path: Path) -> None:
-    """A node that broke, and one that another took, are both in the answer; nothing is reserved by half."""
+    """The response names broken and taken nodes; no part is reserved."""
     fleet = ReservedFleet(tmp_path)
     fleet.reserve("other", 5)
     reply = fleet.reserve("slurm", 2, 3, 5)
     assert not reply.HasField("reservation") and reply.changed_count == 2
-    assert {one.node_index: one.change for one in reply.changes} == {
+    assert {change.node_index: change.change for change in reply.changes} == {
         3: wire.NODE_UNHEALTHY, 5: wire.NODE_RESERVED
     }  # fmt: skip
     assert fleet.reserve("slurm", 2, validate_only=True) == wire.ReserveResponse(
@@ -143,21 +147,21 @@ def test_what_changed_since_the_plan_is_named(tmp_path: Path) -> None:
 
 
 def test_a_request_that_comes_again_reserves_once(tmp_path: Path) -> None:
-    """The same id of the same owner gets the same reservation; of other nodes it is a mistake, and said."""
+    """A repeated id gets the same reservation; with other nodes it is an error."""
     fleet = ReservedFleet(tmp_path)
     first = fleet.reserve("slurm", 1, 2, request_id="one")
     assert fleet.reserve("slurm", 1, 2, request_id="one").reservation == first.reservation
     with pytest.raises(InvalidArgument, match="of other nodes"):
         fleet.reserve("slurm", 4, request_id="one")
-    one = first.reservation
+    held = first.reservation
     fields: dict[str, Any] = {
-        "name": one.name,
+        "name": held.name,
         "owner": "slurm",
-        "fencing_token": one.fencing_token,
+        "fencing_token": held.fencing_token,
     }
     fleet.now_ns += 100 * SECOND_NS
     renewed = fleet.call(fleet.service.Renew, wire.RenewReservationRequest(**fields))
-    assert renewed.expire_time.ToNanoseconds() == one.expire_time.ToNanoseconds() + 100 * SECOND_NS
+    assert renewed.expire_time.ToNanoseconds() == held.expire_time.ToNanoseconds() + 100 * SECOND_NS
     release = wire.ReleaseReservationRequest(**fields)
     assert fleet.call(fleet.service.Release, release).known
     assert not fleet.call(fleet.service.Release, release).known
@@ -185,7 +189,7 @@ def test_a_request_that_comes_again_reserves_once(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_are_named_by_field(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
-    """A request that cannot be right is refused with what would be."""
+    """An invalid request is refused with the correct form."""
     fleet = ReservedFleet(tmp_path)
     ttl = fields.pop("ttl", None)
     request = wire.ReserveRequest(**{"owner": "slurm", "node_index": [1], **fields})
@@ -197,13 +201,13 @@ def test_mistakes_are_named_by_field(tmp_path: Path, fields: dict[str, Any], wor
 
 
 def test_indexes_of_another_epoch_are_refused(tmp_path: Path) -> None:
-    """Indexes of a dictionary that began again name other hosts."""
+    """Indexes of an earlier dictionary name other hosts."""
     with pytest.raises(FailedPrecondition, match="call GetNodeDictionary again"):
         ReservedFleet(tmp_path).reserve("slurm", 1, dictionary_version=99)
 
 
 def test_which_option_was_taken_is_noted_again_after_a_restart(tmp_path: Path) -> None:
-    """A crash between the reservation, which is durable, and the commit of decisions must not lose who took what."""
+    """A crash between the durable reservation and the commit must not lose the choice."""
     fleet = ReservedFleet(tmp_path)
     noted: list[ChoiceRecord] = []
 
@@ -213,10 +217,10 @@ def test_which_option_was_taken_is_noted_again_after_a_restart(tmp_path: Path) -
         )  # fmt: skip
 
     fleet.service = service(fleet.reservations)
-    one = fleet.reserve("slurm", 1, 2, decision_id="d1", option=2).reservation
-    fleet.reserve("slurm", 5)  # of no decision
+    held = fleet.reserve("slurm", 1, 2, decision_id="d1", option=2).reservation
+    fleet.reserve("slurm", 5)  # without a decision
     expected = ChoiceRecord(
-        one.name, "d1", 2, "slurm", fleet.now_ns, fleet.now_ns + 300 * SECOND_NS, 2
+        held.name, "d1", 2, "slurm", fleet.now_ns, fleet.now_ns + 300 * SECOND_NS, 2
     )
     assert noted == [expected]
     again = Reservations(tmp_path, lambda: fleet.now_ns, lambda: fleet.now_ns)
@@ -229,7 +233,7 @@ def login(name: str, role: Role = Role.SCHEDULER) -> Principal:
 
 
 def test_one_login_reserves_a_share_and_an_operator_more(tmp_path: Path) -> None:
-    """A scheduler's token reserved the whole fleet, under many names of owners."""
+    """A scheduler's token reserved the whole fleet, under many owner names."""
     fleet = ReservedFleet(tmp_path)
     fleet.principal = login("a")
     for node in (0, 1, 2, 4, 5, 6):
@@ -239,8 +243,8 @@ def test_one_login_reserves_a_share_and_an_operator_more(tmp_path: Path) -> None
     fleet.principal = login("b")
     assert fleet.reserve("b", 7).reservation.name
     fleet.principal = login("o", Role.OPERATOR)
-    for one in fleet.reservations.active():
-        request = wire.ReleaseReservationRequest(name=one.name, owner="night shift")
+    for held in fleet.reservations.active():
+        request = wire.ReleaseReservationRequest(name=held.name, owner="night shift")
         assert fleet.call(fleet.service.Release, request).known
     assert fleet.reserve("o", 0, 1, 2, 4, 5, 6, 7).reservation.name
 
@@ -260,7 +264,7 @@ def test_a_reservation_counts_as_free_for_its_own_login_only(tmp_path: Path) -> 
 
 
 def test_the_second_client_on_the_page_works(tmp_path: Path) -> None:
-    """Whoever copies it from docs/placement.md reads scores, watches, reserves and plans a recovery."""
+    """The client in docs/placement.md reads scores, watches, reserves and plans a recovery."""
     page = (Path(reservation.__file__).parents[2] / "docs/placement.md").read_text()
     code = page.split("```python\n")[2].partition("```")[0]
     fleet = ReservedFleet(tmp_path)

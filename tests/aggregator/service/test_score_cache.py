@@ -1,4 +1,4 @@
-"""What is asked again and again is made once: for as long as a snapshot, or a name, stands."""
+"""Repeated responses are built once per snapshot, or once per dictionary."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def of(hours: int, *, gpus: bool = False) -> score_pb2.ScoreNodesRequest:
 def test_another_horizon_is_made_once_a_snapshot(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scheduler that asks for 24 h each 100 ms had all nodes' scores worked out anew each time."""
-    made, columns = list[float](), score_messages.columns_message
+    """A scheduler that requests 24 h every 100 ms had all scores computed each time."""
+    built_hours, columns = list[float](), score_messages.columns_message
 
     def counted(snapshot: Any, chosen: Any, floor: float, hours: float, *, gpus: bool) -> bytes:
-        made.append(hours)
+        built_hours.append(hours)
         return columns(snapshot, chosen, floor, hours, gpus=gpus)
 
     monkeypatch.setattr(score_messages, "columns_message", counted)
     first = [asked("ScoreNodes", of(hours)) for hours in (8, 24, 24, 8, 48)]
-    assert made == [8, 24, 48] and first[1] is first[2]
+    assert built_hours == [8, 24, 48] and first[1] is first[2]
     asked("ScoreNodes", of(24, gpus=True))
-    assert made[3:] == [24]
+    assert built_hours[3:] == [24]
     asked.run(1)
-    assert asked("ScoreNodes", of(24)) != first[1] and made[4:] == [24]
+    assert asked("ScoreNodes", of(24)) != first[1] and built_hours[4:] == [24]
 
 
 def test_horizons_that_are_kept_are_few(asked: Asked) -> None:
-    """Who asks for each of 168 horizons makes 50 MB of answers of a large fleet; the default's has room even so."""
+    """168 horizons would be 50 MB of responses of a large fleet; the default's is always kept."""
     for hours in range(9, 60):
         asked("ScoreNodes", of(hours))
     assert len(asked.service._replies) == HORIZONS_MAX
@@ -76,7 +76,7 @@ def test_horizons_that_are_kept_are_few(asked: Asked) -> None:
 
 
 def test_names_are_made_once_until_there_is_another(asked: Asked) -> None:
-    """80,000 names of GPUs were put together at each call: 60 ms in which nobody else is answered."""
+    """80,000 GPU names were assembled per call: 60 ms that block all other calls."""
     with_gpus, without = (
         score_pb2.GetNodeDictionaryRequest(gpus=True),
         score_pb2.GetNodeDictionaryRequest(),

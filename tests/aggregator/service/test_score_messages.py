@@ -1,4 +1,4 @@
-"""Columns written straight to the wire: protobuf must read what its own objects would have written."""
+"""Columns written directly in wire format: protobuf must read its own encoding."""
 
 from __future__ import annotations
 

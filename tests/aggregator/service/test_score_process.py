@@ -1,4 +1,4 @@
-"""The process that answers schedulers: the same answers as the aggregator's, and it may be killed, hang, or lose its parent."""
+"""The score process answers as the aggregator does, and may be killed, hang, or lose its parent."""
 
 from __future__ import annotations
 
@@ -58,24 +58,24 @@ async def running(
     folder: Path, snapshot: Judgement, **settings: Any
 ) -> AsyncIterator[ScoreProcess]:
     config = AggregatorConfig(data=folder, **settings)
-    one = ScoreProcess(config, LOCAL, AccessControl(config), CallCounters())
-    await one.start()
-    one.publish(snapshot)
+    server = ScoreProcess(config, LOCAL, AccessControl(config), CallCounters())
+    await server.start()
+    server.publish(snapshot)
     try:
-        yield one
+        yield server
     finally:
-        await one.close()
+        await server.close()
 
 
 def stub(one: ScoreProcess) -> Any:
-    # A connection of its own each time: one that failed waits before it is tried again.
+    # A new connection each time: a failed connection waits before a retry.
     options = [("grpc.use_local_subchannel_pool", 1)]
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{one.port}", options=options)
     return ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 async def answer(one: ScoreProcess) -> Any:
-    """Return all nodes' scores once there is somebody who answers."""
+    """Return all nodes' scores once the process answers."""
     async with asyncio.timeout(GUARD_SECONDS):
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -84,7 +84,7 @@ async def answer(one: ScoreProcess) -> Any:
 
 
 def unwell() -> World:
-    """Return a fleet with a slow GPU, one off the bus, and a host that fell silent."""
+    """Return a fleet with a slow GPU, a GPU off the bus, and a silent host."""
     world = World(hosts=5, gpus=3)
     world.run(8)
     throttle(world.hosts[1], 2)
@@ -95,11 +95,13 @@ def unwell() -> World:
 
 @pytest.mark.parametrize("made", [unwell, lambda: World(2, 0), lambda: World(0, 0)])
 def test_what_was_handed_over_answers_as_the_snapshot_itself(made: Callable[[], World]) -> None:
-    """A scheduler that asks one port and then the other must not see two fleets."""
+    """A scheduler that uses both ports must not see two fleets."""
     snapshot = made().run(20)
-    ours, theirs = (ScoreService(Holder(one)) for one in (snapshot, handed_over(snapshot)))
-    some = bytes([0b00110])
-    asked: list[tuple[str, Any]] = [
+    ours, theirs = (
+        ScoreService(Holder(own_reply)) for own_reply in (snapshot, handed_over(snapshot))
+    )
+    bitmap = bytes([0b00110])
+    requests: list[tuple[str, Any]] = [
         ("ScoreNodes", NODES),
         ("ScoreNodes", score_pb2.ScoreNodesRequest(gpus=True)),
         ("ListNodeScores", score_pb2.ListNodeScoresRequest(view=score_pb2.FULL)),
@@ -107,24 +109,29 @@ def test_what_was_handed_over_answers_as_the_snapshot_itself(made: Callable[[], 
         ("GetNodeDictionary", score_pb2.GetNodeDictionaryRequest(gpus=True)),
     ]
     if len(snapshot.names) == 5:
-        asked += [
-            ("ScoreNodes", score_pb2.ScoreNodesRequest(node_bitmap=some, score_floor=0.5)),
+        requests += [
+            ("ScoreNodes", score_pb2.ScoreNodesRequest(node_bitmap=bitmap, score_floor=0.5)),
             ("GetNodeScore", score_pb2.GetNodeScoreRequest(name="nodes/h1", view=score_pb2.FULL)),
         ]
-    for name, request in asked:
-        one, other = (asyncio.run(getattr(each, name)(request, None)) for each in (ours, theirs))
-        assert str(one) == str(other)
+    for name, request in requests:
+        own_reply, other_reply = (
+            asyncio.run(getattr(service, name)(request, None)) for service in (ours, theirs)
+        )
+        assert str(own_reply) == str(other_reply)
         if name == "ListNodeScores" and len(snapshot.names) == 5:
-            assert any(host.contributions for host in one.node_scores)
+            assert any(host.contributions for host in own_reply.node_scores)
 
 
 def test_what_only_judging_needs_is_not_handed_over() -> None:
-    """A new driver on the whole fleet, which lacked what was declared: 10,000 symptoms were read, in the loop that answers
-    within 5 ms, with each judgement."""
+    """Symptoms that only judging needs are not handed over.
+
+    After a driver update of the whole fleet 10,000 symptoms were parsed with each judgement, in the
+    loop that answers within 5 ms.
+    """
     snapshot = unwell().run(20)
-    rule, (one, *_) = next(item for item in snapshot.rule_symptoms.items() if item[1])
+    rule, (symptom, *_) = next(item for item in snapshot.rule_symptoms.items() if item[1])
     many = replace(
-        snapshot, rule_symptoms={rule: [replace(one, host=host) for host in range(1000)]}
+        snapshot, rule_symptoms={rule: [replace(symptom, host=host) for host in range(1000)]}
     )
     assert not handed_over(snapshot).rule_symptoms
     assert file_bytes(many) == file_bytes(snapshot)
@@ -139,7 +146,7 @@ def file_bytes(snapshot: Judgement) -> int:
 
 
 def test_a_snapshot_that_was_handed_over_cannot_change() -> None:
-    """The aggregator goes on judging: an answer must not be half of one moment and half of the next."""
+    """The aggregator continues to judge: a response must not mix two moments."""
     snapshot = unwell().run(20)
     descriptor = shared_snapshot.snapshot_file(snapshot)
     with pytest.raises(PermissionError):
@@ -156,77 +163,82 @@ def test_a_snapshot_that_was_handed_over_cannot_change() -> None:
 def test_it_is_killed_or_hangs_and_another_answers_and_watches_go_on(
     tmp_path: Path, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of memory kills it: schedulers see a lost connection, then the same port, the same epoch, no lost delta."""
+    """After an out-of-memory kill schedulers reconnect: same port and epoch, and no lost delta."""
     monkeypatch.setattr(score_process, "REST_SECONDS_MAX", 0.01)
     world = unwell()
 
     async def scenario() -> None:
-        async with running(tmp_path, world.run(10)) as one:
-            first = await answer(one)
+        async with running(tmp_path, world.run(10)) as score_server:
+            first = await answer(score_server)
             assert len(first.node_index) == 5
-            watch = stub(one).WatchNodeScores(
+            watch = stub(score_server).WatchNodeScores(
                 score_pb2.WatchNodeScoresRequest(), timeout=GUARD_SECONDS
             )
-            told = await watch.read()
-            assert told.snapshot
-            killed, port = one.pid, one.port
+            first_update = await watch.read()
+            assert first_update.snapshot
+            killed, port = score_server.pid, score_server.port
             os.kill(killed, signal.SIGKILL)
             with pytest.raises(grpc.aio.AioRpcError):
                 while await watch.read() is not grpc.aio.EOF:
                     pass
                 await watch
             world.event(world.hosts[4], 79, gpu_of(world.hosts[4], 0))
-            one.publish(world.run(2))
-            again = await answer(one)
-            assert (one.port, one.started_count) == (port, 2) and one.pid != killed
+            score_server.publish(world.run(2))
+            again = await answer(score_server)
+            assert (score_server.port, score_server.started_count) == (
+                port,
+                2,
+            ) and score_server.pid != killed
             assert again.dictionary_version == first.dictionary_version
             assert again.score_version > first.score_version
-            request = score_pb2.WatchNodeScoresRequest(bookmark=told.bookmark)
-            resumed = stub(one).WatchNodeScores(request, timeout=GUARD_SECONDS)
+            request = score_pb2.WatchNodeScoresRequest(bookmark=first_update.bookmark)
+            resumed = stub(score_server).WatchNodeScores(request, timeout=GUARD_SECONDS)
             missed = await resumed.read()
             assert missed.score_version == again.score_version
             assert missed.state[list(missed.node_index).index(4)] == score_pb2.UNHEALTHY
-            one.publish(world.run(2))
-            await until(lambda: one.version > again.score_version)
-            assert one._calls.started["ScoreService/WatchNodeScores"] == 1  # of the second's life
-            # It stands still (a sick kernel, a debugger): its last snapshot would be of an hour ago.
+            score_server.publish(world.run(2))
+            await until(lambda: score_server.version > again.score_version)
+            assert (
+                score_server._calls.started["ScoreService/WatchNodeScores"] == 1
+            )  # since the restart
+            # A stopped process (a kernel bug, a debugger) would serve an old snapshot.
             monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", 0.2)
             monkeypatch.setattr(workers, "END_SECONDS", 0.1)
-            os.kill(one.pid, signal.SIGSTOP)
-            one.publish(world.run(1))
-            await until(lambda: one.started_count == 3)
+            os.kill(score_server.pid, signal.SIGSTOP)
+            score_server.publish(world.run(1))
+            await until(lambda: score_server.started_count == 3)
             monkeypatch.setattr(score_process, "ANSWER_SECONDS_MAX", GUARD_SECONDS)
-            await until(lambda: one.version)
+            await until(lambda: score_server.version)
             newest = world.run(1)
-            one.publish(newest)
-            await until(lambda: one.version == newest.version)
-            assert (await answer(one)).score_version == newest.version
+            score_server.publish(newest)
+            await until(lambda: score_server.version == newest.version)
+            assert (await answer(score_server)).score_version == newest.version
 
     asyncio.run(scenario())
 
 
 def test_logins_are_those_of_the_aggregator(tmp_path: Path, until: Any) -> None:
-    """A second port that let everybody in would be the first thing that a stranger finds."""
+    """A second port without logins would be an open door."""
     (tmp_path / "data").mkdir()
     secured, world = Secured(tmp_path / "ca", tmp_path / "data"), unwell()
     scheduler, agent = secured.token("scheduler", "slurm"), secured.token("agent", "host-1")
 
     async def code(channel: Any, token: str) -> grpc.StatusCode:
-        asked = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-        call = asked.ScoreNodes(NODES, metadata=bearer(token), timeout=GUARD_SECONDS)
+        score_stub = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = score_stub.ScoreNodes(NODES, metadata=bearer(token), timeout=GUARD_SECONDS)
         return await call.code()  # type: ignore[no-any-return]
 
     async def scenario() -> None:
         settings = secured.settings(client_certificates=False)
-        async with running(secured.data, world.run(1), **settings) as one:
-            await until(lambda: one.version)
-            channel = secured.channel(one.port)
+        async with running(secured.data, world.run(1), **settings) as score_server:
+            await until(lambda: score_server.version)
+            channel = secured.channel(score_server.port)
             assert await code(channel, scheduler) == grpc.StatusCode.OK
             assert await code(channel, agent) == grpc.StatusCode.PERMISSION_DENIED
             assert await code(channel, "gl_made-up") == grpc.StatusCode.UNAUTHENTICATED
-            one.publish(world.run(1))
-            await until(lambda: one._access_control.refused_count == 2)
-            assert one._calls.started["ScoreService/ScoreNodes"] == 3
+            score_server.publish(world.run(1))
+            await until(lambda: score_server._access_control.refused_count == 2)
+            assert score_server._calls.started["ScoreService/ScoreNodes"] == 3
             secured.revoke("slurm")
             async with asyncio.timeout(GUARD_SECONDS):
                 while await code(channel, scheduler) != grpc.StatusCode.UNAUTHENTICATED:
@@ -237,7 +249,7 @@ def test_logins_are_those_of_the_aggregator(tmp_path: Path, until: Any) -> None:
 
 
 def test_a_port_that_is_taken_is_said_at_the_start(tmp_path: Path, lab: Any) -> None:
-    """Two aggregators with one config: the second says which setting, not a trace; and no process is left behind."""
+    """The second aggregator of a config names the setting, and leaves no process behind."""
 
     async def scenario(port: int) -> None:
         with pytest.raises(StartError, match="--set listen_scores="):
@@ -268,14 +280,14 @@ def test_where_the_score_process_listens(
     listen: str, scores: str, expected: tuple[str, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "check_endpoint_free", lambda endpoint: None)
-    found = server.scores_endpoint(AggregatorConfig(listen=listen, listen_scores=scores))
-    assert (found[:2] if found else None) == expected
+    endpoint = server.scores_endpoint(AggregatorConfig(listen=listen, listen_scores=scores))
+    assert (endpoint[:2] if endpoint else None) == expected
 
 
 def test_without_a_port_of_its_own_the_aggregator_starts_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An upgrade must start where port 7601 was given to something else: it says so, and what to set."""
+    """An upgrade starts even if port 7601 is taken, and logs which setting to change."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         before = f"127.0.0.1:{other.getsockname()[1] - 1}"
         assert server.scores_endpoint(AggregatorConfig(listen=before)) is None
@@ -290,7 +302,7 @@ def test_without_a_port_of_its_own_the_aggregator_starts_alone(
 def test_a_start_that_fails_leaves_nothing(
     tmp_path: Path, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ports answered on, from a store that was closed, until the process was gone; agents took it for alive."""
+    """After a failed start its ports still answered, from a closed store, and agents stayed."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
@@ -311,7 +323,7 @@ def test_a_start_that_fails_leaves_nothing(
 
 @pytest.mark.slow
 def test_it_ends_with_an_aggregator_that_is_killed(tmp_path: Path) -> None:
-    """Left behind it would hold the port, and answer from a snapshot that nobody makes anew."""
+    """A leftover process would hold the port, and answer from an old snapshot."""
     log = tmp_path / "log"
     given = ["aggregator", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     with Process([*given, "--set", "listen_scores=127.0.0.1:0"], log) as aggregator:

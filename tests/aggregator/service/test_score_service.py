@@ -53,7 +53,7 @@ class Served:
         return f"127.0.0.1:{self.port}"
 
     def fault(self) -> World:
-        """Let the four hosts be: well, well, with a fatal XID, with a silent agent."""
+        """Bring the four hosts into the states HEALTHY, silent, fatal XID, and HEALTHY."""
         self.world.run(10)
         self.world.hosts[1].silent = True
         self.world.event(self.world.hosts[2], 95, gpu_of(self.world.hosts[2], 0))
@@ -95,7 +95,7 @@ def refused(call: Any, request: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def test_without_a_snapshot_it_is_unavailable(served: Served) -> None:
-    """A scheduler that asks in the first second must retry, not believe an empty fleet."""
+    """A scheduler that asks in the first second must retry, not assume an empty fleet."""
     for call, request in (
         (served.stub.GetNodeScore, score_pb2.GetNodeScoreRequest(name="nodes/h0")),
         (served.stub.ListNodeScores, score_pb2.ListNodeScoresRequest()),
@@ -106,7 +106,7 @@ def test_without_a_snapshot_it_is_unavailable(served: Served) -> None:
 
 
 def test_one_node_in_both_views(served: Served) -> None:
-    """BASIC for loops, FULL with every contribution, its SQL, and what the collectors say."""
+    """BASIC for loops, FULL with every contribution, its SQL, and the collectors' messages."""
     world = served.fault()
     basic = served.stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name="nodes/h2"))
     assert basic.state == score_pb2.UNHEALTHY and basic.reason == score_pb2.REASON_XID_FATAL
@@ -123,24 +123,24 @@ def test_one_node_in_both_views(served: Served) -> None:
 
 
 def test_a_score_is_of_the_horizon_that_was_asked_for(served: Served) -> None:
-    """A job of three days was placed by the chance of eight hours, and a floor of 0.9 let everything pass."""
+    """A job of three days was placed by its chance over eight hours; a floor of 0.9 was useless."""
     world = served.fault()
     day = Duration(seconds=24 * 3600)
     kept = world.score(world.hosts[2])
-    one = served.stub.GetNodeScore(
+    node_score = served.stub.GetNodeScore(
         score_pb2.GetNodeScoreRequest(name="nodes/h2", view=score_pb2.FULL, horizon=day)
     )
-    assert one.horizon == day
-    assert one.score == pytest.approx(math.exp(-24 * kept.hazard_per_hour))
-    assert one.score_lower == pytest.approx(kept.score_lower**3, abs=1e-9)
+    assert node_score.horizon == day
+    assert node_score.score == pytest.approx(math.exp(-24 * kept.hazard_per_hour))
+    assert node_score.score_lower == pytest.approx(kept.score_lower**3, abs=1e-9)
     without = math.exp(-24 * kept.hazard_per_hour / math.exp(kept.evidence[0].log_hazard_delta))
-    assert one.contributions[0].score_delta == pytest.approx(one.score - without)
+    assert node_score.contributions[0].score_delta == pytest.approx(node_score.score - without)
     listed = served.stub.ListNodeScores(score_pb2.ListNodeScoresRequest(horizon=day))
-    assert {s.node: s.score for s in listed.node_scores}["nodes/h2"] == one.score
+    assert {s.node: s.score for s in listed.node_scores}["nodes/h2"] == node_score.score
     well = world.score(world.hosts[0]).hazard_per_hour
     floor = math.exp(-well * 20)
     columns = served.stub.ScoreNodes(score_pb2.ScoreNodesRequest(horizon=day, score_floor=floor))
-    assert columns.horizon == day and columns.score[2] == pytest.approx(one.score, abs=1e-6)
+    assert columns.horizon == day and columns.score[2] == pytest.approx(node_score.score, abs=1e-6)
     assert not columns.allowed_bitmap[0] & 1
     columns = served.stub.ScoreNodes(score_pb2.ScoreNodesRequest(score_floor=floor))
     assert columns.horizon.seconds == 8 * 3600 and columns.allowed_bitmap[0] & 1
@@ -204,7 +204,7 @@ def test_a_score_is_of_the_horizon_that_was_asked_for(served: Served) -> None:
 def test_a_wrong_request_is_told_what_would_be_right(
     served: Served, method: str, request_: dict[str, Any], code: str, words: str
 ) -> None:
-    """Each of these once came back as INTERNAL, or worse, as an answer."""
+    """These requests once returned INTERNAL, or worse, a result."""
     served.fault()
     assert isinstance(served.holder.snapshot, Judgement)
     needs = np.zeros((1, 14), dtype=np.float32)
@@ -216,7 +216,7 @@ def test_a_wrong_request_is_told_what_would_be_right(
 
 
 def test_a_workload_meets_only_what_it_is_bound_by(served: Served) -> None:
-    """A compute-bound job is kept from a throttled host, one that waits for the network from one with a port down."""
+    """Compute-bound work avoids a throttled host, network-bound work a host with a port down."""
     world = served.world
     world.run(20)
     throttle(world.hosts[0], 0, 0.8)
@@ -233,8 +233,10 @@ def test_a_workload_meets_only_what_it_is_bound_by(served: Served) -> None:
     assert compute[0] == pytest.approx(0.9 * (1 / 0.8 - 1), abs=0.03)
     assert compute[1:] == pytest.approx([0.0, 0.0, 0.0], abs=0.03)
     assert network == pytest.approx([0.0, 0.5, 0.0, 0.0]), "one of two ports"
-    some = score_pb2.ScoreNodesRequest(node_bitmap=b"\x03", workload={"shares": {"compute": 0.9}})
-    assert list(served.stub.ScoreNodes(some).expected_slowdown) == compute[:2]
+    request = score_pb2.ScoreNodesRequest(
+        node_bitmap=b"\x03", workload={"shares": {"compute": 0.9}}
+    )
+    assert list(served.stub.ScoreNodes(request).expected_slowdown) == compute[:2]
     assert not served.stub.ScoreNodes(score_pb2.ScoreNodesRequest()).expected_slowdown
 
 
@@ -253,7 +255,7 @@ def test_pages_are_of_one_snapshot_worst_first(served: Served) -> None:
 
 
 def test_simulated_hosts_that_ended_are_not_listed(served: Served) -> None:
-    """`gangline run` ended yesterday; its 32 hosts stood STALE above the real ones ever since."""
+    """A day after `gangline run` its 32 hosts were listed as STALE above the real ones."""
     world = served.world
     simulated, real = world.hosts[:3], world.hosts[3]
     for index in range(3):
@@ -267,9 +269,9 @@ def test_simulated_hosts_that_ended_are_not_listed(served: Served) -> None:
     served.holder.snapshot = world.run(10)
     reply = served.stub.ListNodeScores(request)
     assert [score.node for score in reply.node_scores] == [f"nodes/{real.name}"]
-    assert not reply.degraded_reason  # their going is no outage
-    one = served.stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name="nodes/h0"))
-    assert one.state == score_pb2.STALE
+    assert not reply.degraded_reason  # their end is not an outage
+    node_score = served.stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name="nodes/h0"))
+    assert node_score.state == score_pb2.STALE
     assert len(served.stub.ScoreNodes(score_pb2.ScoreNodesRequest()).node_index) == 4
     simulated[0].silent = False
     served.holder.snapshot = world.run(1)
@@ -278,7 +280,7 @@ def test_simulated_hosts_that_ended_are_not_listed(served: Served) -> None:
 
 
 def test_old_listings_are_let_go(served: Served) -> None:
-    """A client that pages for ever must not keep every snapshot alive."""
+    """A client that requests pages endlessly must not keep every snapshot alive."""
     served.fault()
     first = served.stub.ListNodeScores(score_pb2.ListNodeScoresRequest(page_size=1))
     for _ in range(LISTINGS_MAX):
@@ -289,23 +291,23 @@ def test_old_listings_are_let_go(served: Served) -> None:
 
 
 def test_columns_say_what_the_rows_say(served: Served) -> None:
-    """The hot path and the explanation must never disagree."""
+    """The fast path and the explanation must never disagree."""
     world = served.fault()
     reply = served.stub.ScoreNodes(score_pb2.ScoreNodesRequest())
     names = served.stub.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest()).names
     assert reply.dictionary_version == 7 and list(reply.node_index) == [0, 1, 2, 3]
-    for at, index in enumerate(reply.node_index):
+    for position, index in enumerate(reply.node_index):
         host = world.score(world.hosts[index])
         assert names[index] == host.host
-        assert reply.score[at] == pytest.approx(host.score, abs=1e-6)
-        assert reply.state[at] == host.state and reply.reason[at] == host.reason
+        assert reply.score[position] == pytest.approx(host.score, abs=1e-6)
+        assert reply.state[position] == host.state and reply.reason[position] == host.reason
     assert list(reply.bucket) == [0, 2, 3, 0]
     assert bits(reply.allowed_bitmap, 4) == [1, 1, 0, 1]
     assert reply.valid_until.seconds > world.now_ns // 10**9
 
 
 def test_a_host_that_was_never_heard_is_no_better_to_choose_for_a_finding() -> None:
-    """Two hosts registered under one name, and neither had said a word yet: WATCH, and so before those that are not known."""
+    """A silent host with a finding was WATCH, and ranked before UNKNOWN hosts."""
     world = World(hosts=2, gpus=1)
     world.fleet.add_finding(Finding("h1", "identity.duplicate_name", "", "two of this name", 1))
     snapshot = evaluate(world.fleet, world.now_ns, None)
@@ -314,7 +316,7 @@ def test_a_host_that_was_never_heard_is_no_better_to_choose_for_a_finding() -> N
 
 
 def test_the_reply_without_a_filter_is_made_once_per_snapshot(served: Served) -> None:
-    """A reply of 10,000 nodes is serialised once a second, not once a call."""
+    """A reply of 10,000 nodes is serialized once a second, not once a call."""
     served.fault()
     service = ScoreService(served.holder)
     replies = [asyncio.run(service.ScoreNodes(score_pb2.ScoreNodesRequest(), None)) for _ in "ab"]
@@ -338,18 +340,18 @@ def test_a_bitmap_selects_and_a_floor_disallows(served: Served) -> None:
 
 
 def test_a_simulated_host_that_ended_is_not_allowed(served: Served) -> None:
-    """`gangline simulate` ended an hour ago: a scheduler must not place a job on what never was."""
+    """After `gangline simulate` a scheduler must not place a job on a simulated host."""
     served.world.run(5)
     fleet = served.world.fleet
     for name, simulated in (("gone", True), ("real", False)):
         fleet.restore(name, simulated=simulated, gpus=8, last_received_ns=served.world.now_ns)
     served.holder.snapshot = served.world.run(10)
-    every = score_pb2.ScoreNodesRequest()
-    assert bits(served.stub.ScoreNodes(every).allowed_bitmap, 6) == [1] * 6
+    unfiltered = score_pb2.ScoreNodesRequest()
+    assert bits(served.stub.ScoreNodes(unfiltered).allowed_bitmap, 6) == [1] * 6
     served.holder.snapshot = served.world.run(60)
-    assert bits(served.stub.ScoreNodes(every).allowed_bitmap, 6) == [1, 1, 1, 1, 0, 1]
-    some = score_pb2.ScoreNodesRequest(node_bitmap=bytes([0b110001]))
-    assert bits(served.stub.ScoreNodes(some).allowed_bitmap, 3) == [1, 0, 1]
+    assert bits(served.stub.ScoreNodes(unfiltered).allowed_bitmap, 6) == [1, 1, 1, 1, 0, 1]
+    selected = score_pb2.ScoreNodesRequest(node_bitmap=bytes([0b110001]))
+    assert bits(served.stub.ScoreNodes(selected).allowed_bitmap, 3) == [1, 0, 1]
 
 
 def bits(bitmap: bytes, count: int) -> list[int]:
@@ -359,7 +361,7 @@ def bits(bitmap: bytes, count: int) -> list[int]:
 
 
 def test_the_wire_and_the_house_number_alike() -> None:
-    """A state added to one list and not the other would be shown as another state."""
+    """A state added to only one list would be shown as another state."""
     wire_states = {v.name: v.number for v in score_pb2.HealthState.DESCRIPTOR.values}
     assert {s.name: s.value for s in HealthState} == {k: v for k, v in wire_states.items() if v}
     wire_reasons = {v.name: v.number for v in score_pb2.ReasonCode.DESCRIPTOR.values if v.number}
@@ -370,7 +372,7 @@ def test_the_wire_and_the_house_number_alike() -> None:
 
 
 def test_hosts_shows_the_worst_last(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """A terminal ends where the trouble is."""
+    """A terminal shows the end of a list."""
     served.fault()
     assert cli.main(["hosts", "--aggregator", served.address]) == cli.OK
     lines = capsys.readouterr().out.splitlines()
@@ -382,7 +384,7 @@ def test_hosts_shows_the_worst_last(served: Served, capsys: pytest.CaptureFixtur
 
 
 def test_hosts_as_json_and_by_state(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """Scripts read JSON: what is not known is null, never NaN."""
+    """Scripts read JSON: an unknown value is null, never NaN."""
     served.fault()
     arguments = ["hosts", "--json", "--state", "stale", "--aggregator", served.address]
     assert cli.main(arguments) == cli.OK
@@ -395,11 +397,11 @@ def test_hosts_as_json_and_by_state(served: Served, capsys: pytest.CaptureFixtur
 
 
 def test_explain_reads_like_a_colleague(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """What, why, what it cost, how to see it, and what ends it."""
+    """The state, the reason, its cost, its query, and its end."""
     served.fault()
     assert cli.main(["explain", "h2", "--aggregator", served.address]) == cli.OK
     text = capsys.readouterr().out
-    for words in (
+    for phrase in (
         "h2 is UNHEALTHY, last report 0 s ago.",
         "1. GPU-h2-0… XID 95: uncontained memory error",
         "costs the whole score: it is broken now",
@@ -407,7 +409,7 @@ def test_explain_reads_like_a_colleague(served: Served, capsys: pytest.CaptureFi
         "UNHEALTHY ends when the GPU is reset, or the host boots.",
         "Working collectors: gpu_1s, host_1s, rdma_1s",
     ):
-        assert words in text, text
+        assert phrase in text, text
     assert cli.main(["explain", "h0", "--aggregator", served.address]) == cli.OK
     assert "There is no evidence against it." in capsys.readouterr().out
 
@@ -415,7 +417,7 @@ def test_explain_reads_like_a_colleague(served: Served, capsys: pytest.CaptureFi
 def test_explain_of_an_unknown_host_names_near_ones(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A typing error is the commonest reason; exit code 4 is for scripts."""
+    """A typing error is the most frequent cause; exit code 4 is for scripts."""
     served.fault()
     assert cli.main(["explain", "h22", "--aggregator", served.address]) == cli.NOT_FOUND
     assert "did you mean h2" in capsys.readouterr().err
@@ -432,7 +434,7 @@ def test_json_says_of_which_form_it_is(
 
 
 def test_watch_once_prints_plainly(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into a pipe goes text, not cursor movements."""
+    """A pipe gets text, not cursor movements."""
     served.fault()
     assert cli.main(["watch", "--once", "--aggregator", served.address]) == cli.OK
     out = capsys.readouterr().out
@@ -443,12 +445,12 @@ def test_watch_once_prints_plainly(served: Served, capsys: pytest.CaptureFixture
 def test_without_an_aggregator_it_says_what_to_do(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 3, and the line that starts one."""
+    """Exit code 3, and the command that starts an aggregator."""
     monkeypatch.setenv("GANGLINE_AGGREGATOR", f"127.0.0.1:{free_port()}")
     assert cli.main(command) == cli.NO_ANSWER
-    words = capsys.readouterr().err
-    assert "no aggregator answers at 127.0.0.1:" in words
-    assert "start one with" in words and "GANGLINE_AGGREGATOR" in words
+    message = capsys.readouterr().err
+    assert "no aggregator answers at 127.0.0.1:" in message
+    assert "start one with" in message and "GANGLINE_AGGREGATOR" in message
 
 
 def test_just_started_is_told_from_not_there(

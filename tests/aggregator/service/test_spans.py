@@ -1,4 +1,4 @@
-"""Durations in requests: each place refuses one that is negative or malformed, and names the field."""
+"""Durations in requests: each reader refuses negative or malformed ones, and names the field."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READERS: dict[str, Callable[[Duration], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_span_that_is_none_is_refused(name: str) -> None:
-    """5 s and -1 ns were taken, by which each reader meant another time."""
+    """5 s and -1 ns were accepted, and each reader interpreted them differently."""
     for seconds, nanos in WRONG:
         span: Any = Duration(seconds=seconds, nanos=nanos)
         with pytest.raises(InvalidArgument, match=r"expected"):

@@ -1,4 +1,4 @@
-"""What a refused call leaves behind."""
+"""Refused calls: their memory, error details and log lines."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.processes import GUARD_SECONDS
 
 
 class Request:
-    """A message that can be seen to go."""
+    """A message whose deletion can be observed."""
 
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """No garbage collection: the aggregator's goes through everything once in fifty million objects."""
+    """Disable garbage collection: the aggregator's runs once in fifty million objects."""
     gc.collect()
     gc.disable()
     yield
@@ -45,19 +45,19 @@ def uncollected() -> Iterator[None]:
 def test_a_refused_request_goes_at_once(
     error: Exception, uncollected: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One hostile agent's refused registrations, of a megabyte each, were kept: ten megabytes a second for minutes."""
+    """Refused registrations of 1 MB each were kept: ten megabytes a second for minutes."""
     del uncollected
-    made: list[weakref.ref[Request]] = []
+    requests: list[weakref.ref[Request]] = []
 
     def read(_: bytes) -> Request:
         request = Request()
-        made.append(weakref.ref(request))
+        requests.append(weakref.ref(request))
         return request
 
     async def refuse(request: object, context: object) -> bytes:
         raise error.with_traceback(None)
 
-    async def way() -> None:
+    async def call_twice() -> None:
         handler: Any = grpc.unary_unary_rpc_method_handler(
             with_error_status(refuse, CallCounters(), "M"), read
         )
@@ -73,26 +73,26 @@ def test_a_refused_request_goes_at_once(
                 await call(b"registration")
             with pytest.raises(grpc.aio.AioRpcError):
                 await call(b"registration")
-            # A call's task may end after its answer was read.
+            # A call's task may end after its response was read.
             async with asyncio.timeout(GUARD_SECONDS):
-                while any(one() for one in made):
-                    error.__traceback__ = None  # ours: it is one object for both calls
+                while any(request_ref() for request_ref in requests):
+                    error.__traceback__ = None  # one error object serves both calls
                     await asyncio.sleep(0)
         await server.stop(0)
 
-    # A record that is kept has the traceback, and the request with it.
+    # A stored log record has the traceback, and the request with it.
     monkeypatch.setattr(errors.log, "disabled", True)
-    asyncio.run(way())
-    assert len(made) == 2
-    assert [one() for one in made] == [None, None]
+    asyncio.run(call_twice())
+    assert len(requests) == 2
+    assert [request_ref() for request_ref in requests] == [None, None]
 
 
 def read(refusal: ServiceError) -> dict[str, bytes]:
-    """Return the details of *refusal* by kind, as a client finds them."""
+    """Return the details of *refusal* by kind, as a client reads them."""
     trailers = dict(errors.details_of(refusal))
     status = status_pb2.ErrorStatus.FromString(bytes(trailers[errors.DETAILS_KEY]))  # type: ignore[arg-type]
     assert status.code == errors.STATUS[type(refusal)].value[0]
-    return {one.type_url.rpartition(".")[2]: one.value for one in status.details}
+    return {detail.type_url.rpartition(".")[2]: detail.value for detail in status.details}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def read(refusal: ServiceError) -> dict[str, bytes]:
     [InvalidArgument("gangs[3].ttl", "0 s, expected 1 s to 7 days"), StreamRefused("32 in a row")],
 )
 def test_a_wrong_field_is_named_in_the_details(refusal: ServiceError) -> None:
-    """An adapter had to take the field out of words, which other versions say otherwise."""
+    """An adapter parsed the field out of a message, which differs between versions."""
     assert errors.STATUS[type(refusal)] is grpc.StatusCode.INVALID_ARGUMENT
     bad = status_pb2.ErrorBadRequest.FromString(read(refusal)["BadRequest"])
     (wrong,) = bad.field_violations
@@ -109,7 +109,7 @@ def test_a_wrong_field_is_named_in_the_details(refusal: ServiceError) -> None:
 
 
 def test_whoever_is_too_much_is_told_when_to_come_again() -> None:
-    """Of ten limits seven said no time, and clients that keep to RetryInfo gave up, or came again at once."""
+    """Seven of ten limits had no RetryInfo, and clients gave up, or retried at once."""
     for code, kind in ((code, kind) for kind, code in errors.STATUS.items()):
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             assert kind is ResourceExhausted
@@ -121,7 +121,7 @@ def test_whoever_is_too_much_is_told_when_to_come_again() -> None:
 
 
 def test_who_comes_too_early_is_told_when_to_come_again() -> None:
-    """While the disk took nothing executors tried again at once, each as often as it could."""
+    """While the disk was full executors retried at once, continuously."""
     for code, kind in ((code, kind) for kind, code in errors.STATUS.items()):
         if code is grpc.StatusCode.UNAVAILABLE:
             assert kind is ServiceUnavailable
@@ -132,11 +132,11 @@ def test_who_comes_too_early_is_told_when_to_come_again() -> None:
 
 
 def test_words_without_end_still_arrive() -> None:
-    """A statement of Chinese characters was cited in full: its trailers were more than a client takes, and it read of those."""
-    words = "\u4e16" * 5000
-    (_, details), *_ = errors.details_of(InvalidArgument("sql", words))
+    """A statement of Chinese characters was quoted in full, and exceeded the trailer limit."""
+    message = "\u4e16" * 5000
+    (_, details), *_ = errors.details_of(InvalidArgument("sql", message))
     assert (
-        len(errors.cut_utf8(words, errors.MESSAGE_BYTES_MAX).encode()) <= errors.MESSAGE_BYTES_MAX
+        len(errors.cut_utf8(message, errors.MESSAGE_BYTES_MAX).encode()) <= errors.MESSAGE_BYTES_MAX
     )
     assert 3 * errors.MESSAGE_BYTES_MAX + len(details) * 4 / 3 < 8192
 

@@ -1,4 +1,4 @@
-"""The way of a reading: over gRPC, into the store, and its receipt back."""
+"""Readings from gRPC into the store, and their receipts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.slow
 def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
-    """The whole way: what an agent sent with a receipt is what SQL shows."""
+    """An acknowledged reading is visible in SQL."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await agent.send(agent.agent.message(1), agent.agent.message(2))
             assert agent.durable == {1, 2}
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert lab.rows("SELECT host, device, power_watts FROM readings.gpu_1s ORDER BY ALL") == [
         ("host-1", "GPU-0", 1.0),
         ("host-1", "GPU-0", 2.0),
@@ -52,25 +52,25 @@ def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_what_an_earlier_agent_says_of_itself_goes_by_its_name_of_now(lab: Any) -> None:
-    """A fleet is updated aggregator first: for a week nobody saw which collectors of its agents hung."""
+    """After an update of the aggregator, hung collectors of older agents were not visible."""
     turns = Block("collector_10s", ["gpu_1s"])
     turns.put_int(index_of("collector.outcome_state"), 0, 4)
     turns.table = "collector_1s"
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await agent.send(agent.agent.message(1, blocks=[turns]))
             assert agent.durable == {1}
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert lab.rows("SELECT device, outcome_state FROM readings.collector_10s") == [("gpu_1s", 4)]
 
 
 @pytest.mark.slow
 def test_a_resend_never_doubles(lab: Any) -> None:
-    """An agent whose connection broke before the receipt sends again; and again to the next process."""
+    """An agent whose connection broke before the receipt sends again, also to the next process."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await agent.send(agent.agent.message(1))
             await agent.send(agent.agent.message(1), agent.agent.message(1), agent.agent.message(2))
@@ -78,16 +78,16 @@ def test_a_resend_never_doubles(lab: Any) -> None:
             await agent.send(agent.agent.message(2), agent.agent.message(1))
             assert agent.durable == {1, 2}
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(4,)]
     assert lab.rows("SELECT first_sequence, last_sequence FROM received") == [(1, 2)]
 
 
 @pytest.mark.slow
 def test_health_and_reflection(lab: Any, until: Any) -> None:
-    """A load balancer asks per service; grpcurl asks what there is."""
+    """A load balancer asks per service; grpcurl lists the services."""
 
-    async def way() -> list[str]:
+    async def ask_services() -> list[str]:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             stub: Any = health_pb2_grpc.HealthStub(agent.channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="gangline.v1.ScoreService"))
@@ -100,7 +100,7 @@ def test_health_and_reflection(lab: Any, until: Any) -> None:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             return await asyncio.to_thread(_services, aggregator.port)
 
-    services = asyncio.run(way())
+    services = asyncio.run(ask_services())
     assert {"gangline.v1.TelemetryService", "gangline.v1.ScoreService"} <= set(services)
 
 
@@ -112,22 +112,22 @@ def _services(port: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "damage"), BAD, ids=[words for words, _ in BAD])
 def test_a_bad_frame_is_refused_with_words(lab: Any, words: str, damage: Any) -> None:
-    """Damaged on its way: that frame is refused, the stream and all other frames live."""
+    """A damaged frame is refused; the stream and all other frames continue."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             bad = wire.TelemetryBatch(sequence=1, frame=damage(agent.agent.frame(1)))
             await agent.send(bad, agent.agent.message(2))
             assert words in agent.refused[1]
             assert agent.durable == {2}
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
 
 
 def test_a_frame_of_another_run_or_sequence_is_refused(lab: Any) -> None:
-    """Two agents that share a spool folder: the frame says whose it is."""
+    """Two agents share a spool folder: the frame identifies its agent."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             good = agent.agent.frame(4)
             await agent.send(
@@ -137,14 +137,14 @@ def test_a_frame_of_another_run_or_sequence_is_refused(lab: Any) -> None:
             assert "run" in agent.refused[1] and agent.agent.run_id.hex() in agent.refused[1]
             assert "sequence 4" in agent.refused[3]
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
 def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
-    """A program that is no agent does not keep a stream for ever; the words say why it ended."""
+    """A program that is not an agent loses its stream, with the reason."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 bad = range(1, REFUSED_IN_ROW_MAX + 1)  # a write after the last would race the end
@@ -154,14 +154,14 @@ def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
             assert "32 frames in a row" in str(error.value.details())
             assert "truncated" in agent.refused[1]
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
 def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refusals that nobody takes waited in memory: ten bytes of a hostile host's were kept as a thousand."""
+    """Unread refusals stayed in memory: ten bytes of a hostile host took a thousand."""
     monkeypatch.setattr("gangline.aggregator.service.telemetry.UNREAD_MAX", 16)
     monkeypatch.setattr("gangline.aggregator.service.telemetry.REFUSED_IN_ROW_MAX", 1 << 30)
     gate = asyncio.Event()
@@ -169,7 +169,7 @@ def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
     async def held(self: Any, context: Any) -> None:
         await gate.wait()
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             answer = TelemetryStream._answer
             monkeypatch.setattr(TelemetryStream, "_answer", held)
@@ -184,13 +184,13 @@ def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
             while len(agent.refused) < 100:
                 await agent.acknowledgement()
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
 
 
 def test_a_stream_without_a_session_is_refused(lab: Any) -> None:
-    """After a restart of the aggregator an agent's session means nothing: it must register again."""
+    """After a restart of the aggregator a session is invalid: the agent must register again."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             for metadata in ((), (("gangline-session", "of-another-life"),)):
                 agent.metadata, agent.stream = metadata, None
@@ -199,14 +199,14 @@ def test_a_stream_without_a_session_is_refused(lab: Any) -> None:
                 assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
                 assert "RegisterNode" in str(error.value.details())
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
 def test_an_ended_stream_still_gets_its_receipts(lab: Any) -> None:
-    """An agent that stops says so and waits for the last receipts, so that nothing is sent twice."""
+    """A stopping agent ends its stream and waits for the last receipts, to send nothing twice."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             agent.open()
             await agent.stream.write(agent.agent.message(1))
@@ -216,16 +216,16 @@ def test_an_ended_stream_still_gets_its_receipts(lab: Any) -> None:
             assert await agent.stream.read() is grpc.aio.EOF
             assert await agent.stream.code() == grpc.StatusCode.OK
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
 def test_closing_commits_and_receipts_what_is_queued(
     lab: Any, connect: Any, make_agent: Any, until: Any
 ) -> None:
-    """SIGTERM under load: what was taken is committed, and its receipt leaves before the door shuts."""
+    """On SIGTERM under load, accepted frames are committed and acknowledged."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator(commit_seconds=30.0) as aggregator:
             agent = connect(aggregator.port, make_agent())
             await agent.register()
@@ -238,5 +238,5 @@ def test_closing_commits_and_receipts_what_is_queued(
         await agent.close()
         assert agent.durable == {1}
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(2,)]

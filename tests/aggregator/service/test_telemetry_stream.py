@@ -1,4 +1,4 @@
-"""Frames as differences on a real stream: what is stored is what was sent, and what is wrong ends it alone."""
+"""Frames as differences on a real stream: stored unchanged, and an error ends only the stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.contract.wire import telemetry_pb2 as wire
 
 
 def difference(sender: Sender, message: wire.TelemetryBatch) -> wire.TelemetryBatch:
-    """The same message as a new agent sends it."""
+    """Encode the message as a new agent does."""
     data = sender.encode(frame.inflate_frame(message.frame))
     return wire.TelemetryBatch(sequence=message.sequence, differences=data)
 
@@ -27,7 +27,7 @@ def difference(sender: Sender, message: wire.TelemetryBatch) -> wire.TelemetryBa
 def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
     """Live frames, with the backlog of a night between them."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             answer = await agent.register()
             assert answer.stream_context_bytes == CONTEXT_BYTES_MAX
@@ -39,7 +39,7 @@ def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
             await agent.send(live[0], old[0], live[1], live[2], old[1], live[3])
             assert agent.durable == set(range(1, 7))
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert lab.rows("SELECT power_watts, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
         (float(n), 2) for n in range(1, 7)
     ]
@@ -57,9 +57,9 @@ def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
 def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
     lab: Any, damage: Any, words: str
 ) -> None:
-    """The words say why; the session stands, others go on, and a new stream takes it all again."""
+    """The error names the cause; the session continues, and a new stream accepts all frames."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             sender, make = Sender(CONTEXT_BYTES_MAX), agent.agent.message
             await agent.send(difference(sender, make(1)))
@@ -73,7 +73,7 @@ def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
             sender = Sender(CONTEXT_BYTES_MAX)
             await agent.send(*(difference(sender, make(n)) for n in (1, 2, 3)))
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert lab.rows("SELECT power_watts, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
         (1.0, 2), (2.0, 2), (3.0, 2),
     ]  # fmt: skip
@@ -81,9 +81,9 @@ def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
 
 @pytest.mark.slow
 def test_each_receipt_says_how_the_host_stands(lab: Any, until: Any) -> None:
-    """A person at the host asked its agent, which did not know what the aggregator had found of it."""
+    """A person at the host asked its agent, which did not know the aggregator's verdict."""
 
-    async def way() -> str:
+    async def read_verdict() -> str:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await agent.register()
             await agent.send(agent.agent.message(1))
@@ -92,15 +92,18 @@ def test_each_receipt_says_how_the_host_stands(lab: Any, until: Any) -> None:
             await agent.stream.write(agent.agent.message(2))
             verdict = (await agent.acknowledgement()).verdict
             hosts = aggregator.snapshot_holder.snapshot.hosts
-            told = replace(hosts[0], state=HealthState.WATCH, reason_message="x" * 999)
+            watched_score = replace(hosts[0], state=HealthState.WATCH, reason_message="x" * 999)
             watched = replace(
-                aggregator.snapshot_holder.snapshot, hosts=hosts.with_scores({0: told})
+                aggregator.snapshot_holder.snapshot, hosts=hosts.with_scores({0: watched_score})
             )
-            said = verdict_of(watched, {"host-1": 0}, "host-1")
-            assert said is not None and (said.state, len(said.reason)) == ("WATCH", 300)
+            verdict_message = verdict_of(watched, {"host-1": 0}, "host-1")
+            assert verdict_message is not None and (
+                verdict_message.state,
+                len(verdict_message.reason),
+            ) == ("WATCH", 300)
             assert verdict_of(watched, {"host-1": 0}, "host-2") is None, "it is not known"
             assert verdict_of(watched, {"host-1": 9}, "host-1") is None, "nor judged yet"
             assert verdict_of(None, {"host-1": 0}, "host-1") is None
             return str(verdict.state)
 
-    assert asyncio.run(way()) in HealthState.__members__
+    assert asyncio.run(read_verdict()) in HealthState.__members__

@@ -48,7 +48,7 @@ async def serving(holder: Holder) -> AsyncIterator[Any]:
 
 
 def test_a_hundred_watchers_hear_of_a_fault_and_go_on_from_their_bookmark() -> None:
-    """Executors drain by what they hear: none may miss a fault, and a lost connection costs no full list."""
+    """Executors drain by updates: none may miss a fault, or need a full list after a reconnect."""
     world, holder = World(hosts=4, gpus=2), Holder()
     holder.snapshot = world.run(10)
 
@@ -57,12 +57,12 @@ def test_a_hundred_watchers_hear_of_a_fault_and_go_on_from_their_bookmark() -> N
             request = score_pb2.WatchNodeScoresRequest()
             calls = [stub.WatchNodeScores(request, timeout=GUARD_SECONDS) for _ in range(100)]
             first = [await call.read() for call in calls]
-            assert all(one.snapshot and len(one.node_index) == 4 for one in first)
+            assert all(update.snapshot and len(update.node_index) == 4 for update in first)
             world.event(world.hosts[2], 79, gpu_of(world.hosts[2], 0))
             holder.snapshot = world.run(1)
             news = [await call.read() for call in calls]
-            assert all(not one.snapshot and list(one.node_index) == [2] for one in news)
-            assert all(one.state[0] == score_pb2.UNHEALTHY for one in news)
+            assert all(not update.snapshot and list(update.node_index) == [2] for update in news)
+            assert all(update.state[0] == score_pb2.UNHEALTHY for update in news)
             for call in calls:
                 call.cancel()
             again = stub.WatchNodeScores(
@@ -77,7 +77,7 @@ def test_a_hundred_watchers_hear_of_a_fault_and_go_on_from_their_bookmark() -> N
 
 @pytest.mark.parametrize("bookmark", ["x", "1-", "-1", "7-x", "9" * 65 + "-1", "7-1-2"])
 def test_a_bookmark_that_is_none_is_refused(bookmark: str) -> None:
-    """A client's mistake is said, not answered with a whole fleet each second."""
+    """A client's mistake is an error, instead of a whole fleet each second."""
     world, holder = World(hosts=1, gpus=1), Holder()
     holder.snapshot = world.run(1)
 
@@ -97,10 +97,10 @@ def test_a_bookmark_that_is_none_is_refused(bookmark: str) -> None:
 def judged(version: int, hazards: list[float], epoch: int = 7) -> Judgement:
     hosts = tuple(
         HostScore(
-            f"h{at}", at, False, float(np.exp(-8 * hazard)), 0.0, 1.0,
+            f"h{number}", number, False, float(np.exp(-8 * hazard)), 0.0, 1.0,
             HealthState.HEALTHY if hazard < 0.1 else HealthState.SUSPECT, hazard, 1.0, Reason.NONE, "", "", 1,
         )
-        for at, hazard in enumerate(hazards)
+        for number, hazard in enumerate(hazards)
     )  # fmt: skip
     return Judgement(
         version, version * 10**9, 28800.0, hosts, dictionary_version=epoch, columns=pack(hosts)
@@ -118,18 +118,18 @@ fleets = st.lists(
 def test_who_goes_on_from_any_bookmark_knows_what_all_know(
     rounds: list[list[float]], behind: int
 ) -> None:
-    """Whatever was missed, the update since then gives the state that the others have."""
+    """An update since any bookmark gives the state that the others have."""
 
     async def scenario() -> None:
         changes = ScoreChanges()
         known: dict[int, tuple[Any, ...]] = {}
-        at, fleet = -1, 0
+        bookmark, fleet = -1, 0
         for version, hazards in enumerate(rounds, 1):
             fleet = max(fleet, len(hazards))
             hazards = [*hazards, *[0.001] * (fleet - len(hazards))]
             changes.take(judged(version, hazards))
             if version % (behind + 1) == 0 or version == len(rounds):
-                at, sent = changes.since(at) or changes.whole()
+                bookmark, sent = changes.since(bookmark) or changes.whole()
                 if sent:
                     update = score_pb2.NodeScoresUpdate.FromString(sent)
                     known = {} if update.snapshot else known
@@ -151,7 +151,7 @@ def rows_of(update: score_pb2.NodeScoresUpdate) -> dict[int, tuple[Any, ...]]:
 
 
 def test_a_bucket_that_changes_alone_is_told() -> None:
-    """With a trained model probation weighs nothing: it ended beneath a WATCH, and watchers ranked the host last for hours."""
+    """Probation without weight ended beneath a WATCH; watchers ranked the host last for hours."""
 
     async def scenario() -> None:
         changes = ScoreChanges()
@@ -163,26 +163,26 @@ def test_a_bucket_that_changes_alone_is_told() -> None:
         for version, evidence in ((1, (just_back,)), (2, ())):
             hosts = well.hosts[0], replace(watched, evidence=evidence)
             changes.take(replace(well, version=version, hosts=hosts, columns=pack(hosts)))
-        found = changes.since(1)
-        assert found is not None
-        update = score_pb2.NodeScoresUpdate.FromString(found[1])
+        changes_found = changes.since(1)
+        assert changes_found is not None
+        update = score_pb2.NodeScoresUpdate.FromString(changes_found[1])
         assert (list(update.node_index), update.bucket) == ([1], b"\1")
 
     asyncio.run(scenario())
 
 
 def test_a_quiet_fleet_sends_bookmarks_and_an_epoch_begins_anew() -> None:
-    """Silence for minutes cannot be told from a dead connection; indexes of another process mean others."""
+    """Silence looks like a dead connection; indexes of another process mean other hosts."""
 
     async def scenario() -> None:
-        changes, told, at = ScoreChanges(), list[int](), 1
+        changes, bookmarks, bookmark = ScoreChanges(), list[int](), 1
         for version in range(1, 32):
             changes.take(judged(version, [0.001, 0.001]))
-            at, sent = changes.since(at) or changes.whole()
+            bookmark, sent = changes.since(bookmark) or changes.whole()
             if sent:
-                told.append(at)
+                bookmarks.append(bookmark)
                 assert not score_pb2.NodeScoresUpdate.FromString(sent).node_index
-        assert told == [11, 21, 31]
+        assert bookmarks == [11, 21, 31]
         changes.take(judged(1, [0.5], epoch=8))
         assert changes.since(1) == (1, b"") and changes.since(31) is None
         assert score_pb2.NodeScoresUpdate.FromString(changes.whole()[1]).dictionary_version == 8
@@ -192,8 +192,11 @@ def test_a_quiet_fleet_sends_bookmarks_and_an_epoch_begins_anew() -> None:
 
 @pytest.mark.slow
 def test_a_storm_costs_no_memory_and_slow_watchers_no_time() -> None:
-    """A fleet that flaps for an hour before 1,000 watchers, each a little further behind: all updates were kept as bytes,
-    100 MB, and made anew for each of them."""
+    """Updates are shared between watchers, and their memory is bounded.
+
+    A fleet that flapped for an hour before 1,000 watchers, each a little further behind, took 100
+    MB of updates, each built for one watcher.
+    """
 
     async def scenario() -> None:
         changes, nodes, versions = ScoreChanges(), 1000, 400
@@ -212,7 +215,7 @@ def test_a_storm_costs_no_memory_and_slow_watchers_no_time() -> None:
 
 
 def test_more_watchers_than_there_is_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that opens watches and forgets them must not take the service from the others."""
+    """A loop that opens watches and forgets them must not block other clients."""
     monkeypatch.setattr(score, "WATCHERS_MAX", 2)
     world, holder = World(hosts=1, gpus=1), Holder()
     holder.snapshot = world.run(1)
@@ -233,7 +236,7 @@ def test_more_watchers_than_there_is_room_for_are_refused(monkeypatch: pytest.Mo
 
 
 def test_columns_and_names_of_gpus_on_request() -> None:
-    """A scheduler that places single GPUs needs which of the eight is slow."""
+    """A scheduler that places single GPUs must know which of the eight is slow."""
     world, holder = World(hosts=3, gpus=4), Holder()
     world.run(8)
     throttle(world.hosts[1], 2)
@@ -248,13 +251,19 @@ def test_columns_and_names_of_gpus_on_request() -> None:
                 await stub.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest(gpus=True))
             ).gpus
             assert len(reply.gpu_index) == len(names) == 12
-            slow = [at for at, state in enumerate(reply.gpu_state) if state == score_pb2.DEGRADED]
-            assert [names[reply.gpu_index[at]] for at in slow] == [gpu_of(world.hosts[1], 2)]
+            slow = [
+                position
+                for position, state in enumerate(reply.gpu_state)
+                if state == score_pb2.DEGRADED
+            ]
+            assert [names[reply.gpu_index[position]] for position in slow] == [
+                gpu_of(world.hosts[1], 2)
+            ]
             assert reply.gpu_relative_speed_upper[slow[0]] < 0.8
-            some = await stub.ScoreNodes(
+            selected = await stub.ScoreNodes(
                 score_pb2.ScoreNodesRequest(gpus=True, node_bitmap=bytes([0b10]))
             )
-            assert set(some.gpu_node_index) == {1} and len(some.gpu_state) == 4
+            assert set(selected.gpu_node_index) == {1} and len(selected.gpu_state) == 4
             full = await stub.GetNodeScore(
                 score_pb2.GetNodeScoreRequest(name="nodes/h1", view=score_pb2.FULL)
             )

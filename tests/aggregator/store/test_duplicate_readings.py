@@ -1,4 +1,4 @@
-"""A reading that is stored twice is found in spans of time: every reading falls into one, and no span holds a year."""
+"""Duplicate readings are searched in spans that cover each reading once, with a bounded size."""
 
 from __future__ import annotations
 
@@ -25,40 +25,44 @@ SOURCES = st.lists(
 
 @given(SOURCES)
 def test_spans_hold_everything_once(sources: list[ReadingSource]) -> None:
-    """Whatever files there are: each moment of each is in one span, which names the file."""
-    found = list(spans(sources))
-    assert all(one.end_us <= two.begin_us for one, two in pairwise(found))
-    for one in sources:
-        within = [s for s in found if s.begin_us <= one.last_us and s.end_us > one.first_us]
-        assert all(one in span.sources for span in within)
+    """Each moment of each file is in exactly one span, which names the file."""
+    found_spans = list(spans(sources))
+    assert all(earlier.end_us <= later.begin_us for earlier, later in pairwise(found_spans))
+    for earlier in sources:
+        within = [
+            s for s in found_spans if s.begin_us <= earlier.last_us and s.end_us > earlier.first_us
+        ]
+        assert all(earlier in span.sources for span in within)
         covered = [
             moment
             for span in within
-            for moment in range(max(span.begin_us, one.first_us), min(span.end_us, one.last_us + 1))
+            for moment in range(
+                max(span.begin_us, earlier.first_us), min(span.end_us, earlier.last_us + 1)
+            )
         ]
-        assert covered == list(range(one.first_us, one.last_us + 1))
+        assert covered == list(range(earlier.first_us, earlier.last_us + 1))
 
 
 def test_a_year_is_looked_at_in_pieces_of_a_size() -> None:
-    """A year of closed hours, and a late file over all of it: verify asked for them in one query, in 384 MB."""
+    """`verify` queried a year of hours and a late file over all of it at once, in 384 MB."""
     hours = [
         ReadingSource(f"h{n}", True, n * HOUR_US, (n + 1) * HOUR_US - 1, 40_000)
         for n in range(8760)
     ]
     late = ReadingSource("late", True, 0, 8760 * HOUR_US - 1, 100_000)
-    found = list(spans([*hours, late]))
-    assert max(len(span.sources) for span in found) <= 1 + verify.SPAN_ROWS // 40_000
-    assert len(found) < 8760 / 20
+    found_spans = list(spans([*hours, late]))
+    assert max(len(span.sources) for span in found_spans) <= 1 + verify.SPAN_ROWS // 40_000
+    assert len(found_spans) < 8760 / 20
 
 
 def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A frame that came in again days later lies in another file than the first time."""
+    """A frame received again days later is in another file than its first copy."""
     monkeypatch.setattr(verify, "SPAN_ROWS", 10)
     sources = []
     with duckdb.connect() as base:
         for number, begin in enumerate(
             (0, 10, 20, 5)
-        ):  # seconds; the last again what two others hold
+        ):  # seconds; the last file repeats readings of two others
             path = tmp_path / f"{number}'.parquet"
             base.execute(
                 f"COPY (SELECT 'a' AS host, 'G' AS device, make_timestamp((n + {begin}) * 1000000) AS time, "
@@ -67,16 +71,18 @@ def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_p
             sources.append(
                 ReadingSource(str(path), True, begin * 1_000_000, (begin + 9) * 1_000_000, 10)
             )
-        found = list(verify.find_duplicates(base, "gpu_1s", sources, lambda *_: None))
-    assert len(found) > 2
-    assert sum(one.rows for one in found if isinstance(one, Duplicates)) == 10
-    assert {h for one in found if isinstance(one, Duplicates) for h in one.hosts} == {"a"}
+        results = list(verify.find_duplicates(base, "gpu_1s", sources, lambda *_: None))
+    assert len(results) > 2
+    assert sum(result.rows for result in results if isinstance(result, Duplicates)) == 10
+    assert {h for result in results if isinstance(result, Duplicates) for h in result.hosts} == {
+        "a"
+    }
 
 
 def test_one_large_file_is_looked_at_by_its_hosts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """An hour of a fleet is one file of 288 million readings: at once they were 20 GB of spill on the store's disk."""
+    """An hour of a fleet, one file of 288 million readings, spilled 20 GB to the store's disk."""
     monkeypatch.setattr(verify, "SPAN_ROWS", 10)
     path = tmp_path / "hour.parquet"
     with duckdb.connect() as base:
@@ -85,8 +91,14 @@ def test_one_large_file_is_looked_at_by_its_hosts(
             f"FROM range(30) AS r(n) ORDER BY ALL) TO '{path}'"
         )
         source = ReadingSource(str(path), True, 0, 2, 30)
-        found = list(verify.find_duplicates(base, "gpu_1s", [source], lambda *_: None))
-    spans_of_rows = [one for one in found if isinstance(one, Duplicates)]
-    assert len(spans_of_rows) == len(found) > 2
-    assert sum(one.rows for one in spans_of_rows) == 15
-    assert sorted(h for one in spans_of_rows for h in one.hosts) == ["h0", "h1", "h2", "h3", "h4"]
+        results = list(verify.find_duplicates(base, "gpu_1s", [source], lambda *_: None))
+    duplicates = [result for result in results if isinstance(result, Duplicates)]
+    assert len(duplicates) == len(results) > 2
+    assert sum(result.rows for result in duplicates) == 15
+    assert sorted(h for result in duplicates for h in result.hosts) == [
+        "h0",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+    ]

@@ -1,4 +1,4 @@
-"""A disk that takes nothing for a while: judged on, said on screen, nothing lost, nothing doubled."""
+"""A full disk: judging continues, the failure is shown, and nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tests.processes import GUARD_SECONDS, with_store
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 LIMIT = resource.RLIMIT_FSIZE
-#: Writes past this byte fail, as they do on a full disk.
+#: File size limits of a full and a free disk: writes past the first fail.
 FULL, FREE = (1, resource.RLIM_INFINITY), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 class Process:
-    """`gangline aggregator` on any free port, with what it says on stderr."""
+    """`gangline aggregator` on a free port, and its stderr."""
 
     def __init__(self, folder: Path, *more: str) -> None:
-        self.said = ""  # known at the end; a pipe, for a file would be full as well
+        self.said = ""  # known at the end; a pipe, because a file would hit the limit as well
         self.child = subprocess.Popen(
             [*_command(with_store(folder)), "--set", "commit_seconds=0.05", *more],
             stdout=subprocess.PIPE,
@@ -64,22 +64,22 @@ def _command(folder: Path) -> list[str]:
 @pytest.fixture
 def start(lab: Any) -> Iterator[Any]:
     """Start an aggregator; it ends with the test."""
-    begun: list[Process] = []
+    processes: list[Process] = []
 
     def begin(*more: str) -> Process:
-        begun.append(Process(lab.folder, *more))
-        return begun[-1]
+        processes.append(Process(lab.folder, *more))
+        return processes[-1]
 
     yield begin
-    for one in begun:
-        if one.child.poll() is None:
-            one.child.kill()
-            with one.child:
-                one.child.wait(GUARD_SECONDS)
+    for process in processes:
+        if process.child.poll() is None:
+            process.child.kill()
+            with process.child:
+                process.child.wait(GUARD_SECONDS)
 
 
 async def _reason(channel: Any, enough: Any) -> score_pb2.ListNodeScoresResponse:
-    """Ask until the answer is as expected."""
+    """Repeat the request until *enough* accepts the response."""
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
     async with asyncio.timeout(GUARD_SECONDS):
         while True:
@@ -92,7 +92,7 @@ async def _reason(channel: Any, enough: Any) -> score_pb2.ListNodeScoresResponse
 
 
 async def _is_serving(channel: Any) -> bool:
-    """Return what a load balancer hears of TelemetryService, once it has been judged anew."""
+    """Return whether TelemetryService is SERVING by its health check, after the next judgement."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     watch = stub.Watch(health_pb2.HealthCheckRequest(service="gangline.v1.TelemetryService"))
     degraded = (await _reason(channel, lambda it: True)).degraded_reason
@@ -114,7 +114,7 @@ async def _until_durable(connection: Any, sequences: set[int]) -> None:
 def test_a_full_disk_is_said_and_events_are_judged(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
-    """QA filled the disk: nothing on screen said so, an XID 95 did not count, the host went silent."""
+    """QA filled the disk: no message appeared, an XID 95 was ignored, the host went silent."""
     process, agent = start("--set", "ops_seconds=15"), make_agent()
     now_ns = time.time_ns()
     xid = wire.HealthEvent(
@@ -128,29 +128,34 @@ def test_a_full_disk_is_said_and_events_are_judged(
     )
     report = wire.ReportEventsRequest(events=[xid])
 
-    async def way() -> None:
+    async def report_events() -> None:
         connection = connect(process.port, agent)
         await connection.register()
         await connection.send(agent.message(1))
         process.disk(FULL)
         await connection.stream.write(agent.message(2))
         channel = connection.channel
-        told = await _reason(channel, lambda it: it.degraded_reason)
-        words = r"not storing since \d\d:\d\d:\d\d UTC: .+; 2 readings wait"
-        assert re.search(words, told.degraded_reason)
+        response = await _reason(channel, lambda response_now: response_now.degraded_reason)
+        pattern = r"not storing since \d\d:\d\d:\d\d UTC: .+; 2 readings wait"
+        assert re.search(pattern, response.degraded_reason)
         assert connection.durable == {1}
         assert not await _is_serving(channel)
-        ack = await connection.acknowledgement()  # a word, and more room than is taken
+        ack = await connection.acknowledgement()  # a keepalive, with more credit than was used
         assert not ack.durable and ack.credit_frames > 64
         for _ in range(2):
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await connection.stub.ReportEvents(report, metadata=connection.metadata)
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-        sick = await _reason(channel, lambda it: it.node_scores and it.node_scores[0].state == 5)
+        sick = await _reason(
+            channel,
+            lambda response_now: (
+                response_now.node_scores and response_now.node_scores[0].state == 5
+            ),
+        )
         assert "95" in sick.node_scores[0].reason_words
         process.disk(FREE)
         await _until_durable(connection, {1, 2})
-        await _reason(channel, lambda it: not it.degraded_reason)
+        await _reason(channel, lambda response_now: not response_now.degraded_reason)
         assert await _is_serving(channel)
         for accepted in (1, 0):
             answer = await connection.stub.ReportEvents(report, metadata=connection.metadata)
@@ -158,29 +163,29 @@ def test_a_full_disk_is_said_and_events_are_judged(
         await connection.send(agent.message(3))
         await connection.close()
 
-    asyncio.run(way())
+    asyncio.run(report_events())
     assert process.end() == 0
-    said = process.said
-    assert said.count("ERROR cannot store") == 1 and said.count("storing again") == 1
+    stderr = process.said
+    assert stderr.count("ERROR cannot store") == 1 and stderr.count("storing again") == 1
     assert lab.rows("SELECT event_id FROM events") == [("e1",)]
     assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [(6, 3)]
-    [(host, words, cleared)] = lab.rows(
+    [(host, pattern, cleared)] = lab.rows(
         "SELECT host, words, cleared > since FROM findings WHERE name = 'store.failing'"
     )
-    assert host == "(aggregator)" and "nothing is stored or acknowledged" in words and cleared
+    assert host == "(aggregator)" and "nothing is stored or acknowledged" in pattern and cleared
 
 
 @pytest.mark.slow
 def test_more_than_memory_holds_is_judged_and_sent_again(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
-    """Full for so long that the queue is too: hosts must not go silent for it, nor lose a reading."""
+    """A disk full until the queue is full as well: no host goes silent or loses a reading."""
     process, agent = start("--set", "queue_bytes_max=1048576"), make_agent()
 
     def big(sequence: int) -> wire.TelemetryBatch:
         return agent.message(sequence, blocks=[agent.block(sequence, gpus=400)])  # type: ignore[no-any-return]
 
-    async def way() -> None:
+    async def send_frames() -> None:
         connection = connect(process.port, agent)
         await connection.register()
         await connection.send(big(1))
@@ -195,7 +200,8 @@ def test_more_than_memory_holds_is_judged_and_sent_again(
         process.disk(FREE)
         await _reason(connection.channel, lambda it: not it.degraded_reason)
         await connection.stream.write(big(40))
-        with pytest.raises(grpc.aio.AioRpcError) as error:  # what fitted is receipted, then:
+        # the frames that fit are acknowledged, then:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
             while True:
                 await connection.acknowledgement()
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -208,7 +214,7 @@ def test_more_than_memory_holds_is_judged_and_sent_again(
         await again.close()
         await connection.close()
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert process.end() == 0
     counted = lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s")
     assert counted == [(16000, 40)]
@@ -218,10 +224,10 @@ def test_more_than_memory_holds_is_judged_and_sent_again(
 def test_an_end_that_could_not_store_is_a_failure(
     lab: Any, start: Any, connect: Any, make_agent: Any
 ) -> None:
-    """systemd must not read "stopped well" of an aggregator that could not write its last readings."""
+    """systemd must not see success if the last readings could not be written."""
     process, agent = start(), make_agent()
 
-    async def way() -> None:
+    async def send_frames() -> None:
         connection = connect(process.port, agent)
         await connection.register()
         await connection.send(agent.message(1))
@@ -230,16 +236,16 @@ def test_an_end_that_could_not_store_is_a_failure(
         await _reason(connection.channel, lambda it: it.degraded_reason)
         await connection.close()
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert process.end() == 1
-    said = process.said
-    assert "closed without storing 1 frames" in said and "send them again" in said
-    assert "Traceback" not in said
+    stderr = process.said
+    assert "closed without storing 1 frames" in stderr and "send them again" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.slow
 def test_a_start_on_a_full_disk(lab: Any, start: Any) -> None:
-    """QA: a raw traceback of DuckDB's. Wanted: one line with the folder and the cause."""
+    """QA saw a raw DuckDB traceback instead of a line with the folder and the cause."""
     assert start().end() == 0
     done = subprocess.run(
         _command(lab.folder),
@@ -250,7 +256,11 @@ def test_a_start_on_a_full_disk(lab: Any, start: Any) -> None:
         preexec_fn=lambda: resource.setrlimit(LIMIT, FULL),
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    [line] = [one for one in done.stderr.splitlines() if one.startswith("gangline")]
+    [line] = [
+        output_line
+        for output_line in done.stderr.splitlines()
+        if output_line.startswith("gangline")
+    ]
     assert str(lab.folder) in line
     assert start().end() == 0
 
@@ -258,7 +268,7 @@ def test_a_start_on_a_full_disk(lab: Any, start: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("theirs", ["no database", "another database"])
 def test_a_folder_that_is_not_ours_gets_no_file(lab: Any, theirs: str) -> None:
-    """ "Left untouched", it said, and left a lock file there."""
+    """The message said "left untouched", but a lock file remained."""
     lab.folder.mkdir()
     file = lab.folder / "gangline.duckdb"
     if theirs == "no database":

@@ -1,4 +1,4 @@
-"""What was measured of each host at the beginning of a day outlives the score that bore it."""
+"""Measurements of each host at the start of a day outlive the score that contained them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ committed(Path(sys.argv[1]), TEN_US - 5 * DAY_US, TEN_US)
 def put(
     base: Any, host: str, time_us: int, errors: float | None, model: str | None = "prior"
 ) -> None:
-    """Store a score, of which nothing but this is known."""
+    """Store a score with only these features."""
     features = dict.fromkeys(SCORE_FEATURE_NAMES, 0.0) | {"corrected_errors": errors, "speed": None}
     base.execute(
         "INSERT INTO scores (time, host, hazard_model, features) VALUES (make_timestamp(?::BIGINT), ?, ?, map(?, ?::DOUBLE[]))",
@@ -55,11 +55,11 @@ def put(
 
 
 def rows(base: Any) -> list[tuple[Any, ...]]:
-    """Return (host, days before the twentieth, seconds of that day, errors, speed), by host and day."""
-    found = base.execute(
+    """Return (host, days before the twentieth, seconds of that day, errors, speed), sorted."""
+    records = base.execute(
         "SELECT host, epoch_us(day), epoch_us(time), corrected_errors, speed FROM host_days ORDER BY ALL"
     ).fetchall()
-    return [(host, (MIDNIGHT_US - day) // DAY_US, (time - day) / 1e6, *rest) for host, day, time, *rest in found]  # fmt: skip
+    return [(host, (MIDNIGHT_US - day) // DAY_US, (time - day) / 1e6, *rest) for host, day, time, *rest in records]  # fmt: skip
 
 
 @pytest.fixture
@@ -72,17 +72,17 @@ def base() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def test_the_columns_are_what_is_observed(base: Any) -> None:
-    """A signal more among what is observed, and nothing that keeps it: it needs a migration."""
+    """A new observed signal without a column needs a migration."""
     names = [name for (name,) in base.execute("SELECT column_name FROM duckdb_columns() WHERE table_name = 'host_days'").fetchall()]  # fmt: skip
     assert tuple(names) == ("host", "day", "time", *OBSERVED_NAMES)
 
 
 def test_the_first_score_of_each_host_and_day_is_kept_once(base: Any) -> None:
-    """Asked again each hour, by a restart, after a clock that went back: one row a host and day."""
+    """Repeated, at restarts and with a clock set back, it stores a row per host and day."""
     for day in (2, 1, 0):
         for minutes, errors in ((3, day + 0.5), (8, 99.0), (70, 999.0)):
             put(base, "a", MIDNIGHT_US - day * DAY_US + minutes * 60 * SECOND_US, errors)
-    put(base, "late", MIDNIGHT_US - DAY_US + 2 * HOUR_US, 7.0)  # it came at two
+    put(base, "late", MIDNIGHT_US - DAY_US + 2 * HOUR_US, 7.0)  # its first score is from 02:00
     put(base, "before version 9", MIDNIGHT_US + SECOND_US, 7.0, None)
     put(base, "b", MIDNIGHT_US + 59 * 60 * SECOND_US, None)
     fill_host_days(base, MIDNIGHT_US + HOUR_US - 1)
@@ -94,7 +94,7 @@ def test_the_first_score_of_each_host_and_day_is_kept_once(base: Any) -> None:
 
 
 def test_a_score_that_waited_for_a_full_disk_is_taken(base: Any) -> None:
-    """The disk was full from five past midnight until two: some hosts had their row, others not."""
+    """The disk was full from 00:05 to 02:00: some hosts had their row, others did not."""
     put(base, "a", MIDNIGHT_US + 60 * SECOND_US, 1.0)
     fill_host_days(base, TEN_US)
     put(base, "b", MIDNIGHT_US + 360 * SECOND_US, 2.0)
@@ -105,7 +105,7 @@ def test_a_score_that_waited_for_a_full_disk_is_taken(base: Any) -> None:
 
 @pytest.mark.slow
 def test_an_empty_store_and_one_of_long_ago(base: Any) -> None:
-    """Nothing to keep is no error; of what is older than it is kept, nothing is begun."""
+    """An empty store is valid; days beyond the retention are not filled."""
     fill_host_days(base, TEN_US)
     put(base, "a", MIDNIGHT_US - 500 * DAY_US + SECOND_US, 1.0)
     put(base, "a", MIDNIGHT_US - 399 * DAY_US + SECOND_US, 2.0)
@@ -115,7 +115,7 @@ def test_an_empty_store_and_one_of_long_ago(base: Any) -> None:
 
 @dataclass
 class Life:
-    """A store and its clock, from one start to its end."""
+    """A store and its clock, from a start to its end."""
 
     folder: Path
     now_us: int
@@ -139,7 +139,7 @@ class Life:
         self.store.in_transaction(lambda base: put(base, host, time_us, 1.0))
 
     def commit_at(self, now_us: int) -> None:
-        """Commit once, and with the commit apply retention."""
+        """Commit once, which also applies retention."""
         self.now_us = now_us
         self.store.submit_findings([Finding("b", "gpu.xid", "", "new", now_us * 1000)])
         self.store.request_commit()
@@ -147,21 +147,21 @@ class Life:
 
 
 def committed(folder: Path, since_us: int, *times_us: int) -> None:
-    """Start at *since_us*, and let a commit pass at each of *times_us*."""
+    """Start at *since_us*, and commit at each of *times_us*."""
     with Life(folder, since_us) as life:
         for now_us in times_us:
             life.commit_at(now_us)
 
 
 def counted(folder: Path) -> tuple[int, int]:
-    """Return the rows of `scores` and of `host_days`."""
+    """Return the row counts of `scores` and `host_days`."""
     with duckdb.connect(str(folder / STORE_FILE), read_only=True) as base:
         return base.execute("SELECT (SELECT count(*) FROM scores), (SELECT count(*) FROM host_days)").fetchall()[0]  # fmt: skip
 
 
 @pytest.mark.slow
 def test_days_outlive_the_scores_for_400_days(tmp_path: Path) -> None:
-    """Scores are kept for two weeks, a model needs eight: what was measured went with the score that bore it."""
+    """Scores are kept for two weeks, a model needs eight: measurements were lost with them."""
     with Life(tmp_path, MIDNIGHT_US - 20 * DAY_US) as life:
         for day in (20, 10, 1):
             at_us = MIDNIGHT_US - day * DAY_US
@@ -175,14 +175,14 @@ def test_days_outlive_the_scores_for_400_days(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_kill_between_keeping_and_letting_go_loses_nothing(tmp_path: Path) -> None:
-    """Killed in the commit that had taken the day and was to delete its score: both, or neither."""
+    """A kill within the commit that keeps a day and deletes its score does both, or neither."""
     with Life(tmp_path, MIDNIGHT_US - 5 * DAY_US) as life:
         life.put("a", MIDNIGHT_US - 5 * DAY_US)
     done = subprocess.run(
         [sys.executable, "-c", _KILLED, str(tmp_path)], capture_output=True, text=True, timeout=GUARD_SECONDS, check=False
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
-    with duckdb.connect(str(tmp_path / STORE_FILE)) as base:  # with what its WAL has
+    with duckdb.connect(str(tmp_path / STORE_FILE)) as base:  # includes its WAL
         assert base.execute("SELECT count(*) FROM scores").fetchall() == [(1,)]
         assert base.execute("SELECT count(*) FROM host_days").fetchall() == [(0,)]
     set_run_time(tmp_path, MIDNIGHT_US - 5 * DAY_US, TEN_US)

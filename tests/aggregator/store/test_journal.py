@@ -1,4 +1,4 @@
-"""The event journal: what is on disk after a crash, and events through the whole service."""
+"""The event journal: its contents after a crash, and events through the whole service."""
 
 from __future__ import annotations
 
@@ -45,50 +45,50 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.data())
 def test_a_torn_journal_gives_back_what_was_whole(events: list[StoredEvent], data: Any) -> None:
-    """Power lost in the middle of a write: the records before it are there, nothing else is."""
-    whole = b"".join(map(encode_record, events))
-    cut = data.draw(st.integers(0, len(whole)))
+    """After a power loss within a write only the complete records before it are read."""
+    encoded = b"".join(map(encode_record, events))
+    cut = data.draw(st.integers(0, len(encoded)))
     sizes = [len(encode_record(event)) for event in events]
-    expected = [e for at, e in enumerate(events) if sum(sizes[: at + 1]) <= cut]
-    assert [event for event, _ in parse_records(whole[:cut])] == expected
-    assert [event for event, _ in parse_records(whole[:cut] + bytes(7))] == expected
+    expected = [e for position, e in enumerate(events) if sum(sizes[: position + 1]) <= cut]
+    assert [event for event, _ in parse_records(encoded[:cut])] == expected
+    assert [event for event, _ in parse_records(encoded[:cut] + bytes(7))] == expected
 
 
 @given(EVENTS, st.binary(max_size=200))
 def test_any_bytes_are_read_without_an_error(events: list[StoredEvent], data: bytes) -> None:
-    """A journal that is no journal ends at its first byte; one that goes on as none does, there."""
-    whole = b"".join(map(encode_record, events))
-    strange = struct.pack("<II", len(data), zlib.crc32(data)) + data
-    assert [event for event, _ in parse_records(whole + data)] == events
-    assert [event for event, _ in parse_records(whole + strange)][: len(events)] == events
+    """Arbitrary bytes end the journal where they begin."""
+    encoded = b"".join(map(encode_record, events))
+    unparsable = struct.pack("<II", len(data), zlib.crc32(data)) + data
+    assert [event for event, _ in parse_records(encoded + data)] == events
+    assert [event for event, _ in parse_records(encoded + unparsable)][: len(events)] == events
 
 
 @given(EVENTS.filter(bool), st.data())
 def test_a_damaged_record_ends_the_journal(events: list[StoredEvent], data: Any) -> None:
-    """A disk that returned another bit must not become an XID that never was."""
-    whole, last = bytearray(b"".join(map(encode_record, events))), len(encode_record(events[-1]))
-    whole[-data.draw(st.integers(1, last))] ^= 1 << data.draw(st.integers(0, 7))
-    assert [event for event, _ in parse_records(bytes(whole))] == events[:-1]
+    """A flipped bit on the disk must not become an XID that never happened."""
+    encoded, last = bytearray(b"".join(map(encode_record, events))), len(encode_record(events[-1]))
+    encoded[-data.draw(st.integers(1, last))] ^= 1 << data.draw(st.integers(0, 7))
+    assert [event for event, _ in parse_records(bytes(encoded))] == events[:-1]
 
 
 def test_events_wait_in_the_journal_until_they_are_stored(tmp_path: Path) -> None:
-    """The file begins anew once the store has all of it, and not before."""
+    """The file is emptied once the store has all events, not before."""
     path = tmp_path / "events.journal"
-    one, two = StoredEvent("a", 1, 1, xid(1)), StoredEvent("a", 2, 2, xid(2))
+    first_event, second_event = StoredEvent("a", 1, 1, xid(1)), StoredEvent("a", 2, 2, xid(2))
     first = EventJournal(path)
-    position = first.append([one])
-    first.append([two])
+    position = first.append([first_event])
+    first.append([second_event])
     first.mark_stored(position)  # `two` is not stored yet
     first.close()
     again = EventJournal(path)
-    assert again.replayed == [one, two]
+    assert again.replayed == [first_event, second_event]
     again.mark_stored(again.position)
     again.close()
     assert path.read_bytes() == b""
 
 
 def test_a_torn_tail_is_cut_off_and_counted(tmp_path: Path) -> None:
-    """What comes after a torn record must not hide behind it."""
+    """Records appended after a torn record must be readable."""
     path = tmp_path / "events.journal"
     event = StoredEvent("a", 1, 1, xid(1))
     path.write_bytes(encode_record(event) + b"torn")
@@ -100,22 +100,22 @@ def test_a_torn_tail_is_cut_off_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_full_journal_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store has been stuck for long: events are refused, and taken again once it has caught up."""
+    """While the store is stuck, events are refused; they are accepted once it has caught up."""
     monkeypatch.setattr(journal, "JOURNAL_BYTES_MAX", 100)
-    one = EventJournal(tmp_path / "events.journal")
-    position = one.append([StoredEvent("a", 1, 1, xid(1))])
+    event_journal = EventJournal(tmp_path / "events.journal")
+    position = event_journal.append([StoredEvent("a", 1, 1, xid(1))])
     with pytest.raises(ResourceExhausted, match="at most 100"):
-        one.append([StoredEvent("a", 1, 1, xid(2, message="x" * 100))])
-    one.mark_stored(position)
-    one.append([StoredEvent("a", 1, 1, xid(2))])
-    one.close()
+        event_journal.append([StoredEvent("a", 1, 1, xid(2, message="x" * 100))])
+    event_journal.mark_stored(position)
+    event_journal.append([StoredEvent("a", 1, 1, xid(2))])
+    event_journal.close()
 
 
 @pytest.mark.slow
 def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
-    """The answer to ReportEvents was lost on the way, or the aggregator restarted in between."""
+    """The response to ReportEvents was lost, or the aggregator restarted in between."""
 
-    async def way() -> None:
+    async def report_twice() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             answer = await _report(agent, xid(1), xid(2), xid(1))
             assert (answer.accepted, list(answer.duplicate_event_ids)) == (2, ["e1"])
@@ -125,7 +125,7 @@ def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
             answer = await _report(agent, xid(3))
             assert (answer.accepted, list(answer.duplicate_event_ids)) == (0, ["e3"])
 
-    asyncio.run(way())
+    asyncio.run(report_twice())
     assert lab.rows("SELECT event_id, code FROM events ORDER BY ALL") == [
         ("e1", 95),
         ("e2", 95),
@@ -136,7 +136,7 @@ def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_a_journal_left_behind_is_moved_at_the_start(lab: Any) -> None:
-    """kill -9 after the receipt and before the commit; and one of them had been committed already."""
+    """A kill -9 came between acknowledgement and commit; an earlier event was committed."""
 
     async def live(*events: wire.HealthEvent) -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
@@ -152,32 +152,32 @@ def test_a_journal_left_behind_is_moved_at_the_start(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_a_restart_forgets_no_fault(lab: Any, until: Any) -> None:
-    """A GPU fell off the bus, then the aggregator was updated: the host must not look well again."""
+    """After a GPU fell off the bus, an update of the aggregator must not make the host healthy."""
 
     def fatal(aggregator: Any) -> list[str]:
         hosts = getattr(aggregator.snapshot_holder.snapshot, "hosts", ())
         return [host.host for host in hosts if host.state.name == "UNHEALTHY"]
 
-    async def way() -> None:
+    async def report_and_restart() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             now_ns = time.time_ns()
             lost = xid(1, wall_time_ns=now_ns, boottime_ns=now_ns - agent.agent.booted_ns)
             await _report(agent, lost)
             await agent.send(agent.agent.message(1))
-            found.append(await until(lambda: fatal(aggregator)))
+            unhealthy_hosts.append(await until(lambda: fatal(aggregator)))
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             await agent.send(agent.agent.message(2))
-            found.append(await until(lambda: fatal(aggregator)))
+            unhealthy_hosts.append(await until(lambda: fatal(aggregator)))
 
-    found: list[list[str]] = []
-    asyncio.run(way())
-    assert found == [["host-1"], ["host-1"]]
+    unhealthy_hosts: list[list[str]] = []
+    asyncio.run(report_and_restart())
+    assert unhealthy_hosts == [["host-1"], ["host-1"]]
 
 
 def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
-    """Sent again and again while the disk is full: judged at the first, one report of one fault."""
+    """An event sent repeatedly while the disk is full is judged once, as one fault."""
 
-    async def way() -> None:
+    async def report_repeatedly() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             journal_file: int = aggregator.store._journal._descriptor
             kept, full = os.dup(journal_file), os.open("/dev/full", os.O_RDWR)
@@ -195,7 +195,7 @@ def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
             [record] = aggregator.fleet.active_events
             assert record.count == 1
 
-    asyncio.run(way())
+    asyncio.run(report_repeatedly())
     assert lab.rows("SELECT event_id FROM events") == [("e1",)]
 
 
@@ -208,16 +208,16 @@ def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
     ],
 )
 def test_events_past_a_limit_are_refused(lab: Any, event: wire.HealthEvent, words: str) -> None:
-    """A kernel log line without end: named, with the limit; nothing of the request is taken."""
+    """An endless kernel log line is refused with the limit, and nothing of the request stays."""
 
-    async def way() -> None:
+    async def report_refused() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await _report(agent, xid(7), event)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert words in str(error.value.details())
 
-    asyncio.run(way())
+    asyncio.run(report_refused())
     assert lab.rows("FROM events") == []
 
 

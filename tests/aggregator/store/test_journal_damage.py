@@ -1,4 +1,4 @@
-"""What the event journal keeps: beside events that are hostile or damaged, and while its file is made smaller."""
+"""The event journal with hostile or damaged events, and while it is compacted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode_
 from gangline.contract.wire import telemetry_pb2 as wire
 from tests.aggregator.process import Process
 
-#: Field 1000, of so many bytes: no version knows it.
+#: Field 1000, with 1 MiB: no version knows it.
 UNKNOWN = b"\xc2\x3e\x80\x80\x40" + b"x" * (1 << 20)
 
 
@@ -33,7 +33,7 @@ def xid(event_id: str, **more: Any) -> wire.HealthEvent:
 
 
 def hostile(event_id: str) -> wire.HealthEvent:
-    """Return an event with 1 MiB of what nobody knows."""
+    """Return an event with 1 MiB in an unknown field."""
     event: wire.HealthEvent = wire.HealthEvent.FromString(
         xid(event_id).SerializeToString() + UNKNOWN
     )
@@ -46,14 +46,14 @@ def stored(event: wire.HealthEvent, host: str = "a") -> StoredEvent:
 
 
 def ids(path: Path) -> list[str]:
-    """Return the ids of the events that a start finds in the journal at *path*."""
+    """Return the ids of the events that a start reads from the journal at *path*."""
     opened = EventJournal(path)
     opened.close()
-    return [one.event.event_id for one in opened.replayed]
+    return [stored_event.event.event_id for stored_event in opened.replayed]
 
 
 def test_fields_that_nobody_knows_are_dropped() -> None:
-    """1 MiB of them made a record that could not be read back: theirs, and within a map's entry."""
+    """1 MiB of unknown fields, at the top or in a map's entry, made a record unreadable."""
     entry = b"\x0a\x01k\x12\x01v" + b"\xc2\x3e\x64" + b"x" * 100
     data = xid("e").SerializeToString()
     field = wire.HealthEvent.DESCRIPTOR.fields_by_name["attributes"].number
@@ -65,7 +65,7 @@ def test_fields_that_nobody_knows_are_dropped() -> None:
 
 
 def test_an_event_too_long_is_refused() -> None:
-    """Each field within its limit, and all of them of the longest letters: no event is so long."""
+    """An event may be too long although each field is within its limit, by 4-byte characters."""
     attributes = {f"{n}": "\N{BRAIN}" * 1024 for n in range(32)}
     request = wire.ReportEventsRequest(events=[xid("e", attributes=attributes)])
     with pytest.raises(
@@ -75,13 +75,13 @@ def test_an_event_too_long_is_refused() -> None:
 
 
 def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
-    """Whatever comes past the check of a request: nothing behind it is lost."""
-    one = EventJournal(tmp_path / "events.journal")
-    one.append([stored(xid("e0"))])
+    """An oversized event that passes the check of a request costs no event behind it."""
+    event_journal = EventJournal(tmp_path / "events.journal")
+    event_journal.append([stored(xid("e0"))])
     with pytest.raises(ValueError, match=r"an event of 10\d+ bytes, at most 1048576"):
-        one.append([stored(xid("e1")), stored(hostile("evil"), "evil")])
-    one.append([stored(xid("e2"))])
-    one.close()
+        event_journal.append([stored(xid("e1")), stored(hostile("evil"), "evil")])
+    event_journal.append([stored(xid("e2"))])
+    event_journal.close()
     assert ids(tmp_path / "events.journal") == ["e0", "e2"]
 
 
@@ -89,9 +89,9 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
 def test_an_honest_hosts_events_survive_beside_a_hostile_ones(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
-    """kill -9 after an agent sent 1 MiB that nobody knows: 5 XIDs of another host had their receipt, and were gone."""
+    """After an unknown field of 1 MiB and kill -9, another host's 5 XIDs were lost."""
 
-    async def way() -> None:
+    async def report_and_kill() -> None:
         process = Process(lab.folder, "--set", "commit_seconds=60")
         try:
             for host, events in (
@@ -107,7 +107,7 @@ def test_an_honest_hosts_events_survive_beside_a_hostile_ones(
         finally:
             process.end(signal.SIGKILL)
 
-    asyncio.run(way())
+    asyncio.run(report_and_kill())
     last = Process(lab.folder)
     assert last.end(signal.SIGTERM) == 0
     assert lab.rows("SELECT event_id FROM events ORDER BY ALL") == [
@@ -116,13 +116,17 @@ def test_an_honest_hosts_events_survive_beside_a_hostile_ones(
 
 
 def test_a_long_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """An update after such an event: it is stored without what nobody knows, and so are those behind it."""
+    """A long record of an earlier version is stored without its unknown fields."""
     path = tmp_path / "events.journal"
     events = [stored(xid("e0")), stored(hostile("evil")), stored(xid("e1"))]
     path.write_bytes(b"".join(map(encode_record, events)))
     opened = EventJournal(path)
     opened.close()
-    assert [one.event for one in opened.replayed] == [xid("e0"), xid("evil"), xid("e1")]
+    assert [stored_event.event for stored_event in opened.replayed] == [
+        xid("e0"),
+        xid("evil"),
+        xid("e1"),
+    ]
     assert opened.loss_message == ""
 
 
@@ -140,13 +144,13 @@ def _damaged(size: int) -> bytes:
 @pytest.mark.parametrize("size", [100, 3 << 20])
 @pytest.mark.parametrize("bad", [_of_another_version, _damaged])
 def test_a_bad_record_is_skipped_by_its_length(tmp_path: Path, bad: Any, size: int) -> None:
-    """However long it is: what follows is read, and how much was skipped is said."""
+    """A bad record of any length is skipped and reported; the records behind it are read."""
     path, record = tmp_path / "events.journal", bad(size)
     first = encode_record(stored(xid("e0")))
     path.write_bytes(first + record + first + record + encode_record(stored(xid("e1"))))
     opened = EventJournal(path)
     opened.close()
-    assert [one.event.event_id for one in opened.replayed] == ["e0", "e0", "e1"]
+    assert [stored_event.event.event_id for stored_event in opened.replayed] == ["e0", "e0", "e1"]
     expected = (
         f"damaged at byte {len(first)}; 2 events after that were read, {2 * len(record)} bytes"
     )
@@ -157,7 +161,7 @@ def test_a_bad_record_is_skipped_by_its_length(tmp_path: Path, bad: Any, size: i
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make it worth while to make a small file smaller."""
+    """Compact small files as well."""
     monkeypatch.setattr(journal, "COMPACT_BYTES_MIN", 100)
 
 
@@ -166,22 +170,24 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_file_is_about_as_large_as_what_waits(
     tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[int, int]]
 ) -> None:
-    """Events without end, each commit behind by some: the file grew to 64 MiB, and all hosts were refused."""
+    """With each commit a little behind, the file grew to 64 MiB, and all events were refused."""
     path = tmp_path_factory.mktemp("journal") / "events.journal"
     size, number, waiting = len(encode_record(stored(xid("e0000")))), 0, list[tuple[str, int]]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "COMPACT_BYTES_MIN", 100)
-        one = EventJournal(path)
+        event_journal = EventJournal(path)
         for appended, share in turns:
             for _ in range(appended):
-                waiting.append((f"e{number:04}", one.append([stored(xid(f"e{number:04}"))])))
+                waiting.append(
+                    (f"e{number:04}", event_journal.append([stored(xid(f"e{number:04}"))]))
+                )
                 number += 1
             done = len(waiting) * share // 100
             if done:
-                one.mark_stored(waiting[done - 1][1])
+                event_journal.mark_stored(waiting[done - 1][1])
                 del waiting[:done]
-            assert one.size_bytes == path.stat().st_size <= 2 * len(waiting) * size + 100
-        one.close()
+            assert event_journal.size_bytes == path.stat().st_size <= 2 * len(waiting) * size + 100
+        event_journal.close()
     assert [event_id for event_id in ids(path) if event_id >= (waiting or [("f", 0)])[0][0]] == [
         event_id for event_id, _ in waiting
     ]
@@ -189,27 +195,29 @@ def test_the_file_is_about_as_large_as_what_waits(
 
 @pytest.mark.usefixtures("small")
 def test_a_full_journal_says_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the store has does not count: neither for the refusal nor in its words."""
-    one = EventJournal(tmp_path / "events.journal")
-    positions = [one.append([stored(xid(f"e{number:02}"))]) for number in range(20)]
+    """Stored events do not count, for the refusal and in its message."""
+    event_journal = EventJournal(tmp_path / "events.journal")
+    positions = [event_journal.append([stored(xid(f"e{number:02}"))]) for number in range(20)]
     size = positions[0]
     monkeypatch.setattr(journal, "JOURNAL_BYTES_MAX", 20 * size)
     with pytest.raises(
         ResourceExhausted, match=f"{20 * size} bytes of events wait for the store, at most"
     ):
-        one.append([stored(xid("e20"))])
-    one.mark_stored(positions[4])  # too little for a new file: it stays as large as it is
-    assert one.size_bytes == 20 * size
+        event_journal.append([stored(xid("e20"))])
+    event_journal.mark_stored(positions[4])  # too few for a new file: the size stays
+    assert event_journal.size_bytes == 20 * size
     for number in range(20, 25):
-        one.append([stored(xid(f"e{number:02}"))])
+        event_journal.append([stored(xid(f"e{number:02}"))])
     with pytest.raises(ResourceExhausted, match=f"{20 * size} bytes of events wait"):
-        one.append([stored(xid("e25"))])
-    one.close()
+        event_journal.append([stored(xid("e25"))])
+    event_journal.close()
 
 
 class Disk:
-    """A journal's calls to the disk: what is there before each of them, for a process that is killed (`seen`), and for
-    a machine without power, which has of each file what was synced last, under the names that were synced last (`synced`).
+    """The journal's system calls, with a copy of the folder before each of them.
+
+    `seen`: the files after a kill of the process. `synced`: after a power loss, the contents and
+    names as of the last fsync.
     """
 
     def __init__(self, folder: Path, kept: Path) -> None:
@@ -237,53 +245,57 @@ class Disk:
     def _sync(self, descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         if path.is_dir():
-            self._names = {one.name: one.stat().st_ino for one in path.iterdir()}
+            self._names = {file.name: file.stat().st_ino for file in path.iterdir()}
         else:
             self._data[os.fstat(descriptor).st_ino] = path.read_bytes()
 
     def _keep(self, name: str) -> None:
-        at = self.kept / str(len(self.steps))
+        folder_of_step = self.kept / str(len(self.steps))
         self.steps.append(name)
-        shutil.copytree(self.folder, at / "seen")
-        (at / "synced").mkdir(parents=True)
+        shutil.copytree(self.folder, folder_of_step / "seen")
+        (folder_of_step / "synced").mkdir(parents=True)
         for file, number in self._names.items():
-            (at / "synced" / file).write_bytes(self._data.get(number, b""))
+            (folder_of_step / "synced" / file).write_bytes(self._data.get(number, b""))
 
     def left(self, since: int) -> Iterator[Path]:
-        """Yield the folders that were left before each step after the first *since*; each is had once."""
-        for at in range(since, len(self.steps)):
-            yield from (self.kept / str(at) / "seen", self.kept / str(at) / "synced")
+        """Yield both copies of the folder before each step from *since* on."""
+        for step in range(since, len(self.steps)):
+            yield from (self.kept / str(step) / "seen", self.kept / str(step) / "synced")
 
 
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     (tmp_path / "data").mkdir()
-    made = Disk(tmp_path / "data", tmp_path / "kept")
-    monkeypatch.setattr(journal, "os", made)
-    monkeypatch.setattr(folders, "os", made)
-    return made
+    traced_disk = Disk(tmp_path / "data", tmp_path / "kept")
+    monkeypatch.setattr(journal, "os", traced_disk)
+    monkeypatch.setattr(folders, "os", traced_disk)
+    return traced_disk
 
 
 @pytest.mark.usefixtures("small")
 def test_no_step_of_a_smaller_file_costs_an_event(disk: Disk, monkeypatch: Any) -> None:
-    """Killed, or without power, at each step: what was receipted and is not in the store is there."""
+    """After a kill or power loss at each step, all acknowledged events not in the store remain."""
     path = disk.folder / "events.journal"
-    one = EventJournal(path)
-    positions = [one.append([stored(xid(f"e{number}"))]) for number in range(9)]
+    event_journal = EventJournal(path)
+    positions = [event_journal.append([stored(xid(f"e{number}"))]) for number in range(9)]
     since = len(disk.steps)
-    one.mark_stored(positions[6])
+    event_journal.mark_stored(positions[6])
     assert "replace" in disk.steps[since:]
     late = len(disk.steps)
-    one.append([stored(xid("e9"))])
+    event_journal.append([stored(xid("e9"))])
     done = len(disk.steps)
-    one.mark_stored(one.position)
-    one.close()
+    event_journal.mark_stored(event_journal.position)
+    event_journal.close()
     monkeypatch.undo()
-    for at, folder in enumerate(disk.left(since)):
-        found, step = ids(folder / "events.journal"), since + at // 2
+    for index, folder in enumerate(disk.left(since)):
+        found_ids, step = ids(folder / "events.journal"), since + index // 2
         expected = ["e7", "e8", *(["e9"] if step >= done else [])]
-        assert found[-len(expected) :] == expected or "e9" in found, (step, disk.steps[step], found)
-        assert set(expected) <= set(found), (step, disk.steps[step], found)
+        assert found_ids[-len(expected) :] == expected or "e9" in found_ids, (
+            step,
+            disk.steps[step],
+            found_ids,
+        )
+        assert set(expected) <= set(found_ids), (step, disk.steps[step], found_ids)
         assert not (folder / "events.journal.new").exists()
         opened = EventJournal(folder / "events.journal")
         assert opened.loss_message == ""
@@ -296,19 +308,19 @@ def test_no_step_of_a_smaller_file_costs_an_event(disk: Disk, monkeypatch: Any) 
 def test_a_disk_that_refuses_a_smaller_file_costs_nothing(
     disk: Disk, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full while the file is made smaller: it stays, a line tells, and a later commit tries again."""
+    """On a full disk the file keeps its size, a line is logged, and a later commit tries again."""
     path = disk.folder / "events.journal"
-    one = EventJournal(path)
-    positions = [one.append([stored(xid(f"e{number}"))]) for number in range(9)]
+    event_journal = EventJournal(path)
+    positions = [event_journal.append([stored(xid(f"e{number}"))]) for number in range(9)]
     disk.fails = fails
-    one.mark_stored(positions[6])
+    event_journal.mark_stored(positions[6])
     assert "cannot be made smaller: Input/output error" in caplog.text
     if fails != "replace":
         with pytest.raises(ServiceUnavailable):
-            one.append([stored(xid("none"))])
+            event_journal.append([stored(xid("none"))])
     disk.fails = ""
-    one.append([stored(xid("e9"))])
-    one.mark_stored(positions[7])
-    assert one.size_bytes == path.stat().st_size == 2 * positions[0]
-    one.close()
+    event_journal.append([stored(xid("e9"))])
+    event_journal.mark_stored(positions[7])
+    assert event_journal.size_bytes == path.stat().st_size == 2 * positions[0]
+    event_journal.close()
     assert ids(path) == ["e8", "e9"]

@@ -1,4 +1,4 @@
-"""The latest of each device in the operators' file, by whatever was committed before and since."""
+"""The latest reading of each device in the operators' file, from commits in any order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOURS = "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'"
 
 @dataclass
 class Fleet:
-    """A store whose operators' file is written when a test says so, and whose clock it moves."""
+    """A store whose clock and operators' file are driven by the test."""
 
     folder: Path
     now_ns: int = NOW_NS
@@ -38,14 +38,14 @@ class Fleet:
 
     def __post_init__(self) -> None:
         config = AggregatorConfig(data=self.folder, commit_seconds=0.01, ops_seconds=3600.0)
-        # Its own thread writes the first one at the start, at any moment of a test.
+        # Otherwise its thread writes the first file at some moment of the test.
         with mock.patch.object(Store, "_write_ops", lambda store: None):
             self.store = Store.open(self.folder, config, lambda: self.now_ns)
 
     def tell(
         self, host: str, values: dict[str, float], second: float = 0.0, table: str = "gpu_1s"
     ) -> None:
-        """Commit a frame of so many seconds from now."""
+        """Commit a frame of *second* seconds after now."""
         block = Block(table, list(values))
         for row, value in enumerate(values.values()):
             block.put_float(0, row, value)
@@ -69,14 +69,14 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
-    yield made
-    made.store.close()
+    test_fleet = Fleet(tmp_path)
+    yield test_fleet
+    test_fleet.store.close()
 
 
 @pytest.mark.slow
 def test_a_device_that_fell_silent_keeps_its_last_reading(fleet: Fleet) -> None:
-    """A host dead for an hour: what it said last is what is asked for."""
+    """The last reading of a host that has been dead for an hour is still in the file."""
     fleet.tell("a", {"G0": 1.0, "G1": 2.0})
     assert fleet.latest() == {("a", "G0"): 1.0, ("a", "G1"): 2.0}
     fleet.now_ns += 3600 * SECOND_NS
@@ -88,15 +88,15 @@ def test_a_device_that_fell_silent_keeps_its_last_reading(fleet: Fleet) -> None:
 
 
 def test_tables_without_a_row_cost_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 62 most are empty on most fleets, and three statements on each were half of what the file took, every 15 s."""
+    """Three statements on each of 62 tables, mostly empty, took half of the write time."""
     tables, run = list[str](), NewFile.run
 
-    def heard(self: NewFile, insert: str, columns: int) -> None:
+    def record(self: NewFile, insert: str, columns: int) -> None:
         tables.append(insert.split()[2])
         run(self, insert, columns)
 
     def leave(live: duckdb.DuckDBPyConnection) -> None:
-        """Only the file before has the reading."""
+        """Only the previous file has the reading."""
         for (name,) in live.execute(_HOURS).fetchall():
             live.execute(f'DROP TABLE hours."{name}"')
 
@@ -104,7 +104,7 @@ def test_tables_without_a_row_cost_nothing(fleet: Fleet, monkeypatch: pytest.Mon
     fleet.latest()
     fleet.store.in_transaction(leave)
     with monkeypatch.context() as patch:
-        patch.setattr(NewFile, "run", heard)
+        patch.setattr(NewFile, "run", record)
         assert fleet.latest() == {("a", "G0"): 1.0}
     assert [table for table in tables if table.startswith("latest.")] == ["latest.gpu_1s"]
 
@@ -114,7 +114,7 @@ def test_tables_without_a_row_cost_nothing(fleet: Fleet, monkeypatch: pytest.Mon
     "turns", [[[("a", 5), ("b", 1), ("a", 3)], [("a", 4), ("b", 2)], [("a", 6)]]]
 )
 def test_the_latest_is_the_latest_in_time(fleet: Fleet, turns: list[list[tuple[str, int]]]) -> None:
-    """Backlog comes after live readings: it must not take their place, before a file or after it."""
+    """A backlog frame must not replace a later reading, of this file or the previous one."""
     newest = dict[tuple[str, str], float]()
     for turn in turns:
         for host, second in turn:
@@ -127,7 +127,7 @@ def test_the_latest_is_the_latest_in_time(fleet: Fleet, turns: list[list[tuple[s
 def test_a_reading_that_waited_long_for_its_commit_is_found(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk stood for 40 s: a link that went down meanwhile was up in the file, until it was told again."""
+    """A disk hung for 40 s: a link that went down meanwhile stayed up in the file."""
     fleet.tell("a", {"G0": 1.0})
     assert fleet.latest() == {("a", "G0"): 1.0}
     fleet.now_ns += 40 * SECOND_NS
@@ -141,7 +141,7 @@ def test_a_reading_that_waited_long_for_its_commit_is_found(
 
 @pytest.mark.slow
 def test_a_restart_finds_what_waited_for_a_commit(tmp_path: Path) -> None:
-    """It was killed while readings waited: agents send them again, as of then."""
+    """After a kill agents send uncommitted readings again, with their old times."""
     first = Fleet(tmp_path)
     first.tell("a", {"G0": 1.0})
     first.latest()
@@ -154,25 +154,25 @@ def test_a_restart_finds_what_waited_for_a_commit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_host_that_invents_devices_is_cut(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes on GPUs: after a thousand of them the file showed those of last month, and no new one."""
+    """After a thousand processes on GPUs the file showed only old ones."""
     monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 4)
     fleet.tell("b", {"G0": 0.5})
     for second in (1, 4, 7):
         fleet.now_ns += SECOND_NS
         fleet.tell("a", {f"P{second + n}": second + n / 10 for n in range(3)})
-        found = fleet.latest()
-    assert found.pop(("b", "G0")) == 0.5
-    assert {("a", f"P{n}") for n in (7, 8, 9)} < set(found) and len(found) == 4
-    assert found["a", "P9"] == 7.2
+        latest = fleet.latest()
+    assert latest.pop(("b", "G0")) == 0.5
+    assert {("a", f"P{n}") for n in (7, 8, 9)} < set(latest) and len(latest) == 4
+    assert latest["a", "P9"] == 7.2
     with duckdb.connect(str(fleet.folder / "operators.duckdb"), read_only=True) as connection:
-        said = connection.execute("SELECT left_out FROM snapshot").fetchall()[0][0]
-    assert said == ["latest.gpu_1s: of a no more than the 4 devices that were reported last"]
+        left_out = connection.execute("SELECT left_out FROM snapshot").fetchall()[0][0]
+    assert left_out == ["latest.gpu_1s: of a no more than the 4 devices that were reported last"]
 
 
 def test_a_file_before_that_cannot_be_read_is_none(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Cut off by a full disk, or of a version before: the next one is written all the same."""
+    """A previous file that was cut off, or of an earlier version, does not block the next one."""
     (fleet.folder / "operators.duckdb").write_bytes(b"no such thing")
     fleet.tell("a", {"G0": 1.0})
     assert fleet.latest() == {("a", "G0"): 1.0}

@@ -1,4 +1,4 @@
-"""Backup, restore, verify, compact: whole or not at all, while the aggregator runs."""
+"""Backup, restore, verify, compact: complete or not at all, while the aggregator runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ANSWERS = [AnswerRecord(7, "Acked", '{"by": "slurm"}'), AnswerRecord(8, "Acked",
 
 
 class Quiet:
-    """A progress that nobody looks at."""
+    """A progress without output."""
 
     def begin(self, what: str, total: int) -> None: ...
 
@@ -75,7 +75,7 @@ class Quiet:
 
 
 class Interrupted(Quiet):
-    """Ctrl-C once so much was done."""
+    """Raises KeyboardInterrupt after *after_bytes* bytes."""
 
     def __init__(self, after_bytes: int) -> None:
         self.left = after_bytes
@@ -101,7 +101,7 @@ def opened(folder: Path, now: list[int] | None = None) -> Iterator[Store]:
 
 @pytest.fixture
 def data(stopped_store: Path, tmp_path: Path) -> Path:
-    """A copy of it, for each test."""
+    """A copy of `stopped_store` for each test."""
     return Path(shutil.copytree(stopped_store, tmp_path / "data"))
 
 
@@ -136,41 +136,41 @@ def numbers(folder: Path) -> list[int]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Return the contents of all files except the operators' ones, which are recreated at any time."""
-    found = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("operators"))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    """Return the contents of all files except the operators' files."""
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("operators"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.slow
 def test_there_and_back(data: Path, tmp_path: Path) -> None:
-    """The machine burnt down: everything but the keys is in the backup, and starts elsewhere."""
-    made = backed_up(data, tmp_path / "to")
-    names = set(made.manifest.files)
+    """The machine burnt down: everything except the keys is in the backup, and starts elsewhere."""
+    result = backed_up(data, tmp_path / "to")
+    names = set(result.manifest.files)
     assert names == {
         STORE, "events.journal", "permit.json",
         "segments/host_1s/2026112009/0.parquet", "rollups/host_1m/2026112009.parquet",
     }  # fmt: skip
-    assert made.manifest.rows > 10 and made.manifest.schema_version == migrations()[-1][0]
+    assert result.manifest.rows > 10 and result.manifest.schema_version == migrations()[-1][0]
     shutil.rmtree(data)
     done = restore(tmp_path / "to", tmp_path / "other", Quiet())
     assert done.replaced is None and set(tree(tmp_path / "other")) == names | {"store_version"}
     assert numbers(tmp_path / "other") == list(range(10))
     with opened(tmp_path / "other") as store:
         assert store.loss_message == ""
-        put(store, 5)  # sent again: it is there
+        put(store, 5)  # sent again: it is stored already
         put(store, 10)
     assert numbers(tmp_path / "other") == list(range(11))
 
 
 def test_keys_only_when_asked_for(data: Path, tmp_path: Path) -> None:
-    """Backups lie where more people read than in the data folder."""
+    """More people can read backups than the data folder."""
     assert not any("access" in name for name in backed_up(data, tmp_path / "to").manifest.files)
-    made = backed_up(data, tmp_path / "to", access=True)
-    assert (made.folder / "access" / "ca.key").read_text() == "secret"
+    result = backed_up(data, tmp_path / "to", access=True)
+    assert (result.folder / "access" / "ca.key").read_text() == "secret"
 
 
 def test_what_the_backup_before_has_is_linked(data: Path, tmp_path: Path) -> None:
-    """A year of Parquet is not copied every night; each backup is whole all the same."""
+    """A year of Parquet is linked instead of copied every night; each backup is complete."""
     first, second = backed_up(data, tmp_path / "to"), backed_up(data, tmp_path / "to")
     name = "segments/host_1s/2026112009/0.parquet"
     assert (first.folder / name).samefile(second.folder / name)
@@ -183,22 +183,22 @@ def test_what_the_backup_before_has_is_linked(data: Path, tmp_path: Path) -> Non
 
 
 def test_a_name_that_was_given_again_is_another_file(data: Path, tmp_path: Path) -> None:
-    """A segment went, the clock was set back, and another of its name and length came: backups kept the old one."""
+    """After a clock set back, a new segment had an old one's name and length: backups kept that."""
     name = "segments/host_1s/2026112009/0.parquet"
     backed_up(data, tmp_path / "to")
     content = (data / name).read_bytes()[::-1]
     (data / name).unlink()
     (data / name).write_bytes(content)
-    made = backed_up(data, tmp_path / "to")
-    assert (made.folder / name).read_bytes() == content
-    restore(made.folder, tmp_path / "other", Quiet())
-    again = backed_up(tmp_path / "other", tmp_path / "to")  # of what was restored: the same files
-    assert (again.folder / name).samefile(made.folder / name)
+    result = backed_up(data, tmp_path / "to")
+    assert (result.folder / name).read_bytes() == content
+    restore(result.folder, tmp_path / "other", Quiet())
+    again = backed_up(tmp_path / "other", tmp_path / "to")  # the restored files are the same
+    assert (again.folder / name).samefile(result.folder / name)
 
 
 @pytest.mark.slow
 def test_beside_ingest_as_of_one_moment(tmp_path: Path) -> None:
-    """Frames and events come in all the while: what had its receipt when the hold began is in the copy, once."""
+    """During ingest, the copy has each frame acknowledged before the hold, once."""
     with opened(tmp_path / "data") as store:
         for sequence in range(20):
             put(store, sequence)
@@ -219,7 +219,7 @@ def test_beside_ingest_as_of_one_moment(tmp_path: Path) -> None:
                 part.mkdir()
                 until = held.wal_bytes + 20_000
                 while held.path.with_name(f"{STORE}.wal").stat().st_size < until:
-                    pass  # what comes now is not in the copy
+                    pass  # later frames are not in the copy
                 shutil.copy(held.path, part / STORE)
                 wal = held.path.with_name(f"{STORE}.wal").read_bytes()[: held.wal_bytes]
                 (part / f"{STORE}.wal").write_bytes(wal)
@@ -237,7 +237,7 @@ def test_beside_ingest_as_of_one_moment(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_in_between_is_noticed(tmp_path: Path) -> None:
-    """The store was opened anew in the middle of a copy: half of one state, half of another."""
+    """A store reopened in the middle of a copy gives parts of two states."""
     with opened(tmp_path) as store:
         put(store, 1)
         check = change_check(tmp_path / STORE)
@@ -248,7 +248,7 @@ def test_a_checkpoint_in_between_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after_bytes", [0, 300_000, 1_000_000])
 def test_ctrl_c_leaves_nothing_half(after_bytes: int, data: Path, tmp_path: Path) -> None:
-    """Somebody had no patience: the backups before are whole, and nothing else is there."""
+    """An interrupt leaves earlier backups complete, and no other files."""
     first = backed_up(data, tmp_path / "to")
     before = set(os.listdir(data))
     with pytest.raises(KeyboardInterrupt):
@@ -264,39 +264,39 @@ def test_ctrl_c_leaves_nothing_half(after_bytes: int, data: Path, tmp_path: Path
 
 
 def test_a_backup_that_was_killed_is_none(data: Path, tmp_path: Path) -> None:
-    """Without a manifest a folder is no backup, and the next one sweeps it."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    (tmp_path / "to" / f".{gone.pid}.partial").mkdir(parents=True)
+    """A folder without a manifest is not a backup; the next backup removes it."""
+    ended_process = subprocess.Popen(["true"])
+    ended_process.wait()
+    (tmp_path / "to" / f".{ended_process.pid}.partial").mkdir(parents=True)
     with pytest.raises(CopyError, match=r"not a backup and contains none.*manifest.json"):
         backup_files.newest(tmp_path / "to")
-    made = backed_up(data, tmp_path / "to")
-    assert os.listdir(tmp_path / "to") == [made.folder.name]
-    (tmp_path / "to" / f".{os.getppid()}.partial").mkdir()  # of one that runs
+    result = backed_up(data, tmp_path / "to")
+    assert os.listdir(tmp_path / "to") == [result.folder.name]
+    (tmp_path / "to" / f".{os.getppid()}.partial").mkdir()  # another backup is running there
     backed_up(data, tmp_path / "to")
     assert len(os.listdir(tmp_path / "to")) == 3
 
 
 def test_what_was_killed_leaves_no_disk_full(data: Path) -> None:
-    """Links that a killed backup left kept segments on the disk that retention had removed; a half file its room."""
+    """Leftovers of killed commands kept disk space: links to removed segments, and half files."""
     for name in (COMPACTED_FILE, f"{COMPACTED_FILE}.wal", "gangline-before.duckdb"):
         (data / name).write_bytes(b"x")
     for name in (f"{BACKUP_HOLDS_FOLDER}/123/segments", "gangline-verify-abc"):
         (data / name).mkdir(parents=True)
     with opened(data):
         assert not [
-            each
-            for each in os.listdir(data)
-            if each.startswith(("compacted", "backup", "gangline-"))
+            entry
+            for entry in os.listdir(data)
+            if entry.startswith(("compacted", "backup", "gangline-"))
         ]
 
 
 def test_a_restored_store_has_another_identity(data: Path, tmp_path: Path) -> None:
-    """Fencing tokens of a restored store are lower than those that executors have seen: they compare them within one identity."""
+    """Executors compare fencing tokens within an identity: a restored store's tokens are lower."""
     before = folder_identity(data)
     assert re.fullmatch("[0-9a-f]{16}", before) and folder_identity(data) == before
-    made = backed_up(data, tmp_path / "to")
-    restore(made.folder, data, Quiet(), force=True)
+    result = backed_up(data, tmp_path / "to")
+    restore(result.folder, data, Quiet(), force=True)
     after = folder_identity(data)
     assert after != before
     (data / "store_identity").write_text("../../etc")
@@ -304,7 +304,7 @@ def test_a_restored_store_has_another_identity(data: Path, tmp_path: Path) -> No
 
 
 def damaged(folder: Path, what: str) -> str:
-    """Damage a backup; return words that must be said of it."""
+    """Damage a backup; return a pattern that the error must match."""
     path = folder / STORE
     if what == "cut":
         os.truncate(path, path.stat().st_size // 2)
@@ -321,26 +321,26 @@ def damaged(folder: Path, what: str) -> str:
 
 @pytest.mark.parametrize("what", ["cut", "a bit", "a segment gone"])
 def test_a_damaged_backup_is_not_restored(what: str, data: Path, tmp_path: Path) -> None:
-    """The disk of the backups was sick too: looked at before anything is written, by restore and verify alike."""
-    made = backed_up(data, tmp_path / "to")
-    words, before = damaged(made.folder, what), tree(data)
-    with pytest.raises(CopyError, match=rf"{words} .*nothing was written"):
+    """Restore and verify check a backup before they write anything."""
+    result = backed_up(data, tmp_path / "to")
+    pattern, before = damaged(result.folder, what), tree(data)
+    with pytest.raises(CopyError, match=rf"{pattern} .*nothing was written"):
         restore(tmp_path / "to", data, Quiet(), force=True)
     assert tree(data) == before
-    code, said = admin("verify", str(tmp_path / "to"))
-    assert code == cli.FAILED and "WRONG: " + words in said
+    code, output = admin("verify", str(tmp_path / "to"))
+    assert code == cli.FAILED and "WRONG: " + pattern in output
 
 
 def admin(*arguments: str) -> tuple[int, str]:
-    """Run `gangline admin` here; return its exit code and what it said."""
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
+    """Run `gangline admin` here; return its exit code and output."""
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(output):
         code = cli.main(["admin", *arguments])
-    return code, said.getvalue()
+    return code, output.getvalue()
 
 
 def in_a_shell(*arguments: str) -> tuple[int, str]:
-    """The same as a process of its own."""
+    """Run `gangline admin` as a process; return its exit code and output."""
     done = subprocess.run(
         [sys.executable, "-m", "gangline.cli", "admin", *arguments],
         capture_output=True, text=True, check=False, timeout=60,
@@ -351,10 +351,10 @@ def in_a_shell(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_place_that_cannot_be_used_is_said(data: Path, tmp_path: Path) -> None:
-    """`--scratch` mistyped ended in a traceback; of a stopped store it was told for how long nothing was stored."""
+    """A mistyped `--scratch` ended in a traceback; a stopped store reported a storage pause."""
     (tmp_path / "file").touch()
-    where = ["--data", str(data)]
-    for command, words in (
+    options = ["--data", str(data)]
+    for command, message in (
         (["verify", "--scratch", str(tmp_path / "nowhere")], "nowhere/gangline-verify-"),
         (
             ["verify", "--scratch", str(tmp_path / "file")],
@@ -362,15 +362,15 @@ def test_a_place_that_cannot_be_used_is_said(data: Path, tmp_path: Path) -> None
         ),
         (["backup", "--to", str(tmp_path / "file")], "a file exists where a folder is expected"),
     ):
-        code, said = admin(*command, *where)
-        assert code == cli.FAILED and words in said, said
+        code, output = admin(*command, *options)
+        assert code == cli.FAILED and message in output, output
     for command in (["backup", "--to", str(tmp_path / "to")], ["compact"]):
-        code, said = admin(*command, *where)
-        assert code == cli.OK and "nothing was stored" not in said
+        code, output = admin(*command, *options)
+        assert code == cli.OK and "nothing was stored" not in output
 
 
 def test_a_store_is_not_written_over(data: Path, tmp_path: Path) -> None:
-    """The wrong folder: only with --force, and then what was there is kept beside it."""
+    """A wrong folder is only replaced with --force, and its files are kept."""
     backed_up(data, tmp_path / "to")
     with opened(data) as store:
         put(store, 99)
@@ -389,7 +389,7 @@ def test_a_store_is_not_written_over(data: Path, tmp_path: Path) -> None:
 def test_a_restore_killed_at_the_exchange(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Power went between two renames: no aggregator starts on half of it, and the restore can be run again."""
+    """After a power loss between two renames no aggregator starts, until a repeated restore."""
     backed_up(data, tmp_path / "to")
     replace, left = os.replace, [0]
 
@@ -422,58 +422,71 @@ def test_a_restore_killed_at_the_exchange(
     ],
 )  # fmt: skip
 def test_verify_finds(table: str, harm: str, words: str, data: Path) -> None:
-    """What DuckDB itself takes for well: a frame that is stored twice, or that nobody received."""
-    code, said = admin("verify", "--data", str(data))
-    assert code == cli.OK and "nothing is wrong" in said, table
+    """`verify` finds duplicate and unreceived frames, which DuckDB accepts."""
+    code, output = admin("verify", "--data", str(data))
+    assert code == cli.OK and "nothing is wrong" in output, table
     with duckdb.connect(str(data / STORE)) as base:
         (name,) = base.execute(
             "SELECT table_name FROM duckdb_tables() WHERE starts_with(table_name, 'host_1s__')"
         ).fetchall()[0]
         base.execute(harm.format(host=f'"{name}"'))
-    code, said = admin("verify", "--data", str(data))
-    assert code == cli.FAILED and words in said
+    code, output = admin("verify", "--data", str(data))
+    assert code == cli.FAILED and words in output
 
 
 def test_what_is_on_record_must_be_there(data: Path, tmp_path: Path) -> None:
-    """A segment that a disk turned a bit of, that somebody cut off or removed by hand: said, and no backup without it."""
+    """A changed, truncated or removed segment is reported, and no backup is made without it."""
     name = "segments/host_1s/2026112009/0.parquet"
-    whole = (data / name).read_bytes()
-    one = ParquetSegment(
-        RAW, "host_1s", "2026112009", name, 0, 0, 1, len(whole), zlib.crc32(whole), "host VARCHAR"
+    content = (data / name).read_bytes()
+    segment = ParquetSegment(
+        RAW,
+        "host_1s",
+        "2026112009",
+        name,
+        0,
+        0,
+        1,
+        len(content),
+        zlib.crc32(content),
+        "host VARCHAR",
     )
     with duckdb.connect(str(data / STORE)) as base:
-        record(base, [one], 0)
+        record(base, [segment], 0)
     assert admin("verify", "--data", str(data))[0] == cli.OK
     backed_up(data, tmp_path / "to")
-    turned = bytearray(whole)
-    turned[whole.index(b"host")] ^= 1  # a name in the footer, or a value: DuckDB need not mind
-    for harm, words in ((bytes(turned), ""), (whole[:10], "has 10 bytes"), (b"", "has 0 bytes")):
+    turned = bytearray(content)
+    turned[content.index(b"host")] ^= 1  # a name in the footer, or a value: DuckDB may ignore it
+    for harm, message in (
+        (bytes(turned), ""),
+        (content[:10], "has 10 bytes"),
+        (b"", "has 0 bytes"),
+    ):
         (data / name).write_bytes(harm)
-        code, said = admin("verify", "--data", str(data))
-        assert code == cli.FAILED and f"WRONG: {name} {words}" in said
+        code, output = admin("verify", "--data", str(data))
+        assert code == cli.FAILED and f"WRONG: {name} {message}" in output
     (data / name).unlink()
-    code, said = admin("verify", "--data", str(data))
-    assert code == cli.FAILED and f"{name} is not there" in said
+    code, output = admin("verify", "--data", str(data))
+    assert code == cli.FAILED and f"{name} is not there" in output
     with pytest.raises(FileChangedError, match="removed before it could be copied"):
         backed_up(data, tmp_path / "to")
 
 
 def test_verify_reads_every_block(data: Path) -> None:
-    """A bit that turned over in a block that no query of today reads."""
+    """A flipped bit in a block that no query reads."""
     content = bytearray((data / STORE).read_bytes())
-    found = 0
-    for at in range(12_288 + 1000, len(content), 3 * 262_144):
+    detected = 0
+    for offset in range(12_288 + 1000, len(content), 3 * 262_144):
         spoilt = bytearray(content)
-        spoilt[at : at + 8] = bytes(b ^ 0xFF for b in spoilt[at : at + 8])
+        spoilt[offset : offset + 8] = bytes(b ^ 0xFF for b in spoilt[offset : offset + 8])
         (data / STORE).write_bytes(spoilt)
-        code, said = admin("verify", "--data", str(data), "--json")
-        found += code == cli.FAILED and bool(json.loads(said)["wrong"])
-    assert found >= 2
+        code, output = admin("verify", "--data", str(data), "--json")
+        detected += code == cli.FAILED and bool(json.loads(output)["wrong"])
+    assert detected >= 2
 
 
 @pytest.mark.slow
 def test_a_compacted_store_holds_the_same(tmp_path: Path) -> None:
-    """Hours that were dropped leave their blocks in the file; frames come in while it is written anew."""
+    """Blocks of dropped hours are freed; frames arrive while the file is rewritten."""
     now = [NOW_NS]
     with opened(tmp_path, now) as store:
         for hour in range(4):
@@ -490,18 +503,24 @@ def test_a_compacted_store_holds_the_same(tmp_path: Path) -> None:
         bytes_before = (tmp_path / STORE).stat().st_size
 
         def meanwhile(*_: int) -> None:
-            if threading.current_thread() is threading.main_thread():  # not while nothing is stored
+            # not while the store is paused
+            if threading.current_thread() is threading.main_thread():
                 put(store, next(more))
 
         done = compact.compact(store, meanwhile)
         assert done.bytes_after < bytes_before
-        put(store, 3 * 100 + 19)  # sent again: the ledger came along
+        put(store, 3 * 100 + 19)  # sent again: the ledger was copied
         put(store, 700)
         assert not (tmp_path / COMPACTED_FILE).exists()
     assert not list(tmp_path.glob("*before*"))
-    found = numbers(tmp_path)
-    assert len(found) == len(set(found)) and {*range(300, 320), 500, 501, 700} <= set(found)
-    assert next(more) - 1 in found
+    stored_numbers = numbers(tmp_path)
+    assert len(stored_numbers) == len(set(stored_numbers)) and {
+        *range(300, 320),
+        500,
+        501,
+        700,
+    } <= set(stored_numbers)
+    assert next(more) - 1 in stored_numbers
     with duckdb.connect(str(tmp_path / STORE), read_only=True) as base:
         events = base.execute("SELECT event_id, revision FROM events ORDER BY 1").fetchall()
         assert events == [("e1", 0), ("e2", 0)]
@@ -521,7 +540,7 @@ def base_tables(folder: Path) -> list[str]:
 def test_a_compaction_that_fails_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new file that does not open, a full disk, somebody who calls it off: the old store goes on."""
+    """After an unreadable new file, a full disk or a cancellation the old store continues."""
     with opened(tmp_path) as store:
         put(store, 1)
         with pytest.raises(CopyError, match="cancelled"):
@@ -537,7 +556,7 @@ def test_a_compaction_that_fails_changes_nothing(
         monkeypatch.undo()
         put(store, 2)
         put(store, 1)
-        # The operators' file and what it is made of come and go meanwhile.
+        # The operators' file and its base may change meanwhile.
         files = {path.name for path in tmp_path.glob("*.duckdb")}
         assert {name for name in files if not name.startswith("operators")} == {STORE}
     assert numbers(tmp_path) == [1, 2]
@@ -549,7 +568,7 @@ def answers_of(folder: Path) -> list[AnswerRecord]:
 
 
 def test_answers_that_the_store_lacks_are_in_the_backup(data: Path, tmp_path: Path) -> None:
-    """An accept was acknowledged, and after a restore nobody knew that a node was being drained."""
+    """After a restore an acknowledged accept was lost, and with it the drain."""
     with closing(AnswerJournal(data / ANSWERS_FILE)) as journal:
         journal.append(ANSWERS)
     backed_up(data, tmp_path / "to")
@@ -562,7 +581,7 @@ def test_answers_that_the_store_lacks_are_in_the_backup(data: Path, tmp_path: Pa
 
 
 def test_answers_of_the_moment_of_the_hold_are_in_the_backup(tmp_path: Path) -> None:
-    """The store takes an answer after the hold began: the copy of the store lacks it, and the journal is empty."""
+    """The store takes an answer after the hold began: the copy lacks it, the journal is empty."""
     with opened(tmp_path / "data") as store:
         journal = AnswerJournal(tmp_path / "data" / ANSWERS_FILE)
         journal.append(ANSWERS[:1])
@@ -573,41 +592,41 @@ def test_answers_of_the_moment_of_the_hold_are_in_the_backup(tmp_path: Path) -> 
 
 
 def test_a_running_aggregator_sends_its_answers(lab: Any, tmp_path: Path) -> None:
-    """The same by `gangline admin backup`: two megabytes come in pieces."""
+    """With `gangline admin backup`: two megabytes arrive in pieces."""
 
-    async def way() -> None:
-        async with lab.aggregator() as one:
+    async def back_up() -> None:
+        async with lab.aggregator() as aggregator:
             journal = AnswerJournal(lab.folder / ANSWERS_FILE)
             journal.append(ANSWERS)
-            where = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{one.port}"]
-            code, words = await asyncio.to_thread(
-                admin, "backup", "--to", str(tmp_path / "to"), *where
+            options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+            code, output = await asyncio.to_thread(
+                admin, "backup", "--to", str(tmp_path / "to"), *options
             )
-            assert code == 0, words
+            assert code == 0, output
             journal.mark_stored(ANSWERS[-1].number)
             journal.close()
 
-    asyncio.run(way())
+    asyncio.run(back_up())
     (folder,) = (tmp_path / "to").iterdir()
     assert answers_of(folder) == ANSWERS
 
 
 @pytest.mark.slow
 def test_all_of_it_against_a_running_aggregator(lab: Any, make_agent: Any, tmp_path: Path) -> None:
-    """`gangline admin` from a shell, while an agent sends: exit codes, words, JSON."""
+    """`gangline admin` from a shell while an agent sends: exit codes, messages, JSON."""
 
-    async def way() -> None:
-        async with lab.aggregator() as one:
-            where = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{one.port}"]
-            async with lab.agent(one) as agent:
+    async def run_commands() -> None:
+        async with lab.aggregator() as aggregator:
+            options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+            async with lab.agent(aggregator) as agent:
                 await agent.send(*(make_agent().message(n) for n in range(1, 6)))
-                said: list[tuple[int, str]] = []
-                shell = ["backup", "--to", str(tmp_path / "to"), "--json", *where]
-                said.append(await asyncio.to_thread(in_a_shell, *shell))
+                results: list[tuple[int, str]] = []
+                shell = ["backup", "--to", str(tmp_path / "to"), "--json", *options]
+                results.append(await asyncio.to_thread(in_a_shell, *shell))
                 for command in (
-                    ["verify", *where],
+                    ["verify", *options],
                     ["verify", str(tmp_path / "to")],
-                    ["compact", *where],
+                    ["compact", *options],
                     [
                         "restore",
                         "--from",
@@ -616,21 +635,21 @@ def test_all_of_it_against_a_running_aggregator(lab: Any, make_agent: Any, tmp_p
                         str(lab.folder),
                         "--force",
                     ],
-                    ["backup", "--to", str(tmp_path / "to"), *where[:3], "127.0.0.1:1"],
-                    ["backup", "--to", "/proc/nothing", *where],
+                    ["backup", "--to", str(tmp_path / "to"), *options[:3], "127.0.0.1:1"],
+                    ["backup", "--to", "/proc/nothing", *options],
                     ["backup", "--to", str(tmp_path), "--data", str(tmp_path / "nowhere")],
                 ):
-                    said.append(await asyncio.to_thread(admin, *command))
+                    results.append(await asyncio.to_thread(admin, *command))
                 await agent.send(*(make_agent().message(n) for n in range(4, 9)))
-                codes = [code for code, _ in said]
-                assert codes == [0, 0, 0, 0, 1, 3, 1, 1], said
-                assert json.loads(said[0][1])["rows"] > 10
-                for at, words in ((1, "nothing is wrong"), (3, "nothing was stored"), (4, "in use by"),
+                codes = [code for code, _ in results]
+                assert codes == [0, 0, 0, 0, 1, 3, 1, 1], results
+                assert json.loads(results[0][1])["rows"] > 10
+                for index, message in ((1, "nothing is wrong"), (3, "nothing was stored"), (4, "in use by"),
                                   (5, "no aggregator answers at 127.0.0.1:1"), (6, "/proc/nothing"),
                                   (7, "holds no store")):  # fmt: skip
-                    assert words in said[at][1]
+                    assert message in results[index][1]
 
-    asyncio.run(way())
+    asyncio.run(run_commands())
     assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [
         (16, 8)
     ]
@@ -640,26 +659,29 @@ def test_all_of_it_against_a_running_aggregator(lab: Any, make_agent: Any, tmp_p
 def test_another_aggregators_folder_is_not_taken_for_this_one(
     lab: Any, data: Path, tmp_path: Path
 ) -> None:
-    """Two aggregators on one machine: a hold on the one does not keep the other's file still, and `compact` of the
-    one's folder compacted the other's store, and said that it was this one."""
+    """An admin command refuses an aggregator of another folder.
 
-    async def way() -> None:
-        async with lab.aggregator() as one:
+    With two aggregators on a machine a hold on the wrong one does not stop the file's changes, and
+    `compact` compacted the other's store, and reported this one.
+    """
+
+    async def run_commands() -> None:
+        async with lab.aggregator() as aggregator:
             with opened(data):
-                where = ["--data", str(data), "--aggregator", f"127.0.0.1:{one.port}"]
+                options = ["--data", str(data), "--aggregator", f"127.0.0.1:{aggregator.port}"]
                 for command in (["backup", "--to", str(tmp_path / "b")], ["compact"]):
                     before = (lab.folder / STORE_FILE).stat().st_ino
-                    code, said = await asyncio.to_thread(admin, *command, *where)
-                    assert code == cli.FAILED and "name that folder with" in said
+                    code, output = await asyncio.to_thread(admin, *command, *options)
+                    assert code == cli.FAILED and "name that folder with" in output
                     assert (lab.folder / STORE_FILE).stat().st_ino == before
 
     (lab.folder).mkdir()
-    asyncio.run(way())
+    asyncio.run(run_commands())
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Any:
-    """A folder beside `data`."""
+    """A folder next to `data`."""
     from tests.aggregator.conftest import Lab
 
     return Lab(tmp_path / "running")
@@ -667,15 +689,15 @@ def lab(tmp_path: Path) -> Any:
 
 @pytest.mark.slow
 def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
-    """kill -9 of a backup: checkpoints go on, and the next backup is made."""
+    """After a kill -9 of a backup checkpoints continue, and the next backup works."""
 
-    async def way() -> None:
-        async with lab.aggregator() as one:
-            where = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{one.port}"]
-            await asyncio.to_thread(one.store.in_transaction, lambda _: None)
+    async def kill_backup() -> None:
+        async with lab.aggregator() as aggregator:
+            options = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{aggregator.port}"]
+            await asyncio.to_thread(aggregator.store.in_transaction, lambda _: None)
             code = (
                 "import sys; from pathlib import Path; from gangline.aggregator.commands.admin_store import ConnectionOptions, held_store\n"
-                f"with held_store(Path({str(lab.folder)!r}), ConnectionOptions('127.0.0.1:{one.port}')): print('held', flush=True); sys.stdin.read()"
+                f"with held_store(Path({str(lab.folder)!r}), ConnectionOptions('127.0.0.1:{aggregator.port}')): print('held', flush=True); sys.stdin.read()"
             )
             command = [sys.executable, "-c", code]
             child = await asyncio.create_subprocess_exec(
@@ -683,25 +705,25 @@ def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
             )
             assert child.stdout is not None
             assert await child.stdout.readline() == b"held\n"
-            failed, said = await asyncio.to_thread(
-                admin, "backup", "--to", str(tmp_path / "b"), *where
+            failed, output = await asyncio.to_thread(
+                admin, "backup", "--to", str(tmp_path / "b"), *options
             )
-            assert failed == cli.FAILED and "another backup is running" in said
+            assert failed == cli.FAILED and "another backup is running" in output
             child.send_signal(signal.SIGKILL)
             await child.wait()
             async with asyncio.timeout(GUARD_SECONDS):
                 while (
-                    await asyncio.to_thread(admin, "backup", "--to", str(tmp_path / "b"), *where)
+                    await asyncio.to_thread(admin, "backup", "--to", str(tmp_path / "b"), *options)
                 )[0]:
                     pass
             child._transport.close()  # type: ignore[attr-defined]
 
-    asyncio.run(way())
+    asyncio.run(kill_backup())
 
 
 @given(st.binary(max_size=200))
 def test_a_manifest_of_anything(data: bytes) -> None:
-    """A manifest is a file that others can write: read, or refused in words."""
+    """Others can write the manifest: it is parsed, or refused with a message."""
     try:
         backup_files.parse(data)
     except backup_files.NoManifestError as error:
@@ -723,7 +745,7 @@ def test_a_manifest_stays_in_its_folder(name: str) -> None:
 
 
 def test_segments_stay_for_the_copy(data: Path) -> None:
-    """Retention takes a segment away while a backup is on its way to it."""
+    """Retention deletes a segment before the backup has copied it."""
     name = "segments/host_1s/2026112009/0.parquet"
     with backup_files.hold_files(data, [name, "segments/gone.parquet"]) as stage:
         (data / name).unlink()
@@ -734,7 +756,7 @@ def test_segments_stay_for_the_copy(data: Path) -> None:
 def test_a_connection_that_breaks_ends_its_compaction_before_another_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What could not be told how far it was went on copying, and the next one wrote into the same file."""
+    """After its stream broke a compaction continued, and the next wrote into the same file."""
     running = list[bool]()
 
     def compacting(store: object, told: object, stopped: Any) -> None:
@@ -763,7 +785,7 @@ def test_a_connection_that_breaks_ends_its_compaction_before_another_begins(
 
 
 def test_a_compaction_outlasts_who_is_cancelled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller hung up, and the end of the aggregator cancelled it once more while it stopped: another began beside it."""
+    """A second cancellation, by the aggregator's end, let another compaction begin in parallel."""
     begun, go = threading.Event(), threading.Event()
 
     def compacting(store: object, told: object, stopped: Any) -> None:
@@ -779,26 +801,26 @@ def test_a_compaction_outlasts_who_is_cancelled_twice(monkeypatch: pytest.Monkey
     async def run() -> None:
         admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
 
-        async def asked() -> None:
+        async def compact_store() -> None:
             await admins.CompactStore(admin_pb2.CompactStoreRequest(), None)
 
-        asking = asyncio.create_task(asked())
+        request = asyncio.create_task(compact_store())
         assert await asyncio.to_thread(begun.wait, GUARD_SECONDS)
         for _ in range(2):
-            asking.cancel()
+            request.cancel()
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await request
         monkeypatch.setattr(service, "compact", beginning)
         try:
             with pytest.raises(ResourceExhausted, match="compacted already"):
-                await asked()
+                await compact_store()
         finally:
             go.set()
         assert admins._compacting is not None
         async with asyncio.timeout(GUARD_SECONDS):
             await asyncio.wait([admins._compacting])
         with pytest.raises(ServiceUnavailable, match="another began"):
-            await asked()
+            await compact_store()
 
     asyncio.run(run())

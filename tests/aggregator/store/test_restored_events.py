@@ -1,4 +1,4 @@
-"""Which events a restart of the aggregator reads again: of what stands all, however old they are and whatever came since."""
+"""Events that a restart reads again: all of active faults, however old, and the newest others."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def find(store: Store, subject: str, ago_ns: int, *, cleared: bool = False) -> N
 
 
 def read(folder: Path, **changes: Any) -> list[str]:
-    """Return the ids of what the next start reads, in its order."""
+    """Return the ids of the events that the next start reads, in order."""
     with opened(folder, **changes) as store:
-        return [one.event.event_id for one in store.recent_events]
+        return [stored_event.event.event_id for stored_event in store.recent_events]
 
 
 @pytest.mark.slow
 def test_a_gpu_that_waits_for_its_repair_for_a_day_is_as_sick_after_a_restart(
     lab: Any, make_agent: Any, until: Any
 ) -> None:
-    """XID 95, then 30 hours of waiting for somebody to reset it: an update of the aggregator made the host HEALTHY."""
+    """XID 95 waited 30 hours for a reset; an update of the aggregator made the host HEALTHY."""
     agent = make_agent()
     agent.booted_ns = time.time_ns() - 40 * HOUR_NS
 
@@ -75,16 +75,16 @@ def test_a_gpu_that_waits_for_its_repair_for_a_day_is_as_sick_after_a_restart(
         def wall_ns() -> int:
             return time.time_ns() - ago_ns
 
-        async with lab.aggregator(wall_ns) as aggregator, lab.agent(aggregator, agent) as one:
+        async with lab.aggregator(wall_ns) as aggregator, lab.agent(aggregator, agent) as item:
             if events:
                 request = wire.ReportEventsRequest(events=events)
-                await one.stub.ReportEvents(request, metadata=one.metadata)
-            await one.send(one.agent.message(2 - len(events)))
+                await item.stub.ReportEvents(request, metadata=item.metadata)
+            await item.send(item.agent.message(2 - len(events)))
             await until(lambda: aggregator.fleet.findings)
             first = aggregator.snapshot_holder.snapshot
             await until(lambda: aggregator.snapshot_holder.snapshot.version > first.version + 1)
             assert aggregator.snapshot_holder.snapshot.hosts[0].state is HealthState.UNHEALTHY
-            return [(one.device, one.code) for one in aggregator.fleet.active_events]
+            return [(item.device, item.code) for item in aggregator.fleet.active_events]
 
     at_ns = 40 * HOUR_NS - 60 * SECOND_NS  # within the last minute of the host's uptime then
     sick = wire.HealthEvent(
@@ -96,7 +96,7 @@ def test_a_gpu_that_waits_for_its_repair_for_a_day_is_as_sick_after_a_restart(
 
 @pytest.mark.slow
 def test_who_runs_leaves_faults_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """80,000 processes are told anew every half hour: of 10,000 hosts no fault was read that was older than that."""
+    """80,000 processes are reported each half hour: no older fault of 10,000 hosts was read."""
     with opened(tmp_path) as store:
         tell(store, "sick", HOUR_NS, "GPU-0", code=63)
         for process in range(9):
@@ -109,7 +109,7 @@ def test_who_runs_leaves_faults_their_room(tmp_path: Path, monkeypatch: pytest.M
 def test_what_comes_and_goes_all_day_leaves_a_standing_fault_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every container takes its interface with it: with those of a night the XID of the evening was out."""
+    """The interface events of a night's containers pushed out the XID of the evening."""
     with opened(tmp_path) as store:
         tell(store, "sick", 12 * HOUR_NS, "GPU-0")
         find(store, "GPU-0 gpu.xid 95", 12 * HOUR_NS)
@@ -122,7 +122,7 @@ def test_what_comes_and_goes_all_day_leaves_a_standing_fault_its_room(
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["GPU-0", "gpu-0", ADDRESS, ADDRESS.lower()])
 def test_of_what_stands_all_is_read_that_its_device_said_since(tmp_path: Path, device: str) -> None:
-    """The kernel names a GPU by its PCI address. A code that excuses another (94 the 48) comes with it."""
+    """The kernel names a GPU by PCI address; a code that excuses another (94 for 48) is read."""
     with opened(tmp_path) as store:
         register(store)
         tell(store, "before its reset", 50 * HOUR_NS, device, code=48)
@@ -137,7 +137,7 @@ def test_of_what_stands_all_is_read_that_its_device_said_since(tmp_path: Path, d
 
 @pytest.mark.slow
 def test_what_is_over_is_not_read_for_its_age(tmp_path: Path) -> None:
-    """A finding that was cleared says nothing of today; one of the host itself stands until it boots."""
+    """A cleared finding needs no event; a finding of the host lasts until it boots."""
     with opened(tmp_path) as store:
         tell(store, "over", 30 * HOUR_NS, "GPU-0")
         find(store, "GPU-0 gpu.xid 95", 30 * HOUR_NS, cleared=True)
@@ -148,7 +148,7 @@ def test_what_is_over_is_not_read_for_its_age(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_history_keeps_what_a_standing_fault_is_known_by(tmp_path: Path) -> None:
-    """Repairs take 13 days and longer, one in ten: after `history_days` nothing was left to know the fault by."""
+    """Repairs may take 13 days: `history_days` must keep the event of an active fault."""
     with opened(tmp_path, NOW_NS - 20 * DAY_NS) as store:
         tell(store, "sick", 20 * DAY_NS, "GPU-0")
         find(store, "GPU-0 gpu.xid 95", 20 * DAY_NS)
@@ -156,7 +156,7 @@ def test_history_keeps_what_a_standing_fault_is_known_by(tmp_path: Path) -> None
     set_run_time(tmp_path, (NOW_NS - 20 * DAY_NS) // 1000, NOW_NS // 1000)
     with opened(tmp_path, history_days=3) as store:
         tell(store, "new", HOUR_NS, "GPU-1")
-        assert [one.event.event_id for one in store.recent_events] == ["sick"]
+        assert [stored_event.event.event_id for stored_event in store.recent_events] == ["sick"]
     with opened(tmp_path, history_days=3) as store, store.reading() as base:
         assert base.execute("SELECT event_id FROM events ORDER BY received").fetchall() == [
             ("sick",),

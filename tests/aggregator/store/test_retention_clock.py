@@ -1,4 +1,4 @@
-"""Age is time that the aggregator has run: no setting of the wall clock, and no pause, deletes anything too soon."""
+"""Age is the aggregator's run time: no setting of the clock, and no pause, deletes too early."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Datum(NamedTuple):
 
 
 class Aggregator:
-    """A wall clock, a steady clock, restarts; and a datum stored with each observation of the clock."""
+    """A wall clock, a steady clock, restarts; each observation of the clock stores a datum."""
 
     def __init__(self, wall_ns: int = START_NS) -> None:
         self.wall_ns, self.steady_ns, self.run_ns = wall_ns, 0, 0
@@ -68,7 +68,7 @@ class Aggregator:
         self.observe()
 
     def restart(self, off_ns: int, *, lost_ns: int = 0) -> None:
-        """Kill it *lost_ns* after the run time was stored, and start it on a machine with another steady clock."""
+        """Kill it *lost_ns* after the run time was stored; start with another steady clock."""
         anchors = self.clock.anchors()
         self.run(lost_ns)
         self.wall_ns, self.steady_ns = max(0, self.wall_ns + off_ns), 7
@@ -77,7 +77,7 @@ class Aggregator:
         self.observe()
 
     def check(self) -> None:
-        """No datum is deleted too soon, and each that the wall clock has passed is deleted in time."""
+        """No datum is deleted too soon, and each that the wall clock passed is deleted in time."""
         slack_ns = 2 * (DEVIATION_NS_MAX + ANCHOR_NS_MIN) + self.restarts * RUN_TIME_STORED_NS
         lowest_ns = self.wall_ns
         cutoffs_ns = {age_ns: self.clock.cutoff_ns(age_ns) for age_ns in AGES_NS}
@@ -107,7 +107,7 @@ def test_a_jump_deletes_nothing_too_soon_and_a_run_ends_in_deletion(
 
 @given(st.lists(st.integers(0, 59), min_size=1, max_size=50))
 def test_a_crash_loop_still_ages_its_data(losses: list[int]) -> None:
-    """A kill loses at most the run time since it was last stored: data stays longer, but not permanently."""
+    """A kill loses at most the run time since it was last stored: data stays longer."""
     aggregator = Aggregator()
     for seconds in losses:
         aggregator.run(90 * SECOND_NS)
@@ -130,7 +130,7 @@ def test_the_anchors_are_bounded() -> None:
 
 
 def fill(past: Past) -> None:
-    """Store a reading, which moves to Parquet, and a current row in each table that has an age limit."""
+    """Store a reading, which moves to Parquet, and a row in each table with an age limit."""
     past.put(values={"power_watts": 1.0})
     past.later(306)
     past.turn()
@@ -161,7 +161,7 @@ def commit(past: Past) -> None:
 
 
 def test_no_table_and_no_file_follows_the_wall_clock(tmp_path: Path) -> None:
-    """While it runs, at a restart, after a month off: all there; after as long a run, over restarts: all gone."""
+    """A jump of the clock deletes nothing, running or restarted; as much run time deletes all."""
     past = Past(tmp_path / "data").open()
     fill(past)
     stored = counts(past)

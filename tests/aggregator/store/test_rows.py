@@ -16,12 +16,12 @@ from gangline.contract.signals import BY_ID, TABLES
 
 KNOWN = [s.signal_id for s in TABLES["gpu_1s"]]
 UNKNOWN = [60_001, 60_002]
-FOREIGN = {60_001: ForeignSignal("gpu.new_ratio", True)}  # 60_002 is in no dictionary at all
+FOREIGN = {60_001: ForeignSignal("gpu.new_ratio", True)}  # 60_002 is in no dictionary
 
 
 @st.composite
 def blocks(draw: st.DrawFn) -> Block:
-    """A block of some signals of gpu_1s, in any order, with strangers, some cells missing."""
+    """A block of some signals of gpu_1s in any order, with unknown ones, some cells missing."""
     ids = draw(st.lists(st.sampled_from(KNOWN + UNKNOWN), min_size=1, max_size=6, unique=True))
     devices = draw(st.lists(st.sampled_from(["G0", "G1", "G2"]), max_size=3, unique=True))
     table = draw(st.sampled_from(["gpu_1s", "gpu_1s", "never_heard_of"]))
@@ -38,10 +38,10 @@ def frame_of(block: Block, sequence: int, host: str = "a", boottime_ns: int = 5_
 
 
 def cell(block: Block, column: int, row: int, *, as_float: bool) -> Any:
-    at = column * block.rows + row
-    if not block.valid[at]:
+    index = column * block.rows + row
+    if not block.valid[index]:
         return None
-    return block.floats[at] if as_float else block.ints[at]
+    return block.floats[index] if as_float else block.ints[index]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -51,7 +51,7 @@ def same(one: Any, other: Any) -> bool:
 @settings(deadline=None)
 @given(st.lists(blocks(), min_size=1, max_size=4))
 def test_every_cell_comes_out_once(several: list[Block]) -> None:
-    """Known signals in their column, all others by name, missing ones as NULL: none lost, none moved."""
+    """Known signals have their column, others their name, missing values are NULL."""
     tables = dict(batch(frame_of(b, n) for n, b in enumerate(several)).tables())
     known = tables["gpu_1s"].to_pylist() if "gpu_1s" in tables else []
     named = tables["by_name"].to_pylist() if "by_name" in tables else []
@@ -69,11 +69,13 @@ def test_every_cell_comes_out_once(several: list[Block]) -> None:
                     expected_named.append((block.devices[row], signal_id))
     assert known == []
     assert len(named) == len(expected_named)
-    assert sorted(one["device"] for one in named) == sorted(device for device, _ in expected_named)
+    assert sorted(record["device"] for record in named) == sorted(
+        device for device, _ in expected_named
+    )
 
 
 def test_a_frame_of_unknown_signals_is_one_piece() -> None:
-    """19 kB of a hostile agent, 128 tables of 512 signals nobody knows: an Arrow table for each was 6 s of the writer."""
+    """An Arrow table for each of 128 tables of unknown signals, 19 kB in all, took 6 s to write."""
     blocks = [Block("gpu_1s", ["G"], tuple(range(20_000, 20_512))) for _ in range(128)]
     for block in blocks:
         block.put_int(7, 0, 1)

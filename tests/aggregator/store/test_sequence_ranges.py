@@ -27,7 +27,7 @@ NOW_NS = 1_795_168_800 * 10**9
 
 @given(SPANS)
 def test_ranges_hold_what_a_set_holds(spans: list[tuple[int, int]]) -> None:
-    """Whatever order frames come in, the ranges are the same numbers: sorted, apart, not touching."""
+    """In any order of frames the ranges are the same numbers: sorted, apart, not touching."""
     ranges, plain = RangeSet(), set[int]()
     for first, length in spans:
         ranges.add(first, first + length)
@@ -42,7 +42,7 @@ def test_ranges_hold_what_a_set_holds(spans: list[tuple[int, int]]) -> None:
 def test_a_host_that_skips_on_purpose_costs_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every second sequence, for ever: the narrowest gap is closed once there are too many."""
+    """With every second sequence the narrowest gap is closed beyond the limit."""
     monkeypatch.setattr(writer, "RANGES_MAX", 3)
     ranges = RangeSet()
     for number in (10, 20, 22, 30, 40):
@@ -51,7 +51,7 @@ def test_a_host_that_skips_on_purpose_costs_bounded_memory(
 
 
 def test_a_range_that_ends_before_it_begins() -> None:
-    """A damaged row must not be taken as everything."""
+    """A damaged row must not match everything."""
     with pytest.raises(ValueError, match=r"5\.\.4"):
         RangeSet().add(5, 4)
 
@@ -60,11 +60,11 @@ def test_runs_are_apart() -> None:
     """The same sequence of another run, or of another host's clone, is another frame."""
     rows = ranges_of([("a", b"1", 1), ("a", b"1", 2), ("a", b"2", 1), ("b", b"1", 9)])
     assert rows == [("a", b"1", 1, 2), ("a", b"2", 1, 1), ("b", b"1", 9, 9)]
-    whole = Ledger(rows)
-    assert whole.contains("a", b"1", 2)
-    assert not whole.contains("a", b"2", 2)
-    assert not whole.contains("b", b"2", 9)
-    assert sorted(whole.rows()) == sorted(rows)
+    ledger = Ledger(rows)
+    assert ledger.contains("a", b"1", 2)
+    assert not ledger.contains("a", b"2", 2)
+    assert not ledger.contains("b", b"2", 9)
+    assert sorted(ledger.rows()) == sorted(rows)
 
 
 def send(store: Store, host: str, run: int, sequence: int) -> None:
@@ -90,8 +90,10 @@ def rows_of(folder: Path) -> tuple[int, int, int]:
 
 @pytest.mark.slow
 def test_a_run_that_was_long_gone_comes_back(tmp_path: Path) -> None:
-    """Hosts that boot from the network are of a new run each time: a year of them lay in memory, and what comes
-    back of an old disk must still be known, also after a restart."""
+    """The frames of an old run are known again, also after a restart.
+
+    Hosts that boot from the network have a new run each time: a year of runs was in memory.
+    """
     config = AggregatorConfig(data=tmp_path, commit_seconds=0.001, ops_seconds=3600.0)
     for _ in range(2):
         store = Store.open(tmp_path, config, lambda: NOW_NS)
@@ -103,14 +105,14 @@ def test_a_run_that_was_long_gone_comes_back(tmp_path: Path) -> None:
         assert store.close() == ""
         assert rows_of(tmp_path)[0] == 10
     store = Store.open(tmp_path, config, lambda: NOW_NS)
-    assert store._writer._ledger.runs() == []  # nobody is registered, and each run is one row
+    assert store._writer._ledger.runs() == []  # no host is registered, and each run is one row
     store.close()
     assert rows_of(tmp_path) == (10, 5, 5)
 
 
 @pytest.mark.slow
 def test_a_host_of_endless_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It registers with a new run for each frame: the ledger keeps the last ones of it, and all of the others."""
+    """A host with a new run per frame: the ledger keeps its last ones, and all of other hosts."""
     monkeypatch.setattr(writer, "RUNS_PER_HOST_MAX", 3)
     monkeypatch.setattr(writer, "RECEIVED_GROWN_MAX", 8)
     config = AggregatorConfig(data=tmp_path, commit_seconds=0.001, ops_seconds=3600.0)

@@ -1,4 +1,4 @@
-"""A disk whose commits take long, or never end: agents slow down, their spools hold, memory stays bounded."""
+"""A disk whose commits are slow, or hang: agents slow down, spools hold, memory is bounded."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ QUEUE_BYTES = 1 << 20
 
 
 class Disk:
-    """Where commits wait while it is shut."""
+    """Commits wait while `open` is not set."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.open.set()
-        self.waiting = threading.Event()  # a commit does
+        self.waiting = threading.Event()  # set while a commit waits
 
     def pass_by(self) -> None:
         if not self.open.is_set():
@@ -46,7 +46,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """Every commit passes by the disk."""
+    """A disk that every commit passes."""
     disk, commit = Disk(), Writer.commit
 
     def slowly(self: Any, *arguments: Any) -> None:
@@ -59,7 +59,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 class Host:
-    """A spool and the real client, which sends what the spool is given."""
+    """A spool and the real client, which sends the spool's frames."""
 
     def __init__(self, place: Path, port: int, name: str = "host-1") -> None:
         self.agent = Agent(name, run_id=b"", boot_id=b"b" * 16)
@@ -92,7 +92,7 @@ class Host:
 def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
     lab: Any, disk: Disk, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A RAID that rebuilt took 40 s for an fsync: agents took the aggregator for dead, and sent all again."""
+    """A RAID rebuild took 40 s for an fsync: agents assumed a dead peer, and sent all again."""
     monkeypatch.setattr(telemetry, "QUIET_SECONDS_MAX", 0.2)
     windows: list[SendWindow] = []
 
@@ -102,7 +102,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
 
     monkeypatch.setattr(protocol, "SendWindow", watched)
 
-    async def way() -> int:
+    async def send_frames() -> int:
         async with lab.aggregator(
             queue_bytes_max=QUEUE_BYTES, backlog_frames_per_second=10_000
         ) as aggregator:
@@ -113,14 +113,14 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
             await until(lambda: host.spool.unacknowledged_frames == 0)
             disk.open.clear()
             begun, queued = host.spool.next_sequence(), 0
-            for _ in range(100):  # so large that a few fill the queue, whichever way they go
+            for _ in range(100):  # so large that a few fill the queue, in either direction
                 host.append(gpus=160)
                 queued = max(queued, aggregator.store._pending.size_bytes)
                 await asyncio.sleep(0)
             assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
             since = window._waiting_since
-            await until(lambda: window._waiting_since > since)  # a word, though no receipt
-            await until(lambda: window.credit_frames < 64)  # and it is that of less credit
+            await until(lambda: window._waiting_since > since)  # a keepalive without a receipt
+            await until(lambda: window.credit_frames < 64)  # with less credit
             assert host.spool.unacknowledged_frames == host.spool.next_sequence() - begun
             assert window.in_flight <= 64
             assert queued <= QUEUE_BYTES
@@ -134,7 +134,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
 
     async def guarded() -> int:
         async with asyncio.timeout(GUARD_SECONDS):
-            return await way()
+            return await send_frames()
 
     count = asyncio.run(guarded())
     assert lab.rows(
@@ -145,9 +145,9 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
 
 @pytest.mark.slow
 def test_nothing_is_acknowledged_before_it_is_durable(lab: Any, disk: Disk, until: Any) -> None:
-    """The commit hangs, everything else goes on: no receipt, of frames or of events that are not journalled."""
+    """While the commit hangs, no frame or unjournaled event is acknowledged."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as connection:
             await connection.send(connection.agent.message(1))
             disk.open.clear()
@@ -161,43 +161,45 @@ def test_nothing_is_acknowledged_before_it_is_durable(lab: Any, disk: Disk, unti
             version = aggregator.snapshot_holder.snapshot.version
             await until(
                 lambda: aggregator.snapshot_holder.snapshot.version > version + 2
-            )  # judged on
+            )  # judging continues
             assert connection.durable == {1} and not receipt.done()
             disk.open.set()
             await receipt
             while connection.durable != {1, 2, 3}:
                 await connection.acknowledgement()
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
 
 
 @pytest.mark.slow
 def test_room_is_looked_for_by_one_task_however_many_wait(
     lab: Any, disk: Disk, until: Any, connect: Any, make_agent: Any
 ) -> None:
-    """Ten thousand streams that each looked twenty times a second left no CPU to the one that had room."""
+    """Ten thousand streams polled twenty times a second, and left no CPU to the one with room."""
 
-    async def way() -> None:
+    async def send_frames() -> None:
         async with lab.aggregator(queue_bytes_max=QUEUE_BYTES) as aggregator:
             disk.open.clear()
             agents = [make_agent(host=f"h{n}", run_id=b"%016d" % n) for n in range(20)]
             connections = [connect(aggregator.port, agent) for agent in agents]
-            for one in connections:
-                await one.register()
-                one.open()
-                await one.stream.write(one.agent.message(1, blocks=[one.agent.block(1, gpus=250)]))
+            for connection in connections:
+                await connection.register()
+                connection.open()
+                await connection.stream.write(
+                    connection.agent.message(1, blocks=[connection.agent.block(1, gpus=250)])
+                )
             streams = aggregator._telemetry._streams
             await until(lambda: len(streams) == 20)
             blocked = aggregator.admission_control
             await until(lambda: blocked._store.room < 0.1)
             assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
             disk.open.set()
-            for one in connections:
-                while one.durable != {1}:
-                    await one.acknowledgement()
-                await one.close()
+            for connection in connections:
+                while connection.durable != {1}:
+                    await connection.acknowledgement()
+                await connection.close()
 
-    asyncio.run(way())
+    asyncio.run(send_frames())
     assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(20 * 250,)]
 
 
@@ -222,7 +224,7 @@ def _score(index: int) -> HostScore:
 def test_what_waits_for_a_disk_is_bounded(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk was full for a night: each second's judgement of a whole fleet waited in memory, 22 GB an hour."""
+    """During a night with a full disk each second's judgement stayed in memory, 22 GB an hour."""
     monkeypatch.setattr(queue, "SCORES_WAITING_MAX", 100)
     monkeypatch.setattr(queue, "FINDINGS_WAITING_MAX", 10)
     monkeypatch.setattr(queue, "EVENTS_WAITING_MAX", 3)
@@ -241,7 +243,7 @@ def test_what_waits_for_a_disk_is_bounded(
         assert [head.version for head, _ in waiting] == [2] * 40 + [3] * 60  # the newest stay
         assert all(head.hosts == () for head, _ in waiting)
         store.submit_findings([Finding("h", "x", str(n), "", n) for n in range(25)])
-        assert [one.subject for one in store._pending.findings.values()] == [
+        assert [finding.subject for finding in store._pending.findings.values()] == [
             str(n) for n in range(15, 25)
         ]
         assert store.dropped_findings == 15

@@ -1,4 +1,4 @@
-"""A small fleet is cheap: what costs the same whatever it is for is done less often, or when somebody asks."""
+"""A small fleet is cheap: fixed costs arise less often, or on request."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ from tests.aggregator.query.test_service import client, responses
 def test_a_commit_of_few_rows_may_be_later(
     monkeypatch: pytest.MonkeyPatch, rows: int, waits: list[tuple[int, float]]
 ) -> None:
-    """33 hosts cost 4 % of a core for a commit of 45 tables every 2 s; of 300 hosts rows come as soon as ever."""
+    """33 hosts cost 4 % of a core for a commit of 45 tables every 2 s; 300 hosts keep that pace."""
     waited = list[tuple[int, float]]()
     monkeypatch.setattr(
         queue.Queue, "_wait_for_rows", lambda _, *wait: waited.append(wait), raising=True
     )
-    one = Queue(AggregatorConfig())
-    one._pending.rows = rows
-    one._pending.own_health.append((0, "calls", 1.0, ""))
-    taken = one._take_pending()
+    pending_queue = Queue(AggregatorConfig())
+    pending_queue._pending.rows = rows
+    pending_queue._pending.own_health.append((0, "calls", 1.0, ""))
+    taken = pending_queue._take_pending()
     assert taken is not None and waited == waits
 
 
 def test_the_log_of_a_small_fleet_is_folded_in_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for a checkpoint is in memory: of 33 hosts the largest part of it."""
-    one = Writer(tmp_path / "gangline.duckdb", retention_hours=1, history_days=1)
+    """The data that waits for a checkpoint was the largest part of 33 hosts' memory."""
+    store_writer = Writer(tmp_path / "gangline.duckdb", retention_hours=1, history_days=1)
 
     def threshold() -> str:
-        with one.cursor() as cursor:
+        with store_writer.cursor() as cursor:
             return str(cursor.execute("SELECT current_setting('checkpoint_threshold')").fetchall())
 
     try:
         large = threshold()
-        one.commit(Pending(), 1)
+        store_writer.commit(Pending(), 1)
         small = threshold()
         assert small != large and "61.0 MiB" in small
         monkeypatch.setattr(writer, "SMALL_COMMIT_ROWS", 0)
-        one.commit(Pending(), 2)
+        store_writer.commit(Pending(), 2)
         assert threshold() == large
-        one.hold_checkpoints()
+        store_writer.hold_checkpoints()
         held = threshold()
         monkeypatch.undo()
-        one.commit(Pending(), 3)
+        store_writer.commit(Pending(), 3)
         assert threshold() == held, "a backup's copy is of one moment"
-        one.resume_checkpoints()
-        one.commit(Pending(), 4)
+        store_writer.resume_checkpoints()
+        store_writer.commit(Pending(), 4)
         assert threshold() == small
     finally:
-        one.close()
+        store_writer.close()
 
 
 @pytest.mark.slow
 def test_no_process_stands_ready_for_questions_that_nobody_asks(lab: Any) -> None:
-    """It holds DuckDB and Arrow: 80 MB. The first question has it started."""
+    """It holds DuckDB and Arrow, 80 MB; the first query starts it."""
 
-    async def way() -> tuple[int, int]:
-        async with lab.aggregator() as one, client(one) as stub:
-            before = one.query.pool.fork_server_pid
+    async def query_once() -> tuple[int, int]:
+        async with lab.aggregator() as aggregator, client(aggregator) as stub:
+            before = aggregator.query.pool.fork_server_pid
             await responses(stub.Query(query_pb2.QueryRequest(sql="SELECT 1")))
-            return before, one.query.pool.fork_server_pid
+            return before, aggregator.query.pool.fork_server_pid
 
-    before, after = asyncio.run(way())
+    before, after = asyncio.run(query_once())
     assert not before and after

@@ -1,4 +1,4 @@
-"""The operators' file: whole whenever it is opened, renewed whatever happened, and honest on what it lacks."""
+"""The operators' file: always complete, renewed after any failure, and explicit about omissions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ while len(taken_at) < 15 or (len(set(taken_at)) < 2 and time.monotonic() < end):
 
 
 class Live:
-    """A live file without a service around it."""
+    """A live file without a service."""
 
     def __init__(self, folder: Path) -> None:
         self.writer = Writer(folder / "gangline.duckdb", retention_hours=24, history_days=14)
@@ -57,7 +57,7 @@ class Live:
         self.writer.transact(lambda connection: connection.execute(query) and None)
 
     def write(self, gpus: int = 0, watts: float = 1.0, after_seconds: int = 15) -> None:
-        """Write the file after a reading of so many GPUs."""
+        """Write the file after a reading of *gpus* GPUs."""
         self.now_ns += after_seconds * SECOND_NS
         if gpus:
             hour = 'hours."gpu_1s__2023111422"'
@@ -73,19 +73,19 @@ class Live:
             return connection.execute(query).fetchall()
 
     def left_out(self) -> list[str]:
-        ((said,),) = self.asked("SELECT left_out FROM snapshot")
-        return list(said)
+        ((omissions,),) = self.asked("SELECT left_out FROM snapshot")
+        return list(omissions)
 
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Live]:
-    one = Live(tmp_path)
-    yield one
-    one.writer.close()
+    live_file = Live(tmp_path)
+    yield live_file
+    live_file.writer.close()
 
 
 def test_whoever_opens_it_while_it_is_replaced_finds_it_whole(live: Live) -> None:
-    """An operator's `duckdb -readonly`, again and again, in another process, through many renewals."""
+    """An operator's `duckdb -readonly` in another process, repeatedly, through many renewals."""
     live.register("a")
     live.write(500)
     before = duckdb.connect(str(live.folder / "operators.duckdb"), read_only=True)
@@ -100,13 +100,13 @@ def test_whoever_opens_it_while_it_is_replaced_finds_it_whole(live: Live) -> Non
     out, err = reader.communicate()
     assert reader.returncode == 0, err
     assert len(set(out.split())) > 1 and written > 1
-    # Who holds the one before goes on reading it.
+    # A reader of the previous file can continue.
     assert before.execute("SELECT any_value(power_watts) FROM latest.gpu_1s").fetchone() == (1.0,)
     before.close()
 
 
 def test_a_file_without_readings_is_small(live: Live) -> None:
-    """It was 17.6 MB for an empty store: DuckDB's own choice of format takes 3 kB for each of 2,570 empty columns."""
+    """An empty store took 17.6 MB: DuckDB's default format takes 3 kB for each of 2,570 columns."""
     for _ in range(2):
         live.write()
         for name in ("operators.duckdb", "operators-base.duckdb"):
@@ -120,7 +120,7 @@ def test_a_file_without_readings_is_small(live: Live) -> None:
 
 
 def test_devices_are_all_there_and_written_once(live: Live) -> None:
-    """Two million devices were cut at a LIMIT that nobody was told of, and written again every 15 s."""
+    """Two million devices were silently cut by a LIMIT, and written again every 15 s."""
     live.register("a", gpus=3)
     live.write()
     base = (live.folder / "operators-base.duckdb").stat()
@@ -138,8 +138,8 @@ def test_devices_are_all_there_and_written_once(live: Live) -> None:
 def test_what_a_hazard_is_explained_by_is_there_after_months(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ "It returned from a fault 12 days ago", and the query beside it showed nothing: cleared findings were left out."""
-    for table, columns, words, since, cleared in (
+    """ "It returned from a fault 12 days ago" had a query without rows: the finding was cleared."""
+    for table, columns, more_values, since, cleared in (
         ("findings", ", subject, words", ", '', 'stands'", 1, None),
         ("findings", ", subject, words", ", '', 'of now'", 3, 0),
         ("findings", ", subject, words", ", '', 'of late'", 13, 12),
@@ -147,11 +147,11 @@ def test_what_a_hazard_is_explained_by_is_there_after_months(
     ):
         ago = [f"make_timestamp({NOW_NS // 1000}) - to_days({days})" if days is not None else "NULL" for days in (since, cleared)]  # fmt: skip
         live.put(
-            f"INSERT INTO {table} (host, name, since, cleared{columns}) SELECT 'a', 'gpu.xid', {ago[0]}, {ago[1]}{words}"
+            f"INSERT INTO {table} (host, name, since, cleared{columns}) SELECT 'a', 'gpu.xid', {ago[0]}, {ago[1]}{more_values}"
         )
     live.write()
     query = query_of("faults_ever", "a", NOW_NS)
-    expected = [3, 13, 101]  # days ago: what stands began while that of now did, so they are one
+    expected = [3, 13, 101]  # days ago: the active and the current fault overlap, so they are one
     assert [round(days) for *_, days in live.asked(query)] == expected
     with live.writer.cursor() as cursor:
         assert [round(days) for *_, days in cursor.execute(query).fetchall()] == expected
@@ -160,12 +160,12 @@ def test_what_a_hazard_is_explained_by_is_there_after_months(
     monkeypatch.setattr(
         snapshot_file, "CLEARED_FINDINGS", TableCopy("cleared_findings", 2, "cleared")
     )
-    live.write(after_seconds=700)  # the base is made anew
+    live.write(after_seconds=700)  # the base is rebuilt
     assert live.left_out() == ["cleared_findings: the newest 2 of 3 rows"]
 
 
 def test_advice_is_there_for_as_long_as_is_said(live: Live) -> None:
-    """An advisory that still held its host out was gone on the fifteenth day, and the regret of what came of it with it."""
+    """An advisory with an active hold, and its regret, disappeared on the fifteenth day."""
     days_ago = f"make_timestamp({NOW_NS // 1000}) - to_days(days)"
     live.put(
         "INSERT INTO advisories (advisory, revision, time, state, shadow, waiting_gpu_hours, acting_gpu_hours) "
@@ -179,7 +179,7 @@ def test_advice_is_there_for_as_long_as_is_said(live: Live) -> None:
         "INSERT INTO advice_decisions (number, time, kind, shadow) "
         f"SELECT days, {days_ago}, 'HeldBack', true FROM (VALUES (20), (40)) AS t(days)"
     )
-    live.register("a")  # what is past its time goes
+    live.register("a")  # expired rows are deleted
     live.write()
     assert live.asked("SELECT advisory FROM ops.advice ORDER BY advisory") == [("a20",), ("a300",)]
     assert live.asked("SELECT regret_gpu_hours FROM ops.outcomes") == [(10.0,)]
@@ -191,7 +191,7 @@ def test_advice_is_there_for_as_long_as_is_said(live: Live) -> None:
 def test_a_large_fleet_keeps_its_devices_for_a_minute(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten thousand hosts reconnect: their devices are not written anew with each of them."""
+    """10,000 hosts reconnect: their devices are not written again with each host."""
     monkeypatch.setattr(snapshot_file, "DEVICES_AT_ONCE", 1)
     live.register("a", gpus=3)
     live.write()
@@ -205,7 +205,7 @@ def test_a_large_fleet_keeps_its_devices_for_a_minute(
 
 
 def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A count over a table that was cut in silence is a wrong answer; this one says what it lacks."""
+    """A count over a silently cut table would be wrong: the file lists its omissions."""
     monkeypatch.setattr(snapshot_file, "CELLS_MAX", 100)
     live.register("a", gpus=100)
     monkeypatch.setattr(
@@ -236,34 +236,34 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten thousand hosts with their links: for as long as the file was written the aggregator took as much again."""
+    """For 10,000 hosts with their links, writing the file doubled the aggregator's memory."""
     hosts, gpus, width = [f"h'{n:02}" for n in range(20)], 4, len(LAYOUTS["gpu_1s"].columns)
     monkeypatch.setattr(snapshot_file, "CELLS_AT_ONCE", 10 * width)
     monkeypatch.setattr(duckdb_file, "CELLS_WAITING_MAX", 10 * width)
     pieces, put_down = list[int](), 0
-    came, down = snapshot_file.LatestTables._rows_since, duckdb_file.NewFile.checkpoint
+    rows_since, checkpoint = snapshot_file.LatestTables._rows_since, duckdb_file.NewFile.checkpoint
 
     def spied(self: snapshot_file.LatestTables, table: str, some: str) -> Any:
-        rows = came(self, table, some)
+        rows = rows_since(self, table, some)
         pieces.append(rows.num_rows)
         return rows
 
     def counted(self: duckdb_file.NewFile) -> None:
         nonlocal put_down
         put_down += 1
-        down(self)
+        checkpoint(self)
 
     monkeypatch.setattr(snapshot_file.LatestTables, "_rows_since", spied)
     monkeypatch.setattr(duckdb_file.NewFile, "checkpoint", counted)
     for host in hosts:
         live.register(host, gpus)
-    told = dict[str, float]()
+    expected = dict[str, float]()
     for turn, some in enumerate((["A", *hosts, "z"], hosts[::2])):  # two that never registered
         hour = 'hours."gpu_1s__2023111422"'
         live.put(f"CREATE TABLE IF NOT EXISTS {hour} AS FROM readings.gpu_1s LIMIT 0")
         live.now_ns += 60 * SECOND_NS
         for host in some:
-            told[host] = float(turn)
+            expected[host] = float(turn)
             values = ", ".join(
                 f"($${host}$$, 'G{gpu}', make_timestamp({live.now_ns // 1000}), {turn})"
                 for gpu in range(gpus)
@@ -274,14 +274,14 @@ def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch
         rows = live.asked(
             "SELECT host, avg(power_watts), count(*) FROM latest.gpu_1s GROUP BY host"
         )
-        assert sorted(rows) == [(host, watts, gpus) for host, watts in sorted(told.items())]
+        assert sorted(rows) == [(host, watts, gpus) for host, watts in sorted(expected.items())]
         assert sum(pieces) == len(some) * gpus and max(pieces) <= 20
     assert live.left_out() == [] and put_down > 10
 
 
 @pytest.mark.slow
 def test_a_damaged_base_costs_one_renewal(live: Live) -> None:
-    """A disk that was full truncated the base: the file before stays, the next is made from a new base."""
+    """A full disk truncated the base: the last file stays, and the next has a new base."""
     live.register("a")
     live.write(5)
     base = live.folder / "operators-base.duckdb"
@@ -296,15 +296,15 @@ def test_a_damaged_base_costs_one_renewal(live: Live) -> None:
 
 @pytest.mark.slow
 def test_a_file_before_that_is_damaged_costs_one_renewal(live: Live) -> None:
-    """The power failed, a block of it was never written, and no file was made of it until somebody removed it."""
+    """A block was lost in a power failure, and no file was written until somebody deleted it."""
     live.register("a")
     live.write(500)
     path = live.folder / "operators.duckdb"
-    with duckdb.connect(str(path), read_only=True) as one:
-        ((block,),) = one.execute(
+    with duckdb.connect(str(path), read_only=True) as connection:
+        ((block,),) = connection.execute(
             "SELECT max(block_id) FROM pragma_storage_info('latest.gpu_1s') WHERE block_id >= 0"
         ).fetchall()
-        ((size,),) = one.execute("SELECT block_size FROM pragma_database_size()").fetchall()
+        ((size,),) = connection.execute("SELECT block_size FROM pragma_database_size()").fetchall()
     with path.open("r+b") as file:
         file.seek(3 * 4096 + block * size)
         file.write(bytes(size))
@@ -318,7 +318,7 @@ def test_a_file_before_that_is_damaged_costs_one_renewal(live: Live) -> None:
 def test_what_has_no_room_in_memory_stays_in_the_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The service ran in `/`: what DuckDB had no memory for was to go into `/.tmp`, and no file was written."""
+    """The service ran in `/`, DuckDB tried to spill into `/.tmp`, and no file was written."""
     monkeypatch.setattr(
         duckdb_file, "_NEW_FILE_CONFIG", duckdb_file._NEW_FILE_CONFIG | {"memory_limit": "10MB"}
     )
@@ -336,5 +336,5 @@ def test_what_has_no_room_in_memory_stays_in_the_data_folder(
     ("took", "pause"), [(0.1, 14.9), (1.0, 14.0), (2.5, 17.5), (6.0, 24.0), (40.0, 0.0)]
 )
 def test_a_large_file_is_written_less_often(took: float, pause: float) -> None:
-    """The file of 10,000 hosts takes seconds to write: every 30 s then, not half of a processor."""
+    """The file of 10,000 hosts takes seconds to write: a long period saves half of a processor."""
     assert pause_seconds(15.0, took) == pytest.approx(pause)

@@ -1,4 +1,4 @@
-"""The operators' file is written for who asks, as often as its cost allows, and hardly ever for nobody."""
+"""The operators' file is written on request, as often as its cost allows, and rarely otherwise."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MINUTE_US = 60_000_000
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Refresh]:
-    """One that has written a file at 100 s, which took 1 s of CPU."""
-    one = Refresh(RefreshCost(15.0), RequestFile(tmp_path))
-    assert one.due_seconds(0.0) == 0  # the first is written at once
-    one.started()
-    one.written(1_000, RefreshCost(15.0, 1.5, 1.0), 100.0)
-    yield one
-    one.requests.close()
+    """A refresh that wrote a file at 100 s, with 1 s of CPU."""
+    refresh = Refresh(RefreshCost(15.0), RequestFile(tmp_path))
+    assert refresh.due_seconds(0.0) == 0  # the first is written at once
+    refresh.started()
+    refresh.written(1_000, RefreshCost(15.0, 1.5, 1.0), 100.0)
+    yield refresh
+    refresh.requests.close()
 
 
 def test_without_a_question_a_small_file_is_written_every_two_minutes(made: Refresh) -> None:
@@ -34,20 +34,20 @@ def test_without_a_question_a_small_file_is_written_every_two_minutes(made: Refr
 def test_who_asks_for_a_newer_moment_has_a_file_of_it_after_a_rest_by_its_cost(
     made: Refresh,
 ) -> None:
-    """The SQL of `explain`, pasted at once, had no rows: its moment was newer than the file."""
+    """The SQL of `explain` found no rows: it named a moment newer than the file."""
     assert made.request(1_000).done()  # it has that moment
-    asked = made.request(2_000)
-    assert not asked.done() and made.due_seconds(100.5) == 1.5 and made.due_seconds(103.0) == 0
+    future = made.request(2_000)
+    assert not future.done() and made.due_seconds(100.5) == 1.5 and made.due_seconds(103.0) == 0
     assert made.expected_seconds(100.5) == 3.0
     made.started()
     made.written(1_999, RefreshCost(15.0, 1.5, 1.0), 104.0)
-    assert not asked.done() and made.due_seconds(106.0) == 0
+    assert not future.done() and made.due_seconds(106.0) == 0
     made.written(2_000, RefreshCost(15.0, 1.5, 1.0), 107.0)
-    assert asked.done() and made.due_seconds(107.0) == 120.0
+    assert future.done() and made.due_seconds(107.0) == 120.0
 
 
 def test_a_dear_file_is_written_by_the_clock_and_not_more_often_for_who_asks(made: Refresh) -> None:
-    """That of 10,000 hosts takes 16 s of CPU: questions must not take a processor."""
+    """The file of 10,000 hosts takes 16 s of CPU: requests must not use up a processor."""
     made.written(2_000, RefreshCost(15.0, 16.0, 16.0), 200.0)
     assert made.due_seconds(200.0) == 14.0
     made.request(3_000)
@@ -55,10 +55,10 @@ def test_a_dear_file_is_written_by_the_clock_and_not_more_often_for_who_asks(mad
 
 
 def test_who_waits_for_a_file_that_cannot_be_written_goes_on(made: Refresh) -> None:
-    """A full disk: the question has the file before, and the next is tried after a period."""
-    asked = made.request(2_000)
+    """On a full disk the query uses the last file, and the next write follows after a period."""
+    future = made.request(2_000)
     made.failed(110.0)
-    assert asked.done() and made.due_seconds(110.0) == 15.0
+    assert future.done() and made.due_seconds(110.0) == 15.0
 
 
 def test_a_process_beside_asks_by_a_file_and_knows_whether_anybody_looks(
@@ -80,7 +80,7 @@ def test_a_process_beside_asks_by_a_file_and_knows_whether_anybody_looks(
 def test_a_request_file_that_is_no_such_file_is_as_none(
     made: Refresh, tmp_path: Path, content: str
 ) -> None:
-    """Whoever may enter the folder may write to it."""
+    """Any user who may enter the folder may write to it."""
     (tmp_path / snapshot_refresh.REQUESTS_FILE).write_text(content)
     assert snapshot_refresh.read_cost(tmp_path) is None
 
@@ -90,19 +90,19 @@ def test_a_request_file_that_is_no_such_file_is_as_none(
     [
         ("FROM ops.peers('sim-018', TIMESTAMP '2023-11-14 22:13:00.361623')", NOW_US - 19_638_377),
         ("WHERE time BETWEEN '2023-11-14 22:10:00' AND '2023-11-14 22:12:20'", NOW_US - MINUTE_US),
-        ("WHERE time < TIMESTAMP '2023-11-14T22:13:24'", NOW_US),  # evidence reaches a little ahead
+        ("WHERE time < TIMESTAMP '2023-11-14T22:13:24'", NOW_US),  # evidence may be slightly ahead
         ("WHERE time < TIMESTAMP '2033-11-14 22:13:24'", 0),
         ("SELECT '2023-99-14 22:13', '2023-11-14', 'GPU-2023'", 0),
         ("FROM ops.worst(n := 5)", 0),
     ],
 )
 def test_the_newest_moment_that_a_statement_names_is_found(sql: str, moment_us: int) -> None:
-    """It is what the file must cover."""
+    """The file must cover that moment."""
     assert newest_moment_us(sql, NOW_US) == moment_us
 
 
 def test_an_answer_from_a_file_that_is_too_old_says_when_to_try_again() -> None:
-    """No rows without a word looks like evidence that is wrong."""
+    """No rows without a message look like wrong evidence."""
     assert staleness_message(NOW_US, NOW_US, 5.0) == staleness_message(NOW_US, 0, 5.0) == ""
     assert staleness_message(NOW_US, NOW_US - MINUTE_US, 12.4) == (
         "22:13:20 UTC is newer than the file (as of 22:12:20 UTC): try again in 12 s"

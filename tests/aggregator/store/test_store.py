@@ -1,4 +1,4 @@
-"""The store's file: what is refused in words, what is kept, what goes."""
+"""The store's file: refusals with their message, kept rows, and deleted rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 
 @pytest.fixture(scope="module", autouse=True)
 def stores_are_copied() -> None:
-    """Here they are made, as in service."""
+    """Create stores as in service, instead of copying a template."""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def ask(folder: Path, query: str) -> list[Any]:
 def test_what_is_ahead_does_not_wait_for_what_was_received(
     tmp_path: Path, ahead: bool, stored_before: int
 ) -> None:
-    """Advice waited while the readings of a second were committed; a barrier behind them still waits."""
+    """Advice waited for the commit of a second's readings; a barrier still waits for them."""
     count = "SELECT count(*) FROM findings"
     with opened(tmp_path, lambda: NOW_NS, commit_seconds=10.0) as store:
         store.submit_findings([Finding("a", "clock.offset", "", "it is late", NOW_NS)])
@@ -76,7 +76,7 @@ def test_what_is_ahead_does_not_wait_for_what_was_received(
 
 
 def test_work_runs_behind_what_was_received_before_it_also_during_a_commit(tmp_path: Path) -> None:
-    """A finding and a question that came during a commit: the question was answered without the finding."""
+    """A query that came after a finding, during a commit, was answered without the finding."""
     seen: list[Any] = []
     finding = Finding("a", "clock.offset", "", "it is late", NOW_NS)
 
@@ -100,7 +100,7 @@ def test_work_runs_behind_what_was_received_before_it_also_during_a_commit(tmp_p
 
 @pytest.mark.slow
 def test_no_key_and_no_index_anywhere(tmp_path: Path) -> None:
-    """DuckDB 1.5.5 corrupts an index when it replays a WAL with ALTER: we have none."""
+    """DuckDB 1.5.5 corrupts an index when it replays a WAL with ALTER: the store has none."""
     with opened(tmp_path, lambda: NOW_NS) as store:
         put(store, 1)
     assert ask(tmp_path, "SELECT index_name FROM duckdb_indexes()") == []
@@ -109,7 +109,7 @@ def test_no_key_and_no_index_anywhere(tmp_path: Path) -> None:
 
 
 def test_a_newer_store_is_refused_unchanged(tmp_path: Path) -> None:
-    """A downgrade: the older program must not write into what it does not understand."""
+    """After a downgrade the older program must not write into an unknown schema."""
     with opened(tmp_path, lambda: NOW_NS):
         pass
     with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
@@ -121,7 +121,7 @@ def test_a_newer_store_is_refused_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    """--data names a folder where somebody keeps another database."""
+    """--data names a folder with another program's database."""
     with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
         connection.execute("CREATE TABLE payroll (name VARCHAR)")
     with pytest.raises(StoreError, match=r"not a Gangline store .it holds payroll.*--data"):
@@ -129,7 +129,7 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_database_file_is_refused(tmp_path: Path) -> None:
-    """A file that was cut off, or was never a database: left as it is."""
+    """A file that was truncated, or was never a database, stays unchanged."""
     path = tmp_path / "gangline.duckdb"
     path.write_bytes(b"SQLite format 3\0" * 100)
     with pytest.raises(StoreError, match=r"not a DuckDB file.*unchanged"):
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_refused_store_frees_the_folder(tmp_path: Path) -> None:
-    """After the words have been heeded the next start works: the lock is not kept."""
+    """A refusal releases the lock, so that the next start works."""
     path = tmp_path / "gangline.duckdb"
     path.write_bytes(b"x" * 100)
     with pytest.raises(StoreError):
@@ -158,7 +158,7 @@ def test_a_refused_store_frees_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hours_go_by_age(tmp_path: Path) -> None:
-    """Retention drops whole hours, and the view goes on over the rest."""
+    """Retention drops whole hours, and the view covers the rest."""
     now = [NOW_NS]
     with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
         for hour in range(5):
@@ -176,7 +176,7 @@ def test_hours_go_by_age(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_hour_table_of_an_older_version_gains_columns(tmp_path: Path) -> None:
-    """Upgraded within the hour: the table made by the old version lacks what the new one measures."""
+    """Upgraded within the hour: the old version's table lacks new columns."""
     with opened(tmp_path, lambda: NOW_NS) as store:
         put(store, 1)
     with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
@@ -188,7 +188,7 @@ def test_an_hour_table_of_an_older_version_gains_columns(tmp_path: Path) -> None
 
 
 class Counted:
-    """A connection that counts what is asked of DuckDB's catalogue."""
+    """A connection that counts queries of DuckDB's catalogue."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection, self.asked = connection, 0
@@ -200,9 +200,9 @@ class Counted:
 
 @pytest.mark.slow
 def test_a_start_asks_no_more_of_duckdb_for_more_that_is_stored(tmp_path: Path) -> None:
-    """A query for each five minutes of each table, each over all columns: with an hour of them a start took 13 s of a processor."""
+    """One query over all columns per five minutes of each table: a start took 13 s of CPU."""
     now = [NOW_NS]
-    asked = list[int]()
+    query_counts = list[int]()
     for part in range(2):
         now[0] = NOW_NS + part * HOUR_NS // 12
         with opened(tmp_path, lambda: now[0]) as store:
@@ -210,17 +210,17 @@ def test_a_start_asks_no_more_of_duckdb_for_more_that_is_stored(tmp_path: Path) 
         with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
             counted = Counted(connection)
             LiveTables(counted, tmp_path).reload()  # type: ignore[arg-type]
-            asked.append(counted.asked)
+            query_counts.append(counted.asked)
             ((stored,),) = connection.execute("SELECT count(*) FROM readings.host_1s").fetchall()
             assert stored == part + 1
-    assert asked[0] == asked[-1]
+    assert query_counts[0] == query_counts[-1]
 
 
 @pytest.mark.slow
 def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
     tmp_path: Path,
 ) -> None:
-    """An operator asked for the month before the upgrade, and was shown the hour since."""
+    """The month before the upgrade was hidden behind the table's new name."""
     now = [NOW_NS]
     block = Block("agent_10s", ["agent"])
     with opened(tmp_path, lambda: now[0]) as store:
@@ -230,23 +230,25 @@ def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
             "CREATE TABLE hours.agent_1s__2026112010 AS FROM hours.agent_10s__202611201000"
         )
         connection.execute("DROP TABLE hours.agent_10s__202611201000")
-    rows_of = {name: f"SELECT count(*) FROM {name}.agent_10s" for name in ("readings", "latest")}
+    count_queries = {
+        name: f"SELECT count(*) FROM {name}.agent_10s" for name in ("readings", "latest")
+    }
     with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
         put(store, 2, block)
         now[0] += HOUR_NS
         put(store, 3, block)
-    assert [ask(tmp_path, each) for each in rows_of.values()] == [[(3,)], [(1,)]]
+    assert [ask(tmp_path, query) for query in count_queries.values()] == [[(3,)], [(1,)]]
     with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
         now[0] += 3 * HOUR_NS + HOUR_NS // 20
         put(store, 4, block)
-    assert ask(tmp_path, rows_of["readings"]) == [(1,)]
+    assert ask(tmp_path, count_queries["readings"]) == [(1,)]
     tables = ask(tmp_path, "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'")
     assert tables == [("agent_10s__202611201400",)]
 
 
 @pytest.mark.slow
 def test_what_is_missing_is_null_and_counters_keep_64_bits(tmp_path: Path) -> None:
-    """A cell that was not read is neither zero nor healthy; 2^64 - 1 is not rounded to a double."""
+    """A missing value is neither zero nor healthy; 2^64 - 1 is not rounded to a double."""
     block = Block("gpu_1s_changes", ["GPU-0", "GPU-1"])
     block.put_int(0, 1, 2**64 - 1)
     with opened(tmp_path, lambda: NOW_NS) as store:
@@ -257,7 +259,7 @@ def test_what_is_missing_is_null_and_counters_keep_64_bits(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_odd_times_are_held_within_what_sql_can_show(tmp_path: Path) -> None:
-    """A host whose boot clock says the year 2300: stored, and no other host's commit fails for it."""
+    """A host whose boot clock says the year 2300 is stored, and breaks no other host's commit."""
     block = Block("host_1s", ["host"])
     block.offset_ns = 2**62
     with opened(tmp_path, lambda: NOW_NS) as store:
@@ -268,7 +270,7 @@ def test_odd_times_are_held_within_what_sql_can_show(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_queue_says_no(tmp_path: Path) -> None:
-    """The disk is slower than the fleet: memory is bounded, and what was taken is still receipted."""
+    """With a disk slower than the fleet, memory is bounded; accepted frames are acknowledged."""
     block = Block("host_1s", [f"device-{n}" for n in range(1000)])
     frame = read_frame(frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,)))
     done = threading.Event()
@@ -299,11 +301,11 @@ def test_the_ledger_is_compacted_at_the_start(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_costs_no_other_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frame that trips over a fault of ours: its host's alone is set aside, and the writer lives."""
+    """A frame that triggers a bug is set aside for its host only, and the writer continues."""
     honest = rows.batch
 
     def stumbles(of: Any) -> Any:
-        if any(one.host == "poison" for one in of):
+        if any(host_frame.host == "poison" for host_frame in of):
             raise ValueError("no such cell")
         return honest(of)
 
@@ -325,25 +327,25 @@ def test_what_cannot_be_stored_costs_no_other_host(
 def test_what_cannot_be_stored_costs_nothing_else_of_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registration, or one event of six, that no table takes: the events had their receipts, and were gone uncounted."""
+    """A bad registration or event cost all acknowledged events of its host, uncounted."""
 
     def event(host: str, event_id: str) -> StoredEvent:
         return StoredEvent(host, NOW_NS, NOW_NS, HealthEvent(event_id=event_id, name="gpu.xid"))
 
     def stumbles(honest: Callable[[Any], Any], wrong: Callable[[Any], bool]) -> Any:
-        def made(of: Any) -> Any:
+        def builder(of: Any) -> Any:
             if any(map(wrong, of)):
                 raise ValueError("no such cell")
             return honest(of)
 
-        return made
+        return builder
 
     unstorable = {
-        "hosts": stumbles(rows.hosts, lambda one: one.host == "odd"),
-        "events": stumbles(rows.events, lambda one: one.event.event_id == "bad"),
+        "hosts": stumbles(rows.hosts, lambda item: item.host == "odd"),
+        "events": stumbles(rows.events, lambda item: item.event.event_id == "bad"),
     }
-    for name, made in unstorable.items():
-        monkeypatch.setattr(f"gangline.aggregator.store.writer.records.{name}", made)
+    for name, builder in unstorable.items():
+        monkeypatch.setattr(f"gangline.aggregator.store.writer.records.{name}", builder)
     odd = HostRecord("odd", 1, False, b"r" * 16, b"b" * 16, "", "", {}, NOW_NS)
     frame = read_frame(frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), ()))
     done = threading.Event()
@@ -360,7 +362,7 @@ def test_what_cannot_be_stored_costs_nothing_else_of_its_host(
 
 
 def test_findings_take_as_many_statements_as_one(tmp_path: Path) -> None:
-    """Our clock was off, and each of 4,096 hosts had a finding: a DELETE each was 4 s without a receipt."""
+    """Each of 4,096 hosts had a clock finding: a DELETE each took 4 s without a receipt."""
     writer = Writer(tmp_path / "gangline.duckdb", retention_hours=24, history_days=400)
     honest, statements = writer._connection, list[str]()
 
@@ -377,8 +379,10 @@ def test_findings_take_as_many_statements_as_one(tmp_path: Path) -> None:
     for cleared_ns, numbers in ((0, range(1)), (0, range(200)), (NOW_NS, range(100, 200))):
         pending = Pending()
         for number in numbers:
-            one = Finding(f"h{number}", "clock.offset", "", "off", NOW_NS + 1001, cleared_ns)
-            pending.findings[one.host, one.name, one.subject, one.since_ns] = one
+            finding = Finding(f"h{number}", "clock.offset", "", "off", NOW_NS + 1001, cleared_ns)
+            pending.findings[finding.host, finding.name, finding.subject, finding.since_ns] = (
+                finding
+            )
         writer.commit(pending, NOW_NS)
         used.append(len(statements))
         statements.clear()
@@ -391,7 +395,7 @@ def test_findings_take_as_many_statements_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_work_between_commits_is_durable_or_nothing(tmp_path: Path) -> None:
-    """What exports an hour and drops it must not leave half of that behind."""
+    """An export and the drop of its hour must not be half done."""
 
     def rename(connection: duckdb.DuckDBPyConnection) -> int:
         connection.execute("UPDATE received SET host = 'renamed'")
@@ -416,7 +420,7 @@ def test_work_between_commits_is_durable_or_nothing(tmp_path: Path) -> None:
 def test_work_that_makes_room_runs_while_commits_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk the oldest hours go first: that must not wait for a commit to succeed."""
+    """On a full disk the oldest hours are deleted without waiting for a commit to succeed."""
     with opened(tmp_path, lambda: NOW_NS) as store:
         put(store, 1)
         failed = threading.Event()

@@ -1,4 +1,4 @@
-"""A start on what a crash, a disk, or somebody left: it starts, or says precisely why not and what to do."""
+"""A start after a crash or damage succeeds, or names the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ from gangline.contract import frame
 from gangline.contract.block import Block
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from tests.processes import GUARD_SECONDS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stores_are_copied() -> None:
+    """Create stores as in service, instead of copying a template."""
+
 
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 FRAMES = 12
@@ -60,7 +66,7 @@ def event(number: int) -> StoredEvent:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an aggregator left that was killed: half of it in the file, half in the WAL."""
+    """The files of a killed aggregator: half of the frames in the file, half in the WAL."""
     folder = tmp_path_factory.mktemp("killed") / "live"
     left = folder.with_name("left")
     store = open_store(folder)
@@ -82,7 +88,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(killed: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """A copy of `killed`, to be damaged."""
     return Path(shutil.copytree(killed, tmp_path / "data"))
 
 
@@ -95,7 +101,7 @@ def cut(name: str, share: float) -> Callable[[Path], None]:
 
 
 def turned(name: str, at: int, length: int = 8) -> Callable[[Path], None]:
-    """Turn the bits of some bytes over, counted from the end where *at* is negative."""
+    """Invert *length* bytes at *at*, from the end if negative."""
 
     def damage(folder: Path) -> None:
         data = bytearray((folder / name).read_bytes())
@@ -135,7 +141,7 @@ def restoring(folder: Path) -> None:
     (folder / "restoring").mkdir()
 
 
-#: What happened -> words of the refusal. Each names the file, the cause, and what to do.
+#: Damage -> pattern of the refusal, with the file, the cause and the remedy.
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "an empty file": (
         written(STORE, b""),
@@ -159,7 +165,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a restore that was killed": (restoring, r"restore .* has not ended; run it again: gangline admin"),
 }  # fmt: skip
 
-#: What happened -> words on what is gone ("" when nothing is), how many of the frames must be there at least.
+#: Damage -> pattern of the loss message ("": no loss), minimum of frames left.
 STARTED: dict[str, tuple[Callable[[Path], None], str, int]] = {
     "killed": (void, "", FRAMES),
     "a WAL cut off": (cut(WAL, 0.6), r"wal has \d+ bytes, and had \d+ when .* 10:00:00 UTC", 6),
@@ -185,27 +191,27 @@ STARTED: dict[str, tuple[Callable[[Path], None], str, int]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_it_says_why_not_and_what_to_do(case: str, folder: Path) -> None:
-    """A traceback of DuckDB's at four in the morning; and a store that a start would have written over."""
-    damage, words = REFUSED[case]
+    """A DuckDB traceback at 4 a.m., and a store that a start would have overwritten."""
+    damage, pattern = REFUSED[case]
     damage(folder)
     before = (folder / STORE).read_bytes() if (folder / STORE).is_file() else b""
-    with pytest.raises(StoreError, match=rf"(?s){words}") as refused:
+    with pytest.raises(StoreError, match=rf"(?s){pattern}") as refused:
         open_store(folder)
     assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
-    if "journal" not in case:  # which is looked at last
+    if "journal" not in case:  # it is checked last
         assert not before or (folder / STORE).read_bytes() == before, "it was written to"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STARTED)
 def test_it_starts_and_says_what_is_gone(case: str, folder: Path) -> None:
-    """DuckDB takes a WAL without its end for a whole one: readings with a receipt were gone without a word."""
-    damage, words, at_least = STARTED[case]
+    """DuckDB accepts a truncated WAL: acknowledged readings were lost silently."""
+    damage, pattern, at_least = STARTED[case]
     damage(folder)
     store = open_store(folder)
     try:
-        if words:
-            with pytest.raises(AssertionError, match=rf"(?s){words}"):
+        if pattern:
+            with pytest.raises(AssertionError, match=rf"(?s){pattern}"):
                 raise AssertionError(store.loss_message)
         else:
             assert store.loss_message == ""
@@ -228,23 +234,26 @@ def open_and_close(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_journal_that_lost_its_end(tmp_path: Path) -> None:
-    """Events with a receipt that were not stored yet, and a disk that lost the last block."""
+    """Acknowledged events were not stored yet, and the disk lost the last block."""
     store = open_store(tmp_path)
     store.close()
     journal = EventJournal(tmp_path / JOURNAL)
     journal.append([event(1)])
-    whole = (tmp_path / JOURNAL).stat().st_size
+    record_bytes = (tmp_path / JOURNAL).stat().st_size
     journal.append([event(2), event(3)])
     journal.close()
-    os.truncate(tmp_path / JOURNAL, whole + 5)
+    os.truncate(tmp_path / JOURNAL, record_bytes + 5)
     store = open_store(tmp_path)
-    assert f"ends at byte {whole}, and {3 * whole} were acknowledged" in store.loss_message
+    assert (
+        f"ends at byte {record_bytes}, and {3 * record_bytes} were acknowledged"
+        in store.loss_message
+    )
     store.close()
 
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Go without root's rights for a while."""
+    """Drop root's rights for a while."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(NOBODY)
@@ -256,12 +265,12 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["", STORE, JOURNAL, "lock"])
 def test_files_of_another_user(name: str, folder: Path) -> None:
-    """Somebody ran it as root once: which file, and whose it should be.
+    """After a run as root, the error names the file and its expected owner.
 
-    *folder* is a store that this process has opened, so the scripts were read before root's rights are dropped:
-    nobody may not enter a checkout in the home of root.
+    *folder* is a store that this process has opened, so the scripts were read before root's rights
+    are dropped: the user `nobody` may not enter a checkout in the home of root.
     """
-    for parent in folder.parents:  # as far as they are the test's own
+    for parent in folder.parents:  # only the test's own folders
         if parent.stat().st_uid == os.geteuid() and "pytest" in str(parent):
             parent.chmod(0o755)
     for path in (folder, *folder.iterdir()):
@@ -293,7 +302,7 @@ def mounted(place: Path, options: str) -> Iterator[None]:
 
 
 def test_a_disk_that_is_read_only(killed: Path, tmp_path: Path) -> None:
-    """The kernel remounted a sick disk: not a word of DuckDB's, but which folder, and what to do."""
+    """The kernel remounted a bad disk: the error names the folder and the remedy."""
     with mounted(tmp_path / "disk", "size=32m"):
         shutil.copytree(killed, tmp_path / "disk" / "data")
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
@@ -306,7 +315,7 @@ def test_a_disk_that_is_read_only(killed: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("files", ["none", "a store"])
 def test_a_disk_that_is_full(files: str, killed: Path, tmp_path: Path) -> None:
-    """A start where not even the lock finds room, and one that cannot fold the WAL in."""
+    """Neither the lock nor a checkpoint has room on the disk."""
     with mounted(tmp_path / "disk", "size=8m"):
         data = tmp_path / "disk" / "data"
         if files != "none":
@@ -331,8 +340,11 @@ def test_a_disk_that_is_full(files: str, killed: Path, tmp_path: Path) -> None:
 def test_a_log_that_memory_has_no_room_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed with 45 MB of log, it did not start: to replay that took more than `memory_limit`, and a DuckDB
-    that has spilled takes no other folder for it. "Restore a backup", it said, and verify ended in a traceback."""
+    """A 45 MB log, too large to replay within `memory_limit`, is opened and verified.
+
+    The start failed with "Restore a backup", because a DuckDB that has spilled cannot change its
+    temporary folder, and verify ended in a traceback.
+    """
     older, wal = folder / "older.duckdb", folder / "older.duckdb.wal"
     shutil.copy(folder / STORE, older)
     shutil.copy(folder / WAL, wal)
@@ -351,14 +363,15 @@ def test_a_log_that_memory_has_no_room_for(
             str(folder / STORE), read_only=True, config=duckdb_file.CONNECTION_CONFIG
         ) as spilled,
     ):
-        spilled.execute(f"SET temp_directory = '{folder}'")  # so that the test is of what it says
+        # shows that the test meets the condition
+        spilled.execute(f"SET temp_directory = '{folder}'")
     assert main(["admin", "verify", "--data", str(folder)]) == 0, capfd.readouterr().err
     open_store(folder).close()
 
 
 @pytest.mark.skipif(duckdb.__version__ >= "2", reason="this DuckDB reads it")
 def test_a_file_of_a_newer_duckdb(tmp_path: Path) -> None:
-    """An upgrade of DuckDB, and back: the file is left as it is, and the line names the version that opens it."""
+    """After an upgrade and downgrade of DuckDB the file stays, and the error names the version."""
     with tarfile.open(
         Path(__file__).parent.parent.parent / "upgrade" / "duckdb-2.0.tar.xz"
     ) as packed:

@@ -1,4 +1,4 @@
-"""A start makes views and macros anew where they are not right, and only there: to make all takes more than all else."""
+"""A start recreates only wrong views and macros: to recreate all takes most of its time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline.aggregator.store.duckdb_file import CONNECTION_CONFIG, STORE_FILE,
 from gangline.aggregator.store.writer import Writer
 
 HOUR = "hours.gpu_1s__202611201000"
-#: All that a start may make, as words: how DuckDB writes a text changes when it reads it again.
+#: All that a start may create, as text: DuckDB changes the text when it parses it again.
 STANDING = (
     "SELECT schema_name || '.' || view_name, comment, sql FROM duckdb_views() WHERE NOT internal",
     "SELECT schema_name || '.' || function_name, comment, macro_definition FROM duckdb_functions() WHERE NOT internal",
@@ -44,7 +44,7 @@ OF_HOURS = (
 
 
 class Listening:
-    """A connection, and what was said on it that makes something."""
+    """A connection that records statements which create something."""
 
     def __init__(self, connection: Any) -> None:
         self.connection, self.made = connection, list[str]()
@@ -70,24 +70,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(made: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of `made`."""
     return Path(shutil.copy(made, tmp_path / STORE_FILE))
 
 
 @pytest.fixture(autouse=True)
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hear what a writer says."""
+    """Record the statements of each writer."""
     opened = duckdb_file.open_store
     monkeypatch.setattr(writer, "open_store", lambda path: Listening(opened(path)))
     yield
 
 
 def start(path: Path) -> list[str]:
-    """Start and end a writer; return what it made."""
-    one = Writer(path, retention_hours=24, history_days=30)
-    made: list[str] = getattr(one._connection, "made", [])
-    one.close()
-    return made
+    """Start and end a writer; return the statements that it ran."""
+    opened_writer = Writer(path, retention_hours=24, history_days=30)
+    statements: list[str] = getattr(opened_writer._connection, "made", [])
+    opened_writer.close()
+    return statements
 
 
 def by_hand(path: Path, statement: str) -> None:
@@ -104,26 +104,47 @@ def standing(path: Path) -> set[str]:
 
 
 def test_nothing_is_made_where_all_is_right(path: Path) -> None:
-    """At 3 a.m. each restart made 700 statements that were there already."""
+    """Each restart ran 700 statements without an effect."""
     before = standing(path)
     assert len(before) > 300
     assert start(path) == []
     assert standing(path) == before
 
 
+#: Each change is found, and then all scripts run.
+OF_SCRIPTS = (
+    "CREATE OR REPLACE VIEW ops.hosts AS SELECT 1 AS host",
+    "CREATE OR REPLACE VIEW snapshot AS SELECT 1 AS taken",
+    "CREATE OR REPLACE MACRO ops.worst(n := 10) AS TABLE SELECT n AS host",
+    "CREATE OR REPLACE MACRO history.by_part(part) AS TABLE SELECT part AS host",
+    "DROP VIEW ops.freshness",
+    "DROP MACRO TABLE ops.worst",
+    "COMMENT ON VIEW ops.hosts IS 'mine'",
+    "ALTER TABLE findings ADD COLUMN of_another_version DOUBLE",
+    "DROP VIEW scripts_run",
+    "COMMENT ON VIEW scripts_run IS NULL",
+)
+OF_HOURS = (
+    "CREATE OR REPLACE VIEW live.gpu_1s AS SELECT 'a' AS host",
+    "CREATE OR REPLACE VIEW latest.host_1s AS SELECT 'a' AS host",
+    "DROP VIEW readings.gpu_1s",
+    "COMMENT ON VIEW past.gpu_1s IS NULL",
+)
+
+
 @pytest.mark.slow
 def test_each_change_by_hand_is_found(path: Path) -> None:
-    """A view that was tried out on the stopped store is not what an operator reads from then on."""
+    """A view tried out on the stopped store must not stay."""
     texts = (
         duckdb_file.script("live.sql"),
         duckdb_file.ops_script(),
         duckdb_file.script("history.sql"),
     )
     with duckdb.connect(str(path), config=CONNECTION_CONFIG) as connection:
-        ((words,),) = connection.execute(
+        ((comment,),) = connection.execute(
             "SELECT comment FROM duckdb_functions() WHERE function_name = 'severity'"
         ).fetchall()
-        commented = f"COMMENT ON MACRO ops.severity IS {quoted(words)}"  # as ours is
+        commented = f"COMMENT ON MACRO ops.severity IS {quoted(comment)}"  # equal to the original
         again = f"CREATE OR REPLACE MACRO ops.severity(state_name) AS 3; {commented}"
         for change in (*OF_SCRIPTS, again):
             connection.execute("BEGIN")
@@ -135,7 +156,7 @@ def test_each_change_by_hand_is_found(path: Path) -> None:
 
 
 def test_what_was_changed_by_hand_is_made_anew(path: Path) -> None:
-    """All of it, and once."""
+    """All changes are undone, in one start."""
     before = standing(path)
     by_hand(path, "; ".join((OF_SCRIPTS[0], *OF_HOURS)))
     assert standing(path) != before
@@ -145,10 +166,10 @@ def test_what_was_changed_by_hand_is_made_anew(path: Path) -> None:
 
 
 def test_of_the_hours_only_what_came_is_made(path: Path) -> None:
-    """The comment of each view says what it was made of."""
+    """The comment of each view names its sources."""
     by_hand(path, f"DROP TABLE {HOUR}")
-    made = start(path)
-    assert [text.partition(" AS ")[0].partition(" IS ")[0] for text in made] == [
+    statements = start(path)
+    assert [text.partition(" AS ")[0].partition(" IS ")[0] for text in statements] == [
         'CREATE OR REPLACE VIEW live."gpu_1s"',
         'COMMENT ON VIEW live."gpu_1s"',
     ]
@@ -157,17 +178,19 @@ def test_of_the_hours_only_what_came_is_made(path: Path) -> None:
 
 
 def test_other_columns_beneath_make_all_above_anew(path: Path) -> None:
-    """DuckDB keeps the columns of a view: one over `SELECT *` fails once the table has others."""
+    """DuckDB stores a view's columns: a view over `SELECT *` fails once the table has others."""
     by_hand(path, f"ALTER TABLE {HOUR} ADD COLUMN of_another_version DOUBLE")
-    made = start(path)
-    assert any("readings." in text for text in made) and any("ops.worst" in text for text in made)
+    statements = start(path)
+    assert any("readings." in text for text in statements) and any(
+        "ops.worst" in text for text in statements
+    )
 
 
 def test_another_duckdb_makes_all_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it keeps of a view is of its own version."""
+    """The stored form of a view belongs to its DuckDB version."""
     monkeypatch.setattr(duckdb, "__version__", "9.9")
-    made = "".join(start(path))
-    assert 'VIEW latest."host_1s"' in made and "ops.worst" in made
+    statements = "".join(start(path))
+    assert 'VIEW latest."host_1s"' in statements and "ops.worst" in statements
     assert start(path) == []
 
 
@@ -187,7 +210,7 @@ def test_up_and_down_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_version_before_that_knows_nothing_of_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It replaces all views, and leaves the note of ours as it was."""
+    """An earlier version replaces all views, and leaves this version's note."""
     before = standing(path)
     by_hand(path, duckdb_file.ops_script().replace("'UNHEALTHY'", "'BAD'"))
     assert standing(path) != before
@@ -198,7 +221,7 @@ def test_a_version_before_that_knows_nothing_of_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["VIEW scripts_run AS", "COMMIT"])
 def test_killed_in_the_middle(path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`kill -9` leaves what is on disk at that moment: the next start makes all that is missing."""
+    """After `kill -9` at any moment the next start creates all that is missing."""
     before, killed = standing(path), path.with_name("killed.duckdb")
     by_hand(path, "CREATE OR REPLACE VIEW ops.hosts AS SELECT 1 AS host; DROP VIEW latest.host_1s")
     execute = Listening.execute
