@@ -87,22 +87,6 @@ def factors_of(calibration: Calibration) -> np.ndarray[Any, Any]:
     return np.exp(calibration.log_factors(np.log(HAZARDS)))
 
 
-HISTORIES: dict[str, tuple[tuple[float, float, bool, int], ...]] = {
-    "none": (),
-    "a few": ((CALM, 8.0, True, 3), (CALM, 8.0, False, 500)),
-    "hazards too large": ((CALM, 500.0, False, 400), (0.05, 8.0, False, 300)),
-    "hazards too small": ((CALM, 8.0, True, 200), (2e-3, 8.0, True, 30), (0.3, 8.0, True, 30)),
-    "the calm too small, the sick too large": ((CALM, 8.0, True, 400), (0.3, 100.0, False, 400)),
-    "only the sick": ((1.0, 100.0, False, 500), (0.05, 10.0, True, 20)),
-}  # fmt: skip
-#: (hazard, hours, interrupted): a dead host for half an hour and a year, a calm year, bursts,
-#: moments.
-WORST = (
-    (60.0, 0.5, True), (60.0, 8760.0, False), (60.0, 8760.0, True), (CALM, 8760.0, True), (CALM, 8760.0, False),
-    (CALM, 1e-3, True), (1e-3, 24.0, True), (1e-2, 240.0, False), (0.2, 1e-6, True), (5e-6, 1.0, True),
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("history", HISTORIES)
 def test_no_single_outcome_moves_any_hazard_by_more_than_5_percent(history: str) -> None:
     """One true report of one dead host divided every hazard of the fleet by ten, for 400 days."""

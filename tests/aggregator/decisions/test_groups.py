@@ -335,10 +335,15 @@ def test_sizes_with_groups_hold_and_are_the_best_of_all(
         for size_candidate in needs.elastic.allowed
         if size_candidate * gpus % (sizes[0] * sizes[1]) == 0
     ]
-    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, subsets_max=subsets_max)
+    plan = elastic.plan_sizes(
+        table, candidates, needs, effort=SearchEffort(options_max=8, subsets_max=subsets_max)
+    )
     singles = {
         size_candidate: planner.plan(
-            table, candidates, of_size(needs, size_candidate), subsets_max=subsets_max
+            table,
+            candidates,
+            of_size(needs, size_candidate),
+            effort=SearchEffort(subsets_max=subsets_max),
         )
         for size_candidate in fitting
     }
@@ -376,7 +381,9 @@ def test_each_size_has_its_own_groups() -> None:
     curve = scaling_curve(((4, 4.0), (8, 7.9)))
     needs = grouped(8, 8, 2, 0, elastic=ElasticSizes((4, 6, 8), curve), communication_share=0.2)
     table, candidates = table_of(leaves(8))
-    plan = elastic.plan_sizes(table, candidates, needs, options_max=8, every_size=True)
+    plan = elastic.plan_sizes(
+        table, candidates, needs, effort=SearchEffort(options_max=8, every_size=True)
+    )
     by_size = {item.nodes.size: item for item in plan.options}
     large, small = by_size[8].groups, by_size[4].groups
     assert large is not None and small is not None

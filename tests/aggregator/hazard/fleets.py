@@ -61,10 +61,6 @@ def data_of(rows: list[Row]) -> bytes:
 
 
 NODES, DAYS = 150, 160
-ERRORS = [feature.name for feature in MEASURED].index("corrected_errors")
-#: A healthy host: no errors, its peers' pace, far from the limit, connected.
-NORMAL = {"speed": 0.98, "headroom_celsius": 22.0, "silent_seconds": 0.6}
-AILING_DAYS = 6
 
 
 def normal(nodes: int = NODES, days: int = DAYS) -> Floats:

@@ -63,8 +63,6 @@ class Name:
         return True
 
 
-BOOTED: dict[str, Any] = {"boot": b"b", "up_seconds": 7.0, "address": "10.0.0.1:5000"}
-MOVED: dict[str, Any] = {**BOOTED, "address": "10.0.0.9:1"}
 #: Holder, seconds of silence, whether its stream is open, newcomer, whether the newcomer gets the
 #: name.
 CASES: dict[str, tuple[Machine, float, bool, Machine, bool]] = {

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.agent.collector import run_collector
 from gangline.agent.frame_builder import FrameBuilder
-from gangline.agent.inventory import amd_gpus
+from gangline.agent.inventory.amd_gpus import amd_devices
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.frame_reader import read_frame
@@ -82,7 +82,7 @@ class AmdFleet:
     def register(self, number: int) -> None:
         """Register a host with the GPUs that its inventory lists."""
         host, name = self.hosts[number], self.names[number]
-        listed = gpus.amd_devices(host.host.roots)
+        listed = amd_devices(host.host.roots)
         devices = [
             telemetry_pb2.Device(kind=d.kind, key=d.key, attributes=d.attributes) for d in listed
         ]

@@ -339,14 +339,6 @@ def base() -> Any:
     return connection
 
 
-FOUND = (
-    "gpu.xid",
-    "gpu.lost",
-    "gpu.ecc_uncorrected",
-    "data.lost",
-    "hardware.unexpected",
-    "identity.duplicate_name",
-)
 #: Host, name, minutes since the beginning, duration in minutes (None: still active), whether it is
 #: past.
 findings = st.lists(

@@ -165,14 +165,6 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("finding", _finding),
     ("host.silent", _silent),
 ]  # fmt: skip
-#: Tripped on the last two hosts: one reports for 3 s, the other never.
-NEW = "host.new"
-#: Tripped together on one host each: rules that are rows of a table, and kernel events.
-TOGETHER = [
-    *((fault.rule, "readings") for fault in FAULTS),
-    *((kind.rule.name, "events") for kind in events.EVENT_KINDS.values()),
-    *((kind.rule.name, "events") for kind in events.ANY_CODE.values()),
-]
 
 
 @contextmanager

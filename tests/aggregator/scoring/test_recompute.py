@@ -220,10 +220,6 @@ def test_over_a_short_time_a_large_hazard_leaves_an_interval(world: World) -> No
     assert minute.score == pytest.approx(exp(-3.6 / 60))
 
 
-#: Schedulers reported more interruptions than expected, of hosts with at most one symptom.
-SEEN = OutcomeFeedback(outcomes=Calibration((50.0,) * 4, (20.0,) * 4, (2.5, 2.0, 0.5, 0.5)))
-
-
 @pytest.mark.parametrize("model", [None, TRAINED])
 def test_outcomes_are_a_part_of_every_score_and_compute_again(world: World, model: Any) -> None:
     """Twice as many jobs died as the scores predicted, and the scores never changed."""

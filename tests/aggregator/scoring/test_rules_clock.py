@@ -232,31 +232,6 @@ def test_all_slow_alike_blames_nobody() -> None:
     assert all_well(world)
 
 
-#: Limits that the driver reports: readings besides the clock, reason, and message.
-HELD = [
-    (
-        {"clock_event_reasons_flags": 0x20, "temperature_celsius": 88, "power_watts": 500.0},
-        Reason.THERMAL_THROTTLE, "limited by heat",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x40, "temperature_celsius": 90, "power_watts": 500.0},
-        Reason.THERMAL_THROTTLE, "limited by heat",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x80, "power_watts": 450.0},
-        Reason.POWER_CAP, "hardware power brake",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x4, "power_watts": 480.0},
-        Reason.POWER_CAP, "a power cap that is not its own limit (480 W of 700 W)",
-    ),
-    (
-        {"clock_event_reasons_flags": 0x4, "power_watts": COMPUTING_WATTS},
-        Reason.POWER_CAP, "a power cap that is not its own limit (550 W of 700 W)",
-    ),
-]  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("readings", "reason", "said"), HELD, ids=["software heat", "hardware heat", "brake", "cap", "cap near its limit"])  # fmt: skip
 @pytest.mark.parametrize(

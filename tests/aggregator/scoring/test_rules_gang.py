@@ -476,8 +476,8 @@ def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, floa
     group = np.array([number for number, _ in members], dtype=np.intp)
     values = np.array([np.nan if value is None else value for _, value in members], dtype=float)
     medians, first = (
-        stragglers.medians(values, group, 5),
-        stragglers.group_extremes(values, group, 5),
+        group_statistics.medians(values, group, 5),
+        group_statistics.group_extremes(values, group, 5),
     )
     few = np.array([1, 2, 1, 3, 1])
     beyond = group_statistics.max_below_top(values, few, group)

@@ -74,8 +74,6 @@ def test_contributions_add_up_and_the_interval_holds_the_score(
     assert all(e.score_delta <= 0 and e.log_hazard_delta >= 0 for e in host.evidence)
 
 
-#: A shared cause has one factor wherever it shows.
-FACTORS_SHARED = {"": st.floats(1.0, 50.0), "cooling": st.just(3.0), "network": st.just(10.0)}
 several = st.lists(
     st.one_of([
         st.builds(

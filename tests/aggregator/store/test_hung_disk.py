@@ -124,27 +124,6 @@ def test_events_that_hang_in_the_journal_hold_up_no_end(
     store.close()
 
 
-#: The command, on a disk whose commits hang once the file HANG exists.
-PROGRAM = """
-import os, sys, threading
-from gangline import cli
-from gangline.aggregator.store import store, writer
-
-store.HANGING_SECONDS_MAX = 0.1
-commit = writer.Writer.commit
-
-def hangs(self, *arguments):
-    if os.path.exists(sys.argv[1]):
-        open(sys.argv[1] + ".met", "w").close()
-        threading.Event().wait()
-    commit(self, *arguments)
-
-writer.Writer.commit = hangs
-writer.Writer.close = lambda self: threading.Event().wait()  # as DuckDB's does behind a commit
-sys.exit(cli.main(sys.argv[2:]))
-"""
-
-
 @pytest.mark.slow
 def test_the_process_ends_and_what_was_receipted_is_there(
     lab: Any, connect: Any, make_agent: Any, until: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]

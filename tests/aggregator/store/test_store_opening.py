@@ -38,11 +38,6 @@ STORE, WAL, JOURNAL = "gangline.duckdb", "gangline.duckdb.wal", "events.journal"
 NOBODY = 65534
 
 
-@pytest.fixture(scope="module", autouse=True)
-def stores_are_copied() -> None:
-    """Here they are made, as in service."""
-
-
 def open_store(folder: Path) -> Store:
     config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0)
     return Store.open(folder, config, lambda: NOW_NS)

@@ -111,27 +111,6 @@ def test_nothing_is_made_where_all_is_right(path: Path) -> None:
     assert standing(path) == before
 
 
-#: Each change is found, and then all scripts run.
-OF_SCRIPTS = (
-    "CREATE OR REPLACE VIEW ops.hosts AS SELECT 1 AS host",
-    "CREATE OR REPLACE VIEW snapshot AS SELECT 1 AS taken",
-    "CREATE OR REPLACE MACRO ops.worst(n := 10) AS TABLE SELECT n AS host",
-    "CREATE OR REPLACE MACRO history.by_part(part) AS TABLE SELECT part AS host",
-    "DROP VIEW ops.freshness",
-    "DROP MACRO TABLE ops.worst",
-    "COMMENT ON VIEW ops.hosts IS 'mine'",
-    "ALTER TABLE findings ADD COLUMN of_another_version DOUBLE",
-    "DROP VIEW scripts_run",
-    "COMMENT ON VIEW scripts_run IS NULL",
-)
-OF_HOURS = (
-    "CREATE OR REPLACE VIEW live.gpu_1s AS SELECT 'a' AS host",
-    "CREATE OR REPLACE VIEW latest.host_1s AS SELECT 'a' AS host",
-    "DROP VIEW readings.gpu_1s",
-    "COMMENT ON VIEW past.gpu_1s IS NULL",
-)
-
-
 @pytest.mark.slow
 def test_each_change_by_hand_is_found(path: Path) -> None:
     """A view tried out on the stopped store must not stay."""
