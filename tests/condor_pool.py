@@ -118,9 +118,9 @@ class CondorPool:
         text = CONFIG.replace("@FOLDER@", self.inside).replace("@PORT@", str(free_port()))
         (self.folder / "condor_config").write_text(text + self._more)
         self._start_master("central", {})
-        for at in range(1, self._machines + 1):
-            daemons = {"_CONDOR_NETWORK_HOSTNAME": f"n{at}", "_CONDOR_DAEMON_LIST": "MASTER STARTD"}
-            self._start_master(f"n{at}", daemons)
+        for index in range(1, self._machines + 1):
+            daemons = {"_CONDOR_NETWORK_HOSTNAME": f"n{index}", "_CONDOR_DAEMON_LIST": "MASTER STARTD"}
+            self._start_master(f"n{index}", daemons)
         self.until(lambda: len(self.machines()) == self._machines, "all machines are in the pool")
 
     def _start_master(self, name: str, environment: dict[str, str]) -> None:

@@ -68,7 +68,7 @@ class FakeKubernetes:
     def serve(self, group: str, versions: Collection[str]) -> None:
         """Serve *group* in *versions* only, as after an upgrade of its controller: others end their watches and are 404."""
         with self.condition:
-            self.discovery[f"/apis/{group}"] = {"versions": [{"version": one} for one in versions]}
+            self.discovery[f"/apis/{group}"] = {"versions": [{"version": version} for version in versions]}
             self.condition.notify_all()
 
     def is_served(self, group: str | None, version: str | None) -> bool:
@@ -176,24 +176,24 @@ def _now() -> str:
 
 def json_patch(thing: Any, operations: Any) -> None:
     """Apply a JSON patch of test, add and remove."""
-    for one in operations:
-        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in one["path"].split("/")[1:]]  # fmt: skip
+    for operation in operations:
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]  # fmt: skip
         parent = thing
         for part in parents:
             parent = parent[int(part) if isinstance(parent, list) else part]
         at: Any = int(last) if isinstance(parent, list) else last
         try:
-            if one["op"] == "test" and parent[at] != one["value"]:
-                raise Refusal(422, f"testing value {one['path']} failed")
-            if one["op"] == "replace":
+            if operation["op"] == "test" and parent[at] != operation["value"]:
+                raise Refusal(422, f"testing value {operation['path']} failed")
+            if operation["op"] == "replace":
                 _ = parent[at]
-                parent[at] = one["value"]
-            elif one["op"] == "add":
-                parent[at] = one["value"]
-            elif one["op"] == "remove":
+                parent[at] = operation["value"]
+            elif operation["op"] == "add":
+                parent[at] = operation["value"]
+            elif operation["op"] == "remove":
                 del parent[at]
         except (KeyError, IndexError) as error:
-            raise Refusal(422, f"no {one['path']}") from error
+            raise Refusal(422, f"no {operation['path']}") from error
 
 
 def merge_patch(thing: Any, patch: Any, by_type: bool) -> None:

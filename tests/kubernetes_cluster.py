@@ -293,13 +293,13 @@ class People:
         self._number = 0
 
     def add_nodes(self, count: int) -> None:
-        for at in range(1, count + 1):
-            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{at}"}, "spec": {}}
+        for index in range(1, count + 1):
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{index}"}, "spec": {}}
             self.api.call("POST", "/api/v1/nodes", node)
             resources = {"cpu": "64", "memory": "1Ti", "pods": "100", "nvidia.com/gpu": str(GPUS)}
             conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
             status = {"capacity": resources, "allocatable": resources, "conditions": conditions}
-            self.api.call("PATCH", f"/api/v1/nodes/n{at}/status", {"status": status}, MERGE_PATCH)
+            self.api.call("PATCH", f"/api/v1/nodes/n{index}/status", {"status": status}, MERGE_PATCH)
 
     def add_namespace(self, name: str = NAMESPACE) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -310,7 +310,7 @@ class People:
 
     def taints(self, name: str) -> list[str]:
         taints = self.node(name)["spec"].get("taints") or []
-        return [f"{one['key']}={one.get('value', '')}:{one['effect']}" for one in taints]
+        return [f"{taint['key']}={taint.get('value', '')}:{taint['effect']}" for taint in taints]
 
     def pods(self) -> list[Any]:
         found, _ = self.api.list_all("/api/v1/pods")
@@ -371,10 +371,10 @@ class People:
 
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoSchedule") -> None:
         """Add a taint, without touching others: again while somebody else is faster."""
-        self._edit_taints(node, lambda taints: [*(one for one in taints if one["key"] != key), {"key": key, "value": value, "effect": effect}])  # fmt: skip
+        self._edit_taints(node, lambda taints: [*(taint for taint in taints if taint["key"] != key), {"key": key, "value": value, "effect": effect}])  # fmt: skip
 
     def untaint(self, node: str, key: str) -> None:
-        self._edit_taints(node, lambda taints: [one for one in taints if one["key"] != key])
+        self._edit_taints(node, lambda taints: [taint for taint in taints if taint["key"] != key])
 
     def _edit_taints(self, node: str, change: Callable[[list[Any]], list[Any]]) -> None:
         while True:

@@ -74,8 +74,8 @@ def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, pr
             "group": group, "scope": "Namespaced" if namespaced else "Cluster",
             "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
             "versions": [
-                {"name": one, "served": True, "storage": at == 0, "schema": schema, "subresources": subresources}
-                for at, one in enumerate(versions)
+                {"name": version, "served": True, "storage": at == 0, "schema": schema, "subresources": subresources}
+                for at, version in enumerate(versions)
             ],
         },
     }  # fmt: skip

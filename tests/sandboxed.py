@@ -69,7 +69,7 @@ def _calls(word: str) -> set[str]:
     command = ["systemd-analyze", "--no-pager", "syscall-filter", word]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     members = [line.split()[0] for line in said.splitlines() if line.startswith(" ")]
-    return {call for each in members if each != "#" for call in _calls(each)}
+    return {call for member in members if member != "#" for call in _calls(member)}
 
 
 def program(unit: Path) -> bytes:

@@ -98,7 +98,7 @@ class SlurmCluster:
     """Started by `running_slurm`."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.nodes = folder, [f"gpu{at}" for at in range(1, nodes + 1)]
+        self.folder, self.nodes = folder, [f"gpu{index}" for index in range(1, nodes + 1)]
         controller, *ports = _free_ports(nodes + 1)
         for name in ("state", "spool", "jobs"):
             (folder / name).mkdir()

@@ -93,8 +93,8 @@ class SoakGround:
                 pass
             time.sleep(0.05)
         state = {
-            one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}"
-            for one in self.advice.advisories().values()
+            advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_words}"
+            for advisory in self.advice.advisories().values()
         }
         self.report.violate(f"never: {what}; {state}")
         return False
@@ -181,8 +181,8 @@ class SoakGround:
             problems.append(f"the drain of {foreign} is gone")
         if extra := self.marks() - {node}:
             problems.append(f"marks on {extra}")
-        for one in problems:
-            self.report.violate(one)
+        for problem in problems:
+            self.report.violate(problem)
 
     def _runs(self, job: str) -> bool:
         found = self.slurm.read_jobs().get(job)

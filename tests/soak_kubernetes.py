@@ -118,7 +118,7 @@ class KubernetesSoak:
                 self.report.kills += 1
                 self.start()
             time.sleep(0.01)
-        states = {one.name: f"{one.hosts[0]} {one.state.name} {one.state_words}" for one in self.advice.advisories().values()}  # fmt: skip
+        states = {advisory.name: f"{advisory.hosts[0]} {advisory.state.name} {advisory.state_words}" for advisory in self.advice.advisories().values()}  # fmt: skip
         self.report.violate(f"never: {what}; {states}")
         return False
 
@@ -210,13 +210,13 @@ class KubernetesSoak:
         found = people.node(cordoned)
         if not found["spec"].get("unschedulable"):
             problems.append(f"the cordon of {cordoned} is gone")
-        if not any(one.startswith(FOREIGN_KEY) for one in people.taints(node)):
+        if not any(taint.startswith(FOREIGN_KEY) for taint in people.taints(node)):
             problems.append(f"the other taint of {node} is gone")
-        marked = {f"n{at}" for at in range(1, 9) if any("gangline" in taint for taint in people.taints(f"n{at}"))}  # fmt: skip
+        marked = {f"n{index}" for index in range(1, 9) if any("gangline" in taint for taint in people.taints(f"n{index}"))}  # fmt: skip
         if marked - {node}:
             problems.append(f"marks on {marked - {node}}")
-        for one in problems:
-            self.report.violate(f"{action.name}: {one}")
+        for problem in problems:
+            self.report.violate(f"{action.name}: {problem}")
 
 
 def soak(rounds: int, seed: int, *, show: bool = True) -> KubernetesReport:

@@ -32,13 +32,13 @@ def play_rounds(
     rounds: int, play: Callable[[int], None], report: RoundsReport, *, show: bool
 ) -> None:
     """Play rounds, each with its number from 0, until there are too many violations; *show* a bar."""
-    for at in range(rounds):
-        play(at)
+    for index in range(rounds):
+        play(index)
         if show:
-            done = BAR_CHARACTERS * (at + 1) // rounds
+            done = BAR_CHARACTERS * (index + 1) // rounds
             bar = "#" * done + "." * (BAR_CHARACTERS - done)
             wrong = len(report.violations)
-            print(f"\r[{bar}] {at + 1} of {rounds}, {wrong} violations", end="", file=sys.stderr)
+            print(f"\r[{bar}] {index + 1} of {rounds}, {wrong} violations", end="", file=sys.stderr)
         if len(report.violations) > VIOLATIONS_MAX:
             break
 

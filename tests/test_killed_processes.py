@@ -49,9 +49,9 @@ def test_it_is_killed_where_something_has_changed_and_nowhere_else(tmp_path: Pat
     assert steps == ["begin", "written", "synced", "again", "end"]
     assert worth_killing(states) == [0, 1, 3]
     left = {}
-    for at in range(len(steps)):
-        assert again(before, work, lambda at=at: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
-        left[steps[at]] = (work / "a").read_text() if (work / "a").exists() else ""
+    for index in range(len(steps)):
+        assert again(before, work, lambda at=index: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
+        left[steps[index]] = (work / "a").read_text() if (work / "a").exists() else ""
     assert left == {"begin": "", "written": "1", "synced": "1", "again": "2", "end": "2"}
     assert list(before.iterdir()) == []
 

@@ -154,7 +154,7 @@ def outcomes(folder: Path, log: Path, command: list[str]) -> dict[str, int]:
     settings += [f"metrics_listen=unix:{socket_path}", "metrics_series_max=5000"]
     process = Process([], log)
     process.arguments = [*command, "agent", "--aggregator", "127.0.0.1:9"]
-    process.arguments += [word for each in settings for word in ("--set", each)]
+    process.arguments += [word for setting in settings for word in ("--set", setting)]
     found: dict[str, int] = {}
     with process:
         until(

@@ -225,7 +225,7 @@ class World:
 
 #: Table -> name -> column, and whether that is a gauge: a world is run by the thousand seconds.
 _COLUMNS = {
-    table: {one.column: (at, one.kind is Kind.GAUGE) for at, one in enumerate(signals)}
+    table: {signal.column: (at, signal.kind is Kind.GAUGE) for at, signal in enumerate(signals)}
     for table, signals in TABLES.items()
 }
 
@@ -362,8 +362,8 @@ class StoredWorld(World):
         super().__init__(hosts, gpus)
         config = AggregatorConfig(data=folder, ops_seconds=3600.0)
         self.store = Store.open(folder, config, lambda: self.now_ns)
-        for index, one in enumerate(self.hosts):
-            self.keep_host(one, index, gpus)
+        for index, host in enumerate(self.hosts):
+            self.keep_host(host, index, gpus)
 
     def keep_host(self, one: Host, index: int, gpus: int) -> None:
         devices = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(gpus))

@@ -188,11 +188,11 @@ class Night:
             self._happen(second)
             for name, blocks, events in self.simulated.step(1.0):
                 self._hear(name, blocks, second)
-                for one in events:
-                    one.event_id = f"{BOOT_ID.hex()}/{one.event_id.removeprefix('/')}"
-                    one.boottime_ns = self.now_ns - START_NS + UPTIME_NS
-                    one.wall_time_ns = self.now_ns
-                    self._tell(name, one, self.now_ns)
+                for event in events:
+                    event.event_id = f"{BOOT_ID.hex()}/{event.event_id.removeprefix('/')}"
+                    event.boottime_ns = self.now_ns - START_NS + UPTIME_NS
+                    event.wall_time_ns = self.now_ns
+                    self._tell(name, event, self.now_ns)
             self._judge()
 
     def _happen(self, second: int) -> None:
@@ -257,7 +257,7 @@ async def _report(store: Store, now_ns: int) -> None:
     log = CalibrationLog(store, now_ns)
     for number, minutes in enumerate(night_before.RECOVERY_MINUTES, 1):
         fault, detect, decide, act, resume = (
-            now_ns - (7200 - 60 * sum(minutes[:at])) * SECOND_NS for at in range(5)
+            now_ns - (7200 - 60 * sum(minutes[:index])) * SECOND_NS for index in range(5)
         )
         report = RecoveryReport(
             f"incident-{number}", "slurm", now_ns, int(RecoveryKind.FREE_NODE), fault, detect, decide, act,

@@ -89,7 +89,7 @@ class Caller:
         )  # fmt: skip
         reply = await self.recovery.PlanRecovery(request, timeout=GUARD_SECONDS)
         waits = recovery_pb2.RECOVERY_WAIT_FOR_REPAIR
-        found: recovery_pb2.RecoveryOption = next(one for one in reply.options if one.kind == waits)
+        found: recovery_pb2.RecoveryOption = next(option for option in reply.options if option.kind == waits)
         return found
 
     async def size_source(self) -> Any:
@@ -176,9 +176,9 @@ def test_an_answered_report_outlives_kill_9(lab: Any) -> None:
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{process.port}") as channel:
                 caller = Caller(channel)
-                requests = [report(f"i{at}", int(time.time())) for at in range(number)]
+                requests = [report(f"i{index}", int(time.time())) for index in range(number)]
                 calls = [
-                    caller.recovery.ReportRecovery(one, wait_for_ready=True) for one in requests
+                    caller.recovery.ReportRecovery(request, wait_for_ready=True) for request in requests
                 ]
                 return [reply.known for reply in await asyncio.gather(*calls)]
         finally:
@@ -196,7 +196,7 @@ def test_the_score_process_plans_with_what_was_reported_and_takes_no_reports(
     tmp_path: Path,
 ) -> None:
     """A scheduler that asks the fast port gets the same prices; its reports go where they can be stored."""
-    found = reported_factors([recovery(at) for at in range(3)], [], NOW_NS, 90.0)
+    found = reported_factors([recovery(index) for index in range(3)], [], NOW_NS, 90.0)
     snapshot = replace(placed_world().run(20), reported_factors=found)
 
     async def scenario() -> None:
@@ -234,7 +234,7 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
         request = placement_pb2.PlanPlacementRequest(gang=gang)
         request.gang.MergeFrom(placement_pb2.GangRequirements(**fields))
         reply = await service.PlanPlacement(request, None)
-        both = [one.scaling_efficiency for one in reply.sizes]
+        both = [size.scaling_efficiency for size in reply.sizes]
         return [(round(one.value, 3), one.source) for one in both]
 
     async def resized() -> Any:
@@ -243,7 +243,7 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
         )
         reply = await service.PlanResize(request, None)
         parts = reply.options[0].placement.price.parts
-        return next(one.gpu_hours for one in parts if one.name == "scaling")
+        return next(part.gpu_hours for part in parts if part.name == "scaling")
 
     reported = [(1.0, placement_pb2.ESTIMATE_REPORTED), (0.707, placement_pb2.ESTIMATE_REPORTED)]
     assert asyncio.run(sizes()) == reported
@@ -267,7 +267,7 @@ def test_the_domains_of_an_outcome_are_those_of_its_nodes() -> None:
     assert everyone == {name: float(count) for name, count in leaves.items()}
     assert placement_of(snapshot, [0, -1], "train").domains == {}
     runs = ThroughputReport("o", "slurm", NOW_NS, "w", 8, 1.0, domains_of(everyone), 0.2)
-    assert [each > 0 for each in runs.domains] == [
+    assert [domain > 0 for domain in runs.domains] == [
         tier.name.lower() in everyone for tier in PRICED_TIERS
     ]
 
@@ -277,7 +277,7 @@ def everyone_domains(snapshot: Any) -> dict[str, list[int]]:
     ids = {
         tier.name.lower(): snapshot.facts.domains.ids[tier.row].tolist() for tier in PRICED_TIERS
     }
-    return {name: those for name, those in ids.items() if min(those) >= 0}
+    return {name: id_ for name, id_ in ids.items() if min(id_) >= 0}
 
 
 # ----------------------------------------------------------------------
@@ -457,8 +457,8 @@ def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.Monke
         ]  # fmt: skip
         assert not log.is_known("slurm", "i1") and log.is_known("slurm", "i4")
         runs = [
-            ThroughputReport(f"o{at}", "slurm", NOW_NS + at, f"w{at}", 8, 1.0, (1,) * 5, 0.2)
-            for at in range(5)
+            ThroughputReport(f"o{index}", "slurm", NOW_NS + index, f"w{index}", 8, 1.0, (1,) * 5, 0.2)
+            for index in range(5)
         ]
         log.add_throughputs(runs)
         log.step(NOW_NS)

@@ -250,7 +250,7 @@ def test_many_jobs_leave_room_for_faults(
     lab: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operators' file keeps the last 100,000 events, and of a large fleet all of those were jobs."""
-    short = [replace(one, rows_max=1) if one.table == "events" else one for one in COPIES]
+    short = [replace(copy, rows_max=1) if copy.table == "events" else copy for copy in COPIES]
     monkeypatch.setattr(snapshot_file, "COPIES", short)
     host = fleet.host("a")
     host.put(wire.HealthEvent(event_id="x", device_kind="gpu", device=GPU, name="gpu.xid", code=79))

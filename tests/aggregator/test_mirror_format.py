@@ -46,7 +46,7 @@ def test_a_file_is_read_as_it_was_written() -> None:
     ]
     content = render(nodes, computed_seconds=NOW, valid_until_seconds=NOW + 15)
     found = parse(content)
-    assert [each.name for each in found.nodes] == ["a", "b" * 64, "c"]
+    assert [node.name for node in found.nodes] == ["a", "b" * 64, "c"]
     first, second, third = found.nodes
     assert first[:6] == ("a", 3, False, 1.0, 9.99999e99, 9.9999)
     assert math.isnan(second.relative_speed) and second.reason == "STRAGGLER"
@@ -60,12 +60,12 @@ def test_names_that_no_scheduler_takes_are_left_out() -> None:
     """A name with a blank or a comma would be two."""
     names = ("ok", "a b", "a,b", "x" * 65, "", "-a", "é")
     found = parse(render(map(node, names), computed_seconds=NOW, valid_until_seconds=NOW + 1))
-    assert [each.name for each in found.nodes] == ["ok"]
+    assert [node.name for node in found.nodes] == ["ok"]
 
 
 def test_a_list_that_is_too_long_is_not_given() -> None:
     """The records have the names; readers know what * is."""
-    names = [f"{at:05d}{'x' * 50}" for at in range(1_000)]
+    names = [f"{index:05d}{'x' * 50}" for index in range(1_000)]
     found = parse(render(map(node, names), computed_seconds=NOW, valid_until_seconds=NOW + 1))
     assert sum(map(len, names)) > LIST_BYTES_MAX
     assert (found.counts["b0"], found.lists["b0"], len(found.nodes)) == (1_000, "*", 1_000)
@@ -125,7 +125,7 @@ def test_any_job_that_fits_still_fits() -> None:
     """All jobs of small fleets: each asks for so many nodes, of kinds that suit it; kinds decide what suits."""
     source = random.Random(1)
     for _ in range(300):
-        kinds = {f"n{at}": (source.choice("abc"),) for at in range(source.randint(1, 8))}
+        kinds = {f"n{index}": (source.choice("abc"),) for index in range(source.randint(1, 8))}
         slurm = SlurmNodes(kinds, dict.fromkeys(kinds, (NONE, NONE)))
         faulty = [name for name in kinds if source.random() < 0.4]
         named, safe = excludable(faulty, slurm)

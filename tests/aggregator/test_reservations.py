@@ -29,7 +29,7 @@ from gangline.contract.wire.reservation_pb2_grpc import ReservationServiceStub
 from tests.aggregator.process import Process
 from tests.processes import GUARD_SECONDS
 
-HOSTS = [f"gpu-{at}" for at in range(12)]
+HOSTS = [f"gpu-{index}" for index in range(12)]
 TTL_NS = 60 * SECOND_NS
 
 
@@ -158,8 +158,8 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> N
 def test_reservations_are_bounded(tmp_path: Path) -> None:
     """A scheduler that never releases is told to, and fills neither memory nor the file."""
     current = Clocks().load(tmp_path)
-    for at in range(RESERVATIONS_MAX):
-        current.reserve("a", [f"h{at}"], TTL_NS)
+    for index in range(RESERVATIONS_MAX):
+        current.reserve("a", [f"h{index}"], TTL_NS)
     with pytest.raises(ResourceExhausted, match="Release some"):
         current.reserve("a", ["one more"], TTL_NS)
 
@@ -209,7 +209,7 @@ def test_reservations_outlive_kill_9(
     assert again.fencing_token == promised.fencing_token
     other = asyncio.run(live("kueue", signal.SIGTERM))
     assert not other.HasField("reservation")
-    assert [(one.node_index, one.change) for one in other.changes] == [(0, wire.NODE_RESERVED)]
+    assert [(change.node_index, change.change) for change in other.changes] == [(0, wire.NODE_RESERVED)]
     assert f"{promised.name} of slurm" in other.changes[0].message
     assert promised.name in capsys.readouterr().out
     stored = json.loads((lab.folder / FILE_NAME).read_text())
@@ -296,7 +296,7 @@ def test_a_login_holds_half_of_its_share_within_any_day(tmp_path: Path, seed: in
         held.append(sum(len(one.hosts) for one in current.active()))
         clocks.run(60 * minutes)
     per_day = 24 * 60 // minutes
-    days = [sum(held[at : at + per_day]) / 60 * minutes for at in range(len(held) - per_day)]
+    days = [sum(held[index : index + per_day]) / 60 * minutes for index in range(len(held) - per_day)]
     assert 30 < max(days) <= 4 * LOGIN_HOURS_MAX + 4 * minutes / 60
 
 

@@ -57,16 +57,16 @@ def runs(slow_host: str = "") -> list[RunPace]:
     """Twelve runs of three workloads on random four of ten hosts."""
     random = np.random.default_rng(4)
     made = []
-    for at in range(24):
+    for index in range(24):
         hosts = tuple(f"h{one}" for one in random.choice(10, 4, replace=False))
         pace = float(np.exp(random.normal(0, 0.01))) * (0.85 if slow_host in hosts else 1.0)
-        made.append(RunPace(f"w{at % 3}", pace, hosts))
+        made.append(RunPace(f"w{index % 3}", pace, hosts))
     return made
 
 
 def test_a_host_that_is_slow_over_several_workloads_is_named_alone() -> None:
     """It moves from job to job, and each job's owner looks for the fault in his own code."""
-    assert [one.host for one in drifting_hosts(runs("h3"))] == ["h3"]
+    assert [host.host for host in drifting_hosts(runs("h3"))] == ["h3"]
     (found,) = drifting_hosts(runs("h3"))
     assert found.workloads >= 2 and found.lower < 0.87 < found.upper + 0.05 and found.upper < 1
 
@@ -80,9 +80,9 @@ def test_a_host_that_was_repaired_is_named_no_more() -> None:
 def test_no_host_is_named_where_none_is_slow_or_a_workload_is() -> None:
     """A workload that became slow on all of its hosts is no host's fault."""
     assert drifting_hosts(runs()) == []
-    slow = [one._replace(ratio=one.ratio * (0.8 if one.workload == "w1" else 1)) for one in runs()]
+    slow = [run._replace(ratio=run.ratio * (0.8 if run.workload == "w1" else 1)) for run in runs()]
     assert drifting_hosts(slow) == []
-    together = [RunPace(f"w{at % 2}", 0.8 if at % 4 < 2 else 1.0, ("a", "b") if at % 4 < 2 else ("c", "d")) for at in range(12)]  # fmt: skip
+    together = [RunPace(f"w{index % 2}", 0.8 if index % 4 < 2 else 1.0, ("a", "b") if index % 4 < 2 else ("c", "d")) for index in range(12)]  # fmt: skip
     assert drifting_hosts(together) == []  # "a" and "b" cannot be told apart
 
 

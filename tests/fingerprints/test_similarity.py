@@ -119,7 +119,7 @@ def test_without_its_model_runs_are_compared_all_the_same(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_million_runs_take_the_memory_of_those_that_are_searched() -> None:
     """A test suite submits jobs all day; the oldest make room, and nothing grows."""
-    index, values = RunIndex(runs_max=2_000), [fingerprint(one) for one in RUNS.values]
+    index, values = RunIndex(runs_max=2_000), [fingerprint(value) for value in RUNS.values]
     for at in range(10_000):
         index.add(values[at % len(values)], f"user-{at}")
     before = index.memory_bytes

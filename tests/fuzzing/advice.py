@@ -150,7 +150,7 @@ def fuzz_unavailable(source: random.Random) -> str:
         return REFUSED
     for event in found[0].taken:
         assert event.words.strip() and NOW_NS < event.until_ns <= NOW_NS + WEEK_NS
-        assert {one.host for one in event.members} == {"h1"} and "h1" not in found[0].back.hosts
+        assert {member.host for member in event.members} == {"h1"} and "h1" not in found[0].back.hosts
     return ACCEPTED
 
 
@@ -239,7 +239,7 @@ def fuzz_recoveries(source: random.Random) -> str:
         return REFUSED
     report = found[0].report
     times = [each for each in report[4:9] if each]
-    assert times == sorted(times) and all(each >= 0.0 for each in report.hours().values())
+    assert times == sorted(times) and all(hour >= 0.0 for hour in report.hours().values())
     for factor in reported_factors([report], [], NOW_NS, 90.0).factors.values():
         assert 0.0 < factor.lower <= factor.value <= factor.upper < 1e6
     return ACCEPTED

@@ -99,8 +99,8 @@ def fuzz_status(source: random.Random) -> str:
         assert str(error).isprintable(), error
         return REFUSED
     assert check.summary(shown, NOW_NS).isprintable(), shown
-    for one in check.enforced_findings(shown, NOW_NS):
-        assert one["name"] in shown["enforcing"] and shown["permit"], one
+    for finding in check.enforced_findings(shown, NOW_NS):
+        assert finding["name"] in shown["enforcing"] and shown["permit"], finding
     return ACCEPTED
 
 

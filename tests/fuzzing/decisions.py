@@ -11,7 +11,7 @@ from gangline.aggregator.decisions.inputs import InputsError
 from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome
 
-_NODES = [Node(f"h{at}", places=("", "", "l0", f"r{at // 2}", "", "", "")) for at in range(4)]
+_NODES = [Node(f"h{index}", places=("", "", "l0", f"r{index // 2}", "", "", "")) for index in range(4)]
 PARTS = [part for _, part in inputs.input_parts(snapshot_of(_NODES), np.zeros(4, dtype=bool))]
 
 

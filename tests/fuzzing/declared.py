@@ -67,7 +67,7 @@ def checked(name: str, data: bytes) -> str:
     try:
         found = parse_files([DeclaredFile(name, data)], NOW_NS)
     except DeclaredError as error:
-        assert error.problems and all(len(one) < 1200 for one in error.problems)
+        assert error.problems and all(len(problem) < 1200 for problem in error.problems)
         return REFUSED
     sound(found)
     return ACCEPTED if found.file_places or found.windows or found.overrides else REFUSED

@@ -122,7 +122,7 @@ def cells_of(blocks: Sequence[Block]) -> dict[Cell, float | int | None]:
     cells: dict[Cell, float | int | None] = {}
     for block in blocks:
         decoded = frame.decode(frame.encode(Stamp(b"r" * 16, b"b" * 16, 1, 1, 1), [block]))
-        assert [one.devices for one in decoded.blocks] == [block.devices]
+        assert [block.devices for block in decoded.blocks] == [block.devices]
         columns = [signal.column for signal in TABLES[block.table]]
         for row, device in enumerate(block.devices):
             values = zip(columns, block.values(row), strict=True)
@@ -201,7 +201,7 @@ VICTIMS = (
 def victims(host: Host) -> list[Path]:
     """Return the folder of each device of the host, real and once."""
     found = {
-        path.resolve() for each in VICTIMS for path in host.roots.sys.glob(each) if path.is_dir()
+        path.resolve() for victim in VICTIMS for path in host.roots.sys.glob(victim) if path.is_dir()
     }
     return sorted(path for path in found if files_below(path))
 

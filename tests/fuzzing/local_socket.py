@@ -63,8 +63,8 @@ def fuzz_local_session(source: random.Random) -> str:
     session = ServerSession()
     answered = 0
     try:
-        for at in range(0, len(data), step := source.choice((1, 7, 100, 1 << 16))):
-            for call in session.receive(data[at : at + step]):
+        for index in range(0, len(data), step := source.choice((1, 7, 100, 1 << 16))):
+            for call in session.receive(data[index : index + step]):
                 assert len(call.message) <= MESSAGE_BYTES_MAX
                 answered += _answer(session, call.stream, call.message)
             assert session.waiting <= STREAMS_MAX

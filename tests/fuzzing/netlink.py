@@ -45,15 +45,15 @@ def fuzz_links(source: random.Random) -> str:
             )
             for i in range(1, 4)
         )
-        for told in netlink.parse_link_messages(flipped(data, source) if step else data, 7):
-            seen += not isinstance(told.content, MalformedMessage)
+        for message in netlink.parse_link_messages(flipped(data, source) if step else data, 7):
+            seen += not isinstance(message.content, MalformedMessage)
             check(
-                told.content
-                if isinstance(told.content, LinkInfo) and told.content.index >= 0
+                message.content
+                if isinstance(message.content, LinkInfo) and message.content.index >= 0
                 else None
             )
-            if isinstance(told.content, LinkInfo | LinkRemoved):
-                found = watch.observe(told.content, step)
+            if isinstance(message.content, LinkInfo | LinkRemoved):
+                found = watch.observe(message.content, step)
                 events += len(found)
                 assert all(0 < event.count < 1 << 32 for event in found)
     assert events < 200

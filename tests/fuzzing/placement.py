@@ -37,14 +37,14 @@ STATES = (HealthState.HEALTHY, HealthState.HEALTHY, HealthState.HEALTHY, HealthS
 def _fleet(source: random.Random) -> list[Node]:
     nodes = []
     prices = source.choice(((nan,), (1.0, 2.0, 2.1)))
-    for at in range(source.randrange(2, 10)):
+    for index in range(source.randrange(2, 10)):
         rack = source.randrange(4)
         leaf = source.randrange(3) if source.random() < 0.5 else rack // 2
         places = ("", f"s{leaf // 2}", f"l{leaf}" if source.random() < 0.9 else "", f"r{rack}", f"n{rack}",
                   f"p{source.randrange(3)}", "")  # fmt: skip
         nodes.append(
             Node(
-                f"h{at}", 10.0 ** source.uniform(-6, -1), source.choice((1.0, 1.0, source.uniform(0.5, 1.1))),
+                f"h{index}", 10.0 ** source.uniform(-6, -1), source.choice((1.0, 1.0, source.uniform(0.5, 1.1))),
                 source.choice(STATES), source.choice((8, 8, 8, 4)), places, f"rails{leaf}", source.random() < 0.85,
                 price=source.choice(prices), preemption=source.choice((0.0, 0.0, 0.02)),
             )
@@ -104,7 +104,7 @@ def fuzz_more_room(source: random.Random) -> str:
              (nodes, replace(needs, spread_over=None, spread_nodes_max=0)), (nodes, replace(needs, score_min=0.0))]  # fmt: skip
     for more in out[:1]:
         wider.append(
-            ([replace(one, free=one.free or at == more) for at, one in enumerate(nodes)], needs)
+            ([replace(node, free=node.free or at == more) for at, node in enumerate(nodes)], needs)
         )
     cost = before[0].price.total.value
     slack = 1e-6 * abs(cost) + 1e-9
@@ -129,8 +129,8 @@ def fuzz_blockers(source: random.Random) -> str:
         return REFUSED
     table, candidates = table_of(nodes)
     found = find_blockers(table, candidates, needs)
-    conflict = [one.constraint for one in found.blockers]
-    others = [one for one in blockers.CONSTRAINTS if one not in conflict]
+    conflict = [blocker.constraint for blocker in found.blockers]
+    others = [constraint for constraint in blockers.CONSTRAINTS if constraint not in conflict]
     assert conflict and cheapest(*without(nodes, needs, others)) is None, (nodes, needs)
     for one in conflict:
         assert cheapest(*without(nodes, needs, [*others, one])) is not None, (nodes, needs, one)
@@ -155,7 +155,7 @@ def fuzz_recoveries(source: random.Random) -> str:
                          needs, Incident(current, failed))  # fmt: skip
     # A replacement may leave its segment or rails, at a price that it names; it breaks nothing else.
     held = replace(needs, segment_nodes=1, segment_tier=None, same_rails=False, score_min=0.0)
-    replaced = [one for one in plan.options if one.kind == RecoveryKind.FREE_NODE]
+    replaced = [option for option in plan.options if option.kind == RecoveryKind.FREE_NODE]
     for one in replaced:
         assert violations(nodes, one.nodes.tolist(), held) == [], (nodes, needs, failed)
     if failed.size == 1:
@@ -177,12 +177,12 @@ class _Source:
     snapshot = snapshot_of(
         [
             Node(
-                f"h{at}",
-                price=at % 3,
-                preemption=at % 2 / 100,
-                places=("", "s0", f"l{at // 4}", f"r{at // 2}", "", "", ""),
+                f"h{index}",
+                price=index % 3,
+                preemption=index % 2 / 100,
+                places=("", "s0", f"l{index // 4}", f"r{index // 2}", "", "", ""),
             )
-            for at in range(8)
+            for index in range(8)
         ]
     )
 

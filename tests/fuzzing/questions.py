@@ -42,7 +42,7 @@ def fuzz_question(source: random.Random) -> str:
         (statement,) = _connection().extract_statements(sql)
         assert statement.type.name in ("SELECT", "EXPLAIN"), sql
         return ACCEPTED
-    assert words and all(one.isprintable() or one == "\n" for one in words), words
+    assert words and all(word.isprintable() or word == "\n" for word in words), words
     return REFUSED
 
 

@@ -85,7 +85,7 @@ def fuzz_orders(source: random.Random) -> str:
     except messages.CodecError:
         return REFUSED
     assert all(
-        isinstance(each, messages.SamplerTask | messages.WarmUp | messages.End) for each in orders
+        isinstance(order, messages.SamplerTask | messages.WarmUp | messages.End) for order in orders
     )
     return ACCEPTED
 

@@ -77,7 +77,7 @@ def fuzz_manifest(source: random.Random) -> str:
                 10**15, 10**15 + m, 5, 100, 7, "host VARCHAR,time TIMESTAMP")
         for m in (0, 5)
     ]  # fmt: skip
-    data = json.dumps([asdict(one) for one in files]).encode()
+    data = json.dumps([asdict(file) for file in files]).encode()
     try:
         found = segment_files.parse_manifest(
             source.choice((damaged, flipped, lambda data, _: data))(data, source)
@@ -265,8 +265,8 @@ def fuzz_session(source: random.Random) -> str:
     data = _answer(session.data_to_send(), call)
     data = flipped(data, source) if source.random() < 0.8 else data
     try:
-        for at in range(0, len(data), step := source.randrange(1, 40)):
-            session.receive(data[at : at + step])
+        for index in range(0, len(data), step := source.randrange(1, 40)):
+            session.receive(data[index : index + step])
     except SessionError as error:
         assert str(error).isprintable() and len(str(error)) < 2048
         return REFUSED

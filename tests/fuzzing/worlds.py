@@ -18,7 +18,7 @@ def fuzz_world(source: random.Random) -> str:
     except ScenarioError as error:
         assert str(error)
         return REFUSED
-    assert all(0 <= each.rate <= 1 for each in settings.classes.values())
+    assert all(0 <= class_.rate <= 1 for class_ in settings.classes.values())
     return ACCEPTED
 
 

@@ -109,7 +109,7 @@ def write_rpms(version: str, folder: Path, store_version: int = 19) -> list[Path
         spec = folder / f"{package}-{version}.spec"
         spec.write_text("\n".join(parts) + "\n")
         defines = [f"_topdir {folder}/rpm", "_build_id_links none", "__os_install_post %{nil}"]
-        words = [word for each in defines for word in ("--define", each)]
+        words = [word for define in defines for word in ("--define", define)]
         ended = subprocess.run(
             ["rpmbuild", "-bb", "--quiet", *words, str(spec)],
             check=False, capture_output=True, text=True,

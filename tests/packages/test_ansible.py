@@ -118,8 +118,8 @@ def changed(output: str) -> dict[str, int]:
     """Return how many tasks changed something, by host."""
     lines = (line.split() for line in output.partition("PLAY RECAP")[2].splitlines() if "changed=" in line)  # fmt: skip
     return {
-        words[0]: int(next(w for w in words if w.startswith("changed=")).partition("=")[2])
-        for words in lines
+        line[0]: int(next(w for w in line if w.startswith("changed=")).partition("=")[2])
+        for line in lines
     }
 
 

@@ -83,18 +83,18 @@ def render(chart: Any, values: dict[str, Any]) -> tuple[list[Any], str]:
 
 def one(objects: list[Any], kind: str, name: str = "gangline-agent") -> Any:
     (found,) = (
-        each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)
+        object for object in objects if (object["kind"], object["metadata"]["name"]) == (kind, name)
     )
     return found
 
 
 def pods(objects: list[Any]) -> Iterator[tuple[str, Any]]:
     """Yield each pod that the objects make, by the name of its controller."""
-    for each in objects:
-        spec = each.get("spec", {})
+    for object in objects:
+        spec = object.get("spec", {})
         spec = spec.get("jobTemplate", {}).get("spec", spec)
         if "containers" in spec.get("template", {}).get("spec", {}):
-            yield each["metadata"]["name"], spec["template"]["spec"]
+            yield object["metadata"]["name"], spec["template"]["spec"]
 
 
 def agent_of(objects: list[Any]) -> Any:
@@ -114,9 +114,9 @@ def test_helm_finds_nothing_wrong() -> None:
 def test_every_object_fits_the_schemas(case: str, version: str, chart: Any) -> None:
     """A field that Kubernetes does not know is dropped in silence: `hostPiD` would be an agent that sees no process."""
     objects, _ = render(chart, CASES[case])
-    for each in objects:
-        if not each["apiVersion"].startswith(FOREIGN):
-            validate.validate(each, version, strict=True)
+    for object in objects:
+        if not object["apiVersion"].startswith(FOREIGN):
+            validate.validate(object, version, strict=True)
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_it_has_the_capabilities_of_the_unit(profile: str, chart: Any) -> None:
     if profile == "restricted":
         capabilities = container["securityContext"]["capabilities"]
         assert capabilities["drop"] == ["ALL"]
-        assert {f"CAP_{each}" for each in capabilities["add"]} == unit
+        assert {f"CAP_{capability}" for capability in capabilities["add"]} == unit
 
 
 def test_kubelets_socket_costs_one_capability_more(chart: Any) -> None:

@@ -80,9 +80,9 @@ def test_the_layout_is_that_of_the_specification(tmp_path: Path) -> None:
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(content).hexdigest()}"]
     assert (config["config"]["User"], config["created"]) == ("47600:47600", "2026-09-21T14:13:20Z")
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        members = {each.name: each for each in tar.getmembers()}
+        members = {getmember.name: getmember for getmember in tar.getmembers()}
     assert list(members) == ["dev", "etc", "etc/passwd", PROGRAM, "link"]
-    assert {each.mtime for each in members.values()} == {EPOCH}
+    assert {member.mtime for member in members.values()} == {EPOCH}
     assert members["link"].linkname == "etc/passwd"
     assert "SCHILY.xattr.security.capability" in members[PROGRAM].pax_headers
 
@@ -191,9 +191,9 @@ def test_what_runs_is_in_the_layer_once(kind: image_module.Kind) -> None:
     """/opt/gangline/versions is hard links to /opt/gangline/packages: copied, they would double what every node fetches."""
     with tarfile.open(layer_of(kind.package)) as tar:
         members = tar.getmembers()
-    versions = [each for each in members if each.name.startswith("opt/gangline/versions/")]
-    assert sum(each.islnk() for each in versions) > 1000
-    assert sum(each.size for each in versions) == 0
+    versions = [member for member in members if member.name.startswith("opt/gangline/versions/")]
+    assert sum(version.islnk() for version in versions) > 1000
+    assert sum(version.size for version in versions) == 0
 
 
 def in_a_pod(package: str, script: str, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:  # fmt: skip

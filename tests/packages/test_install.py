@@ -76,7 +76,7 @@ def test_from_install_to_purge(host: Booted) -> None:
     before = sampling(host, 3)
     assert running_version(host) == path_of("gangline-agent", "deb").name.split("_")[1]
     shown = host.run("gangline", "doctor", "--json", check=False)
-    assert {"settings", "disk"} <= {one["check"] for one in json.loads(shown)["results"]}
+    assert {"settings", "disk"} <= {load["check"] for load in json.loads(shown)["results"]}
     assert "gangline-doctor" in host.run("sh", "-c", "ls /usr/share/man/man1")
     host.run("sh", "-c", "echo '# ours' >> /etc/gangline/agent.toml")
 

@@ -31,7 +31,7 @@ def lines_of(heading: str) -> list[str]:
     )
     assert found is not None, heading
     lines = re.findall(r"^    (\S.*)$", found[1], re.MULTILINE)
-    return [one for one in lines if not re.match(r"(dnf|rpm) |[A-Z][\w-]+[:=]|GANGLINE_", one)]
+    return [line for line in lines if not re.match(r"(dnf|rpm) |[A-Z][\w-]+[:=]|GANGLINE_", line)]
 
 
 def test_the_page_has_the_lines() -> None:

@@ -132,7 +132,7 @@ def test_every_compiled_wheel_is_known(sbom: ModuleType) -> None:
 
 def test_every_library_of_the_interpreter_is_in_it(sbom: ModuleType) -> None:
     pins = importlib.import_module("sources").read_pins()
-    found = {one["name"]: one for one in sbom.library_components(pins)}
+    found = {component["name"]: component for component in sbom.library_components(pins)}
     assert set(found) == set(pins.sources)
     assert all(one["version"] in one["cpe"] for one in found.values())
     assert found["zlib"]["version"] == "1.3.1" and found["openssl"]["version"].startswith("3.")

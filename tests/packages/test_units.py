@@ -103,9 +103,9 @@ KNOWN = frozenset(
 
 def startable(unit: Path, folder: Path) -> Path:
     """The unit, and what it refers to beside it, with a command and users that this machine has."""
-    for each in unit.parent.glob("gangline-*.*"):
-        text = re.sub(r"/opt/gangline/bin/gangline", "/bin/true", each.read_text())
-        (folder / each.name).write_text(text)
+    for path in unit.parent.glob("gangline-*.*"):
+        text = re.sub(r"/opt/gangline/bin/gangline", "/bin/true", path.read_text())
+        (folder / path.name).write_text(text)
     return folder / unit.name
 
 

@@ -29,7 +29,7 @@ def told() -> dict[str, CaptureResult]:
         pytest.skip("the recordings of ../shared/data are not here")
     feeding.STILL_SECONDS, before = 20, feeding.STILL_SECONDS
     try:
-        return {one.path: result_of(one) for one in CAPTURES if one.path.startswith(SHORT)}
+        return {capture.path: result_of(capture) for capture in CAPTURES if capture.path.startswith(SHORT)}
     finally:
         feeding.STILL_SECONDS = before
 

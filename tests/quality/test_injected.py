@@ -47,7 +47,7 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
         fault, control = stage.subjects
 
         def told() -> bool:
-            heard = {host.node for host in stage._request() or [] for it in host.contributions if it.signal == "gpu.xid"}  # fmt: skip
+            heard = {host.node for host in stage._request() or [] for contribution in host.contributions if contribution.signal == "gpu.xid"}  # fmt: skip
             return fault.named_seconds is not None and f"nodes/{control.host.name}" in heard
 
         stage.open(**FAST)
@@ -81,13 +81,13 @@ def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
         until(lambda: len(stage._request() or []) == len(kinds), "both hosts are listed")
         stage.play(
             GUARD_SECONDS,
-            lambda: all(each.named_seconds is not None for each in stage.subjects),
+            lambda: all(subject.named_seconds is not None for subject in stage.subjects),
             apart_seconds=0.0,
         )
 
         def advised() -> bool:
             stage.ask_advice()
-            return all(each.advised for each in stage.subjects)
+            return all(subject.advised for subject in stage.subjects)
 
         until(advised, "something is advised about both")
 
@@ -117,7 +117,7 @@ class Played(Stage):
         return -1.0 if self.restarted is None else self.seconds - self.restarted
 
     def listing(self) -> list[NodeScore]:
-        return [score for each in self.subjects if (score := self.says(each)) is not None]
+        return [score for subject in self.subjects if (score := self.says(subject)) is not None]
 
     @staticmethod
     def score(subject: InjectedHost) -> NodeScore:
@@ -169,7 +169,7 @@ def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
     _, control = played.subjects
     played.says = lambda each: None if each is control and played.seconds > 1 else played.score(each)  # fmt: skip
     played.play(PLAY_SECONDS)
-    assert [one.name for one in control.others.values()] == [NOT_LISTED]
+    assert [other.name for other in control.others.values()] == [NOT_LISTED]
     said = page([RoundResult(played.subjects, played.requests, played.unanswered)], 1)
     (row,) = (line for line in said.splitlines() if line.startswith(f"| {control.kind.name}"))
     assert "1 of 1" in row and "not listed (1 of 1)" in row
@@ -187,8 +187,8 @@ def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) ->
     played.play(PLAY_SECONDS)
     played.restart(LISTED_SECONDS + 2)
     assert played.unanswered > 2
-    assert not any(each.changed for each in played.subjects)
-    assert not any(each.others for each in played.subjects)
+    assert not any(subject.changed for subject in played.subjects)
+    assert not any(subject.others for subject in played.subjects)
     assert "not listed (" not in page([RoundResult(played.subjects, 1, 1)], 1)
 
 

@@ -43,7 +43,7 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
     for title in ("## Real: hazard", "## Real: logs, sysfs, captures"):
         assert f"{title}\n\n**Left out**" in told
     assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in words
-    assert all(f"- `../shared/data/{one.path}`: {one.what}" in words for one in captures.CAPTURES)
+    assert all(f"- `../shared/data/{capture.path}`: {capture.what}" in words for capture in captures.CAPTURES)
     assert str(page.parent) not in told, "no path of the machine that made it"
     assert (
         "left out: Real: hazard: its recordings are not in ../shared/data"
@@ -108,7 +108,7 @@ def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_k
     words = " ".join(page.read_text().split())
     assert f"from commit {commit} by" in words and told in words
     assert told in capsys.readouterr().err
-    assert [one.name for one in (tmp_path / "kept").iterdir()] == ["hazard.md"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["hazard.md"]
     changes.clear()
     (root / "code.py").write_text("as it was")
     assert quality.main(["--seed", "3", "--resume"]) == 0

@@ -110,8 +110,8 @@ def test_evidence_that_is_withheld_never_arrives(name: str) -> None:
 def test_the_plan_has_every_kind_and_the_names_of_what_is_varied() -> None:
     """A fault or a control that the page forgets is one that nobody measures."""
     plan = GangPlan.of_seed(3)
-    assert {one.faults[0].kind for one in plan.faults} == set(FAULT_KINDS) == set(CAUSES)
-    assert {one.control for one in plan.controls} == set(CONTROL_KINDS)
+    assert {fault.faults[0].kind for fault in plan.faults} == set(FAULT_KINDS) == set(CAUSES)
+    assert {control.control for control in plan.controls} == set(CONTROL_KINDS)
     assert {name for name, _ in plan.varied} == set(VARIATIONS)
     assert {name for name, _ in plan.ablated} == set(ABLATIONS)
     assert all(fault.host < one.hosts for one in plan.faults for fault in one.faults)

@@ -71,5 +71,5 @@ def test_a_price_for_stranding_packs_more_than_random() -> None:
 def test_a_demand_that_is_mixed_up_keeps_its_parts() -> None:
     """The control differs by what belongs together, and by nothing else."""
     mixed = mixed_up(PODS, 1)
-    assert sorted(one.cores for one in mixed) == sorted(one.cores for one in PODS if one.gpus)
+    assert sorted(one.cores for one in mixed) == sorted(pod.cores for pod in PODS if pod.gpus)
     assert all(one.gpu_share == 1.0 for one in mixed if one.gpus > 1)

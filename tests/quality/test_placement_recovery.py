@@ -40,7 +40,7 @@ def test_waiting_for_a_repair_costs_the_whole_gang_for_as_long() -> None:
         case = case_of(site_of(source), source)
         plan = plan_recovery(case.table, case.candidates, case.needs, case.incident)
         luck = luck_of(case, 50, np.array([1000.0]), source)
-        by_kind = {one.kind: costs(case, one, luck) for one in plan.options}
+        by_kind = {option.kind: costs(case, option, luck) for option in plan.options}
         waits = by_kind[RecoveryKind.WAIT_FOR_REPAIR]
         gpus = 8.0 * case.incident.current.size
         assert (waits > 720.0 * gpus).all()  # repairs are cut there

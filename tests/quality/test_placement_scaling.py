@@ -56,4 +56,4 @@ def test_the_language_model_between_its_sizes() -> None:
     """The claim of the page: a size between those seen is known within 2 %, and its choice costs at most 3 %."""
     rows = [one for one in left_out("llm", throughputs()[LLM]) if one.place == "between"]
     assert len(rows) == 3
-    assert all(abs(one.error) <= 0.02 and one.regret <= 0.03 and one.is_within for one in rows)
+    assert all(abs(row.error) <= 0.02 and row.regret <= 0.03 and row.is_within for row in rows)

@@ -42,7 +42,7 @@ def test_the_true_rates_are_those_at_which_faults_come(world: World) -> None:
 def test_true_speeds_have_what_stands_and_only_while_it_does(world: World) -> None:
     """A GPU that is hot for ten minutes hardly slows a day, one that is slow for good does."""
     schedule = world.schedule
-    number = [each.name for each in schedule.classes].index("slow_host")
+    number = [class_.name for class_ in schedule.classes].index("slow_host")
     slow = np.unique(schedule.rows["host"][schedule.rows["cls"] == number])
     assert slow.size
     speeds = true_speeds(world, 10.0 * DAY, 24.0)

@@ -102,11 +102,11 @@ def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
     """A rate of false drains from spans that somebody chose is a rate of those spans."""
     size = Size("parade", 1, 5)
     spans = [one for one in planned(PARADE, size) if not one.class_name]
-    assert [one.hosts for one in spans] == [tuple(range(64))] * 5
+    assert [span.hosts for span in spans] == [tuple(range(64))] * 5
     part = (PARADE.seconds - 3600.0) / 5
-    assert [int(one.begin // part) for one in spans] == [0, 1, 2, 3, 4]
-    assert {one.end - one.begin for one in spans} == {3600.0}
-    assert sum(one.weight * (one.end - one.begin) for one in spans) == pytest.approx(PARADE.seconds)
+    assert [int(span.begin // part) for span in spans] == [0, 1, 2, 3, 4]
+    assert {span.end - span.begin for span in spans} == {3600.0}
+    assert sum(span.weight * (span.end - span.begin) for span in spans) == pytest.approx(PARADE.seconds)
     assert spans == [one for one in planned(PARADE, size) if not one.class_name]
 
 
@@ -185,7 +185,7 @@ def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
     """A rack's supply that fails is no host's fault: its hosts are ill, the reason is right, and no figure told of the drain."""
     told = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
     scores = [_drained(told[name], "POWER_CAP") for name in ("power_brake", "power_cap")]
-    assert [[one.what for one in each.wrong] for each in scores] == [["alone"], []]
+    assert [[one.what for one in score.wrong] for score in scores] == [["alone"], []]
     assert [one.what for one in _drained(told["power_brake"], "FABRIC").wrong] == ["astray"]
     assert [one.what for one in _drained(told["power_brake"], "POWER_CAP", True).wrong] == ["alone"]
     hour = replace(scores[0], class_name="", found=None, shared=None)
@@ -225,7 +225,7 @@ def _told_as_one(case: SimulatedCase) -> Score:
     if not struck:
         return Score("", 1.0)
     others = [one.host for one in struck[1:]] or sorted(
-        {PARADE.names[at] for at in case.hosts} - {struck[0].host}
+        {PARADE.names[host] for host in case.hosts} - {struck[0].host}
     )
     advised = replace(
         _advised(struck[0].host, struck[0].begin + 60.0, Action.INSPECT),
@@ -268,7 +268,7 @@ def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
     assert not unseen.victims([struck])
     silent = replace(struck, each=load().classes["silent_corruption"])
     assert not truth.victims([silent])
-    deadly = next(one for one in PARADE.schedule.jobs if one.killed_by >= 0 and one.hosts.size > 3)
+    deadly = next(job for job in PARADE.schedule.jobs if job.killed_by >= 0 and job.hosts.size > 3)
     everyone = GroundTruth(PARADE, range(64), deadly.end - 1.0, deadly.end + 3600.0)
     killer = everyone.of_cause(deadly.killed_by)[0]
     at_once = replace(killer, begin=deadly.end)  # the job is dead as it begins
@@ -281,7 +281,7 @@ def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_no
     calm = World("healthy", 5, hosts=64)
     case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), 90_000.0, 90_240.0)
     truth = GroundTruth(calm, case.hosts, case.begin, case.end)
-    capped = next(one.host for one in truth.faults if one.each.name == "full_load_cap")
+    capped = next(fault.host for fault in truth.faults if fault.each.name == "full_load_cap")
     cry = NamedState("slow clock", capped, "x", "", HealthState.SUSPECT, Reason.NONE, 90_100.0, inf)
     told = score(case, Observed(named=[cry]), truth, {})
     assert (told.calm_hosts, told.calm_named["slow clock"]) == (16, 1)
@@ -352,7 +352,7 @@ def _run(scores: list[Score]) -> SimulatedRun:
 
 
 def _hour(days: float, drains: int) -> Score:
-    wrong = [Wrong(JUDGE, "drain", f"h{at}", "FABRIC", "", (), False) for at in range(drains)]
+    wrong = [Wrong(JUDGE, "drain", f"h{index}", "FABRIC", "", (), False) for index in range(drains)]
     return Score("", 1.0, wrong=wrong, days=days)
 
 
@@ -385,7 +385,7 @@ def test_none_seen_is_no_proof_that_none_come_in_pairs() -> None:
 def test_the_verdict_is_of_the_upper_end(days: float, drains: int, words: str) -> None:
     """None seen in eighty node-days was once read as none in the fleet."""
     one_each = (
-        [_hour(days / 10, int(at < drains)) for at in range(10)] if drains else [_hour(days, 0)]
+        [_hour(days / 10, int(index < drains)) for index in range(10)] if drains else [_hour(days, 0)]
     )
     assert verdict(_run(one_each)).startswith(words)
 
@@ -406,9 +406,9 @@ def test_a_switch_of_an_nvlink_domain_is_one_advisory_for_the_domain() -> None:
 
 def test_every_fault_has_its_reasons_and_every_shared_one_its_domain() -> None:
     """A class that is forgotten here ends the run after ten minutes, or is never rightly named."""
-    faults = {name: one for name, one in load().classes.items() if one.sort == "faults"}
+    faults = {name: class_ for name, class_ in load().classes.items() if class_.sort == "faults"}
     assert RIGHT.keys() == faults.keys()
-    shared = {name for name, one in faults.items() if one.per in (*SHARED_PLACES, "job_hour")}
+    shared = {name for name, fault in faults.items() if fault.per in (*SHARED_PLACES, "job_hour")}
     assert DOMAIN.keys() == shared
 
 

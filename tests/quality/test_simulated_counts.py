@@ -33,9 +33,9 @@ def _named(host: str, *moments: float) -> list[NamedState]:
     """Return that *host* was named as slow in its gang at these seconds of the world."""
     return [
         NamedState(
-            JUDGE, host, "gang.slow_host", "host", HealthState.DEGRADED, Reason.STRAGGLER, at, at
+            JUDGE, host, "gang.slow_host", "host", HealthState.DEGRADED, Reason.STRAGGLER, moment, moment
         )
-        for at in moments
+        for moment in moments
     ]
 
 
@@ -92,7 +92,7 @@ def test_of_a_fault_that_stood_before_we_looked_what_we_saw_counts() -> None:
 
 def test_who_was_named_before_a_look_alike_and_again_while_it_stood_is_named_for_it_once() -> None:
     """The first name alone was kept, with nothing about it: the look-alike's row stayed 0."""
-    row = next(one for one in CALM.schedule.rows if _lasts(one))
+    row = next(row for row in CALM.schedule.rows if _lasts(row))
     host, begin = int(row["host"]), float(row["begin"])
     name = CALM.names[host]
     each = CALM.schedule.classes[int(row["cls"])].name

@@ -114,14 +114,14 @@ def cycles(folder: str, plan: str) -> dict[str, Any]:
     )
 
     writer = CycleInfoWriter(folder)
-    for one in json.loads(plan):
+    for load in json.loads(plan):
         writer.write_cycle_start(
-            job_id=one["job"], attempt_index=one["attempt"], cycle_number=one["cycle"], cycle_start_time=one["start"],
-            cycle_log_file=one["log"], active_nodes=CycleInfoReporter._format_nodes(one["active"]),
-            standby_nodes=CycleInfoReporter._format_nodes(one["standby"]), active_ranks=one["ranks"],
+            job_id=load["job"], attempt_index=load["attempt"], cycle_number=load["cycle"], cycle_start_time=load["start"],
+            cycle_log_file=load["log"], active_nodes=CycleInfoReporter._format_nodes(load["active"]),
+            standby_nodes=CycleInfoReporter._format_nodes(load["standby"]), active_ranks=load["ranks"],
         )  # fmt: skip
-        if one["end"]:
-            writer.update_cycle_end(one["job"], one["attempt"], one["cycle"], one["end"])
+        if load["end"]:
+            writer.update_cycle_end(load["job"], load["attempt"], load["cycle"], load["end"])
     writer._current_cycle = None  # a launcher that goes on
     writer.shutdown()
     return {}

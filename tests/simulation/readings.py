@@ -74,7 +74,7 @@ def read(live: LiveWorld, elapsed_seconds: float = 1.0) -> dict[str, Reading]:
 def struck(live: LiveWorld, class_name: str) -> Struck:
     """Return whom a class of *live* strikes; there must be one such row."""
     schedule = live.world.schedule
-    numbers = [number for number, each in enumerate(schedule.classes) if each.name == class_name]
+    numbers = [number for number, class_ in enumerate(schedule.classes) if class_.name == class_name]
     (row,) = schedule.rows[schedule.rows["cls"] == numbers[0]]
     host = int(row["host"])
     return Struck(

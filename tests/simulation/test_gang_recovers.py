@@ -35,7 +35,7 @@ class Service:
             reply = self._scores.ListNodeScores(score_pb2.ListNodeScoresRequest())
         except grpc.RpcError:
             return {}
-        return {one.node.removeprefix("nodes/"): one for one in reply.node_scores}
+        return {score.node.removeprefix("nodes/"): score for score in reply.node_scores}
 
     def names(self) -> list[str]:
         """Return the names, in the order of node indexes."""
@@ -86,7 +86,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
     (job,) = world.schedule.jobs
     lost = {world.names[int(row["host"])] for row in world.schedule.rows}
     leaves = {world.location(world.names.index(name)).leaf for name in lost}
-    racks = {world.names[at]: world.location(at).rack for at in range(HOSTS)}
+    racks = {world.names[index]: world.location(index).rack for index in range(HOSTS)}
     assert len(lost) == 3 and len(leaves) == 2
     members = {world.names[at] for at in job.hosts.tolist()}
     port = free_port()
@@ -101,7 +101,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
         with Process(play, tmp_path / "simulate.log"):
             service = Service(channel)
             until(
-                lambda: sum(one.relative_speed > 0 for one in service.scores().values()) >= GANG,
+                lambda: sum(score.relative_speed > 0 for score in service.scores().values()) >= GANG,
                 "the gang computes",
             )
             names = service.names()
@@ -133,23 +133,23 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
     moved = [rank for rank, (was, now) in enumerate(zip(placed, best.node_index, strict=True)) if was != now]  # fmt: skip
     assert {names[placed[rank]] for rank in moved} == lost and len(moved) == 3
     # The racks of the gang have no other host: each replacement says that its segment is no longer whole.
-    for one in best.replacements:
-        segment = best.node_index[one.rank // SEGMENT * SEGMENT :][:SEGMENT]
+    for replacement in best.replacements:
+        segment = best.node_index[replacement.rank // SEGMENT * SEGMENT :][:SEGMENT]
         is_whole = len({racks[names[at]] for at in segment}) == 1
-        assert one.keeps_segment == is_whole
+        assert replacement.keeps_segment == is_whole
     assert len(best.replacements) == 3
-    waits = next(one for one in reply.options if one.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR)
+    waits = next(option for option in reply.options if option.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR)
     assert len(waits.stopped_node_index) == GANG - 3
     # Three racks have three hosts left: as whole segments of four the gang fits nowhere else.
-    assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {one.kind for one in reply.options}
+    assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {option.kind for option in reply.options}
     # The price of the plan; and of the gang's hours from the loss on: as if nobody had failed, and as it goes on.
     for price in (before.price, reply.undisturbed.price, best.price):
         total = price.total_gpu_hours
         assert total.lower <= total.value <= total.upper and total.value > 0.0
-        assert total.value == pytest.approx(sum(one.gpu_hours.value for one in price.parts))
+        assert total.value == pytest.approx(sum(part.gpu_hours.value for part in price.parts))
         print(f"{total.value:.0f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})")
     assert best.price.total_gpu_hours.value > reply.undisturbed.price.total_gpu_hours.value
-    shown = [one.split() for one in recovery_text(reply, names).splitlines()]
+    shown = [line.split() for line in recovery_text(reply, names).splitlines()]
     (row,) = (one for one in shown if one[-4:] == ["no", "member", "had", "failed"])
     assert float(row[1]) == pytest.approx(reply.undisturbed.price.total_gpu_hours.value, abs=0.06)
-    assert {one.name for one in best.price.parts} >= {"detect", "decide", "resume", "lost work"}
+    assert {part.name for part in best.price.parts} >= {"detect", "decide", "resume", "lost work"}

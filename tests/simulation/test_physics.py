@@ -31,8 +31,8 @@ def test_energy_is_the_integral_of_power(seed: int) -> None:
     live = calm(seed, 4)
     before = all_of(read(live), "gpu.energy_joules")
     readings = [read(live) for _ in range(300)]
-    told = np.sum([all_of(each, "gpu_fast.power_mean_watts") for each in readings], axis=0)
-    sampled = np.sum([all_of(each, "gpu.power_watts") for each in readings], axis=0)
+    told = np.sum([all_of(reading, "gpu_fast.power_mean_watts") for reading in readings], axis=0)
+    sampled = np.sum([all_of(reading, "gpu.power_watts") for reading in readings], axis=0)
     spent = all_of(readings[-1], "gpu.energy_joules") - before
     assert np.allclose(told, spent, rtol=1e-4)
     # A sample a second of what swings between 120 and 550 W; all GPUs are one gang.
@@ -58,9 +58,9 @@ def test_a_rank_that_waits_is_fully_utilised_at_little_power(seed: int) -> None:
     read(live, hot.due)
     # No checkpoint comes before the first minute is over.
     readings = [read(live) for _ in range(12)]
-    used = np.array([all_of(each, "gpu.utilization_ratio") for each in readings])
-    power = np.array([all_of(each, "gpu_fast.power_mean_watts") for each in readings])
-    tensor = np.array([all_of(each, "gpu_fast.tensor_active_ratio") for each in readings])
+    used = np.array([all_of(reading, "gpu.utilization_ratio") for reading in readings])
+    power = np.array([all_of(reading, "gpu_fast.power_mean_watts") for reading in readings])
+    tensor = np.array([all_of(reading, "gpu_fast.tensor_active_ratio") for reading in readings])
     gang = gang_of(live, hot.index)
     assert used[:, [hot.index, *gang]].min() >= 0.94  # a gap is some hundredths of a second
     # In the time that all others wait, the culprit alone computes: at a lower clock, and for longer.

@@ -178,7 +178,7 @@ def test_counters_never_fall(seed: int) -> None:
                 if not chosen:
                     continue
                 widths = np.array([2 ** signals[i].width_bits - 1 for i in chosen], np.uint64)
-                now, there = (each[chosen] for each in numbers(block))
+                now, there = (number[chosen] for number in numbers(block))
                 old, old_there = before.get((host, block.table), (now, there))
                 assert (there == old_there).all(), block.table
                 assert (now >= old).all() and (now <= widths[:, None]).all(), block.table

@@ -236,8 +236,8 @@ def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
 
 def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_is_over() -> None:
     """Look-alikes of whole jobs were looked at in their first five minutes, and no reboot until its host was back."""
-    sorts = {each.name: each.sort for each in world().schedule.classes}
-    found = [one for one in fault_episodes(world(), 5) if sorts[one.class_name] != "faults"]
+    sorts = {class_.name: class_.sort for class_ in world().schedule.classes}
+    found = [episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"]
     rows = world().schedule.rows
     late = []
     for one in found:
@@ -252,12 +252,12 @@ def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_
             late.append(one.begin > begin + LENGTH_SECONDS_MAX)
     reboots = [one for one in found if one.class_name == "planned_reboot"]
     assert len(reboots) == 5 and sum(late) > 0.8 * len(late) > 8
-    assert found == [one for one in fault_episodes(world(), 5) if sorts[one.class_name] != "faults"]
+    assert found == [episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"]
 
 
 def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
     """Slow hosts were seen in the first eight minutes of the world alone: as all jobs begin, before any checkpoint."""
-    found = [one for one in fault_episodes(world(), 5) if one.class_name == "slow_host"]
+    found = [episode for episode in fault_episodes(world(), 5) if episode.class_name == "slow_host"]
     parts = {int(4 * one.begin / world().seconds) for one in found}
     assert len(found) > 3 and len(parts) > 2
     longest = BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
@@ -271,6 +271,6 @@ def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
 def test_causes_begin_anywhere_between_two_steps() -> None:
     """All began on a step: what lasts for two seconds was seen every time, and each delay was half a step too short."""
     begins = {int(row["cause"]): float(row["begin"]) for row in world().schedule.rows[::-1]}
-    phases = [(begins[one.cause] - one.begin) % STEP_SECONDS for one in fault_episodes(world(), 5)]
+    phases = [(begins[episode.cause] - episode.begin) % STEP_SECONDS for episode in fault_episodes(world(), 5)]
     counts, _ = np.histogram(phases, 5, (0.0, STEP_SECONDS))
     assert counts.min() >= 0.1 * len(phases), counts

@@ -18,16 +18,16 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
     """A rate without a source is an opinion; one that nobody has published says so."""
     settings = load()
     assert len(settings.classes) == 32 and len(settings.scenarios) == 14
-    for each in settings.classes.values():
-        assert len(each.source) > 5 and each.amount_is
-        if "chosen" in each.source.split(":")[0]:
-            assert each.assumed, each.name
+    for class_ in settings.classes.values():
+        assert len(class_.source) > 5 and class_.amount_is
+        if "chosen" in class_.source.split(":")[0]:
+            assert class_.assumed, class_.name
         if (
-            each.kills
+            class_.kills
         ):  # its duration is how long a gang hangs before it dies, and nobody tells that
-            assert each.assumed or {"duration_median_seconds", "duration_sigma"} <= {*each.chosen}
-        if "assumed" in each.source:
-            assert each.assumed or each.chosen or "as which XID" in each.source, each.name
+            assert class_.assumed or {"duration_median_seconds", "duration_sigma"} <= {*class_.chosen}
+        if "assumed" in class_.source:
+            assert class_.assumed or class_.chosen or "as which XID" in class_.source, class_.name
     # No public rates exist for link flaps, throttling by power and caps: they are labelled.
     assert all(settings.classes[n].assumed for n in ("flap", "power_cap", "power_brake"))
 

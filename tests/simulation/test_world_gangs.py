@@ -33,7 +33,7 @@ WORLD = racks("parade", 64)
 
 
 def rows_of(name: str, world: World = WORLD) -> Rows:
-    number = next(n for n, each in enumerate(world.schedule.classes) if each.name == name)
+    number = next(n for n, class_ in enumerate(world.schedule.classes) if class_.name == name)
     return np.asarray(world.schedule.rows[world.schedule.rows["cls"] == number])
 
 
@@ -132,7 +132,7 @@ def test_an_nvlink_fault_is_of_its_tensor_group() -> None:
     )
     others = [each for gpu, each in enumerate(moved) if gpu != row["part"]]
     assert moved[row["part"]] < 0.7 * min(others)
-    assert 0.85 < max(each.pace[0] for each in shares) < 0.97
+    assert 0.85 < max(share.pace[0] for share in shares) < 0.97
 
 
 def test_a_switch_of_a_domain_takes_all_its_hosts_and_no_other() -> None:
@@ -145,8 +145,8 @@ def test_a_switch_of_a_domain_takes_all_its_hosts_and_no_other() -> None:
     said = []
     for seconds in np.arange(due - 20.0, due + 12.0, 2.0):
         view.step(float(seconds))
-        said += [(at, event.code) for at in range(8) for event in view.events(at) if event.code]
-    assert sorted(said) == [(at, 74) for at in range(8)]
+        said += [(index, event.code) for index in range(8) for event in view.events(index) if event.code]
+    assert sorted(said) == [(index, 74) for index in range(8)]
     domains = {place.nvlink_domain for place in map(WORLD.location, hosts)}
     assert domains == {f"nvlink-{hosts[0] // 8:04d}"}
 

@@ -88,7 +88,7 @@ def test_nobody_is_named_for_a_stall_that_rotates() -> None:
     number = next(n for n, c in enumerate(PARADE.schedule.classes) if c.name == "rotating_stall")
     rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]
     begin, hosts = float(rows["begin"].min()), sorted(rows["host"].tolist())
-    faults = np.array([each.sort == "faults" for each in PARADE.schedule.classes])
+    faults = np.array([class_.sort == "faults" for class_ in PARADE.schedule.classes])
     stood = PARADE.schedule.rows[faults[PARADE.schedule.rows["cls"]]]
     stood = stood[(stood["begin"] < begin + 400.0) & (stood["end"] > begin - 600.0)]
     ill = {PARADE.names[host] for host in stood["host"].tolist()}

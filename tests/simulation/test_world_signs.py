@@ -14,7 +14,7 @@ from gangline.simulator.world import World
 from tests.simulation.readings import Reading
 
 WORLD = World("parade", 1)
-NUMBERS = {each.name: number for number, each in enumerate(WORLD.schedule.classes)}
+NUMBERS = {class_.name: number for number, class_ in enumerate(WORLD.schedule.classes)}
 
 
 @dataclass
@@ -104,8 +104,8 @@ def test_who_waits_shows_full_utilisation_at_wait_power() -> None:
     hung = [seen(name) for name in ("gsp_hang", "nic", "hbm", "gpu_lost", "gpu_fault", "leaf_down")]
     gangs = [it for it in hung if it.victim != it.culprit]
     assert len(gangs) >= 2
-    for it in gangs:
-        waits = it.after[it.victim]
+    for gang in gangs:
+        waits = gang.after[gang.victim]
         assert waits.numbers("gpu.utilization_ratio") == [1.0] * 8
         assert all(120 < watts < 180 for watts in waits.numbers("gpu.power_watts"))
         assert waits.numbers("gpu.recovery_action_state") == [0.0] * 8

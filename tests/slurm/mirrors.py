@@ -26,13 +26,13 @@ def node(name: str, state: str = "HEALTHY", bucket: int = 0) -> MirrorNode:
 
 def fleet(*faulty: str, nodes: int = NODES) -> list[MirrorNode]:
     """Return gpu1 to gpuN, of which some have a fault."""
-    names = [f"gpu{at}" for at in range(1, nodes + 1)]
+    names = [f"gpu{index}" for index in range(1, nodes + 1)]
     return [node(name, "UNHEALTHY" if name in faulty else "HEALTHY") for name in names]
 
 
 def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
     """Return nodes of Slurm of one kind; *features*: of nodes by name."""
-    names = [f"gpu{at}" for at in range(1, NODES + 1)]
+    names = [f"gpu{index}" for index in range(1, NODES + 1)]
     none = frozenset[str]()
     return SlurmNodes(
         dict.fromkeys(names, ("8", "gpu:h100:4", "main")),

@@ -102,7 +102,7 @@ def test_without_slurms_word_nothing_is_excluded(plugin: Plugin) -> None:
 
 def test_a_feature_is_preferred_by_jobs_that_it_can_hold(plugin: Plugin) -> None:
     has = frozenset({"well"})
-    slurm = alike({f"gpu{at}": has for at in range(1, 6)})
+    slurm = alike({f"gpu{index}": has for index in range(1, 6)})
     for size, preferred in ((1, "well"), (5, "well"), (6, "")):
         job = f"min_nodes = {size}, max_nodes = {size}"
         assert plugin(job, now_mirror(slurm=slurm, feature="well"), prefer="well").preferred == preferred  # fmt: skip

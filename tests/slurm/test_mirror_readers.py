@@ -80,7 +80,7 @@ def test_python_reads_what_was_written(path: Path) -> None:
     """All fields, and the records in order."""
     found = mirror_file.read(path)
     assert stale_reason(found, time.time()) == ""
-    assert [each.name for each in found.nodes] == [f"gpu{at}" for at in range(1, 9)]
+    assert [node.name for node in found.nodes] == [f"gpu{index}" for index in range(1, 9)]
     assert found.lists["b0"] == "gpu[1-7]" and found.counts["b0"] == 7
     assert found.lists["out"] == found.lists["exclude"] == "gpu8"
     assert found.exclude_safe_nodes == 7 and found.by_slurm and not found.degraded

@@ -19,7 +19,7 @@ from tests.slurm.plugin_cluster import MISSING_PLUGIN, excluded_nodes, has_plugi
 from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm
 
 HOSTS = 4
-NAMES = [f"sim-{at:03d}" for at in range(HOSTS)]
+NAMES = [f"sim-{index:03d}" for index in range(HOSTS)]
 
 
 def _cluster(folder: Path, mirror: Path) -> SlurmCluster:

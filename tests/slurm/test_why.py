@@ -27,7 +27,7 @@ from tests.slurm_cluster import MISSING, SlurmCluster, has_slurm, running_slurm
 
 pytestmark = pytest.mark.skipif(not has_slurm(), reason=MISSING)
 
-NAMES = [f"gpu{at}" for at in range(1, 7)]
+NAMES = [f"gpu{index}" for index in range(1, 7)]
 
 
 class Fleet(ScoreServiceServicer, PlacementServiceServicer):

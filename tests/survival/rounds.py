@@ -80,8 +80,8 @@ class World:
     def anew(self) -> None:
         """An empty folder, fresh agents."""
         self.fleet.begin_anew(0)
-        for each in self.disk.iterdir():
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for path in self.disk.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.rmtree(self.place / "backups", ignore_errors=True)
         self.data = self.disk / "data"
         settings = [
@@ -95,7 +95,7 @@ class World:
             "disk_free_share_min=0"
         )  # no reading goes for want of room: what goes is a fault
         arguments = ["aggregator", "--data", str(self.data), "--listen", self.address]
-        arguments += [word for each in settings for word in ("--set", each)]
+        arguments += [word for setting in settings for word in ("--set", setting)]
         self.aggregator = Process(arguments, self.log, environment=self.faults.environment)
         self.fleet.begin_anew(self.count)
         self.backed_up: dict[str, Memory] = {}

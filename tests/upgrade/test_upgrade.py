@@ -99,7 +99,7 @@ class World:
         folders = [f"{name}_folder={place / name}" for name in ("spool", "events", "state")]
         folders.append(f"spool_head_folder={place}")
         self._arguments = ["agent", "--aggregator", address, "--set", "host=upgraded"]
-        self._arguments += [word for each in folders for word in ("--set", each)]
+        self._arguments += [word for folder in folders for word in ("--set", folder)]
         self.agent: Process | None = None
 
     def start_aggregator(self) -> None:

@@ -326,8 +326,8 @@ async def main(attacks: str, port: str, ca: str, folder: str, seconds: str) -> N
         token = (Path(folder) / f"{name}.token").read_text().strip()
         hosts[name] = Hostile(host_of(name), int(port), Path(ca), token, float(seconds))
     print("begins", flush=True)
-    await asyncio.gather(*(ATTACKS[name](one) for name, one in hosts.items()))
-    print(json.dumps({name: one.tally for name, one in hosts.items()}), flush=True)
+    await asyncio.gather(*(ATTACKS[name](host) for name, host in hosts.items()))
+    print(json.dumps({name: host.tally for name, host in hosts.items()}), flush=True)
     os._exit(0)  # thousands of calls and connections are left as they are
 
 

@@ -222,7 +222,7 @@ def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "alice" in listed and secret not in listed and secret.split("_", 2)[2] not in listed
     (kept,) = read_tokens(tokens_file(tmp_path))
     assert kept.sha256 not in listed
-    assert [one["name"] for one in json.loads(listed.splitlines()[-1])] == ["alice"]
+    assert [load["name"] for load in json.loads(listed.splitlines()[-1])] == ["alice"]
 
 
 def test_tokens_of_many_hosts_go_into_files(
@@ -248,7 +248,7 @@ def test_revoking_by_id_and_by_name(tmp_path: Path, capsys: pytest.CaptureFixtur
         token(tmp_path, "new", "--role", "operator", "--name", "alice")
     first = read_tokens(tokens_file(tmp_path))[0].id
     assert token(tmp_path, "revoke", first) == cli.OK
-    assert [each.id == first for each in read_tokens(tokens_file(tmp_path))] == [False, False]
+    assert [token.id == first for token in read_tokens(tokens_file(tmp_path))] == [False, False]
     assert token(tmp_path, "revoke", "--name", "alice") == cli.OK
     assert read_tokens(tokens_file(tmp_path)) == []
     assert token(tmp_path, "revoke", "--name", "alice") == cli.NOT_FOUND

@@ -39,10 +39,10 @@ def at(inode: int, address: str = "10.0.0.1", since: float = 0.0) -> AcceptedCon
 def ended(*connections: AcceptedConnection, now: float = 0.0, **callers: list[int]) -> set[int]:
     whose = {"alice": ALICE, "bob": BOB}
     by_peer = {
-        one.peer: whose[name]
+        connection.peer: whose[name]
         for name, inodes in callers.items()
-        for one in connections
-        if one.inode in inodes
+        for connection in connections
+        if connection.inode in inodes
     }
     return {one.inode for one in too_many(connections, by_peer, LIMITS, now)}
 

@@ -57,8 +57,8 @@ def test_every_method_of_every_service_is_in_the_table(
     assert all(Role.ADMIN in roles_of(method) for method in served)
     agents = {method for method in served if Role.AGENT in roles_of(method)}
     assert agents - {f"/grpc.health.v1.Health/{one}" for one in ("Check", "Watch", "List")} == {
-        f"/gangline.v1.TelemetryService/{one}"
-        for one in PERMISSIONS["gangline.v1.TelemetryService"]
+        f"/gangline.v1.TelemetryService/{permission}"
+        for permission in PERMISSIONS["gangline.v1.TelemetryService"]
     }
 
 

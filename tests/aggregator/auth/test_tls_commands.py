@@ -205,9 +205,9 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     log = secured.data / "queries.log"
     until(lambda: log.read_text().count("\n") == 2, "both in the log")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [one["who"] for one in lines] == ["alice", "bob"] and lines[0]["role"] == "operator"
+    assert [line["who"] for line in lines] == ["alice", "bob"] and lines[0]["role"] == "operator"
     secrets = (token.read_text(), scheduler.read_text())
-    assert not any(one in log.read_text() for one in secrets)
+    assert not any(secret in log.read_text() for secret in secrets)
 
     code, _, err = asked(by_token, *ca, "--token-file", str(scheduler))
     assert code == cli.FAILED and "may not call" in err and scheduler.read_text() not in err
@@ -237,6 +237,6 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
         assert "it is for admin. Log in as an admin: --token-file" in words
         assert cli.main(["admin", *command, *as_root]) == cli.OK, capsys.readouterr().err
         capsys.readouterr()
-    copied = [one.name for one in (tmp_path / "backups").rglob("*")]
+    copied = [path.name for path in (tmp_path / "backups").rglob("*")]
     assert "gangline.duckdb" in copied and "tokens.json" not in copied
     assert not [one for one in copied if one.endswith((".key", ".pem"))]

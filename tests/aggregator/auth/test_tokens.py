@@ -161,7 +161,7 @@ def test_two_who_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
         child.start()
     for child in children:
         child.join(60)
-    assert {each.name for each in read_tokens(path)} == {f"host-{n}" for n in range(8)}
+    assert {token.name for token in read_tokens(path)} == {f"host-{n}" for n in range(8)}
     assert sorted(os.listdir(path.parent)) == ["tokens.json", "tokens.lock"]
 
 
@@ -196,6 +196,6 @@ def test_a_token_that_we_did_not_write_is_refused(fields: object) -> None:
 def test_any_text_is_a_file_or_is_refused(text: str) -> None:
     """A disk that turned bits."""
     try:
-        assert all(isinstance(each, Token) for each in parse_tokens(text))
+        assert all(isinstance(token, Token) for token in parse_tokens(text))
     except TokensError as error:
         assert len(str(error)) < 400

@@ -68,8 +68,8 @@ def test_a_narrow_terminal_keeps_room_for_the_reason() -> None:
 def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
     """Of 1,000 hosts on a screen of 24 lines: how many stand how, worst last as in the table."""
     hosts = [score("a", state=score_pb2.UNHEALTHY), score("b"), score("c")]
-    for one in hosts:
-        one.horizon.seconds = 8 * 3600
+    for host in hosts:
+        host.horizon.seconds = 8 * 3600
     said = caption(ScoreListing(hosts, 1, ""), width)
     assert said.startswith("3 hosts at ") and ": 2 HEALTHY, 1 UNHEALTHY" in said
     assert "by state, then score" in said
@@ -149,7 +149,7 @@ def test_nothing_is_folded_before_what_matters_less(
     assert len(kept) == min(count_max, len(scores)) and names == sorted(
         names, key=lambda n: int(n[1:])
     )
-    gone = [one for one in scores if host_of(one) not in names]
+    gone = [score for score in scores if host_of(score) not in names]
     idle = [one for one in kept if one.simulated and one.state == score_pb2.HEALTHY]
     if idle:
         assert all(one.simulated and one.state == score_pb2.HEALTHY for one in gone)
@@ -228,13 +228,13 @@ def test_folding_loses_no_host(hosts: list[tuple[int, bool, str]], count_max: in
         for i, (state, simulated, waits) in enumerate(hosts)
     ]
     rows = folded(scores, count_max)
-    shared = [one for one in rows if isinstance(one, FoldedHosts)]
-    inside = [host_of(one) for row in shared for one in row.scores]
-    alone = [host_of(one) for one in rows if not isinstance(one, FoldedHosts)]
+    shared = [row for row in rows if isinstance(row, FoldedHosts)]
+    inside = [host_of(score) for row in shared for score in row.scores]
+    alone = [host_of(row) for row in rows if not isinstance(row, FoldedHosts)]
     assert sorted(inside + alone) == sorted(map(host_of, scores))
-    sick = [host_of(one) for one in scores if one.state != score_pb2.HEALTHY]
-    assert [host_of(one) for one in rows[: len(sick)] if not isinstance(one, FoldedHosts)] == sick
-    assert all(len({one.waits_for for one in row.scores}) == 1 for row in shared)
+    sick = [host_of(score) for score in scores if score.state != score_pb2.HEALTHY]
+    assert [host_of(row) for row in rows[: len(sick)] if not isinstance(row, FoldedHosts)] == sick
+    assert all(len({score.waits_for for score in row.scores}) == 1 for row in shared)
 
 
 @pytest.mark.parametrize("lines", [8, 24, 60])

@@ -61,13 +61,13 @@ def answers(query: str) -> list[dict[str, Any]]:
         ]  # fmt: skip
     if "FROM ops.job_phases" in query:
         return [
-            phase(at, f"h{host}", 0.9 if host == 2 or at < SLOW_FROM else 0.4)
-            for at in range(12) for host in range(4)
+            phase(index, f"h{host}", 0.9 if host == 2 or index < SLOW_FROM else 0.4)
+            for index in range(12) for host in range(4)
         ]  # fmt: skip
     if "FROM ops.job_pace" in query:
         return [
-            {"time": BEGIN + timedelta(seconds=10 * at), "pace": 1.0 if at < SLOW_FROM else 0.8, "is_change": at == SLOW_FROM, "change_ratio": -0.2}
-            for at in range(12)
+            {"time": BEGIN + timedelta(seconds=10 * index), "pace": 1.0 if index < SLOW_FROM else 0.8, "is_change": index == SLOW_FROM, "change_ratio": -0.2}
+            for index in range(12)
         ]  # fmt: skip
     if "FROM ops.job_steps" in query:
         return []

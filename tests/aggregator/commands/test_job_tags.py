@@ -116,7 +116,7 @@ def test_each_tag_is_a_short_text() -> None:
 
 def test_a_tag_is_no_longer_than_trackers_take() -> None:
     """A run on 4,000 hosts had no tags at all: MLflow refused the batch."""
-    names = [f"r{at}x{at * 7919 % 997}" for at in range(4000)]
+    names = [f"r{index}x{index * 7919 % 997}" for index in range(4000)]
     many = read() | {"hosts": names, "stragglers": read()["stragglers"][:1] * 100, "until": None}
     texts = tag_texts(many | {"job": "a\nb"})
     assert len(texts["hosts"]) == VALUE_CHARACTERS_MAX and texts["hosts"].endswith("...")

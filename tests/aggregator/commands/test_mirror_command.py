@@ -120,7 +120,7 @@ def test_with_slurm_only_its_nodes_are_in_it(scores: tuple[Scores, str]) -> None
 
     with MirrorSource(ConnectionOptions(scores[1]), True, "", lambda: clock[0], text) as source:
         found = parse(source.content())
-        assert [each.name for each in found.nodes] == ["gpu1", "gpu2", "gpu3"]
+        assert [node.name for node in found.nodes] == ["gpu1", "gpu2", "gpu3"]
         assert (found.by_slurm, found.lists["exclude"], found.exclude_safe_nodes) == (True, "gpu2", 2)  # fmt: skip
         source.content()
         assert len(questions) == 2
@@ -169,9 +169,9 @@ def test_new_nodes_and_a_new_epoch_are_learned(scores: tuple[Scores, str]) -> No
         source.content()
         assert service.dictionaries == 2
         service.names.append("gpu4")
-        assert [each.name for each in parse(source.content()).nodes][3] == "gpu4"
+        assert [node.name for node in parse(source.content()).nodes][3] == "gpu4"
         service.version, service.names = 2, ["new1", "new2"]
-        assert [each.name for each in parse(source.content()).nodes] == ["new1", "new2"]
+        assert [node.name for node in parse(source.content()).nodes] == ["new1", "new2"]
         assert service.dictionaries == 4
 
 

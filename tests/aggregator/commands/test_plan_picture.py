@@ -54,7 +54,7 @@ def test_a_picture_is_xml_with_every_node() -> None:
         root = ElementTree.fromstring(picture_svg(drawn(nodes), "4 nodes & <more>", ["a < b"]))
         cells = [one for one in root.iter() if one.tag.endswith("rect")]
         assert len(cells) == nodes + 1 + 5  # the paper and the legend
-        colors = {one.get("fill") for one in cells[6:]}
+        colors = {cell.get("fill") for cell in cells[6:]}
         assert len(colors) == 6  # two of segments, spare, in use, out; None: free
         width = int(root.attrib["width"])
-        assert all(float(one.attrib["x"]) < width for one in cells[1:])
+        assert all(float(cell.attrib["x"]) < width for cell in cells[1:])

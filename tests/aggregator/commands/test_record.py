@@ -27,10 +27,10 @@ def made(gpus: int = 2, samples: int = 100, host: str = "gpu-017") -> GpuRecordi
     values = array("f")
     for gpu in range(gpus):
         for name in HISTORY_SIGNALS:
-            for at in range(samples):
-                value = {"state": float(at >= 50), "power_watts": 100.0 * gpu + at}.get(name, 0.5)
-                values.append(float("nan") if at == 3 else value)
-    offsets = array("q", (at * 100_000_000 + (at >= 80) * 5_000_000_000 for at in range(samples)))
+            for index in range(samples):
+                value = {"state": float(index >= 50), "power_watts": 100.0 * gpu + index}.get(name, 0.5)
+                values.append(float("nan") if index == 3 else value)
+    offsets = array("q", (index * 100_000_000 + (index >= 80) * 5_000_000_000 for index in range(samples)))
     names = tuple(f"GPU-{gpu:032}" for gpu in range(gpus))
     return GpuRecording(
         names, HISTORY_SIGNALS, STATES, 1, offsets, values, host, "ab", "gpu.xid 79", 1_800_000_000 * 10**9
@@ -134,8 +134,8 @@ def test_the_picture_is_whole(gpus: int) -> None:
 def test_the_picture_stays_small() -> None:
     """States that change with each sample of five minutes are no megabytes: a column shows its most frequent one."""
     recording = made(8, 3000)
-    for at in range(len(recording.values)):
-        recording.values[at] = at % 5
+    for index in range(len(recording.values)):
+        recording.values[index] = index % 5
     assert len(recording_svg(recording)) < 2_000_000
 
 

@@ -153,7 +153,7 @@ class AdviceServer:
 
     def of(self, host: str) -> Advisory | None:
         """Return the newest advisory of *host*."""
-        found = [one for one in self.advisories().values() if host in one.hosts]
+        found = [advisory for advisory in self.advisories().values() if host in advisory.hosts]
         return max(found, key=lambda one: int(one.name[1:]), default=None)
 
     def outcomes(self) -> list[tuple[Any, ...]]:
@@ -167,7 +167,7 @@ class AdviceServer:
     def gangs(self) -> dict[str, tuple[tuple[str, ...], int, float]]:
         """Return what schedulers told of: workload -> (hosts, GPUs, seconds between checkpoints)."""
         gangs = self.engine.gangs._gangs.values()
-        return {one.workload: (one.hosts, one.gpus, one.checkpoint_seconds) for one in list(gangs)}
+        return {gang.workload: (gang.hosts, gang.gpus, gang.checkpoint_seconds) for gang in list(gangs)}
 
     def unavailable(self) -> dict[str, list[str]]:
         """Return host -> why, by others' word."""

@@ -150,8 +150,8 @@ class Rig:
 
     def states(self) -> dict[str, str]:
         return {
-            name: f"{one.action.name} {one.hosts[0]} {one.state.name}: {one.state_words}"
-            for name, one in self.advice.advisories().items()
+            name: f"{advisory.action.name} {advisory.hosts[0]} {advisory.state.name}: {advisory.state_words}"
+            for name, advisory in self.advice.advisories().items()
         }
 
     def is_done(self, node: str) -> bool:
@@ -392,10 +392,10 @@ class ExecutorContract:
             rig.advice.fault(node, Action.AVOID)
         rig.until(lambda: all(map(rig.is_done, nodes)), "done", first, second)
         assert len(rig.site.ours()) == 3
-        owners = {one.owner for one in rig.advice.advisories().values()}
+        owners = {advisory.owner for advisory in rig.advice.advisories().values()}
         assert all(owner.startswith(("executor one", "executor two")) for owner in owners)
         steps = first.counters.steps, second.counters.steps
-        assert sum(each.get(mark, 0) for each in steps for mark in ("PlaceHold", "Drain")) == 3
+        assert sum(step.get(mark, 0) for step in steps for mark in ("PlaceHold", "Drain")) == 3
         if client is not None:
             client.close()
 
@@ -491,7 +491,7 @@ class ExecutorContract:
         (report,) = plans.reports
         assert report.success and report.decision_id == "d1" and report.workload == job
         times = (report.detect_time, report.decide_time, report.act_time)
-        seconds = [one.ToNanoseconds() for one in times]
+        seconds = [time_.ToNanoseconds() for time_ in times]
         assert seconds == sorted(seconds) and seconds[0] > 0
         found = rig.advice.of(node)
         assert found is not None and f"plan FREE_NODE ({hosts[-1]} for {node})" in found.state_words

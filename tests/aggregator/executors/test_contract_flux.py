@@ -188,4 +188,4 @@ def test_what_is_left_to_people() -> None:
     for wrong in ("mark=hold", 'actions=["REBOOT"]', 'actions=["DRAIN_AT_CHECKPOINT"]'):
         with pytest.raises(SettingsError, match="this scheduler"):
             load(FluxConfig, None, [wrong])
-    assert [one.level for one in doctor_findings(flux)] == ["ok", "note", "note", "note"]
+    assert [finding.level for finding in doctor_findings(flux)] == ["ok", "note", "note", "note"]

@@ -44,7 +44,7 @@ class CondorSite(Site):
                 return False
             # The schedd says so before the machines have started it: a drain would still undo that.
             slots = [slot for several in self._condor.slots(found.nodes).values() for slot in several]  # fmt: skip
-            busy = [one for one in slots if one.get("JobId") == job and one["Activity"] == "Busy"]
+            busy = [slot for slot in slots if slot.get("JobId") == job and slot["Activity"] == "Busy"]
             return len(busy) == nodes
 
         # After other jobs a schedd may first try claims that are gone, and start the job once more.

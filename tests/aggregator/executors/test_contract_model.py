@@ -23,7 +23,7 @@ from tests.processes import GUARD_SECONDS
 
 class ModelSite(Site):
     def __init__(self, drain_ends: bool) -> None:
-        self._model = ModelScheduler([f"n{at}" for at in range(1, 9)], drain_ends=drain_ends)
+        self._model = ModelScheduler([f"n{index}" for index in range(1, 9)], drain_ends=drain_ends)
 
     @property
     def scheduler(self) -> Scheduler:

@@ -400,7 +400,7 @@ def test_waiting_outcomes_are_bounded(ledger: ExecutorLedger) -> None:
     """An aggregator that is away for a week does not fill the executor's memory."""
     reported = reports.Reported()
     count = reports.OUTCOMES_WAITING_MAX + 7
-    jobs = {str(at): replace(JOB, name=str(at)) for at in range(count)}
+    jobs = {str(index): replace(JOB, name=str(index)) for index in range(count)}
     reports.collect_outcomes(reported, SchedulerState({}, jobs, {}), ledger, "c", NOW, str)
     reports.collect_outcomes(reported, SchedulerState(), ledger, "c", NOW, str)
     assert (len(reported.outcomes), reported.dropped_count) == (reports.OUTCOMES_WAITING_MAX, 7)

@@ -168,14 +168,14 @@ def test_a_job_that_nothing_keeps_off_is_not_evicted_for_ever() -> None:
     """Its pods tolerate every taint: each minute the whole gang would be ended, and it would never run."""
     world = World(has_drain=False)
     requeues = 0
-    for at in range(1200):
+    for index in range(1200):
         world.now += 1
         for step in world.decide():
             if isinstance(step, Requeue):
                 requeues += 1
                 world.jobs["7"] = replace(JOB, restarts=requeues, started=world.now)
             world.carry_out(step)
-        assert not any(isinstance(step, Answer) for step in world.decide()), at
+        assert not any(isinstance(step, Answer) for step in world.decide()), index
         world.advice = replace(world.advice, lease_until=world.now + 600, expires=world.now + 600)
     assert requeues == evictions.RETURNS_MAX
     assert world.entry.reported == "job 7 was left: it started on n1 again"

@@ -89,10 +89,10 @@ def test_scores_follow_the_buckets(served: ServedExtender) -> None:
 
 def test_an_unknown_node_is_as_good_as_most(mirror: Path) -> None:
     """Nodes without an agent got no pod as long as a healthy known node was free."""
-    fleet = [mirror_node(f"n{at}", 0 if at < 8 else 3, ready=at < 9) for at in range(10)]
+    fleet = [mirror_node(f"n{index}", 0 if index < 8 else 3, ready=index < 9) for index in range(10)]
     table = table_of(mirrored(fleet))
     answers = json.loads(prioritize_answer(json.dumps(names("n0", "n8", "new")).encode(), table))
-    assert [one["Score"] for one in answers] == [10, 0, 10]
+    assert [answer["Score"] for answer in answers] == [10, 0, 10]
     nothing = json.loads(prioritize_answer(json.dumps(names("n0", "new")).encode(), NO_TABLE))
     assert len({one["Score"] for one in nothing}) == 1
 
@@ -167,7 +167,7 @@ def test_names_are_found_with_and_without_parsing_the_pod(body: bytes) -> None:
     answer = json.loads(filter_answer(body, table))
     assert answer["NodeNames"] == [name for name in given if name != "n5"]
     assert set(answer["FailedNodes"]) == {"n5"} & set(given)
-    assert [one["Host"] for one in json.loads(prioritize_answer(body, table))] == given
+    assert [load["Host"] for load in json.loads(prioritize_answer(body, table))] == given
 
 
 # ---------------------------------------------------------------- Volcano
@@ -247,7 +247,7 @@ def mirrored(nodes: list[MirrorNode], degraded: bool = False) -> Mirror:
 
 def test_when_most_nodes_are_out_none_is_filtered() -> None:
     """A rule that misfires on a whole fleet must not stop the cluster; ranking goes on."""
-    bad = [mirror_node(f"b{at}", 3, ready=False) for at in range(6)]
+    bad = [mirror_node(f"b{index}", 3, ready=False) for index in range(6)]
     table = table_of(mirrored([*bad, *NODES[:4]]))
     assert not table.failed and "6 of 10 nodes are out" in table.reason and table.scores["b1"] == 0
     assert len(table_of(mirrored([*bad[:4], *NODES[:4]])).failed) == 4
@@ -325,8 +325,8 @@ def test_a_request_that_comes_in_pieces(served: ServedExtender) -> None:
     whole = b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (FILTER.encode(), len(body), body)
     with socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in range(0, len(whole), 50):
-            plain.sendall(whole[at : at + 50])
+        for index in range(0, len(whole), 50):
+            plain.sendall(whole[index : index + 50])
         plain.sendall(whole + b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: plain.recv(65536), b""))
     assert answer.count(b"HTTP/1.1 200 OK") == 3 and answer.endswith(b"1 of 5 nodes are filtered\n")

@@ -32,7 +32,7 @@ def served(real_cluster: UsedCluster, tmp_path: Path) -> Iterator[ServedExtender
     path = tmp_path / "mirror" / "nodes"
     path.parent.mkdir()
     buckets = {"n1": 3, "n2": 3, "n3": 2, "n4": 0, "n5": 2, "n6": 1, "n7": 3, "n8": 2}
-    write_mirror(path, [mirror_node(name, at, ready=name not in ("n1", "n2")) for name, at in buckets.items()])  # fmt: skip
+    write_mirror(path, [mirror_node(name, bucket, ready=name not in ("n1", "n2")) for name, bucket in buckets.items()])  # fmt: skip
     with serving_extender(path) as served:
         assert real_cluster.real
         real_cluster.real.start_scheduler(extenders=[configuration(served.port)])
@@ -64,7 +64,7 @@ def test_pods_go_to_the_best_nodes_and_never_to_broken_ones(
             if one["type"] == "PodScheduled" and one["status"] == "False"
         }  # fmt: skip
 
-    until(lambda: any("gangline: UNHEALTHY (XID)" in one for one in reasons()), "the reason")
+    until(lambda: any("gangline: UNHEALTHY (XID)" in reason for reason in reasons()), "the reason")
     for job in (first, second):
         people.cancel(job)
     until(lambda: not people.remove_pods(), "no pods")

@@ -92,11 +92,11 @@ def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> No
     while thread.is_alive():
         turn += 1
         errors = site.kubernetes.apply([hold(turn, "n1")])
-        assert all("Conflict" in one or "422" in one or "409" in one for one in errors.values())
+        assert all("Conflict" in error or "422" in error or "409" in error for error in errors.values())
         site.kubernetes.apply([RemoveHold(f"a{turn}", "why", f"gangline_a{turn}")])
     thread.join()
     assert not lost
-    assert len([one for one in people.taints("n1") if one.startswith("repair.example")]) == 3
+    assert len([taint for taint in people.taints("n1") if taint.startswith("repair.example")]) == 3
     for number in range(3):
         people.untaint("n1", f"repair.example/{number}")
 
@@ -118,7 +118,7 @@ def test_each_hold_is_one_event_of_its_node(site: KubernetesSite) -> None:
     number = time.time_ns() // 1000
     succeed(site, hold(number, "n2"), hold(number, "n2", 700))
     events, _ = site.people.api.list_all("/api/v1/namespaces/default/events")
-    (event,) = (one for one in events if one["metadata"]["name"] == f"n2.gangline-a{number}")
+    (event,) = (event for event in events if event["metadata"]["name"] == f"n2.gangline-a{number}")
     assert event["message"] == f"gangline_a{number}: why" and event["type"] == "Warning"
     assert event["involvedObject"]["name"] == "n2" and event["count"] == 2
 
@@ -148,7 +148,7 @@ def test_what_is_past_its_end_is_taken_away(cluster: UsedCluster) -> None:
     now += 1000
     site.kubernetes.remove_expired()
     assert not site.kubernetes.read_holds()
-    assert all(site.people.taints(f"n{at}") == [] for at in range(1, 9))
+    assert all(site.people.taints(f"n{index}") == [] for index in range(1, 9))
     site.clean()
 
 
@@ -178,7 +178,7 @@ def run_expiry(cluster: UsedCluster, folder: Path) -> str:
     """Run the script of packaging/kubernetes/expiry.yaml; return its errors."""
     lines = (MANIFESTS / "expiry.yaml").read_text().splitlines()
     first = lines.index("  expire.sh: |") + 1
-    end = next(at for at in range(first, len(lines)) if lines[at] == "---")
+    end = next(index for index in range(first, len(lines)) if lines[index] == "---")
     script = "\n".join(line[4:] for line in lines[first:end]).replace("/tmp/", f"{folder}/")
     kubectl = path_of("kubectl")
     assert cluster.real and kubectl
@@ -283,7 +283,7 @@ def test_the_manifest_gives_what_is_needed_and_nothing_else(real_cluster: UsedCl
     with closing(ApiServer(real_cluster.access)) as api:
         scheduler = Kubernetes(api)
         lines = list(kubernetes_doctor.findings(api, scheduler, KubernetesConfig(), True))
-        assert [one.level for one in lines] == ["ok"] * 4, lines
+        assert [line.level for line in lines] == ["ok"] * 4, lines
         forbidden: list[tuple[str, str, Any]] = [
             ("GET", "/api/v1/secrets", None),
             ("GET", "/api/v1/namespaces/kube-system/configmaps/other", None),
@@ -368,9 +368,9 @@ def test_two_executors_of_one_host_have_two_identities(
     """Both had the host's name: each took the Lease for its own, and overwrote the ledger of the other."""
     ensure_namespace(cluster)
     name, identities = f"lease-{time.time_ns()}", (lease_identity(), lease_identity())
-    assert all(len(one) <= 63 for one in identities)
+    assert all(len(identity) <= 63 for identity in identities)
     leases = [
-        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, one) for one in identities
+        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, identity) for identity in identities
     ]
     for lease in leases:
         request.addfinalizer(lease.release)
@@ -455,7 +455,7 @@ def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.Monk
     """5,000 nodes do not come in one answer."""
     monkeypatch.setattr("gangline.aggregator.executors.kubernetes_api.PAGE_OBJECTS", 3)
     nodes, version = cluster.people.api.list_all("/api/v1/nodes")
-    assert [one["metadata"]["name"] for one in nodes] == [f"n{at}" for at in range(1, 9)]
+    assert [node["metadata"]["name"] for node in nodes] == [f"n{index}" for index in range(1, 9)]
     assert int(version) > 0
 
 

@@ -41,7 +41,7 @@ def uuid_of(node: str, gpu: int) -> str:
 
 
 def slice_of(node: str, gpus: int = 4) -> Any:
-    devices = [{"name": f"gpu-{at}", "attributes": {"uuid": {"string": uuid_of(node, at)}}} for at in range(gpus)]  # fmt: skip
+    devices = [{"name": f"gpu-{index}", "attributes": {"uuid": {"string": uuid_of(node, index)}}} for index in range(gpus)]  # fmt: skip
     return {
         "apiVersion": f"{DRA}/v1", "kind": "ResourceSlice", "metadata": {"name": f"{node}-gpus"},
         "spec": {"driver": DRIVER, "nodeName": node, "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}, "devices": devices},
@@ -58,8 +58,8 @@ def cluster(request: pytest.FixtureRequest, defined: set[int]) -> UsedCluster:
     found: UsedCluster = request.getfixturevalue(request.param)
     if id(found) not in defined:
         define_all(found)
-        for at in range(1, 9):
-            found.people.api.call("POST", SLICES, slice_of(f"n{at}"))
+        for index in range(1, 9):
+            found.people.api.call("POST", SLICES, slice_of(f"n{index}"))
         defined.add(id(found))
     return found
 
@@ -128,7 +128,7 @@ def test_rules_of_others_stay(site: KubernetesSite) -> None:
     site.people.api.call("POST", RULES, theirs)
     assert site.kubernetes.apply([place("n2", 3)]) == {}
     assert undo_all(site.scheduler) == (["RemoveHold hold=gangline_a12"], [])
-    assert [one["metadata"]["name"] for one in rules(site)] == ["mine"]
+    assert [rule["metadata"]["name"] for rule in rules(site)] == ["mine"]
     site.people.api.call("DELETE", f"{RULES}/mine")
 
 
@@ -175,7 +175,7 @@ def test_devices_of_any_version_of_slices() -> None:
     old = slice_of("n1")
     for device in old["spec"]["devices"]:
         device["basic"] = {"attributes": device.pop("attributes")}
-    assert [one.name for one in find_devices([old, slice_of("n2"), {}, {"spec": 1}], "n1", ["GPU-n1-2"])] == ["gpu-2"]  # fmt: skip
+    assert [device.name for device in find_devices([old, slice_of("n2"), {}, {"spec": 1}], "n1", ["GPU-n1-2"])] == ["gpu-2"]  # fmt: skip
     twice = [
         slice_of("n1"),
         {**slice_of("n1"), "spec": {**slice_of("n1")["spec"], "driver": "other"}},

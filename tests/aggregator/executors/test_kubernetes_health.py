@@ -213,7 +213,7 @@ def test_a_turn_writes_so_many_nodes_at_most() -> None:
         def call(self, method: str, path: str, *_: Any) -> None:
             calls.append(path)
 
-    nodes = {f"n{at}": KubernetesNode(f"n{at}", "1") for at in range(300)}
+    nodes = {f"n{index}": KubernetesNode(f"n{index}", "1") for index in range(300)}
     health = {name: WELL for name in nodes} | {"n299": BROKEN}
     api: Any = Api()
     publisher = NodeHealthPublisher(api, lambda: nodes, lambda: health)

@@ -49,7 +49,7 @@ STAMP = "2026-01-01T00:00:00Z"
 
 
 def fleet(count: int = 4, **settings: Any) -> dict[str, KubernetesNode]:
-    names = [f"n{at}" for at in range(1, count + 1)]
+    names = [f"n{index}" for index in range(1, count + 1)]
     return {name: KubernetesNode(name, "1", gpus={"nvidia.com/gpu": 8}, ready="True", **settings) for name in names}  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_pod_sets_share_the_nodes() -> None:
 
 def test_the_wait_grows_and_the_message_is_bounded() -> None:
     """A thousand nodes that are out, and a workload that waits for a day."""
-    nodes, out = fleet(1000), {f"n{at}": "x" * 400 for at in range(1, 1001)}
+    nodes, out = fleet(1000), {f"n{index}": "x" * 400 for index in range(1, 1001)}
     answer = decide(1, out, nodes=nodes, retries=3)
     assert (
         answer.requeue_seconds == 8 * REQUEUE_SECONDS
@@ -229,9 +229,9 @@ def test_ready_retry_and_who_is_in_the_way(controller: KueueController, site: Ku
 
 def test_a_selector_on_the_bucket(controller: KueueController, site: KubernetesSite) -> None:
     """Two pods, and four nodes of the best bucket."""
-    for at in range(1, 9):
-        body = {"metadata": {"labels": {"gangline.io/bucket": "0" if at < 5 else "2"}}}
-        site.people.api.call("PATCH", f"/api/v1/nodes/n{at}", body, MERGE_PATCH)
+    for index in range(1, 9):
+        body = {"metadata": {"labels": {"gangline.io/bucket": "0" if index < 5 else "2"}}}
+        site.people.api.call("PATCH", f"/api/v1/nodes/n{index}", body, MERGE_PATCH)
     until(lambda: site.kubernetes.current_nodes()["n8"].bucket == 2, "labels are seen")
     submit(site, "two", 2)
     found = answered(controller, site, "two")
@@ -281,8 +281,8 @@ def test_without_kueue_nothing_is_done(site: KubernetesSite) -> None:
 def test_the_check_is_of_a_version_that_is_served() -> None:
     """Kueue 0.20 no longer serves v1beta1, which the manifest named; an upgrade under a running executor ended its watches for good."""
     with fake_kubernetes() as (fake, access):
-        for one in DEFINITIONS:
-            fake.define(one)
+        for definition in DEFINITIONS:
+            fake.define(definition)
         fake.serve(KUEUE, ("v1beta2", "v1beta1"))
         controller = KueueController(
             ApiServer(access), dict, dict, list, gpu_resources=GPU_RESOURCES
@@ -305,8 +305,8 @@ def test_the_check_is_of_a_version_that_is_served() -> None:
 def test_a_check_under_another_name_is_enough() -> None:
     """A site that named the check itself must not get a second one."""
     with fake_kubernetes() as (fake, access):
-        for one in DEFINITIONS:
-            fake.define(one)
+        for definition in DEFINITIONS:
+            fake.define(definition)
         own = {
             "metadata": {"name": "health"},
             "spec": {"controllerName": kubernetes_kueue.CONTROLLER_NAME},

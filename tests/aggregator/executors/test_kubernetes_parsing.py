@@ -90,11 +90,11 @@ def parsed(name: str = "p-0", **more: Any) -> GangPod:
 
 def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
     """nvidia.com/gpu:NoSchedule stands on every GPU node: the whole fleet would have been out of service."""
-    nodes = [parse_node(node("team=vision:NoSchedule", "nvidia.com/gpu=present:NoSchedule", name=f"n{at}")) for at in range(4)]  # fmt: skip
+    nodes = [parse_node(node("team=vision:NoSchedule", "nvidia.com/gpu=present:NoSchedule", name=f"n{index}")) for index in range(4)]  # fmt: skip
     nodes.append(parse_node(node("repair=fan:NoSchedule", "soft=x:PreferNoSchedule", name="n9")))
     common = usual_keys(nodes)
     assert common == {"team", "nvidia.com/gpu"}
-    out = {one.name: node_of(one, USUAL_TAINTS, common).out for one in nodes}
+    out = {node.name: node_of(node, USUAL_TAINTS, common).out for node in nodes}
     assert {name: reason for name, reason in out.items() if reason} == {"n9": "tainted repair=fan:NoSchedule"}  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
     found = parse_node(node("a=1:NoSchedule", "gangline.io/avoid=a1:NoSchedule", "b=2:NoExecute", annotations={"gangline.io/holds": "gangline_a1=100"}))  # fmt: skip
     test, taints, annotation = holds_patch(found, {"gangline_a1": 100.0, "gangline_a2": 300.0}, False)  # fmt: skip
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
-    assert [one["key"] for one in taints["value"]] == ["a", "b", "gangline.io/avoid"]
+    assert [taint["key"] for taint in taints["value"]] == ["a", "b", "gangline.io/avoid"]
     assert annotation["path"] == "/metadata/annotations/gangline.io~1holds"
     assert annotation["value"] == "gangline_a1=100 gangline_a2=300"
     assert holds_patch(parse_node(node(annotations={})), {}, True) == []
@@ -139,7 +139,7 @@ def test_an_annotation_that_nobody_can_read_has_no_holds(text: str) -> None:
 
 def test_holds_on_a_node_are_limited() -> None:
     """An annotation that somebody filled is not read without end."""
-    many = {f"gangline_a{at}": 5.0 for at in range(10_000)}
+    many = {f"gangline_a{index}": 5.0 for index in range(10_000)}
     assert len(parse_holds(format_holds(many))) == 2 * NODE_HOLDS_MAX
 
 
@@ -279,11 +279,11 @@ def test_times() -> None:
 def test_a_gang_that_loses_pods_restarts_once() -> None:
     """Three pods that leave one after another were three restarts, and three outcomes."""
     history = GangHistory()
-    pods = [parsed(f"p-{at}") for at in range(3)]
+    pods = [parsed(f"p-{index}") for index in range(3)]
     assert history.jobs(pods, (), 0.0)["ml/job/train"].restarts == 0
     assert history.jobs(pods[1:], (), 1.0)["ml/job/train"].restarts == 1
     assert history.jobs(pods[2:], (), 2.0)["ml/job/train"].restarts == 1
-    again = [parsed(f"q-{at}") for at in range(3)]
+    again = [parsed(f"q-{index}") for index in range(3)]
     assert history.jobs(again, (), 3.0)["ml/job/train"].restarts == 1
     assert history.jobs(again[:2], (), 4.0)["ml/job/train"].restarts == 2
 
@@ -291,9 +291,9 @@ def test_a_gang_that_loses_pods_restarts_once() -> None:
 def test_an_evicted_gang_waits_for_its_new_pods_and_not_for_ever() -> None:
     """Its controller makes them a moment later: until then it was taken to have ended."""
     history = GangHistory()
-    pods = [parsed(f"p-{at}") for at in range(2)]
+    pods = [parsed(f"p-{index}") for index in range(2)]
     history.jobs(pods, (), 0.0)
-    leaving = {one.uid for one in pods}
+    leaving = {pod.uid for pod in pods}
     assert history.jobs(pods, leaving, 1.0)["ml/job/train"].state == "PENDING"
     gone = history.jobs([], leaving, 2.0)["ml/job/train"]
     assert (gone.state, gone.nodes, gone.restarts) == ("PENDING", frozenset(), 1)
@@ -325,7 +325,7 @@ def budget(allowed: int, selector: Any) -> Json:
 def test_budgets_are_added_up() -> None:
     """Only pods that are ready count, as the API server counts."""
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    pods = [parsed(f"p-{at}", labels={"app": "x"}, status=ready) for at in range(3)]
+    pods = [parsed(f"p-{index}", labels={"app": "x"}, status=ready) for index in range(3)]
     assert "allows 2 disruptions, and 3 pods" in budget_refusal(pods, [budget(2, {"matchLabels": {"app": "x"}})])  # fmt: skip
     assert not budget_refusal(pods, [budget(3, {}), budget(0, {"matchLabels": {"app": "y"}}), budget(0, None)])  # fmt: skip
     assert not budget_refusal([parsed(labels={"app": "x"})], [budget(0, {})])
@@ -515,9 +515,9 @@ def test_the_doctor_asks_for_the_rights_of_the_executor(
 
 def test_the_doctor_counts_outages() -> None:
     """A cluster whose every other node has a taint of a team gets no advice: somebody has to see why."""
-    nodes = {f"n{at}": node_of(parse_node(node("team=a:NoSchedule", name=f"n{at}")), (), frozenset()) for at in range(3)}  # fmt: skip
+    nodes = {f"n{index}": node_of(parse_node(node("team=a:NoSchedule", name=f"n{index}")), (), frozenset()) for index in range(3)}  # fmt: skip
     (job,) = GangHistory().jobs([parsed(owner=None)], (), 0.0).values()
-    lines = [one.text for one in cluster_findings(nodes, {job.name: job})]
+    lines = [finding.text for finding in cluster_findings(nodes, {job.name: job})]
     assert lines[0] == "3 nodes, 1 gangs with GPUs"
     assert lines[1].startswith("3 nodes count as taken out by others: tainted team=a")
     assert "1 gangs are not evicted" in lines[2] and "ml/pod/p-0" in lines[2]

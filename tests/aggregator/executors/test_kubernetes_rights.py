@@ -112,7 +112,7 @@ def test_the_api_server_takes_the_other_manifests(real_cluster: UsedCluster, api
 def test_the_doctor_knows_the_rights_of_what_is_turned_on(api: ApiServer) -> None:
     """Each right that is missing is named with the manifest that gives it."""
     config = KubernetesConfig(kueue=True, device_taints=True)
-    assert [one.text for one in kubernetes_doctor._rights(api, config)] == [
+    assert [right.text for right in kubernetes_doctor._rights(api, config)] == [
         "has all rights that it needs"
     ]
     wanted = {(group, kind) for _, group, kind, _, _ in (*KUEUE_RIGHTS, *DEVICE_RIGHTS)}
@@ -126,4 +126,4 @@ def test_the_table_names_all_that_the_manifests_name() -> None:
         for line in re.findall(r"resources: \[(.*)\]", (MANIFESTS / name).read_text()):
             named |= set(re.findall(r'"([a-z/]+)"', line))
     assert named == {resource for _, resource, _, _ in ALLOWED}
-    assert {one["spec"]["names"]["plural"] for one in DEFINITIONS} <= named
+    assert {definition["spec"]["names"]["plural"] for definition in DEFINITIONS} <= named

@@ -60,8 +60,8 @@ def job(name: str, *nodes: str, **fields: Any) -> ScheduledJob:
 
 
 def state(*jobs: ScheduledJob) -> SchedulerState:
-    nodes = {f"n{at}": Node(f"n{at}", "ALLOCATED") for at in range(1, 9)}
-    return SchedulerState(nodes, {one.name: one for one in jobs})
+    nodes = {f"n{index}": Node(f"n{index}", "ALLOCATED") for index in range(1, 9)}
+    return SchedulerState(nodes, {job.name: job for job in jobs})
 
 
 def cycle(number: int, *active: str, started: float = NOW - 300, ended: float = 0.0, name: str = "7") -> CycleInfo:  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_gang_is_the_hosts_that_its_launcher_uses() -> None:
 def test_tasks_of_an_array_are_one_gang() -> None:
     tasks = [job(str(at), f"n{at}", array="7", array_task=str(at)) for at in (7, 8)]
     found = with_cycles(state(*tasks, job("9", "n1")), {"7": cycle(0, "n7", "n8")})
-    assert {name: one.nodes for name, one in found.jobs.items()} == {"7": {"n7", "n8"}, "9": {"n1"}}
+    assert {name: job.nodes for name, job in found.jobs.items()} == {"7": {"n7", "n8"}, "9": {"n1"}}
 
 
 @pytest.mark.parametrize(
@@ -426,9 +426,9 @@ def test_logs_of_a_job_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attribution, "LOGS_PER_JOB_MAX", 3)
     board = board_of(hostile())
     board.submit("/log", "7", HOME, NOW)
-    for at in range(5):
-        board.submit(f"/log{at}", "666", HOSTILE, NOW)
-        board.answer(f"/666/{at}", HOSTILE, NOW, wait=True)
+    for index in range(5):
+        board.submit(f"/log{index}", "666", HOSTILE, NOW)
+        board.answer(f"/666/{index}", HOSTILE, NOW, wait=True)
     assert {name: len(logs) for name, logs in board._failures.items()} == {"7": 1, "666": 3}
     board.view = seen(RUNNING)
     board.submit("/log", "7", HOME, NOW)

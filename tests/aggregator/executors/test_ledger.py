@@ -40,7 +40,7 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
 def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
     """Of a cluster that is down as a whole the ledger stays small; an older ledger has none."""
     ledger = ExecutorLedger(tmp_path / "ledger.json")
-    ledger.reported = frozenset(f"n{at}" for at in range(REPORTED_MAX + 1))
+    ledger.reported = frozenset(f"n{index}" for index in range(REPORTED_MAX + 1))
     ledger.save()
     assert len(ExecutorLedger(tmp_path / "ledger.json").reported) == REPORTED_MAX
     (tmp_path / "ledger.json").write_text('{"format": 1, "entries": [], "tokens": {}}')
@@ -91,7 +91,7 @@ def test_limits(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="larger than"):
         ExecutorLedger(path)
     ledger = ExecutorLedger(tmp_path / "other.json")
-    ledger.entries = {f"a{at}": entry(f"a{at}") for at in range(ENTRIES_MAX)}
+    ledger.entries = {f"a{index}": entry(f"a{index}") for index in range(ENTRIES_MAX)}
     with pytest.raises(LedgerError, match="nothing more is accepted"):
         ledger.add(entry("a99999999"))
 

@@ -38,7 +38,7 @@ class FakeHelper:
     """Prints a state, and notes drains."""
 
     def __init__(self, **fields: Any) -> None:
-        self.state = {"version": "2.60.0", "nodes": [dict(one) for one in NODES], "groups": [GROUP], **fields}  # fmt: skip
+        self.state = {"version": "2.60.0", "nodes": [dict(node) for node in NODES], "groups": [GROUP], **fields}  # fmt: skip
         self.drains: list[list[str]] = []
 
     def __call__(self, command: Sequence[str]) -> str:
@@ -99,7 +99,7 @@ def test_what_is_left_to_people() -> None:
         with pytest.raises(SettingsError, match=r"Ray|this scheduler"):
             load(RayConfig, None, [wrong])
     assert load(RayConfig, None, []).actions == ()
-    assert [one.level for one in doctor_findings(scheduler, True)] == ["ok", "note"]
+    assert [finding.level for finding in doctor_findings(scheduler, True)] == ["ok", "note"]
 
 
 def labels(*place: str) -> str:

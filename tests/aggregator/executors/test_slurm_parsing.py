@@ -343,7 +343,7 @@ def test_the_doctor_names_what_costs_time() -> None:
     """batch_sched_delay=3 costs each failover three seconds, and nothing in Slurm says so."""
     text = "SchedulerParameters     = bf_interval=1,sched_interval=5\nJobRequeue              = 0\nSlurmUser               = slurm(64030)\nMinJobAge               = 10 sec\nPrivateData             = none\n"
     found = [
-        one.text for one in config_findings(parse_config(text), Capabilities("22.05.8"), "ada")
+        finding.text for finding in config_findings(parse_config(text), Capabilities("22.05.8"), "ada")
     ]
     assert any(
         one.startswith("batch_sched_delay=3: a requeued gang waits up to 3 s") for one in found

@@ -135,13 +135,13 @@ def test_nothing_is_ended_unless_set_and_for_an_eviction(
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.add(replace(ENTRY, action=action))
     steps = decide(situation(replace(ADVICE, action=action), kills=kills), ledger)
-    assert not [one for one in steps if isinstance(one, KillReplicas)]
+    assert not [step for step in steps if isinstance(step, KillReplicas)]
 
 
 def test_in_shadow_it_is_a_step_of_the_plan() -> None:
     """The operator reads what would be done before he lets it be done."""
     steps = core.plan(situation(replace(ADVICE, state="PROPOSED")), ADVICE)
-    assert [type(one).__name__ for one in steps] == ["PlaceHold", "KillReplicas"]
+    assert [type(step).__name__ for step in steps] == ["PlaceHold", "KillReplicas"]
     assert len(core.plan(situation(kills=False), ADVICE)) == 1
     assert describe(steps[1]) == "KillReplicas node=n1"
 

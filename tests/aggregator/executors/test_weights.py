@@ -27,8 +27,8 @@ def nodes_of(**weights: int | None) -> dict[str, Node]:
 
 def test_one_step_for_each_bucket(ledger: ExecutorLedger) -> None:
     """10,000 nodes are at most three commands: the best bucket keeps what it has. A bucket that is none counts as the worst."""
-    nodes = nodes_of(**{f"n{at}": 1 for at in range(10)})
-    buckets = {f"n{at}": at % 4 for at in range(8)} | {"n8": 77, "gone": 2}
+    nodes = nodes_of(**{f"n{index}": 1 for index in range(10)})
+    buckets = {f"n{index}": index % 4 for index in range(8)} | {"n8": 77, "gone": 2}
     steps = weight_steps(nodes, buckets, (), ledger)
     assert [(step.weight, step.nodes) for step in steps] == [
         (2, ("n1", "n5")),

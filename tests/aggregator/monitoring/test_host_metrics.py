@@ -68,7 +68,7 @@ def exposed(
     text = shown.decode()
     assert media_type.startswith(form.value)
     parse: Any = openmetrics_parser if form is ExpositionFormat.OPENMETRICS else plain_parser
-    return {one.name: one.samples for one in parse.text_string_to_metric_families(text)}
+    return {family.name: family.samples for family in parse.text_string_to_metric_families(text)}
 
 
 @pytest.mark.parametrize("form", list(ExpositionFormat))
@@ -88,7 +88,7 @@ def test_how_each_host_stands(world: World, form: ExpositionFormat) -> None:
 
 def test_a_host_has_few_series(world: World) -> None:
     """Ten thousand hosts are in one scrape: eight of each are what a Prometheus bears."""
-    each = Counter(one.labels["host"] for samples in exposed(world).values() for one in samples)
+    each = Counter(sample.labels["host"] for samples in exposed(world).values() for sample in samples)
     assert set(each) == {"h0", "h1", "h2"}
     assert max(each.values()) <= len(FAMILIES) <= SERIES_OF_A_HOST_MAX
 
@@ -97,7 +97,7 @@ def test_what_is_not_known_has_no_series(world: World) -> None:
     """A speed of NaN, or of 0, would be averaged with those that are known."""
     world.snapshot = world.run(1)
     for samples in exposed(world).values():
-        assert all(one.value == one.value for one in samples)
+        assert all(sample.value == sample.value for sample in samples)
     idle = World(hosts=1, gpus=0)
     idle.run(10)
     assert exposed(idle)[PREFIX + "relative_speed_ratio"] == []

@@ -65,8 +65,8 @@ def test_the_corpus(snapshot: Path, file: str) -> None:
     refused = [one for one in known if one.name in fence]
     others = [one for one in known if one.name not in fence and one.outcome != "cut"]
     others += refused[::SENT_ONE_IN]
-    replies = ask_all(snapshot, [one.sql for one in others])
-    cut = ask_all(snapshot, [one.sql for one in bombs], at_once=8, seconds=BOMB_SECONDS)
+    replies = ask_all(snapshot, [other.sql for other in others])
+    cut = ask_all(snapshot, [bomb.sql for bomb in bombs], at_once=8, seconds=BOMB_SECONDS)
     trouble = [*map(wrong, others + bombs, replies + cut)]
     trouble += [wrong(one, fence[one.name]) for one in refused]
     assert not any(trouble), "\n".join(filter(None, trouble))
@@ -74,8 +74,8 @@ def test_the_corpus(snapshot: Path, file: str) -> None:
 
 def test_the_corpus_is_large_enough() -> None:
     """Each group that once got through somewhere has its statements, under names of their own."""
-    names = [one.name for file in FILES for one in statements(file)]
+    names = [statement.name for file in FILES for statement in statements(file)]
     assert len(names) == len(set(names))
     assert (
-        sum(one.outcome in ("refused", "cut") for file in FILES for one in statements(file)) > 150
+        sum(statement.outcome in ("refused", "cut") for file in FILES for statement in statements(file)) > 150
     )

@@ -21,9 +21,9 @@ WORDS = sorted(
     {
         word
         for path in FOLDER.glob("*.sql")
-        for one in statements(path.name)
-        if len(one.sql) < 2000
-        for word in re.findall(r"'[^']*'|\w+|[^\w\s]", one.sql)
+        for statement in statements(path.name)
+        if len(statement.sql) < 2000
+        for word in re.findall(r"'[^']*'|\w+|[^\w\s]", statement.sql)
     }
 )
 
@@ -70,10 +70,10 @@ def test_mutants_of_the_corpus_write_nothing(snapshot: Path) -> None:
     """`snapshot` sees that no byte changed, `ask_all` that no process is left; each ends with rows or words."""
     source = random.Random(1)
     known = [
-        one.sql
+        statement.sql
         for path in sorted(FOLDER.glob("*.sql"))
         if path.name != "bombs.sql"  # their mutants are bombs, and take the time of bombs
-        for one in statements(path.name)
+        for statement in statements(path.name)
     ]
     questions = [mutated(source, known) for _ in range(80)]
     for question, reply in zip(questions, ask_all(snapshot, questions, seconds=0.3), strict=True):

@@ -322,7 +322,7 @@ def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(4)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
             await until(lambda: one.query.pool.running_count == 4)
-            await agent.send(*(agent.agent.message(at) for at in range(1, 21)))
+            await agent.send(*(agent.agent.message(index) for index in range(1, 21)))
             assert agent.durable == set(range(1, 21))
             assert one.query.pool.running_count == 4
             for call in calls:
@@ -339,8 +339,8 @@ def entry(sql: str) -> QueryLogEntry:
 def test_the_log_is_bounded(tmp_path: Path) -> None:
     """A dashboard that asks every second must not fill the disk; a statement of a megabyte is cut."""
     log = QueryLog(tmp_path, 20_000)
-    for at in range(200):
-        log.append(entry(f"SELECT {at}\n{'x' * 10_000}"))
+    for index in range(200):
+        log.append(entry(f"SELECT {index}\n{'x' * 10_000}"))
     log.close()
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["queries.log", *(f"queries.log.{n}" for n in (1, 2, 3))]
