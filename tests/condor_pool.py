@@ -119,7 +119,10 @@ class CondorPool:
         (self.folder / "condor_config").write_text(text + self._more)
         self._start_master("central", {})
         for index in range(1, self._machines + 1):
-            daemons = {"_CONDOR_NETWORK_HOSTNAME": f"n{index}", "_CONDOR_DAEMON_LIST": "MASTER STARTD"}
+            daemons = {
+                "_CONDOR_NETWORK_HOSTNAME": f"n{index}",
+                "_CONDOR_DAEMON_LIST": "MASTER STARTD",
+            }
             self._start_master(f"n{index}", daemons)
         self.until(lambda: len(self.machines()) == self._machines, "all machines are in the pool")
 

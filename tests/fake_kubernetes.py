@@ -68,7 +68,9 @@ class FakeKubernetes:
     def serve(self, group: str, versions: Collection[str]) -> None:
         """Serve *group* in *versions* only, as after an upgrade of its controller: others end their watches and are 404."""
         with self.condition:
-            self.discovery[f"/apis/{group}"] = {"versions": [{"version": version} for version in versions]}
+            self.discovery[f"/apis/{group}"] = {
+                "versions": [{"version": version} for version in versions]
+            }
             self.condition.notify_all()
 
     def is_served(self, group: str | None, version: str | None) -> bool:

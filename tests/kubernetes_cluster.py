@@ -294,12 +294,19 @@ class People:
 
     def add_nodes(self, count: int) -> None:
         for index in range(1, count + 1):
-            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{index}"}, "spec": {}}
+            node = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": f"n{index}"},
+                "spec": {},
+            }
             self.api.call("POST", "/api/v1/nodes", node)
             resources = {"cpu": "64", "memory": "1Ti", "pods": "100", "nvidia.com/gpu": str(GPUS)}
             conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
             status = {"capacity": resources, "allocatable": resources, "conditions": conditions}
-            self.api.call("PATCH", f"/api/v1/nodes/n{index}/status", {"status": status}, MERGE_PATCH)
+            self.api.call(
+                "PATCH", f"/api/v1/nodes/n{index}/status", {"status": status}, MERGE_PATCH
+            )
 
     def add_namespace(self, name: str = NAMESPACE) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

@@ -94,7 +94,8 @@ def test_who_speaks_seldom_keeps_up_too() -> None:
         ("rows", "gpu_rows", "receipted_rows", "cpu_seconds", "aggregator_cpu", "aggregator_loop_cpu"), 0
     )  # fmt: skip
     seconds = [
-        second | {"at": float(index), "frames": 5 * index, "flying": 10, "stalls": 0} for index in range(4)
+        second | {"at": float(index), "frames": 5 * index, "flying": 10, "stalls": 0}
+        for index in range(4)
     ]
     for period, kept in ((12, True), (1, False)):
         (step,) = LoadReport([(60, 4)], period, seconds=seconds).steps()

@@ -420,7 +420,10 @@ def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
     with running(tmp_path, "--simulated", "12") as process:
         until(lambda: "sim-011" in process.said(), f"the table: {process.log}")
         (secret,) = (tmp_path / "var" / "run.token").read_text().split()
-        assert [token.name for token in tokens.read_tokens(tokens_path)] == ["alice", "gangline-run"]
+        assert [token.name for token in tokens.read_tokens(tokens_path)] == [
+            "alice",
+            "gangline-run",
+        ]
         for pid in (process.pid, *descendants(process.pid)):
             with suppress(FileNotFoundError, ProcessLookupError):  # the inventory's child ends soon
                 assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()

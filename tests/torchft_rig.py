@@ -71,7 +71,9 @@ Quorum age:
 
 def status_page(replicas: dict[str, str]) -> str:
     """Return the lighthouse's page of these replicas, by name their managers' addresses."""
-    members = "".join(MEMBER.format(name=name, address=replica) for name, replica in replicas.items())
+    members = "".join(
+        MEMBER.format(name=name, address=replica) for name, replica in replicas.items()
+    )
     return PAGE.format(members=members)
 
 

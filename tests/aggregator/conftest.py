@@ -150,7 +150,7 @@ class Connection:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for the operators' file after an end gets it: where the time is short an aggregator leaves it."""
+    """Give the aggregator time to write the operators' file at its end; under time pressure it skips the file."""
     monkeypatch.setattr(server, "CLOSE_SECONDS", GUARD_SECONDS)
 
 
@@ -246,8 +246,12 @@ def live_operators_files(no_operators_file: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def stores_are_copied() -> Iterator[None]:
-    """A new store is a copy of one that was made: all migrations, each on disk before the next, and all views for each of
-    hundreds are another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
+    """Copy each new store from a prepared one: hundreds of tests would otherwise run all migrations
+    and create all views.
+
+    Other tests cover those (`test_opening.py`, `test_store.py` and `tests/upgrade`, which use real
+    ones).
+    """
     made = made_store()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duckdb_file, "_create", lambda path: shutil.copyfile(made, path))
@@ -256,7 +260,7 @@ def stores_are_copied() -> Iterator[None]:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    """A data folder and all that works on it."""
+    """Return a data folder and the means to run an aggregator on it."""
     return Lab(tmp_path / "data")
 
 

@@ -1,7 +1,8 @@
-"""A night in a simulated fleet of eight hosts, the same in every run: what `docs/sql.md` is about.
+"""A night in a simulated fleet of eight hosts, the same in every run: the subject of `docs/sql.md`.
 
-Time is handed in, readings are of the simulated world's three faults, and what that has no fault for is put over them
-here. The hosts step in pairs, so that the dead one does not hide the slow one; who runs there is told here too.
+Time is an argument. The readings come from the simulated world's three faults; this module
+overwrites the others. The hosts step in pairs, so that the dead host does not hide the slow host;
+this module also reports their jobs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ SECONDS = 240
 UPTIME_NS = 5 * 3600 * SECOND_NS
 BOOT_ID, RUN_ID = b"B" * 16, b"R" * 16
 
-#: What rollups of these readings say; without waiting for them to be exported.
+#: Rollups of these readings, without waiting for their export.
 ROLLUPS = "".join(
     f"""
 CREATE OR REPLACE VIEW rollups.gpu_1s_{grain} AS SELECT
@@ -73,7 +74,7 @@ FROM readings.gpu_1s GROUP BY ALL;
 )
 
 
-#: What the aggregator told of itself: for half a minute it did not keep up.
+#: The aggregator's own figures: it fell behind for half a minute.
 OWN = [
     (START_NS + second * SECOND_NS, figure, value, "")
     for second in range(0, SECONDS, 15)
@@ -84,7 +85,7 @@ OWN = [
 ]
 
 
-#: What was measured of hosts' clocks: one is behind.
+#: Measured clocks of hosts: a clock is behind.
 CLOCKS = [
     ClockRecord(name, -3.2 if name == WRONG_CLOCK_HOST else 0.004, 0.03, START_NS + 90 * SECOND_NS)
     for name in (f"sim-{number:03}" for number in range(HOSTS))
@@ -117,7 +118,7 @@ def _put_declared(live: Any, declared: Declared) -> None:
 
 
 def _put_before(live: Any) -> None:
-    """What was before the night, and where its parts are."""
+    """Store the state before the night, and the parts of the history."""
     history_parts.track_parts(live, list(night_before.HOSTS))
     night_before.put_previous_state(live, START_NS // 1000)
 
@@ -143,7 +144,7 @@ class Night:
         self._before()
 
     def _register(self, name: str) -> None:
-        """Register a host as if it were real: of a simulated one silence is no news."""
+        """Register a host as real: silence of a simulated host raises no finding."""
         devices, labels = self.simulated.devices(name), self.simulated.labels(name)
         index = self.fleet.register(name, simulated=False, boot_id=BOOT_ID, devices=devices,
                                     booted_ns=START_NS - UPTIME_NS, labels=labels)  # fmt: skip
@@ -182,7 +183,7 @@ class Night:
         self.store.append_events([StoredEvent(host, at_ns, at_ns, one)])
 
     def run(self) -> None:
-        """Let the night pass."""
+        """Run the night."""
         for second in range(1, SECONDS + 1):
             self.now_ns = START_NS + second * SECOND_NS
             self._happen(second)
@@ -219,7 +220,7 @@ class Night:
 
 
 def _advise(store: Store, one: Night) -> None:
-    """Advise in shadow mode on what stood at the night's end, and tell how a job ended beside it."""
+    """Advise in shadow mode on the state at the night's end, and report the end of a job."""
     assert one.seen is not None
     gangs = ScheduledGangs()
     works = WorkloadLookup(one.fleet, gangs)

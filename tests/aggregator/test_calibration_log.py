@@ -82,18 +82,20 @@ class Caller:
         self.placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
 
     async def planned(self) -> recovery_pb2.RecoveryOption:
-        """Return what waiting for the repair of one of two nodes comes to."""
+        """Return the price of waiting for the repair of one of two nodes."""
         request = recovery_pb2.PlanRecoveryRequest(
             gang=placement_pb2.GangRequirements(gpus_per_node=1),
             current_node_index=[0, 1], failed_node_index=[1], explain=True,
         )  # fmt: skip
         reply = await self.recovery.PlanRecovery(request, timeout=GUARD_SECONDS)
         waits = recovery_pb2.RECOVERY_WAIT_FOR_REPAIR
-        found: recovery_pb2.RecoveryOption = next(option for option in reply.options if option.kind == waits)
+        found: recovery_pb2.RecoveryOption = next(
+            option for option in reply.options if option.kind == waits
+        )
         return found
 
     async def size_source(self) -> Any:
-        """Return from where it is known how a gang of one or two nodes scales."""
+        """Return the source of the scaling of a gang of one or two nodes."""
         gang = placement_pb2.GangRequirements(
             gpus_per_node=1, workload_name="llama", sizes=placement_pb2.GangSizes(min_nodes=1, max_nodes=2)
         )  # fmt: skip
@@ -148,9 +150,7 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
         assert option.detect_hours.source == placement_pb2.ESTIMATE_REPORTED
         assert option.detect_hours.evidence.endswith("(3 reports)")
         assert 2.0 < 60.0 * option.detect_hours.value < 20.0
-        assert (
-            option.act_hours.source == placement_pb2.ESTIMATE_ASSUMED
-        )  # nobody reported a restart
+        assert option.act_hours.source == placement_pb2.ESTIMATE_ASSUMED  # no restart was reported
         assert sizes == placement_pb2.ESTIMATE_REPORTED
     assert lab.rows("SELECT count(*), sum(lost_gpu_hours) FROM recoveries") == [(3, 36.0)]
     told = dict(lab.rows("SELECT factor, reports FROM ops.calibration WHERE source = 'reported' AND workload = ''"))  # fmt: skip
@@ -162,14 +162,14 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
     )
     assert sizes == [(1, 100.0), (2, 190.0)]
     ((seconds, spanned, plan),) = lab.rows("SELECT queue_seconds, domains_spanned, decision FROM ops.outcomes WHERE outcome = 'run-2'")  # fmt: skip
-    assert (seconds, spanned, plan) == (90.0, {}, "d1")  # nobody declared a place
+    assert (seconds, spanned, plan) == (90.0, {}, "d1")  # no place was declared
     ((stopped, kind),) = lab.rows("SELECT DISTINCT stopped_seconds, kind FROM ops.recoveries")
     assert (stopped, kind) == (3900.0, "free_node")
 
 
 @pytest.mark.slow
 def test_an_answered_report_outlives_kill_9(lab: Any) -> None:
-    """The aggregator is killed as soon as it has answered: the report is there, and counts once."""
+    """The aggregator is killed right after its answer: the report is stored, and counts once."""
 
     async def life(number: int) -> list[bool]:
         process = Process(lab.folder)
@@ -178,7 +178,8 @@ def test_an_answered_report_outlives_kill_9(lab: Any) -> None:
                 caller = Caller(channel)
                 requests = [report(f"i{index}", int(time.time())) for index in range(number)]
                 calls = [
-                    caller.recovery.ReportRecovery(request, wait_for_ready=True) for request in requests
+                    caller.recovery.ReportRecovery(request, wait_for_ready=True)
+                    for request in requests
                 ]
                 return [reply.known for reply in await asyncio.gather(*calls)]
         finally:
@@ -258,7 +259,7 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
 
 
 def test_the_domains_of_an_outcome_are_those_of_its_nodes() -> None:
-    """A scheduler names nodes; in how many leaves they are is known here, unless one of them is gone."""
+    """A scheduler names nodes; the aggregator knows their leaves, unless a node has left the fleet."""
     snapshot = placed_world().run(20)
     found = placement_of(snapshot, [0, 1], "train")
     assert found.domains["spine"] == 1.0 and found.domains["leaf"] >= 1.0
@@ -273,15 +274,11 @@ def test_the_domains_of_an_outcome_are_those_of_its_nodes() -> None:
 
 
 def everyone_domains(snapshot: Any) -> dict[str, list[int]]:
-    """Return of each tier that is known of all nodes the domain of each."""
+    """Return per tier the domain of each node, for tiers where all nodes are known."""
     ids = {
         tier.name.lower(): snapshot.facts.domains.ids[tier.row].tolist() for tier in PRICED_TIERS
     }
     return {name: id_ for name, id_ in ids.items() if min(id_) >= 0}
-
-
-# ----------------------------------------------------------------------
-# What a report may not say.
 
 
 BAD_RECOVERIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -323,7 +320,9 @@ def test_a_bad_report_names_its_field(what: str) -> None:
 
 
 def test_times_are_optional() -> None:
-    """A scheduler that knows only when it resumed reports that, and one that knows nothing its success."""
+    """A scheduler that knows only the time of resumption reports only that time; without any time
+    it reports the success.
+    """
     unset = dict.fromkeys(("fault_time", "detect_time", "decide_time", "act_time", "resume_time"))
     assert record_of(report("i1", NOW_SECONDS, **unset), "slurm", NOW_NS).report.hours() == {}
     unset.pop("resume_time")
@@ -378,10 +377,6 @@ def test_a_report_at_the_prompt_is_json_of_limited_size(tmp_path: Path) -> None:
         report_of(str(tmp_path / "absent"))
 
 
-# ----------------------------------------------------------------------
-# Limits, and a disk that takes nothing.
-
-
 def record(number: int) -> RecoveryRecord:
     return RecoveryRecord(recovery(number), "", "", 0.0, "")
 
@@ -400,7 +395,7 @@ class FullDisk(Tables):
 def test_a_report_that_the_disk_refuses_counts_once_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The scheduler was told no, reported again, and the recovery counted twice."""
+    """The report was refused, the scheduler reported again, and the recovery counted twice."""
     monkeypatch.setattr(calibration_log, "WAITING_MAX", 2)
 
     async def scenario() -> None:
@@ -446,7 +441,7 @@ def test_throughputs_are_read_back_with_their_domains() -> None:
 
 
 def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory stays bounded; of what was reported long ago the rest is in the store."""
+    """Memory stays bounded; older reports are in the store."""
     for name in ("RECOVERIES_MAX", "THROUGHPUTS_MAX", "INCIDENTS_KNOWN_MAX"):
         monkeypatch.setattr(calibration_log, name, 3)
 
@@ -457,7 +452,9 @@ def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.Monke
         ]  # fmt: skip
         assert not log.is_known("slurm", "i1") and log.is_known("slurm", "i4")
         runs = [
-            ThroughputReport(f"o{index}", "slurm", NOW_NS + index, f"w{index}", 8, 1.0, (1,) * 5, 0.2)
+            ThroughputReport(
+                f"o{index}", "slurm", NOW_NS + index, f"w{index}", 8, 1.0, (1,) * 5, 0.2
+            )
             for index in range(5)
         ]
         log.add_throughputs(runs)

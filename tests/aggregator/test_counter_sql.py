@@ -93,7 +93,7 @@ def test_every_implementation_knows_the_same_blanks(operators: Any) -> None:
 
 
 def test_all_there_is_to_ask_says_what_it_is(operators: Any) -> None:
-    """At 3 a.m. `gangline sql` lists what there is; a view without a word is one nobody asks."""
+    """`gangline sql` lists all views; a view without a comment would remain unknown."""
     made = operators.execute(
         "SELECT view_name, comment FROM duckdb_views() WHERE schema_name = 'ops' UNION "
         "SELECT function_name, comment FROM duckdb_functions() WHERE schema_name = 'ops' UNION "

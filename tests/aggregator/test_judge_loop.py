@@ -1,4 +1,4 @@
-"""Judging before its time: a fatal event is judged at once, whatever comes beside it, and a storm of them costs a tenth."""
+"""Early judging: a fatal event is judged at once, despite other events, and an event storm costs a tenth of the time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_early_turn_begins_a_moment_after_its_event() -> None:
 
 
 def test_half_of_the_time_is_left_to_others_before_an_early_turn_too() -> None:
-    """Judging takes 0.4 s where all hosts are silent: their frames are to be heard."""
+    """Judging takes 0.4 s when all hosts are silent: their frames must still be received."""
     assert EarlyTurns().begins_at(10.0, 9.9, 0.4) == pytest.approx(10.3)
     assert EarlyTurns().begins_at(10.0, 9.9, 1800.0) == pytest.approx(14.9), "we were stopped"
 
@@ -57,7 +57,7 @@ def test_a_storm_of_fatal_events_costs_a_tenth_of_the_loop(turn_seconds: float) 
 
 
 def test_after_a_storm_there_is_room_again() -> None:
-    """What was used up is not missing for ever."""
+    """The spent budget refills."""
     turns = EarlyTurns()
     turns.spend(3.0, 10.0)
     assert turns.begins_at(10.0, 10.0, 0.01) == pytest.approx(30.0)
@@ -75,7 +75,7 @@ def xid(number: int, code: int, **more: Any) -> telemetry_pb2.HealthEvent:
 
 
 def test_only_a_new_fatal_fault_asks_for_a_turn() -> None:
-    """An application that crashes writes XID 31 all day, and a broken GPU its XID 79 for ever: neither is news."""
+    """An application that crashes repeats XID 31 all day, and a broken GPU its XID 79: only the first of each is new."""
     fleet = Fleet()
     fleet.register("a", simulated=False, boot_id=BOOT, devices=[])
     told = [

@@ -1,4 +1,4 @@
-"""kill -9 at moments that a seed picks, under a load of frames, late frames and events: what was acknowledged is there once."""
+"""kill -9 at seeded moments under a load of frames, late frames and events: acknowledged data is stored once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATE_FRAMES = 16
 
 
 class Told:
-    """What an agent was told is durable, over the aggregator's lives."""
+    """Data acknowledged to agents, across restarts of the aggregator."""
 
     def __init__(self, agent: Any) -> None:
         self.agent, self.next = agent, 1
@@ -100,7 +100,6 @@ def test_what_was_acknowledged_is_there_once(
                 for one, connection in zip(told, connections, strict=True)
             ]
             had = [len(one.durable) for one in told]
-            # It works, and each was told of both, then:
             await until(
                 lambda had=had: all(
                     len(one.durable) > before and one.events

@@ -88,10 +88,6 @@ def test_it_is_valid_for_a_time(now: float, words: str) -> None:
     assert words in why and bool(words) == bool(why)
 
 
-# ----------------------------------------------------------------------
-# What may be left out.
-
-
 def nodes_of(**kinds: str) -> SlurmNodes:
     """Return nodes by kind: `a="n1 n2"`."""
     names = {name: (kind,) for kind, text in kinds.items() for name in text.split()}
@@ -122,7 +118,7 @@ def test_across_switches_only_jobs_of_one_node_are_safe() -> None:
 
 
 def test_any_job_that_fits_still_fits() -> None:
-    """All jobs of small fleets: each asks for so many nodes, of kinds that suit it; kinds decide what suits."""
+    """All jobs of small fleets: each needs a number of nodes of suitable kinds."""
     source = random.Random(1)
     for _ in range(300):
         kinds = {f"n{index}": (source.choice("abc"),) for index in range(source.randint(1, 8))}

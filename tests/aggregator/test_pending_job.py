@@ -73,7 +73,7 @@ def test_licenses_are_read_as_slurm_shows_them(requested: str, licenses: dict[st
 
 
 def test_a_node_is_read_as_slurm_shows_it() -> None:
-    """Its reason is somebody's text, which looks like fields."""
+    """A node's reason is free text that looks like fields."""
     assert parse_nodes(NODE) == [
         SlurmNode(
             "gpu2", frozenset(["MIXED", "DRAIN", "NOT_RESPONDING"]), "burn in State=IDLE", frozenset(["main", "large"]),
@@ -114,7 +114,7 @@ def job(**changes: Any) -> PendingJob:
 
 
 def test_each_node_falls_out_by_one_thing() -> None:
-    """What the job wishes comes first, then what the cluster lacks; why is counted."""
+    """The job's wishes are checked before the cluster's limits; each reason is counted."""
     nodes = [
         node("other", partitions=frozenset(["large"])), node("plain", features=frozenset("b")), node("small", gpus=2), node("x"),
         node("gone", flags=frozenset(["IDLE", "DRAIN"]), reason="gangline:v1;act=drain"), node("down", flags=frozenset(["DOWN"])),

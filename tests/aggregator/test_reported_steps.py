@@ -35,7 +35,8 @@ SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
 UPTIME = 3600 * SECOND
 BOOT, RUN = b"B" * 16, b"R" * 16
-#: A rank of a synchronous gang: a step begins when rank 0 says so, through a pipe, and ends when all have done it.
+#: A rank of a synchronous gang: a step begins at rank 0's signal through a pipe, and ends when all
+#: ranks have done it.
 TRAIN = """
 import sys, gangline.steps, torch
 optimizer = torch.optim.SGD()
@@ -178,7 +179,7 @@ def test_a_rank_speaks_for_its_own_job_only() -> None:
 
 
 def test_old_reports_count_no_more() -> None:
-    """An agent that is gone left the step time of an hour ago."""
+    """An agent that had ended left a step time of an hour before."""
     steps = ReportedSteps()
     steps.update(reporting({"a": {"77/0": 1.0}}), START + 60 * SECOND)
     assert steps.current.host.size == 0
@@ -192,7 +193,7 @@ def test_a_gang_needs_most_of_its_hosts_to_report() -> None:
 
 
 def test_ten_seconds_name_nobody_in_a_gang_of_longer_steps() -> None:
-    """Of a step of 20 s a window of 10 s shows a part: who computes first looked slow, and then who computes last."""
+    """A window of 10 s shows only part of a 20 s step: the first rank to compute looked slow, and later the last."""
     named = np.ones(3, dtype=bool)
     nothing = np.zeros(3)
     change = Change(

@@ -34,7 +34,7 @@ TTL_NS = 60 * SECOND_NS
 
 
 class Clocks:
-    """A wall clock that is set now and then, and a steady one that is not."""
+    """A wall clock that steps now and then, and a steady clock."""
 
     def __init__(self) -> None:
         self.wall = 1_700_000_000 * SECOND_NS
@@ -53,7 +53,7 @@ def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
     """Among callers, expiries, renewals, crashes and a clock that is set: at most one promise that holds, tokens only grow."""
     chance, clocks = random.Random(seed), Clocks()
     current = clocks.load(tmp_path)
-    #: What callers were told: the reservation, and until when of the steady clock they may act.
+    #: Answers to callers: the reservation, and the steady time until which they may act.
     promised: dict[int, tuple[HostReservation, int]] = {}
     tokens: list[int] = []
 
@@ -71,7 +71,7 @@ def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
                     asyncio.run(current.persisted())
                     hold(one)
                     tokens.append(one.token)
-                else:  # killed before anybody was told
+                else:  # killed before the answer
                     current = clocks.load(tmp_path)
         elif turn < 0.6 and standing:
             before = chance.choice(standing)
@@ -88,7 +88,7 @@ def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
         elif turn < 0.93:
             current = clocks.load(tmp_path)  # kill -9, and started again at once
         else:
-            # While it runs the wall clock is set: what stands is written with the next change.
+            # The wall clock is set during the run: reservations are written with the next change.
             clocks.wall += chance.randint(-1000, 1000) * SECOND_NS
             one = current.reserve("clock", [f"other-{len(tokens)}"], TTL_NS)
             asyncio.run(current.persisted())
@@ -122,7 +122,7 @@ def test_who_may_renew_and_release(tmp_path: Path) -> None:
 
 
 def test_a_restart_keeps_what_stands_and_its_request(tmp_path: Path) -> None:
-    """A caller that lost the answer in a crash sends the request again, and has what it had."""
+    """A caller that lost the answer in a crash repeats the request, and gets the same reservation."""
     clocks = Clocks()
     first = clocks.load(tmp_path)
     one = first.reserve("slurm", ["a"], TTL_NS, workload="train", decision="d1", request_id="r1")
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> N
 
 
 def test_reservations_are_bounded(tmp_path: Path) -> None:
-    """A scheduler that never releases is told to, and fills neither memory nor the file."""
+    """A scheduler that never releases gets an error, and fills neither memory nor the file."""
     current = Clocks().load(tmp_path)
     for index in range(RESERVATIONS_MAX):
         current.reserve("a", [f"h{index}"], TTL_NS)
@@ -209,7 +209,9 @@ def test_reservations_outlive_kill_9(
     assert again.fencing_token == promised.fencing_token
     other = asyncio.run(live("kueue", signal.SIGTERM))
     assert not other.HasField("reservation")
-    assert [(change.node_index, change.change) for change in other.changes] == [(0, wire.NODE_RESERVED)]
+    assert [(change.node_index, change.change) for change in other.changes] == [
+        (0, wire.NODE_RESERVED)
+    ]
     assert f"{promised.name} of slurm" in other.changes[0].message
     assert promised.name in capsys.readouterr().out
     stored = json.loads((lab.folder / FILE_NAME).read_text())
@@ -268,7 +270,7 @@ def test_an_operator_releases_what_others_reserved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_login_holds_half_of_its_share_within_any_day(tmp_path: Path, seed: int) -> None:
-    """A login reserved its nodes again as soon as their day ended: nobody else ever got them."""
+    """A login reserved its nodes again as soon as their day ended: no other login ever got them."""
     source, clocks, minutes = random.Random(seed), Clocks(), 5
     current = clocks.load(tmp_path)
     held: list[int] = []
@@ -296,7 +298,9 @@ def test_a_login_holds_half_of_its_share_within_any_day(tmp_path: Path, seed: in
         held.append(sum(len(one.hosts) for one in current.active()))
         clocks.run(60 * minutes)
     per_day = 24 * 60 // minutes
-    days = [sum(held[index : index + per_day]) / 60 * minutes for index in range(len(held) - per_day)]
+    days = [
+        sum(held[index : index + per_day]) / 60 * minutes for index in range(len(held) - per_day)
+    ]
     assert 30 < max(days) <= 4 * LOGIN_HOURS_MAX + 4 * minutes / 60
 
 

@@ -1,4 +1,4 @@
-"""The aggregator as a real process that is killed: what was acknowledged is there, exactly once."""
+"""The aggregator as a real process that is killed: acknowledged data is stored exactly once."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_two_aggregators_on_one_folder(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_a_port_in_use(lab: Any, tmp_path: Path) -> None:
-    """Something else listens on our port: who to look for and what to do, not a traceback."""
+    """Another process listens on the port: the error names it and the remedy, without a traceback."""
     first = Process(lab.folder)
     try:
         words = _fails(tmp_path / "other", "--listen", f"127.0.0.1:{first.port}")

@@ -1,4 +1,4 @@
-"""What schedulers and people tell of advice, damaged: gangs, hosts that are out, outcomes, answers, rules."""
+"""Input of schedulers and people about advice, damaged: gangs, hosts out of service, outcomes, answers, rules."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ M = TypeVar("M", bound=Message)
 
 
 def member(host: str) -> Member | None:
-    """Return the one host that there is."""
+    """Return the only host."""
     return Member(host, FailureDomains(rack="r1"), "job") if host == "h1" else None
 
 
@@ -71,7 +71,7 @@ def received(request: M, source: random.Random) -> M:
 
 
 def refused(work: Callable[[], object]) -> bool:
-    """Say whether *work* was refused; its words are short, and name a field."""
+    """Return whether *work* was refused; the error must be short, and name a field."""
     try:
         work()
     except (InvalidArgument, DecodeError) as error:
@@ -121,7 +121,7 @@ def fuzz_gangs(source: random.Random) -> str:
 
 
 def fuzz_unavailable(source: random.Random) -> str:
-    """ReportUnavailableNodes: hosts that there are, for a week at most and with a reason, or Invalid."""
+    """ReportUnavailableNodes: known hosts, for a week at most and with a reason, or Invalid."""
     request = wire.ReportUnavailableNodesRequest(actor="slurm", returned_nodes=["nodes/h3"])
     node = request.nodes.add(node="nodes/h1", reason="burn-in")
     for _ in range(source.randrange(3)):
@@ -150,12 +150,14 @@ def fuzz_unavailable(source: random.Random) -> str:
         return REFUSED
     for event in found[0].taken:
         assert event.words.strip() and NOW_NS < event.until_ns <= NOW_NS + WEEK_NS
-        assert {member.host for member in event.members} == {"h1"} and "h1" not in found[0].back.hosts
+        assert {member.host for member in event.members} == {"h1"} and "h1" not in found[
+            0
+        ].back.hosts
     return ACCEPTED
 
 
 def fuzz_outcomes(source: random.Random) -> str:
-    """ReportOutcomes: what has ended, on hosts with names, at a finite loss, or Invalid."""
+    """ReportOutcomes: ended jobs, on hosts with names, at a finite loss, or Invalid."""
     one = outcome_pb2.Outcome(
         outcome_id="job-7", advisory="advisories/a1", workload="w", nodes=["nodes/h1"], blamed_node="nodes/h1",
         lost_gpu_hours=5.0,
@@ -246,7 +248,7 @@ def fuzz_recoveries(source: random.Random) -> str:
 
 
 def fuzz_answers(source: random.Random) -> str:
-    """AckAdvisory, against a machine with one proposal: a change with words, or a refusal, and never both."""
+    """AckAdvisory on a state machine with a single proposal: a change with a message, or a refusal, never both."""
     machine = AdvisoryStateMachine(AdvisoryLimits(gather_seconds=0.0))
     machine.step(FleetSize(NOW_NS, 100))
     case = Case(

@@ -1,4 +1,4 @@
-"""What the host's own answers read: the policy file, the status file, and what was kept over a restart."""
+"""Files behind the host's own answers: the policy file, the status file, and the state kept over a restart."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def fuzz_policy(source: random.Random) -> str:
 
 
 def fuzz_status(source: random.Random) -> str:
-    """A status file: a document that can be told in a line, or StatusError."""
+    """A status file: a document with a summary line, or StatusError."""
     damage = source.choice((damaged, flipped))
     try:
         shown = check.parse(damage(STATUS, source))
@@ -105,7 +105,7 @@ def fuzz_status(source: random.Random) -> str:
 
 
 def fuzz_kept(source: random.Random) -> str:
-    """What was kept of this boot: the same kind of thing, or ValueError."""
+    """The kept state of this boot: a value of the same type, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
         kept = parse_state(damage(KEPT, source))
@@ -117,7 +117,7 @@ def fuzz_kept(source: random.Random) -> str:
 
 
 def fuzz_released(source: random.Random) -> str:
-    """What was let go of: GPUs and times in their limits, or ValueError."""
+    """Released GPUs: GPUs and times within their limits, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
         found = parse_released(damage(RELEASED, source), b"b" * 16, NOW_NS)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 ACCEPTED, REFUSED = "accepted", "refused"
 
-#: What stands in place of a number when firmware, drivers and tools have none, or too much of one.
+#: Replacements of a number, as firmware, drivers and tools print a missing or an excessive one.
 ODD_WORDS: tuple[bytes, ...] = (
     b"", b"0", b"-1", b"-9223372036854775808", b"N/A", b"N/A (no PMA)", b"[Not Supported]", b"Unknown", b"none",
     b"4294967295", b"18446744073709551615", b"18446744073709551616", b"9223372036854775807", b"9" * 39,
@@ -22,7 +22,7 @@ U64_MAX = 2**64 - 1
 
 
 def damaged(data: bytes, source: random.Random) -> bytes:
-    """Return *data* damaged in one to four ways, as text or as bytes; now and then not at all."""
+    """Return *data* with up to four damages, as text or as bytes; sometimes undamaged."""
     work = data
     for _ in range(source.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         work = source.choice(_WAYS)(work, source)
@@ -85,7 +85,6 @@ def _long(data: bytes, source: random.Random) -> bytes:
 
 
 def _whole(data: bytes, source: random.Random) -> bytes:
-    """Replace all of it."""
     return source.choice((b"", b"\n", b"\0" * 64, b"\xff" * 512, source.randbytes(200)))
 
 
@@ -107,7 +106,7 @@ def outcome(value: object) -> str:
 
 
 def holds_something(value: object) -> bool:
-    """Say whether anything at all was read."""
+    """Return whether any field of *value* was read."""
     if dataclasses.is_dataclass(value):
         return any(holds_something(getattr(value, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, Mapping):
@@ -118,10 +117,10 @@ def holds_something(value: object) -> bool:
 
 
 def check(value: object, name: str = "") -> None:
-    """Raise AssertionError unless every number in *value* is one that a cell may hold.
+    """Raise AssertionError unless every number in *value* is valid for a cell.
 
-    Whole numbers are of 64 unsigned bits, doubles finite and not negative; a `*_ratio` is 0 to 1 but for wear,
-    which may pass it; a text can be spoken in UTF-8 or is a name of the kernel's.
+    Integers have 64 unsigned bits, doubles are finite and not negative; a `*_ratio` is 0 to 1,
+    except wear, which may exceed 1; a text is valid UTF-8 or a kernel name.
     """
     if isinstance(value, bool) or value is None:
         return

@@ -1,4 +1,4 @@
-"""What a decision was computed from, as a damaged store or a hostile server would send it."""
+"""The input of a recorded decision, as a damaged store or a hostile server would send it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from gangline.aggregator.decisions.inputs import InputsError
 from tests.aggregator.decisions.fleets import Node, snapshot_of
 from tests.fuzzing.damage import REFUSED, damaged, flipped, outcome
 
-_NODES = [Node(f"h{index}", places=("", "", "l0", f"r{index // 2}", "", "", "")) for index in range(4)]
+_NODES = [
+    Node(f"h{index}", places=("", "", "l0", f"r{index // 2}", "", "", "")) for index in range(4)
+]
 PARTS = [part for _, part in inputs.input_parts(snapshot_of(_NODES), np.zeros(4, dtype=bool))]
 
 

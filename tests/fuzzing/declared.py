@@ -1,4 +1,6 @@
-"""What people declare, damaged: files of all three forms, and patterns of hosts. Taken as it is meant, or refused with words."""
+"""Declarations of people, damaged: files of all three forms, and patterns of hosts. Each is read as
+meant, or refused with an error.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def checked(name: str, data: bytes) -> str:
 
 
 def sound(found: Declared) -> None:
-    """Raise AssertionError if something is in force that nobody may declare."""
+    """Raise AssertionError if an invalid declaration is in force."""
     for host, place in found.places.items():
         assert parse_host_pattern(host).is_name
         for field in PLACE_FIELDS:
@@ -113,7 +115,7 @@ def fuzz_topograph(source: random.Random) -> str:
 
 
 def fuzz_patterns(source: random.Random) -> str:
-    """A pattern of hosts: matches, or words."""
+    """A pattern of hosts: matches, or an error."""
     text = damaged(b"gpu-[001-016,020]-*", source).decode(errors="replace")
     try:
         pattern = parse_host_pattern(text)

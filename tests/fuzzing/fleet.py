@@ -1,4 +1,4 @@
-"""The aggregator's fleet and judge, told anything by one host of three."""
+"""The aggregator's fleet and judge, with any reports from one of three hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EVENT_NAMES = sorted(
 
 @cache
 def _calm() -> dict[str, HealthState]:
-    """Return the states of a fleet that nobody disturbs."""
+    """Return the states of an undisturbed fleet."""
     world = _world()
     world.run(SECONDS)
     return {host.name: world.score(host).state for host in world.hosts}
@@ -62,7 +62,7 @@ def fuzz_fleet(source: random.Random) -> str:
 
 
 def _tell(world: World, source: random.Random) -> None:
-    """Let the first host report odd readings, or odd events."""
+    """Send odd readings, or odd events, from the first host."""
     host = world.hosts[0]
     if source.random() < 0.5:
         for _ in range(source.randrange(1, 5)):

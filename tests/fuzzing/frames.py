@@ -1,4 +1,4 @@
-"""Frames: what an agent sends, and what anybody may send."""
+"""Frames of an agent, and of any other client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def some_blocks(source: random.Random) -> list[Block]:
 
 
 def some_frame(source: random.Random, blocks: list[Block]) -> bytes:
-    """Return a valid frame of *blocks*, some of whose cells it draws anew."""
+    """Return a valid frame of *blocks*, with some cells drawn at random."""
     stamp = Stamp(source.randbytes(16), source.randbytes(16), source.getrandbits(64), 1, 2)
     for block in blocks:
         for cell in range(len(block.valid)):
@@ -48,7 +48,7 @@ def resealed(data: bytes) -> bytes:
 
 
 def fuzz_frames(source: random.Random) -> str:
-    """A damaged frame is refused with FrameError, or (sealed anew) decodes within the limits."""
+    """A damaged frame is refused with FrameError, or (with a valid checksum again) decodes within the limits."""
     data = some_frame(source, some_blocks(source))
     for _ in range(source.randrange(1, 5)):
         data = flipped(data, source)
@@ -59,12 +59,12 @@ def fuzz_frames(source: random.Random) -> str:
     except FrameError as error:
         assert str(error), "a refusal without words"
         return REFUSED
-    frames.encode(frame.stamp, frame.blocks)  # what was let in can be spoken again
+    frames.encode(frame.stamp, frame.blocks)  # an accepted frame can be encoded again
     return ACCEPTED
 
 
 def fuzz_intake(source: random.Random) -> str:
-    """A damaged frame, to a reader that knows the tables of the one before: as `frames.decode` takes it."""
+    """A damaged frame, to a reader that knows the previous frame's tables: the result equals that of `frames.decode`."""
     reader = Reader(CATALOGUE, frames.decode)
     data = some_frame(source, some_blocks(source))
     reader.read(data)
@@ -107,7 +107,7 @@ def fuzz_streams(source: random.Random) -> str:
         assert receiver.decode(sender.encode(frame)) == frame
     if source.random() < 0.5:
         data = flipped(sender.encode(frame), source)
-    else:  # what is deflated is seldom found again in what was damaged
+    else:  # deflated bytes are seldom recognized in damaged data
         data = b"\0" + flipped(sender._encoder.encode(frame), source)
     try:
         found = receiver.decode(data)
@@ -123,7 +123,7 @@ def fuzz_streams(source: random.Random) -> str:
 
 
 def fuzz_late(source: random.Random) -> str:
-    """A damaged message of late frames: each frame comes out as it went in, is refused by words, or ends the stream."""
+    """A damaged message of late frames: each frame is unchanged, refused with an error, or ends the stream."""
     blocks = some_blocks(source)
     made = [frames.inflate_frame(some_frame(source, blocks)) for _ in range(source.randrange(1, 5))]
     sender, message = Sender(CONTEXT_BYTES_MAX), TelemetryBatch(sequence=1, backlog=True)

@@ -1,4 +1,4 @@
-"""What happens to the files of a host: damaged in one of many ways, taken out, and mended again."""
+"""Damage to the files of a host: one of many kinds, a removal, and the repair."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def damaged_files(paths: Sequence[Path], seed: str, ways: Sequence[str] = ()) ->
 
 @contextmanager
 def taken_out(folder: Path, aside: Path) -> Iterator[None]:
-    """Let a device's folder be gone; links that lead there dangle."""
+    """Remove a device's folder; links to it dangle."""
     folder.rename(aside)
     try:
         yield
@@ -38,7 +38,7 @@ def taken_out(folder: Path, aside: Path) -> Iterator[None]:
         aside.rename(folder)
 
 
-#: What stands in a file's place, or what it holds.
+#: Replacements of a file, or of its contents.
 WAYS = (
     "word", "word", "word", "word", "unit", "binary", "megabyte", "nothing", "folder", "dangling", "loop", "closed",
     "vanished", "twice", "blank",
@@ -46,7 +46,7 @@ WAYS = (
 
 
 def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, int]:
-    """Damage *path*; return what `_mend` needs. What a file holds is changed in place, as a driver does."""
+    """Damage *path*; return the input of `_mend`. Contents are changed in place, as a driver does."""
     mode, data = path.stat().st_mode & 0o777, path.read_bytes()
     if way == "closed":
         path.chmod(0)
@@ -58,7 +58,7 @@ def _strike(path: Path, way: str, source: random.Random) -> tuple[Path, bytes, i
     return path, data, mode
 
 
-#: What is no file any more.
+#: Replacements that are not regular files.
 _OTHER_THINGS: dict[str, Callable[[Path], object]] = {
     "vanished": lambda path: None,
     "folder": lambda path: path.mkdir(),

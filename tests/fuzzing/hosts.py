@@ -28,22 +28,22 @@ from gangline.contract.signals import TABLES
 from tests import hosts
 from tests.hosts.reading import StoppedClock, collectors_of
 
-#: Where a cell is: table, device, column.
+#: The address of a cell: table, device, column.
 Cell = tuple[str, str, str]
 
 #: Gauges that may be negative: a heat, a voltage, an offset, a frequency's error, a margin.
 _SIGNED = re.compile(
     r"_(celsius|volts)$|^clock\.(offset_seconds|frequency_offset_ratio|tai_offset_seconds)$"
 )
-#: Ratios that may pass 1, by the words of their row: load by core, wear of a drive.
+#: Ratios that may exceed 1, by their description: load per core, wear of a drive.
 _ABOVE_ONE = {"host.load_1m_ratio", "nvme.used_ratio"}
-#: What may be an error and is said in words of its own: the log is there and cannot be read.
+#: Collector errors with their own message: the log exists and cannot be read.
 _ERRORS_IN_WORDS = {"kernel_log_10s": re.compile(r"RuntimeError: .*/dev/kmsg: ")}
 
 
 @dataclass
 class Reading:
-    """What all collectors said in a turn, and the inventory."""
+    """The output of all collectors in a turn, and the inventory."""
 
     cells: dict[Cell, float | int | None] = field(default_factory=dict[Cell, float | int | None])
     #: Collector, outcome, words, of both turns.
@@ -75,7 +75,7 @@ class Host:
         self.files = sorted(first)
 
     def begin(self) -> None:
-        """Let the files show the first moment."""
+        """Create the files of the first moment."""
         for path in self._later.keys() - self._first.keys():
             path.unlink(missing_ok=True)
         self._show(self._first)
@@ -201,13 +201,16 @@ VICTIMS = (
 def victims(host: Host) -> list[Path]:
     """Return the folder of each device of the host, real and once."""
     found = {
-        path.resolve() for victim in VICTIMS for path in host.roots.sys.glob(victim) if path.is_dir()
+        path.resolve()
+        for victim in VICTIMS
+        for path in host.roots.sys.glob(victim)
+        if path.is_dir()
     }
     return sorted(path for path in found if files_below(path))
 
 
 def names_of(host: Host, folder: Path) -> set[str]:
-    """Return every name that *folder*, what it stands in and what stands in it goes by."""
+    """Return every name of *folder*, of its parents and of its contents."""
     names = set(folder.relative_to(host.root.resolve()).parts)
     for place in host.roots.sys.rglob("*"):
         if place.is_symlink() and (place.resolve() == folder or folder in place.resolve().parents):
@@ -232,9 +235,9 @@ def names_of(host: Host, folder: Path) -> set[str]:
 
 
 def differences(whole: Reading, hurt: Reading, names: Collection[str]) -> list[object]:
-    """Return what of *whole* is another in *hurt*, though its device goes by none of *names*.
+    """Return the cells of *whole* that differ in *hurt*, except those of devices with a name in *names*.
 
-    What a GPU's inventory says of the NICs near it stands on those NICs, and a bond on its slaves.
+    A GPU's inventory of nearby NICs belongs to those NICs, and a bond to its slaves.
     """
     cells = [
         (cell, value, hurt.cells.get(cell, "absent"))

@@ -1,4 +1,4 @@
-"""Who runs on a GPU: control groups, what /proc says of a process, kubelet's answers, the helper's."""
+"""Owners of GPU processes: control groups, a process's files in /proc, kubelet's answers, the helper's answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ANSWER = _answer().SerializeToString()
 
 
 def fuzz_cgroup(source: random.Random) -> str:
-    """Whose a process is: short printable words, or nothing; a job only from a group that says so."""
+    """The owner of a process: short printable text, or nothing; a job only from a group that names it."""
     data = source.choice((damaged, flipped))(source.choice(CGROUPS), source)
     said = process_owner.parse_cgroup(data).attributes()
     assert all(value.isprintable() and len(value) <= 255 for value in said.values()), said
@@ -93,7 +93,7 @@ def fuzz_pod_resources(source: random.Random) -> str:
 
 
 def fuzz_kubelet_bytes(source: random.Random) -> str:
-    """What stands behind kubelet's socket: the answer, CallFailed, or nothing yet."""
+    """The peer at kubelet's socket: an answer, CallFailed, or nothing yet."""
     server = H2Connection(H2Configuration(client_side=False, header_encoding=None))
     call = UnaryCall(kubelet.LIST_METHOD, b"", 1.0)
     server.initiate_connection()
@@ -113,7 +113,7 @@ def fuzz_kubelet_bytes(source: random.Random) -> str:
 
 
 def fuzz_environment(source: random.Random) -> str:
-    """An environment: only variables of the list, in their form, and never a word of another."""
+    """An environment: only listed variables, in their form, and never part of another variable."""
     data = damaged(ENVIRON, source)[:60_000]
     reading, writing = os.pipe()
     os.write(writing, data)

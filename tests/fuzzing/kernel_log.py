@@ -31,7 +31,7 @@ from gangline.contract.xid import policy
 from gangline.contract.xid.decode import decode, parse_line
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, flipped
 
-#: One line of each kind that becomes an event, and one that does not.
+#: A line of each kind that becomes an event, and a line that does not.
 LINES = (
     (
         b"NVRM: Xid (PCI:0000:9B:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for RPC response "
@@ -170,7 +170,7 @@ def fuzz_follower(source: random.Random) -> str:
 
 
 def fuzz_xid(source: random.Random) -> str:
-    """What a line says of its code: within the limits, with words of ours, and the same twice."""
+    """The event of a line's code: within the limits, with a fixed message, and the same twice."""
     line = parse_line(damaged(source.choice(LINES), source).decode(errors="replace"))
     if line is None:
         return REFUSED
@@ -204,7 +204,7 @@ _ROW = b'reason = "XID_FATAL"\naction = "drain and reset the GPU"\nsource = "cat
 
 
 def fuzz_position(source: random.Random) -> str:
-    """How far the log was read, after a bad disk: what was written, or ValueError."""
+    """The read position of the log, after a bad disk: the written position, or ValueError."""
     event = HealthEvent(event_id="kmsg-1", name="gpu.xid", code=94, message="x")
     data = format_position(
         LogPosition("ab" * 16, 12345, 1, ((("gpu.xid", "0000:9b:00.0", 94, ""), event),))
@@ -219,7 +219,9 @@ def fuzz_position(source: random.Random) -> str:
 
 
 def fuzz_driver_version(source: random.Random) -> str:
-    """The driver's version decides the field ids: one that cannot be read is the newest, never a guess between."""
+    """The driver's version decides the field ids: an unreadable version counts as the newest, never
+    as one in between.
+    """
     words = damaged(b"575.57.08", source).decode(errors="replace")
     version = parse_driver_version(words)
     fields = fields_of(words)

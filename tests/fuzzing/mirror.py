@@ -1,4 +1,4 @@
-"""The file of `gangline mirror`, and what scontrol says of nodes, jobs and reservations, as they are after accidents."""
+"""The file of `gangline mirror`, and scontrol's output of nodes, jobs and reservations, damaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,14 @@ CYCLE = (
 NOW = 1_800_000_000
 NODES = [
     MirrorNode(
-        f"gpu{index}", index % 4, index != 3, 0.9, 1e-4, 1.0, "UNHEALTHY" if index == 3 else "HEALTHY", ""
+        f"gpu{index}",
+        index % 4,
+        index != 3,
+        0.9,
+        1e-4,
+        1.0,
+        "UNHEALTHY" if index == 3 else "HEALTHY",
+        "",
     )
     for index in range(6)
 ]
@@ -66,7 +73,7 @@ def fuzz_slurm_nodes(source: random.Random) -> str:
 
 
 def fuzz_pending_job(source: random.Random) -> str:
-    """Each step leaves fewer nodes, and all that fell out are nodes that were there."""
+    """Each step leaves fewer nodes, and all excluded nodes are existing nodes."""
     texts = [
         damaged(text.encode(), source).decode(errors="replace")
         for text in (JOB, NODE, RESERVATIONS)

@@ -31,7 +31,7 @@ def _link(index: int, name: bytes, downs: int) -> bytes:
 
 
 def fuzz_links(source: random.Random) -> str:
-    """Datagrams about links, damaged: no count that is none, and few events however they flap."""
+    """Datagrams about links, damaged: no false count, and few events at any rate of flaps."""
     watch = LinkFlapFilter(lambda link: True)
     watch.resync((), 0)
     seen, events = 0, 0
@@ -85,7 +85,7 @@ def _bitset(names: tuple[bytes, ...]) -> bytes:
 
 
 def fuzz_modes(source: random.Random) -> str:
-    """Names of link modes, damaged: no speed beyond belief, each once, and none that is no name."""
+    """Names of link modes, damaged: no excessive speed, each once, and only valid names."""
     names = tuple(source.choice((*MODES, *ODD_WORDS)) for _ in range(source.randrange(1, 40)))
     reply = _bitset(names)
     found = ethtool_netlink.parse_supported_modes(flipped(reply, source))
@@ -100,7 +100,7 @@ def fuzz_modes(source: random.Random) -> str:
 
 
 def fuzz_ethtool(source: random.Random) -> str:
-    """Replies of generic netlink in pieces: numbers of at most 64 bits, errno's that there are."""
+    """Replies of generic netlink in pieces: numbers of at most 64 bits, existing errno values."""
     body = REPLY + make_attribute(5, _NESTED_COUNTS, nested=True)
     reply = flipped(body, source)
     for parse in (

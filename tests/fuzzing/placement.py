@@ -110,7 +110,8 @@ def fuzz_more_room(source: random.Random) -> str:
     slack = 1e-6 * abs(cost) + 1e-9
     for number, (fleet, wanted) in enumerate(wider):
         found = planner.plan(*table_of(fleet), wanted, subsets_max=subsets_max)
-        if not found:  # a survival, or segments that meet a spread: the search itself is no proof
+        # a survival, or segments that meet a spread: the search itself does not prove it
+        if not found:
             is_crosscut = needs.survival_min > 0.0 or (
                 needs.segment_nodes > 1 and needs.spread_over is not None
             )
@@ -172,7 +173,7 @@ def fuzz_recoveries(source: random.Random) -> str:
 
 
 class _Source:
-    """Where the service finds its snapshot."""
+    """Source of the service's snapshot."""
 
     snapshot = snapshot_of(
         [
@@ -200,7 +201,7 @@ REQUEST.gang.length.FromSeconds(3600)
 
 
 def fuzz_requests(source: random.Random) -> str:
-    """A request off the wire: an answer with options or blockers, or an error with words."""
+    """A request off the wire: an answer with options or blockers, or an error message."""
     data = REQUEST.SerializeToString()
     for _ in range(source.randrange(1, 4)):
         data = flipped(data, source)

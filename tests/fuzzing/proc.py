@@ -103,7 +103,7 @@ def fuzz_cpu_list(source: random.Random) -> str:
 
 
 def fuzz_meminfo(source: random.Random) -> str:
-    """Bytes where the unit is kB, pages where there is none, else nothing."""
+    """Bytes where the unit is kB, pages where there is no unit, else nothing."""
     return outcome(
         line_numbers(damaged(MEMINFO, source), (b"MemTotal:", b"HugePages_Free:", b"Dirty:"))
     )
@@ -174,7 +174,7 @@ def fuzz_tasks(source: random.Random) -> str:
 
 
 def fuzz_proc_settings(source: random.Random) -> str:
-    """File handles, the words in brackets, the kernel's command line."""
+    """File handles, the bracketed option, the kernel's command line."""
     flags = settings.kernel_flags(
         text(damaged(b"BOOT_IMAGE=/v root=UUID=1 pci=realloc iommu=pt secret=1", source))
     )
@@ -186,7 +186,7 @@ def fuzz_proc_settings(source: random.Random) -> str:
 
 
 def fuzz_nvidia_files(source: random.Random) -> str:
-    """What the NVIDIA driver writes below /proc/driver/nvidia, and a process's capabilities."""
+    """The NVIDIA driver's files below /proc/driver/nvidia, and a process's capabilities."""
     assert parse_is_administrator(text(damaged(STATUS, source))) in (True, False)
     check(parse_capability_minor(text(damaged(CAPABILITY, source))))
     uuid = nvidia.parse_uuid(text(damaged(GPU, source)))

@@ -1,4 +1,4 @@
-"""What anybody may send to Query: the check before a statement runs."""
+"""Statements that any client may send to Query: the check before a statement runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
 
 
 def fuzz_question(source: random.Random) -> str:
-    """It passes as one statement that reads, or is refused in words that a terminal can show."""
+    """A statement passes as a single reading statement, or is refused with a printable message."""
     damage = source.choice((damaged, flipped))
     sql = damage(source.choice(STATEMENTS), source).decode(errors="replace")
     try:

@@ -1,4 +1,4 @@
-"""What a sampler says to the daemon after its memory was trodden on: messages, or CodecError."""
+"""Messages of a sampler with overwritten memory to the daemon: valid messages, or CodecError."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def fuzz_orders(source: random.Random) -> str:
 
 
 def fuzz_left_behind(source: random.Random) -> str:
-    """What an agent before this one noted of who hangs."""
+    """Notes of an earlier agent about hanging processes."""
     try:
         found = parse_abandoned(source.choice((damaged, flipped))(_LEFT, source), _BOOT)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Requests for `/metrics`, as scrapers send them, and as anybody else may."""
+"""Requests for `/metrics`, as scrapers and any other clients send them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an aggregator reads of files that others had in hand: manifests of backups, heads and marks of stores, journals."""
+"""Files from other hands that an aggregator reads: manifests of backups, heads and marks of stores, journals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RECORDS = [encode_record(event) for event in EVENTS]
 
 
 def fuzz_manifest(source: random.Random) -> str:
-    """Files within the backup's folder, or words."""
+    """Files within the backup's folder, or an error."""
     try:
         found = backup_files.parse(source.choice((damaged, flipped))(MANIFEST, source))
     except backup_files.NoManifestError as error:
@@ -49,7 +49,7 @@ def fuzz_manifest(source: random.Random) -> str:
 
 
 def fuzz_mark(source: random.Random) -> str:
-    """The mark as it was written, or none; its words are printable whatever the file is like."""
+    """The mark as written, or none; its text is printable with any file."""
     found = duckdb_file.parse_mark(source.choice((damaged, flipped))(MARK, source))
     if found is None:
         return REFUSED
@@ -60,7 +60,7 @@ def fuzz_mark(source: random.Random) -> str:
 
 
 def fuzz_head(source: random.Random) -> str:
-    """What the head says, or None for what is no DuckDB file."""
+    """The fields of the head, or None for a file of another kind."""
     found = duckdb_file.parse_header(flipped(HEAD, source))
     if found is None:
         return REFUSED
@@ -69,7 +69,7 @@ def fuzz_head(source: random.Random) -> str:
 
 
 def fuzz_journal(source: random.Random) -> str:
-    """Every record that is whole is read, before and after the damage; nothing that nobody wrote."""
+    """Every intact record is read, before and after the damage, and no other record."""
     at = source.randrange(len(RECORDS))
     pieces = [*RECORDS[:at], flipped(RECORDS[at], source), *RECORDS[at + 1 :]]
     data = b"".join(pieces)

@@ -53,7 +53,7 @@ CONFIG_BYTES = 4096
 
 
 def fuzz_counter_files(source: random.Random) -> str:
-    """A cell of any shape holds the number that stands in the file times its scale, or nothing."""
+    """A cell of any shape is the file's number times its scale, or empty."""
     shape, key, scale, gauge, most, data = source.choice(SHAPES)
     data = damaged(data, source)
     value = counterfiles.parse(data, shape, key=key, scale=scale, gauge=gauge, most=most)
@@ -155,7 +155,7 @@ PROPERTIES = (
 
 
 def fuzz_gpu_metrics(source: random.Random) -> str:
-    """A table of any revision, cut or turned anywhere: places within it, or words."""
+    """A table of any revision, cut or flipped anywhere: offsets within it, or an error."""
     table = source.choice(METRICS)
     for _ in range(source.randrange(4)):
         table = flipped(table, source)
@@ -204,13 +204,13 @@ def fuzz_smart_page(source: random.Random) -> str:
 
 
 def _without_temperature(log: nvme.SmartLog | None) -> object:
-    """Degrees may be below zero, which `check` does not let pass."""
+    """Remove the temperature, because degrees may be below zero, which `check` refuses."""
     names = [] if log is None else [name for name in log.__slots__ if name != "temperature_celsius"]
     return {name: getattr(log, name) for name in names}
 
 
 def fuzz_timex(source: random.Random) -> str:
-    """What adjtimex(2) answers, of any 64 bits: offset, errors and frequency within the kernel's own limits."""
+    """Answers of adjtimex(2) with any 64 bits: offset, errors and frequency within the kernel's own limits."""
     edges = (0, -1, 1, 5, 0x2001, -(2**63), 2**63 - 1, 2**32 - 1, 819_200, 16_000_000, 16_000_001)
     answer = tuple(source.choice((*edges, source.getrandbits(20))) for _ in range(7))
     clock = parse_timex(answer)  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def fuzz_timex(source: random.Random) -> str:
 
 
 def fuzz_energy(source: random.Random) -> str:
-    """A RAPL counter that is damaged, stands, wraps: the sum never falls and never invents energy."""
+    """A RAPL counter that is damaged, stops or wraps: the sum never falls and never invents energy."""
     span = source.choice((None, 0, 262_143_328_850, 2**32, U64_MAX))
     meter, before, last = Meter(span or 0), 0, 0
     for _ in range(8):

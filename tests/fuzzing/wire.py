@@ -1,4 +1,4 @@
-"""What is kept on disk or comes over a socket: events, journal, spool, settings, registration."""
+"""Data on disk or from a socket: events, journal, spool, settings, registration."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ EVENT = HealthEvent(
     event_id="e1", device_kind="gpu", device="0000:9b:00.0", name="gpu.xid", code=94, message="words", count=3,
     forms=["a #"], attributes={"unit": "L2"},
 )  # fmt: skip
-#: Longer than any text may be, and shorter than what a message may hold.
+#: Longer than any allowed text, and shorter than a message may be.
 _LONG = "x" * 5000
 
 
 def fuzz_event_lines(source: random.Random) -> str:
     """A line of the event queue after a bad disk: the event, or ValueError."""
     line = source.choice((damaged, flipped))(event_queue.format_line(EVENT), source)
-    if source.random() < 0.3:  # somebody else's text with a right checksum
+    if source.random() < 0.3:  # a foreign text with a correct checksum
         line = b"%08x %b\n" % (zlib.crc32(line), line)
     try:
         event = event_queue.parse_line(line)
@@ -58,7 +58,7 @@ def fuzz_event_lines(source: random.Random) -> str:
 
 
 def fuzz_journal(source: random.Random) -> str:
-    """The journal of events, torn and damaged: whole records from its beginning, never one that was not written."""
+    """The journal of events, torn and damaged: whole records from its beginning, and no others."""
     records = [journal.StoredEvent(f"host{i}", 1, 2, EVENT) for i in range(3)]
     data = b"".join(map(journal.encode_record, records))
     found = list(
@@ -71,7 +71,7 @@ def fuzz_journal(source: random.Random) -> str:
 
 
 def fuzz_manifest(source: random.Random) -> str:
-    """A manifest, damaged: files that lie where files lie, with SQL over them that DuckDB can parse, or words."""
+    """A manifest, damaged: files at valid paths, with SQL over them that DuckDB can parse, or an error."""
     files = [
         ParquetSegment("raw", "gpu_1s", f"2026112010{m:02}", f"segments/gpu_1s/2026112010/2026112010{m:02}-0.parquet",
                 10**15, 10**15 + m, 5, 100, 7, "host VARCHAR,time TIMESTAMP")
@@ -111,7 +111,7 @@ def fuzz_segments(source: random.Random) -> str:
 
 
 def fuzz_run(source: random.Random) -> str:
-    """The spool's own note of its run: what was written, or ValueError."""
+    """The spool's own note of its run: the written note, or ValueError."""
     data = b'{"format": 1, "run_id": "%s", "boot_id": "%s", "owner": "host"}' % (
         b"ab" * 16,
         b"cd" * 16,
@@ -125,7 +125,7 @@ def fuzz_run(source: random.Random) -> str:
 
 
 def fuzz_inventory(source: random.Random) -> str:
-    """The inventory child's line, cut off or mad: an inventory, or words. Nothing is raised."""
+    """The inventory child's line, cut off or damaged: an inventory, or an error message. Nothing is raised."""
     data = (
         b'{"devices": [{"kind": "gpu", "key": "GPU-1", "attributes": {"name": "H100"}}], "labels": {"os": "x"},'
         b' "problems": ["disks: none"]}\n'
@@ -137,7 +137,7 @@ def fuzz_inventory(source: random.Random) -> str:
 
 
 def fuzz_settings(source: random.Random) -> str:
-    """A settings file and `--set`, damaged: settings within their ranges, or SettingsError in words."""
+    """A settings file and `--set`, damaged: settings within their ranges, or SettingsError."""
     kind, key = source.choice(((AgentConfig, b"aggregator"), (AggregatorConfig, b"listen")))
     good = key + b' = "127.0.0.1:7600"\n'
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def fuzz_settings(source: random.Random) -> str:
 
 
 def fuzz_addresses(source: random.Random) -> str:
-    """Addresses that an operator types: host and port, or words."""
+    """An operator's addresses: host and port, or an error."""
     word = damaged(
         source.choice((b"127.0.0.1:7600", b"[::1]:7600", b"localhost:1")), source
     ).decode(errors="replace")
@@ -174,7 +174,7 @@ def fuzz_addresses(source: random.Random) -> str:
 
 
 def fuzz_events(source: random.Random) -> str:
-    """Events at the aggregator's door: what is let in is within every limit, what is not is told why."""
+    """Events at the aggregator's intake: accepted events are within every limit, refused events get a reason."""
     event = HealthEvent()
     event.CopyFrom(EVENT)
     for _ in range(source.randrange(4)):
@@ -274,7 +274,7 @@ def fuzz_session(source: random.Random) -> str:
 
 
 def _answer(asked: bytes, call: int) -> bytes:
-    """Return what an HTTP/2 server says to RegisterNode."""
+    """Return the answer of an HTTP/2 server to RegisterNode."""
     server = H2Connection(H2Configuration(client_side=False))
     server.initiate_connection()
     server.receive_data(asked)

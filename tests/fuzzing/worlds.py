@@ -1,4 +1,4 @@
-"""The world of `gangline simulate --world FILE`, as somebody edits it, or something spoils it."""
+"""The world of `gangline simulate --world FILE`, edited or damaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORLD = PATH.read_bytes()
 
 
 def fuzz_world(source: random.Random) -> str:
-    """A world within its bounds, or words: never another error."""
+    """A world within its bounds, or a ScenarioError."""
     try:
         settings = parse(damaged(WORLD, source).decode("utf-8", "replace"))
     except ScenarioError as error:

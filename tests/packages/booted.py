@@ -17,7 +17,7 @@ from tests.processes import GUARD_SECONDS, until
 
 PROGRAMS = ("mmdebstrap", "systemd-nspawn", "nsenter")
 MISSING = "needs root and: apt-get install mmdebstrap systemd-container util-linux"
-#: Installing and booting may take so long where other tests run beside.
+#: The limit for installing and booting while other tests run.
 COMMAND_SECONDS = 10 * GUARD_SECONDS
 
 
@@ -68,7 +68,7 @@ class Booted:
         return ended.stdout
 
     def command(self, *command: str, environment: Mapping[str, str] | None = None) -> list[str]:
-        """Return what runs a command in it."""
+        """Return the command line that runs a command in the container."""
         inside = [
             "nsenter",
             "--target",
@@ -87,10 +87,10 @@ class Booted:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Wait until no other test of this machine has booted one.
+    """Wait until no other test of this machine has a booted container.
 
-    All are in the control group of their callers, where a unit of one container has the processes of both: one that stops its
-    agent ends the other's.
+    All containers are in the control group of their callers, where a unit of one container has the
+    processes of both: stopping its agent would end the other's.
     """
     folder = os.open("/run", os.O_RDONLY | os.O_DIRECTORY)
     try:

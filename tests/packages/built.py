@@ -29,7 +29,7 @@ def path_of(package: str, kind: str) -> Path:
 
 
 def tar_of(package: str, part: str = "--fsys-tarfile") -> tarfile.TarFile:
-    """What a deb installs, or with `--ctrl-tarfile` what dpkg reads."""
+    """Return the files that a deb installs, or with `--ctrl-tarfile` dpkg's control files."""
     command = ["dpkg-deb", part, str(path_of(package, "deb"))]
     return tarfile.open(
         fileobj=io.BytesIO(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -37,7 +37,7 @@ def tar_of(package: str, part: str = "--fsys-tarfile") -> tarfile.TarFile:
 
 
 def text_of(tar: tarfile.TarFile, name: str) -> str:
-    """One file of it, as text."""
+    """Return a file of the archive as text."""
     file = tar.extractfile(name)
     assert file is not None, name
     return file.read().decode()
@@ -50,7 +50,7 @@ def field(package: str, name: str) -> str:
 
 
 def rpm(package: str, *query: str) -> str:
-    """What rpm answers about the file."""
+    """Return rpm's answer to *query* about the file."""
     command = ["rpm", "--query", "--package", *query, str(path_of(package, "rpm"))]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -70,9 +70,10 @@ NEXT = "99"
 
 
 def repacked(package: str, folder: Path, store_version: int = 0) -> Path:
-    """The same package as a later release: what is in it is the same, and so no second build is needed.
+    """Repack the package as a later release: with equal contents it needs no second build.
 
-    *store_version*: the version of the store that it believes its aggregator makes; 0: that of the package.
+    *store_version*: the store version that the package claims for its aggregator; 0: that of the
+    package.
     """
     tree = folder / package
     subprocess.run(["dpkg-deb", "-R", str(path_of(package, "deb")), str(tree)], check=True)

@@ -45,7 +45,7 @@ def scripts(version: str, store_version: int, folder: Path) -> dict[str, dict[st
 
 
 def tree(package: str, version: str, root: Path) -> None:
-    """What a package installs, in small: a program that says its version, and a file of each."""
+    """Create a small copy of a package's files: a program that prints its version, and a file of each kind."""
     own = root / f"opt/gangline/packages/{package.removeprefix('gangline-')}"
     (own / "lib").mkdir(parents=True)
     (own / "lib" / f"{package}.txt").write_text(version)

@@ -1,4 +1,4 @@
-"""The chart: Helm lints and renders it, every object fits Kubernetes' schemas, and it says what the units say."""
+"""The chart: Helm lints and renders it, every object fits Kubernetes' schemas, and it agrees with the systemd units."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_so_it_does_for_the_versions_between(version: str, chart: Any) -> None:
 
 
 def test_a_misspelt_field_would_be_found(chart: Any) -> None:
-    """What the test before is worth."""
+    """Proves that the previous test can fail."""
     daemon_set = one(render(chart, {})[0], "DaemonSet")
     daemon_set["spec"]["template"]["spec"]["hostPiD"] = True
     with pytest.raises(validate.ValidationError, match="hostPiD"):
@@ -158,9 +158,6 @@ def test_wrong_values_are_rejected_with_their_name(
     with pytest.raises(helm.HelmError) as raised:
         render(chart, values)
     assert words in str(raised.value)
-
-
-# ---- unit, chart and docs say the same ----------------------------------------------------------
 
 
 def given_by_docs() -> set[str]:
@@ -250,9 +247,6 @@ def test_its_settings_are_settings(case: str, chart: Any, tmp_path: Path) -> Non
             "plain": "",
         }[case]
     )
-
-
-# ---- what it may do -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -354,7 +348,7 @@ def test_the_executor_is_that_of_packaging_kubernetes(chart: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
 def test_a_real_api_server_takes_it(chart: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Server-side apply, twice: what its schema does not know it rejects, and the second time nothing changes."""
+    """Server-side apply, twice: it rejects unknown fields, and the second time nothing changes."""
     with (
         running_kubernetes(tmp_path_factory.mktemp("chart")) as cluster,
         closing(ApiServer(cluster.access(ADMIN_TOKEN))) as api,

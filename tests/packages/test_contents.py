@@ -1,4 +1,4 @@
-"""What is in the packages: symbols of old enough a glibc, settings that are kept, nothing of the machine of the build."""
+"""The contents of the packages: symbols of an old glibc, settings that are kept, nothing of the build machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:
     assert {str(path): needs for path, needs in found.items() if needs > GLIBC_MAX} == {}
 
 
-#: Libraries of glibc, whose version each package names; and what beside them the packages of a system bring.
+#: Libraries of glibc, whose version each package names; and other libraries that a distribution's
+#: packages provide.
 GLIBC_LIBRARIES = {"libc", "libm", "libdl", "libpthread", "librt", "libutil", "libresolv", "ld-linux-x86-64", "ld-linux-aarch64"}  # fmt: skip
 LIBRARIES = {
     "libstdc++": ("libstdc++6", "libstdc++"),
@@ -102,7 +103,7 @@ def test_no_file_is_in_two_packages() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_each_needs_exactly_its_runtime(package: str) -> None:
-    """Compiled modules and the libraries beside them are of one build."""
+    """Compiled modules and their libraries are of the same build."""
     assert f"gangline-runtime (= {FULL})" in field(package, "Depends").split(", ")
     assert f"gangline-runtime = {FULL}" in rpm(package, "--requires").splitlines()
 
@@ -120,7 +121,7 @@ def test_old_dpkg_and_rpm_can_read_it(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_settings_are_kept_on_upgrade(package: str) -> None:
-    """An address of the aggregator that an upgrade takes away is an agent that reports to nobody."""
+    """An upgrade that removed the aggregator's address would silence the agent."""
     name = f"/etc/gangline/{package.removeprefix('gangline-')}.toml"
     with tar_of(package, "--ctrl-tarfile") as control:
         assert text_of(control, "./conffiles").split() == [name]
@@ -130,7 +131,7 @@ def test_settings_are_kept_on_upgrade(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES[1:])
 def test_the_scripts_are_in_it(package: str) -> None:
-    """In the deb and in the rpm, and none that hides a failure."""
+    """In the deb and in the rpm, and no script hides a failure."""
     with tar_of(package, "--ctrl-tarfile") as control:
         for kind in ("preinst", "postinst", "prerm", "postrm"):
             text = text_of(control, f"./{kind}")
@@ -141,7 +142,7 @@ def test_the_scripts_are_in_it(package: str) -> None:
 
 
 def test_the_wheels_are_those_of_the_tests() -> None:
-    """What is shipped is what was tested: the versions of packaging/constraints.txt."""
+    """The shipped versions are the tested versions: those of packaging/constraints.txt."""
     pins = dict(
         line.split("==")
         for line in (ROOT / "packaging" / "constraints.txt").read_text().splitlines()
@@ -160,9 +161,9 @@ def test_the_wheels_are_those_of_the_tests() -> None:
 
 
 def test_bytecode_is_in_it() -> None:
-    """Root's folder is written by nobody: without it every start compiles everything, for seconds of CPU.
+    """Root's folder is not writable: without bytecode every start compiles everything, for seconds of CPU.
 
-    Libraries come without their sources: dpkg waits for the disk once for each file.
+    Libraries come without their sources: dpkg waits for the disk once per file.
     """
     for package in PACKAGES:
         with tar_of(package) as tar:
@@ -178,7 +179,7 @@ def test_bytecode_is_in_it() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_lintian(package: str) -> None:
-    """Clean, but for what packaging/lintian lists, each with its reason."""
+    """Clean, except for the entries of packaging/lintian, each with its reason."""
     if shutil.which("lintian") is None:
         pytest.skip("lintian is not installed: apt-get install lintian")
     shown = subprocess.run(
@@ -190,7 +191,7 @@ def test_lintian(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_rpmlint(package: str) -> None:
-    """Clean, but for what packaging/rpmlint.toml lists, each with its reason."""
+    """Clean, except for the entries of packaging/rpmlint.toml, each with its reason."""
     if shutil.which("rpmlint") is None:
         pytest.skip("rpmlint is not installed: apt-get install rpmlint")
     config = ROOT / "packaging" / "rpmlint.toml"

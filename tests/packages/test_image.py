@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""The images: what is written, and the agent run in one as a pod runs it."""
+"""The images: their contents, and the agent run in an image as a pod runs it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "expected one gangline-runtime_*.deb, found none; make packages builds it" in said
 
 
-#: Runs the agent in $1 with a root file system that nobody can write, as the chart's pod does. $2: its capabilities.
+#: Runs the agent in $1 with a read-only root file system, as the chart's pod does. $2: its
+#: capabilities.
 AS_A_POD = """
 set -e
 mount --bind "$1" "$1"

@@ -17,7 +17,7 @@ from tests.processes import until
 pytestmark = needs_packages
 
 
-#: `make test-hosts` names all that are supported.
+#: `make test-hosts` names all supported suites.
 SUITES = os.environ.get("GANGLINE_SUITES", "bookworm").split()
 
 
@@ -50,7 +50,7 @@ def running_version(host: Booted) -> str:
 
 
 def sampling(host: Booted, frames: int) -> dict[str, Any]:
-    """The status, once at least so many frames wait for an aggregator that is not there."""
+    """Return the status once at least *frames* frames wait for an unreachable aggregator."""
     until(lambda: status(host).get("waiting_frames", 0) >= frames, f"{frames} frames")
     return status(host)
 
@@ -65,7 +65,7 @@ def install(host: Booted, *options: str, later: bool = False, **environment: str
 
 
 def test_from_install_to_purge(host: Booted) -> None:
-    """One story, in the order in which an operator lives it; each part needs the one before."""
+    """A single test in an operator's order; each part needs the previous one."""
     assert not host.run("sh", "-c", "command -v python3 gcc cc", check=False)
     install(host)
     assert host.run("gangline", "--version").startswith("gangline ")

@@ -20,12 +20,14 @@ from tests.processes import until
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "install.md").read_text()
 PACKAGES = ("gangline-runtime", "gangline-agent")
-#: Where an operator has put the packages: the page's lines are run there.
+#: The operator's folder of packages: the page's lines run there.
 WHERE = "/root/packages"
 
 
 def lines_of(heading: str) -> list[str]:
-    """Return the indented lines under a heading of the page, but for those of other systems and those that are a file's content."""
+    """Return the indented lines under a heading of the page, except those of other systems and
+    those that are a file's content.
+    """
     found = re.search(
         rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL
     )
@@ -124,7 +126,7 @@ def test_the_agent_is_installed_upgraded_and_taken_back(operator: Operator, tmp_
 
 @needs_packages
 def test_the_script_for_other_systems_ends_with_a_row(operator: Operator, tmp_path: Path) -> None:
-    """What the page's last table asks for on RHEL and Ubuntu: it runs on Debian too, and prints a row of that table."""
+    """The command of the page's last table for RHEL and Ubuntu also runs on Debian, and prints a row of that table."""
     for name in ("old", "new"):
         (operator.host.root / name).mkdir()
     for package in PACKAGES:

@@ -41,7 +41,7 @@ def repository() -> Iterator[ModuleType]:
 
 
 def run(*command: str | Path) -> str:
-    """Run a command; return all that it printed."""
+    """Run a command; return its whole output."""
     ended = subprocess.run(
         list(map(str, command)), check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )  # fmt: skip
@@ -66,7 +66,7 @@ def packages(folder: Path) -> Path:
 
 
 def secret_key(folder: Path) -> Path:
-    """A key of nobody."""
+    """Return a new key without an owner."""
     home = folder / "home"
     home.mkdir(mode=0o700)
     gpg = (
@@ -143,7 +143,7 @@ def test_apt_and_rpm_trust_what_the_key_signed(repository: ModuleType, tmp_path:
 def test_what_is_no_key_is_named(
     content: str | None, repository: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is written that nobody has signed."""
+    """Nothing is written without a signing key."""
     monkeypatch.setattr(repository, "COMMANDS", {})
     if shutil.which("gpg") is None:
         pytest.skip("needs: apt-get install gnupg")

@@ -80,7 +80,7 @@ def test_what_is_no_rpm_is_rejected(tmp_path: Path) -> None:
 
 
 def test_another_compression_and_a_damaged_payload_are_rejected(tmp_path: Path) -> None:
-    """What rpm would refuse on ten thousand hosts is refused by the build."""
+    """The build rejects a payload that rpm would refuse on ten thousand hosts."""
     with pytest.raises(BuildError, match="expected a payload of xz with a SHA-256, found b'gzi'"):
         rpm_module.pack(built(tmp_path / "gzip", "gzdio"))
     rpm = built(tmp_path / "xz")

@@ -1,4 +1,4 @@
-"""What the packages say of what is in them: each component with a licence that is on the list."""
+"""The packages' list of contents: each component has a license that is on the list."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_licence_is_found_where_its_author_put_it(
     "line", ["", "License-Expression: AGPL-3.0-only", "License-Expression: MIT AND GPL-3.0-only"]
 )
 def test_another_licence_fails_the_build(line: str, sbom: ModuleType, tmp_path: Path) -> None:
-    """A dependency changes its licence in a minor version, and nobody reads it."""
+    """A dependency may change its license unnoticed in a minor version."""
     with pytest.raises(sbom.BuildError, match=r"Thing_One 1\.0: its licence .* is not on the list"):
         list(sbom.python_components(site(tmp_path, line)))
 
@@ -93,7 +93,7 @@ def test_a_wheel_says_itself_what_is_inside(sbom: ModuleType, tmp_path: Path) ->
 def test_what_is_inside_another_version_is_looked_at_again(
     sbom: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library with a known hole came with a minor version of a wheel, and no list had it."""
+    """A minor version of a wheel brought a library with a known hole, and no list had it."""
     wheels = site(tmp_path, "License-Expression: MIT", COMPILED, "thing")
     table = tmp_path / "bundled.toml"
     monkeypatch.setattr(sbom, "BUNDLED", table)
@@ -118,7 +118,7 @@ def test_what_is_inside_another_version_is_looked_at_again(
 
 
 def test_every_compiled_wheel_is_known(sbom: ModuleType) -> None:
-    """bundled.toml has the versions that wheels.txt pins, but for those that say it themselves."""
+    """bundled.toml has the versions that wheels.txt pins, except for wheels that declare their contents."""
     table = tomllib.loads(sbom.BUNDLED.read_text())
     pinned = {}
     for line in (BUILD / "wheels.txt").read_text().splitlines():
@@ -139,7 +139,7 @@ def test_every_library_of_the_interpreter_is_in_it(sbom: ModuleType) -> None:
 
 
 def test_the_same_contents_give_the_same_document(sbom: ModuleType, tmp_path: Path) -> None:
-    """A serial number that is drawn by chance makes no two builds the same."""
+    """A random serial number would make every build differ."""
     wheels = site(tmp_path, "License-Expression: MIT")
     texts = {
         sbom.write_sbom("p", "1-1", wheels, None, tmp_path / name, 0).read_text()

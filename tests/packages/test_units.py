@@ -102,7 +102,7 @@ KNOWN = frozenset(
 
 
 def startable(unit: Path, folder: Path) -> Path:
-    """The unit, and what it refers to beside it, with a command and users that this machine has."""
+    """Copy the unit and its referenced units, with a command and users that this machine has."""
     for path in unit.parent.glob("gangline-*.*"):
         text = re.sub(r"/opt/gangline/bin/gangline", "/bin/true", path.read_text())
         (folder / path.name).write_text(text)
@@ -111,7 +111,7 @@ def startable(unit: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
-    """A misspelt setting is left out with a warning that nobody reads, and the sandbox has a hole."""
+    """A misspelled setting is ignored with a mere warning, and the sandbox has a hole."""
     there = startable(unit, tmp_path)
     result = systemd_analyze("verify", "--man=no", str(there))
     newer = {name for name, since in SINCE.items() if systemd_version() < since}
@@ -125,7 +125,7 @@ def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_an_older_systemd_ignores_only_what_is_listed(unit: Path) -> None:
-    """RHEL 8 has systemd 239: a setting that it ignores may close something there, and nobody knew that it is open."""
+    """RHEL 8 has systemd 239: an ignored setting may protect something, which would then be open unnoticed."""
     names = {name for name, _ in sandboxed.settings(unit)}
     assert {name: SINCE.get(name, 0) for name in names - KNOWN if name not in SINCE} == {}
     assert all(since > SYSTEMD_OLDEST for since in SINCE.values())
@@ -149,12 +149,14 @@ def test_they_are_as_closed_as_the_docs_say(name: str, tmp_path: Path) -> None:
 
 
 def test_the_aggregator_has_the_time_that_it_needs_to_stop() -> None:
-    """It takes up to 25 s where the disk does not answer: killed before, it cannot say what was not stored."""
+    """Stopping takes up to 25 s while the disk does not answer: killed earlier, the aggregator
+    cannot report unstored data.
+    """
     assert sandboxed.words_of(AGGREGATOR, "TimeoutStopSec") == ["30"]
 
 
 def test_the_aggregator_has_no_privilege() -> None:
-    """It reads what hosts send: an error in a parser is to be worth nothing."""
+    """The aggregator parses hosts' input: an exploited parser must gain nothing."""
     assert sandboxed.words_of(AGGREGATOR, "CapabilityBoundingSet") == []
     assert sandboxed.words_of(AGGREGATOR, "AmbientCapabilities") == []
     for setting in ("NoNewPrivileges", "PrivateUsers", "MemoryDenyWriteExecute", "PrivateDevices"):

@@ -28,7 +28,7 @@ def put(root: OverlaidRoot, files: list[Path]) -> str:
 
 
 def versions(root: OverlaidRoot) -> list[str]:
-    """The versions that are there."""
+    """Return the installed versions."""
     return sorted(path.name for path in (root.root / "opt/gangline/versions").iterdir())
 
 
@@ -38,7 +38,7 @@ def runs(root: OverlaidRoot) -> str:
 
 
 def whole(root: OverlaidRoot, version: str) -> bool:
-    """Whether each part of what runs is of that version."""
+    """Return whether each part of the running version is of that version."""
     folder = root.root / "opt/gangline/current/lib"
     return {path.read_text() for path in folder.iterdir()} == {version}
 

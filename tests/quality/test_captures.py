@@ -1,4 +1,4 @@
-"""docs/quality.md, real recordings: nothing is found on what is well, and what is wrong is found."""
+"""docs/quality.md, real recordings: no finding on healthy recordings, and a finding on faulty ones."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from gangline.aggregator.model import HealthState
 from gangline.contract.block import Block
 from gangline.contract.signal import Pace
 
-#: Those that take less than a second; `python -m bench.quality --only captures` takes all.
+#: Recordings that take less than a second; `python -m bench.quality --only captures` takes all.
 SHORT = ("kernel_log/", "nvidia_smi/", "rdma/sys")
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, CaptureResult]:
-    """What came of the short ones, by path."""
+    """Return the results of the short recordings, by path."""
     if not DATA.exists():
         pytest.skip("the recordings of ../shared/data are not here")
     feeding.STILL_SECONDS, before = 20, feeding.STILL_SECONDS
     try:
-        return {capture.path: result_of(capture) for capture in CAPTURES if capture.path.startswith(SHORT)}
+        return {
+            capture.path: result_of(capture)
+            for capture in CAPTURES
+            if capture.path.startswith(SHORT)
+        }
     finally:
         feeding.STILL_SECONDS = before
 
@@ -60,7 +64,7 @@ def test_a_gsp_that_hangs_is_found_and_would_be_false_elsewhere(
 
 
 class Reader:
-    """A collector of PCIe functions that ends its turn as it is told."""
+    """A collector of PCIe functions that ends its turn on request."""
 
     name, pace, enters_driver = "pcie_60s", Pace.MINUTE, False
 
@@ -75,7 +79,7 @@ class Reader:
 
 
 def _read_by(collector: object, folder: Path, patch: pytest.MonkeyPatch) -> CaptureResult:
-    """Return what comes of a small /sys read by *collector* alone, of which it is true that a part is hidden."""
+    """Return the reading of *collector* alone over a small /sys, of which a part is hidden."""
 
     def made(roots: Roots) -> object:
         return collector

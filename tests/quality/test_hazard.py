@@ -1,4 +1,4 @@
-"""docs/quality.md, the table of hazard: the command's own, with what shows that it can be empty."""
+"""docs/quality.md, the table of hazard: the command's own output, with a proof that the table can be empty."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_section_is_the_commands_table_and_a_control(
 
 @pytest.mark.slow
 def test_faults_without_a_history_cannot_be_ranked() -> None:
-    """A table that shows skill where there is none."""
+    """The table must show no skill on faults without history."""
     faults = parse_events(data_of(recording(rate=0.006, nodes=150))).with_nodes(150)
     terms = EvaluationTerms(90, 150, 1.0, draws=2)
     real, control = (

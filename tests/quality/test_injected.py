@@ -28,7 +28,7 @@ from gangline.contract.wire.score_pb2 import Contribution, NodeScore
 from tests.hosts import NO_NVML
 from tests.processes import GUARD_SECONDS, until
 
-#: What the kernel's log says needs neither the inventory nor NVML, and a stand-in is long in the making.
+#: Kernel log events need neither the inventory nor NVML, and a fake NVML takes long to build.
 FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 
 
@@ -41,7 +41,7 @@ def kind_of(words: str) -> InjectedKind:
 def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     tmp_path: Path,
 ) -> None:
-    """The table says how often, and how fast; this, that it is made by what it says it is."""
+    """The page has the rates and delays; this test checks how they are produced."""
     kinds = kind_of("XID 79, off"), kind_of("XID 43")
     with folder(MEMORY) as hosts, Stage(tmp_path, hosts, kinds, 1, judge_seconds=0.2) as stage:
         fault, control = stage.subjects
@@ -74,7 +74,9 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
 
 @pytest.mark.slow
 def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
-    """Of a fleet so small one host may be out: "about controls, 0 of 45", as nothing could be proposed about a second one."""
+    """In such a small fleet one host may be out: "about controls, 0 of 45" was true only because
+    advice about a second host was held back.
+    """
     kinds = [kind_of("XID 79, off")] * 2
     with folder(MEMORY) as hosts, Stage(tmp_path, hosts, kinds, 1, judge_seconds=0.2) as stage:
         stage.open(**FAST)
@@ -92,12 +94,12 @@ def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
         until(advised, "something is advised about both")
 
 
-#: By its clock: all is injected by then.
+#: Seconds of the stage's clock after which all faults are injected.
 PLAY_SECONDS = APART_SECONDS + 2
 
 
 class Played(Stage):
-    """A stage without processes: what its API says at which second of a clock that is handed in is told by `says`."""
+    """A stage without processes: `says` sets the API's answers at each second of the test's clock."""
 
     def __init__(self, place: Path, names: tuple[str, ...]) -> None:
         super().__init__(place, place, [kind_of(name) for name in names], 1)
@@ -121,7 +123,7 @@ class Played(Stage):
 
     @staticmethod
     def score(subject: InjectedHost) -> NodeScore:
-        """Say what is to be said of a host."""
+        """Return the score of a host."""
         kind, node = subject.kind, f"nodes/{subject.host.name}"
         if kind.is_control or not subject.began:
             return NodeScore(node=node, state="HEALTHY")
@@ -134,7 +136,7 @@ class Played(Stage):
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    """A fault and a control that are told of as they should be, by a clock that nobody waits for."""
+    """Yield a correctly reported fault and a correctly reported control, on a clock without waiting."""
     stage = Played(tmp_path, ("XID 79, off", "XID 43"))
 
     def sleep(seconds: float) -> None:
@@ -151,7 +153,7 @@ def _restarts(stage: Stage) -> str:
 
 
 def test_a_host_that_the_api_says_nothing_of_is_no_host_that_stands(played: Played) -> None:
-    """A restarted aggregator that forgot it: "0 of 95 changed", as nothing new was heard of it."""
+    """A restarted aggregator forgot the host: "0 of 95 changed", because no new score of it came."""
     fault, control = played.subjects
     played.says = lambda each: None if each is fault and played.since >= 0 else played.score(each)
     played.play(PLAY_SECONDS)
@@ -165,7 +167,7 @@ def test_a_host_that_the_api_says_nothing_of_is_no_host_that_stands(played: Play
 
 
 def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
-    """Nothing could be held against a host of which nothing was said."""
+    """A host without any score could not fail."""
     _, control = played.subjects
     played.says = lambda each: None if each is control and played.seconds > 1 else played.score(each)  # fmt: skip
     played.play(PLAY_SECONDS)
@@ -176,7 +178,7 @@ def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
 
 
 def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) -> None:
-    """A busy machine: the question is counted, the hosts stand."""
+    """A busy machine: an unanswered query is counted, and the states of the hosts stay."""
 
     def says(each: InjectedHost) -> NodeScore:
         if 1 < played.seconds < 2 or played.since > 1:
@@ -193,7 +195,7 @@ def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) ->
 
 
 def test_a_fault_that_is_named_only_after_it_was_watched_is_not_named(played: Played) -> None:
-    """ "Watched for 47 s" was no limit: after the restart of the aggregator there was time for more."""
+    """ "Watched for 47 s" was not a limit: the restart of the aggregator gave the fault more time."""
     fault, _ = played.subjects
     well = NodeScore(node=f"nodes/{fault.host.name}", state="HEALTHY")
     played.says = lambda each: well if each is fault and played.since < 1 else played.score(each)

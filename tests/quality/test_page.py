@@ -1,4 +1,4 @@
-"""docs/quality.md as a whole: how it was made stands at its head, and what cannot be made is left out in words."""
+"""docs/quality.md as a whole: its head describes how it was made, and missing parts are named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.quality.simulated_page import EVALUATIONS
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page of the real recordings alone, on a machine that has none of them."""
+    """A page of the real recordings alone, on a machine without recordings."""
     parts = quality.sections
     monkeypatch.setattr(quality, "sections", lambda: parts()[:2])
     monkeypatch.setattr(hazard, "RECORDING", tmp_path / "../shared/data/faults/some.json")
@@ -31,7 +31,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A clean clone has none of them: half a page without a word would pass for a whole one."""
+    """A clean clone has no recordings: half a page without a notice would pass for a whole page."""
     assert quality.main(["--seed", "3", "--hours", "2"]) == 0
     told = page.read_text()
     words = " ".join(told.split())  # lines end at 120 columns
@@ -43,7 +43,10 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
     for title in ("## Real: hazard", "## Real: logs, sysfs, captures"):
         assert f"{title}\n\n**Left out**" in told
     assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in words
-    assert all(f"- `../shared/data/{capture.path}`: {capture.what}" in words for capture in captures.CAPTURES)
+    assert all(
+        f"- `../shared/data/{capture.path}`: {capture.what}" in words
+        for capture in captures.CAPTURES
+    )
     assert str(page.parent) not in told, "no path of the machine that made it"
     assert (
         "left out: Real: hazard: its recordings are not in ../shared/data"
@@ -86,7 +89,9 @@ def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
 def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_kept(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A commit in the second of two hours: "from commit X", half of it by Y, and the next run took all of it as X's."""
+    """A commit during two hours of work: half of "from commit X" was made by commit Y, and the next
+    run reused all of it.
+    """
     root = _checkout(tmp_path / "tree")
     monkeypatch.setattr(quality, "ROOT", root)
     both = (Section("hazard", "Hazard"), Section("injected", "Injected"))
@@ -140,7 +145,7 @@ def _checkout(root: Path) -> Path:
 
 
 def test_the_published_seed_is_one_everywhere_and_the_page_tells_all_looks() -> None:
-    """A look that is told in a file of the bench alone is told to nobody who reads the page."""
+    """Each evaluation must be on the page: a file of the bench alone would hide it from readers."""
     seed = quality.PUBLISHED_SEED
     assert f"evaluate: SEED = {seed}\n" in (quality.ROOT / "Makefile").read_text()
     contributing = (quality.ROOT / "CONTRIBUTING.md").read_text()
@@ -164,7 +169,7 @@ def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
 
 
 def test_the_head_says_when_from_what_and_with_what_it_was_made(tmp_path: Path) -> None:
-    """Two pages of different commits, side by side, that nobody can tell apart."""
+    """Two pages of different commits must be distinguishable."""
     made = ReportHead.now(21, "make evaluate", quality.ROOT)
     told = head(made, quality.sections())
     assert (
@@ -198,7 +203,7 @@ def test_a_slip_is_told_in_words(
 
 
 def test_a_page_is_wrapped_but_for_its_tables_and_code() -> None:
-    """Once wrapped it stays as it is, and each list item keeps its indent."""
+    """A wrapped page stays as it is, and each list item keeps its indent."""
     words = "word " * 60
     page = f"# {words}\n\n{words}\n- {words}\n  - {words}\nshort\n\n| {words} |\n\n    {words}\n"
     once = wrapped(page)

@@ -1,4 +1,4 @@
-"""The third world and what is counted of it: what must hold whatever is drawn, and a slice through the real judge and tracker."""
+"""The third world and its counts: invariants of any drawn scenario, and a slice through the real judge and tracker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _small(kind: str) -> GangScenario:
 
 @pytest.mark.parametrize("kind", [*FAULT_KINDS, *CONTROL_KINDS])
 def test_all_time_is_accounted_for_and_the_same_scenario_gives_the_same_record(kind: str) -> None:
-    """A world that loses time, counts it twice or changes from run to run makes figures that nobody can repeat."""
+    """A world that loses time, counts it twice or changes from run to run gives irreproducible figures."""
     one, other = play(_small(kind)), play(_small(kind))
     assert np.array_equal(one.watts, other.watts) and np.array_equal(one.step_ends, other.step_ends)
     total = one.compute + one.stall + one.idle
@@ -108,7 +108,7 @@ def test_evidence_that_is_withheld_never_arrives(name: str) -> None:
 
 
 def test_the_plan_has_every_kind_and_the_names_of_what_is_varied() -> None:
-    """A fault or a control that the page forgets is one that nobody measures."""
+    """A fault or a control that is missing from the page is never measured."""
     plan = GangPlan.of_seed(3)
     assert {fault.faults[0].kind for fault in plan.faults} == set(FAULT_KINDS) == set(CAUSES)
     assert {control.control for control in plan.controls} == set(CONTROL_KINDS)
@@ -122,7 +122,7 @@ def _verdict(reason: Reason, *seconds: float) -> HostVerdict:
 
 
 def test_named_early_or_elsewhere_is_false_blame_and_never_a_hit() -> None:
-    """Who blames everybody from the start would find every culprit at once."""
+    """A judge that blames every host from the start would find every culprit at once."""
     scenario = GangScenario(1, (HostFault("silent_host", 0.1, 3, onset=100.0, heals=200.0),))
     right = GangOutcome(scenario, {3: _verdict(Reason.STRAGGLER, 150.0, 240.0)})
     early = GangOutcome(scenario, {3: _verdict(Reason.STRAGGLER, 90.0)})
@@ -140,7 +140,7 @@ def test_named_early_or_elsewhere_is_false_blame_and_never_a_hit() -> None:
 
 
 def test_a_forecast_is_a_probability_of_any_window() -> None:
-    """Brier scores of what is no probability compare nothing."""
+    """Brier scores need probabilities."""
     cases = [((30.0, 3.0, 0.8, 30.0, 0.0, 60.0), 1.0), ((90.0, 9.0, 0.8, 90.0, 0.0, 30.0), 0.2 / 3)]
     for arguments, wanted in cases:
         assert window_probability(*arguments) == pytest.approx(wanted)
@@ -159,7 +159,7 @@ def test_the_tracker_knows_regular_checkpoints_of_the_third_world() -> None:
 def test_the_judge_names_the_slow_gpu_of_the_third_world_and_nobody_where_experts_are_uneven() -> (
     None
 ):
-    """The judge was developed beside two other worlds: what holds there only is no verdict."""
+    """The judge was developed with two other worlds: a success there alone proves little."""
     fault = HostFault("silent_gpu", 0.3, 3, onset=120.0)
     outcome = judge_scenario(GangScenario(3, (fault,), hosts=8, seconds=240))
     assert outcome.wrong == [] and outcome.first_named(fault) < 260

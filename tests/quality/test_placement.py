@@ -1,4 +1,6 @@
-"""How placement is measured: what lasts is gained, what does not last is claimed and not gained, and the control gains nothing."""
+"""How placement is measured: a lasting difference is gained, a passing one is claimed and not
+gained, and the control gains nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ HEAD = "exp,ts,cabinet,node,uuid,perf,freq,temp,pwr"
 
 
 def written(folder: Path, *, lasts: bool) -> Path:
-    """Write runs of GPUs whose speed stays theirs, or is drawn anew for later runs."""
+    """Write runs of GPUs whose speed is constant, or drawn again for later runs."""
     source = np.random.default_rng(7)
     for workload in WORKLOADS:
         early = 100.0 + 20.0 * source.random(GPUS)
@@ -24,7 +26,9 @@ def written(folder: Path, *, lasts: bool) -> Path:
         lines: list[str] = []
         for run in range(RUNS):
             times = early if run < RUNS // 2 else late
-            lines += [f"x,{1000 * run},c,1,GPU-{index},{times[index]:.3f},1,1,1" for index in range(GPUS)]
+            lines += [
+                f"x,{1000 * run},c,1,GPU-{index},{times[index]:.3f},1,1,1" for index in range(GPUS)
+            ]
         source.shuffle(lines)
         lines.insert(0, HEAD)
         (folder / f"{workload}-longhorn.csv").write_text("\n".join(lines) + "\n")
@@ -45,7 +49,7 @@ def test_only_speed_that_lasts_is_a_gain(tmp_path: Path, lasts: bool) -> None:
 
 
 def test_cold_starts_are_left_out(tmp_path: Path) -> None:
-    """The first run of a series says nothing of a GPU; GPUs of few runs are left out."""
+    """The first run of a series contains no information about a GPU; GPUs of few runs are left out."""
     path = tmp_path / "runs.csv"
     times = [(0, 400), (600, 100), (1200, 101), (90_000, 390), (90_600, 102), (91_200, 103)]
     lines = [HEAD]
@@ -57,7 +61,9 @@ def test_cold_starts_are_left_out(tmp_path: Path) -> None:
 
 
 def test_plans_avoid_nodes_that_fail_again() -> None:
-    """A sixth of the nodes has all faults: plans meet fewer than random members do; of faults at random they meet as many."""
+    """A sixth of the nodes has all faults: plans meet fewer faults than random members; of random
+    faults they meet an equal share.
+    """
     source = np.random.default_rng(5)
     start = np.sort(source.uniform(0.0, 150.0, 500))
     faults = FaultTable(

@@ -1,4 +1,6 @@
-"""How packing is measured: pods arrive until the demand is met, all ways see the same ones, and none takes what is not free."""
+"""How packing is measured: pods arrive until the demand is met, all strategies get the same pods,
+and each takes only free resources.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_a_price_for_stranding_packs_more_than_random() -> None:
 
 
 def test_a_demand_that_is_mixed_up_keeps_its_parts() -> None:
-    """The control differs by what belongs together, and by nothing else."""
+    """The control differs only in which parts belong together."""
     mixed = mixed_up(PODS, 1)
     assert sorted(one.cores for one in mixed) == sorted(pod.cores for pod in PODS if pod.gpus)
     assert all(one.gpu_share == 1.0 for one in mixed if one.gpus > 1)

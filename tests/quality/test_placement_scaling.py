@@ -1,4 +1,6 @@
-"""The evaluation of sizes: an estimate that is right regrets nothing, one that is wrong pays, and files are read as they are."""
+"""The evaluation of sizes: a correct estimate has no regret, a wrong estimate has a cost, and files
+are read unchanged.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MEASURED = {4: 4.0, 8: 7.6, 16: 8.0}
 def test_regret_is_the_work_lost(
     estimated: dict[int, float], free_value: float, lost: float
 ) -> None:
-    """The figure on the page is what a wrong size costs, by what was measured."""
+    """The figure on the page is the cost of a wrong size, by measured throughput."""
     assert regret(MEASURED, estimated, free_value) == pytest.approx(lost, abs=1e-12)
 
 

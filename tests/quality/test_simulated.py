@@ -1,4 +1,4 @@
-"""`make evaluate` says how good judging is: it must count what is found, what is wrongly said, and nothing else."""
+"""`make evaluate` measures the judge: it must count findings, false findings, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARADE = World("parade", 1)
 
 
 class OutsideOnly:
-    """What an aggregator can know of a world. Whoever asks for its schedule is refused."""
+    """The part of a world that an aggregator can know. Access to its schedule is refused."""
 
     def __init__(self, world: World) -> None:
         self._one = world
@@ -64,7 +64,7 @@ class OutsideOnly:
 
 
 def thermal() -> SimulatedCase:
-    """The parade's first hot GPU, with few hosts beside it."""
+    """The parade's first hot GPU, with few other hosts."""
     planned_ones = planned(PARADE, Size("parade", 1, 1))
     case = next(each for each in planned_ones if each.class_name == "thermal")
     return replace(case, weight=3.0, hosts=case.hosts[:10], end=case.begin + 420.0)
@@ -88,7 +88,7 @@ def test_a_planted_fault_is_found_with_its_delay_and_no_truth_is_read() -> None:
 
 
 def test_a_healthy_span_counts_nothing() -> None:
-    """Of look-alikes alone nobody is named, and nothing is advised."""
+    """With look-alikes alone no host is named, and no advice is given."""
     calm = World("healthy", 5, hosts=64)
     begin = 90_000.0
     case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), begin, begin + 240.0)
@@ -99,14 +99,16 @@ def test_a_healthy_span_counts_nothing() -> None:
 
 
 def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
-    """A rate of false drains from spans that somebody chose is a rate of those spans."""
+    """A rate of false drains from chosen spans is only a rate of those spans."""
     size = Size("parade", 1, 5)
     spans = [one for one in planned(PARADE, size) if not one.class_name]
     assert [span.hosts for span in spans] == [tuple(range(64))] * 5
     part = (PARADE.seconds - 3600.0) / 5
     assert [int(span.begin // part) for span in spans] == [0, 1, 2, 3, 4]
     assert {span.end - span.begin for span in spans} == {3600.0}
-    assert sum(span.weight * (span.end - span.begin) for span in spans) == pytest.approx(PARADE.seconds)
+    assert sum(span.weight * (span.end - span.begin) for span in spans) == pytest.approx(
+        PARADE.seconds
+    )
     assert spans == [one for one in planned(PARADE, size) if not one.class_name]
 
 
@@ -114,7 +116,9 @@ def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
 def test_what_is_found_does_not_depend_on_the_number_of_processes_nor_on_how_often_it_was_cut_off(
     tmp_path: Path,
 ) -> None:
-    """A page that nobody with other cores can make again; and two hours' work that was lost in its last minute."""
+    """A page that differs with the number of cores could not be reproduced; and two hours of work
+    were lost in the last minute.
+    """
     first = thermal()
     cases = [replace(first, end=first.begin + 240.0), replace(first, hosts=first.hosts[:4]), first]
     pieces, shares = Pieces(tmp_path / "pieces"), list[float]()
@@ -146,7 +150,9 @@ def test_a_look_alike_is_watched_while_it_stands_and_a_reboot_until_its_host_is_
 
 
 def test_no_limit_on_hosts_that_are_out_hides_a_false_drain_in_the_hours() -> None:
-    """Of sixty-four hosts one may be out at once: a second drain, false or not, would be held back and not counted."""
+    """If one of sixty-four hosts may be out at once, a second drain, false or not, would be held
+    back and not counted.
+    """
     hidden = [
         one.cluster_hosts_max(64) < 64 or one.rack_hosts_max < 64 or one.job_hosts_max < 64
         for one in (LIMITS, UNLIMITED)
@@ -161,7 +167,7 @@ def _advised(host: str, seconds: float, action: Action = Action.DRAIN_AFTER_JOB)
 
 
 def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
-    """Drains of healthy hosts are what the budget is about; of the culprit, or just after its fault, they are not."""
+    """The budget limits drains of healthy hosts; drains of the culprit, or just after its fault, do not count."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
@@ -182,7 +188,9 @@ def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
 
 
 def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
-    """A rack's supply that fails is no host's fault: its hosts are ill, the reason is right, and no figure told of the drain."""
+    """A failing power supply of a rack is not a host's fault: the hosts are ill, the reason is
+    right, and no figure showed the drain.
+    """
     told = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
     scores = [_drained(told[name], "POWER_CAP") for name in ("power_brake", "power_cap")]
     assert [[one.what for one in score.wrong] for score in scores] == [["alone"], []]
@@ -199,7 +207,7 @@ def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
 
 
 def _drained(case: SimulatedCase, reason: str, is_avoided_before: bool = False) -> Score:
-    """Return how it stands that the first host that *case* struck is drained by itself."""
+    """Return the score of a drain of only the first host that *case* struck."""
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     struck = truth.of_cause(case.cause)[0]
     advice = [replace(_advised(struck.host, struck.begin + 60.0), reason=reason)]
@@ -210,7 +218,7 @@ def _drained(case: SimulatedCase, reason: str, is_avoided_before: bool = False) 
 
 
 def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
-    """Two hosts of a rack, ill of things of their own, were told of as one rack; no figure said how often."""
+    """Two hosts of a rack with separate causes were reported as one rack; no figure counted this."""
     told = {one.class_name: _told_as_one(one) for one in planned(PARADE, Size("parade", 1, 1))}
     assert [one.what for one in told["power_brake"].wrong] == []
     assert [one.what for one in told["thermal"].wrong] == ["cause"]
@@ -219,7 +227,7 @@ def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
 
 
 def _told_as_one(case: SimulatedCase) -> Score:
-    """Return how it stands that whom *case* struck first, and another, are told of as one."""
+    """Return the score of a shared cause reported for the first host that *case* struck and another host."""
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     struck = truth.of_cause(case.cause)
     if not struck:
@@ -277,7 +285,9 @@ def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
 
 
 def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_nothing_did() -> None:
-    """One host in ten has a power cap at full load: what names them named "hosts on which nothing stood"."""
+    """A host in ten has a power cap at full load: findings on those hosts were counted as findings
+    on "hosts on which nothing stood".
+    """
     calm = World("healthy", 5, hosts=64)
     case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), 90_000.0, 90_240.0)
     truth = GroundTruth(calm, case.hosts, case.begin, case.end)
@@ -291,7 +301,7 @@ def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_no
 
 
 def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
-    """What is counted comes from sets of strings, whose order is another in every process: the page was no function of its seed."""
+    """The counts come from sets of strings, whose order differs by process: the page was not a function of its seed."""
     said = [((rule, HealthState.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
     found = [replace(_found(), rule=rule) for rule in ("c", "a", "b", "d")]
     wrong = [Wrong(JUDGE, "drain", "h", rule, rule, (), False) for rule in ("b", "a")]
@@ -324,7 +334,7 @@ def _found() -> CaseFinding:
 
 
 def test_the_page_shows_zeros_weights_and_what_is_not_found() -> None:
-    """A table that leaves out what was not seen reads as if nobody had looked."""
+    """A table without the rows of zero looks as if they had not been counted."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     missed = score(case, Observed(steps=1, advised=[]), truth, {})
@@ -367,7 +377,9 @@ def test_the_rate_is_what_was_counted_over_what_was_looked_at() -> None:
 
 
 def test_none_seen_is_no_proof_that_none_come_in_pairs() -> None:
-    """The budget was "met, also at the upper end" in 3,226 node-days: of drains that come singly, where two of one cause were on record."""
+    """The budget was "met, also at the upper end" in 3,226 node-days: computed for single drains,
+    although two of a single cause were on record.
+    """
     none = rate_of(_run([_hour(3226.0, 0)]), is_drain)
     assert [round(end, 2) for end in (none.low, none.high)] == [0.0, 1.86]
     assert verdict(_run([_hour(80.65, 0)] * 40)).startswith("**Neither")
@@ -385,7 +397,9 @@ def test_none_seen_is_no_proof_that_none_come_in_pairs() -> None:
 def test_the_verdict_is_of_the_upper_end(days: float, drains: int, words: str) -> None:
     """None seen in eighty node-days was once read as none in the fleet."""
     one_each = (
-        [_hour(days / 10, int(index < drains)) for index in range(10)] if drains else [_hour(days, 0)]
+        [_hour(days / 10, int(index < drains)) for index in range(10)]
+        if drains
+        else [_hour(days, 0)]
     )
     assert verdict(_run(one_each)).startswith(words)
 
@@ -421,7 +435,7 @@ def test_wilson() -> None:
 
 @given(st.floats(0.0, 50.0))
 def test_the_gamma_function_of_shape_one_is_the_exponential(value: float) -> None:
-    """What the rates' intervals are made of."""
+    """The incomplete gamma function is the basis of the rates' intervals."""
     assert isclose(intervals.gamma_below(1.0, value), 1.0 - exp(-value), abs_tol=1e-12)
 
 

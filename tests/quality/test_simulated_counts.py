@@ -1,4 +1,4 @@
-"""Of what the simulated evaluation counts: each row must be able to fail, and counts what it says it does."""
+"""The counts of the simulated evaluation: each row can fail, and counts its own subject."""
 
 from __future__ import annotations
 
@@ -33,14 +33,21 @@ def _named(host: str, *moments: float) -> list[NamedState]:
     """Return that *host* was named as slow in its gang at these seconds of the world."""
     return [
         NamedState(
-            JUDGE, host, "gang.slow_host", "host", HealthState.DEGRADED, Reason.STRAGGLER, moment, moment
+            JUDGE,
+            host,
+            "gang.slow_host",
+            "host",
+            HealthState.DEGRADED,
+            Reason.STRAGGLER,
+            moment,
+            moment,
         )
         for moment in moments
     ]
 
 
 def _said_in(*passed: PassingState, after: Sequence[float]) -> tuple[int, int]:
-    """Return how many passed on a host, and what was said in them, if it is named *after* each began (seconds)."""
+    """Return the number of passed beginnings of a host, and its findings, if it is named *after* seconds after each."""
     case = SimulatedCase("", "", -1, 1.0, (3,), 89_900.0, 91_200.0)
     host = CALM.names[3]
     named = _named(host, *(one.begin + seconds for one in passed for seconds in after))
@@ -53,7 +60,7 @@ def _said_in(*passed: PassingState, after: Sequence[float]) -> tuple[int, int]:
 
 
 def test_what_is_said_of_a_job_once_its_windows_are_full_is_said_in_its_beginning() -> None:
-    """Rules about gangs say nothing in a job's first 90 s; what was counted ended after 60: 6,238 beginnings could not fail."""
+    """Rules about gangs are silent in a job's first 90 s; the count ended after 60: 6,238 beginnings could not fail."""
     silent_seconds = THRESHOLDS["gang.windows_count"].default * WINDOW_NS / 1e9
     assert silent_seconds + 60.0 < PASSED_SECONDS
     begins = PassingState(BEGINS, "", 90_000.0, 90_000.0)
@@ -70,7 +77,7 @@ def test_who_is_named_at_each_of_its_checkpoints_is_counted_at_each() -> None:
 
 @pytest.mark.slow
 def test_of_a_fault_that_stood_before_we_looked_what_we_saw_counts() -> None:
-    """A slow host is slow for ever: weeks of delay, and all that ever shared a job with it waited for it."""
+    """A slow host stays slow: weeks of delay, and all hosts that ever shared a job with it waited for it."""
     world = World("quarter", 3, hosts=400)
     slow = [one for one in planned(world, RunPlan(per_class=2)) if one.class_name == "slow_host"]
     assert len(slow) == 2 and all(one.begin > 7200.0 for one in slow)
@@ -106,7 +113,7 @@ def test_who_was_named_before_a_look_alike_and_again_while_it_stood_is_named_for
     lines = look_alikes(_run(told)).splitlines()
     shown = next(line for line in lines if line.startswith(f"| `{each}`"))
     assert shown.split("|")[6].strip() == "1; 1 of 1, 1.00 [0.27, 1.00]"
-    # Beside something else that began meanwhile it is one host still.
+    # Together with another fault that began meanwhile it is still a single host.
     beside = replace(told.wrong[1], about=(*told.wrong[1].about, "x"))
     again = replace(told, wrong=[*told.wrong, beside])
     assert shown in look_alikes(_run(again)).splitlines()
@@ -119,7 +126,9 @@ def _lasts(row: np.void) -> bool:
 
 
 def test_the_page_says_that_limits_hold_advice_back_around_causes() -> None:
-    """It said that none do in the hours, and that false drains show first around causes: there two of a gang may."""
+    """The page claimed that no limit held advice back in the hours; around causes limits may hold
+    back a second host of a gang.
+    """
     text = page(_run())
     around = text[text.index("- *Around causes*") :]
     assert f"{LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job" in around
@@ -132,7 +141,9 @@ def _run(*scores: Score) -> SimulatedRun:
 
 
 def test_the_same_hosts_in_forty_hours_are_not_forty_times_as_many() -> None:
-    """A power cap stands on the same hosts in every hour: "6813 of 74,014 [9 %, 9.4 %]" was an interval of 1,850 hosts."""
+    """A power cap stays on the same hosts in every hour: "6813 of 74,014 [9 %, 9.4 %]" was an
+    interval of 1,850 hosts.
+    """
     named = Counter({"fixed limits": 10})
     hour = Score("", 1.0, calm_hosts=100, calm_named=named, plain_hosts=50)
     once, often = (baselines(_run(*[hour] * hours)) for hours in (1, 40))

@@ -1,4 +1,4 @@
-"""The aggregator over one episode hears what a real one would."""
+"""The aggregator receives the same input over an episode as a real aggregator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is so, as scoring reads it: a host that was repaired is well, and what is said of it then is wrong."""
+"""The truth as scoring reads it: a repaired host is healthy, and a later finding on it is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYONE = tuple(range(64))
 def struck_by(
     name: str, begin: float = 0.0, end: float = PARADE.seconds
 ) -> tuple[GroundTruth, TrueFault]:
-    """Return what is so of the whole parade in a span, and the first host that a class strikes."""
+    """Return the truth of the whole parade in a span, and the first host that a class strikes."""
     number = next(n for n, class_ in enumerate(PARADE.schedule.classes) if class_.name == name)
     rows = PARADE.schedule.rows
     cause = int(rows[rows["cls"] == number]["cause"][0])
@@ -28,7 +28,7 @@ def struck_by(
 
 
 def drained(truth: GroundTruth, one: TrueFault, seconds: float) -> list[str]:
-    """Return what a drain of a struck host for a reason of its fault's counts as, so late."""
+    """Return the count of a drain of a struck host, for a reason of its fault, at a given time."""
     reason = min(each.name for each in RIGHT[one.each.name])
     advised = SimulatedAdvice(
         seconds, "a1", f"host {one.host}", (one.host,), Action.DRAIN_AFTER_JOB, Basis.STATISTICAL, reason, ""
@@ -52,13 +52,13 @@ def test_a_drain_of_a_host_that_is_back_from_its_repair_is_false(name: str) -> N
 
 
 def test_what_ends_by_itself_may_be_told_for_ten_minutes_more() -> None:
-    """The judge counts what happened within ten minutes: nobody mended anything, and it may come again."""
+    """The judge counts events for ten minutes: the host was not repaired, and the fault may return."""
     truth, one = struck_by("thermal")
     assert drained(truth, one, one.end + GRACE_SECONDS - 1.0) == []
 
 
 def test_a_host_that_is_back_counts_as_well_and_as_calm() -> None:
-    """Node-days, and the hosts on which nothing stood: what can be wrongly drained must be among them."""
+    """Node-days, and the hosts without a fault: both must contain every host that can be wrongly drained."""
     truth, one = struck_by("gsp_hang")
     times = np.arange(one.end + 30.0, one.end + 300.0, 10.0)
     later, _ = struck_by("gsp_hang", one.end + 30.0, one.end + 300.0)

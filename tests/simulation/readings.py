@@ -1,4 +1,4 @@
-"""What the tests of the simulated world share."""
+"""Helpers shared by the tests of the simulated world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline.simulator.world import World
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault: of which part of which host (by index), when, and how much."""
+    """A fault: its host (by index) and part, its times, and its strength."""
 
     host: str
     index: int
@@ -57,7 +57,7 @@ def _copied(block: Block) -> Block:
 
 
 def calm(seed: int, hosts: int) -> LiveWorld:
-    """Return hosts that nothing befalls."""
+    """Return a world without faults."""
     return LiveWorld(World("calm", seed, hosts=hosts))
 
 
@@ -74,7 +74,9 @@ def read(live: LiveWorld, elapsed_seconds: float = 1.0) -> dict[str, Reading]:
 def struck(live: LiveWorld, class_name: str) -> Struck:
     """Return whom a class of *live* strikes; there must be one such row."""
     schedule = live.world.schedule
-    numbers = [number for number, class_ in enumerate(schedule.classes) if class_.name == class_name]
+    numbers = [
+        number for number, class_ in enumerate(schedule.classes) if class_.name == class_name
+    ]
     (row,) = schedule.rows[schedule.rows["cls"] == numbers[0]]
     host = int(row["host"])
     return Struck(

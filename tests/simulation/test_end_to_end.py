@@ -16,7 +16,7 @@ HOSTS = 3
 
 
 def known(port: int) -> dict[str, score_pb2.NodeScore]:
-    """Return what the aggregator answers of each host; nothing while it does not answer."""
+    """Return the aggregator's score of each host; nothing while it does not answer."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ def test_simulated_hosts_reach_store_and_scores_marked_as_simulated(tmp_path: Pa
             "SELECT source, hosts, gpus_count, world_size FROM ops.jobs"
         ).fetchall()
     assert simulated == [(True,)]
-    # Whose the processes are was told under another boot's name once: nothing ran anywhere.
+    # The jobs of the processes were once reported with another boot's ID, and no job ran anywhere.
     assert jobs == [("slurm", [f"sim-{i:03d}" for i in range(HOSTS)], 8 * HOSTS, 8 * HOSTS)]
     assert [row[0] for row in rows] == [f"sim-{i:03d}" for i in range(HOSTS)]
     for _, count, frames, devices in rows:

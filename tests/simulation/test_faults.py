@@ -1,4 +1,4 @@
-"""Each of the three faults does what the truth log says, where and when it says so, and nothing else happens."""
+"""Each of the three faults follows the truth log in effect, place and time, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Story:
         return self.of[name][:, fault.index, fault.part]
 
     def others(self, fault: Struck, name: str) -> Floats:
-        """Return the same signal of all other devices: (seconds, all but one)."""
+        """Return the same signal of all other devices: (seconds, devices without the faulty one)."""
         keep = np.ones(self.of[name].shape[1:], bool)
         keep[fault.index, fault.part] = False
         return self.of[name][:, keep]
@@ -68,7 +68,7 @@ def _story(request: pytest.FixtureRequest) -> Story:
 
 @pytest.mark.slow
 def test_three_faults_in_three_jobs_within_ten_seconds(story: Story) -> None:
-    """Two faults in one gang would hide each other: who waits for the dead one shows nothing of a slow one."""
+    """Two faults in a gang would hide each other: a host that waits for the dead host does not look slow."""
     faults = [struck(story.live, name) for name in FAULTS]
     assert all(20 <= fault.begin <= 30 and fault.due <= 45 for fault in faults)
     jobs = [story.live.world.schedule.job_at(fault.index, 0.0) for fault in faults]
@@ -88,7 +88,7 @@ def test_nothing_moves_before_its_time(story: Story) -> None:
 
 
 def test_a_failed_cooler(story: Story) -> None:
-    """Temperature leads, the clock follows: within 15 s at the limit and as much slower as was drawn."""
+    """Temperature leads, the clock follows: at the limit within 15 s, and slower by the drawn share."""
     fault = struck(story.live, "thermal")
     celsius, clock = story.at(fault, HEAT), story.at(fault, CLOCK)
     normal = np.median(clock[: int(fault.begin)])
@@ -125,7 +125,7 @@ def test_retransmissions_climb(story: Story) -> None:
 
 
 def test_a_dead_gpu_ends_its_gangs_work(story: Story) -> None:
-    """Data is lost, the driver says so in one breath and asks for a reset; all its gang waits, at 100 % and 150 W."""
+    """Data is lost, the driver reports it at once and asks for a reset; its whole gang waits, at 100 % and 150 W."""
     fault = struck(story.live, "hbm")
     after = int(np.ceil(fault.due))
     lost = story.at(fault, LOST)

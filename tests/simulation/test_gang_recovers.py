@@ -16,7 +16,7 @@ from gangline.contract.wire.score_pb2_grpc import ScoreServiceStub
 from gangline.simulator.world import World
 from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 
-#: Of this seed the job has whole racks, and those that are lost are of two leaves and three racks.
+#: With this seed the job has whole racks, and the lost hosts are in two leaves and three racks.
 SCENARIO, SEED, HOSTS, GANG = "gang", 2, 72, 64
 SEGMENT = 4
 
@@ -60,7 +60,7 @@ class Service:
     def recover(
         self, request: recovery_pb2.PlanRecoveryRequest
     ) -> recovery_pb2.PlanRecoveryResponse | None:
-        """Return the ways to go on; None while nobody failed."""
+        """Return the recovery plan; None while no host has failed."""
         try:
             reply: recovery_pb2.PlanRecoveryResponse = self._recovery.PlanRecovery(
                 request, timeout=GUARD_SECONDS
@@ -81,7 +81,7 @@ def gang() -> placement_pb2.GangRequirements:
 
 @pytest.mark.slow
 def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> None:
-    """Most gangs are torn down as a whole for one dead GPU: what it costs not to has to be true end to end."""
+    """Most gangs are torn down for a single dead GPU: the advantage of continuing must hold end to end."""
     world = World(SCENARIO, SEED)
     (job,) = world.schedule.jobs
     lost = {world.names[int(row["host"])] for row in world.schedule.rows}
@@ -101,7 +101,9 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
         with Process(play, tmp_path / "simulate.log"):
             service = Service(channel)
             until(
-                lambda: sum(score.relative_speed > 0 for score in service.scores().values()) >= GANG,
+                lambda: (
+                    sum(score.relative_speed > 0 for score in service.scores().values()) >= GANG
+                ),
                 "the gang computes",
             )
             names = service.names()
@@ -138,11 +140,14 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
         is_whole = len({racks[names[at]] for at in segment}) == 1
         assert replacement.keeps_segment == is_whole
     assert len(best.replacements) == 3
-    waits = next(option for option in reply.options if option.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR)
+    waits = next(
+        option for option in reply.options if option.kind == recovery_pb2.RECOVERY_WAIT_FOR_REPAIR
+    )
     assert len(waits.stopped_node_index) == GANG - 3
     # Three racks have three hosts left: as whole segments of four the gang fits nowhere else.
     assert recovery_pb2.RECOVERY_RESTART_ELSEWHERE not in {option.kind for option in reply.options}
-    # The price of the plan; and of the gang's hours from the loss on: as if nobody had failed, and as it goes on.
+    # The price of the plan; and of the gang's hours from the loss on: undisturbed, and with the
+    # plan.
     for price in (before.price, reply.undisturbed.price, best.price):
         total = price.total_gpu_hours
         assert total.lower <= total.value <= total.upper and total.value > 0.0

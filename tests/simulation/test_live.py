@@ -34,7 +34,7 @@ def encoded(seed: int, hosts: int, seconds: int) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
-    """A failure that a seed showed once must show again, or nobody can mend it."""
+    """A failure must be reproducible from its seed."""
     assert encoded(seed, 4, 60) == encoded(seed, 4, 60)
 
 
@@ -46,7 +46,7 @@ def test_seeds_differ() -> None:
 
 
 def test_frames_come_back_as_they_went() -> None:
-    """What the aggregator decodes is what the model said, cell by cell."""
+    """The aggregator decodes the model's values, cell by cell."""
     for host, blocks, _ in calm(1, 2).step(1.0):
         data = FrameBuilder(bytes(16), bytes(16)).build(1, SECOND_NS, SECOND_NS, blocks)
         back = {block.table: block for block in frame.decode(data).blocks}
@@ -89,7 +89,9 @@ def test_another_seed_is_other_hardware() -> None:
 
 
 def test_collectors_have_the_names_of_real_ones() -> None:
-    """`disk` beside `disk_1s` of a real host: a query over the fleet's collectors found one of them."""
+    """Simulated hosts had `disk` where real hosts have `disk_1s`: a query over the fleet's
+    collectors saw only one of them.
+    """
     assert set(machine.COLLECTORS) <= set(COLLECTORS)
     assert len(set(machine.COLLECTORS)) == len(machine.COLLECTORS)
     tables = {
@@ -105,7 +107,7 @@ def _is_simulated(rows: Sequence[Signal]) -> bool:
 
 @pytest.mark.parametrize("elapsed", [0.0, -5.0, 1e9])
 def test_odd_steps_do_no_harm(elapsed: float) -> None:
-    """A laptop that slept for a week, or past the world's end; a clock that stood still, or went back."""
+    """A laptop slept for a week, or past the world's end; a clock stopped, or went back."""
     live = three(1, 2)
     assert len(live.step(elapsed)) == 2
     assert [name for name, blocks, _ in live.step(1.0) if blocks] == ["sim-000", "sim-001"]

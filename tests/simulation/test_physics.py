@@ -35,7 +35,8 @@ def test_energy_is_the_integral_of_power(seed: int) -> None:
     sampled = np.sum([all_of(reading, "gpu.power_watts") for reading in readings], axis=0)
     spent = all_of(readings[-1], "gpu.energy_joules") - before
     assert np.allclose(told, spent, rtol=1e-4)
-    # A sample a second of what swings between 120 and 550 W; all GPUs are one gang.
+    # A sample per second of a power that alternates between 120 and 550 W; all GPUs are a single
+    # gang.
     assert sampled.sum() == pytest.approx(spent.sum(), rel=0.1)
 
 
@@ -90,7 +91,7 @@ def test_every_rank_moves_the_same_bytes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_checkpoint_looks_as_on_real_hosts(seed: int) -> None:
-    """A checkpoint is no fault: its writer stands near 3 %, all others wait at 100 %."""
+    """A checkpoint is not a fault: its writer is near 3 %, all other GPUs wait at 100 %."""
     live = calm(seed, 8)
     (job,) = live.world.schedule.jobs
     writers = np.zeros((8, 8), bool)
@@ -114,7 +115,7 @@ def test_a_checkpoint_looks_as_on_real_hosts(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_levels_are_those_of_an_h100_in_training(seed: int) -> None:
-    """Thresholds in watts and degrees were measured on H100s; the model must be one of them."""
+    """Thresholds in watts and degrees were measured on H100s; the model must have an H100's levels."""
     live = calm(seed, 8)
     power, heat = [], []
     for _ in range(60):

@@ -28,7 +28,7 @@ WALL_NS = 1_700_000_000 * SECOND_NS
 
 @dataclass
 class HandedClock:
-    """Time that stands still until it is moved."""
+    """A clock that the test moves."""
 
     now_ns: int = 5_000 * SECOND_NS
 
@@ -41,7 +41,7 @@ class HandedClock:
 
 @dataclass
 class Recorder:
-    """Notes what it is told to send."""
+    """Records the messages to send."""
 
     sent: list[tuple[int, int, int]] = field(default_factory=list)
     started: bool = False
@@ -80,8 +80,10 @@ def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
 
 
 def test_a_host_that_is_away_is_closed_and_comes_back_as_another() -> None:
-    """A world's repair that kept its connection would be a gap; readings of before the boot would go on.
-    Its clock is off while it says so, and a gap is no frame."""
+    """A host in repair that kept its connection would look like a gap, and readings would continue over the boot.
+
+    A host with a wrong clock reports the offset, and a gap sends no frame.
+    """
     world = World("parade", 1, hosts=16)
     row = next(a for a in world.schedule.downtimes if a.begin > 20)
     live, clock = LiveWorld(world), HandedClock()
@@ -114,7 +116,7 @@ def open_host(folder: Path, live: LiveWorld, clock: HandedClock) -> SimulatedHos
 
 
 def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
-    """With no aggregator there, what the model said is in the spool, through the real codec."""
+    """Without an aggregator the model's frames are in the spool, through the real codec."""
     live, clock = calm(1, 1), HandedClock()
     host = open_host(tmp_path, live, clock)
     event = telemetry_pb2.HealthEvent(event_id="xid-1", name="gpu.xid", code=95)
@@ -136,8 +138,9 @@ def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
 
 
 def test_each_start_is_a_boot_of_its_own(tmp_path: Path) -> None:
-    """After a restart with the same seed the faults have yet to come: what the aggregator holds
-    against the host must end, as it does when a real host reboots; frames left over must not."""
+    """A restart with the same seed puts the faults in the future: findings about the host must end,
+    as after a real reboot; unsent frames must stay.
+    """
     live, clock = calm(1, 1), HandedClock()
     first = open_host(tmp_path, live, clock)
     first.send(clock.boottime_ns(), clock.wall_ns(), [], [])
@@ -165,16 +168,13 @@ def test_two_of_them_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_too_few_open_files_are_said_before_anything_is_opened() -> None:
-    """512 hosts hold some thousands of descriptors; EMFILE in a thread would name nobody."""
+    """512 hosts need thousands of file descriptors; an EMFILE in a thread would name no cause."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         raise_file_limit(4096)
         return
     with pytest.raises(OSError, match=f"{hard} are allowed. Use fewer hosts"):
         raise_file_limit(hard + 1)
-
-
-# The command, as a process. ---------------------------------------------------------------------
 
 
 def simulate(folder: Path, *more: str) -> Process:
@@ -237,7 +237,7 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
 def test_wrong_arguments_are_answered_in_words(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was wrong, what would be right, and exit code 2."""
+    """An error that names the valid values, and exit code 2."""
     from gangline.cli import USAGE, main
 
     with pytest.raises(SystemExit) as stop:

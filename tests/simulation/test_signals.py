@@ -1,4 +1,4 @@
-"""A simulated host says what an H100 machine would say: no more, and no less of what is judged by."""
+"""A simulated host reports the signals of an H100 machine: no others, and all signals that judging reads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ COUNTERS_ABSENT = {
     "rdma.congestion_*": "of RoCE",
     "rdma.receive_icrc_errors": "of RoCE",
 }
-#: The catalogue marks what another maker's driver or another generation of links has, and nobody else.
+#: The catalog marks signals of another vendor's driver or another link generation, and no others.
 MARKS_ELSEWHERE = (
     "(bnxt_re)",
     "(bnxt_en)",
@@ -74,7 +74,7 @@ MARKS_ELSEWHERE = (
     "(NVLink 5)",
     "(links 0-11)",
 )
-#: What rules read and an H100 machine does not say -> why. Patterns.
+#: Signals that rules read and an H100 machine lacks -> reason. Patterns.
 READ_AND_ABSENT = {
     "agent.*": KINDS_ABSENT["agent"],
     "bond.*": KINDS_ABSENT["bond"],
@@ -127,8 +127,9 @@ def test_the_list_of_what_is_not_said_is_true() -> None:
 
 
 def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
-    """A counter that is missing on every simulated host is a rule that never ran; one that real H100s
-    lack is a rule that runs nowhere else."""
+    """A rule whose counter is missing on every simulated host never runs here; a counter that real
+    H100s lack hides the opposite.
+    """
     said = all_said()
     for name, values in said.items():
         signal = BY_NAME[name]
@@ -229,7 +230,7 @@ def test_traffic_is_the_same_however_it_is_told(seed: int) -> None:
 
 
 def _of_links(reading: Reading) -> Floats:
-    """Return what all links of each GPU have sent."""
+    """Return the bytes sent by all links of each GPU."""
     values = np.array(reading.numbers("nvlink.transmitted_data_bytes"))
     assert (values % 1024 == 0).all(), "NVML counts in KiB"
     return np.asarray(values.reshape(GPUS, NVLINKS_PER_GPU).sum(axis=1))
@@ -237,7 +238,7 @@ def _of_links(reading: Reading) -> Floats:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_errors_by_location_add_up(seed: int) -> None:
-    """The sum of the parts is the whole, and every memory bank stands in one bin of the histogram."""
+    """The sum of the parts is the total, and every memory bank is in exactly one bin of the histogram."""
     reading = read(calm(seed, 4))["sim-002"]
     for kind in ("corrected", "uncorrected"):
         for since in ("volatile", "lifetime"):
@@ -251,7 +252,7 @@ def test_errors_by_location_add_up(seed: int) -> None:
 
 
 def test_the_cores_time_adds_up() -> None:
-    """A host whose shares are more than all of its time would be one that no kernel tells of."""
+    """The shares of a core's time must not exceed its time."""
     live = calm(1, 2)
     for _ in range(5):
         for reading in read(live).values():
@@ -261,7 +262,7 @@ def test_the_cores_time_adds_up() -> None:
 
 
 def test_pressure_totals_are_the_sum_of_their_shares() -> None:
-    """The total of PSI and its mean must tell one story."""
+    """The total of PSI must agree with its mean."""
     live = calm(1, 1)
     for name in ("cpu_some", "io_some", "io_full"):
         totals, shares = [], []
@@ -272,11 +273,8 @@ def test_pressure_totals_are_the_sum_of_their_shares() -> None:
         assert np.diff(totals) / 1e6 == pytest.approx(shares[1:], abs=1e-5)
 
 
-# Faults. ----------------------------------------------------------------------------------------
-
-
 def test_a_failed_cooler_shows_in_every_way_the_driver_tells_it() -> None:
-    """Share of the fast lane's samples, flags, and the time of each cause: one brake, told four times."""
+    """Share of the fast lane's samples, flags, and the time of each cause: four signals of the same throttling."""
     live = three(4, 3)
     fault = struck(live, "thermal")
     readings = [read(live)[fault.host] for _ in range(60)]
@@ -295,7 +293,7 @@ def test_a_failed_cooler_shows_in_every_way_the_driver_tells_it() -> None:
 
 
 def test_retransmissions_have_their_consequences() -> None:
-    """Whoever looks at duplicates or at timeouts alone must find the same port."""
+    """Duplicates and timeouts must point to the same port."""
     live = three(4, 32)
     fault = struck(live, "rdma_link")
     of_10s: dict[str, list[list[float]]] = {
@@ -314,8 +312,10 @@ def test_retransmissions_have_their_consequences() -> None:
 
 
 def test_an_xid_is_told_as_the_agent_tells_one() -> None:
-    """An event made by hand with fields that no line of the log gives would be judged by what real
-    hosts never say; and the counts of what was told must know of it."""
+    """An event with fields that no kernel log line gives would be judged unlike real ones.
+
+    The event counters must include the event.
+    """
     live = three(4, 3)
     fault = struck(live, "hbm")
     told, counts, lost = [], [], []

@@ -1,4 +1,4 @@
-"""The flight recorder of a simulated host: samples that agree with the second they are made of."""
+"""The flight recorder of a simulated host: its samples agree with the readings of the same second."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _columns() -> list[tuple[str]]:
 
 
 def test_a_recording_agrees_with_its_seconds() -> None:
-    """Eight GPUs at 10 Hz, marked simulated; their mean power over a minute is that of the readings."""
+    """Eight GPUs at 10 Hz, marked as simulated; their mean power over a minute equals the readings' mean."""
     answer, watts = answered(60)
     found = decode_recording(answer.data)
     assert (len(found.devices), found.samples, found.simulated) == (8, 600, True)

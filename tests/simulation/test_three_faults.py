@@ -1,8 +1,9 @@
-"""The promise of `make run`: whatever the seed, the broken hosts stand at the bottom, with the
-right reason, and nobody else is blamed.
+"""The promise of `make run`: with any seed the broken hosts are at the bottom with the right
+reason, and no other host is blamed.
 
-The whole way in one process with time handed in: physical model, the agent's framer, the wire's bytes,
-the aggregator's fleet, its judge once a second. All figures here are of *simulated* faults.
+The whole path in a single process with time as an argument: physical model, the agent's framer, the
+wire's bytes, the aggregator's fleet, its judge once a second. All figures here are of *simulated*
+faults.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ HOSTS = 32
 SECOND_NS = 1_000_000_000
 BOOTTIME_NS = 3_600 * SECOND_NS
 WALL_NS = 1_700_000_000 * SECOND_NS
-#: Seconds after the start by which all three must stand where they belong, and for how long at least.
+#: Seconds after the start until all three must be named, and seconds for which they must stay
+#: named.
 FOUND_SECONDS, WATCHED_SECONDS = 60, 110
 
 REASONS = {
@@ -49,7 +51,8 @@ def watched(model: LiveWorld, seconds: int) -> Iterator[Snapshot]:
             name,
             simulated=True,
             boot_id=bytes(16),
-            devices=cast(Any, model.devices(name)),  # a map field is no dict to the checker
+            # the type checker does not take a map field for a dict
+            devices=cast(Any, model.devices(name)),
         )
     for second in range(1, seconds + 1):
         passed_ns = second * SECOND_NS
@@ -76,7 +79,7 @@ def worse_than_watch(host: HostScore) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one seed."""
+    """The result of a seed."""
 
     truth: dict[str, Reason]
     bottoms: list[dict[str, Reason]]  # by second: the three worst and why
@@ -120,7 +123,8 @@ def test_a_healthy_fleet_has_nobody_to_blame(seed: int) -> None:
     assert not verdict.blamed
 
 
-#: What `gangline run` shows: class -> reason. `missing` (aggregator/commands/run.py) waits for these.
+#: The table of `gangline run`: class -> reason. `missing` (aggregator/commands/run.py) waits for
+#: these.
 FIVE = REASONS | {"slow_host": Reason.STRAGGLER, "power_brake": Reason.POWER_CAP}
 #: The host that is slow at a normal clock is found last: by nine windows of ten seconds in which its job worked.
 FIVE_SECONDS = 120

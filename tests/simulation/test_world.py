@@ -54,7 +54,7 @@ def first_frames(of: World) -> bytes:
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
-    """A finding of the bench that does not come again with its seed can be neither shown nor mended."""
+    """A finding of the bench must be reproducible from its seed."""
     one, again, other = (World("parade", seed) for seed in (3, 3, 4))
     assert list(truth.lines(one)) == list(truth.lines(again))
     assert first_frames(one) == first_frames(again) != first_frames(other)
@@ -85,7 +85,7 @@ def test_faults_come_as_often_as_the_file_says() -> None:
 
 
 def test_hosts_come_back_and_fail_again() -> None:
-    """Faults cluster after repair; a memoryless world would make recency worthless, which it is not."""
+    """Faults cluster after repair; in a memoryless world recency would be worthless, unlike in reality."""
     again = [i for i in incidents(world()) if i["origin"] is not None]
     assert again
     by_cause = {i["cause"]: i for i in incidents(world())}
@@ -109,7 +109,7 @@ def test_what_hosts_share_does_not_come_back_on_one_of_them() -> None:
 
 
 def test_a_gang_hangs_until_its_time_out_and_dies_then() -> None:
-    """`world.toml` said that it dies with the onset; what hangs for minutes (a lost GPU's peers) is what victims show."""
+    """`world.toml` ended jobs at the onset; in fact they hang for minutes, and show a lost GPU's peers as victims."""
     parade = World("parade", 1)
     for name in ("gpu_lost", "gsp_hang", "nic", "hbm"):
         row = parade.schedule.rows[
@@ -172,7 +172,7 @@ def test_shared_causes_strike_a_whole_place_within_two_seconds() -> None:
 
 
 def test_the_healthy_world_has_look_alikes_and_no_fault() -> None:
-    """The negative control: all that is named there is a false alarm."""
+    """The negative control: any named host in it is a false alarm."""
     calm = World("healthy", 1, settings=small("healthy", hosts=96, days=5.0))
     sorts = {i["sort"] for i in incidents(calm)}
     assert sorts == {"benign"}
@@ -184,7 +184,7 @@ def test_the_healthy_world_has_look_alikes_and_no_fault() -> None:
 
 
 def test_every_class_has_its_turn_in_a_parade() -> None:
-    """A class that never befalls is a class that nobody tests."""
+    """A class that never occurs is never tested."""
     for nvlink_hosts in (1, 8):
         parade = World("parade", 1, settings=small("parade", nvlink_hosts=nvlink_hosts))
         wanted = {c.name for c in SETTINGS.active_classes(parade.scenario) if c.per != "share"}
@@ -193,7 +193,7 @@ def test_every_class_has_its_turn_in_a_parade() -> None:
 
 
 def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
-    """What the judge is judged by must be complete."""
+    """The truth that the judge is measured by must be complete."""
     parade = World("parade", 1)
     lines = log(parade)
     assert [line["what"] for line in lines[:2]] == ["world", "job"]
@@ -219,7 +219,7 @@ def test_hours_sample_all_time_alike() -> None:
 
 
 def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
-    """A judge that is shown the culprit alone has nobody to compare it with."""
+    """A judge that sees only the culprit cannot compare it with other hosts."""
     found = list(fault_episodes(world(), 2))
     assert len({e.class_name for e in found}) > 15
     truths = {i["cause"]: i for i in incidents(world())}
@@ -237,7 +237,9 @@ def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
 def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_is_over() -> None:
     """Look-alikes of whole jobs were looked at in their first five minutes, and no reboot until its host was back."""
     sorts = {class_.name: class_.sort for class_ in world().schedule.classes}
-    found = [episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"]
+    found = [
+        episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"
+    ]
     rows = world().schedule.rows
     late = []
     for one in found:
@@ -252,7 +254,9 @@ def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_
             late.append(one.begin > begin + LENGTH_SECONDS_MAX)
     reboots = [one for one in found if one.class_name == "planned_reboot"]
     assert len(reboots) == 5 and sum(late) > 0.8 * len(late) > 8
-    assert found == [episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"]
+    assert found == [
+        episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"
+    ]
 
 
 def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
@@ -262,15 +266,18 @@ def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
     assert len(found) > 3 and len(parts) > 2
     longest = BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
     assert all(one.end - one.begin <= longest for one in found)
-    # Its gang is that of then.
+    # Its gang is the gang at the onset.
     jobs = [world().schedule.job_at(one.hosts[0], one.begin + BEFORE_SECONDS) for one in found]
     gangs = [(one, {*job.hosts.tolist()}) for one, job in zip(found, jobs, strict=True) if job]
     assert gangs and all(len(gang & {*one.hosts}) >= min(len(gang), 40) for one, gang in gangs)
 
 
 def test_causes_begin_anywhere_between_two_steps() -> None:
-    """All began on a step: what lasts for two seconds was seen every time, and each delay was half a step too short."""
+    """All faults began on a step: a fault of two seconds was always seen, and each delay was half a step too short."""
     begins = {int(row["cause"]): float(row["begin"]) for row in world().schedule.rows[::-1]}
-    phases = [(begins[episode.cause] - episode.begin) % STEP_SECONDS for episode in fault_episodes(world(), 5)]
+    phases = [
+        (begins[episode.cause] - episode.begin) % STEP_SECONDS
+        for episode in fault_episodes(world(), 5)
+    ]
     counts, _ = np.histogram(phases, 5, (0.0, STEP_SECONDS))
     assert counts.min() >= 0.1 * len(phases), counts

@@ -1,4 +1,4 @@
-"""`world.toml`: every number has its source, and what is wrong is said in words."""
+"""`world.toml`: every number has its source, and errors name the valid form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = PATH.read_text()
 
 
 def test_every_class_says_where_its_numbers_come_from() -> None:
-    """A rate without a source is an opinion; one that nobody has published says so."""
+    """A rate needs a source; an unpublished rate is marked as such."""
     settings = load()
     assert len(settings.classes) == 32 and len(settings.scenarios) == 14
     for class_ in settings.classes.values():
@@ -24,8 +24,10 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
             assert class_.assumed, class_.name
         if (
             class_.kills
-        ):  # its duration is how long a gang hangs before it dies, and nobody tells that
-            assert class_.assumed or {"duration_median_seconds", "duration_sigma"} <= {*class_.chosen}
+        ):  # its duration is how long a gang hangs before it dies, and no source gives that
+            assert class_.assumed or {"duration_median_seconds", "duration_sigma"} <= {
+                *class_.chosen
+            }
         if "assumed" in class_.source:
             assert class_.assumed or class_.chosen or "as which XID" in class_.source, class_.name
     # No public rates exist for link flaps, throttling by power and caps: they are labelled.
@@ -136,7 +138,7 @@ def test_a_rate_that_memory_does_not_bear_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
-    """Also one of a gigabyte, and one that is no text."""
+    """Also a file of a gigabyte, and a file that is not text."""
     path = tmp_path / "world.toml"
     path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
     with pytest.raises(ScenarioError, match="longer than 1048576 bytes"):
@@ -149,7 +151,7 @@ def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_world_is_refused() -> None:
-    """A class that has no effect in code would befall and show nothing."""
+    """A class without an effect in code would occur and show nothing."""
     with pytest.raises(ScenarioError, match="expected one of quarter"):
         World("quater", 1)
     with pytest.raises(ScenarioError, match="expected 1 to 20000"):

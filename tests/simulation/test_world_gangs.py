@@ -1,4 +1,4 @@
-"""Who waits for whom within a job: tensor groups over NVLink, NVLink domains of several hosts, stalls that rotate."""
+"""Waiting within a job: tensor groups over NVLink, NVLink domains of several hosts, rotating stalls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_of(name: str, world: World = WORLD) -> Rows:
     return np.asarray(world.schedule.rows[world.schedule.rows["cls"] == number])
 
 
-#: What is drawn of a job.
+#: The drawn properties of a job.
 DRAWN: dict[str, Any] = {
     "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "period_seconds": 3.0, "is_memory_bound": False, "begin": 0.0,
     "checkpoint_every_seconds": 1e9, "checkpoint_seconds": 1.0, "writes_alone": True,
@@ -45,7 +45,9 @@ DRAWN: dict[str, Any] = {
 
 
 def shares(domains: list[int], nvlink: dict[int, float]) -> TimeShares:
-    """Return what two jobs of three hosts do. *nvlink*: by host, what its first GPU's links move of what they should."""
+    """Return the shares of two jobs of three hosts. *nvlink*: by host, the share of the normal
+    traffic of its first GPU's links.
+    """
     jobs: Any = [SimpleNamespace(number=number, **DRAWN) for number in (0, 1)]
     gangs = GangModel(jobs, [np.arange(3), np.arange(3, 6)], np.array(domains), 1)
     channels = HostEffects(6)
@@ -56,7 +58,7 @@ def shares(domains: list[int], nvlink: dict[int, float]) -> TimeShares:
 
 
 def test_a_tensor_group_waits_for_its_slowest_link_and_its_gang_for_it() -> None:
-    """NVLink CRC errors on one GPU: nobody computes for longer, and all of the job wait; no other job does."""
+    """NVLink CRC errors on a GPU: no rank computes longer, and the whole job waits; other jobs do not."""
     well, ill = shares([0, 0, 0, 0, 1, 1], {}), shares([0, 0, 0, 0, 1, 1], {0: 0.5})
     assert well.pace == pytest.approx(np.ones(6))
     assert ill.pace == pytest.approx([1 / 1.1] * 3 + [1.0] * 3)
@@ -105,7 +107,7 @@ def test_a_stage_that_computes_longer_is_of_the_last_hosts_of_its_job(
 
 
 def test_a_rack_of_72_gpus_is_one_domain() -> None:
-    """Hosts of an NVL72 share NVLinks, power and rack; what calls each host a domain of its own sees no shared cause."""
+    """Hosts of an NVL72 share NVLinks, power and rack: with a domain per host their shared cause would be missed."""
     world = World("nvl72", 1, hosts=90)
     places = [world.location(host) for host in range(90)]
     assert places[0].nvlink_domain == places[8].nvlink_domain != places[9].nvlink_domain
@@ -145,14 +147,16 @@ def test_a_switch_of_a_domain_takes_all_its_hosts_and_no_other() -> None:
     said = []
     for seconds in np.arange(due - 20.0, due + 12.0, 2.0):
         view.step(float(seconds))
-        said += [(index, event.code) for index in range(8) for event in view.events(index) if event.code]
+        said += [
+            (index, event.code) for index in range(8) for event in view.events(index) if event.code
+        ]
     assert sorted(said) == [(index, 74) for index in range(8)]
     domains = {place.nvlink_domain for place in map(WORLD.location, hosts)}
     assert domains == {f"nvlink-{hosts[0] // 8:04d}"}
 
 
 def test_a_stall_that_rotates_is_of_another_host_each_time() -> None:
-    """Whoever looks at one moment sees one host that waits for its data; over a minute it is nobody in particular."""
+    """At any moment a single host waits for its data; over a minute the stall belongs to no particular host."""
     rows = rows_of("rotating_stall")
     hosts, begin = rows["host"].astype(int).tolist(), float(rows["begin"].max())
     assert len(hosts) >= 4

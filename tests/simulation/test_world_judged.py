@@ -1,4 +1,4 @@
-"""The world before the real judge: culprits are named, and nobody while nothing is wrong."""
+"""The world and the real judge: culprits are named, and no host while all are healthy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _note(states: dict[str, set[HealthState]], snapshot: Judgement) -> None:
 
 
 def test_hosts_say_where_they_stand() -> None:
-    """A rack whose supply brakes is one cause only for who knows what stands in it."""
+    """The power supply of a rack is a shared cause only if the rack of each host is known."""
     said, is_so = place_of(PARADE.labels(37)), PARADE.location(37)
     assert is_so.rack == "rack-009" and len(is_so.rails) == 8
     assert all(getattr(said, field.name) == getattr(is_so, field.name) for field in fields(is_so))
@@ -74,7 +74,7 @@ def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
     rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]
     struck = {PARADE.names[h] for h in rows["host"].tolist()}
     end = float((rows["begin"] + rows["onset"]).max()) + 100.0
-    # What else stands in a parade must not be counted against this class.
+    # Other faults of the parade must not count against this class.
     others = PARADE.schedule.rows[(PARADE.schedule.rows["cls"] != number)]
     others = others[(others["begin"] < end) & (others["end"] > episode.begin - 600)]
     clean = {PARADE.names[h] for h in hosts} - struck - {PARADE.names[h] for h in others["host"]}
@@ -84,7 +84,7 @@ def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
 
 
 def test_nobody_is_named_for_a_stall_that_rotates() -> None:
-    """One host of the job waits for its data at every moment, and it is no host's fault."""
+    """At every moment a single host of the job waits for its data, and no host is at fault."""
     number = next(n for n, c in enumerate(PARADE.schedule.classes) if c.name == "rotating_stall")
     rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]
     begin, hosts = float(rows["begin"].min()), sorted(rows["host"].tolist())

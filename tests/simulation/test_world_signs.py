@@ -1,4 +1,4 @@
-"""What each class shows on its culprit and on those who wait for it, and what look-alikes show."""
+"""The signs of each class on its culprit and on the waiting hosts, and the signs of look-alikes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = {class_.name: number for number, class_ in enumerate(WORLD.schedule.cl
 
 @dataclass
 class Seen:
-    """Readings of the culprit and of one who shares its job, once the onset is over."""
+    """Readings of the culprit and of a host of its job, after the onset."""
 
     before: dict[int, Reading]
     after: dict[int, Reading]
@@ -33,7 +33,7 @@ class Seen:
 
 @lru_cache(maxsize=40)
 def seen(name: str, age_seconds: float = 25.0) -> Seen:
-    """Return what is read before the onset of a class, and *age_seconds* after it is over."""
+    """Return the readings before the onset of a class, and *age_seconds* after the onset."""
     rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]]
     row = rows[0]
     begin, culprit = float(row["begin"]), int(row["host"])
@@ -70,7 +70,7 @@ def gpu(of: Seen, signal: str, when: str = "after") -> float:
 
 @pytest.mark.parametrize("name", ["thermal", "power_cap", "power_brake"])
 def test_a_braked_gpu_is_slow_and_says_why(name: str) -> None:
-    """Clock down and the reason beside it; without the reason an operator cannot act."""
+    """The clock falls and the reason is set; without a reason an operator cannot act."""
     it = seen(name, 30.0)
     assert gpu(it, "gpu.sm_clock_hertz") < 0.93 * gpu(it, "gpu.sm_clock_hertz", "before")
     counter, flag = {
@@ -87,7 +87,7 @@ def test_a_braked_gpu_is_slow_and_says_why(name: str) -> None:
 
 
 def test_heat_leads_the_clock() -> None:
-    """Temperature at its limit with the clock still up is the only warning that there is."""
+    """Temperature at its limit at full clock is the only warning."""
     rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["thermal"]]
     host, part = int(rows["host"][0]), int(rows["part"][0])
     middle = float(rows["begin"][0] + 0.45 * rows["onset"][0])
@@ -100,7 +100,7 @@ def test_heat_leads_the_clock() -> None:
 
 
 def test_who_waits_shows_full_utilisation_at_wait_power() -> None:
-    """100 % utilisation at 150 W of 550: never score on utilisation. The culprit is who does not wait."""
+    """100 % utilization at 150 W of 550: never score on utilization. The culprit is the host that does not wait."""
     hung = [seen(name) for name in ("gsp_hang", "nic", "hbm", "gpu_lost", "gpu_fault", "leaf_down")]
     gangs = [it for it in hung if it.victim != it.culprit]
     assert len(gangs) >= 2
@@ -132,7 +132,7 @@ def test_lost_memory_tells_its_xids_and_asks_for_a_reset() -> None:
 
 
 def test_a_gpu_off_the_bus_leaves_only_that() -> None:
-    """What is gone has no clock: a reading of 0 Hz would be a lie."""
+    """A lost GPU has no clock: a reading of 0 Hz would be false."""
     it = seen("gpu_lost")
     assert it.events == [79]
     assert str(it.cause) not in " ".join(it.event_ids), "only the truth log says what is one cause"
@@ -153,14 +153,14 @@ def test_a_hung_driver_takes_the_readings_away() -> None:
 
 
 def test_links_and_ports_show_theirs() -> None:
-    """A cable shows on its port, a NIC is gone, an NVLink repeats."""
+    """A cable fault shows on its port, a NIC disappears, an NVLink replays."""
     port = seen("rdma_link", 60.0)
     culprit = port.after[port.culprit]
     assert culprit.numbers("rdma.packet_sequence_errors")[port.part] > 100
     assert culprit.numbers("rdma.symbol_errors")[port.part] > 10
     gone = seen("nic")
     assert gone.after[gone.culprit].numbers("rdma.port_state")[gone.part] == 1
-    # It polls: a port that is disabled is down on purpose, and nobody is told.
+    # The port polls: a disabled port is down on purpose, and is not reported.
     assert gone.after[gone.culprit].numbers("rdma.physical_state")[gone.part] == 2
     assert gone.after[gone.culprit].numbers("rdma.link_downed_events")[gone.part] == 1
     # While it comes on: its job dies of another host's fault before the onset is over.
@@ -173,7 +173,7 @@ def test_links_and_ports_show_theirs() -> None:
 
 
 def test_contention_and_storage_show_on_the_host() -> None:
-    """Clocks are normal in both: the hardest to see, so their few signs must be there."""
+    """Clocks are normal in both: the few signs of these hard cases must be present."""
     cpu, disk = seen("cpu_contention"), seen("storage_stall")
     pressure = "host.pressure_cpu_some_ratio"
     assert cpu.after[cpu.culprit].numbers(pressure)[0] > 0.1
@@ -185,7 +185,7 @@ def test_contention_and_storage_show_on_the_host() -> None:
 
 
 def test_pcie_is_narrow_under_load_and_idle_links_shrink_by_themselves() -> None:
-    """Width below its maximum under load is a fault; a lower generation on an idle GPU is none."""
+    """A width below its maximum under load is a fault; a lower generation on an idle GPU is normal."""
     it = seen("pcie_width")
     assert gpu(it, "gpu.pcie_width_lanes") in (4, 8)
     for host in range(64):
@@ -202,7 +202,7 @@ def test_pcie_is_narrow_under_load_and_idle_links_shrink_by_themselves() -> None
 
 @pytest.mark.slow
 def test_faults_of_the_telling_change_the_telling_alone() -> None:
-    """A skewed clock is in the stamp, a gap is no frame, and after a restart come all tables."""
+    """A skewed clock is in the stamp, a gap sends no frame, and after a restart all tables are sent."""
     for name in ("skewed_clock", "gap", "agent_restart"):
         row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]][0]
         host, begin, end = int(row["host"]), float(row["begin"]), float(row["end"])
@@ -272,7 +272,7 @@ def test_noise_is_a_function_of_who_and_when_alone() -> None:
 
 
 def test_the_noise_of_two_seeds_is_not_the_same_in_another_order() -> None:
-    """Seed 22's noise was seed 9's with the parts changing places: what is judged there had been tuned on."""
+    """Seed 22's noise was seed 9's with the parts permuted: the published seed was not independent of the tuned seed."""
     parts = np.arange(4096)
     tuned, published = (set(Noise(seed, parts).random_bits(3, 1).tolist()) for seed in (9, 22))
     assert len(tuned) == len(published) == parts.size and not tuned & published

@@ -1,4 +1,4 @@
-"""Mirror files for tests: good ones, and what becomes of one that is stale, torn, cut short or put there by somebody else."""
+"""Mirror files for tests: good files, and stale, torn, truncated or planted ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fleet(*faulty: str, nodes: int = NODES) -> list[MirrorNode]:
 
 
 def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
-    """Return nodes of Slurm of one kind; *features*: of nodes by name."""
+    """Return equal nodes of Slurm; *features*: by node name."""
     names = [f"gpu{index}" for index in range(1, NODES + 1)]
     none = frozenset[str]()
     return SlurmNodes(
@@ -43,7 +43,7 @@ def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
 def mirror(
     now: float, *faulty: str, valid_seconds: int = 30, slurm: SlurmNodes | None = None, feature: str = "", degraded: bool = False,
 ) -> bytes:  # fmt: skip
-    """Return a file of now."""
+    """Return a current file."""
     return render(
         fleet(*faulty), computed_seconds=int(now), valid_until_seconds=int(now) + valid_seconds,
         slurm=alike() if slurm is None else slurm, feature=feature, degraded=degraded,
@@ -67,7 +67,7 @@ def _valid_for_ever(path: Path, content: bytes) -> None:
 
 
 def _in_place(path: Path, content: bytes) -> None:
-    """The next file is written over the one before, and the writer dies half-way."""
+    """Write the next file over the previous one, as a writer that dies halfway."""
     at = content.index(b"computed=") + 9
     later = mirror(int(content[at : at + 10]) + 1, "gpu8")
     path.write_bytes(later[: len(later) // 2] + content[len(later) // 2 :])
@@ -99,7 +99,7 @@ def _folder(path: Path, content: bytes) -> None:
     path.mkdir()
 
 
-#: What is told from a good file by its bytes alone.
+#: Damages that the bytes alone reveal.
 DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
     "missing": _missing,
     "empty": lambda path, _: path.write_bytes(b""),
@@ -149,7 +149,7 @@ def _of_another_user(path: Path, content: bytes) -> None:
     os.chown(path, 65_533, 65_533)
 
 
-#: What is told by owner, mode and kind: a good file, in the wrong hands.
+#: Damages that owner, mode and file type reveal: a good file with the wrong owner or type.
 PLANTED: dict[str, Callable[[Path, bytes], object]] = {
     "a link": _by_link,
     "a pipe": _pipe,

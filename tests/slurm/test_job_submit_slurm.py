@@ -1,4 +1,6 @@
-"""job_submit.lua in a real slurmctld: words and exclusions reach jobs, and none is refused because of us, whatever the file says."""
+"""job_submit.lua in a real slurmctld: messages and exclusions reach jobs, and the plugin refuses no
+job with any file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ pytestmark = [
 ]
 
 NODES = 6
-#: gpu1 has a generic resource of its own, and gpu5 and gpu6 are in another partition, too: no other node stands in for them.
+#: gpu1 has its own generic resource, and gpu5 and gpu6 are in a second partition, too: no other
+#: node can replace them.
 LINES = (
     "JobSubmitPlugins=lua",
     "PartitionName=large Nodes=gpu[5-6] MaxTime=INFINITE State=UP",
@@ -37,7 +40,7 @@ LINES = (
 
 
 class PluginCluster:
-    """A cluster, the file that its plugin reads, and what Slurm says of its nodes."""
+    """A cluster, the file of its plugin, and Slurm's state of its nodes."""
 
     def __init__(self, cluster: SlurmCluster, mirror: Path) -> None:
         self.slurm, self.mirror = cluster, mirror
@@ -46,7 +49,7 @@ class PluginCluster:
         )  # fmt: skip
 
     def write(self, *faulty: str, degraded: bool = False) -> bytes:
-        """Write a good file of now; *faulty* nodes have a fault. Returns it."""
+        """Write a good, current file; *faulty* nodes have a fault. Return it."""
         nodes: list[MirrorNode] = [
             node(name, "UNHEALTHY" if name in faulty else "HEALTHY") for name in self.slurm.nodes
         ]
@@ -56,7 +59,7 @@ class PluginCluster:
         return content
 
     def submit(self, *options: str) -> tuple[str, str, str]:
-        """Return a job's number, what it leaves out, and what was said; then cancel it."""
+        """Return a job's number, its excluded nodes, and the message; then cancel it."""
         number, said = sbatch(self.slurm, *options)
         excluded = excluded_nodes(self.slurm, number) if number else ""
         if number:
@@ -83,7 +86,7 @@ def _closed_folder(cluster: PluginCluster) -> Iterator[None]:
 
 
 def test_a_small_job_leaves_out_a_faulty_node(cluster: PluginCluster) -> None:
-    """It says so, and is accepted."""
+    """The user gets a message, and the job is accepted."""
     cluster.write("gpu2")
     number, excluded, said = cluster.submit("-N2")
     assert number and excluded == "gpu2"
@@ -110,13 +113,13 @@ def test_a_job_that_needs_the_node_is_accepted(
 
 
 def test_what_a_job_leaves_out_itself_stays_as_it_is(cluster: PluginCluster) -> None:
-    """With ours beside his own too few nodes might be left."""
+    """With the plugin's exclusions added to the user's, too few nodes might be left."""
     cluster.write("gpu2")
     assert cluster.submit("-x", "gpu[3-6]", "-N2")[1] == "gpu[3-6]"
 
 
 def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluster) -> None:
-    """`--prefer` of a job larger than the nodes with the feature would be refused, and so would one that no node has."""
+    """`--prefer` of a job larger than the nodes with the feature would be refused, and so would an unknown feature."""
     slurm = cluster.slurm
     plugin = slurm.folder / "job_submit.lua"
     before = plugin.read_text()
@@ -140,7 +143,7 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
                     [node(name) for name in slurm.nodes], computed_seconds=now, valid_until_seconds=now + 50, slurm=nodes, feature="well",
                 )  # fmt: skip
                 mirror_file.write(cluster.mirror, content)
-                # Held: a job that starts where the feature could not be had shows no preference.
+                # Held: a job that starts without the feature shows no preference.
                 number, said = sbatch(slurm, "-H", f"-N{size}")
                 assert number, said
                 job = slurm.command("scontrol", "-o", "show", "job", number)
@@ -153,7 +156,7 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
 
 
 def test_the_user_is_told_of_a_node_that_he_names(cluster: PluginCluster) -> None:
-    """The job is his: it is as he wrote it."""
+    """The job stays as the user wrote it."""
     cluster.write("gpu2")
     number, excluded, said = cluster.submit("-w", "gpu[1-2]")
     assert number and excluded == ""
@@ -184,7 +187,9 @@ def test_a_damaged_or_planted_file_does_nothing(cluster: PluginCluster) -> None:
 
 
 def test_a_planted_file_refuses_no_job(cluster: PluginCluster) -> None:
-    """Where it can be read at all; a pipe would be waited for, so that the folder must not let one be made."""
+    """Where the file can be read at all; the plugin would block on a pipe, so the folder must not
+    be writable by others.
+    """
     for case in set(PLANTED) - {"a pipe"}:
         content = cluster.write("gpu2")
         PLANTED[case](cluster.mirror, content)
@@ -192,7 +197,7 @@ def test_a_planted_file_refuses_no_job(cluster: PluginCluster) -> None:
         cluster.mirror.parent.chmod(0o755)
 
 
-#: What a random job may ask for.
+#: Options of a random job.
 CHOICES: tuple[Callable[[random.Random], list[str]], ...] = (
     lambda source: [f"-N{source.randint(1, 6)}"],
     lambda source: [f"-N{source.randint(1, 3)}-{source.randint(3, 6)}"],
@@ -224,7 +229,7 @@ def _refused_with_and_without(cluster: PluginCluster, seed: int, jobs: int) -> i
 
 
 def test_no_random_job_is_refused_because_of_us(cluster: PluginCluster) -> None:
-    """What Slurm accepts without a file it accepts with one."""
+    """Slurm accepts the same jobs with a file as without."""
     assert _refused_with_and_without(cluster, 1, 30) > 0
 
 

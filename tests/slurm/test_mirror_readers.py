@@ -69,7 +69,7 @@ def state() -> Iterator[Lua]:
 
 
 def excluded_by_lua(state: Lua, path: Path) -> str:
-    """Return what the plugin does with a job of a node: which nodes it leaves out, after the code it returns."""
+    """Return the nodes that the plugin excludes for a job of a single node, after the code it returns."""
     state.run(script(path, exclude=True))
     code, excluded, _, _, logged = state.run("return submitted({})").split("\n")
     assert (code, logged) == ("0", "")
@@ -98,7 +98,7 @@ def test_c_reads_what_was_written(path: Path, c_reader: Path) -> None:
 
 @lua
 def test_lua_reads_what_was_written(path: Path, state: Lua) -> None:
-    """The first line is all that it reads, and a new file replaces what it knew."""
+    """The plugin reads only the first line, and a new file replaces its knowledge."""
     assert excluded_by_lua(state, path) == "gpu8"
     mirror_file.write(path, mirror(time.time(), "gpu3", "gpu4"))
     assert state.run("return submitted({})").split("\n")[1] == "gpu[3-4]"
@@ -106,7 +106,7 @@ def test_lua_reads_what_was_written(path: Path, state: Lua) -> None:
 
 @pytest.mark.parametrize("case", DAMAGES)
 def test_python_believes_no_damaged_file(path: Path, case: str) -> None:
-    """Missing, stale, torn, absurd: as if it were not there."""
+    """Missing, stale, torn, absurd: as if the file did not exist."""
     DAMAGES[case](path, path.read_bytes())
     try:
         assert stale_reason(mirror_file.read(path), time.time())

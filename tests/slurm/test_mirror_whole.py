@@ -1,4 +1,4 @@
-"""All of it together: simulated hosts, a real aggregator, `gangline mirror`, and the plugin in a real slurmctld."""
+"""End to end: simulated hosts, a real aggregator, `gangline mirror`, and the plugin in a real slurmctld."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = [f"sim-{index:03d}" for index in range(HOSTS)]
 def _cluster(folder: Path, mirror: Path) -> SlurmCluster:
     """Return a cluster whose nodes have the names of the simulated hosts."""
     cluster = SlurmCluster(folder, HOSTS)
-    # All nodes are alike, so that one stands in for another.
+    # All nodes are alike and interchangeable.
     text = (
         cluster.conf.read_text()
         .replace(",lic:1", "")
@@ -50,7 +50,9 @@ def test_a_fault_of_a_host_reaches_the_next_job(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An XID on a host; a job that others can run leaves it out, one that needs all is accepted; then all of us are killed."""
+    """After an XID a job that others can run excludes the host, a job that needs all nodes is
+    accepted; then Gangline is killed.
+    """
     folder = tmp_path_factory.mktemp("whole")
     for name in ("slurm", "mirror", "store"):
         (folder / name).mkdir(mode=0o755)
@@ -89,7 +91,7 @@ def test_a_fault_of_a_host_reaches_the_next_job(
         assert "1 DRAIN: test" in said and "below each constraint: changes" in said
         cluster.command("scancel", waiting)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
-        # The file is not touched by anybody any more, and says itself when it ends.
+        # The file is no longer written, and contains its own expiry.
         cluster.until(
             lambda: excluded_nodes(cluster, sbatch(cluster, "-N1")[0]) == "", "the file's end"
         )

@@ -62,7 +62,7 @@ class Fleet(ScoreServiceServicer, PlacementServiceServicer):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Of six nodes one is drained, one is reserved, and one works."""
+    """Yield a cluster of six nodes: one drained, one reserved, one busy."""
     with running_slurm(tmp_path_factory.mktemp("slurm"), 6) as one:
         one.command(
             "scontrol", "update", "nodename=gpu1", "state=drain", "reason=burn-in for a day"
@@ -92,7 +92,7 @@ def aggregator() -> Iterator[tuple[Fleet, str]]:
 
 @pytest.fixture
 def job(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Have a job of four nodes, which waits."""
+    """Submit a job of four nodes, which waits."""
     monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
     monkeypatch.setenv("PATH", cluster.environment["PATH"])
     number, said = sbatch(cluster, "-N4", "--gpus-per-node=4")
@@ -104,7 +104,7 @@ def job(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 def test_nodes_are_counted_and_changes_priced(
     job: str, aggregator: tuple[Fleet, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan is asked for on what Slurm leaves: the floor and the domain are the plan's own, so that they can be relaxed."""
+    """The plan covers Slurm's remaining nodes: floor and domain belong to the plan, so that they can be relaxed."""
     fleet, address = aggregator
     arguments = ["why", job, "--aggregator", address, "--score-min", "0.95", "--within", "leaf"]
     assert cli.main(arguments) == cli.OK

@@ -1,7 +1,9 @@
-"""A hostile agent: it has a login of its own, and does what harms others most. A process, told what by its arguments.
+"""A hostile agent with a login of its own, which does maximal harm to others, as a process with its
+attacks as arguments.
 
-`python -m tests.aggregator.auth.hostile ATTACK,ATTACK... PORT CA FOLDER SECONDS`; prints what each was answered, as
-JSON. In the folder lies `ATTACK.token` for each, of the host `hostile-ATTACK`.
+`python -m tests.aggregator.auth.hostile ATTACK,ATTACK... PORT CA FOLDER SECONDS`; prints the
+answers to each attack as JSON. The folder contains `ATTACK.token` for each attack, of the host
+`hostile-ATTACK`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ GUARD_SECONDS = 30.0
 
 
 class Hostile:
-    """Its login, its connection, and a tally of what it was answered."""
+    """The attacker's login, its connection, and a tally of the answers."""
 
     def __init__(self, host: str, port: int, ca: Path, token: str, seconds: float) -> None:
         self.host, self.run_id = host, host.encode().ljust(16)[-16:]
@@ -48,14 +50,14 @@ class Hostile:
 
     @property
     def going(self) -> bool:
-        """Until its time is over, and it has met something; a machine that is short of breath is waited for."""
+        """Return whether to continue: until the end, and beyond it while a slow machine has not answered yet."""
         late = time.monotonic() - self.end
         return late < 0 or (not self.met and late < GUARD_SECONDS)
 
     @property
     def met(self) -> bool:
         """Whether it was answered anything but that it may go on."""
-        answers = +self.tally  # a count of none is no answer: most acknowledgements refuse nothing
+        answers = +self.tally  # a zero count is skipped: most acknowledgements refuse nothing
         hears = bool(set(answers) - {"OK", "written", "connected"})
         return hears or (self.is_deaf and answers["written"] >= 500)
 
@@ -90,7 +92,7 @@ class Hostile:
         return answer
 
     async def session(self, stub: Any) -> str:
-        """Register until it is let in; "" when the time is over."""
+        """Register until admitted; return "" at the end of the time."""
         while self.going:
             if answer := await self.called(
                 stub.RegisterNode(self.registration(), metadata=self.metadata)
@@ -146,7 +148,7 @@ def gpu_block(devices: list[str], value: Callable[[], float] = lambda: 500.0) ->
 
 
 async def garbage(one: Hostile) -> None:
-    """Frames that are none, at full speed."""
+    """Send invalid frames at full speed."""
 
     def make() -> wire.TelemetryBatch:
         one.sequence += 1
@@ -191,7 +193,7 @@ async def deaf(one: Hostile) -> None:
 
 
 async def names(one: Hostile) -> None:
-    """Registers under a million names, none of them its own."""
+    """Register under a million foreign names."""
     async with one.channel() as channel:
         stub: Any = TelemetryServiceStub(channel)  # type: ignore[no-untyped-call]
 
@@ -220,7 +222,7 @@ async def strangers(one: Hostile) -> None:
 
 
 async def streams(one: Hostile) -> None:
-    """Ten thousand streams that say nothing."""
+    """Open ten thousand idle streams."""
 
     async def idle() -> None:
         async with one.channel() as channel:
@@ -236,7 +238,7 @@ async def streams(one: Hostile) -> None:
 
 
 async def connections(one: Hostile) -> None:
-    """Ten thousand connections that begin a handshake, or HTTP/2, and say no more."""
+    """Open ten thousand connections that begin a handshake, or HTTP/2, and then stay silent."""
     context = ssl.create_default_context(cafile=str(one.ca))
     context.set_alpn_protocols(["h2"])
 
@@ -320,7 +322,7 @@ def host_of(attack: str) -> str:
 
 
 async def main(attacks: str, port: str, ca: str, folder: str, seconds: str) -> None:
-    """Attack, in all ways named at once, and say what came of it."""
+    """Run all named attacks at once, and print the results."""
     hosts: dict[str, Hostile] = {}
     for name in attacks.split(","):
         token = (Path(folder) / f"{name}.token").read_text().strip()
@@ -334,7 +336,7 @@ async def main(attacks: str, port: str, ca: str, folder: str, seconds: str) -> N
 async def receipts(
     stub: Any, host: str, metadata: Any, count: int, period_seconds: float
 ) -> AsyncIterator[float]:
-    """Be an honest agent: send a frame each *period_seconds*, and yield each one's seconds until its receipt."""
+    """Act as an honest agent: send a frame each *period_seconds*, and yield the seconds until each receipt."""
     run_id = host.encode().ljust(16)[:16]
     request = wire.RegisterNodeRequest(
         protocol_version=1, node=host, run_id=run_id, boot_id=BOOT, agent_version="x",

@@ -1,4 +1,4 @@
-"""`gangline admin cert` and `token`: what they make works, and what they say can be pasted."""
+"""`gangline admin cert` and `token`: the created files work, and the printed lines can be pasted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_command_makes_a_cluster_that_works(
 def test_nothing_is_overwritten_without_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The CA of the whole fleet, made anew by an arrow-up in a shell."""
+    """An arrow-up in a shell replaced the CA of the whole fleet."""
     assert made("init", folder=tmp_path) == cli.OK
     assert made("issue", "--role", "agent", "--host", "h", folder=tmp_path) == cli.OK
     before = {file: file.read_bytes() for file in (tmp_path / "access").iterdir()}
@@ -97,7 +97,7 @@ def test_nothing_is_overwritten_without_force(
 
 
 def test_leaves_are_for_what_they_are_for(tmp_path: Path) -> None:
-    """An agent's key, with which somebody poses as the aggregator, or signs certificates of his own."""
+    """An agent's key must neither serve as the aggregator's nor sign certificates."""
     made("cluster", "--trust", "site", "--server", "10.0.0.5", "--host", "h", folder=tmp_path)
     agent, server, ca = (
         x509.load_pem_x509_certificate((tmp_path / "access" / f"{name}.pem").read_bytes())
@@ -186,7 +186,7 @@ def test_a_data_folder_that_is_a_file(
 
 
 def test_a_disk_that_is_full_is_no_file_named_none(capsys: pytest.CaptureFixture[str]) -> None:
-    """What fails while a file is written does not know its name."""
+    """An error while writing does not know the file's name."""
 
     def run() -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -200,7 +200,7 @@ def token(folder: Path, *arguments: str) -> int:
 
 
 def test_what_is_made_before_the_aggregator_is_not_open_to_all(tmp_path: Path) -> None:
-    """Its data folder came into being by `token new`, open to everybody, and stayed so with the store in it."""
+    """`token new` created the data folder, readable by everyone, and it stayed so with the store in it."""
     data = tmp_path / "var" / "aggregator"
     assert (
         admin_access.token_main(["new", "--role", "operator", "--name", "a", "--data", str(data)])
@@ -243,7 +243,7 @@ def test_tokens_of_many_hosts_go_into_files(
 
 
 def test_revoking_by_id_and_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of a person's tokens, then all of them; and one that is not there is said."""
+    """Revoke a single token, then all of a person's; an unknown token is reported."""
     for _ in range(3):
         token(tmp_path, "new", "--role", "operator", "--name", "alice")
     first = read_tokens(tokens_file(tmp_path))[0].id

@@ -1,4 +1,4 @@
-"""The server's certificate, taken over while it serves; and one that cannot be used changes nothing."""
+"""The server's certificate, replaced while it serves; an unusable certificate changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_new_certificate_is_taken_over_while_clients_stay(lab: Any, secured: S
             await aggregator.access_control.refresh()
             second = await asyncio.to_thread(served, aggregator.port)
             assert first != second == serial(secured.server.certificate)
-            await ask(permit_pb2.GetPermitRequest(), metadata=token)  # on the connection of before
+            await ask(permit_pb2.GetPermitRequest(), metadata=token)  # on the earlier connection
             new = secured.channel(aggregator.port)
             await permits(new).GetPermit(permit_pb2.GetPermitRequest(), metadata=token)
             assert (
@@ -93,7 +93,7 @@ def test_a_new_ca_lets_in_whom_it_signed(lab: Any, secured: Secured, tmp_path: P
 def test_one_that_cannot_be_used_keeps_the_old_one(
     harm: str, secured: Secured, tmp_path: Path
 ) -> None:
-    """A deployment that stopped in the middle: the service goes on with what it has, and says what is wrong."""
+    """A deployment stopped halfway: the service keeps its certificate, and reports the error."""
     server = secured.server
     certificates = Certificates(ServerTlsFiles(server.certificate, server.key, None))
     before = certificates._active.certificate
@@ -103,7 +103,8 @@ def test_one_that_cannot_be_used_keeps_the_old_one(
         server.certificate.write_text("-----BEGIN CERTIFICATE-----\nnot one\n")
     elif harm == "another key":
         shutil.copy(secured.certificate("agent", "x").key, server.key)
-        os.utime(server.key, ns=(1, 1))  # of the same size, and some clocks of files tick each 4 ms
+        # of the same size, and some file systems have a clock of 4 ms
+        os.utime(server.key, ns=(1, 1))
     elif harm == "no key":
         server.key.write_text("very secret words")
     else:
@@ -113,7 +114,7 @@ def test_one_that_cannot_be_used_keeps_the_old_one(
     assert "the previous certificate stays in force" in certificates.error
     named = server.key if harm in ("another key", "no key") else server.certificate
     assert str(named) in certificates.error and "secret" not in certificates.error
-    assert not certificates.refresh()  # and it is said once
+    assert not certificates.refresh()  # and it is reported once
     secured.authority().issue_server(["localhost"], 30, force=True)
     assert certificates.refresh() and not certificates.error and certificates.reloads == 1
 
@@ -140,7 +141,7 @@ def test_one_that_cannot_be_used_is_a_finding(lab: Any, secured: Secured, until:
 
 
 def test_one_that_ends_soon_is_spoken_of(secured: Secured) -> None:
-    """It ran out on a Sunday, and nobody had been told."""
+    """The certificate expired on a Sunday without any warning."""
     now = [datetime.now(UTC)]
     certificates = Certificates(
         ServerTlsFiles(secured.server.certificate, secured.server.key, None), lambda: now[0]
@@ -200,7 +201,7 @@ def test_settings_that_do_not_go_together(
 
 
 def test_with_tls_it_listens_beyond_loopback(lab: Any, secured: Secured) -> None:
-    """No second setting is needed for what is encrypted; without TLS it is refused as before."""
+    """Encrypted connections need no second setting; without TLS the address is refused as before."""
 
     async def way() -> None:
         async with lab.aggregator(**secured.settings(listen="0.0.0.0:0")) as aggregator:
@@ -212,7 +213,7 @@ def test_with_tls_it_listens_beyond_loopback(lab: Any, secured: Secured) -> None
 
 
 def test_files_too_long_are_not_read(secured: Secured, tmp_path: Path) -> None:
-    """/dev/zero in a setting, and the service that read it for ever."""
+    """/dev/zero in a setting made the service read forever."""
     for files in (
         ServerTlsFiles(Path("/dev/zero"), secured.server.key, None),
         ServerTlsFiles(secured.server.certificate, secured.server.key, Path("/dev/zero")),

@@ -1,4 +1,4 @@
-"""Connections without a login, and too many of one: which are ended is a pure choice; that they are, by real sockets."""
+"""Limits of connections without a login, and per login: the choice is pure, real sockets show the effect."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_of_one_caller_the_oldest_go() -> None:
 
 
 def test_a_simulated_fleet_comes_by_one_login() -> None:
-    """`gangline simulate --hosts 32` with an admin's token: 24 of its hosts were cut off, in turn, for ever."""
+    """`gangline simulate --hosts 32` with an admin's token: 24 of its hosts were cut off in turn."""
     mine = [at(number, since=float(number)) for number in range(1, 33)]
     root = Principal(Role.ADMIN, "root", auth_method="token 3", proof=(1, 1))
     assert too_many(mine, {one.peer: root for one in mine}, LIMITS, 0.0) == []
 
 
 def test_who_does_not_log_in_goes() -> None:
-    """Ten thousand sockets that say nothing: after ten seconds, and from one address no more than two."""
+    """Silent sockets are closed after ten seconds, and beyond two per address."""
     assert ended(at(1), at(2, since=5.0), now=10.5) == {1}
     assert ended(at(1), at(2), at(3), at(4, "10.0.0.2")) == {3}
     crowd = [at(number, f"10.0.0.{number}", float(number)) for number in range(1, 6)]
@@ -77,7 +77,7 @@ def test_who_does_not_log_in_goes() -> None:
     )
 )
 def test_what_is_left_is_within_the_limits(drawn: list[tuple[int, float, str]]) -> None:
-    """Whatever there is: nobody with a login goes for the sake of those without, and what stays is bounded."""
+    """A connection with a login is never closed in favor of connections without, and the rest is bounded."""
     all_ = [at(number, f"10.0.0.{a}", since) for number, (a, since, _) in enumerate(drawn)]
     names = [name for _, _, name in drawn]
     whose = {name: [n for n, one in enumerate(names) if one == name] for name in ("alice", "bob")}
@@ -103,7 +103,7 @@ def test_what_is_left_is_within_the_limits(drawn: list[tuple[int, float, str]]) 
     ],
 )
 def test_where_a_peer_is(peer: str, found: tuple[str, int] | None) -> None:
-    """gRPC's words for an address."""
+    """gRPC's format of an address."""
     assert peer_address(peer) == found
 
 
@@ -147,7 +147,7 @@ def test_only_what_was_accepted_is_ended() -> None:
 
 
 def test_an_aggregator_ends_what_does_not_log_in(lab: Any, secured: Secured) -> None:
-    """Slow loris: connections that open a handshake or HTTP/2 and say no more; whoever logged in stays."""
+    """Slow loris: connections that open a handshake or HTTP/2 and stay silent; logged-in clients stay."""
     settings = secured.settings(client_certificates=False, connections_unknown_per_address_max=5)
     token = bearer(secured.token("operator", "alice"))
 

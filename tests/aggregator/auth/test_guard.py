@@ -1,4 +1,4 @@
-"""Who may call what, over real connections: by certificate, by token, and without either."""
+"""The allowed methods per role, over real connections: by certificate, by token, and without either."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Methods(grpc.GenericRpcHandler):
 def test_every_method_of_every_service_is_in_the_table(
     monkeypatch: pytest.MonkeyPatch, lab: Any
 ) -> None:
-    """A new service, forgotten here, would be nobody's or, worse, anybody's."""
+    """A method missing from the role table would be unreachable or, worse, open to everyone."""
     served: set[str] = set()
     make = grpc.method_handlers_generic_handler
 
@@ -70,7 +70,7 @@ def test_a_method_that_no_table_names_is_nobodys() -> None:
 
 
 def test_a_service_without_a_guard_answers_nobody() -> None:
-    """A server that somebody wires without the interceptor."""
+    """A server without the interceptor refuses all calls."""
     with pytest.raises(PermissionDenied, match="no guard"):
         current_principal(None)
 
@@ -101,7 +101,8 @@ def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
     }
 
 
-#: Role -> what it is let in for. An agent without a session is UNAUTHENTICATED by the ingest, not by the guard.
+#: Role -> its allowed methods. An agent without a session gets UNAUTHENTICATED from the ingest, not
+#: from the guard.
 LET_IN = {
     "agent": {"health", "events"},
     "scheduler": {"health", "reflection", "read"},
@@ -144,7 +145,7 @@ def test_each_role_may_what_its_row_says(way_in: str, lab: Any, secured: Secured
 
 
 def test_without_a_login_only_the_health_is_told(lab: Any, secured: Secured) -> None:
-    """A laptop in the management network. And the words say how one logs in."""
+    """A laptop in the management network gets only the health, and the error names the ways to log in."""
 
     async def way() -> None:
         async with lab.aggregator(**secured.settings(client_certificates=False)) as aggregator:
@@ -169,7 +170,7 @@ def test_without_a_login_only_the_health_is_told(lab: Any, secured: Secured) -> 
 
 
 def test_what_is_refused_is_not_read(lab: Any, secured: Secured) -> None:
-    """Megabytes of a registration from whoever reaches the port, taken in before it is asked who it is."""
+    """Any client that reached the port could send megabytes of a registration before the login check."""
 
     async def way() -> None:
         tls = secured.settings(client_certificates=False)
@@ -191,7 +192,7 @@ def test_what_is_refused_is_not_read(lab: Any, secured: Secured) -> None:
 def test_plain_loopback_is_the_machines_own_until_there_is_a_token(
     lab: Any, connect: Any, make_agent: Any, secured: Secured, until: Any
 ) -> None:
-    """With the first token the local user loses what everybody on the machine had: also the streams that run."""
+    """The first token ends the local user's open access, also on running streams."""
 
     async def way() -> None:
         async with (
@@ -246,7 +247,7 @@ def test_an_agent_writes_as_its_own_host_only(lab: Any, secured: Secured, make_a
 
 
 def test_the_better_proof_of_a_name_has_it(lab: Any, secured: Secured, make_agent: Any) -> None:
-    """A host is installed anew, its certificate issued anew: it need not wait for the ghost of the old one."""
+    """A reinstalled host with a new certificate need not wait for its old session to end."""
     old = secured.certificate("agent", "host-1", timedelta(days=2))
     files = old.certificate.read_bytes(), old.key.read_bytes()
 
@@ -368,7 +369,7 @@ def test_a_second_port_takes_tokens_where_the_first_wants_certificates(
 def test_too_many_calls_are_refused_with_when_to_come_again(
     lab: Any, secured: Secured, make_agent: Any
 ) -> None:
-    """An agent gone mad registers in a loop; a scheduler leaks its streams. Others are not refused for it."""
+    """An agent registers in a loop; a scheduler leaks its streams. Other callers are not refused."""
 
     async def way() -> None:
         limits = secured.settings(agent_calls_per_minute_max=6.0, calls_per_caller_max=2)

@@ -1,4 +1,4 @@
-"""Commands connect to an aggregator over TLS, and say what is wrong if they cannot."""
+"""Commands connect to an aggregator over TLS, and explain a failed connection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Served:
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable and no file of whoever runs the tests; and whoever looks why there is no answer has time."""
+    """Hide the user's variables and files, and give the diagnosis of a failed connection enough time."""
     monkeypatch.setattr(connection, "PROBE_SECONDS", GUARD_SECONDS)
     for name in (
         "AGGREGATOR",
@@ -80,7 +80,7 @@ def test_an_operator_asks_by_certificate_token_and_file(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By options, by the environment, and by the file that `gangline admin cert` prints; the permit bears the login."""
+    """By options, by the environment, and by the file that `gangline admin cert` prints; the permit has the login."""
     files = secured.certificate("operator", "alice")
     way = ["--ca", str(secured.ca), "--cert", str(files.certificate), "--key", str(files.key)]
     at = ["--aggregator", f"localhost:{served.aggregator.port}"]
@@ -138,8 +138,9 @@ def test_what_goes_wrong_is_said(
 
 
 def test_an_aggregator_is_named_alike_by_every_command() -> None:
-    """`gangline advise --server head:7600`, as it had stood in a line of `gangline explain`, was taken for --server-name: it
-    asked this machine, where no aggregator answered."""
+    """`gangline advise --server head:7600`, copied from a line of `gangline explain`, was taken for
+    --server-name: the command asked this machine, which had no aggregator.
+    """
     parser = argparse.ArgumentParser()
     add_connection_options(parser)
     for option in ("--aggregator", "--server"):
@@ -153,7 +154,7 @@ def test_an_aggregator_is_named_alike_by_every_command() -> None:
 def test_a_file_of_settings_that_is_none_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key mistyped in client.toml is named, with what would be right."""
+    """The error names a mistyped key in client.toml, and the valid keys."""
     parser = argparse.ArgumentParser()
     add_connection_options(parser)
     file = tmp_path / "client.toml"

@@ -38,7 +38,7 @@ def written(folder: Path, *names: str) -> tuple[Path, list[str]]:
 
 
 def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
-    """Neither another's secret nor another's id, nor what the file says of it."""
+    """Neither another token's secret, nor its id, nor its fields in the file."""
     path, (alice, bob) = written(tmp_path, "alice", "bob")
     held = Tokens(path)
     found = held.find(alice, NOW)
@@ -58,7 +58,7 @@ def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
 
 
 def test_the_file_shows_nobody_how_to_log_in(tmp_path: Path) -> None:
-    """A backup of the data folder, on somebody's laptop."""
+    """A backup of the data folder may be on any laptop."""
     path, (secret,) = written(tmp_path, "alice")
     text = path.read_text()
     assert secret not in text and secret.split("_", 2)[2] not in text
@@ -67,7 +67,7 @@ def test_the_file_shows_nobody_how_to_log_in(tmp_path: Path) -> None:
 
 
 def test_a_token_ends(tmp_path: Path) -> None:
-    """One that was made for a trial, two years ago."""
+    """A token made for a trial two years ago has expired."""
     path, (secret,) = written(tmp_path, "alice")
     held = Tokens(path)
     assert held.find(secret, NOW + 86_399.0) and not held.find(secret, NOW + 86_400.0)
@@ -76,7 +76,7 @@ def test_a_token_ends(tmp_path: Path) -> None:
 def test_unknown_ids_and_wrong_secrets_are_compared_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever measures how long a refusal takes learns nothing: one comparison of two whole hashes each time."""
+    """The time of a refusal reveals nothing: each takes a comparison of two whole hashes."""
     path, (secret,) = written(tmp_path, "alice")
     held, compared = Tokens(path), list[tuple[int, int]]()
     real = hmac.compare_digest
@@ -93,7 +93,7 @@ def test_unknown_ids_and_wrong_secrets_are_compared_alike(
 
 
 def test_what_changed_is_in_force_at_the_next_look(tmp_path: Path) -> None:
-    """Revoked, made anew, the file replaced by nonsense, and removed."""
+    """Revoked, renewed, replaced by nonsense, and removed."""
     path, (alice,) = written(tmp_path, "alice")
     held = Tokens(path)
     assert not held.refresh()
@@ -110,7 +110,7 @@ def test_what_changed_is_in_force_at_the_next_look(tmp_path: Path) -> None:
 def test_a_revocation_that_could_not_be_read_is_read_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was no descriptor left at the one look that saw the file change; the token stayed in force for ever."""
+    """The read that saw the change had no file descriptor left; the revoked token stayed valid."""
     path, (alice,) = written(tmp_path, "alice")
     held = Tokens(path)
     update_tokens(path, lambda _: [])
@@ -127,7 +127,9 @@ def test_a_revocation_that_could_not_be_read_is_read_later(
 
 @pytest.mark.parametrize("make_other", [Path.symlink_to, Path.hardlink_to])
 def test_the_lock_is_no_way_to_what_only_root_may_open(tmp_path: Path, make_other: Any) -> None:
-    """The service's user laid `tokens.lock` as a link to /etc/shadow, and root's next `token new` gave that to him."""
+    """The service's user made `tokens.lock` a link to /etc/shadow, and root's next `token new` gave
+    that user the file.
+    """
     path, _ = written(tmp_path, "alice")
     shadow = tmp_path / "shadow"
     shadow.write_text("root's")
@@ -141,7 +143,7 @@ def test_the_lock_is_no_way_to_what_only_root_may_open(tmp_path: Path, make_othe
 
 
 def test_an_aggregator_does_not_start_on_a_file_it_cannot_read(tmp_path: Path) -> None:
-    """It would let everybody in, or nobody, and say neither."""
+    """It would admit everyone or no one, in silence."""
     path, _ = written(tmp_path, "alice")
     path.write_text('{"tokens": [{}]}')
     with pytest.raises(TokensError, match=r"tokens\.json"):
@@ -186,7 +188,7 @@ GOOD = dataclasses.asdict(make_token(Role.AGENT, "a", 1.0, NOW)[1])
     ],
 )
 def test_a_token_that_we_did_not_write_is_refused(fields: object) -> None:
-    """An empty hash would be that of no secret, and a role of nobody's making that of anybody."""
+    """An empty hash would match no secret, and an unknown role any caller."""
     with pytest.raises(TokensError):
         parse_tokens(json.dumps({"tokens": [GOOD, fields]}))
     assert parse_tokens(json.dumps({"tokens": [GOOD]})) == [Token(**GOOD)]

@@ -1,4 +1,4 @@
-"""What the client commands say when asked, or answered, something else than they expect."""
+"""Errors of the client commands for unexpected arguments and unexpected answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_another_program_on_the_port_is_told_from_nobody(
 
 
 def test_another_grpc_service_on_the_port_is_named_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """It answers UNIMPLEMENTED, which said nothing to whoever read it."""
+    """Such a service answers UNIMPLEMENTED, which explained nothing to the user."""
     with ThreadPoolExecutor(1) as pool:
         server: Any = grpc.server(pool)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -82,7 +82,7 @@ def test_another_grpc_service_on_the_port_is_named_so(capsys: pytest.CaptureFixt
 def test_an_address_that_is_none_is_a_usage_error(
     address: str, by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--aggregator bad` waited for a name server and then said to start an aggregator."""
+    """`--aggregator bad` waited for a name server and then advised the user to start an aggregator."""
     arguments = ["hosts", "--aggregator", address]
     if by == "variable":
         monkeypatch.setenv("GANGLINE_AGGREGATOR", address)
@@ -109,7 +109,7 @@ def test_wrong_usage_is_said_shortly(
 
 
 def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must exit with USAGE; return what it said on stderr."""
+    """Run a command that must exit with USAGE; return its stderr."""
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == cli.USAGE

@@ -47,7 +47,7 @@ def test_simulated_hosts_are_marked() -> None:
 
 
 def test_what_moved_nothing_is_not_shown_as_the_reason() -> None:
-    """A counter stuck for years stood as the reason of a healthy host, between two broken ones."""
+    """A counter that had been stuck for years was the reason shown for a healthy host, between two broken hosts."""
     stuck = score("a", reason=score_pb2.REASON_BLIND, reason_words="a counter is stuck")
     frozen = score("b", reason=score_pb2.REASON_STALE_TELEMETRY, reason_words="silent for 40 s")
     lines = render([stuck, frozen, score("c")], 120).splitlines()
@@ -66,7 +66,7 @@ def test_a_narrow_terminal_keeps_room_for_the_reason() -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
-    """Of 1,000 hosts on a screen of 24 lines: how many stand how, worst last as in the table."""
+    """1,000 hosts on a screen of 24 lines: the caption counts the states, with the worst last as in the table."""
     hosts = [score("a", state=score_pb2.UNHEALTHY), score("b"), score("c")]
     for host in hosts:
         host.horizon.seconds = 8 * 3600
@@ -79,7 +79,7 @@ def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
 
 
 def test_what_is_not_known_is_a_dash_and_never() -> None:
-    """A host without GPUs has no relative speed; one never heard has no age."""
+    """A host without GPUs has no relative speed; a host without a frame has no age."""
     cells = render([score("a")], 120).splitlines()[1].split()
     assert cells[4] == "-" and cells[5] == "never"
 
@@ -90,7 +90,7 @@ def test_nothing_certain_is_shown_that_is_not() -> None:
 
 
 def test_a_hazard_past_all_sense_is_cut() -> None:
-    """1,440 interruptions a day is a number nobody can use."""
+    """1,440 interruptions a day is a useless number."""
     assert ">99" in render([score("a", hazard_per_hour=60.0)], 120)
 
 
@@ -120,7 +120,7 @@ def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mixed() -> list[score_pb2.NodeScore]:
-    """Worst first: a simulated fault, two real hosts, thirty simulated ones that are well."""
+    """Worst first: a simulated fault, two real hosts, thirty healthy simulated hosts."""
     sick = score("sim-bad", state=score_pb2.UNHEALTHY, simulated=True)
     real = [score("noted", state=score_pb2.WATCH), score("vm")]
     return [sick, *real, *(score(f"sim-{i:03d}", simulated=True) for i in range(30))]
@@ -142,7 +142,7 @@ def test_what_is_folded_first_is_well_and_does_not_exist() -> None:
 def test_nothing_is_folded_before_what_matters_less(
     hosts: list[tuple[int, bool]], count_max: int
 ) -> None:
-    """Whatever the fleet: a row that is not HEALTHY, or is real, goes after all that are neither."""
+    """In any fleet a row that is not HEALTHY, or is real, comes before all healthy simulated rows."""
     scores = [score(f"h{i}", state=s, simulated=sim) for i, (s, sim) in enumerate(hosts)]
     kept = fitting(scores, count_max)
     names = [host_of(one) for one in kept]
@@ -156,7 +156,7 @@ def test_nothing_is_folded_before_what_matters_less(
 
 
 def gang() -> list[score_pb2.NodeScore]:
-    """Worst first: a dead host of job 4, seven that wait for it, twenty that are well, and this machine."""
+    """Worst first: a dead host of job 4, seven hosts that wait for it, twenty healthy hosts, and this machine."""
     dead = score("sim-028", state=score_pb2.UNHEALTHY, simulated=True, job="4")
     waits = {"waits_for": "nodes/sim-028", "waits_for_job": "4", "job": "4", "simulated": True}
     waiting = [score(f"sim-{n:03d}", **waits) for n in range(7)]
@@ -169,7 +169,7 @@ def gang() -> list[score_pb2.NodeScore]:
 
 
 def test_a_host_that_waits_says_for_whom() -> None:
-    """Its gang stood still for a dead GPU elsewhere, and its row said "nothing wrong"; only `explain` told the story."""
+    """Its gang waited for a dead GPU elsewhere, and its row showed "nothing wrong"; only `explain` gave the cause."""
     lines = render(gang(), 120).splitlines()
     (dead,) = (line for line in lines if line.startswith("sim-028"))
     waiting = [line for line in lines if "waits for sim-028 (job 4)" in line]
@@ -194,7 +194,7 @@ def test_healthy_hosts_share_rows() -> None:
 
 
 def test_hosts_of_one_shared_cause_are_one_row() -> None:
-    """A leaf is one row with its name and its advice, not 28 equal rows; "broken now" is only said at a score near 0."""
+    """A leaf is a row with its name and its advice, not 28 equal rows; "broken now" only appears at a score near 0."""
     shared = {"shared_cause": "leaf leaf-00 network", "shared_cause_advisory": "advisories/a5"}
     down = [
         score(
@@ -222,7 +222,7 @@ def test_hosts_of_one_shared_cause_are_one_row() -> None:
     st.none() | st.integers(0, 31),
 )
 def test_folding_loses_no_host(hosts: list[tuple[int, bool, str]], count_max: int | None) -> None:
-    """Each host is in one row, and what is not HEALTHY has one of its own, above all that share one."""
+    """Each host is in exactly one row, and hosts that are not HEALTHY have their own rows, above all shared rows."""
     scores = [
         score(f"h{i}", state=state, simulated=simulated, waits_for=waits)
         for i, (state, simulated, waits) in enumerate(hosts)
@@ -240,7 +240,7 @@ def test_folding_loses_no_host(hosts: list[tuple[int, bool, str]], count_max: in
 @pytest.mark.parametrize("lines", [8, 24, 60])
 @pytest.mark.parametrize("fold", FoldMode)
 def test_what_watch_folds(lines: int, fold: FoldMode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """80x24 and 33 hosts: all are counted, in rows of their own, in one that they share, or as not shown."""
+    """80x24 and 33 hosts: all are counted, in their own rows, in a shared row, or as not shown."""
     monkeypatch.setenv("LINES", str(lines))
     monkeypatch.setenv("COLUMNS", "80")
     text = hosts_text(ScoreListing(mixed(), 1, ""), "", is_terminal=True, in_place=True, fold=fold)
@@ -295,7 +295,9 @@ def test_a_reason_that_is_cut_begins_with_its_code() -> None:
 def test_watch_tells_what_stands_against_the_aggregator(
     lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Receipts were a minute late, and files of windows not taken: `gangline hosts` said so, who watched saw a well fleet."""
+    """Receipts were a minute late, and window files were refused: `gangline hosts` showed this,
+    `watch` a healthy fleet.
+    """
     monkeypatch.setenv("LINES", str(lines))
     monkeypatch.setenv("COLUMNS", "80")
     alarms = ["receipts are late", f"what is declared is not taken: {'x' * 200}"]
@@ -327,7 +329,7 @@ def test_explain_wraps_words_and_leaves_sql_whole() -> None:
 
 @pytest.mark.parametrize("name", ['a"b', "$(reboot)", "`reboot`", "it's", "a\\", "!!"])
 def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
-    """A device's name is the host's to choose: what an operator pastes must run SQL, no more."""
+    """A host chooses its device names: a pasted command must run only its SQL."""
     sql = "SELECT * FROM events WHERE device = '" + name.replace("'", "''") + "'"
     assert shlex.split(command(sql)) == ["gangline", "sql", sql]
     assert '"$' not in command(sql) and "`" not in command(sql).partition("'")[0]
@@ -348,12 +350,12 @@ def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
 def test_values_have_the_digits_and_units_that_people_use(
     unit: str, number: float, words: str
 ) -> None:
-    """1312345678.0 hertz is no number to read at 3 a.m."""
+    """1312345678.0 hertz is unreadable."""
     assert value(score_pb2.Contribution(value=number, unit=unit)) == words
 
 
 def test_explain_says_whose_word_it_is() -> None:
-    """MAINTENANCE is no evidence: "Nothing speaks against it", and nobody knew whose window it was."""
+    """MAINTENANCE is not evidence: `explain` printed "Nothing speaks against it" without the owner of the window."""
     made = score("a", state=score_pb2.MAINTENANCE, reason_words="new power feed (alice)")
     assert "MAINTENANCE: new power feed (alice)." in explanation_text(made, 100)
     made.contributions.add(words="new power feed (alice)")
@@ -393,7 +395,9 @@ def test_what_is_certain_is_no_expectation() -> None:
 
 
 def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None:
-    """Eight equal faults were 5, 1.8, 1.4 ... times as likely, and what eight hot GPUs share stood there eight times."""
+    """Eight equal faults were 5, 1.8, 1.4 ... times as likely, and the common cause of eight hot
+    GPUs was listed eight times.
+    """
     calm = 0.01
     made = score("a", state=score_pb2.WATCH, hazard_per_hour=9 * calm + 2 * calm)
     for device, factor in (("GPU-1", 5.0), ("GPU-2", 9.0 / 5.0)):
@@ -414,7 +418,7 @@ def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None
 
 
 def test_the_command_asks_whom_explain_asked() -> None:
-    """On a laptop there is no var/aggregator: the query that was pasted said that no aggregator ever ran."""
+    """A laptop has no var/aggregator: the pasted query reported that no aggregator ever ran."""
     options = argparse.Namespace(
         ca="my ca.pem", certificate=None, key=None, token_file=None, server_name=None
     )
@@ -424,7 +428,7 @@ def test_the_command_asks_whom_explain_asked() -> None:
 
 
 def test_explain_shows_no_value_that_means_nothing() -> None:
-    """ "gpu.xid is 95; normal is none" says less than the words above it."""
+    """ "gpu.xid is 95; normal is none" is less informative than the line above it."""
     made = score("a", state=score_pb2.UNHEALTHY)
     made.contributions.add(signal="gpu.xid", device="GPU-1", value=95, unit="code", normal="none")
     text = explanation_text(made, 100)

@@ -1,4 +1,4 @@
-"""`gangline job`: the story of a job from rows of SQL, and what is said of wrong input."""
+"""`gangline job`: the story of a job from rows of SQL, and the errors for wrong input."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_story_names_who_does_not_wait_and_what_it_costs() -> None:
 
 
 def test_the_story_says_what_comes_next_and_what_a_step_is_made_of() -> None:
-    """Who is to move a job waits for its checkpoint; who is to make it faster asks where its step goes."""
+    """A reader who moves a job needs its next checkpoint; a reader who tunes it needs the parts of a step."""
     text = " ".join(story_text(read_story(answers, "77", TimeRange()), 100, colour=False).split())
     assert "a step takes 8.2 s (data loading 12 %, forward 23 %, backward 55 %; 94 % sure)" in text
     onset = "checkpoint in 140 s (90 %: 120 to 170 s, 90 % sure of the cadence)"
@@ -175,7 +175,7 @@ def test_wrong_input_is_told_what_would_be_right(
 
 
 def test_an_unknown_job_is_told_which_names_are_near() -> None:
-    """`gangline job 78` said that nothing was found."""
+    """`gangline job 78` only reported that the job does not exist."""
     with pytest.raises(CommandError, match="did you mean 77"):
         read_story(answers, "777", TimeRange())
     with pytest.raises(CommandError, match="no job is known"):
@@ -183,7 +183,7 @@ def test_an_unknown_job_is_told_which_names_are_near() -> None:
 
 
 def test_a_picture_that_cannot_be_written_says_why(tmp_path: Path) -> None:
-    """The disk was full, and the command said that it wrote the file."""
+    """The disk was full, and the command reported a written file."""
     with pytest.raises(CommandError, match="cannot write"):
         job.write_picture(read_story(answers, "77", TimeRange()), tmp_path / "none" / "j.svg")
 
@@ -192,7 +192,7 @@ def test_a_picture_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("operators_file")
 @pytest.mark.parametrize("from_agent", [True, False])
 def test_the_views_tell_the_culprit_from_who_waits(tmp_path: Path, from_agent: bool) -> None:
-    """Older agents send no phases: what SMs and power show must do, and say that it is an estimate."""
+    """Older agents send no phases: the view estimates them from SMs and power, and marks the estimate."""
     made = StoredWorld(4, tmp_path)
     assert made.store
     try:

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ask(folder: Path) -> Iterator[job.Ask]:
-    """What answers a query from its operators' file."""
+    """Yield a function that answers a query from the operators' file."""
     with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
 
         def answer(sql: str) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def _options(*arguments: str) -> argparse.Namespace:
 def test_the_hot_host_of_the_night_is_the_straggler_of_its_job(
     ask: job.Ask, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is to blame stands first in the timeline, with a cost; a pipe gets plain signs, no line too wide."""
+    """The culprit is first in the timeline, with a cost; a pipe gets plain characters, and no line is too wide."""
     monkeypatch.setenv("COLUMNS", "80")
     job.show_past(_options("123"), ask)
     text = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_the_hot_host_of_the_night_is_the_straggler_of_its_job(
 
 @pytest.mark.slow
 def test_wrong_input_is_answered_in_words(ask: job.Ask, tmp_path: Path) -> None:
-    """An unknown job, a time without readings, a folder that is not there: a sentence, no traceback."""
+    """An unknown job, a time without readings, a missing folder: an error message, no traceback."""
     for arguments, words in {
         ("124",): "did you mean 123?",
         ("no'such;job",): "no job",
@@ -82,7 +82,7 @@ def test_wrong_input_is_answered_in_words(ask: job.Ask, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_picture_is_well_formed(ask: job.Ask, tmp_path: Path) -> None:
-    """A name may hold what XML or a terminal would obey."""
+    """A name may contain XML or terminal escapes."""
     story = job.read_story(ask, "123", TimeRange())
     story["job"]["job"] = "<script>&\x1b[31m"
     job.write_picture(story, tmp_path / "a.svg")
@@ -105,7 +105,7 @@ def test_a_picture_is_well_formed(ask: job.Ask, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_refused_before_anybody_is_asked(arguments: list[str]) -> None:
-    """A typo is said at once, not after a connection."""
+    """A typo is reported at once, not after a connection."""
     with pytest.raises(SystemExit) as end:
         job.main(arguments)
     assert end.value.code == USAGE
@@ -120,7 +120,7 @@ def test_no_aggregator_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("hosts", [1, 16, 56])
 def test_a_timeline_fits_however_many_hosts(hosts: int) -> None:
-    """Sixteen rows and a word for the rest; who waits least stands first; a gap is blank."""
+    """Sixteen rows and a line for the rest; the host that waits least is first; a gap is blank."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     states = dict.fromkeys(("host_stall_ratio", "checkpoint_ratio", "idle_ratio"), 0.0)
     phases = [

@@ -1,4 +1,4 @@
-"""`gangline job JOB --tags`: what becomes a tag, and that MLflow and Weights & Biases take it."""
+"""`gangline job JOB --tags`: the created tags, and that MLflow and Weights & Biases accept them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_tag_is_no_longer_than_trackers_take() -> None:
     ],
 )  # fmt: skip
 def test_targets(text: str, target: TagTarget | None) -> None:
-    """A mistyped target says which there are."""
+    """The error for a mistyped target lists the valid targets."""
     if target is None:
         with pytest.raises(argparse.ArgumentTypeError, match=r"expected mlflow:RUN_ID, wandb:"):
             parse_target(text)
@@ -157,7 +157,7 @@ def test_tags_go_with_a_job_and_are_about_all_of_it(capsys: pytest.CaptureFixtur
 def test_without_the_library_it_says_how_to_have_it(
     kind: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trackers are no dependencies of ours."""
+    """The trackers are optional dependencies."""
     monkeypatch.setitem(sys.modules, kind, None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(CommandError, match=f"-m pip install {package}; or name a file"):
@@ -169,8 +169,6 @@ def test_a_file_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="cannot write"):
         write_tags(TagTarget("file", str(tmp_path / "none" / "t.json")), read())
 
-
-# ---------------------------------------------------------------- the real ones
 
 VARIABLE = "GANGLINE_TRACKERS"
 MISSING = f"no MLflow or W&B: tests/rigs/trackers.sh FOLDER; export {VARIABLE}=FOLDER"

@@ -1,4 +1,4 @@
-"""`gangline mirror`: what it writes of an aggregator's answer, and that it leaves no file that lies."""
+"""`gangline mirror`: the file that it writes from an aggregator's answer, and that it leaves no wrong file."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_with_slurm_only_its_nodes_are_in_it(scores: tuple[Scores, str]) -> None
 
 
 def test_without_slurms_answer_no_file_is_written(scores: tuple[Scores, str]) -> None:
-    """What it had said a minute ago might name a node that is gone."""
+    """The data of a minute ago might name a node that has ended."""
 
     def text(*arguments: str) -> str:
         raise MirrorError("scontrol show node: exit code 1: no controller")
@@ -151,7 +151,9 @@ def test_a_degraded_picture_excludes_nobody(scores: tuple[Scores, str]) -> None:
 
 
 def test_clocks_that_differ_make_no_old_news_believed(scores: tuple[Scores, str]) -> None:
-    """One that is ahead is cut to a minute; of one that is behind nothing is written, with words."""
+    """A clock that is ahead is cut to a minute; from a clock that is behind nothing is written,
+    with an error message.
+    """
     service, address = scores
     with MirrorSource(ConnectionOptions(address), False, "") as source:
         service.valid_seconds = 3600.0
@@ -162,7 +164,7 @@ def test_clocks_that_differ_make_no_old_news_believed(scores: tuple[Scores, str]
 
 
 def test_new_nodes_and_a_new_epoch_are_learned(scores: tuple[Scores, str]) -> None:
-    """Names are asked for when there is one that is not known; and once to learn where to ask in a loop."""
+    """Names are requested when a node is unknown, and once to learn the address for a loop."""
     service, address = scores
     with MirrorSource(ConnectionOptions(address), False, "") as source:
         source.content()
@@ -204,7 +206,7 @@ def test_two_writers_of_one_file_are_refused(
 
 
 def test_what_a_killed_writer_left_is_replaced(scores: tuple[Scores, str], path: Path) -> None:
-    """Half a file beside it, and a link that somebody put in its place."""
+    """A partial temporary file, and a link in its place, are replaced."""
     beside = path.with_name(".nodes.new")
     beside.symlink_to(path.with_name("victim"))
     assert cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]]) == cli.OK

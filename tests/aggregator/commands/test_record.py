@@ -28,9 +28,13 @@ def made(gpus: int = 2, samples: int = 100, host: str = "gpu-017") -> GpuRecordi
     for gpu in range(gpus):
         for name in HISTORY_SIGNALS:
             for index in range(samples):
-                value = {"state": float(index >= 50), "power_watts": 100.0 * gpu + index}.get(name, 0.5)
+                value = {"state": float(index >= 50), "power_watts": 100.0 * gpu + index}.get(
+                    name, 0.5
+                )
                 values.append(float("nan") if index == 3 else value)
-    offsets = array("q", (index * 100_000_000 + (index >= 80) * 5_000_000_000 for index in range(samples)))
+    offsets = array(
+        "q", (index * 100_000_000 + (index >= 80) * 5_000_000_000 for index in range(samples))
+    )
     names = tuple(f"GPU-{gpu:032}" for gpu in range(gpus))
     return GpuRecording(
         names, HISTORY_SIGNALS, STATES, 1, offsets, values, host, "ab", "gpu.xid 79", 1_800_000_000 * 10**9
@@ -42,7 +46,7 @@ Answer = Callable[[bytes, list[StoredRecording]], None]
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Say what the aggregator answers."""
+    """Return a function that sets the aggregator's answers."""
 
     def say(data: bytes, stored: list[StoredRecording]) -> None:
         monkeypatch.setattr(record, "fetch", lambda *_: (data, stored))
@@ -100,7 +104,9 @@ def test_the_parquet_file_has_what_the_host_sent(answers: Answer, tmp_path: Path
 
 
 def test_the_picture_shows_the_clock_and_marks_the_finding() -> None:
-    """The finding was the clock: the picture had neither a clock nor a mark. No color of a curve is that of a state."""
+    """The clock was the finding, but the picture had neither a clock nor a mark. Colors of curves
+    differ from those of states.
+    """
     recording = made(1)
     began_ns = recording.boottime_ns + 5_000_000_000
     found = replace(recording, reason="thermal GPU-1", finding_ns=began_ns)
@@ -132,7 +138,7 @@ def test_the_picture_is_whole(gpus: int) -> None:
 
 
 def test_the_picture_stays_small() -> None:
-    """States that change with each sample of five minutes are no megabytes: a column shows its most frequent one."""
+    """States that change with each sample of five minutes stay small: a column shows its most frequent state."""
     recording = made(8, 3000)
     for index in range(len(recording.values)):
         recording.values[index] = index % 5
@@ -143,7 +149,7 @@ def test_the_picture_stays_small() -> None:
 def test_a_file_that_cannot_be_written_is_not_there(
     answers: Answer, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1 and a line; what stood there before stays, and no half file beside it."""
+    """Exit code 1 and an error line; the earlier file stays, without a partial file next to it."""
     answers(encode_recording(made()), [])
     (tmp_path / name).mkdir()
     assert record.main(["gpu-017", "-o", str(tmp_path / name)]) == cli.FAILED

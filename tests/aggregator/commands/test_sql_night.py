@@ -50,7 +50,7 @@ def operators(folder: Path) -> Iterator[Connection]:
 
 
 def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
-    """Return ops.NAME, history.NAME -> comment of all views and macros; "" for one without."""
+    """Return ops.NAME, history.NAME -> comment of all views and macros; "" without a comment."""
     with duckdb.connect(str(folder / file), read_only=True) as connection:
         rows = connection.execute(
             "SELECT schema_name || '.' || view_name, comment FROM duckdb_views() "
@@ -68,7 +68,7 @@ def asked(connection: Connection, query: str) -> Rows:
 
 
 def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
-    """Two were 41: who was told to look at "question 41" looked at the wrong one."""
+    """Two questions had the number 41, and readers looked at the wrong one."""
     numbers = re.findall(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), re.MULTILINE)
     assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
 
@@ -77,7 +77,7 @@ def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
 def test_every_object_says_what_it_is_with_an_example_that_runs(
     folder: Path, operators: Connection
 ) -> None:
-    """A view that nobody can guess how to call is not there at 3 a.m.; nor is one whose example fails."""
+    """Each view has a description and an example, and the example runs."""
     page = sql_page.PAGE.read_text()
     there = objects(folder)
     assert len(there) >= 35 and there == objects(folder, "gangline.duckdb")
@@ -94,7 +94,7 @@ def test_every_object_says_what_it_is_with_an_example_that_runs(
 
 
 def test_the_page_is_what_the_night_answers(folder: Path) -> None:
-    """An output that was written by hand tells of columns that are gone; `make docs` writes the page."""
+    """Handwritten output showed columns that no longer exist; `make docs` writes the page."""
     page = sql_page.PAGE.read_text()
     queries = sql_page.queries(page)
     assert len(queries) >= 20 and len(set(queries)) == len(queries)
@@ -102,7 +102,7 @@ def test_the_page_is_what_the_night_answers(folder: Path) -> None:
     assert sql_page.answered(page, sql_page.asking(folder)) == page, "run `make docs`"
 
 
-#: What there is none of on a good night, and on this one.
+#: Findings that do not occur on a good night, nor in this one.
 NONE_TONIGHT = {
     "SELECT host, port, active, rate_gigabits_per_second FROM ops.ports WHERE NOT active OR rate_gigabits_per_second < 400",
     "SELECT host, device AS collector, outcome_state FROM latest.collector_10s WHERE outcome_state >= 2",
@@ -110,7 +110,7 @@ NONE_TONIGHT = {
 
 
 def test_no_example_of_the_page_is_empty(folder: Path) -> None:
-    """Of 48 examples 24 had no row on the only data that a newcomer has; `gangline run --scenario night` plays this night."""
+    """24 of 48 examples had no row on a newcomer's data; `gangline run --scenario night` plays this night."""
     assert set(sql_page.empty(sql_page.PAGE.read_text(), folder)) == NONE_TONIGHT
 
 

@@ -1,4 +1,4 @@
-"""What operators ask: the views of the operators' file, and the command that asks it."""
+"""Operators' questions: the views of the operators' file, and the command that queries it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "host-1", "clock.offset", "off", now_ns, expires=False
             )
             await wait_until(lambda: _unhealthy(aggregator.snapshot_holder.snapshot))
-            # An aggregator that has no time left at its end writes none, and does not wait for one that is written.
+            # An aggregator without time at its end writes no file, and does not wait for a running
+            # write.
             await asyncio.to_thread(aggregator.store.write_ops)
 
     asyncio.run(way())
@@ -63,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(made: Path, tmp_path: Path) -> Path:
-    """A copy of it, to do anything with, and as of now: of an older one the command says how old it is."""
+    """Return a modifiable copy with a current time: for an older copy the command reports the age."""
     folder = Path(shutil.copytree(made, tmp_path / "data"))
     with duckdb.connect(str(folder / "operators.duckdb")) as connection:
         now_us = time.time_ns() // 1000
@@ -93,7 +94,7 @@ def _unhealthy(snapshot: Any) -> bool:
     return bool(snapshot and snapshot.hosts and snapshot.hosts[0].state.name == "UNHEALTHY")
 
 
-#: What each is asked for, and a cell of its first row.
+#: The query of each view, and a cell of its first row.
 OPS = [
     ("FROM ops.worst(n := 1)", "state", "UNHEALTHY"),
     ("FROM ops.hosts", "host", "host-1"),
@@ -182,7 +183,7 @@ REFUSED = [
 def test_what_is_not_a_question_is_refused(
     store: Path, capsys: pytest.CaptureFixture[str], query: str, words: str
 ) -> None:
-    """SQL that writes, reads files, or is wrong: words on stderr, nothing on stdout, exit 2."""
+    """SQL that writes, reads files, or is wrong: a message on stderr, nothing on stdout, exit 2."""
     before = (store / "operators.duckdb").read_bytes()
     assert sql.main([query, "--data", str(store)]) == 2
     out, err = capsys.readouterr()
@@ -242,7 +243,7 @@ def test_a_table_fits_the_terminal() -> None:
 
 
 def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
-    """Every column was cut alike: `1770000…` for a clock, `2026-11…` for a time, and no word of it was left."""
+    """Every column was cut alike: `1770000…` for a clock, `2026-11…` for a time, and no full text was left."""
     at = datetime(2026, 11, 21, 3, 0, 1)
     names = ["host", "time", "sm_clock_hertz", "reason", "boottime_ns", "labels"]
     rows = [("sim-002", at, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})]
@@ -293,7 +294,7 @@ def test_a_reader_that_goes_ends_an_endless_answer(store: Path, form: str) -> No
 
 
 def test_a_table_shows_the_first_rows(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of a million rows is read by nobody; that it was cut is said."""
+    """A table of a million rows is cut, and the cut is reported."""
     assert sql.main(["FROM range(100000000000)", "--data", str(store)]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[1].strip() == "0" and out.splitlines()[-1] == "(1000 rows)"
@@ -334,7 +335,7 @@ def test_a_cell_too_big_for_memory(store: Path) -> None:
 
 
 def test_a_plan_is_printed_as_it_is_drawn(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The boxes of EXPLAIN on one line tell nothing."""
+    """EXPLAIN's boxes on a single line are unreadable."""
     assert sql.main(["EXPLAIN FROM hosts", "--data", str(store)]) == 0
     lines = capsys.readouterr().out.splitlines()
     # DuckDB 1.5 and 2.0 draw their corners differently.
@@ -355,7 +356,7 @@ def test_columns_holds_in_a_pipe(
 
 
 def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> None:
-    """Each question of what changed sorted every score that was kept: in a year that of a year. A day is looked at."""
+    """Each query of changes sorted every stored score, after a year a year of them. Now it reads a day."""
     copy = tmp_path / "copy" / "gangline.duckdb"
     copy.parent.mkdir()
     shutil.copy(store / "gangline.duckdb", copy)

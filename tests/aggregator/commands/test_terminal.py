@@ -1,4 +1,4 @@
-"""What commands show: tables in a pipe and on a terminal, a view in place, progress as a bar or as lines of a log."""
+"""Output of commands: tables in a pipe and on a terminal, a view in place, progress as a bar or as lines of a log."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ROWS = [
 
 
 def test_a_table_in_a_pipe_is_for_programs() -> None:
-    """Scripts cut columns: a row is a line, whatever it has to say, and nothing acts on a terminal."""
+    """Scripts cut columns: a row is always a single line, without terminal escapes."""
     assert table(ROWS, 0, right=["GPUS"]).splitlines() == [
         "NAME    GPUS  WHY",
         "a?[31m     8  one two three four five six seven",
@@ -92,7 +92,7 @@ def test_a_table_in_a_pipe_is_for_programs() -> None:
 
 
 def test_a_table_wraps_or_cuts_where_the_terminal_is_narrow() -> None:
-    """At 80 columns the terminal broke each row wherever it ended, and no column stood below its heading."""
+    """At 80 columns the terminal broke each row at its edge, and no column was below its heading."""
     assert table(ROWS, 24).splitlines() == [
         "NAME    GPUS",
         "    WHY",
@@ -119,7 +119,7 @@ def test_a_table_wraps_or_cuts_where_the_terminal_is_narrow() -> None:
 
 
 def test_a_table_is_painted_by_row() -> None:
-    """The style of a row holds for it alone; who asks for none gets none."""
+    """The style of a row ends with the row; a row without a style has no escapes."""
     heading, first, second = table(ROWS, 80, styles=["red", ""]).splitlines()
     assert heading.startswith("\x1b[1m") and first.startswith("\x1b[31m") and "\x1b" not in second
     assert "\x1b" not in table(ROWS, 80)

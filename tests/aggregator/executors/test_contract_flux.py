@@ -1,4 +1,6 @@
-"""The executor for Flux, over a stand-in for its commands that prints what flux-resource(1) and flux-jobs(1) document."""
+"""The executor for Flux, over a fake of its commands that prints the documented output of
+flux-resource(1) and flux-jobs(1).
+"""
 
 from __future__ import annotations
 
@@ -132,8 +134,8 @@ class TestFlux(ExecutorContract):
         rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")
         rig.advice.fault("n1", Action.EVICT_NOW, job=job)
         rig.until(lambda: rig.is_done("n1"), "done")
-        found = rig.advice.of("n1")
-        assert found is not None and f"job {job} was left: Flux requeues no job" in found.state_words  # fmt: skip
+        advisory = rig.advice.of("n1")
+        assert advisory is not None and f"job {job} was left: Flux requeues no job" in advisory.state_words  # fmt: skip
         assert rig.site.scheduler.read_nodes()["n1"].is_managed
         assert "n1" in rig.site.scheduler.read_jobs()[job].nodes
 

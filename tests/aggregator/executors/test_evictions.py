@@ -129,7 +129,7 @@ def test_a_refused_job_is_tried_again_and_reported_until_it_left() -> None:
 
 
 def test_a_job_that_its_owner_keeps_is_left_and_said() -> None:
-    """Its owner forbids a requeue: the executor asks once, and not each minute."""
+    """Its owner forbids a requeue: the executor asks once, not each minute."""
     world = World()
     world.jobs["7"] = replace(JOB, may_requeue=False)
     world.requeue("disabled")
@@ -165,7 +165,7 @@ def test_a_job_that_starts_on_the_node_again_is_not_done(has_drain: bool) -> Non
 
 
 def test_a_job_that_nothing_keeps_off_is_not_evicted_for_ever() -> None:
-    """Its pods tolerate every taint: each minute the whole gang would be ended, and it would never run."""
+    """Its pods tolerate every taint: the whole gang would be evicted each minute and never run."""
     world = World(has_drain=False)
     requeues = 0
     for index in range(1200):
@@ -232,7 +232,7 @@ def test_the_delay_of_a_job_that_was_requeued_before_is_lifted(
     for step in steps:
         world.carry_out(step)
         world.jobs[job.name] = replace(job, begins=NOW + 1)
-        assert not any(isinstance(one, Answer) for one in world.decide())
+        assert not any(isinstance(step, Answer) for step in world.decide())
         world.jobs[job.name] = replace(ELSEWHERE, name=job.name)
         (answer,) = world.decide()
         assert f"job {job.name} was requeued and runs again" in answer.why

@@ -1,4 +1,4 @@
-"""The scheduler extender: it may take nodes away, and never names one that it was not given; any fault lets all pass."""
+"""The scheduler extender: it may remove nodes, never adds a node to the request, and passes all nodes on any fault."""
 
 from __future__ import annotations
 
@@ -78,23 +78,25 @@ def test_only_names_of_the_request_are_answered(served: ServedExtender) -> None:
     """A scheduler that is given a node which it did not offer fails the whole pod."""
     assert served.post(FILTER, names("n2"))["FailedNodes"] == {}
     assert served.post(FILTER, names())["NodeNames"] == []
-    assert [one["Host"] for one in served.post(PRIORITIZE, names("n9", "n4"))] == ["n9", "n4"]
+    assert [score["Host"] for score in served.post(PRIORITIZE, names("n9", "n4"))] == ["n9", "n4"]
 
 
 def test_scores_follow_the_buckets(served: ServedExtender) -> None:
-    """A node that is unknown is as good as the median of those in service."""
+    """A node without a mirror entry gets the median score of the nodes in service."""
     answer = served.post(PRIORITIZE, names("n1", "n2", "n3", "n4", "n9"))
-    assert [one["Score"] for one in answer] == [10, 7, 3, 0, 7]
+    assert [score["Score"] for score in answer] == [10, 7, 3, 0, 7]
 
 
 def test_an_unknown_node_is_as_good_as_most(mirror: Path) -> None:
     """Nodes without an agent got no pod as long as a healthy known node was free."""
-    fleet = [mirror_node(f"n{index}", 0 if index < 8 else 3, ready=index < 9) for index in range(10)]
+    fleet = [
+        mirror_node(f"n{index}", 0 if index < 8 else 3, ready=index < 9) for index in range(10)
+    ]
     table = table_of(mirrored(fleet))
     answers = json.loads(prioritize_answer(json.dumps(names("n0", "n8", "new")).encode(), table))
     assert [answer["Score"] for answer in answers] == [10, 0, 10]
     nothing = json.loads(prioritize_answer(json.dumps(names("n0", "new")).encode(), NO_TABLE))
-    assert len({one["Score"] for one in nothing}) == 1
+    assert len({score["Score"] for score in nothing}) == 1
 
 
 def documented_timeout() -> float:
@@ -105,8 +107,11 @@ def documented_timeout() -> float:
 
 
 def test_a_frozen_extender_delays_a_call_by_the_documented_timeout(mirror: Path) -> None:
-    """A frozen process accepts connections and answers nothing. The client stands for kube-scheduler, which takes an ignorable
-    extender's timeout for "all nodes pass". Once the process continues, calls are answered again."""
+    """A frozen process accepts connections and sends no answer.
+
+    The client behaves as kube-scheduler, which takes an ignorable extender's timeout for "all nodes
+    pass". Once the process continues, calls are answered again.
+    """
     port = free_port()
     settings = f"extender_mirror={mirror}", f"extender_listen=127.0.0.1:{port}"
     command_line = ["executor", "kubernetes", "extender"]
@@ -161,7 +166,7 @@ GO = b'{"Pod":%s,"Nodes":null,"NodeNames":[%s]}'
     ],
 )
 def test_names_are_found_with_and_without_parsing_the_pod(body: bytes) -> None:
-    """Names are cut out of the body where it is as Go writes it; the answer must be that of a whole parse."""
+    """Names are cut out of a body in Go's format; the answer must equal that of a full parse."""
     table = table_of(mirrored(NODES))
     given = json.loads(body)["NodeNames"]
     answer = json.loads(filter_answer(body, table))
@@ -192,19 +197,19 @@ def test_verbs_of_volcano(served: ServedExtender) -> None:
 
 
 def test_a_stale_mirror_lets_all_pass(mirror: Path) -> None:
-    """`gangline mirror` or the aggregator is gone: what was known is not what is."""
+    """`gangline mirror` or the aggregator has ended: the last known state is not the current state."""
     now = time.time()
     with serving_extender(mirror, wall=lambda: now) as served:
         assert served.post(FILTER, names("n5"))["NodeNames"] == []
         now += 100
         assert served.post(FILTER, names("n5"))["NodeNames"] == ["n5"]
-        assert {one["Score"] for one in served.post(PRIORITIZE, names("n1", "n4"))} == {5}
+        assert {score["Score"] for score in served.post(PRIORITIZE, names("n1", "n4"))} == {5}
         assert served.send("GET", "/healthz")[1].startswith(b"all nodes pass")
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "writable by others"])
 def test_a_mirror_that_cannot_be_believed_lets_all_pass(mirror: Path, damage: str) -> None:
-    """Whoever may write the file could take all nodes away."""
+    """Anyone with write access to the file could remove all nodes."""
     if damage == "missing":
         mirror.unlink()
     elif damage == "torn":
@@ -256,7 +261,7 @@ def test_when_most_nodes_are_out_none_is_filtered() -> None:
 
 
 def test_names_of_nodes_that_are_not_names_of_hosts() -> None:
-    """`node_map` translates; a host without a node is nobody's."""
+    """`node_map` translates names; a host without a node is ignored."""
     names_of = {"n5": "ip-10-0-0-5", "n1": ""}
     table = table_of(mirrored(NODES), lambda host: names_of.get(host, host))
     assert set(table.failed) == {"ip-10-0-0-5"} and "n1" not in table.scores
@@ -281,7 +286,7 @@ def test_names_of_nodes_that_are_not_names_of_hosts() -> None:
     ],
 )
 def test_a_body_that_is_none_of_the_api(served: ServedExtender, body: bytes, message: str) -> None:
-    """Each says what is expected; the connection lives on."""
+    """Each answer names the expected content; the connection stays open."""
     for path in (FILTER, PRIORITIZE):
         status, answer = served.send("POST", path, body)
         assert status == 400 and message in json.loads(answer)["error"]
@@ -312,7 +317,7 @@ def test_a_body_that_is_none_of_volcanos(body: bytes) -> None:
 def test_a_request_beyond_its_limits(
     served: ServedExtender, request_bytes: bytes, status: int
 ) -> None:
-    """It is answered with a status and words, and its connection ends."""
+    """The request gets a status and a message, and its connection is closed."""
     with socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:
         plain.sendall(request_bytes)
         answer = b"".join(iter(lambda: plain.recv(65536), b""))
@@ -335,7 +340,7 @@ def test_a_request_that_comes_in_pieces(served: ServedExtender) -> None:
 def test_more_connections_than_there_may_be(
     served: ServedExtender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody opens connections and says nothing: a scheduler that has one keeps it."""
+    """A client opens connections and sends nothing: the scheduler keeps its own connection."""
     monkeypatch.setattr(extender_server, "CONNECTIONS_MAX", 2)
     assert served.post(FILTER, names("n1"))
     with (
@@ -347,7 +352,7 @@ def test_more_connections_than_there_may_be(
 
 
 def test_a_request_that_never_ends(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a request holds a connection for so long at most."""
+    """Half a request holds a connection for REQUEST_SECONDS_MAX at most."""
     monkeypatch.setattr(extender_server, "REQUEST_SECONDS_MAX", 0.01)
     with serving_extender(mirror) as served, socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:  # fmt: skip
         plain.sendall(b"POST /extender/v1/filter HTTP/1.1\r\n")
@@ -358,7 +363,7 @@ def test_a_request_that_never_ends(mirror: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_figures(served: ServedExtender) -> None:
-    """Whoever runs the scheduler sees when nothing is filtered any more."""
+    """The operator of the scheduler sees when nodes are no longer filtered."""
     served.post(FILTER, names("n1"))
     served.send("POST", PRIORITIZE, b"{")
     _, text = served.send("GET", "/metrics")
@@ -370,7 +375,7 @@ def test_figures(served: ServedExtender) -> None:
 
 
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    """A port that is taken, an address that is none, a scheduler that has no extender."""
+    """A port in use, an invalid address, a scheduler without an extender."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = ["executor", "kubernetes", "extender", "--set"]

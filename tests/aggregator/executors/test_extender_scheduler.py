@@ -20,7 +20,7 @@ REAL = pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
 
 
 def configuration(port: int) -> dict[str, Any]:
-    """Return what docs/kubernetes.md says."""
+    """Return the configuration that docs/kubernetes.md shows."""
     return {
         "urlPrefix": f"http://127.0.0.1:{port}/extender/v1", "filterVerb": "filter", "prioritizeVerb": "prioritize",
         "weight": 5, "nodeCacheCapable": True, "ignorable": True, "httpTimeout": "1s",
@@ -60,8 +60,8 @@ def test_pods_go_to_the_best_nodes_and_never_to_broken_ones(
 
     def reasons() -> set[str]:
         return {
-            one["message"] for pod in people.pods() for one in pod["status"].get("conditions") or []
-            if one["type"] == "PodScheduled" and one["status"] == "False"
+            condition["message"] for pod in people.pods() for condition in pod["status"].get("conditions") or []
+            if condition["type"] == "PodScheduled" and condition["status"] == "False"
         }  # fmt: skip
 
     until(lambda: any("gangline: UNHEALTHY (XID)" in reason for reason in reasons()), "the reason")
@@ -72,7 +72,7 @@ def test_pods_go_to_the_best_nodes_and_never_to_broken_ones(
 
 @REAL
 def test_without_the_extender_pods_are_placed(real_cluster: UsedCluster, served: ServedExtender) -> None:  # fmt: skip
-    """It was killed: `ignorable` lets the scheduler go on."""
+    """The extender was killed: `ignorable` lets the scheduler continue."""
     real = real_cluster.real
     assert real
     dead = {**configuration(served.port), "urlPrefix": "http://127.0.0.1:1/extender/v1"}

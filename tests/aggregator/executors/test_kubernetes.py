@@ -1,4 +1,6 @@
-"""What an executor in Kubernetes promises beyond the contract: nobody's taint is lost, budgets hold, all ends, one replica acts."""
+"""The executor for Kubernetes beyond the contract: foreign taints stay, budgets hold, holds expire,
+a single replica acts.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ def hold(number: int, node: str, seconds: float = 600.0, evict: bool = False) ->
 
 @pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> None:
-    """`taints` is one list: whoever writes it back as read a moment ago deletes what another one has set since."""
+    """`taints` is a single list: a client that writes back an older list deletes the taints added since."""
     people, lost = site.people, []
 
     def others() -> None:
@@ -92,7 +94,9 @@ def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> No
     while thread.is_alive():
         turn += 1
         errors = site.kubernetes.apply([hold(turn, "n1")])
-        assert all("Conflict" in error or "422" in error or "409" in error for error in errors.values())
+        assert all(
+            "Conflict" in error or "422" in error or "409" in error for error in errors.values()
+        )
         site.kubernetes.apply([RemoveHold(f"a{turn}", "why", f"gangline_a{turn}")])
     thread.join()
     assert not lost
@@ -114,7 +118,7 @@ def test_two_holds_on_a_node_are_one_taint(site: KubernetesSite) -> None:
 
 
 def test_each_hold_is_one_event_of_its_node(site: KubernetesSite) -> None:
-    """Whoever looks at the node with kubectl sees why, and how often it was set or extended: not one line for each."""
+    """kubectl shows the reason and how often the hold was set or extended, in a single event."""
     number = time.time_ns() // 1000
     succeed(site, hold(number, "n2"), hold(number, "n2", 700))
     events, _ = site.people.api.list_all("/api/v1/namespaces/default/events")
@@ -124,7 +128,9 @@ def test_each_hold_is_one_event_of_its_node(site: KubernetesSite) -> None:
 
 
 def test_no_execute_only_where_it_is_asked_for(cluster: UsedCluster) -> None:
-    """A NoExecute taint evicts every pod of the node, whatever its budget says: nobody gets it without asking."""
+    """A NoExecute taint evicts every pod of the node, whatever its budget: the executor sets it
+    only with `no_execute`.
+    """
     for asked in (False, True):
         site = KubernetesSite(cluster, no_execute=asked)
         succeed(site, hold(3, "n3", evict=True))
@@ -136,7 +142,7 @@ def test_no_execute_only_where_it_is_asked_for(cluster: UsedCluster) -> None:
 
 
 def test_what_is_past_its_end_is_taken_away(cluster: UsedCluster) -> None:
-    """An executor that is gone has left a taint; nothing in Kubernetes ends one."""
+    """An executor that has ended left a taint, and Kubernetes itself never removes taints."""
     now = time.time()
     site = KubernetesSite(cluster, wall=lambda: now)
     succeed(site, hold(1, "n1", 60), hold(2, "n1", 600), hold(3, "n2", 60))
@@ -156,7 +162,7 @@ def test_what_is_past_its_end_is_taken_away(cluster: UsedCluster) -> None:
 def test_without_any_executor_kubectl_takes_away_what_is_past_its_end(
     real_cluster: UsedCluster, tmp_path: Path
 ) -> None:
-    """The script of the CronJob, as it is in the manifest: others' taints and holds that stand stay."""
+    """The CronJob's script from the manifest: foreign taints and unexpired holds stay."""
     site = KubernetesSite(real_cluster)
     people = site.people
     people.taint("n1", "repair.example/fan")
@@ -222,7 +228,9 @@ def live_pods(site: KubernetesSite) -> list[Any]:
 
 
 def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
-    """torchrun with --nnodes=MIN:MAX goes on: to end all of it would cost what it was made to save."""
+    """torchrun with --nnodes=MIN:MAX continues without the pod: ending the whole gang would cost
+    the work that it saves.
+    """
     job = site.submit_annotated(3, {"gangline.io/elastic": "true"})
     found = site.kubernetes.read_jobs()[job]
     assert found.restarts_itself
@@ -236,7 +244,9 @@ def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
 def test_a_pod_that_the_watch_does_not_show_yet_is_seen_behind_the_hold(
     site: KubernetesSite,
 ) -> None:
-    """A gang started just before the taint, and the watch was late: the eviction was DONE while it ran on the node."""
+    """A gang started just before the taint, and the watch was late: the eviction was DONE while the
+    gang ran on the node.
+    """
     site.kubernetes.read_jobs()
     pods: Any = site.kubernetes._pods
     with delayed(pods):
@@ -279,7 +289,7 @@ def delayed(objects: Any) -> Iterator[None]:
 
 @REAL
 def test_the_manifest_gives_what_is_needed_and_nothing_else(real_cluster: UsedCluster) -> None:
-    """Two executors are two logins with rights over a whole cluster: each right is one that somebody can steal."""
+    """Two executors are two logins with rights over a whole cluster: each needless right could be stolen."""
     with closing(ApiServer(real_cluster.access)) as api:
         scheduler = Kubernetes(api)
         lines = list(kubernetes_doctor.findings(api, scheduler, KubernetesConfig(), True))
@@ -303,7 +313,7 @@ def test_the_manifest_gives_what_is_needed_and_nothing_else(real_cluster: UsedCl
 
 @REAL
 def test_the_command(real_cluster: UsedCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody looks at three in the morning: what is set, and all off in one line."""
+    """The emergency commands: list the marks, and remove all of them."""
     assert real_cluster.real
     site = KubernetesSite(real_cluster)
     way = ["--set", f"kubeconfig={real_cluster.real.kubeconfig(EXECUTOR_TOKEN)}"]
@@ -365,12 +375,13 @@ def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.Fixture
 def test_two_executors_of_one_host_have_two_identities(
     cluster: UsedCluster, request: pytest.FixtureRequest
 ) -> None:
-    """Both had the host's name: each took the Lease for its own, and overwrote the ledger of the other."""
+    """Both had the host's name: each took the Lease for its own, and overwrote the other's ledger."""
     ensure_namespace(cluster)
     name, identities = f"lease-{time.time_ns()}", (lease_identity(), lease_identity())
     assert all(len(identity) <= 63 for identity in identities)
     leases = [
-        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, identity) for identity in identities
+        ExecutorLease(ApiServer(admin_access(cluster)), "gangline", name, identity)
+        for identity in identities
     ]
     for lease in leases:
         request.addfinalizer(lease.release)
@@ -378,7 +389,7 @@ def test_two_executors_of_one_host_have_two_identities(
 
 
 def test_a_replica_that_lost_the_lease_cannot_write_the_ledger(cluster: UsedCluster) -> None:
-    """It was suspended for a minute, and does not know yet that another one acts."""
+    """The replica was suspended for a minute, and does not know yet that another replica acts."""
     ensure_namespace(cluster)
     with closing(ApiServer(admin_access(cluster))) as api:
         name = f"ledger-{time.time_ns()}"
@@ -394,7 +405,7 @@ def test_a_replica_that_lost_the_lease_cannot_write_the_ledger(cluster: UsedClus
 
 
 def test_a_write_of_the_ledger_whose_answer_was_lost_is_known_again(cluster: UsedCluster) -> None:
-    """The connection broke after the API server had stored it: each later write would have been refused for ever."""
+    """The connection broke after the API server had stored the ledger: each later write would have been refused."""
     ensure_namespace(cluster)
     with closing(ApiServer(admin_access(cluster))) as api:
         ledger = ConfigMapLedger(api, "gangline", f"ledger-{time.time_ns()}")
@@ -410,7 +421,7 @@ def test_a_write_of_the_ledger_whose_answer_was_lost_is_known_again(cluster: Use
 
 @contextmanager
 def losing_answers(api: Any) -> Iterator[None]:
-    """Calls reach the API server; what it answers is lost."""
+    """Send calls to the API server, and drop its answers."""
     call = api.call
 
     def lost(*arguments: Any) -> Any:
@@ -439,7 +450,7 @@ def ensure_namespace(cluster: UsedCluster) -> None:
 
 
 def test_a_stale_patch_is_a_conflict(cluster: UsedCluster) -> None:
-    """Whatever the status code, it must be made again from the newest version, not given up."""
+    """A conflict, whatever its status code, must be retried from the newest version."""
     api = cluster.people.api
     version = cluster.people.node("n1")["metadata"]["resourceVersion"]
     cluster.people.taint("n1", "test.example/one")
@@ -474,7 +485,7 @@ def test_a_wrong_token_is_said(cluster: UsedCluster, monkeypatch: pytest.MonkeyP
 
 
 def test_while_the_watch_is_lost_nothing_is_said_of_the_cluster(site: KubernetesSite) -> None:
-    """What was read before the loss is not the cluster of now: pods may have gone, and nodes been cordoned."""
+    """The state read before the loss is out of date: pods may have ended, and nodes been cordoned."""
     nodes: Any = site.kubernetes._nodes
     assert site.kubernetes.read_nodes() and not site.kubernetes.read_jobs()
     until(lambda: nodes._watch, "the watch")
@@ -486,7 +497,7 @@ def test_while_the_watch_is_lost_nothing_is_said_of_the_cluster(site: Kubernetes
 
 @contextmanager
 def no_route(api: Any) -> Iterator[None]:
-    """Nothing reaches the API server but watches that have begun."""
+    """Block all calls to the API server; watches that have begun continue."""
     watch, lists = api.watch, api.list_all
 
     def broken(*arguments: Any) -> Any:

@@ -120,7 +120,7 @@ def test_what_is_no_single_gpu_takes_out_the_node(site: KubernetesSite, gpus: tu
 
 
 def test_rules_of_others_stay(site: KubernetesSite) -> None:
-    """An administrator's own rule, for the same device."""
+    """An administrator's own rule for the same device stays."""
     theirs = {
         "apiVersion": f"{DRA}/v1alpha3", "kind": "DeviceTaintRule", "metadata": {"name": "mine"},
         "spec": {"deviceSelector": {"device": "gpu-3"}, "taint": {"key": "repair.example/fan", "effect": "NoSchedule"}},
@@ -133,7 +133,7 @@ def test_rules_of_others_stay(site: KubernetesSite) -> None:
 
 
 def test_rules_past_their_end_are_taken_away(cluster: UsedCluster) -> None:
-    """Nothing in Kubernetes ends one."""
+    """Kubernetes itself never ends a rule."""
     now = time.time()
     site = KubernetesSite(cluster, device_taints=True, wall=lambda: now)
     assert site.kubernetes.apply([place("n1", 0, number=1, seconds=60), place("n1", 1, number=2)]) == {}  # fmt: skip
@@ -160,7 +160,7 @@ def test_without_any_executor_kubectl_takes_rules_away(real_cluster: UsedCluster
 
 
 def test_without_the_api_it_is_the_node(fake_cluster: UsedCluster) -> None:
-    """Kubernetes before 1.33, or with the feature off: the setting changes nothing, and one line says so."""
+    """Kubernetes before 1.33, or with the feature off: the setting has no effect, and a log line reports this."""
     site = KubernetesSite(fake_cluster, device_taints=True)
     devices: Any = site.kubernetes._devices
     devices._paths = ("", "")
@@ -171,7 +171,7 @@ def test_without_the_api_it_is_the_node(fake_cluster: UsedCluster) -> None:
 
 
 def test_devices_of_any_version_of_slices() -> None:
-    """`basic` until v1beta1; two pools with the same UUID are no answer."""
+    """`basic` until v1beta1; a UUID in two pools is ambiguous and matches no device."""
     old = slice_of("n1")
     for device in old["spec"]["devices"]:
         device["basic"] = {"attributes": device.pop("attributes")}
@@ -184,7 +184,7 @@ def test_devices_of_any_version_of_slices() -> None:
 
 
 def test_a_rule_that_somebody_damaged() -> None:
-    """Without its node it is nobody's hold; without its end it is past it."""
+    """A rule without its node belongs to no hold; a rule without its end has expired."""
     metadata = {"name": "r", "labels": {"gangline.io/executor": "gangline"}}
     assert parse_rule({"metadata": metadata}) is None
     rule = parse_rule({"metadata": {**metadata, "annotations": {"gangline.io/node": "n1", "gangline.io/holds": "x"}}})  # fmt: skip
@@ -192,7 +192,7 @@ def test_a_rule_that_somebody_damaged() -> None:
 
 
 def test_the_answer_says_that_the_node_goes_on() -> None:
-    """The aggregator counts a node that is out otherwise."""
+    """Without this answer the aggregator counts the node as out of service."""
     hold = NodeHold("gangline_a1", frozenset(["n1"]), 1e12, ("gpu-3",))
     advice = Advice("a1", "1", "AVOID", "ACCEPTED", "n1", scope="gpu", expires=1000.0, lease_until=1e9, devices=("GPU-1",))  # fmt: skip
     ledger = UnsavedLedger(Path("nowhere"))

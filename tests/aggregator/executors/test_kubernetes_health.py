@@ -1,4 +1,4 @@
-"""Health of nodes in Kubernetes: one condition, one label, both ours alone, both with an end."""
+"""Health of nodes in Kubernetes: a condition and a label of Gangline's own, each with an expiry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def site(cluster: UsedCluster) -> Iterator[KubernetesSite]:
 
 
 class Scores:
-    """What the aggregator says, and when it is."""
+    """The aggregator's scores, and the current time."""
 
     def __init__(self, site: KubernetesSite) -> None:
         self.health: dict[str, NodeHealth] = {}
@@ -65,7 +65,9 @@ class Scores:
 
 
 def conditions(site: KubernetesSite, node: str) -> dict[str, Any]:
-    return {one["type"]: one for one in site.people.node(node)["status"]["conditions"]}
+    return {
+        condition["type"]: condition for condition in site.people.node(node)["status"]["conditions"]
+    }
 
 
 def bucket(site: KubernetesSite, node: str) -> str | None:
@@ -75,7 +77,7 @@ def bucket(site: KubernetesSite, node: str) -> str | None:
 
 
 def seen(site: KubernetesSite, node: str, value: str | None) -> None:
-    """Wait until the watch has what was written."""
+    """Wait until the watch has received the written label."""
     until(lambda: site.kubernetes.current_nodes()[node].bucket_label == value, f"bucket {value}")
 
 
@@ -119,7 +121,7 @@ def test_a_worse_bucket_at_once_a_better_one_later(site: KubernetesSite) -> None
 
 
 def test_both_have_an_end(site: KubernetesSite) -> None:
-    """An aggregator that forgot a host left its last word on the node for ever."""
+    """An aggregator that forgot a host left its last label on the node forever."""
     scores = Scores(site)
     scores.health = {"n1": BROKEN, "n2": WELL}
     scores.publisher.turn()
@@ -151,7 +153,7 @@ def test_undo_takes_both_away(site: KubernetesSite) -> None:
 def test_without_any_executor_kubectl_takes_the_bucket_away(
     real_cluster: UsedCluster, tmp_path: Path
 ) -> None:
-    """The same script that ends taints: a bucket that nobody renews is no bucket."""
+    """The script that ends taints also removes a bucket that is no longer renewed."""
     site = KubernetesSite(real_cluster)
     scores = Scores(site)
     scores.health = {"n1": BROKEN, "n2": BROKEN}
@@ -166,7 +168,7 @@ def test_without_any_executor_kubectl_takes_the_bucket_away(
 
 
 def test_an_aggregator_that_is_away_changes_nothing(site: KubernetesSite) -> None:
-    """Nodes keep what was last published until its end; a turn never raises."""
+    """Nodes keep the last published health until it expires; a turn never raises."""
     scores = Scores(site)
     scores.health = {"n1": BROKEN}
     scores.publisher.turn()
@@ -206,7 +208,9 @@ def test_health_ends_with_the_hold_of_its_node(site: KubernetesSite) -> None:
 
 
 def test_a_turn_writes_so_many_nodes_at_most() -> None:
-    """A new aggregator that judges 5,000 nodes otherwise would be 10,000 writes at once; the worst come first."""
+    """A new aggregator that judges 5,000 nodes differently would cause 10,000 writes at once; the
+    worst nodes come first.
+    """
     calls: list[str] = []
 
     class Api:
@@ -222,7 +226,7 @@ def test_a_turn_writes_so_many_nodes_at_most() -> None:
 
 
 def test_hysteresis_takes_the_worst_of_the_wait() -> None:
-    """3, then 1 and 2 by turns: the label says 2, not the 1 of the last moment."""
+    """3, then 1 and 2 in turn: the label is 2, not the latest value 1."""
     hysteresis, now = BucketHysteresis(), 100.0
     assert hysteresis.bucket("n1", None, 3, now) == 3
     assert hysteresis.bucket("n1", 3, 1, now) == 3
@@ -232,7 +236,7 @@ def test_hysteresis_takes_the_worst_of_the_wait() -> None:
 
 
 def test_a_label_that_is_no_bucket_is_written_over() -> None:
-    """Somebody typed `gangline.io/bucket=good`."""
+    """A person typed `gangline.io/bucket=good`."""
     node = KubernetesNode("n1", "1", bucket_label="good", bucket_until="x" * 30)
     assert node.bucket is None and node.bucket_ends == 0.0
     patch = label_patch(node, 1, 1e9)

@@ -1,4 +1,6 @@
-"""The admission check of Kueue: against custom resources of exactly its fields. What Kueue does with the answer is not shown here."""
+"""The admission check of Kueue, against custom resources with exactly its fields. Kueue's reaction
+to the answer is not shown here.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def test_it_waits_only_for_nodes_that_are_out() -> None:
 
 
 def test_pods_that_run_take_their_gpus() -> None:
-    """A healthy node that is full is no place."""
+    """A healthy node without free GPUs cannot take the gang."""
     pod = GangPod("ml", "p", "u", "ml/job/a", "Running", "n1", gpus=8)
     assert decide(3, {}, running=[pod]).state == "Ready"
     assert decide(3, {"n2": "x"}, running=[pod]).state == "Retry"
@@ -176,7 +178,7 @@ def controller(cluster: UsedCluster, site: KubernetesSite) -> Iterator[KueueCont
 
 
 def submit(site: KubernetesSite, name: str, pods: int) -> None:
-    """What Kueue writes: a workload, then quota and the checks to pass."""
+    """Create the objects that Kueue writes: a workload, then quota and pending checks."""
     api = site.people.api
     container = {"name": "main", "image": "none", "resources": {"requests": {"nvidia.com/gpu": str(GPUS)}}}  # fmt: skip
     body = {
@@ -241,7 +243,9 @@ def test_a_selector_on_the_bucket(controller: KueueController, site: KubernetesS
 
 
 def test_what_another_wrote_meanwhile_stays(controller: KueueController, site: KubernetesSite) -> None:  # fmt: skip
-    """Kueue took the quota back between our look and our answer: the patch must not bring a check to life that is gone."""
+    """Kueue took the quota back between the controller's read and its answer: the patch must not
+    restore a removed check.
+    """
     submit(site, "taken", 2)
     controller.turn()
     until(lambda: controller.turn() and checks(site, "taken")["gangline"]["state"] == "Ready", "answered")  # fmt: skip
@@ -253,11 +257,11 @@ def test_what_another_wrote_meanwhile_stays(controller: KueueController, site: K
     controller._write(seen, 1, CheckAnswer("Ready", "late"))
     assert checks(site, "taken")["gangline"]["state"] == "Rejected"
     drop(site, "taken")
-    controller._write(seen, 1, CheckAnswer("Ready", "gone"))  # says nothing
+    controller._write(seen, 1, CheckAnswer("Ready", "gone"))  # logs nothing
 
 
 def test_undo_lets_what_waits_go_on(controller: KueueController, site: KubernetesSite) -> None:
-    """A controller that is gone holds every workload of its queue up: undo answers them, and tells Kueue."""
+    """A controller that has ended blocks every workload of its queue: undo answers them, and informs Kueue."""
     controller.turn()
     assert is_active(site) == "True"
     submit(site, "waits", 8)

@@ -1,4 +1,4 @@
-"""Objects of Kubernetes as executors read them: gangs, marks, ways in, and answers that are none."""
+"""Parsing of Kubernetes objects: gangs, marks, ways to log in, and invalid answers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def parsed(name: str = "p-0", **more: Any) -> GangPod:
 
 
 def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
-    """nvidia.com/gpu:NoSchedule stands on every GPU node: the whole fleet would have been out of service."""
+    """Every GPU node has nvidia.com/gpu:NoSchedule: the whole fleet would have been out of service."""
     nodes = [parse_node(node("team=vision:NoSchedule", "nvidia.com/gpu=present:NoSchedule", name=f"n{index}")) for index in range(4)]  # fmt: skip
     nodes.append(parse_node(node("repair=fan:NoSchedule", "soft=x:PreferNoSchedule", name="n9")))
     common = usual_keys(nodes)
@@ -110,7 +110,7 @@ def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
     ],
 )  # fmt: skip
 def test_who_took_a_node_out(document: Json, out: str, down: str) -> None:
-    """Kubernetes' own taints repeat its conditions; ours is nobody's outage."""
+    """Kubernetes' own taints repeat its conditions; the executor's taint is not an outage."""
     found = node_of(parse_node(document), USUAL_TAINTS, frozenset())
     assert (found.out, found.down) == (out, down)
     assert found.is_responding == (document["status"]["conditions"][0]["status"] != "Unknown")
@@ -138,7 +138,7 @@ def test_an_annotation_that_nobody_can_read_has_no_holds(text: str) -> None:
 
 
 def test_holds_on_a_node_are_limited() -> None:
-    """An annotation that somebody filled is not read without end."""
+    """An annotation of any size is read up to a limit."""
     many = {f"gangline_a{index}": 5.0 for index in range(10_000)}
     assert len(parse_holds(format_holds(many))) == 2 * NODE_HOLDS_MAX
 
@@ -257,7 +257,7 @@ def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
     ],
 )  # fmt: skip
 def test_what_the_owner_says(annotations: Json, may: bool, checkpoint: float) -> None:
-    """A word that is none changes nothing."""
+    """An invalid value changes nothing."""
     found = parsed(annotations=annotations)
     assert (found.may_requeue, found.checkpoint_seconds) == (may, checkpoint)
     assert not parsed(owner=None).may_requeue
@@ -271,7 +271,7 @@ def test_what_is_no_object_is_refused(document: Any) -> None:
 
 
 def test_times() -> None:
-    """With and without fractions; a word that is none is no time."""
+    """Times with and without fractions; an invalid time is 0."""
     assert parse_time("2026-01-01T00:00:05Z") == parse_time("2026-01-01T00:00:05.123456Z") == 1767225605.0  # fmt: skip
     assert parse_time("2026-13-01T00:00:00Z") == parse_time("yesterday") == parse_time(None) == 0.0
 
@@ -309,7 +309,7 @@ def test_an_evicted_gang_waits_for_its_new_pods_and_not_for_ever() -> None:
     ],
 )  # fmt: skip
 def test_how_a_gang_ended(statuses: list[Json], state: str) -> None:
-    """An outcome is what hazards are learned from."""
+    """Hazards are learned from outcomes."""
     pods = [parsed(f"p-{at}", status=status) for at, status in enumerate(statuses)]
     (job,) = GangHistory().jobs(pods, (), 0.0).values()
     assert job.state == state and job.ended
@@ -361,7 +361,7 @@ def write_config(folder: Path, cluster: Json, user: Json | None = None) -> Path:
 
 
 def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    """YAML, a login through another program, and a CA that nobody checks are the usual three."""
+    """The three usual causes: YAML, a login through another program, and a CA that is not verified."""
     yaml = tmp_path / "config"
     yaml.write_text("apiVersion: v1\n")
     with pytest.raises(SchedulerError, match="kubectl config view --raw --minify --flatten -o json"):  # fmt: skip
@@ -390,7 +390,7 @@ def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
 
 
 def test_without_tls_only_this_machine(tmp_path: Path) -> None:
-    """A token in the clear on a network is everybody's."""
+    """A token sent in the clear over a network is public."""
     assert find_access("http://127.0.0.1:8001").port == 8001
     for server in ("http://k.example:8001", "https://127.0.0.1:8001", "127.0.0.1", "http://127.0.0.1:x"):  # fmt: skip
         with pytest.raises(SchedulerError, match="kubernetes_server"):
@@ -514,7 +514,7 @@ def test_the_doctor_asks_for_the_rights_of_the_executor(
 
 
 def test_the_doctor_counts_outages() -> None:
-    """A cluster whose every other node has a taint of a team gets no advice: somebody has to see why."""
+    """A cluster where every second node has a team's taint gets no advice: the operator must see the reason."""
     nodes = {f"n{index}": node_of(parse_node(node("team=a:NoSchedule", name=f"n{index}")), (), frozenset()) for index in range(3)}  # fmt: skip
     (job,) = GangHistory().jobs([parsed(owner=None)], (), 0.0).values()
     lines = [finding.text for finding in cluster_findings(nodes, {job.name: job})]

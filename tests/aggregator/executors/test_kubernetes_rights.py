@@ -1,4 +1,4 @@
-"""The rights of packaging/kubernetes by the real API server with RBAC on: each one that is needed, and no other."""
+"""The rights of packaging/kubernetes, by the real API server with RBAC on: each needed right, and no others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALLOWED: dict[tuple[str, str, str, str], set[str]] = {
     (DRA, "devicetaintrules", "", ""): {"list", "create", "patch", "delete"},
     (DRA, "resourceslices", "", ""): {"list"},
 }
-#: What it has nothing of.
+#: Resources without any right.
 FORBIDDEN = (
     ("", "secrets", "", ""), ("", "secrets", "gangline", ""), ("", "configmaps", "", ""), ("", "configmaps", "kube-system", ""),
     (LEASES, "leases", "kube-system", ""), ("", "events", NAMESPACE, ""), ("", "namespaces", "", ""),
@@ -87,7 +87,7 @@ def allowed_verbs(api: ApiServer, group: str, resource: str, namespace: str, nam
 
 @pytest.mark.parametrize("place", ALLOWED, ids=lambda place: "-".join(filter(None, place)).replace("/", "."))  # fmt: skip
 def test_what_it_needs_and_no_other_verb(api: ApiServer, place: tuple[str, str, str, str]) -> None:
-    """A verb too many is one that somebody who has the token can use on a whole cluster."""
+    """A needless verb could be used on the whole cluster with a stolen token."""
     assert allowed_verbs(api, *place) == ALLOWED[place]
 
 
@@ -99,7 +99,7 @@ def test_nothing_of_all_else(api: ApiServer) -> None:
 
 @pytest.mark.parametrize("name", ["executor.yaml", "extender.yaml"])
 def test_the_api_server_takes_the_other_manifests(real_cluster: UsedCluster, api: ApiServer, name: str) -> None:  # fmt: skip
-    """A field that is misspelt is found at the first `kubectl apply` of somebody else."""
+    """A misspelled field would be found only at a user's first `kubectl apply`."""
     kubectl = path_of("kubectl")
     assert kubectl and real_cluster.real
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""What an executor does for launchers: cycle-info files, segment files, and the attribution service, without the real client."""
+"""The executor's interfaces for launchers: cycle-info files, segment files and the attribution
+service, without the real client.
+"""
 
 from __future__ import annotations
 
@@ -111,13 +113,13 @@ def test_a_file_is_read_as_its_launcher_writes_it() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_cycle_info_is_refused(text: str, why: str) -> None:
-    """Users write these files: one of them must neither end the executor nor fill its memory."""
+    """Users write these files: a bad file must neither end the executor nor fill its memory."""
     with pytest.raises(CycleInfoError, match=why):
         parse_cycle_info(text)
 
 
 def test_the_link_leads_to_a_file_of_that_job_in_its_folder_only(tmp_path: Path) -> None:
-    """Else a user could have the executor read any file, or wait at a FIFO for ever."""
+    """Otherwise a user could make the executor read any file, or block at a FIFO."""
     assert read_cycle_info(tmp_path, "7") is None
     link = tmp_path / "cycle_info.7.current"
     secret = tmp_path / "secret"
@@ -151,7 +153,7 @@ def test_the_link_leads_to_a_file_of_that_job_in_its_folder_only(tmp_path: Path)
 
 
 def test_a_gang_is_the_hosts_that_its_launcher_uses() -> None:
-    """A hot spare of the allocation is no member: it slows nobody down, and nobody loses by its drain."""
+    """A hot spare of the allocation is not a member: it slows no host down, and its drain costs nothing."""
     found = with_cycles(state(job("7", "n1", "n2", "n3.cluster")), {"7": cycle(0, "n1", "n3")})
     (gang,) = found.jobs.values()
     assert (gang.name, gang.nodes, gang.gpus, gang.cycle) == (
@@ -179,7 +181,9 @@ def test_a_file_is_believed_only_about_hosts_and_the_run_of_its_job(info: CycleI
 
 
 def test_a_launchers_restart_is_an_outcome_and_the_host_that_was_left_is_blamed(tmp_path: Path) -> None:  # fmt: skip
-    """The scheduler sees one run of the job; what its launcher lost within it was in no outcome, and hazards stayed too low."""
+    """The scheduler sees a single run of the job; the launcher's losses within it were in no
+    outcome, and hazards stayed too low.
+    """
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.entries["a1"] = Entry("a1", "n2", "EVICT_NOW", "x", 1, NOW, NOW + 7200, phase=SET, mark="hold")  # fmt: skip
     reported = reports.Reported()
@@ -210,7 +214,9 @@ def marked(tmp_path: Path, node: str, action: str) -> ExecutorLedger:
 
 
 def test_a_segment_is_out_while_a_node_of_it_is(tmp_path: Path) -> None:
-    """Of a job that is no array, the first process alone reads the file: with several nodes it would take the wrong one out."""
+    """In a job that is not an array only the first process reads the file: with several nodes it
+    would exclude the wrong node.
+    """
     tasks = [job(str(at), f"n{at}", array="4", array_task=str(at)) for at in (5, 6)]
     shown = state(*tasks, job("7", "n1", "n2"), job("8", "n3"))
     assert list(launcher_segments.wanted_files(shown, marked(tmp_path, "n5", "EVICT_NOW"))) == ["segment_health_check.4.5"]  # fmt: skip
@@ -221,7 +227,7 @@ def test_a_segment_is_out_while_a_node_of_it_is(tmp_path: Path) -> None:
 
 
 def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
-    """A site has a program of its own that bars segments: its decisions stand."""
+    """A site's own program excludes segments: its decisions stay."""
     theirs, theirs_too = (tmp_path / f"segment_health_check.{name}" for name in ("1.1", "1.2"))
     theirs.write_text("out by hand\n")
     theirs_too.touch()
@@ -372,12 +378,12 @@ def test_the_launcher_waits_for_its_next_cycle_before_anything_is_said() -> None
     ids=lambda one: f"{one.action} {one.basis} {one.state} {one.node}",
 )  # fmt: skip
 def test_never_stop_for_less(one: Advice) -> None:
-    """Never on statistics, never where the job may go on there, never for what a person rejected, never for another host."""
+    """Never on statistics, never if the job may continue there, never for rejected advice, never for another host."""
     assert verdict(seen(RUNNING, one, cycles=NEXT))[:2] == ("UNKNOWN", True)
 
 
 def test_never_stop_without_the_launchers_word_for_its_hosts() -> None:
-    """In an allocation with spares nobody else knows whether the host is used."""
+    """In an allocation with spares only the launcher knows whether the host is used."""
     found = verdict(seen(RUNNING, advice("n2")), requested=NOW - 1000)
     assert found[:2] == ("UNKNOWN", True) and "not known without cycle-info files" in found[2]
 

@@ -1,4 +1,4 @@
-"""The ledger of an executor: what it had written is there after a kill, and a file that is none is refused."""
+"""The ledger of an executor: written entries survive a kill, and an invalid file is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
 
 
 def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
-    """Of a cluster that is down as a whole the ledger stays small; an older ledger has none."""
+    """The ledger stays small when a whole cluster is down; an older ledger has no such nodes."""
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.reported = frozenset(f"n{index}" for index in range(REPORTED_MAX + 1))
     ledger.save()
@@ -60,7 +60,9 @@ def test_reported_nodes_have_a_limit(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """Begun anew in silence, an executor would take its own marks for somebody else's; the message says what to do."""
+    """If the executor silently began a new ledger, it would take its own marks for foreign ones;
+    the message names the remedy.
+    """
     path = tmp_path / "ledger.json"
     path.write_text(text)
     with pytest.raises(LedgerError, match=message) as error:

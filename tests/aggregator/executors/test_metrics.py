@@ -1,4 +1,4 @@
-"""/metrics of an executor: what a rule, or a person in the night, is told."""
+"""/metrics of an executor, for alert rules and for operators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def advice(name: str, state: str, action: str = "AVOID") -> Advice:
 
 
 def test_from_advice_to_done() -> None:
-    """What is open, what was done, what is set, how old it is, and how long it took."""
+    """Figures: open advice, answers, marks, their age, and their duration."""
     clock, ledger = Clock(), UnsavedLedger(Path("nowhere"))
     figures = ExecutorFigures(marks_max=3, wall=clock, started=1000.0)
     nodes = {"n1": Node("n1", "Ready"), "n2": Node("n2", "Ready", out="cordoned")}
@@ -65,7 +65,7 @@ def test_from_advice_to_done() -> None:
     entry.answered = "DONE"
     ledger.add(entry)
     figures.count_answer("a1", "DONE")
-    figures.count_answer("a9", "DONE")  # of an earlier life: how long it took is not known
+    figures.count_answer("a9", "DONE")  # of an earlier run: its duration is unknown
     figures.observe({"a1": advice("a1", "DONE")}, state, ledger, ACTIONS)
     clock.now += 60
     figures.count_action("RenewLease", "")
@@ -113,7 +113,6 @@ def test_a_scraper_gets_the_form_that_it_asks_for() -> None:
 
 
 def test_an_address_that_is_none_or_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said at the start."""
     assert command(["executor", "slurm", "--set", "metrics_listen=9479"]) == 2
     assert "expected ADDRESS:PORT" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:

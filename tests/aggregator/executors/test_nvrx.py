@@ -1,4 +1,4 @@
-"""What an executor does for launchers, seen by the real client of NVIDIA's resiliency extension."""
+"""The executor's interfaces for launchers, used by the real client of NVIDIA's resiliency extension."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def log_of(found: dict[str, object]) -> str:
 
 
 def test_the_real_client_stops_only_for_stop_and_only_if_told_to(server: AttributionServer) -> None:
-    """STOP, RESTART, wait and UNKNOWN as 0.7 takes them; with the stock setting a STOP is logged, no more."""
+    """STOP, RESTART, wait and UNKNOWN as 0.7 takes them; with the stock setting a STOP is only logged."""
     broken = seen(RUNNING, advice("n2"), cycles={"7": cycle(1, "n1", "n2", started=NOW + 1)})
     found = attribution("0.7.0", server, broken)
     assert found["stop_requested"] is True
@@ -89,7 +89,7 @@ def test_the_real_client_stops_only_for_stop_and_only_if_told_to(server: Attribu
 
 
 def test_the_client_of_0_6_shows_the_answer_in_its_log(server: AttributionServer) -> None:
-    """It sends the log's path alone, asks once, and does nothing about what it is answered."""
+    """The client sends only the log's path, asks once, and ignores the answer."""
     view = seen(RUNNING, advice("n3"), cycles={"7": cycle(0, "n1", "n2")}, before=seen(RUNNING))
     found = attribution("0.6.0", server, view)
     assert "AttrSvcResult for /logs/train_cycle0.log: status=completed" in log_of(found)

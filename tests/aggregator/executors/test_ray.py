@@ -1,4 +1,4 @@
-"""The executor for Ray: what it makes of the helper's output, the label at start, and a real cluster of Ray."""
+"""The executor for Ray: parsing of the helper's output, the label at start, and a real Ray cluster."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def labels(*place: str) -> str:
 
 
 def test_the_label_at_start(tmp_path: Path) -> None:
-    """Of a file that is not whole, current and its owner's alone it says nothing: Ray starts as without Gangline."""
+    """With a mirror file that is damaged, expired or writable by others, Ray starts without a label."""
 
     def mirror(until: float) -> bytes:
         nodes = [MirrorNode("n1", 3, False, 0.31, 1e-2, 0.9, "UNHEALTHY", "XID 79")]
@@ -157,7 +157,7 @@ cluster.shutdown()
 
 
 class RaySite(Site):
-    """As much of a site as the rig needs: Ray starts and ends no jobs by name."""
+    """The subset of a site that the rig needs: Ray starts and ends no jobs by name."""
 
     settings: ClassVar[dict[str, object]] = {"mark": "drain", "actions": ("EVICT_NOW",)}
 
@@ -190,7 +190,7 @@ class RaySite(Site):
 @pytest.mark.slow
 @pytest.mark.skipif(not (FOLDER / "env/bin/ray").exists(), reason=MISSING)
 def test_a_real_cluster(tmp_path: Path) -> None:
-    """The placement group is reported; its node is drained for EVICT_NOW, and ends once the group is gone. Others are left."""
+    """The placement group is reported; its node is drained for EVICT_NOW, and ends after the group. Other nodes stay."""
     (tmp_path / "cluster.py").write_text(CLUSTER)
     with ExitStack() as stack:
         cluster = stack.enter_context(
@@ -209,8 +209,8 @@ def test_a_real_cluster(tmp_path: Path) -> None:
         node = min(group.nodes)
         advice.fault(node, Action.EVICT_NOW, job=group.name)
         rig.until(lambda: rig.is_done(node), "done")
-        found = advice.of(node)
-        assert found is not None and "was left: Ray lets it continue" in found.state_words
+        advisory = advice.of(node)
+        assert advisory is not None and "was left: Ray lets it continue" in advisory.state_words
         assert site.scheduler.read_nodes([node])[node].state == "DRAINING"
         cluster.stdin.write("\n")
         cluster.stdin.flush()
@@ -218,4 +218,6 @@ def test_a_real_cluster(tmp_path: Path) -> None:
         rig.until(lambda: site.scheduler.read_nodes([node])[node].state == "DEAD", "the node ends")
         nodes = site.scheduler.read_nodes()
         assert REASON.partition("cause")[0] in nodes[node].reason and nodes[node].is_managed
-        assert all(one.state == "ALIVE" for name, one in nodes.items() if name != node)
+        assert all(
+            node_state.state == "ALIVE" for name, node_state in nodes.items() if name != node
+        )

@@ -1,4 +1,6 @@
-"""Alarms of the aggregator about itself: each provoked, each with what looks alike and is none; the clock handed in."""
+"""Alarms of the aggregator about itself: each is raised once here, and similar harmless figures
+raise none; the clock is an argument.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from tests.processes import GUARD_SECONDS
 
 NS = 1_000_000_000
 CONFIG = AggregatorConfig()
-#: What alarms ask for words.
+#: The fields from which alarms take their messages.
 STORE: Any = SimpleNamespace(
     loss_message="gangline.duckdb ends before what was receipted",
     history=SimpleNamespace(failing="exporting gpu_1s 202611210005: no space left on the disk"),
@@ -46,12 +48,11 @@ Sick = Callable[[float], dict[str, float]]
 
 
 def _as(name: str, **also: float) -> Sick:
-    """Return what makes a figure *name* of a number."""
+    """Return a function that makes the figure *name* from a number."""
     return lambda value: {name: value, **also}
 
 
-#: Alarm -> what makes the figure that it watches; above which it stands, at which it goes, and after how
-#: many seconds of that.
+#: Alarm -> function that makes its figure, bound to raise, bound to clear, and the seconds of each.
 BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
     "aggregator.stored_lost": (_as("store_lost"), 0.0, 0.0, 0, 0),
     "aggregator.not_storing": (_as("not_storing_seconds"), 0.0, 0.0, 5, 10),
@@ -70,7 +71,7 @@ BOUNDS: dict[str, tuple[Sick, float, float, float, float]] = {
     "aggregator.descriptors": (_as("open_descriptors", descriptors_max=1.0), 0.85, 0.75, 0, 60),
     "aggregator.hosts": (_as("hosts_ratio"), 0.95, 0.90, 0, 60),
 }  # fmt: skip
-#: What comes near in another way, and is another figure's matter.
+#: Harmless figures near an alarm, which belong to another figure.
 NEAR: dict[str, dict[str, float]] = {
     "aggregator.not_storing": {"failed_commits": 3.0},
     "aggregator.receipt_loss": {"silent_hosts": 50.0},
@@ -80,14 +81,14 @@ NEAR: dict[str, dict[str, float]] = {
 
 
 def test_every_alarm_is_provoked_here() -> None:
-    """An alarm that no test has seen raised may never be. They stand in order, the gravest first."""
+    """Each alarm is raised in a test. They are in order, most severe first."""
     assert list(BOUNDS) == [alarm.name for alarm in table(CONFIG, STORE)]
 
 
 def _stand(
     alarms: Alarms, changes: dict[str, float], seconds: float, begin: float = 0
 ) -> list[Any]:
-    """Step once a second for so long, and return what changed."""
+    """Step once a second for *seconds*, and return the changes."""
     found: list[Any] = []
     for second in range(int(begin), int(begin + seconds)):
         found += alarms.step(WELL | changes, second * NS)
@@ -96,7 +97,7 @@ def _stand(
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_an_alarm_is_raised_once_and_cleared_once(name: str) -> None:
-    """At its bounds and on its second: it stands while it is so, says so with a way out, and goes for good."""
+    """At its bounds and on its second: the alarm is raised once with a remedy, stays, and is cleared for good."""
     make, above, below, hold, rest = BOUNDS[name]
     alarms = Alarms(table(CONFIG, STORE))
     little = 1e-9 * max(1.0, above)
@@ -114,13 +115,13 @@ def test_an_alarm_is_raised_once_and_cleared_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", NEAR)
 def test_what_comes_near_is_no_alarm(name: str) -> None:
-    """A page for what is usual is a page that nobody reads the next time."""
+    """Pages for normal events make people ignore pages."""
     assert _stand(Alarms(table(CONFIG, STORE)), NEAR[name], 300) == []
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_what_is_not_known_changes_nothing(name: str) -> None:
-    """A disk that cannot be asked is not empty, and an alarm that stands is not over for it."""
+    """An unreadable disk is not empty, and does not clear an active alarm."""
     alarms = Alarms(table(CONFIG, STORE))
     make, above, _, hold, _ = BOUNDS[name]
     _stand(alarms, make(above + 1), int(hold) + 1)
@@ -130,7 +131,7 @@ def test_what_is_not_known_changes_nothing(name: str) -> None:
 
 
 def test_why_history_fails_and_what_was_lost_are_in_the_words() -> None:
-    """`history fails`, and then a search through the log of a night: the reason is known, it is told."""
+    """`history fails` required a search through the night's log, although the reason was known."""
     alarms = Alarms(table(CONFIG, STORE))
     _stand(alarms, {"history_failing": 1.0, "store_lost": 1.0}, 200)
     lost, failing = alarms.messages
@@ -139,7 +140,7 @@ def test_why_history_fails_and_what_was_lost_are_in_the_words() -> None:
 
 
 def test_history_that_stands_still_is_late() -> None:
-    """A thread that hangs on a dead disk says nothing any more: its last word was that nothing waits."""
+    """A thread that hangs on a dead disk reports nothing: its last figure was an empty queue."""
     alarms = Alarms(table(CONFIG, STORE))
     found = _stand(alarms, {"history_lag_seconds": 0.0, "history_turn_age_seconds": 901.0}, 301)
     assert [one.name for one in found] == ["aggregator.history_late"]
@@ -153,7 +154,7 @@ def test_an_old_file_at_the_start_is_no_alarm() -> None:
 
 
 def test_a_short_lag_is_none() -> None:
-    """A checkpoint of ten seconds is no trouble; fifteen seconds of it are."""
+    """A checkpoint of ten seconds is normal; fifteen seconds raise the alarm."""
     alarms = Alarms(table(CONFIG, STORE))
     for second in range(0, 200, 20):
         assert _stand(alarms, {"lag_seconds": 30.0}, 15, begin=second) == []
@@ -189,7 +190,7 @@ def test_raised_and_cleared_alternate(looks: list[tuple[float, int]]) -> None:
 
 
 def test_settings_move_what_is_late() -> None:
-    """Where a commit is made every ten seconds, a receipt after fifteen is on time."""
+    """With a commit every ten seconds, a receipt after fifteen is on time."""
     slow = AggregatorConfig(commit_seconds=10.0, ops_seconds=600.0, judge_seconds=30.0)
     alarms = Alarms(table(slow, STORE))
     late = {"lag_seconds": 30.0, "snapshot_age_seconds": 2000.0, "judge_seconds": 40.0}
@@ -198,7 +199,7 @@ def test_settings_move_what_is_late() -> None:
 
 @pytest.mark.slow
 def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: Any) -> None:
-    """It was kept for 300 s and then ended, whether it stood or not: SQL said that all is well while the disk was full."""
+    """The alarm was kept for 300 s and then ended, even if active: SQL showed no alarm while the disk was full."""
     key = (AGGREGATOR_HOST, "aggregator.disk_filling", "")
 
     async def run() -> tuple[bool, bool]:
@@ -253,7 +254,7 @@ def test_hosts_that_lose_readings_are_counted_once_each() -> None:
 
 
 def test_silent_hosts_are_real_ones_that_were_heard() -> None:
-    """A simulation that ended, and a host that never spoke, are no silence."""
+    """An ended simulation, and a host without any frame, are not silent hosts."""
     fleet = Fleet()
     for name, simulated in (("real", False), ("simulated", True), ("never", False)):
         fleet.register(name, simulated=simulated, boot_id=bytes(16), devices=())
@@ -269,7 +270,7 @@ def _machine(now_ns: int) -> ResourceUsage:
 def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is 95 % full: who looks at `gangline hosts`, at SQL, or at a graph sees it alike."""
+    """A disk that is 95 % full appears in `gangline hosts`, in SQL and in a graph."""
     monkeypatch.setattr("gangline.aggregator.server.read_resource_usage", lambda *_: _machine(0))
 
     async def run() -> tuple[Any, bytes]:
@@ -301,7 +302,7 @@ def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
 
 
 def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
-    """The negative of the one above, on a real aggregator: nothing stands against it at its start."""
+    """The opposite of the test above, on a real aggregator: no alarm is active at its start."""
 
     async def run() -> None:
         async with lab.aggregator() as one:
@@ -328,7 +329,7 @@ def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixtu
 
 
 def test_every_figure_is_documented() -> None:
-    """A figure without a word in the operator's page is looked up in the source at 3 a.m."""
+    """Each figure must be in the operator's page."""
     page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
     lacking = [figure.name for figure in FIGURES if f"`{figure.name}`" not in page]
     lacking += [alarm.name for alarm in table(CONFIG, STORE) if f"`{alarm.name}`" not in page]

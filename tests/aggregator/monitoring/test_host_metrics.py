@@ -1,4 +1,4 @@
-"""The series of each host for Prometheus: few, of now, and what the alert rules name."""
+"""The series of each host for Prometheus: few, current, and the series that the alert rules name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RULES = Path(__file__).parents[3] / "packaging/prometheus/gangline.rules.yml"
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """Three hosts, of which one is broken and two are well."""
+    """Return a world of a broken host and two healthy hosts."""
     world = World(hosts=3)
     world.run(10)
     world.event(world.hosts[1], 95, gpu_of(world.hosts[1], 0))
@@ -87,8 +87,10 @@ def test_how_each_host_stands(world: World, form: ExpositionFormat) -> None:
 
 
 def test_a_host_has_few_series(world: World) -> None:
-    """Ten thousand hosts are in one scrape: eight of each are what a Prometheus bears."""
-    each = Counter(sample.labels["host"] for samples in exposed(world).values() for sample in samples)
+    """Ten thousand hosts are in a scrape: Prometheus can take eight series of each."""
+    each = Counter(
+        sample.labels["host"] for samples in exposed(world).values() for sample in samples
+    )
     assert set(each) == {"h0", "h1", "h2"}
     assert max(each.values()) <= len(FAMILIES) <= SERIES_OF_A_HOST_MAX
 
@@ -104,7 +106,7 @@ def test_what_is_not_known_has_no_series(world: World) -> None:
 
 
 def test_an_old_judgement_is_not_shown(world: World) -> None:
-    """Judging stood still, and the dashboard was green with the states of an hour ago."""
+    """Judging had stopped, and the dashboard stayed green with states of an hour ago."""
     assert world.snapshot is not None
     old_ns = world.now_ns - int((JUDGEMENT_SECONDS_MAX + 1) * 1e9)
     assert host_families(replace(world.snapshot, computed_ns=old_ns), (), world.now_ns) == []
@@ -112,7 +114,7 @@ def test_an_old_judgement_is_not_shown(world: World) -> None:
 
 
 def test_it_is_off_and_needs_a_place(tmp_path: Path) -> None:
-    """Names of hosts leave the aggregator only where somebody said so."""
+    """Names of hosts leave the aggregator only by an explicit setting."""
     assert AggregatorConfig(data=tmp_path).metrics_hosts is False
     with pytest.raises(StartError, match="metrics_listen is empty"):
         metrics_socket(AggregatorConfig(data=tmp_path, metrics_hosts=True))
@@ -143,7 +145,7 @@ def test_promtool_has_nothing_to_say(world: World) -> None:
 
 @pytest.mark.slow
 def test_a_live_aggregator_shows_them_when_told_to(lab: Any, make_agent: Any, until: Any) -> None:
-    """The setting reaches the answer, and what nobody asked for is not in it."""
+    """The setting changes the exposition; without it no host is shown."""
 
     async def scrape(on: bool) -> str:
         async with (

@@ -32,7 +32,7 @@ class Records:
 
 
 def test_each_change_is_exported_once() -> None:
-    """A collector that is sent the whole picture every 5 s is one that somebody turns off."""
+    """A full report every 5 s would make users turn the collector off."""
     records: Any = Records()
     findings: dict[tuple[str, str, str], Finding] = {}
     advisories: list[Advisory] = []

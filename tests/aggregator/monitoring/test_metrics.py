@@ -44,7 +44,7 @@ def scraped(port: int, accept: str = "") -> str:
 
 @pytest.fixture(autouse=True)
 def _pulled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks within a second of the last look gets that one; here each asks for now."""
+    """Disable the cache of a second, so that each scrape gets current figures."""
     monkeypatch.setattr(monitor, "PULL_SECONDS_MIN", 0.0)
 
 
@@ -126,7 +126,7 @@ def test_promtool_has_nothing_to_say(scrapes: dict[int, tuple[str, str]]) -> Non
 
 
 def test_the_rules_name_series_that_there_are(scrapes: dict[int, tuple[str, str]]) -> None:
-    """An alert on a series that was renamed never fires, and nobody sees that it does not."""
+    """An alert on a renamed series never fires, unnoticed."""
     text = scrapes[1][1]
     exposed = set(re.findall(r"^(gangline_aggregator\w*)", text, re.MULTILINE))
     named = set(re.findall(r"gangline_aggregator\w*", RULES.read_text()))
@@ -164,7 +164,7 @@ def test_a_failed_call_is_counted_by_method_and_code(
 
 @pytest.mark.usefixtures("operators_file")
 def test_own_figures_are_asked_in_sql_in_both_files(lab: Any, make_agent: Any, until: Any) -> None:
-    """At 3 a.m. there may be no Prometheus: what the aggregator is, and since when, is in its own SQL."""
+    """Without Prometheus, the aggregator's own SQL has its version and its start time."""
 
     async def run() -> None:
         async with lab.aggregator() as one:
@@ -182,7 +182,7 @@ def test_own_figures_are_asked_in_sql_in_both_files(lab: Any, make_agent: Any, u
 
 
 def test_a_rate_does_not_reach_over_a_restart(tmp_path: Path) -> None:
-    """Counters begin anew with each start: 5 after 100 is no fall of 95, and no rise either."""
+    """Counters restart at 0 with each start: 5 after 100 is neither a fall of 95 nor a rise."""
     store = Store.open(tmp_path / "data")
     second = 1_000_000_000
     base = 1_700_000_000 * second
@@ -195,7 +195,7 @@ def test_a_rate_does_not_reach_over_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_left_out_not_zero(tmp_path: Path) -> None:
-    """A folder that is gone has not zero bytes free: an alarm would call it full."""
+    """A missing folder does not have zero bytes free: an alarm would report it as full."""
     seen = probes.read_resource_usage(tmp_path / "gone", {1}, 0, proc=tmp_path)
     assert seen.disk_free_bytes is seen.database_bytes is seen.snapshot_age_seconds is None
     assert seen.memory_bytes is seen.descriptors is seen.connections is None
@@ -210,7 +210,7 @@ TCP = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when ret
 
 
 def test_connections_are_those_established_to_our_port() -> None:
-    """Not the listening socket, not the other end on the same machine, not one that waits to be forgotten."""
+    """Excluded: the listening socket, the other end on the same machine, and sockets in TIME_WAIT."""
     assert probes.established(TCP, 0x1DB0) == 1
     assert probes.established(TCP, 0x1DB1) == 0
     assert probes.established(b"", 7600) == 0
@@ -275,7 +275,7 @@ def test_a_loop_that_stands_still_shows_before_it_moves_again() -> None:
 
 
 def test_too_few_descriptors_are_told_with_the_way_out() -> None:
-    """A thousand descriptors end at the thousandth host, hours later, without a word in any log."""
+    """A limit of 1,000 descriptors is reached at the thousandth host, hours later, without any log line."""
     words = metrics.open_files_warning(1024, 20_000)
     assert "LimitNOFILE=20512" in words and "513th host" in words
     assert metrics.open_files_warning(20_512, 20_000) == ""
@@ -283,7 +283,9 @@ def test_too_few_descriptors_are_told_with_the_way_out() -> None:
 
 
 def test_the_soft_limit_becomes_the_hard_one() -> None:
-    """systemd starts services with 1024 and allows half a million: nobody should have to know."""
+    """systemd starts services with a soft limit of 1024 and a hard limit of half a million: no user
+    should need to know.
+    """
     code = (
         "import resource; from gangline.aggregator import metrics as descriptors;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"

@@ -21,7 +21,7 @@ from tests.aggregator.conftest import Agent, Connection, Lab, with_operators_fil
 from tests.processes import GUARD_SECONDS
 
 MEMORY_BYTES_MAX = 256 << 20
-#: Long enough for any machine: what is expected to answer must not be cut because a test machine is busy.
+#: Long enough for any machine: a busy test machine must not time out a query that should succeed.
 PATIENT_SECONDS = GUARD_SECONDS
 #: Rows and bytes of an answer here.
 ROWS_MAX, BYTES_MAX = 5000, 4 << 20
@@ -29,7 +29,7 @@ ROWS_MAX, BYTES_MAX = 5000, 4 << 20
 
 @dataclass
 class Reply:
-    """What came of a question."""
+    """The result of a query."""
 
     arrow: bytes = b""
     summary: AnswerSummary | None = None
@@ -108,7 +108,8 @@ def make_snapshot(folder: Path) -> Path:
             await agent.register()
             await agent.send(agent.agent.message(1), agent.agent.message(2))
             await agent.close()
-            # An aggregator that has no time left at its end writes none, and does not wait for one that is written.
+            # An aggregator without time at its end writes no file, and does not wait for a running
+            # write.
             await asyncio.to_thread(aggregator.store.write_ops)
 
     with with_operators_file():
@@ -118,7 +119,7 @@ def make_snapshot(folder: Path) -> Path:
 
 
 def rows_of(connection: Any, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return (column names, rows) of a question to a connection of `fences.opened`, let through like any."""
+    """Return (column names, rows) of a query on a connection of `fences.opened`, checked like any query."""
     sandbox.check(connection, sql)
     cursor = connection.execute(sql)
     return [column[0] for column in cursor.description or ()], cursor.fetchall()

@@ -1,4 +1,4 @@
-"""A command on a pseudo-terminal, and what stands on its screen."""
+"""A command on a pseudo-terminal, and its screen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
 
 class Terminal:
-    """Runs a command on a terminal of 30 lines and *columns*; `said` is all that it printed, as text."""
+    """Runs a command on a terminal of 30 lines and *columns*; `said` is its whole output as text."""
 
     def __init__(self, command: list[str], environment: dict[str, str], columns: int = 100) -> None:
         self.said = ""

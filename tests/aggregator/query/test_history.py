@@ -33,7 +33,7 @@ def folder(snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def answer(folder: Path, sql: str) -> tuple[str, dict[str, object]]:
-    """Return what a question ends with, asked in this process: an error's words, and the summary."""
+    """Return the end of a query answered in this process: the error message, and the summary."""
     written: list[bytes] = []
     stream = types.SimpleNamespace(write=written.append, flush=lambda: None)
     _, words = worker.run_question(Question(sql, 60.0), QuerySettings(folder, 1 << 30, 2), stream)
@@ -43,7 +43,7 @@ def answer(folder: Path, sql: str) -> tuple[str, dict[str, object]]:
 
 @pytest.mark.slow
 def test_the_past_is_there_when_it_is_named(folder: Path) -> None:
-    """A year of files takes seconds to bind: who asks for the latest must not wait for them."""
+    """A year of files takes seconds to bind: a query of the latest data must not wait for them."""
     words, summary = answer(folder, "FROM past.gpu WHERE watts = 7")
     assert words == "" and summary["rows"] == 1
     assert str(summary["history_missing_reason"]).startswith("a part of the history")
@@ -60,7 +60,7 @@ def test_a_view_reaches_no_further_than_the_history(folder: Path) -> None:
 
 
 def test_nothing_is_written_into_the_connections_own_database(folder: Path) -> None:
-    """It can be written to, unlike the snapshot: only the transaction stands before it."""
+    """Unlike the snapshot the database is writable: only the transaction protects it."""
     with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
         connection.execute("BEGIN TRANSACTION READ ONLY")
         with pytest.raises(duckdb.TransactionException, match="read-only"):

@@ -1,4 +1,4 @@
-"""Statements that would write, reach out, or eat the machine: each is refused or cut off, with words."""
+"""Statements that would write, read files, or exhaust the machine: each is refused or cut off with a message."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from gangline.aggregator.query.sandbox import StatementRefused
 from tests.aggregator.query.asking import Reply, ask_all
 from tests.aggregator.query.corpus import FOLDER, Statement, statements
 
-#: A bomb gets so long; a second more and it is killed.
+#: The time of a bomb; a second later it is killed.
 BOMB_SECONDS = 0.2
-#: Of what the fence refuses, which is before anything is run, one in so many is sent all the way to a process as well.
+#: A sample of one in this number of the statements that the fence refuses is also sent to a
+#: process.
 SENT_ONE_IN = 8
 FILES = sorted(path.name for path in FOLDER.glob("*.sql"))
 
 
 def wrong(statement: Statement, reply: Reply) -> str:
-    """Return what is not as the corpus says, "" when all is."""
+    """Return the difference from the corpus' expectation, "" if there is none."""
     error, summary = reply.error, reply.summary
     said = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
     if statement.outcome == "refused":
@@ -41,13 +42,11 @@ def wrong(statement: Statement, reply: Reply) -> str:
 
 
 def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
-    """Return what of *known* is refused before it is run, by its name: one connection is enough to say so."""
+    """Return the statements of *known* that are refused before they run, by name, on a single connection."""
     found: dict[str, Reply] = {}
     with sandbox.open_snapshot(sandbox.snapshot_path(folder)) as connection:
         for one in known:
-            with suppress(
-                duckdb.Error
-            ):  # what cannot be parsed; the process says it in other words
+            with suppress(duckdb.Error):  # a parse error; the process words it differently
                 try:
                     sandbox.check(connection, one.sql)
                 except StatementRefused as refused:
@@ -77,5 +76,10 @@ def test_the_corpus_is_large_enough() -> None:
     names = [statement.name for file in FILES for statement in statements(file)]
     assert len(names) == len(set(names))
     assert (
-        sum(statement.outcome in ("refused", "cut") for file in FILES for statement in statements(file)) > 150
+        sum(
+            statement.outcome in ("refused", "cut")
+            for file in FILES
+            for statement in statements(file)
+        )
+        > 150
     )

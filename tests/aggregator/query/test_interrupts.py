@@ -37,7 +37,7 @@ def interruptible() -> Iterator[None]:
 
 
 def press_at(monkeypatch: pytest.MonkeyPatch, moments: dict[str, int]) -> None:
-    """Press Ctrl-C so many times within the first call of each of these methods."""
+    """Press Ctrl-C the given number of times within the first call of each of these methods."""
     for name, times in moments.items():
         method, left = getattr(QueryPool, name), [times]
 

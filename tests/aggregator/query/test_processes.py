@@ -1,4 +1,4 @@
-"""A query's process: what it may take, how it ends, and that whoever asked is not hurt by it."""
+"""A query's process: its limits, its end, and that its failure does not hurt the client."""
 
 from __future__ import annotations
 
@@ -64,10 +64,11 @@ def policies(pid: int) -> set[int]:
 
 
 def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> None:
-    """What asks must not slow what stores: it waits for the processor, and dies first for ran out of memory.
+    """A query must not slow the store: its process has the lowest CPU priority, and is the first to
+    die when memory runs out.
 
-    Four bombs took half of two processors, each at the lowest priority: Linux shares by session first, and theirs had as
-    much as the aggregator's.
+    Four bombs took half of two processors, each at the lowest priority: Linux divides CPU time by
+    session first, and their session had the aggregator's share.
     """
 
     async def way() -> None:
@@ -104,8 +105,9 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
 def test_a_process_has_no_secret_and_no_descriptor_of_others(
     snapshot: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hole in DuckDB would have told a stranger's statement the token of whoever started the process, and let it
-    write what others' queries end with."""
+    """A hole in DuckDB would have given a foreign statement the token in the environment, and the
+    descriptors of other queries.
+    """
     monkeypatch.setenv("GANGLINE_TOKEN", "gangline_000000000000_secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
 
@@ -155,7 +157,9 @@ def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> No
 
 @pytest.mark.slow
 def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> None:
-    """Somebody's cleanup script kills it: what ran fails in words, its processes end, the next is answered."""
+    """A cleanup script kills the nursery: running queries fail with a message, their processes end,
+    the next query is answered.
+    """
 
     async def way() -> None:
         async with asked(snapshot) as processes:
@@ -188,7 +192,7 @@ asyncio.run(way())
 
 @pytest.mark.slow
 def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
-    """`kill -9` of the aggregator in the middle of a query: a process that nobody reads must not go on."""
+    """`kill -9` of the aggregator during a query: the query's process must end."""
 
     async def way() -> None:
         command = [sys.executable, "-c", _OWNER, str(snapshot), DEAF]
@@ -209,7 +213,7 @@ def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
 
 @pytest.mark.slow
 def test_each_question_sees_the_newest_snapshot(snapshot: Path, tmp_path: Path) -> None:
-    """The file is renewed by rename every 15 s: nobody may go on answering from an old one."""
+    """The file is renewed by rename every 15 s: a process must not answer from an old file."""
     folder = tmp_path / "data"
     folder.mkdir()
 
@@ -233,7 +237,7 @@ def test_each_question_sees_the_newest_snapshot(snapshot: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_limits_of_an_answer(snapshot: Path) -> None:
-    """Cut at rows or bytes, and said; never where the answer just fits."""
+    """An answer is cut at rows or bytes, with a notice; an answer that just fits is complete."""
     wide = "SELECT repeat('x', 1000) AS x FROM range(3000)"
     exact, more, fits, bytes_cut, packed = ask_all(
         snapshot, ["FROM range(5000)", "FROM range(5001)", wide, wide, wide], at_once=1
@@ -252,7 +256,7 @@ def test_limits_of_an_answer(snapshot: Path) -> None:
 
 @pytest.mark.slow
 def test_trouble_after_the_first_rows(snapshot: Path) -> None:
-    """Rows were sent already when a cast fails, a limit is met, or memory ends: the end still says it in words."""
+    """Rows were already sent when a cast fails, a limit is met, or memory ends: the summary still has the error."""
     late = "CASE WHEN range > 900000 THEN {} ELSE 0 END AS late FROM range(1000000)"
     cast, interrupted, deaf = ask_all(
         snapshot,
@@ -273,7 +277,7 @@ def test_trouble_after_the_first_rows(snapshot: Path) -> None:
 
 
 def test_enumerations_and_every_kind_of_value_travel(snapshot: Path) -> None:
-    """Dictionaries go before their batch, types nest: what comes together again is one Arrow stream."""
+    """Dictionaries precede their batch, types nest: the received parts are a single Arrow stream."""
     sql = (
         "SELECT 'b'::ENUM('a', 'b') AS e, {'a': [range, NULL]} AS s, map {'k': range} AS m, range::HUGEINT AS h, "
         "INTERVAL 1 DAY AS i, 'x'::BLOB AS b, uuid() AS u, TIMESTAMPTZ '2026-01-01 00:00:00+00' AS t, "

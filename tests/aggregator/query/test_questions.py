@@ -1,4 +1,4 @@
-"""The check before anything runs, over statements that nobody has written down."""
+"""The check before execution, over generated statements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 def test_the_check_passes_only_what_reads(
     connection: duckdb.DuckDBPyConnection, words: list[str]
 ) -> None:
-    """Whatever is typed: it is refused in words, or it is one SELECT or EXPLAIN."""
+    """Any text is refused with a message, or is a single SELECT or EXPLAIN."""
     sql = " ".join(words)
     try:
         sandbox.check(connection, sql)
@@ -67,7 +67,9 @@ def mutated(source: random.Random, known: list[str]) -> str:
 
 @pytest.mark.slow
 def test_mutants_of_the_corpus_write_nothing(snapshot: Path) -> None:
-    """`snapshot` sees that no byte changed, `ask_all` that no process is left; each ends with rows or words."""
+    """`snapshot` checks that no byte changed, `ask_all` that no process is left; each query ends
+    with rows or an error.
+    """
     source = random.Random(1)
     known = [
         statement.sql
@@ -100,7 +102,7 @@ def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None
         "SELECT DISTINCT lower(function_name) FROM duckdb_functions()"
     ).fetchall()
     there = {name for (name,) in rows}
-    #: Names that the parser gives to what is written otherwise, and words that are functions to it.
+    #: Names that the parser gives to other syntax, and keywords that it treats as functions.
     spoken = {"!", "->", "coalesce", "current_time", "current_timestamp", "grouping", "grouping_id"}
     newer = {*sandbox._SCALAR_FUNCTION_NAMES_SINCE_2.split(), *sandbox._OPERATORS_SINCE_2}
     assert (sandbox.FUNCTIONS | sandbox.TABLE_FUNCTIONS) - there - newer <= spoken
@@ -109,7 +111,9 @@ def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None
 def test_no_view_of_duckdbs_shows_where_we_are(
     connection: duckdb.DuckDBPyConnection, snapshot: Path
 ) -> None:
-    """`FROM pg_settings` gave 160 settings, among them absolute paths: of all that DuckDB has, what passes has none."""
+    """`FROM pg_settings` gave 160 settings, among them absolute paths: no permitted view of DuckDB
+    may contain a path.
+    """
     views = connection.execute("SELECT schema_name, view_name FROM duckdb_views() WHERE internal")
     passed = set()
     for schema, name in views.fetchall():

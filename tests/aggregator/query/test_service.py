@@ -1,4 +1,4 @@
-"""QueryService over the wire: what it answers, what it refuses and how, and what it leaves in its log."""
+"""QueryService over the wire: its answers, its refusals, and its log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def responses(call: Any) -> list[query_pb2.QueryResponse]:
 
 
 async def refusal(stub: Any, **fields: Any) -> grpc.aio.AioRpcError:
-    """Return what a request is refused with."""
+    """Return the error of a refused request."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await responses(stub.Query(query_pb2.QueryRequest(**fields)))
     return raised.value
@@ -168,7 +168,7 @@ def test_what_is_refused_says_why(lab: Any) -> None:
 
 
 def test_without_an_operators_file_a_query_says_how_to_turn_it_on(lab: Any) -> None:
-    """`ops_seconds = 0` never writes the file, also not at the end, and removes one that nobody would renew."""
+    """`ops_seconds = 0` never writes the file, not even at the end, and removes an old file."""
     file = lab.folder / "operators.duckdb"
     lab.folder.mkdir(exist_ok=True)
     file.write_bytes(b"of an earlier process")
@@ -191,7 +191,7 @@ def test_without_an_operators_file_a_query_says_how_to_turn_it_on(lab: Any) -> N
 
 @pytest.mark.slow
 def test_as_many_as_may_run(lab: Any, until: Any) -> None:
-    """The fifth is told when to try again, at once, and succeeds when one has gone; nothing queues."""
+    """The fifth query is refused at once with a retry time, and succeeds after another has ended; nothing queues."""
 
     async def way() -> None:
         async with (
@@ -228,7 +228,7 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
 
 @pytest.mark.slow
 def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Secured) -> None:
-    """One operator's dashboard held all four places, and whoever looked for a fault at night was told to come again."""
+    """An operator's dashboard held all four slots, and a colleague's queries at night were refused."""
     one, two = (bearer(secured.token("operator", name)) for name in ("alice", "bob"))
 
     async def way() -> None:
@@ -259,8 +259,10 @@ def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Sec
 
 
 def test_who_may_not_ask_is_in_the_log(lab: Any, until: Any, secured: Secured) -> None:
-    """A stolen scheduler's token tried SQL all night, and the one log of who asked what knew nothing of it; nor may who
-    is refused fill that log and push others' lines out."""
+    """A stolen scheduler's token tried SQL all night, and the query log had no entry of it.
+
+    Refused callers must not fill that log and push out other entries, either.
+    """
     token = bearer(secured.token("scheduler", "slurm"))
 
     async def way() -> None:
@@ -287,7 +289,7 @@ def test_who_may_not_ask_is_in_the_log(lab: Any, until: Any, secured: Secured) -
 
 
 def test_one_agents_token_does_not_rewrite_the_log(lab: Any, secured: Secured) -> None:
-    """Five lines a second, which no refusal held back: in a night all that operators had asked was pushed out."""
+    """Five lines a second, despite the refusals, pushed all entries of operators out of the log within a night."""
     token = bearer(secured.token("agent", "host-1"))
 
     async def way() -> None:
@@ -353,7 +355,7 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_log_ends_no_query(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full: queries are answered, and it is said once, not at each."""
+    """The disk is full: queries are answered, and the log reports this once, not at each query."""
     folder = tmp_path / "gone"
     log = QueryLog(folder, 20_000)
     for _ in range(3):

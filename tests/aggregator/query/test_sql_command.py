@@ -42,7 +42,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 @pytest.mark.slow
 def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
-    """What an operator does at 3 a.m.: types wrongly, asks on several lines, cancels, looks back, leaves."""
+    """A session of an operator: typing errors, queries on several lines, cancel, history, exit."""
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PAGER": "cat"}
     command = [sys.executable, "-m", "gangline.cli", "sql", "--data", str(snapshot)]
     prompt = "gangline>"
@@ -97,7 +97,7 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("live_operators_files")
 def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
-    """The same command from a laptop: rows, refusals and limits of the server, and nobody there."""
+    """The same command from a laptop: rows, refusals and limits of the server, and an unreachable server."""
 
     async def way() -> list[subprocess.CompletedProcess[bytes]]:
         async with lab.aggregator(query_rows_max=1500) as one:
@@ -166,7 +166,7 @@ Asked = Callable[..., tuple[int, bytes, str]]
 
 @pytest.fixture
 def asked(snapshot: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Asked:
-    """`gangline sql` over the snapshot, in this process: its exit code, output and words."""
+    """Return a function that runs `gangline sql` over the snapshot in this process: exit code, output, messages."""
 
     def ask(*arguments: str) -> tuple[int, bytes, str]:
         try:
@@ -194,7 +194,9 @@ def test_a_file_is_whole_or_not_there(asked: Asked, tmp_path: Path, ending: str)
 
 @pytest.mark.slow
 def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
-    """What a file's ending does not say, `--format` does; what a form cannot hold is said with a way round."""
+    """`--format` sets a form that the file's ending does not give; the error for an unsuitable form
+    names an alternative.
+    """
     code, out, _ = asked("FROM range(3)", "--format", "arrow")
     assert code == cli.OK and pa.ipc.open_stream(io.BytesIO(out)).read_all().num_rows == 3
     assert asked("FROM range(2)", "--csv")[1] == b"range\n0\n1\n"
@@ -259,7 +261,7 @@ class Screen(io.StringIO):
 
 
 def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
-    """A host's own text turned the operator's terminal: C1 controls and directions are no JSON escapes."""
+    """A host's own text controlled the operator's terminal: JSON does not escape C1 controls and direction marks."""
     answer = pa.table({"a\x1b": ["x\x9b31m\u202e", "ü"]})
     parts = answer.to_batches()
     for form in ("csv", "json"):
@@ -330,7 +332,7 @@ def test_rows_as_records() -> None:
     ],
 )
 def test_what_is_offered(typed: str, offered: list[str]) -> None:
-    """After FROM a table is meant, elsewhere a column or a word."""
+    """After FROM a table is completed, elsewhere a column or a keyword."""
     names = NameCompleter(
         [("macro", "ops.worst("), ("table", "latest.gpu_1s"), ("column", "power_watts")]
     )
