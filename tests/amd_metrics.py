@@ -1,8 +1,9 @@
 """Tables as the amdgpu driver makes them, for tests: an independent packer.
 
-Written from drivers/gpu/drm/amd/include/kgd_pp_interface.h (declarations in the header's order, sizes of arrays by its
-constants) and smu_cmn.h's DECLARE_SMU_METRICS_CLASS, not from the agent's parser: where a field lies is ctypes' answer,
-which lays structures out as the C compiler does. What is not given is all ones, as the driver initializes its tables.
+Written from drivers/gpu/drm/amd/include/kgd_pp_interface.h (declarations in the header's order,
+sizes of arrays by its constants) and smu_cmn.h's DECLARE_SMU_METRICS_CLASS, not from the agent's
+parser: ctypes gives the offsets, by the C compiler's layout. Unset fields are all ones, as the
+driver initializes its tables.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ V1_5 = _structure(
      *_each(U32, "throttle_status", "gfxclk_lock_status"), *_LINKS, *_ACTIVITY, *_PCIE, *_NAK, *_XGMI,
      ("firmware_timestamp", U64), *_CLOCKS, ("padding", U16)],
 )  # fmt: skip
-#: Linux 6.11's: the residencies beside what 1.5 has.
+#: Linux 6.11's: the residencies in addition to 1.5's fields.
 V1_6_FIRST = _structure(
     "V1_6_FIRST",
     [*_V1_4_BEGIN, *_array(U16, NUM_JPEG_ENG, "jpeg_activity"), *_ENERGY, *_RESIDENCIES,
@@ -141,7 +142,7 @@ STRUCTURES = {
 
 
 def pack(revision: str, values: Mapping[str, Value]) -> bytes:
-    """Return a table of a fixed layout. `gfx_busy_inst/3`: of the fourth partition. KeyError for a field it lacks."""
+    """Return a table of a fixed layout. `gfx_busy_inst/3`: of the fourth partition. KeyError for an unknown field."""
     structure = STRUCTURES[revision]
     table = structure.from_buffer(bytearray(b"\xff" * ctypes.sizeof(structure)))
     major, _, minor = revision.partition(".")
@@ -176,7 +177,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 #: enum amdgpu_metrics_attr_type.
 TYPES = ("B", "b", "H", "h", "I", "i", "Q", "q")
-#: What drivers of Linux 6.18 give a width of 32 bits, and later ones 64.
+#: Fields of 32 bits in drivers of Linux 6.18, and of 64 bits in later drivers.
 COUNTERS = ATTRIBUTES[9:15] + ATTRIBUTES[20:22] + ATTRIBUTES[27:29]
 
 

@@ -155,7 +155,7 @@ class CondorPool:
             return []
 
     def submit(self, count: int) -> str:
-        """Submit a job of *count* machines as somebody who is not root; return its name."""
+        """Submit a job of *count* machines as a user other than root; return its name."""
         text = SUBMIT.replace("@COUNT@", str(count))
         (self.folder / "job.sub").write_text(text)
         done = self.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "condor_submit", "-terse", f"{self.inside}/job.sub"])  # fmt: skip
@@ -188,7 +188,7 @@ class CondorPool:
 
 @contextmanager
 def condor_pool(machines: int = MACHINES, more: str = "") -> Iterator[CondorPool]:
-    """Have a pool."""
+    """Yield a pool."""
     pool = CondorPool(machines, more)
     try:
         pool.start()

@@ -1,4 +1,5 @@
-"""An API server of Kubernetes in memory, over real sockets: as much of it as executors and those who use a cluster in tests call.
+"""An API server of Kubernetes in memory, over real sockets, with the calls of executors and of the
+tests' cluster users.
 
 It passes the tests that the real one passes (tests/aggregator/executors/test_kubernetes_api.py).
 """
@@ -78,7 +79,7 @@ class FakeKubernetes:
         return offered is None or {"version": version} in offered["versions"]
 
     def change(self, kind: str, key: Key, thing: Any) -> Any:
-        """Store *thing*, or take it away (`DELETED`), and tell watches. What changes nothing is no new version."""
+        """Store *thing*, or delete it (`DELETED`), and notify watches. An unchanged object gets no new version."""
         before = self.objects.get(key)
         if kind == "MODIFIED" and before is not None:
             thing["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
@@ -305,7 +306,7 @@ class Handler(BaseHTTPRequestHandler):
                     status = {"kind": "Status", "code": 410, "message": "too old resource version"}
                     self._chunk({"type": "ERROR", "object": status})
                     break
-                # Backwards: changes that everybody has seen are many.
+                # Backwards: most changes have been seen by all clients.
                 fresh = []
                 for one in reversed(fake.changes):
                     if one[0] <= version:
@@ -353,7 +354,7 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def fake_kubernetes(token: str = "token") -> Iterator[tuple[FakeKubernetes, ApiAccess]]:
-    """Have a server, and the way in."""
+    """Yield a server and its access."""
     fake = FakeKubernetes(token)
     handler = type("BoundHandler", (Handler,), {"fake": fake})
     server = Server(("127.0.0.1", 0), handler)

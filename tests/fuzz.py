@@ -78,7 +78,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
 
 def run_case(target: str, seed: str) -> str:
     """Run one case again, by its seed."""
-    logging.disable()  # what the code under test would tell an operator, a thousand times
+    logging.disable()  # messages of the code under test to an operator, a thousand times
     try:
         return TARGETS[target](random.Random(seed))
     finally:

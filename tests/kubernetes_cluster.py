@@ -1,7 +1,8 @@
-"""A Kubernetes of eight GPU nodes for tests: the real API server, etcd and scheduler where they are, and those who use a cluster.
+"""A Kubernetes of eight GPU nodes for tests: the real API server, etcd and scheduler if installed,
+and users of the cluster.
 
-No kubelet runs: `Kubelets` says of pods on nodes what kubelets would say. Jobs are made whole again by the real controller manager where it
-is, else by `JobController`.
+No kubelet runs: `Kubelets` reports the states of pods on nodes. Jobs are restored by the real
+controller manager if installed, else by `JobController`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def path_of(name: str) -> str | None:
 
 
 def has_kubernetes() -> bool:
-    """Say whether the real parts are here."""
+    """Return whether the real parts are installed."""
     return all(map(path_of, PROGRAMS))
 
 
@@ -120,7 +121,7 @@ class RealKubernetes:
                       f"--secure-port={free_port()}", f"--controllers={CONTROLLERS}", f"--cert-dir={self.folder / 'controllers'}")  # fmt: skip
 
     def start_scheduler(self, **settings: Any) -> None:
-        """Start the scheduler, in place of the one before; *settings*: of its configuration, as `extenders`."""
+        """Start the scheduler in place of the running one; *settings*: of its configuration, as `extenders`."""
         self.stop_scheduler()
         connection = {"kubeconfig": str(self.kubeconfig(ADMIN_TOKEN)), "qps": 5000, "burst": 5000}
         plain = f"127.0.0.1:{free_port()}"  # by default 10251 of all addresses
@@ -170,7 +171,7 @@ class RealKubernetes:
 
 @contextmanager
 def running_kubernetes(folder: Path) -> Iterator[RealKubernetes]:
-    """Have the real parts."""
+    """Yield the real parts."""
     cluster = RealKubernetes(folder)
     try:
         cluster.start()
@@ -185,9 +186,6 @@ def until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
         time.sleep(0.02)
-
-
-# ---------------------------------------------------------------- those who use a cluster
 
 
 class Background:
@@ -223,7 +221,7 @@ def pod_path(pod: Any) -> str:
 
 
 class Kubelets(Background):
-    """Pods on nodes run at once, and are gone as soon as somebody deletes them."""
+    """Pods on nodes run at once, and disappear as soon as they are deleted."""
 
     def turn(self) -> None:
         pods, _ = self.api.list_all("/api/v1/pods")
@@ -243,7 +241,7 @@ class Kubelets(Background):
 
 
 class JobController(Background):
-    """Makes the pods of a Job again that are gone."""
+    """Recreates missing pods of a Job."""
 
     def turn(self) -> None:
         jobs, _ = self.api.list_all("/apis/batch/v1/jobs")
@@ -286,7 +284,7 @@ class Binder(Background):
 
 
 class People:
-    """What administrators and users of a cluster do."""
+    """Actions of administrators and users of a cluster."""
 
     def __init__(self, access: ApiAccess) -> None:
         self.api = ApiServer(access)
@@ -324,7 +322,7 @@ class People:
         return found
 
     def submit(self, pods: int, annotations: dict[str, str] | None = None) -> str:
-        """Submit a Job of so many pods, one a node; return its name."""
+        """Submit a Job of *nodes* pods, each on its own node; return its name."""
         self._number += 1
         name = f"train{self._number}"
         container = {
@@ -377,7 +375,7 @@ class People:
         self.api.call("PATCH", f"/api/v1/nodes/{node}", body, MERGE_PATCH)
 
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoSchedule") -> None:
-        """Add a taint, without touching others: again while somebody else is faster."""
+        """Add a taint without changing others; retry after a conflict."""
         self._edit_taints(node, lambda taints: [*(taint for taint in taints if taint["key"] != key), {"key": key, "value": value, "effect": effect}])  # fmt: skip
 
     def untaint(self, node: str, key: str) -> None:
@@ -399,7 +397,7 @@ class People:
             return
 
     def add_budget(self, app: str, available: int, version: str = "v1beta1") -> None:
-        """Add a disruption budget over the pods of a job: so many must be there."""
+        """Add a disruption budget over the pods of a job, with this minimum of available pods."""
         path = f"/apis/policy/{version}/namespaces/{NAMESPACE}/poddisruptionbudgets"
         budget = {
             "apiVersion": f"policy/{version}", "kind": "PodDisruptionBudget", "metadata": {"name": app},
@@ -419,13 +417,13 @@ class UsedCluster:
     access: ApiAccess
     people: People
     real: RealKubernetes | None = None
-    #: Of the stand-in: offers a custom resource.
+    #: Of the fake: offers a custom resource.
     define: Callable[[Any], None] | None = None
 
 
 @contextmanager
 def used_cluster(access: ApiAccess, *loops: type[Background]) -> Iterator[People]:
-    """Have eight nodes, a namespace, and *loops* behind them."""
+    """Yield eight nodes, a namespace, and *loops* that act on them."""
     with ExitStack() as stack:
         people = People(access)
         stack.callback(people.api.close)
@@ -438,7 +436,7 @@ def used_cluster(access: ApiAccess, *loops: type[Background]) -> Iterator[People
 
 @contextmanager
 def executor_cluster(folder: Path) -> Iterator[UsedCluster]:
-    """Have the real parts and the loops that they lack, and an executor's rights as its manifest gives them."""
+    """Yield the real parts, the loops in place of missing parts, and an executor's rights from its manifest."""
     kubectl = path_of("kubectl")
     assert kubectl
     with running_kubernetes(folder) as real:

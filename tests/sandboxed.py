@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-#: Nobody's, and nobody's else: whoever runs the tests need not make a user.
+#: An unused number: the tests need no real user.
 USER = 64_017
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1
@@ -36,7 +36,7 @@ def settings(unit: Path) -> list[tuple[str, str]]:
 
 
 def words_of(unit: Path, name: str) -> list[str]:
-    """Return the words of all lines of one setting."""
+    """Return all values of a setting, over all of its lines."""
     return [word for key, value in settings(unit) if key == name for word in value.split()]
 
 

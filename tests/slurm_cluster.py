@@ -1,4 +1,4 @@
-"""A real Slurm of many nodes on this machine, without root, munge, cgroups or systemd, for tests of what works with it."""
+"""A real Slurm of many nodes on this machine, without root, munge, cgroups or systemd, for integration tests."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def has_slurm() -> bool:
 
 
 def _path_of(name: str) -> str | None:
-    # Daemons are in sbin, which is not on everybody's path.
+    # Daemons are in sbin, which is often not on the path.
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return *count* ports in a row that nobody listens on."""
+    """Return *count* consecutive free ports."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -121,7 +121,8 @@ class SlurmCluster:
             "SLURM_CONF": str(self.conf),
             "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
         }
-        if self._version() >= (23,):  # these look for cgroups; those before do not know the word
+        # these look for cgroups; earlier versions do not know the keyword
+        if self._version() >= (23,):
             (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -137,7 +138,7 @@ class SlurmCluster:
         self.until(lambda: len(self.node_states("IDLE")) == len(self.nodes), "all nodes idle")
 
     def set_licenses(self, licenses: str) -> None:
-        """Have other licenses in slurm.conf."""
+        """Change the licenses in slurm.conf."""
         text = re.sub(
             r"^Licenses=.*$", f"Licenses={licenses}", self.conf.read_text(), flags=re.MULTILINE
         )
@@ -170,7 +171,7 @@ class SlurmCluster:
         )  # fmt: skip
 
     def command(self, *command: str) -> str:
-        """Return what *command* prints. Raises AssertionError with its words."""
+        """Return the output of *command*. Raises AssertionError with its error."""
         done = subprocess.run(
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True,
             timeout=COMMAND_SECONDS, check=False,
@@ -200,7 +201,7 @@ class SlurmCluster:
         return self.command("sbatch", "--parsable", output, *options, str(path)).strip()
 
     def output(self, number: str) -> str:
-        """Return what a job printed so far."""
+        """Return a job's output so far."""
         path = self.folder / "jobs" / f"{number}.out"
         return path.read_text() if path.exists() else ""
 
@@ -232,7 +233,7 @@ class SlurmCluster:
 
 @contextmanager
 def running_slurm(folder: Path, nodes: int) -> Iterator[SlurmCluster]:
-    """Have a cluster of *nodes* nodes, gpu1 to gpuN, of GPUS GPUs each."""
+    """Yield a cluster of *nodes* nodes, gpu1 to gpuN, of GPUS GPUs each."""
     cluster = SlurmCluster(folder, nodes)
     try:
         cluster.start()

@@ -29,7 +29,7 @@ DISK = "size=192m"
 
 @contextmanager
 def world(place: Path, seed: int, agents: int = 4) -> Iterator[World]:
-    """A world on a small disk of its own where that can be mounted (root), and on one that only says so elsewhere."""
+    """Yield a world on a small disk of its own if it can be mounted (root), else on a simulated one."""
     (place / "disk").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", DISK, "gangline-soak", str(place / "disk")]
     small = subprocess.run(mount, check=False, capture_output=True).returncode == 0
@@ -47,10 +47,10 @@ def world(place: Path, seed: int, agents: int = 4) -> Iterator[World]:
 
 
 def soak(place: Path, rounds: int, seed: int, names: list[str], *, quiet: bool = False) -> Counted:
-    """Run so many rounds of these faults. Raises FailedCollector, with what was found."""
+    """Run *rounds* rounds of these faults. Raises FailedCollector with the findings."""
     chooser, begin = random.Random(seed), time.monotonic()
     order: list[str] = []
-    while len(order) < rounds:  # each as often as the others
+    while len(order) < rounds:  # all equally often
         order += chooser.sample(names, len(names))
     with world(place, seed) as it:
         for at, name in enumerate(order[:rounds]):

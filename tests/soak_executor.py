@@ -32,14 +32,14 @@ from tests.soak_rounds import RoundsReport, play_rounds, run_soak
 NODES = 8
 HOLD_SECONDS = 30.0
 ACTIONS = (Action.AVOID, Action.DRAIN_AFTER_JOB, Action.EVICT_NOW, Action.EVICT_NOW)
-#: A reservation that has ended is purged by slurmctld within so long.
+#: Seconds until slurmctld purges an ended reservation.
 PURGED_SECONDS = 5.0
 FOREIGN_REASON = "bad fan"
 
 
 @dataclass
 class SlurmReport(RoundsReport):
-    """What came of it."""
+    """The result."""
 
     executor_kills: int = 0
     controller_restarts: int = 0
@@ -83,7 +83,7 @@ class SoakGround:
             self._process.wait(GUARD_SECONDS)
 
     def until(self, condition: Callable[[], object], what: str) -> bool:
-        """Wait for *condition*; a wait in vain is a violation."""
+        """Wait for *condition*; a timeout is a violation."""
         end = time.monotonic() + GUARD_SECONDS / 2
         while time.monotonic() < end:
             try:
@@ -150,7 +150,7 @@ class SoakGround:
         self.until(lambda: len(cluster.node_states("IDLE")) == NODES, "all nodes are idle")
 
     def play_dead(self) -> None:
-        """A round in which the executor does not come back: what it set ends by itself."""
+        """Play a round in which the executor does not return: its marks end by themselves."""
         self.report.rounds += 1
         node = self.source.choice(self.cluster.nodes)
         self.advice.fault(node, Action.AVOID)
@@ -198,8 +198,9 @@ class SoakGround:
         return FOREIGN_REASON in self.slurm.read_nodes([node])[node].out
 
     def _restart_controller(self) -> None:
-        """slurmctld ends and comes back. It saves what it knows first: what one that was killed had not saved yet, such as a job
-        that had just begun, is gone whatever an executor does."""
+        """Restart slurmctld, which first saves its state: a killed slurmctld loses unsaved state,
+        such as a new job, with any executor.
+        """
         self.cluster.restart_controller()
         self.report.controller_restarts += 1
 

@@ -26,7 +26,7 @@ from tests.processes import until
 
 SECOND = 1_000_000_000
 BAR_CHARACTERS = 40
-#: Share of the other GPUs' samples that are to be on time.
+#: Minimum share of the other GPUs' samples that are on time.
 ON_TIME_MIN = 0.999
 #: Calls that each second makes of each GPU.
 CALLS = ("nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates")
@@ -36,7 +36,7 @@ MARGIN_SECONDS = 3
 
 @dataclass(frozen=True)
 class Soaked:
-    """What came of it."""
+    """The result."""
 
     sick: str
     call: str
@@ -76,7 +76,7 @@ class Ground:
 def soak(
     folder: Path, seconds: int, hang_seconds: float, seed: int, *, quiet: bool = False
 ) -> Soaked:
-    """Run it for so long, one GPU hanging for *hang_seconds* from about a third of it on."""
+    """Run the agent for *seconds*, with a GPU that hangs for *hang_seconds* after about a third of them."""
     source = random.Random(seed)
     os.environ["GANGLINE_FAKE_NVML"] = str(folder / "scenario")
     ground = Ground(folder, source)

@@ -45,7 +45,7 @@ class Killed(BaseException):
 
 @dataclass
 class KubernetesReport(RoundsReport):
-    """What came of it."""
+    """The result."""
 
     kills: int = 0
     evictions: int = 0
@@ -106,7 +106,7 @@ class KubernetesSoak:
             raise Killed
 
     def until(self, condition: Callable[[], object], what: str) -> bool:
-        """Turn the executor, and the one after it, until *condition*; a wait in vain is a violation."""
+        """Turn the executor and its successor until *condition*; a timeout is a violation."""
         end = time.monotonic() + GUARD_SECONDS / 10
         while time.monotonic() < end:
             if condition():
@@ -127,7 +127,8 @@ class KubernetesSoak:
         self.report.rounds += 1
         source, people, site = self.source, self.cluster.people, self.site
         action = source.choice(ACTIONS)
-        # Always the same: what a killed executor reported as out counts as out for its ttl, and is not advised about.
+        # Always the same node: a node reported by a killed executor stays out for its ttl, and gets
+        # no advice.
         cordoned = "n8"
         site.drain(cordoned, "bad fan")
         job = site.submit(3)
@@ -169,7 +170,7 @@ class KubernetesSoak:
         self.until(lambda: not people.remove_pods(), "no pods are left")
 
     def _write_foreign(self, node: str, count: int) -> None:
-        """Somebody else's controller changes its own taint; nobody may take it away."""
+        """Change a foreign controller's own taint, which no executor may remove."""
         people = self.cluster.people
         for number in range(count):
             people.taint(node, FOREIGN_KEY, str(number), "PreferNoSchedule")
@@ -178,7 +179,7 @@ class KubernetesSoak:
                 self.report.violate("a taint of another was lost")
 
     def _outlive(self, node: str) -> None:
-        """The executor is gone for good: another party takes away what is past its end."""
+        """End the executor for good: another party removes its expired marks."""
         later = Kubernetes(ApiServer(self.cluster.access), wall=lambda: time.time() + 100_000)
         later.capabilities()
         later.remove_expired()

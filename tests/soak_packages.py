@@ -35,20 +35,21 @@ UP_SECONDS = 120.0
 NOT_SAMPLED_SECONDS_MAX = 3.0
 #: Every sampled second of the host, and how often it was stored.
 SECONDS_SQL = "SELECT epoch_ns(time), count(*) FROM readings.host_1s GROUP BY time ORDER BY time"
-#: What an operator runs after a kill: apt does not find the archive of a package that is half unpacked, dpkg is handed it.
+#: The operator's repair after a kill: apt does not find the archive of a half-unpacked package,
+#: dpkg gets its path.
 REPAIR = "dpkg --install"
 INSTALL = "apt-get install --yes --allow-downgrades --reinstall"
 
 
 @dataclass
 class Outcome:
-    """What the rounds found."""
+    """The results of the rounds."""
 
     rounds: int = 0
     killed: int = 0
     repaired: int = 0
     up_seconds: list[float] = field(default_factory=list)
-    #: Of each restart: how long the old agent took to end, the new one to start.
+    #: Per restart: seconds to end the old agent, and to start the new one.
     restarts: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -74,7 +75,7 @@ def files_of(later: bool) -> str:
 def change(host: Booted, later: bool, kill_after: float | None) -> bool:
     """Upgrade or downgrade with apt; kill it and dpkg after *kill_after* seconds. Return whether it ended by itself.
 
-    Raises RuntimeError with what it printed where it fails by itself.
+    Raises RuntimeError with its output if it fails by itself.
     """
     command = ["sh", "-c", f"{INSTALL} {files_of(later)}"]
     path = host.root / "packages" / "apt.log"
@@ -96,9 +97,10 @@ def change(host: Booted, later: bool, kill_after: float | None) -> bool:
 
 
 def agent_status(host: Booted) -> dict[str, Any]:
-    """Return what the agent says of itself; empty before it has said something.
+    """Return the agent's own status; empty before the first.
 
-    From its file: `gangline agent status` compares boot ids, and systemd-nspawn shows its own to all but the unit's sandbox.
+    From its file: `gangline agent status` compares boot ids, and systemd-nspawn shows its own to
+    all except the unit's sandbox.
     """
     try:
         found = json.loads((host.root / "run/gangline/status.json").read_bytes())
@@ -116,7 +118,7 @@ def is_up(host: Booted) -> bool:
 
 
 def restart_seconds(host: Booted) -> tuple[float, float]:
-    """Return how long the last restart took: from the stop until the process is gone, and from the start until READY=1."""
+    """Return the times of the last restart: from the stop to the end of the process, and from the start to READY=1."""
     names = ("ActiveExit", "InactiveEnter", "InactiveExit", "ActiveEnter")
     properties = [f"--property={name}TimestampMonotonic" for name in names]
     shown = host.run("systemctl", "show", "gangline-agent", *properties)
@@ -208,7 +210,7 @@ def _report(store: Path, outcome: Outcome) -> int:
         rows = connection.execute(SECONDS_SQL).fetchall()
     doubled = sum(times > 1 for _, times in rows)
     gaps = [(b[0] - a[0]) / 1e9 for a, b in itertools.pairwise(rows)]
-    # A second of sampling apart is no gap: what is beyond it was not sampled.
+    # A second between samples is not a gap: only longer gaps count.
     missing = sorted((gap - 1 for gap in gaps if gap > 1.5), reverse=True)
     longest = missing[0] if missing else 0.0
     print(

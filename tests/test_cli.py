@@ -14,7 +14,8 @@ from gangline import cli
 from gangline.aggregator.commands.admin import SUBCOMMANDS
 from tests.processes import GUARD_SECONDS
 
-#: A command that prints a page of what ASCII and Latin-1 lack; in place of one that needs a server.
+#: A command that prints characters outside ASCII and Latin-1; in place of a command that needs a
+#: server.
 PRINTS = """
 import sys
 from types import ModuleType
@@ -66,7 +67,7 @@ def test_a_full_disk_is_said_in_words(lines: int) -> None:
 
 @pytest.mark.parametrize("lines", [1, 10_000])
 def test_a_reader_who_left_is_told_nothing(lines: int) -> None:
-    """`gangline hosts | head -1`: no traceback, no word."""
+    """`gangline hosts | head -1`: no traceback, no message."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -77,7 +78,7 @@ def test_a_reader_who_left_is_told_nothing(lines: int) -> None:
 
 
 def test_help_into_a_full_disk_is_no_success() -> None:
-    """`--help` ends by SystemExit: what it could not write must not pass for written."""
+    """`--help` ends by SystemExit: a failed write must still be an error."""
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "gangline.cli", "hosts", "--help"],
@@ -102,7 +103,7 @@ sys.meta_path.insert(0, Missing())
 from gangline import cli
 sys.exit(cli.main())
 """
-#: What takes each command past its options, on a machine where nothing of Gangline runs.
+#: Arguments that take each command past its options, on a machine without a running Gangline.
 ARGUMENTS = {
     "hosts": ["--json"],
     "job": [],
@@ -141,9 +142,8 @@ ARGUMENTS = {
     "admin cert": ["cluster", "--aggregator", "head"],
     "admin token": ["list"],
 }
-#: Those that an agent's host has all that they need for, with their exit codes there.
-#: `gang` ends with 1 outside a job of Slurm.
-#: `doctor` too: no agent runs, which is a problem. `diag` with 2 where its file is not there.
+#: Commands that work on an agent's host, with their exit codes there. `gang` ends with 1 outside a
+#: job of Slurm. `doctor` too, because no agent runs. `diag` ends with 2 without its file.
 OF_THE_AGENT = {
     "check": 0,
     "doctor": 1,
@@ -164,8 +164,10 @@ def test_each_command_is_looked_at() -> None:
 
 @pytest.mark.parametrize("command", ARGUMENTS)
 def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) -> None:
-    """`gangline aggregator` and `gangline admin backup` ended with a traceback on a host with the agent alone; and
-    the name on the package index is not ours, so that nobody is sent there."""
+    """`gangline aggregator` and `gangline admin backup` ended with a traceback on a host with the agent alone.
+
+    The name on the package index is not Gangline's, so the message must not recommend it.
+    """
     words = command.split()
     ended = subprocess.run(
         [sys.executable, "-c", AGENT_ONLY, *words, *ARGUMENTS[command]],
@@ -186,7 +188,7 @@ def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) ->
     assert "gangline[" not in line
 
 
-#: Where JSON is written by other means, and why.
+#: Commands that write JSON by other means, with the reason.
 WITHOUT_FORMAT = {
     "sql_output.py": "rows: an array, or values within a cell",
     "admin_access.py": "an array: nothing can be put beside its elements",
@@ -195,7 +197,7 @@ WITHOUT_FORMAT = {
 
 
 def test_json_says_of_which_form_it_is() -> None:
-    """A script read keys of a version that was gone; only `check` said which form its JSON had."""
+    """A script read keys of an old version; only `check` declared the version of its JSON."""
     root = Path(cli.__file__).parent
     files = [*root.glob("agent/commands/*.py"), *root.glob("aggregator/commands/*.py")]
     by_hand = {path.name for path in files if "json.dumps(" in path.read_text()}

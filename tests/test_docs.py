@@ -16,7 +16,7 @@ TARGET = re.compile(r"(?:\]\(|src=\"|srcset=\")(?!https?:|mailto:|#)([^)#\"\s]+)
 
 
 def test_each_page_is_in_the_index() -> None:
-    """A page that nobody links to is not read."""
+    """A page without a link is not read."""
     index = (DOCS / "README.md").read_text()
     missing = [p.name for p in DOCS.glob("*.md") if p.name != "README.md" and p.name not in index]
     assert not missing

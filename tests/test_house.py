@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: who may import whom, what is shipped, how light the agent is."""
+"""Rules of the project beyond linters: allowed imports, shipped files, size of the agent."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LAYERS = {
     ),
 }
 
-#: Words that nobody searches for, or that say something else to a reader from outside.
+#: Retired terms: unsearchable, or with another meaning to outside readers.
 RETIRED_WORDS = frozenset(
     [
         "ails",
@@ -131,7 +131,8 @@ RETIRED_WORDS = frozenset(
         "words",
     ]
 )
-#: Names with such a word that are someone else's: of a standard, a setting, a key on disk or on the wire.
+#: Names with a retired term that others define: of a standard, a setting, a key on disk or on the
+#: wire.
 FOREIGN_NAMES = {
     "NVMe": ("spare", "spare_ratio", "spare_threshold_ratio", "reports_spare"),
     "the kernel's clock": ("leap_state",),
@@ -151,7 +152,7 @@ LINES_OF_A_FUNCTION_MAX = 90
 
 
 def imported_from_the_house(path: Path) -> Iterator[str]:
-    """Yield what *path* imports from the house; within it, every such import is relative."""
+    """Yield the project's modules that *path* imports; within a package every such import is relative."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -218,7 +219,7 @@ def _unit(file: Path) -> str:
 
 @pytest.mark.parametrize("part", LAYERS)
 def test_each_layer_imports_only_the_layers_below(part: str) -> None:
-    """What is below can be read, tested and replaced without what is above."""
+    """A layer can be read, tested and replaced without the layers above."""
     level = {unit: at for at, line in enumerate(LAYERS[part]) for unit in line.split()}
     wrong = []
     for path in SOURCES:
@@ -241,7 +242,7 @@ def test_each_layer_imports_only_the_layers_below(part: str) -> None:
 
 
 def test_each_class_has_a_name_of_its_own() -> None:
-    """`Held` was six things, and a search found all of them."""
+    """`Held` was the name of six things, and a search found all of them."""
     found: dict[str, list[str]] = {}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -251,7 +252,7 @@ def test_each_class_has_a_name_of_its_own() -> None:
 
 
 def _given_names(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module gives: to what it defines, assigns, takes, or imports under another name."""
+    """Yield the names that a module binds: definitions, assignments, parameters, and aliases of imports."""
     for node in ast.walk(tree):
         match node:
             case (
@@ -268,7 +269,7 @@ def _given_names(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_no_name_has_a_retired_word() -> None:
-    """Names are in the words of the field, so that a newcomer finds what he looks for."""
+    """Names use the terms of the field, so that newcomers can search them."""
     foreign = {name for names in FOREIGN_NAMES.values() for name in names}
     wrong = {
         f"{path.relative_to(ROOT)}: {name}"
@@ -281,7 +282,7 @@ def test_no_name_has_a_retired_word() -> None:
 
 
 def test_the_contract_imports_nothing_heavy() -> None:
-    """What agent and aggregator share is the standard library only (and protobuf in wire/)."""
+    """Agent and aggregator share only the standard library (and protobuf in wire/)."""
     for path in (ROOT / "contract").rglob("*.py"):
         tree = ast.parse(path.read_text())
         names = {
@@ -332,7 +333,7 @@ def test_the_agent_stays_light(module: str) -> None:
     assert not loaded_by(module) & HEAVY
 
 
-#: What only some of a part's processes need; each costs a start a tenth of a second and more.
+#: Modules that only some processes need; each costs a tenth of a second or more at a start.
 DEAR = HEAVY | {"cryptography"}
 ASKING = (
     "hosts",
@@ -362,7 +363,7 @@ MAY_LOAD: dict[str, set[str]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("module", MAY_LOAD)
 def test_a_process_loads_only_what_it_uses(module: str) -> None:
-    """At 3 a.m. who asks for a list of hosts waits; and a wrong option of `gangline aggregator` took a second to say."""
+    """The list of hosts and an error for a wrong option took a second to appear, because of needless imports."""
     assert loaded_by(f"gangline.aggregator.{module}") & DEAR <= MAY_LOAD[module]
 
 
@@ -399,7 +400,7 @@ def test_packaging_is_no_python_package() -> None:
 
 @pytest.mark.slow
 def test_functions_fit_a_screen() -> None:
-    """Where one function became the project, its own maintainers struggle."""
+    """Projects with huge functions become hard to maintain."""
     for path in [*SOURCES, ROOT / "cli.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -467,7 +468,7 @@ def test_generated_code_runs_with_the_oldest_grpcio_that_is_declared() -> None:
 
 
 def _is_wanted(module: str) -> bool:
-    """Say whether a generated module is to be there: those for grpcio only where somebody imports them."""
+    """Return whether a generated module must exist: those for grpcio only if a module imports them."""
     if not module.endswith("_grpc"):
         return True
     folders = ("agent", "aggregator", "bench", "tests")

@@ -1,4 +1,4 @@
-"""The load generator is an agent like any other: what it measures is only as true as what it sends."""
+"""The load generator behaves as an agent: its measurements are only as good as its frames."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:
 
 
 def test_a_registration_names_the_same_devices_as_its_frames() -> None:
-    """Else every GPU of a load would be one that nobody registered."""
+    """Otherwise every GPU of a load would be unregistered."""
     model = Model(1, 1)
     request = wire.RegisterNodeRequest.FromString(
         HostIdentity(7, 1).registration(model.registrations[0], 11, 12)
@@ -121,5 +121,5 @@ def test_latencies_are_of_whole_milliseconds() -> None:
 
 
 def test_commits_of_a_bucket_are_spread_over_it() -> None:
-    """All of them at its bound would make a ratio of two p99 jump from bucket to bucket."""
+    """With all commits at the bucket's bound, a ratio of two p99 would jump from bucket to bucket."""
     assert spread_out({0.1: 0, 0.2: 2, 0.4: 1}) == pytest.approx([0.125, 0.175, 0.3])

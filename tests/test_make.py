@@ -52,7 +52,7 @@ def test_a_python_that_does_not_run(tmp_path: Path) -> None:
 
 
 def test_an_old_python(tmp_path: Path) -> None:
-    """Debian 11 has 3.9: say so before pip fails over a screenful."""
+    """Debian 11 has Python 3.9: the message comes before pip's long errors."""
     old = stub(tmp_path, "python3", 'test -z "$2"')
     done = make(f"PYTHON={old}")
     assert done.returncode != 0
@@ -85,7 +85,7 @@ def test_no_compiler() -> None:
     [("1", "--once"), ("yes", "--once"), ("true", "--once"), ("0", ""), ("no", ""), ("", "")],
 )
 def test_once_is_understood(once: str, command: str) -> None:
-    """`make run ONCE=yes` ran for ever: only 1 counted, and nothing said so."""
+    """`make run ONCE=yes` ran forever: only 1 counted, without a message."""
     line = dry_run(f"ONCE={once}").stdout.strip().splitlines()[-1]
     assert "gangline run" in line
     assert line.endswith(command) and ("--once" in line) is bool(command)

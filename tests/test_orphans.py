@@ -1,4 +1,4 @@
-"""What a killed run of tests has left behind goes, and nothing else."""
+"""Leftovers of a killed test run are removed, and nothing else."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-#: What the tests below ask for themselves.
+#: Examples of the tests below.
 OWN_EXAMPLES = 60
 QUICK_EXAMPLES = 25
 

@@ -41,7 +41,7 @@ TRUTH = [SimulatedFault("b", "thermal"), SimulatedFault("c", "hbm")]
 
 
 def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> score_pb2.NodeScore:
-    """One host as the service tells it."""
+    """Return the score of a host in the service's form."""
     return score_pb2.NodeScore(
         node=f"nodes/{host}",
         state=getattr(score_pb2, state),
@@ -69,7 +69,7 @@ WELL = score("a", "HEALTHY")
     ],
 )
 def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> None:
-    """`make run ONCE=1` in a script must fail when the wrong host stands at the bottom."""
+    """`make run ONCE=1` in a script must fail when the wrong host is at the bottom."""
     assert missing_message(scores, 3, TRUTH) == words
 
 
@@ -81,7 +81,7 @@ def test_simulated_hosts_must_say_who_fails(tmp_path: Path) -> None:
 
 
 def test_the_table_says_what_of_the_faults_is_found() -> None:
-    """That look-alikes ran and nobody was named for them was invisible, though it is half of the point."""
+    """The table hid that look-alikes ran and no host was named for them, although this is half of the point."""
     told = TruthLog((*TRUTH, SimulatedFault("d", "power_brake")), frozenset({"e"}), 2)
     for one in (XID, HEAT):
         one.simulated = True
@@ -113,7 +113,7 @@ def store(data: Path) -> Path:
 
 
 def test_a_run_empties_what_a_run_before_it_began(tmp_path: Path) -> None:
-    """The second `make run` was another demonstration: from second 5 on the faults of the run before stood in the table."""
+    """The second `make run` differed: from second 5 on the faults of the earlier run were in the table."""
     assert reset_folder(tmp_path) == (True, "")
     aggregator = store(tmp_path)
     mark_started(tmp_path)
@@ -125,7 +125,7 @@ def test_a_run_empties_what_a_run_before_it_began(tmp_path: Path) -> None:
 
 
 def test_a_run_removes_nobody_elses_data(tmp_path: Path) -> None:
-    """`gangline aggregator` stores under ./var/aggregator too: months of readings must outlive somebody's `make run`."""
+    """`gangline aggregator` also stores under ./var/aggregator: months of readings must survive a `make run`."""
     aggregator = store(tmp_path)
     before = sorted(path for path in tmp_path.rglob("*"))
     is_new, words = reset_folder(tmp_path)
@@ -154,7 +154,7 @@ def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_aggregator_makes_a_demonstrations_folder_its_own(tmp_path: Path) -> None:
-    """After a `make run` somebody began in earnest, in the same folder: it is no demonstration's any more."""
+    """After a `make run` real use began in the same folder: it must no longer count as a demonstration's."""
     data = tmp_path / "aggregator"
     mark_started(tmp_path)
     (data / DEMONSTRATION).write_text(
@@ -217,7 +217,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def living(pids: set[int]) -> set[int]:
-    """Those that still run: a dead orphan stays listed until whoever is process 1 collects it."""
+    """Return the processes that still run: a dead orphan stays listed until process 1 collects it."""
 
     def runs(pid: int) -> bool:
         try:
@@ -398,7 +398,7 @@ def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_night_of_the_page_is_played(tmp_path: Path) -> None:
-    """Its store begins with what was before, its hosts with the job that the page asks about."""
+    """Its store begins with the earlier state, its hosts with the page's job."""
     with running(tmp_path, "--scenario", "night", "--seed", "9") as process:
         until(lambda: "  123" in process.said(), f"job 123 in the table: {process.log}")
         said = process.said()
@@ -412,8 +412,11 @@ def test_the_night_of_the_page_is_played(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
-    """Somebody tried `gangline admin token new` in the same folder; from then on the demonstration showed nothing,
-    for its own parts had no login. More hosts than one login of an agent may have connections."""
+    """After `gangline admin token new` in the same folder the demonstration showed nothing, because
+    its own parts had no login.
+
+    The demonstration also has more hosts than a single agent login may have connections.
+    """
     tokens_path = tokens_file(tmp_path / "var" / "aggregator")
     _, alice = tokens.make_token(Role.OPERATOR, "alice", 1.0, int(time.time()))
     tokens.update_tokens(tokens_path, lambda _: [alice])

@@ -1,4 +1,4 @@
-"""`gangline.steps` in a job of its own: what it reports, what it costs the job in trouble (nothing), and what it imports."""
+"""`gangline.steps` in a job of its own: its reports, its cost to a job in trouble (nothing), and its imports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STAND_IN, REAL = "", "[torch.nn.Parameter(torch.zeros(2))], lr=0.1"
 
 
 class Bench:
-    """A folder for slots, a stand-in for torch, and an interpreter that finds both."""
+    """A folder for slots, a fake torch, and an interpreter that finds both."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.slots = folder, folder / "slots"
@@ -71,7 +71,7 @@ def check_slot(line: str, steps: int = 5) -> None:
 
 @pytest.mark.parametrize("how", [["train.py", "--lr", "1"], ["-m", "train", "--lr", "1"]])
 def test_a_script_is_run_with_its_steps_reported(bench: Bench, how: list[str]) -> None:
-    """The layout that the agent reads is the one that is written; the script sees its own arguments and name."""
+    """The agent reads the layout that the job writes; the script sees its own arguments and name."""
     bench.script(SCRIPT.format(parameters=STAND_IN))
     slot, rest = bench.run("-m", "gangline.steps", *how).splitlines()
     check_slot(slot)
@@ -100,7 +100,7 @@ def test_real_torch(bench: Bench) -> None:
 
 
 def test_it_imports_the_standard_library_only(bench: Bench) -> None:
-    """A job must not load an agent: neither numpy, nor protobuf, nor torch where the job has none."""
+    """A job must not load agent code: neither numpy, nor protobuf, nor torch if the job has none."""
     out = bench.run(
         "-c",
         "import sys; before = set(sys.modules); import gangline.steps; print(*sorted(set(sys.modules) - before))",
@@ -184,7 +184,7 @@ print(*[open(os.path.join(folder, name), "rb").read().hex() for name in os.listd
 
 
 def test_threads_share_one_slot(bench: Bench) -> None:
-    """Each write is whole: one call that holds the interpreter's lock."""
+    """Each write is atomic: a single call that holds the interpreter's lock."""
     slots = bench.run(bench.script(THREADS)).split()
     for slot in slots:
         found = step_slots.parse_steps(bytes.fromhex(slot))
@@ -219,7 +219,7 @@ def test_spawned_workers_report_by_themselves(bench: Bench) -> None:
 
 
 def test_of_two_optimizers_one_is_counted(bench: Bench) -> None:
-    """A GAN steps two in each of its steps: its period was read as half of what it is."""
+    """A GAN steps two optimizers in each of its steps: its period was read as half of the true one."""
     text = (
         SCRIPT.format(parameters=STAND_IN)
         .replace("    optimizer.step()", "    optimizer.step(); other.step()")
@@ -229,13 +229,13 @@ def test_of_two_optimizers_one_is_counted(bench: Bench) -> None:
 
 
 def test_steps_that_are_marked_count_instead_of_the_optimizers(bench: Bench) -> None:
-    """Who accumulates gradients by his own loop says himself what a step is."""
+    """A loop that accumulates gradients marks its steps itself."""
     text = "import gangline.steps\ngangline.steps.mark()\n" + SCRIPT.format(parameters=STAND_IN)
     check_slot(bench.run(bench.script(text)).splitlines()[0], steps=1)
 
 
 def test_an_optimizer_is_not_held_in_memory(bench: Bench) -> None:
-    """One that the hook kept alive would keep the parameters of a whole model on the GPU."""
+    """An optimizer kept alive by the hook would keep the parameters of a whole model on the GPU."""
     text = "import gc, weakref, gangline.steps, torch\no = torch.optim.SGD(); o.step(); w = weakref.ref(o); del o; gc.collect(); print(w())"
     assert bench.run(bench.script(text)) == "None\n"
 
@@ -299,7 +299,7 @@ REAL_OPTIONS = """dict(accelerator="cpu", logger=False, enable_checkpointing=Fal
 
 @pytest.mark.parametrize("how", [[], ["-m", "gangline.steps"]])
 def test_lightnings_batches_are_steps(bench: Bench, how: list[str]) -> None:
-    """Of a loop that steps two optimizers by hand each step was two."""
+    """A loop that steps two optimizers by hand counted each step twice."""
     folder = bench.folder / "fake" / "lightning"
     (folder / "pytorch").mkdir(parents=True)
     (folder / "__init__.py").touch()

@@ -57,7 +57,7 @@ def startable(tmp_path: Path) -> Path:
 
 
 def test_systemd_understands_every_line(startable: Path) -> None:
-    """A misspelt setting is left out with a warning that nobody reads, and the sandbox has a hole."""
+    """A misspelled setting is ignored with a mere warning, and the sandbox has a hole."""
     said = systemd_analyze("verify", str(startable))
     known = {name for name, since in NEWER.items() if systemd_version() < since}
     left = [
@@ -88,7 +88,7 @@ def docs_of(name: str) -> str:
 
 
 def test_what_it_is_given_is_bounded_and_explained() -> None:
-    """A capability crept in for an experiment, and nobody could say a year later whether it may go."""
+    """A capability was added for an experiment, and a year later its purpose was unknown."""
     given = sandboxed.words_of(UNIT, "AmbientCapabilities")
     assert given == sandboxed.words_of(UNIT, "CapabilityBoundingSet")
     assert set(re.findall(r"^\| `(CAP_\w+)` \|", docs_of("security.md"), re.MULTILINE)) == {
@@ -106,9 +106,9 @@ def test_what_it_is_given_is_bounded_and_explained() -> None:
 
 
 def test_it_waits_longer_than_an_end_takes() -> None:
-    """An aggregator that said nothing held up the end of every agent: the units were killed, spools and all.
+    """A silent aggregator blocked the end of every agent: the units were killed, spools and all.
 
-    The sum of the limits of each step; that the steps keep to them is tested where they are.
+    The sum of the limits of each step; each step's own test checks its limit.
     """
     limits = (FLUSH_SECONDS_MAX, 1.0, CHILDREN_SECONDS_MAX, END_SECONDS_MAX)
     (seconds,) = sandboxed.words_of(UNIT, "TimeoutStopSec")
@@ -138,7 +138,7 @@ def test_the_settings_that_come_with_it_are_settings() -> None:
 
 @pytest.fixture
 def own_folder() -> Iterator[Path]:
-    """A folder that the unit's user may reach and write, which pytest's own is not."""
+    """Yield a folder that the unit's user may reach and write, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         (Path(name) / "own").mkdir()
@@ -167,7 +167,7 @@ def outcomes(folder: Path, log: Path, command: list[str]) -> dict[str, int]:
 
 
 def shown(socket_path: Path) -> dict[str, int]:
-    """The outcome of each collector that has had a turn."""
+    """Return the outcome of each collector that has had a turn."""
     with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
         client.settimeout(GUARD_SECONDS)
         client.connect(str(socket_path))

@@ -1,8 +1,9 @@
 # pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false
-"""The lighthouse and managers of torchft, each in a process of its own: the real ones where `tests/rigs/torchft.sh` has put them, else stand-ins.
+"""The lighthouse and managers of torchft, each in a process of its own: the real ones if
+`tests/rigs/torchft.sh` has installed them, else fakes.
 
-A process prints its address, and runs until its stdin ends. `python torchft_rig.py lighthouse FOLDER`, or `manager FOLDER NAME HOST LIGHTHOUSE`;
-FOLDER is that of the rig.
+A process prints its address, and runs until its stdin ends. `python torchft_rig.py lighthouse
+FOLDER`, or `manager FOLDER NAME HOST LIGHTHOUSE`; FOLDER is the rig's folder.
 """
 
 from __future__ import annotations
@@ -195,7 +196,9 @@ def process_of(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def torchft_rig(replicas: dict[str, str], *, is_real: bool) -> Iterator[TorchftRig]:
-    """Have a lighthouse with these replicas, by name their managers' hosts; skips where the real one is not there."""
+    """Yield a lighthouse with these replicas, by name their managers' hosts; skip the test if the
+    real one is missing.
+    """
     with ExitStack() as stack:
         if not is_real:
             yield StandInRig(replicas, stack)

@@ -1,4 +1,4 @@
-"""Fleets whose readings are set by hand, judged in memory or with a store, and the faults that befall them."""
+"""Fleets with readings set by hand, judged in memory or with a store, and faults for them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from gangline.contract.wire import telemetry_pb2
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.ext.intake import Received
 
-# ----------------------------------------------------------------------
-# A small fleet whose readings a test sets by hand, fed to the real fleet through real frames.
 
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
@@ -35,7 +33,8 @@ UPTIME_NS = 3_600 * SECOND_NS
 CLOCK_HERTZ, CLOCK_MAX_HERTZ = 1.755e9, 1.98e9
 COMPUTING_WATTS, WAITING_WATTS, IDLE_WATTS, LIMIT_WATTS = 550.0, 150.0, 75.0, 700.0
 
-#: What the agent says of itself comes at its pace, and at once when there is news (`agent/self_metrics.py`).
+#: The agent's own figures come at their period, and at once when they change
+#: (`agent/self_metrics.py`).
 TOLD_AT_ONCE = ("agent_10s", "collector_10s")
 
 Values = dict[str, float]
@@ -45,7 +44,7 @@ Readings = dict[tuple[str, str], Values]
 
 @dataclass
 class Host:
-    """One host's readings as they stand, and what was last sent of its on-change tables."""
+    """A host's current readings, and the rows of its on-change tables sent last."""
 
     name: str
     boot_id: bytes = b"B" * 16
@@ -62,7 +61,7 @@ class Host:
         self.readings.setdefault((table, device), {}).update(values)
 
     def grow(self, table: str, device: str, **per_second: float) -> None:
-        """Let counters grow from now on."""
+        """Increase counters at these rates from the current time."""
         for column, rate in per_second.items():
             self.growth[table, device, column] = rate
 
@@ -145,10 +144,10 @@ class World:
         every_seconds: int = 5,
         last_seconds: int = 10,
     ) -> Judgement:
-        """Let *seconds* pass; *each* is called before every one with the seconds run so far.
+        """Advance *seconds* seconds; *each* is called before each of them with the seconds run so far.
 
-        The last *last_seconds* are judged one by one, of those before them every fifth (*every_seconds*): a judgement
-        is nearly all that a second costs.
+        The last *last_seconds* are judged one by one, the earlier ones at every fifth
+        (*every_seconds*): judging is nearly the whole cost of a second.
         """
         for passed in range(seconds):
             if each:
@@ -166,7 +165,7 @@ class World:
         return self.snapshot
 
     def frame(self, host: Host) -> Received:
-        """Return the host's frame of now, as it comes off the wire."""
+        """Return the host's current frame, as decoded from the wire."""
         host.sequence += 1
         boottime_ns = self.now_ns - host.booted_ns
         stamp = frame.Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, self.now_ns)
@@ -193,7 +192,7 @@ class World:
         self, host: Host, code: int, device: str, name: str = "gpu.xid", *, ago: float = 0.0,
         lasted: float = 0.0, **more: Any,
     ) -> telemetry_pb2.HealthEvent:  # fmt: skip
-        """Report an event of *host* that began *ago* seconds, and *lasted* so many, and return it.
+        """Report an event of *host* that began *ago* seconds ago, and lasted *lasted* seconds; return it.
 
         *more*: further fields.
         """
@@ -231,7 +230,7 @@ _COLUMNS = {
 
 
 def block(table: str, rows: dict[str, Values]) -> Block:
-    """Return a block of *rows*, by device and column; what is not named is missing."""
+    """Return a block of *rows*, by device and column; unnamed cells are missing."""
     made, columns = Block(table, list(rows)), _COLUMNS[table]
     for row, values in enumerate(rows.values()):
         for name, value in values.items():
@@ -253,7 +252,7 @@ def all_well(world: World) -> bool:
 
 
 def only_words(world: World) -> str:
-    """Return the words of the one piece of evidence against the first host; more than one fails."""
+    """Return the message of the only evidence against the first host; more than one fails."""
     (evidence,) = world.score(world.hosts[0]).evidence
     return evidence.words
 
@@ -275,9 +274,6 @@ def wait_for_others(world: World, slow: Host) -> None:
                 watts = COMPUTING_WATTS if (world.second + gpu) % 2 else WAITING_WATTS
                 host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, utilization_ratio=1.0)
 
-
-# ----------------------------------------------------------------------
-# A world whose hosts run one job, ten seconds a step: what the tests of gangs stand on.
 
 GPUS, STEP_SECONDS = 2, 10
 BUSY, WORK = 0.68, 0.34
@@ -310,7 +306,7 @@ def in_job(hosts: int = 6, *, made: World | None = None, work: bool = True) -> W
 
 
 def busy(host: Host, share: float, work: float = 1.0) -> None:
-    """Let the SMs of *host* be busy for *share* of what is usual, at *work* of the usual work."""
+    """Set the SMs of *host* to the share *share* of normal time, at *work* of the normal work."""
     for gpu in range(GPUS):
         host.set("gpu_fast_1s", gpu_of(host, gpu),
                  sm_active_ratio=BUSY * share, tensor_active_ratio=WORK * work)  # fmt: skip
@@ -328,7 +324,7 @@ def draw(host: Host, watts: float) -> None:
 
 
 def gapped(host: Host, gap: float, **pressures: float) -> None:
-    """Let nothing run on the GPUs of *host* for *gap* of the time."""
+    """Leave the GPUs of *host* idle for *gap* of the time."""
     for gpu in range(GPUS):
         host.set("gpu_1s", gpu_of(host, gpu), utilization_ratio=1.0 - gap)
     host.set("host_1s", "host", **pressures)
@@ -348,10 +344,6 @@ def pass_steps(world: World, steps: int, each: Callable[[int], None] | None = No
 
 def blamed(world: World) -> list[str]:
     return [name for name, state in world.states().items() if state not in ("HEALTHY", "UNKNOWN")]
-
-
-# ----------------------------------------------------------------------
-# A world over a real store: what the tests of SQL about judgements stand on.
 
 
 class StoredWorld(World):
@@ -394,16 +386,13 @@ class StoredWorld(World):
         self.store.submit_findings([finding])
 
 
-# ----------------------------------------------------------------------
-# One fault for every rule that is a row of a table: what the device reads when well, and when not.
-
 GPU = ""  # the host's first GPU
 W, S, U = HealthState.WATCH, HealthState.SUSPECT, HealthState.UNHEALTHY
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`bad` values are set, `grow` counters grow by so much a second."""
+    """`bad` values are set, `grow` counters grow by this rate per second."""
 
     rule: str
     state: HealthState

@@ -1,4 +1,4 @@
-"""What comes next of a job: windows that hold what comes, abstention with too little seen, and clocks that step."""
+"""Forecasts of a job: windows that contain the event, abstention with few observations, and clocks that step."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_nothing_is_predicted_of_what_was_not_seen() -> None:
 
 
 def test_a_regular_checkpoint_is_predicted_within_its_window() -> None:
-    """A scheduler that drains a host right after the next checkpoint needs to know when that is."""
+    """A scheduler that drains a host right after the next checkpoint needs its time."""
     forecaster = seen(*job(1400, interval=120))
     ten, _, sixty, _ = forecaster.forecast(1399)
     due = 1440 - 1399
@@ -156,7 +156,7 @@ def test_gaps_duplicates_and_steps_of_the_clock_cost_no_more_than_what_they_hide
 
 
 def test_odd_numbers_raise_nothing_and_memory_is_bounded() -> None:
-    """A driver said 1e300 W, and a month of seconds came after it."""
+    """A driver reported 1e300 W, and a month of seconds followed."""
     draw = random.Random(3)
     odd = (nan, float("inf"), -1.0, 1e300, 0.0, 0.5, 1.0)
     forecaster = JobForecaster(prior_checkpoint_interval_seconds=nan)

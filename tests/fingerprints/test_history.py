@@ -1,4 +1,4 @@
-"""A run against its own history: what is slower, what is not, and whether a host or the workload changed."""
+"""A run against its own history: slower or not, and whether a host or the workload changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gangline.fingerprints.history import (
 
 @pytest.mark.parametrize("earlier", [1, 3, 8, 32])
 def test_of_runs_that_are_as_before_one_in_a_hundred_is_slower(earlier: int) -> None:
-    """Each false one costs somebody a day of search. Of 2,000, a hundredth and three deviations."""
+    """Each false finding costs a day of search. Of 2,000, a hundredth and three deviations."""
     random = np.random.default_rng(1)
     slower = 0
     for _ in range(2000):
@@ -43,7 +43,7 @@ def test_a_run_that_is_slow_from_its_first_step_is_found(earlier: int) -> None:
 
 @pytest.mark.parametrize("pace, earlier", [(nan, [1.0]), (1.0, []), (1.0, [nan]), (0.0, [1.0]), (-1.0, [1.0])])  # fmt: skip
 def test_without_a_pace_nothing_is_compared(pace: float, earlier: list[float]) -> None:
-    """A step that the signals do not agree on is no pace of zero."""
+    """A step on which the signals disagree is not a pace of zero."""
     assert compare_pace(pace, earlier) is None
 
 
@@ -65,7 +65,7 @@ def runs(slow_host: str = "") -> list[RunPace]:
 
 
 def test_a_host_that_is_slow_over_several_workloads_is_named_alone() -> None:
-    """It moves from job to job, and each job's owner looks for the fault in his own code."""
+    """The host moves from job to job, and each job's owner searches the fault in their own code."""
     assert [host.host for host in drifting_hosts(runs("h3"))] == ["h3"]
     (found,) = drifting_hosts(runs("h3"))
     assert found.workloads >= 2 and found.lower < 0.87 < found.upper + 0.05 and found.upper < 1
@@ -78,7 +78,7 @@ def test_a_host_that_was_repaired_is_named_no_more() -> None:
 
 
 def test_no_host_is_named_where_none_is_slow_or_a_workload_is() -> None:
-    """A workload that became slow on all of its hosts is no host's fault."""
+    """A workload that became slow on all of its hosts is not a host's fault."""
     assert drifting_hosts(runs()) == []
     slow = [run._replace(ratio=run.ratio * (0.8 if run.workload == "w1" else 1)) for run in runs()]
     assert drifting_hosts(slow) == []

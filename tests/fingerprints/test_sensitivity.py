@@ -1,4 +1,4 @@
-"""What a workload needs of a host, and how much slower it runs where a part of it is slow."""
+"""A workload's needs of a host, and its slowdown where a part of the host is slow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ NETWORK_BOUND = fingerprint(
 
 
 def test_work_minds_only_what_it_is_bound_by() -> None:
-    """Memory-bound work was kept from a host with a low clock, and a job that all but never communicates from one without a port."""
+    """Memory-bound work was kept from a host with a low clock, and a job with almost no
+    communication from a host without a port.
+    """
     slow_clock = {"compute": 0.8}
     assert slowdown(COMPUTE_BOUND, **slow_clock) == pytest.approx(0.25, abs=0.04)
     assert slowdown(MEMORY_BOUND, **slow_clock) < 0.02
@@ -58,7 +60,7 @@ def test_work_minds_only_what_it_is_bound_by() -> None:
 
 
 def test_a_link_costs_nothing_until_it_is_all_in_use() -> None:
-    """What overlaps with computing is hidden as long as it ends before the step does."""
+    """A transfer that overlaps with computing is hidden as long as it ends before the step does."""
     overlapped = fingerprint(
         compute_ratio=1.0, wait_ratio=0.0, tensor_ratio=0.5, nic_bytes_per_second=4e10
     )
@@ -88,7 +90,7 @@ def test_odd_numbers_are_no_slowdown_out_of_range(odd: float) -> None:
 
 
 def test_nothing_known_is_said() -> None:
-    """A host that never spoke is neither fast nor slow, and a run without readings needs nothing that is known."""
+    """A host without frames is neither fast nor slow, and a run without readings has no known needs."""
     assert needs_of(fingerprint()) is None
     needs = needs_of(COMPUTE_BOUND)
     assert needs

@@ -61,7 +61,7 @@ def test_the_product_of_matrices_finds_what_a_plain_pass_finds() -> None:
 
 
 def test_the_oldest_run_makes_room() -> None:
-    """A million jobs: memory stays as it is, and numbers of runs are not given twice."""
+    """A million jobs: memory stays bounded, and numbers of runs are not reused."""
     index = RunIndex(runs_max=50)
     numbers = [index.add(fingerprint(values)) for values in RUNS.values]
     assert len(index) == 50 and numbers == list(range(len(RUNS.values)))
@@ -70,7 +70,9 @@ def test_the_oldest_run_makes_room() -> None:
 
 
 def test_a_run_that_waits_for_a_slow_host_is_of_the_same_workload() -> None:
-    """Three tenths slower: by its step and its shares alone it was a workload never seen, and nobody looked for the host."""
+    """Three tenths slower: by its step and its shares alone it looked like an unknown workload, and
+    the slow host was not searched.
+    """
     before = training(RUNS)
     values: dict[str, float] = dict(zip(NUMBERS, before.values, strict=True))
     pace = 0.7
@@ -142,7 +144,7 @@ def test_numbers_that_cannot_be_are_unknown(odd: float) -> None:
 
 
 def test_a_fingerprint_of_another_version_is_rejected_and_ours_comes_back() -> None:
-    """Columns whose meaning changed would be compared as if they had not."""
+    """Columns with a changed meaning would be compared with the old ones."""
     one = fingerprint(RUNS.values[0])
     columns = one.columns()
     assert decode(columns).columns() == pytest.approx(columns, nan_ok=True)

@@ -47,7 +47,7 @@ class HostFolder:
         return Roots(root / "sys", root / "proc", NO_NVML, dev=root / "dev", run=root / "run")
 
     def pass_a_second(self) -> None:
-        """Let the files show what they show a second later."""
+        """Write the files of a second later."""
         _write(self.later_lines, self.root)
 
 

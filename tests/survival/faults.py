@@ -15,7 +15,7 @@ _CONTROL = struct.Struct("<IIq")
 
 
 class Faults:
-    """The switch: what is set here happens at once in every process that was started with `environment`."""
+    """The switch: its settings take effect at once in every process that was started with `environment`."""
 
     def __init__(self, place: Path, under: Path) -> None:
         """Compile the library into *place*; only files below *under* fail. Raises CalledProcessError."""

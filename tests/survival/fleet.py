@@ -1,7 +1,8 @@
-"""Simulated agents that know what they were told: each sends numbered rows and events, and remembers the receipts.
+"""Simulated agents that remember their receipts: each sends numbered rows and events.
 
-What has a receipt may never be lost; what has none is sent again, by the next stream, for as long as it takes. All
-of them live in one process, on an event loop of their own, and speak to the aggregator through the generated stub.
+Data with a receipt may never be lost; data without a receipt is sent again by the next stream until
+it has one. All agents are in a single process, on their own event loop, and call the aggregator
+through the generated stub.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ POWER = [s.column for s in TABLES["gpu_1s"]].index("power_watts")
 
 @dataclass
 class Memory:
-    """What one agent was told, as it survives every fault here: the harness is never killed."""
+    """An agent's receipts, which survive every fault here: the harness is never killed."""
 
     frames: set[int] = field(default_factory=set[int])
     events: set[str] = field(default_factory=set[str])
@@ -90,7 +91,7 @@ class Simulated:
         )  # fmt: skip
 
     async def live(self, target: Fleet) -> None:
-        """Connect, send, and begin anew, for ever."""
+        """Connect and send, and reconnect forever."""
         while True:
             try:
                 async with grpc.aio.insecure_channel(target.address, options=_OPTIONS) as channel:
@@ -193,7 +194,7 @@ class Fleet:
         self.generation += 1
 
     def acknowledged(self) -> dict[str, Memory]:
-        """Return what each agent was told until now, in copies."""
+        """Return copies of each agent's receipts so far."""
 
         async def copies() -> dict[str, Memory]:
             return {a.host: Memory(set(a.told.frames), set(a.told.events)) for a in self.agents}

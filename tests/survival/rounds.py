@@ -1,8 +1,10 @@
-"""Rounds of one fault each against a real aggregator with simulated agents; after each nothing acknowledged is missing.
+"""Rounds of one fault each against a real aggregator with simulated agents; after each no
+acknowledged data is missing.
 
-A round: agents send; the fault; then the aggregator starts, or says precisely why not and what to do, and a restore
-from the last backup does; all that waits gets its receipt; the aggregator ends (asked, or killed), and what is in the
-store is compared with what the agents were told. What was destroyed on disk may be missing, if it was said.
+A round: agents send; the fault; then the aggregator starts, or its error names the cause and the
+remedy, and a restore from the last backup succeeds; all pending data gets its receipt; the
+aggregator ends (stopped or killed), and the store is compared with the agents' receipts. Data
+destroyed on disk may be missing if the aggregator reported it.
 """
 
 from __future__ import annotations
@@ -25,26 +27,26 @@ from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
 from tests.survival.faults import FSYNC_FAILS, FULL, READ_ONLY, Faults, cut, remove, spoil
 from tests.survival.fleet import Fleet, Memory
 
-#: A folder is used for so many rounds, then everything begins anew.
+#: Rounds per folder; then everything begins again.
 ROUNDS_OF_A_FOLDER = 20
 LOST = "stored readings are gone: "
 MISSING = "are missing from queries"
 STORE, WAL, JOURNAL = "gangline.duckdb", "gangline.duckdb.wal", "events.journal"
-#: A part is closed once so much has passed.
+#: Seconds after which a part is closed.
 PART_SECONDS = 306.0
-#: What a refusal to start must name: something to do.
+#: A refusal to start must name one of these remedies.
 REMEDY = re.compile(
     r"gangline admin restore|move it away|--data|remount|make room|free some space|start the aggregator again"
 )
 
 
 class Broken(AssertionError):
-    """A round found the store at fault; the words say how, with seed and round."""
+    """A round found a fault of the store; the message has the kind, the seed and the round."""
 
 
 @dataclass
 class Counted:
-    """What all rounds together saw, by fault."""
+    """Totals of all rounds, by fault."""
 
     rounds: Counter[str] = field(default_factory=Counter[str])
     refused: Counter[str] = field(default_factory=Counter[str])
@@ -73,7 +75,7 @@ class World:
         self.anew()
 
     def later(self) -> None:
-        """Let five minutes pass: what was stored until now leaves for Parquet."""
+        """Advance five minutes: the data stored so far moves to Parquet."""
         self.faults.ahead_seconds += PART_SECONDS
         self.faults.set()
 
@@ -93,7 +95,7 @@ class World:
         ]
         settings.append(
             "disk_free_share_min=0"
-        )  # no reading goes for want of room: what goes is a fault
+        )  # no reading is dropped for lack of space: a missing reading is a fault
         arguments = ["aggregator", "--data", str(self.data), "--listen", self.address]
         arguments += [word for setting in settings for word in ("--set", setting)]
         self.aggregator = Process(arguments, self.log, environment=self.faults.environment)
@@ -102,10 +104,8 @@ class World:
         #: Frames of which some rows went with a Parquet file.
         self.in_part: set[tuple[str, int]] = set()
 
-    # -- the aggregator ---------------------------------------------------------------------------
-
     def start(self) -> str:
-        """Start it; return "" once it listens, or the words with which it refused."""
+        """Start the aggregator; return "" once it listens, or its error message."""
         said = len(self.aggregator.said()) if self.log.exists() else 0
         self.aggregator.start()
         until(
@@ -130,7 +130,7 @@ class World:
             raise Broken(f"it does not start: {words}")
 
     def wait_receipts(self, more: int) -> None:
-        """Wait until so many more frames have a receipt."""
+        """Wait until *more* further frames have a receipt."""
         wanted = self.fleet.receipts() + more
         until(
             lambda: self.fleet.receipts() >= wanted or not self.aggregator.alive(),
@@ -166,20 +166,18 @@ class World:
             raise Broken(f"it ended with {code}: {self.aggregator.said()[-1500:]}")
 
     def pause(self, seconds_max: float = 0.6) -> None:
-        """Let a random time pass: what is cut short by the fault is to be something else each round."""
+        """Wait a random time, so that the fault interrupts another step each round."""
         time.sleep(self.source.random() * seconds_max)
 
     def parquet(self) -> list[Path]:
-        """Return the Parquet files that are there."""
+        """Return the existing Parquet files."""
         found = [
             path for top in ("segments", "rollups") for path in (self.data / top).rglob("*.parquet")
         ]
         return sorted(found)
 
-    # -- backups ----------------------------------------------------------------------------------
-
     def admin(self, *arguments: str, wanted: int | None = 0) -> str:
-        """Run `gangline admin`, which is to end with *wanted* (None: 0 or 1); return what it said."""
+        """Run `gangline admin`, which must end with *wanted* (None: 0 or 1); return its output."""
         command = [sys.executable, "-m", "gangline.cli", "admin", *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=GUARD_SECONDS
@@ -198,19 +196,18 @@ class World:
         self.backed_up = told
 
     def restore(self) -> None:
-        """Put the last backup in place; what came after it is written off."""
+        """Restore the last backup; later data is written off."""
         self.admin(
             "restore", "--from", str(self.place / "backups"), "--data", str(self.data), "--force"
         )
         for old in self.disk.glob("data/replaced-*"):
             shutil.rmtree(old)
 
-    # -- what is there ----------------------------------------------------------------------------
-
     def stored(self, *, may_lose: bool = False) -> tuple[dict[str, set[int]], dict[str, set[str]]]:
-        """Return host -> numbers and host -> events; raise Broken for anything that is there twice or in part.
+        """Return host -> numbers and host -> events; raise Broken for duplicate or partial data.
 
-        A Parquet file is of one table: with it a frame may lose some of its rows, and counts as gone from then on.
+        A Parquet file belongs to a table: without it a frame may lose some of its rows, and counts
+        as lost.
         """
         with duckdb.connect(str(self.data / STORE), read_only=True) as base:
             rows = base.execute(
@@ -239,7 +236,9 @@ class World:
         return numbers, names
 
     def compare(self, told: dict[str, Memory], *, may_lose: bool = False) -> int:
-        """Compare the store with what agents were *told*; return how much is missing, which is then written off."""
+        """Compare the store with the receipts in *told*; return the number of missing items, which
+        are then written off.
+        """
         numbers, names = self.stored(may_lose=may_lose)
         missing = 0
         for agent in self.fleet.agents:
@@ -271,9 +270,6 @@ class World:
         self.aggregator.kill()
 
 
-# -- the faults: each leaves an aggregator that may run or not ------------------------------------
-
-
 def killed(world: World) -> None:
     """kill -9 at any moment: several times, also while it starts."""
     for _ in range(world.source.randint(1, 3)):
@@ -287,7 +283,7 @@ def killed(world: World) -> None:
 def _sick_disk(world: World, mode: int, **how: int) -> None:
     world.faults.set(mode, **how)
     world.pause(1.0)
-    if world.source.random() < 0.4:  # it dies of it, or is restarted in vain
+    if world.source.random() < 0.4:  # it dies of the fault, or its restart fails
         world.aggregator.kill()
         words = world.start()
         if not words:
@@ -298,7 +294,7 @@ def _sick_disk(world: World, mode: int, **how: int) -> None:
 
 
 def disk_full(world: World) -> None:
-    """No space left: nothing is receipted until there is."""
+    """The disk is full: no receipt until there is space."""
     if not world.small_disk:
         return _sick_disk(world, FULL)
     ballast = world.disk / "ballast"
@@ -328,7 +324,7 @@ def fsync_slow(world: World) -> None:
 
 
 def fsync_fails(world: World) -> None:
-    """A disk that says EIO: what was written since is not known to be there."""
+    """fsync fails with EIO: data written since may not be durable."""
     _sick_disk(world, FSYNC_FAILS)
 
 
@@ -353,7 +349,7 @@ def all_reconnect(world: World) -> None:
 
 
 def killed_in_upkeep(world: World) -> None:
-    """kill -9 of the aggregator while it compacts or is backed up; of the backup while it copies."""
+    """Kill -9 of the aggregator while it compacts or is backed up; of the backup while it copies."""
     what = world.source.choice(("backup", "compact"))
     more = ["--to", str(world.place / "backups")] if what == "backup" else []
     upkeep = Process(
@@ -383,12 +379,12 @@ def _damaged(world: World, name: str, harm: Callable[[Path, random.Random], str]
 
 
 def store_damaged(world: World) -> str:
-    """The file lost its end, or some of it."""
+    """Cut or overwrite part of the store's file."""
     return _damaged(world, STORE, world.source.choice((cut, cut, spoil)))
 
 
 def wal_damaged(world: World) -> str:
-    """The WAL lost its end, or some of it."""
+    """Cut or overwrite part of the WAL."""
     return _damaged(world, WAL, world.source.choice((cut, cut, spoil)))
 
 
@@ -401,12 +397,12 @@ def journal_damaged(world: World) -> str:
 
 
 def snapshot_damaged(world: World) -> str:
-    """The operators' file lost its end: it is written anew, and nothing depends on it."""
+    """Cut the operators' file: it is written again, and nothing depends on it."""
     return _damaged(world, "operators.duckdb", cut)
 
 
 def segment_damaged(world: World) -> str:
-    """A Parquet file, of readings or of a rollup, lost its end or some of it, or is gone."""
+    """Cut, overwrite or remove a Parquet file of readings or of a rollup."""
     until(lambda: world.parquet(), f"a Parquet file; see {world.log}")
     world.back_up()
     world.aggregator.kill()
@@ -425,7 +421,7 @@ KEPT: dict[str, Callable[[World], None]] = {
     "all reconnect": all_reconnect,
     "killed in upkeep": killed_in_upkeep,
 }
-#: After these it may, if that is said.
+#: Faults after which data may be missing, if reported.
 DESTROYED: dict[str, Callable[[World], str]] = {
     "store damaged": store_damaged,
     "WAL damaged": wal_damaged,
@@ -477,7 +473,8 @@ def _destroyed(world: World, name: str) -> None:
         missing = _compare_or_restore(world, told, name)
         is_said = _is_loss_said(words)
         if missing and not is_said:
-            # A fleet's Parquet files are too many to look at before a start: it says so soon after.
+            # A fleet has too many Parquet files to check before the start: the aggregator reports
+            # damage soon after.
             world.running()
             until(
                 lambda: _is_loss_said(world.aggregator.said()[said:]),
@@ -499,7 +496,7 @@ def _is_loss_said(words: str) -> bool:
 
 
 def _compare_or_restore(world: World, told: dict[str, Memory], name: str) -> int:
-    """Compare; a file that opened and cannot be read whole is restored, once `verify` has said so."""
+    """Compare; restore a store that opened and cannot be read completely, after `verify` has reported it."""
     try:
         return world.compare(told, may_lose=True)
     except duckdb.Error:
@@ -509,7 +506,9 @@ def _compare_or_restore(world: World, told: dict[str, Memory], name: str) -> int
 
 
 def _restore_if_wrong(world: World, told: dict[str, Memory], name: str) -> bool:
-    """Put the backup in place if `verify` says so: a file may be other than was written, and be read without a word."""
+    """Restore the backup if `verify` finds damage: a file may differ from the written one, and be
+    read without an error.
+    """
     if "WRONG" not in world.admin("verify", "--data", str(world.data), wanted=None):
         return False
     world.counted.refused[name] += 1

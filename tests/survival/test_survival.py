@@ -1,4 +1,4 @@
-"""The way survives: real processes on loopback, killed; what was acknowledged is stored exactly once."""
+"""The path of readings survives: real processes on loopback, killed; acknowledged data is stored exactly once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class World:
         self._starts = 0
 
     def start_aggregator(self) -> None:
-        """Start it, and wait for its own word: whoever answers on its port may be another program."""
+        """Start the aggregator, and wait for its own log line: another program may answer on its port."""
         self.aggregator.start()
         self._starts += 1
         until(
@@ -64,7 +64,7 @@ class World:
         assert self.aggregator.alive(), self.state()
 
     def state(self) -> str:
-        """What both ends said last."""
+        """Return the last output of both ends."""
         ended = "" if self.aggregator.alive() else "the aggregator has ended; "
         last = {
             it.log.name: it.said()[-2000:]
@@ -74,7 +74,7 @@ class World:
         return ended + "".join(f"\n{name}:\n{text}" for name, text in last.items())
 
     def numbers(self) -> list[int]:
-        """What the sender's spool took, as far as the sender lived to note it."""
+        """Return the frames that the sender's spool accepted, as far as the sender noted them."""
         return [int(n) for n in self.appended.read_text().split()] if self.appended.exists() else []
 
     def until_appended(self, count: int) -> None:
@@ -90,9 +90,9 @@ class World:
         return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", self.sender.said())}
 
     def stored(self) -> list[tuple[int, int]]:
-        """End the aggregator and return (number, how often it is stored).
+        """End the aggregator and return (number, count of its stored copies).
 
-        What is stored under each number is what its frame said, to the last bit.
+        The data stored under each number equals its frame, to the last bit.
         """
         assert self.aggregator.stop() == 0
         with duckdb.connect(
@@ -227,7 +227,7 @@ def test_a_full_spool_disk(tmp_path: Path, small_disk: Path) -> None:
 
 
 def fresh(address: str) -> bool:
-    """Say whether the service has heard host `this` within the last two seconds."""
+    """Return whether the service has a frame of host `this` from the last two seconds."""
     try:
         with ScoreClient(address) as client:
             score = client.host("this")

@@ -1,10 +1,11 @@
-"""The stores that earlier versions left (`keep_store.py` made them), and opening one while a kill waits at each step.
+"""Stores of earlier versions (made by `keep_store.py`), and opening a store with a kill at each step.
 
-    python -m tests.upgrade.kept_stores FOLDER WORK [all]
+python -m tests.upgrade.kept_stores FOLDER WORK [all]
 
-opens a copy of the store in FOLDER (none: an empty one) in WORK, and opens in another process what was on disk before
-each statement before which something had changed, as a kill there leaves it (`all`: again and again, killed before each
-statement there is). What that finds is printed, a line each, and first what it finds after no kill.
+opens a copy of the store in FOLDER (none: an empty one) in WORK. Before each statement since which
+the disk had changed, it keeps the files as a kill there leaves them, and opens them in another
+process (`all`: repeated runs, killed before each statement). It prints the findings, a line each,
+beginning with those without a kill.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def opened(path: Path, at: int = -1, kept: Path | None = None) -> list[list[Any]
 
 
 def found(path: Path) -> str:
-    """Open the store as the next start would, and say what is in it."""
+    """Open the store as the next start would, and return its contents."""
     connection = duckdb_file.open_store(path)
     counts = [
         connection.execute(f"SELECT count(*) FROM {table}").fetchone()
