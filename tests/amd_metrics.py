@@ -156,8 +156,8 @@ def pack(revision: str, values: Mapping[str, Value]) -> bytes:
         if isinstance(value, int):
             setattr(target, field, value)
         else:
-            for i, one in enumerate(value):
-                getattr(target, field)[i] = one
+            for i, element in enumerate(value):
+                getattr(target, field)[i] = element
     return bytes(table)
 
 

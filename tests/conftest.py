@@ -67,20 +67,20 @@ def _has_room(folder: Path) -> bool:
     A container's /dev/shm often holds 64 MB and runs nothing; then the tests stay on the disk.
     """
     try:
-        there = os.statvfs(folder)
+        space = os.statvfs(folder)
         (available,) = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     except (OSError, ValueError):
         return False
-    room = min(there.f_bavail * there.f_frsize, int(available) * 1024 // 2)
-    runs = not there.f_flag & os.ST_NOEXEC
+    room = min(space.f_bavail * space.f_frsize, int(available) * 1024 // 2)
+    runs = not space.f_flag & os.ST_NOEXEC
     return runs and os.access(folder, os.W_OK) and room >= IN_MEMORY_BYTES_MIN
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest first; with `--no-loadscope-reorder` they are handed out in this order."""
     _limit_examples(items)
-    at = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: at.get(item.path.name, len(LONGEST)))
+    positions = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: positions.get(item.path.name, len(LONGEST)))
 
 
 def _limit_examples(items: list[pytest.Item]) -> None:

@@ -73,8 +73,8 @@ def environment() -> dict[str, str]:
 
 def main() -> int:
     """Entry point."""
-    if words := installed():
-        print(words, file=sys.stderr)
+    if problem := installed():
+        print(problem, file=sys.stderr)
         return 1
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     chosen = sys.argv[1:] or [name for name in FILES if (ROOT / name).exists()]

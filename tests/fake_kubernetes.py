@@ -59,7 +59,7 @@ class FakeKubernetes:
     def define(self, definition: Any) -> None:
         """Offer what a CustomResourceDefinition says; fields are not checked."""
         spec = definition["spec"]
-        for version in (one["name"] for one in spec["versions"]):
+        for version in (definition_version["name"] for definition_version in spec["versions"]):
             group = self.discovery.setdefault(f"/apis/{spec['group']}", {"versions": []})
             if {"version": version} not in group["versions"]:
                 group["versions"].append({"version": version})
@@ -184,17 +184,17 @@ def json_patch(thing: Any, operations: Any) -> None:
         parent = thing
         for part in parents:
             parent = parent[int(part) if isinstance(parent, list) else part]
-        at: Any = int(last) if isinstance(parent, list) else last
+        last_key: Any = int(last) if isinstance(parent, list) else last
         try:
-            if operation["op"] == "test" and parent[at] != operation["value"]:
+            if operation["op"] == "test" and parent[last_key] != operation["value"]:
                 raise Refusal(422, f"testing value {operation['path']} failed")
             if operation["op"] == "replace":
-                _ = parent[at]
-                parent[at] = operation["value"]
+                _ = parent[last_key]
+                parent[last_key] = operation["value"]
             elif operation["op"] == "add":
-                parent[at] = operation["value"]
+                parent[last_key] = operation["value"]
             elif operation["op"] == "remove":
-                del parent[at]
+                del parent[last_key]
         except (KeyError, IndexError) as error:
             raise Refusal(422, f"no {operation['path']}") from error
 
@@ -207,13 +207,13 @@ def merge_patch(thing: Any, patch: Any, by_type: bool) -> None:
         elif isinstance(value, dict):
             merge_patch(thing.setdefault(key, {}), value, by_type)
         elif by_type and key == "conditions":
-            found = {one["type"]: one for one in thing.get(key, [])}
-            for one in value:
-                if one.get("$patch") == "delete":
-                    found.pop(one["type"], None)
+            result = {condition["type"]: condition for condition in thing.get(key, [])}
+            for item in value:
+                if item.get("$patch") == "delete":
+                    result.pop(item["type"], None)
                 else:
-                    found[one["type"]] = {**found.get(one["type"], {}), **one}
-            thing[key] = list(found.values())
+                    result[item["type"]] = {**result.get(item["type"], {}), **item}
+            thing[key] = list(result.values())
         else:
             thing[key] = value
 
@@ -279,16 +279,16 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refusal(405, "method not allowed")
 
     def _list(self, kind: str, namespace: str, query: dict[str, str]) -> Any:
-        found = [
+        matches = [
             thing for key, thing in sorted(self.fake.objects.items())
             if key[0] == kind and namespace in ("", key[1])
             and query.get("labelSelector", "") in ("", *(thing["metadata"].get("labels") or {}))
             and query.get("fieldSelector", "") in ("", f"spec.nodeName={(thing.get('spec') or {}).get('nodeName')}")
         ]  # fmt: skip
         first, limit = int(query.get("continue", 0)), int(query.get("limit", 500))
-        more = {"continue": str(first + limit)} if first + limit < len(found) else {}
+        more = {"continue": str(first + limit)} if first + limit < len(matches) else {}
         metadata = {"resourceVersion": str(self.fake.version), **more}
-        return {"kind": "List", "metadata": metadata, "items": found[first : first + limit]}
+        return {"kind": "List", "metadata": metadata, "items": matches[first : first + limit]}
 
     def _watch(self, match: re.Match[str], query: dict[str, str]) -> None:
         kind = match["kind"]
@@ -308,10 +308,10 @@ class Handler(BaseHTTPRequestHandler):
                     break
                 # Backwards: most changes have been seen by all clients.
                 fresh = []
-                for one in reversed(fake.changes):
-                    if one[0] <= version:
+                for entry in reversed(fake.changes):
+                    if entry[0] <= version:
                         break
-                    fresh.append(one)
+                    fresh.append(entry)
                 if not fresh and not fake.condition.wait(BOOKMARK_SECONDS):
                     bookmark = {"metadata": {"resourceVersion": str(fake.version)}}
                     fresh = [(fake.version, "BOOKMARK", kind, bookmark)]

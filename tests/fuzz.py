@@ -88,7 +88,7 @@ def run_case(target: str, seed: str) -> str:
 def run(seconds: float, seed: int, report: Callable[[str], None]) -> Counter[str]:
     """Run all targets in turn for *seconds*; raises on the first failure, naming its case."""
     seen: Counter[str] = Counter()
-    begin = now = told = time.monotonic()
+    begin = now = reported = time.monotonic()
     case = 0
     while now - begin < seconds:
         for target in TARGETS:
@@ -99,8 +99,8 @@ def run(seconds: float, seed: int, report: Callable[[str], None]) -> Counter[str
                 raise AssertionError(f"{target}: case {name}: {error!r:.2000}") from error
         case += 1
         now = time.monotonic()
-        if now - told >= REPORT_SECONDS:
-            told = now
+        if now - reported >= REPORT_SECONDS:
+            reported = now
             report(bar((now - begin) / seconds, seen))
     return seen
 

@@ -68,12 +68,12 @@ def as_killed(kept: Path, at: int, work: Path) -> int:
 
 def on_disk(folder: Path) -> int:
     """Return a checksum of the names and bytes of all files under *folder*."""
-    found = 0
+    checksum = 0
     for path in sorted(folder.rglob("*")):
-        found = zlib.crc32(f"{path.relative_to(folder)}\0".encode(), found)
+        checksum = zlib.crc32(f"{path.relative_to(folder)}\0".encode(), checksum)
         if path.is_file():
-            found = zlib.crc32(path.read_bytes(), found)
-    return found
+            checksum = zlib.crc32(path.read_bytes(), checksum)
+    return checksum
 
 
 class Killer:
@@ -102,7 +102,7 @@ class Killer:
 
 def worth_killing(states: Sequence[int]) -> list[int]:
     """Return the numbers of the steps before which something changed on disk; the first is one."""
-    return [at for at, state in enumerate(states) if at == 0 or state != states[at - 1]]
+    return [index for index, state in enumerate(states) if index == 0 or state != states[index - 1]]
 
 
 class Dying:

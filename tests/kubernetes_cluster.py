@@ -318,8 +318,8 @@ class People:
         return [f"{taint['key']}={taint.get('value', '')}:{taint['effect']}" for taint in taints]
 
     def pods(self) -> list[Any]:
-        found, _ = self.api.list_all("/api/v1/pods")
-        return found
+        pods, _ = self.api.list_all("/api/v1/pods")
+        return pods
 
     def submit(self, pods: int, annotations: dict[str, str] | None = None) -> str:
         """Submit a Job of *nodes* pods, each on its own node; return its name."""
@@ -347,17 +347,17 @@ class People:
 
     def remove_pods(self, job: str = "") -> int:
         """Delete the pods of a Job, or all (no garbage collector runs, and a controller may be late); return how many there were."""
-        found = [
+        pods = [
             pod
             for pod in self.pods()
             if job in ("", pod["metadata"].get("labels", {}).get("job-name"))
         ]
-        for pod in found:
+        for pod in pods:
             try:
                 self.api.call("DELETE", pod_path(pod), {"gracePeriodSeconds": 0})
             except ApiError as error:
                 assert error.status == 404, error
-        return len(found)
+        return len(pods)
 
     def cordon(self, node: str, reason: str = "") -> None:
         body = {
@@ -383,10 +383,10 @@ class People:
 
     def _edit_taints(self, node: str, change: Callable[[list[Any]], list[Any]]) -> None:
         while True:
-            found = self.node(node)
+            node_object = self.node(node)
             patch = [
-                {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]},
-                {"op": "add", "path": "/spec/taints", "value": change(found["spec"].get("taints") or [])},
+                {"op": "test", "path": "/metadata/resourceVersion", "value": node_object["metadata"]["resourceVersion"]},
+                {"op": "add", "path": "/spec/taints", "value": change(node_object["spec"].get("taints") or [])},
             ]  # fmt: skip
             try:
                 self.api.call("PATCH", f"/api/v1/nodes/{node}", patch, JSON_PATCH)

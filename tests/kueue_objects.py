@@ -74,8 +74,8 @@ def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, pr
             "group": group, "scope": "Namespaced" if namespaced else "Cluster",
             "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
             "versions": [
-                {"name": version, "served": True, "storage": at == 0, "schema": schema, "subresources": subresources}
-                for at, version in enumerate(versions)
+                {"name": version, "served": True, "storage": index == 0, "schema": schema, "subresources": subresources}
+                for index, version in enumerate(versions)
             ],
         },
     }  # fmt: skip
@@ -94,16 +94,16 @@ DEFINITIONS = (
 def define_all(cluster: UsedCluster) -> None:
     """Offer all of DEFINITIONS, once, and give the executor the rights of packaging/kubernetes to them."""
     api = cluster.people.api
-    for one in DEFINITIONS:
+    for entry in DEFINITIONS:
         if cluster.define is not None:
-            cluster.define(one)
+            cluster.define(entry)
             continue
         try:
-            api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
+            api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", entry)
         except ApiError as error:
             assert error.status == 409, error
-    for one in DEFINITIONS:
-        spec = one["spec"]
+    for entry in DEFINITIONS:
+        spec = entry["spec"]
         path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
         until(lambda path=path: _answers(api, path), path)  # type: ignore[misc]
     if cluster.real:

@@ -23,15 +23,15 @@ ROUNDS_MAX, ROUND_SECONDS = 20, 0.05
 
 def left(mark: bytes) -> list[int]:
     """Return the processes whose environment has *mark*, except this process."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             marked = mark in (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # the process has ended, or belongs to another user
         if marked and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def main(tests: int, mark: str) -> None:

@@ -67,11 +67,11 @@ def free_port() -> int:
             port: int = pair[0].getsockname()[1]
             pair[1].bind(("127.0.0.1", port + 1))
         except (OSError, OverflowError):
-            for one in pair:
-                one.close()
+            for bound in pair:
+                bound.close()
             continue
-        for one in pair:  # after `bind`, which then reports whether another process has the port
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for bound in pair:  # after `bind`, which then reports whether another process has the port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _RESERVED.extend(pair)
         while len(_RESERVED) > RESERVED_MAX:
             _RESERVED.popleft().close()

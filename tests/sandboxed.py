@@ -67,8 +67,8 @@ def _calls(word: str) -> set[str]:
     if not word.startswith("@"):
         return {word}
     command = ["systemd-analyze", "--no-pager", "syscall-filter", word]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    members = [line.split()[0] for line in said.splitlines() if line.startswith(" ")]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    members = [line.split()[0] for line in output.splitlines() if line.startswith(" ")]
     return {call for member in members if member != "#" for call in _calls(member)}
 
 

@@ -185,8 +185,8 @@ class SlurmCluster:
             text = self.command("scontrol", "-o", "show", "node")
         except AssertionError:  # the controller is not up yet
             return {}
-        found = dict(re.findall(r"NodeName=(\S+).*? State=(\S+)", text))
-        return {name: state for name, state in found.items() if not wanted or state in wanted}
+        states = dict(re.findall(r"NodeName=(\S+).*? State=(\S+)", text))
+        return {name: state for name, state in states.items() if not wanted or state in wanted}
 
     def job(self, number: str) -> dict[str, str]:
         """Return the fields of a job."""
@@ -211,8 +211,10 @@ class SlurmCluster:
         while not condition():
             if time.monotonic() > end:
                 log = self.folder / "slurmctld.log"
-                said = log.read_text().splitlines()[-15:] if log.exists() else []
-                raise AssertionError("\n".join([f"never: {what}", str(self.node_states()), *said]))
+                last_lines = log.read_text().splitlines()[-15:] if log.exists() else []
+                raise AssertionError(
+                    "\n".join([f"never: {what}", str(self.node_states()), *last_lines])
+                )
             time.sleep(0.02)
 
     def close(self) -> None:

@@ -165,18 +165,20 @@ class SoakGround:
         self.until(lambda: not self.marks(), f"{node} is back")
 
     def _is_done(self, node: str) -> bool:
-        found = self.advice.of(node)
-        return found is not None and found.state is AdvisoryState.DONE
+        advisory = self.advice.of(node)
+        return advisory is not None and advisory.state is AdvisoryState.DONE
 
     def _check(self, job: str, node: str, foreign: str, action: Action) -> None:
-        found = self.slurm.read_jobs().get(job)
+        job_state = self.slurm.read_jobs().get(job)
         problems: list[str] = []
         if action is Action.EVICT_NOW and (
-            found is None or found.restarts != 1 or node in found.nodes
+            job_state is None or job_state.restarts != 1 or node in job_state.nodes
         ):
-            problems.append(f"job {job} after the eviction from {node}: {found}")
-        if action is Action.AVOID and (found is None or found.restarts or not found.is_running):
-            problems.append(f"job {job} on an avoided node: {found}")
+            problems.append(f"job {job} after the eviction from {node}: {job_state}")
+        if action is Action.AVOID and (
+            job_state is None or job_state.restarts or not job_state.is_running
+        ):
+            problems.append(f"job {job} on an avoided node: {job_state}")
         if not self._is_foreign(foreign):
             problems.append(f"the drain of {foreign} is gone")
         if extra := self.marks() - {node}:
@@ -185,8 +187,8 @@ class SoakGround:
             self.report.violate(problem)
 
     def _runs(self, job: str) -> bool:
-        found = self.slurm.read_jobs().get(job)
-        return found is not None and found.is_running
+        job_state = self.slurm.read_jobs().get(job)
+        return job_state is not None and job_state.is_running
 
     def _resume(self, node: str) -> bool:
         """Resume what was drained; a node that has not registered since slurmctld came back takes it a moment later."""

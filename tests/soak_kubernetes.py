@@ -194,8 +194,8 @@ class KubernetesSoak:
         }  # fmt: skip
 
     def _is_done(self, node: str) -> bool:
-        found = self.advice.of(node)
-        return found is not None and found.state is AdvisoryState.DONE
+        advisory = self.advice.of(node)
+        return advisory is not None and advisory.state is AdvisoryState.DONE
 
     def _check(
         self, action: Action, has_budget: bool, before: set[str], app: str, node: str, cordoned: str
@@ -208,8 +208,8 @@ class KubernetesSoak:
             problems.append(f"{len(before - pods)} pods of {app} were evicted, budget: {has_budget}")  # fmt: skip
         if action is Action.EVICT_NOW and not has_budget and pods & before:
             problems.append(f"{len(pods & before)} of {len(before)} pods of {app} were left")
-        found = people.node(cordoned)
-        if not found["spec"].get("unschedulable"):
+        node_object = people.node(cordoned)
+        if not node_object["spec"].get("unschedulable"):
             problems.append(f"the cordon of {cordoned} is gone")
         if not any(taint.startswith(FOREIGN_KEY) for taint in people.taints(node)):
             problems.append(f"the other taint of {node} is gone")

@@ -55,16 +55,16 @@ class Outcome:
 
 def descendants(pid: int) -> list[int]:
     """Return a process and all below it, the youngest first."""
-    found, pending = [], [pid]
+    pids, pending = [], [pid]
     while pending:
-        one = pending.pop()
-        found.append(one)
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
+        parent = pending.pop()
+        pids.append(parent)
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
             try:
                 pending += map(int, task.read_text().split())
             except OSError:
                 continue
-    return found[::-1]
+    return pids[::-1]
 
 
 def files_of(later: bool) -> str:
@@ -103,11 +103,11 @@ def agent_status(host: Booted) -> dict[str, Any]:
     all except the unit's sandbox.
     """
     try:
-        found = json.loads((host.root / "run/gangline/status.json").read_bytes())
+        document = json.loads((host.root / "run/gangline/status.json").read_bytes())
     except (OSError, ValueError):
         text = host.run("cat", "/run/gangline/status.json", check=False)
-        found = json.loads(text) if text.startswith("{") else {}
-    return dict(found.get("agent") or {})
+        document = json.loads(text) if text.startswith("{") else {}
+    return dict(document.get("agent") or {})
 
 
 def is_up(host: Booted) -> bool:
@@ -122,11 +122,13 @@ def restart_seconds(host: Booted) -> tuple[float, float]:
     names = ("ActiveExit", "InactiveEnter", "InactiveExit", "ActiveEnter")
     properties = [f"--property={name}TimestampMonotonic" for name in names]
     shown = host.run("systemctl", "show", "gangline-agent", *properties)
-    at = {
+    moments = {
         name: int(value or 0) / 1e6
         for name, _, value in (line.partition("TimestampMonotonic=") for line in shown.splitlines())
     }
-    return at["InactiveEnter"] - at["ActiveExit"], at["ActiveEnter"] - at["InactiveExit"]
+    return moments["InactiveEnter"] - moments["ActiveExit"], moments["ActiveEnter"] - moments[
+        "InactiveExit"
+    ]
 
 
 def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
@@ -158,11 +160,13 @@ def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
 
 
 def _install(host: Booted, folder: Path, port: int) -> None:
-    there = host.root / "packages"
-    there.mkdir()
+    there_value = host.root / "packages"
+    there_value.mkdir()
     for package in PACKAGES:
-        (there / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
-        (there / f"{package}-later.deb").write_bytes(built.repacked(package, folder).read_bytes())
+        (there_value / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
+        (there_value / f"{package}-later.deb").write_bytes(
+            built.repacked(package, folder).read_bytes()
+        )
     began = time.monotonic()
     host.run("apt-get", "install", "--yes", *(f"/packages/{name}.deb" for name in PACKAGES))
     installed = time.monotonic()
@@ -190,9 +194,9 @@ def _round(
         until(lambda: is_up(host), f"killed in the middle ({state}), the agent runs", UP_SECONDS)
         host.run("sh", "-c", f"{REPAIR} {files_of(later)}")
         outcome.repaired += 1
-    at = time.monotonic()
+    moments = time.monotonic()
     until(lambda: is_up(host), "the agent is up again", UP_SECONDS)
-    outcome.up_seconds.append(time.monotonic() - at)
+    outcome.up_seconds.append(time.monotonic() - moments)
     outcome.restarts.append(restart_seconds(host))
     what = "upgrade" if later else "downgrade"
     killed = "" if ended else f", killed after {kill_after:.1f} s and repaired"

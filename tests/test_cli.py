@@ -168,9 +168,9 @@ def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) ->
 
     The name on the package index is not Gangline's, so the message must not recommend it.
     """
-    words = command.split()
+    arguments = command.split()
     ended = subprocess.run(
-        [sys.executable, "-c", AGENT_ONLY, *words, *ARGUMENTS[command]],
+        [sys.executable, "-c", AGENT_ONLY, *arguments, *ARGUMENTS[command]],
         capture_output=True,
         text=True,
         check=False,
@@ -182,8 +182,8 @@ def test_without_its_extra_a_command_says_which(command: str, tmp_path: Path) ->
         return
     assert ended.returncode == cli.FAILED, ended.stderr
     (line,) = ended.stderr.splitlines()
-    extra = cli.COMMANDS[words[0]][1]
-    assert line.startswith(f"gangline {words[0]} needs ")
+    extra = cli.COMMANDS[arguments[0]][1]
+    assert line.startswith(f"gangline {arguments[0]} needs ")
     assert f'install it with: pip install "SOURCE[{extra}]"' in line
     assert "gangline[" not in line
 

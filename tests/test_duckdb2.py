@@ -13,8 +13,8 @@ from tests.duckdb2 import FILES, ROOT, SLICE, environment, installed
 @pytest.mark.slow
 def test_the_store_on_duckdb_2() -> None:
     """2.0 wants each result fetched to its end, and types statements another way: found before the fleet finds it."""
-    if words := installed():
-        pytest.skip(words)
+    if problem := installed():
+        pytest.skip(problem)
     code = "import duckdb; print(duckdb.__version__)"
     version = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment()

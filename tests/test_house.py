@@ -191,9 +191,9 @@ def imports_of(path: Path, modules: dict[tuple[str, ...], Path]) -> Iterator[Pat
             base = (*package[: len(package) + 1 - node.level], *(node.module or "").split("."))
             base = tuple(part for part in base if part)
             for name in node.names:
-                found = modules.get((*base, name.name)) or modules.get(base)
-                if found is not None and found != path:
-                    yield found
+                module = modules.get((*base, name.name)) or modules.get(base)
+                if module is not None and module != path:
+                    yield module
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -220,7 +220,7 @@ def _unit(file: Path) -> str:
 @pytest.mark.parametrize("part", LAYERS)
 def test_each_layer_imports_only_the_layers_below(part: str) -> None:
     """A layer can be read, tested and replaced without the layers above."""
-    level = {unit: at for at, line in enumerate(LAYERS[part]) for unit in line.split()}
+    level = {unit: index for index, line in enumerate(LAYERS[part]) for unit in line.split()}
     wrong = []
     for path in SOURCES:
         if path.relative_to(ROOT).parts[0] != part or (
@@ -243,12 +243,12 @@ def test_each_layer_imports_only_the_layers_below(part: str) -> None:
 
 def test_each_class_has_a_name_of_its_own() -> None:
     """`Held` was the name of six things, and a search found all of them."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+                by_name.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in by_name.items() if len(paths) > 1} == {}
 
 
 def _given_names(tree: ast.AST) -> Iterator[str]:
@@ -302,12 +302,12 @@ def test_the_contract_imports_nothing_heavy() -> None:
 def test_every_package_and_extension_is_shipped() -> None:
     """A module that runs from the checkout but is missing from the wheel breaks users only."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {
+    loaded = {
         ".".join(["gangline", *init.parent.relative_to(ROOT).parts])
         for part in PARTS
         for init in (ROOT / part).rglob("__init__.py")
     }
-    assert set(setuptools["packages"]) == found | {"gangline"}
+    assert set(setuptools["packages"]) == loaded | {"gangline"}
     assert not any(
         name.startswith(("gangline.tests", "gangline.bench")) for name in setuptools["packages"]
     )
@@ -439,11 +439,11 @@ def test_generated_code_is_of_the_proto_files(tmp_path: Path) -> None:
         [sys.executable, ROOT / "packaging" / "build" / "compact_wire.py", *out.rglob("*_pb2.py")],
         check=True,
     )
-    made = {
+    generated = {
         p.name: _of_any_generator(p.read_text()) for p in out.rglob("*_pb2*") if _is_wanted(p.stem)
     }
-    there = {p.name: _of_any_generator(p.read_text()) for p in wire.glob("*_pb2*")}
-    assert made == there, "run `make proto`"
+    present = {p.name: _of_any_generator(p.read_text()) for p in wire.glob("*_pb2*")}
+    assert generated == present, "run `make proto`"
 
 
 def _of_any_generator(code: str) -> str:
@@ -464,7 +464,7 @@ def test_generated_code_runs_with_the_oldest_grpcio_that_is_declared() -> None:
         [version] = re.findall(
             r"^GRPC_GENERATED_VERSION = '([0-9.]+)'$", path.read_text(), re.MULTILINE
         )
-        assert {version} == {f"{one}.0" for one in declared}, path
+        assert {version} == {f"{declared_version}.0" for declared_version in declared}, path
 
 
 def _is_wanted(module: str) -> bool:

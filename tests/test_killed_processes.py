@@ -13,8 +13,8 @@ from tests.killed_processes import Killer, LifeError, again, as_killed, life, on
 
 def test_a_life_is_another_process_and_says_what_it_found() -> None:
     """The function runs in another process."""
-    here = os.getpid()
-    assert life(lambda: [os.getppid() == here, os.getpid() == here]) == [True, False]
+    parent = os.getpid()
+    assert life(lambda: [os.getppid() == parent, os.getpid() == parent]) == [True, False]
 
 
 def test_what_it_raises_is_raised_here() -> None:
@@ -50,7 +50,7 @@ def test_it_is_killed_where_something_has_changed_and_nowhere_else(tmp_path: Pat
     assert worth_killing(states) == [0, 1, 3]
     left = {}
     for index in range(len(steps)):
-        assert again(before, work, lambda at=index: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
+        assert again(before, work, lambda index=index: writes(work, index)) == signal.SIGKILL  # type: ignore[misc]
         left[steps[index]] = (work / "a").read_text() if (work / "a").exists() else ""
     assert left == {"begin": "", "written": "1", "synced": "1", "again": "2", "end": "2"}
     assert list(before.iterdir()) == []
@@ -63,10 +63,10 @@ def test_what_is_kept_is_what_a_kill_leaves(tmp_path: Path) -> None:
     (before / "from before").mkdir()
     _, states = again(before, work, lambda: writes(work, -1, kept))
     assert sorted(path.name for path in kept.iterdir()) == ["0", "1", "3"]
-    for at in worth_killing(states):
-        assert again(before, work, lambda at=at: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
+    for index in worth_killing(states):
+        assert again(before, work, lambda index=index: writes(work, index)) == signal.SIGKILL  # type: ignore[misc]
         killed = on_disk(work)
-        as_killed(kept, at, work)
+        as_killed(kept, index, work)
         assert on_disk(work) == killed
     assert list(kept.iterdir()) == []
 

@@ -23,14 +23,14 @@ def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:
     model = Model(1, 2)
     sender, receiver, seen = Sender(1 << 15), Receiver(), set[str]()
     for second in range(1, 4):
-        said = model.second()[1]
-        plain = HostIdentity(7, 1).frame(said, second, UPTIME_NS + second * SECOND_NS, 5)
+        requests = model.second()[1]
+        plain = HostIdentity(7, 1).frame(requests, second, UPTIME_NS + second * SECOND_NS, 5)
         differences = sender.encode(plain)
         message = wire.TelemetryBatch.FromString(batch(second, differences))
         assert (message.sequence, message.differences) == (second, differences)
         frame = frames.decode(receiver.decode(differences))
         assert (frame.stamp.sequence, frame.stamp.run_id) == (second, HostIdentity(7, 1).run_id)
-        assert sum(block.rows for block in frame.blocks) == said.rows
+        assert sum(block.rows for block in frame.blocks) == requests.rows
         (gpus,) = [block for block in frame.blocks if block.table == "gpu_1s"]
         seen |= set(gpus.devices)
     assert len(seen) == GPUS
@@ -111,13 +111,13 @@ def test_a_wrong_plan_is_refused(text: str) -> None:
 
 def test_latencies_are_of_whole_milliseconds() -> None:
     """The share below is never less than was measured."""
-    made = Latencies()
-    assert made.summary() == {"count": 0}
+    latencies = Latencies()
+    assert latencies.summary() == {"count": 0}
     for milliseconds in range(1, 101):
-        made.add(milliseconds / 1000)
-    assert made.summary() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
-    made.add(1e9)
-    assert made.share(1.0) == 120.001
+        latencies.add(milliseconds / 1000)
+    assert latencies.summary() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
+    latencies.add(1e9)
+    assert latencies.share(1.0) == 120.001
 
 
 def test_commits_of_a_bucket_are_spread_over_it() -> None:

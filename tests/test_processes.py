@@ -14,9 +14,9 @@ def test_a_free_port_is_its_servers_alone() -> None:
     looked like a listener.
     """
     port = free_port()
-    for one in (port, port + 1):
-        assert not listening(one)
+    for number in (port, port + 1):
+        assert not listening(number)
         with socket.socket() as client, pytest.raises(OSError, match="in use"):
-            client.bind(("127.0.0.1", one))
-        with socket.create_server(("127.0.0.1", one)):
-            assert listening(one)
+            client.bind(("127.0.0.1", number))
+        with socket.create_server(("127.0.0.1", number)):
+            assert listening(number)

@@ -82,15 +82,15 @@ def test_simulated_hosts_must_say_who_fails(tmp_path: Path) -> None:
 
 def test_the_table_says_what_of_the_faults_is_found() -> None:
     """The table hid that look-alikes ran and no host was named for them, although this is half of the point."""
-    told = TruthLog((*TRUTH, SimulatedFault("d", "power_brake")), frozenset({"e"}), 2)
-    for one in (XID, HEAT):
-        one.simulated = True
-    assert found_message([XID, HEAT, WELL], told) == (
+    log_of_truth = TruthLog((*TRUTH, SimulatedFault("d", "power_brake")), frozenset({"e"}), 2)
+    for fault in (XID, HEAT):
+        fault.simulated = True
+    assert found_message([XID, HEAT, WELL], log_of_truth) == (
         "simulated: 2 faults on 3 hosts, 2 found; 1 look-alike, 0 blamed"
     )
     wrong = score("e", "SUSPECT")
     wrong.simulated = True
-    assert found_message([XID, wrong], told).endswith(
+    assert found_message([XID, wrong], log_of_truth).endswith(
         "1 found; 1 look-alike, 1 blamed; 1 blamed without a fault"
     )
     assert found_message([WELL], TruthLog()) == ""
@@ -117,8 +117,8 @@ def test_a_run_empties_what_a_run_before_it_began(tmp_path: Path) -> None:
     assert reset_folder(tmp_path) == (True, "")
     aggregator = store(tmp_path)
     mark_started(tmp_path)
-    is_new, words = reset_folder(tmp_path)
-    assert is_new and "removed what the `gangline run` before had stored" in words
+    is_new, message = reset_folder(tmp_path)
+    assert is_new and "removed what the `gangline run` before had stored" in message
     assert [path.name for path in aggregator.iterdir()] == ["access"], "a person made these"
     assert not (tmp_path / "simulated").exists()
     assert reset_folder(tmp_path) == (True, "")
@@ -128,8 +128,8 @@ def test_a_run_removes_nobody_elses_data(tmp_path: Path) -> None:
     """`gangline aggregator` also stores under ./var/aggregator: months of readings must survive a `make run`."""
     aggregator = store(tmp_path)
     before = sorted(path for path in tmp_path.rglob("*"))
-    is_new, words = reset_folder(tmp_path)
-    assert not is_new and "this run continues with it" in words
+    is_new, message = reset_folder(tmp_path)
+    assert not is_new and "this run continues with it" in message
     assert sorted(path for path in tmp_path.rglob("*")) == before
     elsewhere = tmp_path / "real"
     aggregator.rename(elsewhere)
@@ -207,13 +207,13 @@ def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
 
 def descendants(pid: int) -> set[int]:
     """All living descendants of a process."""
-    found, todo = set[int](), [pid]
+    pids, todo = set[int](), [pid]
     while todo:
-        at = todo.pop()
-        below = open_handles.children(PROC, at)
-        found.update(below)
+        current = todo.pop()
+        below = open_handles.children(PROC, current)
+        pids.update(below)
         todo += below
-    return found
+    return pids
 
 
 def living(pids: set[int]) -> set[int]:
@@ -351,15 +351,15 @@ def test_the_five_faults_in_real_time(tmp_path: Path) -> None:
     with running(tmp_path, "--once", "--seed", "11", "--seconds-max", "600") as process:
         assert process.child is not None
         code = process.child.wait(600 + GUARD_SECONDS)
-        said = process.said()
-    assert code == 0, said
-    lines = [line for line in said.splitlines() if line.strip()]
-    (last,) = (at for at, line in enumerate(lines) if line.startswith("simulated: "))
+        output = process.said()
+    assert code == 0, output
+    lines = [line for line in output.splitlines() if line.strip()]
+    (last,) = (index for index, line in enumerate(lines) if line.startswith("simulated: "))
     assert lines[last].startswith("simulated: 5 faults on 8 hosts, 8 found")
-    told = read_truth(tmp_path / "var" / "simulated" / "truth.jsonl")
-    assert {fault.kind for fault in told.faults} == REASONS.keys() and len(told.faults) == 8
-    for fault in told.faults:
-        assert any(line.startswith(fault.host) for line in lines[last - 9 : last]), said
+    truth = read_truth(tmp_path / "var" / "simulated" / "truth.jsonl")
+    assert {fault.kind for fault in truth.faults} == REASONS.keys() and len(truth.faults) == 8
+    for fault in truth.faults:
+        assert any(line.startswith(fault.host) for line in lines[last - 9 : last]), output
     assert opens(tmp_path / "var" / "aggregator" / "gangline.duckdb")
 
 
@@ -401,13 +401,13 @@ def test_the_night_of_the_page_is_played(tmp_path: Path) -> None:
     """Its store begins with the earlier state, its hosts with the page's job."""
     with running(tmp_path, "--scenario", "night", "--seed", "9") as process:
         until(lambda: "  123" in process.said(), f"job 123 in the table: {process.log}")
-        said = process.said()
+        output = process.said()
         assert process.stop(signal.SIGINT) == 0
-    assert "sim-007 (sim)" in said and "sim-008" not in said
+    assert "sim-007 (sim)" in output and "sim-008" not in output
     store_file = tmp_path / "var" / "aggregator" / "gangline.duckdb"
     with duckdb.connect(str(store_file), read_only=True) as base:
-        asked = "SELECT (SELECT count(*) FROM models), (SELECT count(*) FROM declared_versions)"
-        assert base.execute(asked).fetchone() == (2, 1)
+        query = "SELECT (SELECT count(*) FROM models), (SELECT count(*) FROM declared_versions)"
+        assert base.execute(query).fetchone() == (2, 1)
 
 
 @pytest.mark.slow

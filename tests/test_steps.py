@@ -64,9 +64,9 @@ def check_slot(line: str, steps: int = 5) -> None:
     data = bytes.fromhex(line)
     assert len(data) == step_slots.SLOT_BYTES
     assert step_slots.parse_head(data) == SlotHead("4711", 3, 8)
-    found = step_slots.parse_steps(data)
-    assert found is not None
-    assert found.steps == steps
+    parsed = step_slots.parse_steps(data)
+    assert parsed is not None
+    assert parsed.steps == steps
 
 
 @pytest.mark.parametrize("how", [["train.py", "--lr", "1"], ["-m", "train", "--lr", "1"]])
@@ -165,10 +165,10 @@ else:
 def test_a_forked_child_has_a_slot_of_its_own(bench: Bench) -> None:
     """A child that wrote on in its parent's slot made one rank of two. It ends by _exit, so that its slot is left to the agent."""
     slots = bench.run(bench.script(FORKS)).split()
-    found = sorted(
+    modules = sorted(
         s.steps for s in (step_slots.parse_steps(bytes.fromhex(slot)) for slot in slots) if s
     )
-    assert found == [3, 5]
+    assert modules == [3, 5]
 
 
 THREADS = """
@@ -187,8 +187,8 @@ def test_threads_share_one_slot(bench: Bench) -> None:
     """Each write is atomic: a single call that holds the interpreter's lock."""
     slots = bench.run(bench.script(THREADS)).split()
     for slot in slots:
-        found = step_slots.parse_steps(bytes.fromhex(slot))
-        assert found is not None
+        parsed = step_slots.parse_steps(bytes.fromhex(slot))
+        assert parsed is not None
     assert len(slots) >= 1
 
 

@@ -51,36 +51,36 @@ def systemd_version() -> int:
 @pytest.fixture
 def startable(tmp_path: Path) -> Path:
     """The unit with a command that this machine has."""
-    there = tmp_path / UNIT.name
-    there.write_text(UNIT.read_text().replace("/opt/gangline/bin/gangline", "/bin/true"))
-    return there
+    unit_copy = tmp_path / UNIT.name
+    unit_copy.write_text(UNIT.read_text().replace("/opt/gangline/bin/gangline", "/bin/true"))
+    return unit_copy
 
 
 def test_systemd_understands_every_line(startable: Path) -> None:
     """A misspelled setting is ignored with a mere warning, and the sandbox has a hole."""
-    said = systemd_analyze("verify", str(startable))
+    result = systemd_analyze("verify", str(startable))
     known = {name for name, since in NEWER.items() if systemd_version() < since}
     left = [
         line
-        for line in said.stderr.splitlines()
+        for line in result.stderr.splitlines()
         if not any(
             f"Unknown key '{name}'" in line or f"Unknown key name '{name}'" in line
             for name in known
         )
     ]
-    assert (said.returncode, left) == (0, [])
+    assert (result.returncode, left) == (0, [])
 
 
 def test_it_is_as_closed_as_the_docs_say(startable: Path) -> None:
     """The figure in docs/security.md is of this command; another systemd counts a little differently."""
-    said = systemd_analyze("security", "--offline=true", str(startable))
-    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said.stdout)
-    assert said.returncode == 0 and found
-    assert float(found[1]) <= 4.0
+    result = systemd_analyze("security", "--offline=true", str(startable))
+    match = re.search(r"Overall exposure level for \S+: ([0-9.]+)", result.stdout)
+    assert result.returncode == 0 and match
+    assert float(match[1]) <= 4.0
     docs = re.search(r"exposure level ([0-9.]+) \(systemd (\d+)\)", docs_of("security.md"))
     assert docs
     if systemd_version() == int(docs[2]):
-        assert found[1] == docs[1]
+        assert match[1] == docs[1]
 
 
 def docs_of(name: str) -> str:
@@ -155,15 +155,17 @@ def outcomes(folder: Path, log: Path, command: list[str]) -> dict[str, int]:
     process = Process([], log)
     process.arguments = [*command, "agent", "--aggregator", "127.0.0.1:9"]
     process.arguments += [word for setting in settings for word in ("--set", setting)]
-    found: dict[str, int] = {}
+    by_collector: dict[str, int] = {}
     with process:
         until(
-            lambda: found.update(shown(socket_path)) or len(found) == len(COLLECTORS) + 1,
+            lambda: (
+                by_collector.update(shown(socket_path)) or len(by_collector) == len(COLLECTORS) + 1
+            ),
             f"a turn of each; {process.said()}",
         )
         assert process.stop() == 0, process.said()
     assert "trace=" not in process.said()
-    return found
+    return by_collector
 
 
 def shown(socket_path: Path) -> dict[str, int]:
@@ -173,8 +175,8 @@ def shown(socket_path: Path) -> dict[str, int]:
         client.connect(str(socket_path))
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         with client.makefile() as answer:
-            found = re.findall(r'outcome_state\{collector="(\w+)"\} (\d)', answer.read())
-        return {name: int(outcome) for name, outcome in found}
+            pairs = re.findall(r'outcome_state\{collector="(\w+)"\} (\d)', answer.read())
+        return {name: int(outcome) for name, outcome in pairs}
     return {}
 
 

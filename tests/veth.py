@@ -95,10 +95,10 @@ def pair(name: str) -> Iterator[tuple[str, str]]:
     except OSError as error:
         pytest.skip(f"no virtual interfaces can be made here: {error}")
     try:
-        for each in names:
-            switch(each, True)
-        for each in names:
-            wait_until_up(each)
+        for entry in names:
+            switch(entry, True)
+        for entry in names:
+            wait_until_up(entry)
         yield names
     finally:
         with suppress(OSError):

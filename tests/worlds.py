@@ -25,7 +25,6 @@ from gangline.contract.wire import telemetry_pb2
 from gangline.contract.wire.telemetry_pb2 import HealthEvent
 from gangline.ext.intake import Received
 
-
 SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
 UPTIME_NS = 3_600 * SECOND_NS
@@ -224,22 +223,24 @@ class World:
 
 #: Table -> name -> column, and whether that is a gauge: a world is run by the thousand seconds.
 _COLUMNS = {
-    table: {signal.column: (at, signal.kind is Kind.GAUGE) for at, signal in enumerate(signals)}
+    table: {
+        signal.column: (index, signal.kind is Kind.GAUGE) for index, signal in enumerate(signals)
+    }
     for table, signals in TABLES.items()
 }
 
 
 def block(table: str, rows: dict[str, Values]) -> Block:
     """Return a block of *rows*, by device and column; unnamed cells are missing."""
-    made, columns = Block(table, list(rows)), _COLUMNS[table]
+    result, columns = Block(table, list(rows)), _COLUMNS[table]
     for row, values in enumerate(rows.values()):
         for name, value in values.items():
             column, is_gauge = columns[name]
             if is_gauge:
-                made.put_float(column, row, value)
+                result.put_float(column, row, value)
             else:
-                made.put_int(column, row, int(value))
-    return made
+                result.put_int(column, row, int(value))
+    return result
 
 
 def gpu_of(host: Host, gpu: int) -> str:
@@ -366,11 +367,11 @@ class StoredWorld(World):
         self.store.submit_host(record, {})
 
     def frame(self, host: Host) -> Received:
-        made = super().frame(host)
+        host_frame = super().frame(host)
         if self.store is not None:
-            taken = self.store.submit_frame(host.name, made, host.booted_ns, lambda _: None)
+            taken = self.store.submit_frame(host.name, host_frame, host.booted_ns, lambda _: None)
             assert taken
-        return made
+        return host_frame
 
     def event(
         self, host: Host, code: int, device: str, name: str = "gpu.xid", **more: Any

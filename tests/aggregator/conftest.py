@@ -128,18 +128,18 @@ class Connection:
         async with asyncio.timeout(GUARD_SECONDS):
             while waiting:
                 ack = await self.acknowledgement()
-                waiting -= {one.sequence for one in ack.refused}
-                for one in ack.durable:
-                    waiting -= set(range(one.first, one.last + 1))
+                waiting -= {refusal.sequence for refusal in ack.refused}
+                for span in ack.durable:
+                    waiting -= set(range(span.first, span.last + 1))
 
     async def acknowledgement(self) -> wire.IngestAck:
         ack = await self.stream.read()
         if ack is grpc.aio.EOF:
             await self.stream  # raises the status it ended with
             raise AssertionError("the stream ended without a status")
-        for one in ack.durable:
-            self.durable |= set(range(one.first, one.last + 1))
-        self.refused |= {one.sequence: one.reason for one in ack.refused}
+        for span in ack.durable:
+            self.durable |= set(range(span.first, span.last + 1))
+        self.refused |= {refusal.sequence: refusal.reason for refusal in ack.refused}
         return ack  # type: ignore[no-any-return]
 
     async def close(self) -> None:
@@ -177,12 +177,12 @@ class Lab:
     async def aggregator(
         self, wall_ns: Any = time.time_ns, **changes: Any
     ) -> AsyncIterator[Aggregator]:
-        one = Aggregator(self.config(**changes), wall_ns)
-        await one.start()
+        aggregator = Aggregator(self.config(**changes), wall_ns)
+        await aggregator.start()
         try:
-            yield one
+            yield aggregator
         finally:
-            await one.close()
+            await aggregator.close()
 
     @asynccontextmanager
     async def agent(self, to: Aggregator, agent: Agent | None = None) -> AsyncIterator[Connection]:
@@ -252,9 +252,9 @@ def stores_are_copied() -> Iterator[None]:
     Other tests cover those (`test_opening.py`, `test_store.py` and `tests/upgrade`, which use real
     ones).
     """
-    made = made_store()
+    prepared = made_store()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duckdb_file, "_create", lambda path: shutil.copyfile(made, path))
+        patch.setattr(duckdb_file, "_create", lambda path: shutil.copyfile(prepared, path))
         yield
 
 

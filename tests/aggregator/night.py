@@ -148,10 +148,10 @@ class Night:
         devices, labels = self.simulated.devices(name), self.simulated.labels(name)
         index = self.fleet.register(name, simulated=False, boot_id=BOOT_ID, devices=devices,
                                     booted_ns=START_NS - UPTIME_NS, labels=labels)  # fmt: skip
-        told = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
+        reported = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
         self.store.submit_host(
             HostRecord(
-                name, index, False, RUN_ID, BOOT_ID, "0.2", "10.0.0.1", labels, START_NS, told
+                name, index, False, RUN_ID, BOOT_ID, "0.2", "10.0.0.1", labels, START_NS, reported
             ),
             {},
         )
@@ -171,12 +171,12 @@ class Night:
         """Tell an event of *ago_seconds* ago."""
         at_ns = self.now_ns - ago_seconds * SECOND_NS
         boot = "" if ago_seconds else BOOT_ID.hex()
-        one = wire.HealthEvent(
+        health_event = wire.HealthEvent(
             event_id=f"{boot}/{name}/{device}/{more.get('process_id', at_ns)}",
             device_kind=name.partition(".")[0], device=device, name=name, count=1,
             wall_time_ns=at_ns, boottime_ns=max(1, at_ns - START_NS + UPTIME_NS), **more,
         )  # fmt: skip
-        self._tell(host, one, at_ns)
+        self._tell(host, health_event, at_ns)
 
     def _tell(self, host: str, one: wire.HealthEvent, at_ns: int) -> None:
         self.fleet.observe_event(host, one, at_ns, at_ns)
@@ -198,8 +198,10 @@ class Night:
 
     def _happen(self, second: int) -> None:
         if second == 90:
-            words = "its clock is 3.2 s behind ours: readings are stored under our time; look at its NTP"
-            self.findings.find(WRONG_CLOCK_HOST, "clock.offset", words, self.now_ns, expires=False)
+            message = "its clock is 3.2 s behind ours: readings are stored under our time; look at its NTP"
+            self.findings.find(
+                WRONG_CLOCK_HOST, "clock.offset", message, self.now_ns, expires=False
+            )
 
     def _hear(self, name: str, blocks: list[Block], second: int) -> None:
         if not blocks:
@@ -289,17 +291,17 @@ def night(folder: Path) -> Iterator[Night]:
     config = AggregatorConfig(data=folder, ops_seconds=3600.0)
     store = Store.open(folder, config, lambda: clock_ns[0])
     try:
-        one = Night(store)
-        one.run()
+        entry = Night(store)
+        entry.run()
         clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
         store.submit_own_health(OWN)
-        asyncio.run(one.runs.close(one.now_ns))
-        _advise(store, one)
-        _decide(store, one.now_ns)
+        asyncio.run(entry.runs.close(entry.now_ns))
+        _advise(store, entry)
+        _decide(store, entry.now_ns)
         store.in_transaction(lambda live: put_clocks(live, CLOCKS))
-        store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
+        store.in_transaction(lambda live: _put_declared(live, entry.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         store.in_transaction(_put_before)
-        yield one
+        yield entry
     finally:
         store.close(60.0)

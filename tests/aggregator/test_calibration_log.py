@@ -63,14 +63,14 @@ def report(
 
 
 def outcome(number: int, nodes: list[str], throughput: float, now_seconds: int) -> Any:
-    one = outcome_pb2.Outcome(
+    result = outcome_pb2.Outcome(
         outcome_id=f"run-{number}", workload="llama", nodes=[f"nodes/{name}" for name in nodes],
         decision_id="d1", option=1, throughput=throughput,
     )  # fmt: skip
-    one.start_time.FromSeconds(now_seconds - 7200)
-    one.end_time.FromSeconds(now_seconds - 60)
-    one.queue_time.FromSeconds(90)
-    return one
+    result.start_time.FromSeconds(now_seconds - 7200)
+    result.end_time.FromSeconds(now_seconds - 60)
+    result.queue_time.FromSeconds(90)
+    return result
 
 
 class Caller:
@@ -89,10 +89,10 @@ class Caller:
         )  # fmt: skip
         reply = await self.recovery.PlanRecovery(request, timeout=GUARD_SECONDS)
         waits = recovery_pb2.RECOVERY_WAIT_FOR_REPAIR
-        found: recovery_pb2.RecoveryOption = next(
+        option: recovery_pb2.RecoveryOption = next(
             option for option in reply.options if option.kind == waits
         )
-        return found
+        return option
 
     async def size_source(self) -> Any:
         """Return the source of the scaling of a gang of one or two nodes."""
@@ -111,14 +111,14 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
 
     async def life(*, is_first: bool) -> tuple[Any, Any]:
         async with AsyncExitStack() as stack:
-            one = await stack.enter_async_context(lab.aggregator())
+            aggregator = await stack.enter_async_context(lab.aggregator())
             for host, run_id in (("a", b"r" * 16), ("b", b"s" * 16)):
                 agent = make_agent(host=host, run_id=run_id)
-                connection = await stack.enter_async_context(lab.agent(one, agent))
+                connection = await stack.enter_async_context(lab.agent(aggregator, agent))
                 await connection.send(agent.message(1 if is_first else 2))
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{one.port}")
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}")
             caller = Caller(await stack.enter_async_context(channel))
-            held = one.snapshot_holder
+            held = aggregator.snapshot_holder
             await until(lambda: held.snapshot and len(held.snapshot.names) == 2)
             if is_first:
                 assert (
@@ -141,7 +141,7 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
             await until(lambda: held.snapshot.reported_factors.get("detect"))
             file = lab.folder.parent / "report.json"
             file.write_text(json.dumps({"incident": "i1", "success": True}))
-            server = ["--aggregator", f"127.0.0.1:{one.port}", "--report", str(file)]
+            server = ["--aggregator", f"127.0.0.1:{aggregator.port}", "--report", str(file)]
             assert await asyncio.to_thread(cli.main, ["recover", *server]) == cli.OK
             return await caller.planned(), await caller.size_source()
 
@@ -153,8 +153,8 @@ def test_reports_move_prices_and_survive_a_restart(lab: Any, make_agent: Any, un
         assert option.act_hours.source == placement_pb2.ESTIMATE_ASSUMED  # no restart was reported
         assert sizes == placement_pb2.ESTIMATE_REPORTED
     assert lab.rows("SELECT count(*), sum(lost_gpu_hours) FROM recoveries") == [(3, 36.0)]
-    told = dict(lab.rows("SELECT factor, reports FROM ops.calibration WHERE source = 'reported' AND workload = ''"))  # fmt: skip
-    assert told == dict.fromkeys(
+    reports_by_factor = dict(lab.rows("SELECT factor, reports FROM ops.calibration WHERE source = 'reported' AND workload = ''"))  # fmt: skip
+    assert reports_by_factor == dict.fromkeys(
         ("detect", "decide", "restart", "act.free_node", "resume.storage"), 3
     )
     sizes = lab.rows(
@@ -197,13 +197,13 @@ def test_the_score_process_plans_with_what_was_reported_and_takes_no_reports(
     tmp_path: Path,
 ) -> None:
     """A scheduler that asks the fast port gets the same prices; its reports go where they can be stored."""
-    found = reported_factors([recovery(index) for index in range(3)], [], NOW_NS, 90.0)
-    snapshot = replace(placed_world().run(20), reported_factors=found)
+    factors = reported_factors([recovery(index) for index in range(3)], [], NOW_NS, 90.0)
+    snapshot = replace(placed_world().run(20), reported_factors=factors)
 
     async def scenario() -> None:
-        async with running(tmp_path, snapshot) as one:
-            await answer(one)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+        async with running(tmp_path, snapshot) as aggregator:
+            await answer(aggregator)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
                 caller = Caller(channel)
                 assert (
                     await caller.planned()
@@ -223,8 +223,8 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
         )
         for size in (1, 2, 4)
     ]
-    found = reported_factors([], runs, NOW_NS, 90.0)
-    snapshot = replace(placed_world().run(20), reported_factors=found)
+    factors = reported_factors([], runs, NOW_NS, 90.0)
+    snapshot = replace(placed_world().run(20), reported_factors=factors)
     service = PlacementService(SnapshotStandIn(snapshot))
     gang = placement_pb2.GangRequirements(
         gpus_per_node=1, workload_name="llama", sizes=placement_pb2.GangSizes(allowed_nodes=[2, 4])
@@ -236,7 +236,7 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
         request.gang.MergeFrom(placement_pb2.GangRequirements(**fields))
         reply = await service.PlanPlacement(request, None)
         both = [size.scaling_efficiency for size in reply.sizes]
-        return [(round(one.value, 3), one.source) for one in both]
+        return [(round(factor.value, 3), factor.source) for factor in both]
 
     async def resized() -> Any:
         request = placement_pb2.PlanResizeRequest(
@@ -261,8 +261,8 @@ def test_plans_of_several_sizes_take_the_throughput_that_was_reported() -> None:
 def test_the_domains_of_an_outcome_are_those_of_its_nodes() -> None:
     """A scheduler names nodes; the aggregator knows their leaves, unless a node has left the fleet."""
     snapshot = placed_world().run(20)
-    found = placement_of(snapshot, [0, 1], "train")
-    assert found.domains["spine"] == 1.0 and found.domains["leaf"] >= 1.0
+    placement = placement_of(snapshot, [0, 1], "train")
+    assert placement.domains["spine"] == 1.0 and placement.domains["leaf"] >= 1.0
     everyone = placement_of(snapshot, list(range(8)), "train").domains
     leaves = {name: len(set(names)) for name, names in everyone_domains(snapshot).items()}
     assert everyone == {name: float(count) for name, count in leaves.items()}
@@ -313,10 +313,10 @@ BAD_RECOVERIES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", BAD_RECOVERIES)
 def test_a_bad_report_names_its_field(what: str) -> None:
     """A scheduler's author reads which field is wrong, and what would be right; nothing of it is stored."""
-    changes, words = BAD_RECOVERIES[what]
+    changes, message = BAD_RECOVERIES[what]
     with pytest.raises(InvalidArgument) as refused:
         record_of(report("i1", NOW_SECONDS, **changes), "slurm", NOW_NS)
-    assert str(refused.value).startswith(words)
+    assert str(refused.value).startswith(message)
 
 
 def test_times_are_optional() -> None:
@@ -341,17 +341,17 @@ BAD_OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", BAD_OUTCOMES)
 def test_a_bad_placement_outcome_names_its_field(what: str) -> None:
     """As of recoveries."""
-    changes, words = BAD_OUTCOMES[what]
-    one = outcome(1, ["a"], 5.0, NOW_SECONDS)
+    changes, message = BAD_OUTCOMES[what]
+    reported = outcome(1, ["a"], 5.0, NOW_SECONDS)
     for name, value in changes.items():
-        setattr(one, name, value)
+        setattr(reported, name, value)
     with pytest.raises(InvalidArgument) as refused:
-        check_outcome(3, one, NOW_NS)
-    assert str(refused.value).startswith(words)
-    one = outcome(1, ["a"], 5.0, NOW_SECONDS)
-    one.queue_time.FromSeconds(-1)
+        check_outcome(3, reported, NOW_NS)
+    assert str(refused.value).startswith(message)
+    reported = outcome(1, ["a"], 5.0, NOW_SECONDS)
+    reported.queue_time.FromSeconds(-1)
     with pytest.raises(InvalidArgument, match=r"outcomes\[3\].queue_time: -1 s, expected 0 to"):
-        check_outcome(3, one, NOW_NS)
+        check_outcome(3, reported, NOW_NS)
 
 
 def test_a_report_at_the_prompt_is_json_of_limited_size(tmp_path: Path) -> None:
@@ -360,18 +360,18 @@ def test_a_report_at_the_prompt_is_json_of_limited_size(tmp_path: Path) -> None:
     file.write_text(
         '{"incident": "i1", "kind": "RECOVERY_SHRINK", "fault_time": "2026-11-24T02:10:00Z"}'
     )
-    found = report_of(str(file))
-    assert (found.incident, found.kind) == ("i1", recovery_pb2.RECOVERY_SHRINK)
-    assert found.fault_time.seconds > 1_700_000_000
+    parsed = report_of(str(file))
+    assert (parsed.incident, parsed.kind) == ("i1", recovery_pb2.RECOVERY_SHRINK)
+    assert parsed.fault_time.seconds > 1_700_000_000
     bad = {
         '{"incidnt": "i1"}': 'no field named "incidnt"',
         "no json": "expected JSON of ReportRecoveryRequest",
         " " * (REPORT_BYTES_MAX + 1): "more than 65536 bytes",
         '{"fault_time": "yesterday"}': "expected JSON of ReportRecoveryRequest",
     }
-    for text, words in bad.items():
+    for text, message in bad.items():
         file.write_text(text)
-        with pytest.raises(CommandError, match=words):
+        with pytest.raises(CommandError, match=message):
             report_of(str(file))
     with pytest.raises(CommandError, match="absent: No such file"):
         report_of(str(tmp_path / "absent"))
@@ -433,11 +433,11 @@ def test_throughputs_are_read_back_with_their_domains() -> None:
         "MAP {'leaf': 1.0 + i % 2, 'spine': 1.0} AS domains_spanned, 0.4 AS communication_share FROM range(50) AS t(i)",
         [NOW_NS // 1000],
     )
-    found = CalibrationLog(store, NOW_NS).factors
-    assert set(found.factors) == {"topology.leaf"}
-    cost = found.factors["topology.leaf"]  # 100 / 90 - 1 of a share of 0.4, of which half crosses
+    factors = CalibrationLog(store, NOW_NS).factors
+    assert set(factors.factors) == {"topology.leaf"}
+    cost = factors.factors["topology.leaf"]  # 100 / 90 - 1 of a share of 0.4, of which half crosses
     assert cost.value == pytest.approx(0.556, abs=0.05) and cost.reports == 40
-    assert found.throughputs.points("train") == [(2, 95.0)]
+    assert factors.throughputs.points("train") == [(2, 95.0)]
 
 
 def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,10 +467,10 @@ def test_reports_beyond_the_limits_push_out_the_oldest(monkeypatch: pytest.Monke
 
 
 def by(reporter: str, number: int, minutes: float) -> RecoveryRecord:
-    one = record(number)
+    recovery_record = record(number)
     fault_ns = NOW_NS - 10**16
     detect_ns = fault_ns + int(minutes * 60 * 10**9)
-    report = one.report._replace(
+    report = recovery_record.report._replace(
         reporter=reporter,
         fault_ns=fault_ns,
         detect_ns=detect_ns,
@@ -478,7 +478,7 @@ def by(reporter: str, number: int, minutes: float) -> RecoveryRecord:
         act_ns=0,
         resume_ns=0,
     )
-    return one._replace(report=report)
+    return recovery_record._replace(report=report)
 
 
 @pytest.mark.parametrize("count", [330, 9330, 10130])
@@ -491,19 +491,19 @@ def test_one_reporter_moves_no_price_by_the_number_of_its_reports(
     scale = 10  # of the incident: the limit is 10,000
 
     async def scenario() -> list[float]:
-        found = []
+        counts = []
         store = Tables()
         log = CalibrationLog(store, NOW_NS)
-        for at in range(900 // scale):
-            log.add_recovery(by(f"honest {at % 3}", at, 3.0))
-        for at in range(count // scale):
-            log.add_recovery(by("hostile", at, 4000.0))
+        for index in range(900 // scale):
+            log.add_recovery(by(f"honest {index % 3}", index, 3.0))
+        for index in range(count // scale):
+            log.add_recovery(by("hostile", index, 4000.0))
         log.step(NOW_NS)
         await log.close()
         assert sum(reporter != "hostile" for reporter, _ in log._recoveries) == 900 // scale
         for current in (log, CalibrationLog(store, NOW_NS)):
-            found.append(current.factors.factors["detect"].value * 60.0)
-        return found
+            counts.append(current.factors.factors["detect"].value * 60.0)
+        return counts
 
     alone, again = asyncio.run(scenario())
     assert alone == pytest.approx(again)

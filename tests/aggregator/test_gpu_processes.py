@@ -57,8 +57,8 @@ class Fleet:
 
         async def way() -> None:
             async with lab.aggregator() as aggregator:
-                for at, (name, (host, _)) in enumerate(self.hosts.items()):
-                    agent = Agent(name, bytes([at]) * 16, bytes.fromhex(boot_of(host)))
+                for index, (name, (host, _)) in enumerate(self.hosts.items()):
+                    agent = Agent(name, bytes([index]) * 16, bytes.fromhex(boot_of(host)))
                     async with lab.agent(aggregator, agent) as connection:
                         request = wire.ReportEventsRequest(events=host.told() + host.anew)
                         host.anew.clear()
@@ -101,7 +101,12 @@ def test_a_job_over_two_hosts_is_one_row(lab: Any, fleet: Fleet) -> None:
         lab, "SELECT source, job, hosts, gpus_count, processes_count, dead_count FROM ops.jobs"
     )
     assert row == ("slurm", "123", ["a", "b"], 4, 4, 0)
-    since = [at for (at,) in rows_of_both(lab, "SELECT epoch(since) FROM ops.job(123) ORDER BY 1")]
+    since = [
+        since_seconds
+        for (since_seconds,) in rows_of_both(
+            lab, "SELECT epoch(since) FROM ops.job(123) ORDER BY 1"
+        )
+    ]
     began = time.time() - 3600 + 600  # the process's own start, not when it was found
     assert since == pytest.approx([began] * 4, abs=60)
     query = "SELECT host, process_id, user_id FROM ops.job(123) WHERE gpu LIKE 'GPU-00000001%' ORDER BY host"
@@ -266,7 +271,7 @@ def test_many_jobs_leave_room_for_faults(
     )
     assert of_jobs <= {"gpu.process", "gpu.told_anew"}
     ((left_out,),) = lab.rows("SELECT left_out FROM snapshot", "operators.duckdb")
-    assert [re.sub("of [0-9]+", "of N", one) for one in left_out] == [
+    assert [re.sub("of [0-9]+", "of N", message) for message in left_out] == [
         "events: the newest 1 of N rows"
     ]
 
@@ -298,7 +303,7 @@ def test_from_the_driver_to_the_question(
     batches = []
     for sequence in range(1, 4):
         host.clock.now_ns += SECOND
-        turns = [run_collector(each, host.clock) for each in (lister, collector)]
+        turns = [run_collector(turning, host.clock) for turning in (lister, collector)]
         assert [turn.outcome for turn in turns] == [CollectOutcome.OK, CollectOutcome.OK], turns
         blocks = [block for turn in turns for block in turn.blocks]
         frame = framer.build(sequence, host.clock.now_ns, host.clock.wall_ns(), blocks)

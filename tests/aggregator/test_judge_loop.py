@@ -78,7 +78,7 @@ def test_only_a_new_fatal_fault_asks_for_a_turn() -> None:
     """An application that crashes repeats XID 31 all day, and a broken GPU its XID 79: only the first of each is new."""
     fleet = Fleet()
     fleet.register("a", simulated=False, boot_id=BOOT, devices=[])
-    told = [
+    requested = [
         fleet.observe_event("a", event, NOW_NS)
         for event in (
             xid(1, 31),
@@ -90,7 +90,7 @@ def test_only_a_new_fatal_fault_asks_for_a_turn() -> None:
             xid(6, 0, name="host.hung_task", device="host", device_kind="host"),
         )
     ]
-    assert told == [False, True, False, False, True, True, False]
+    assert requested == [False, True, False, False, True, True, False]
     assert fleet.observe_event("nobody", xid(7, 79), NOW_NS) is False
 
 
@@ -117,8 +117,8 @@ def test_advice_for_a_fatal_event_does_not_wait_for_the_period(
                 request = telemetry_pb2.ReportEventsRequest(events=[event])
                 await line.stub.ReportEvents(request, metadata=line.metadata)
                 await until(lambda: aggregator.advisory_engine.feed.open)
-                (one,) = aggregator.advisory_engine.feed.open
-                assert (one.action.name, one.state.name) == ("EVICT_NOW", "PROPOSED")
+                (advisory,) = aggregator.advisory_engine.feed.open
+                assert (advisory.action.name, advisory.state.name) == ("EVICT_NOW", "PROPOSED")
                 return int(aggregator.judge_loop.early_turns)
 
     assert asyncio.run(work()) >= 1

@@ -65,7 +65,7 @@ def test_a_gpu_whose_driver_counts_time_that_no_sample_met_is_shown(tmp_path: Pa
 @pytest.mark.slow
 def test_the_oldest_score_of_the_hour_is_no_change(tmp_path: Path) -> None:
     """29 healthy hosts were "first judged" an hour ago at each query, and so was a host that had long been ill."""
-    world, made = World(hosts=3), Fleet(tmp_path)
+    world, fleet = World(hosts=3), Fleet(tmp_path)
     long_ill, new, changed = world.run(20).hosts
     states = {
         long_ill.host: [(minute, HealthState.UNHEALTHY) for minute in range(-117, 0, 5)],
@@ -75,13 +75,13 @@ def test_the_oldest_score_of_the_hour_is_no_change(tmp_path: Path) -> None:
         ],
         new.host: [(minute, HealthState.HEALTHY) for minute in range(-20, 0, 5)],
     }
-    for one in (long_ill, new, changed):
-        for minute, state in states[one.host]:
-            at = replace(world.run(1), computed_ns=NOW_NS + minute * MINUTE_NS)
-            made.store.submit_scores(at, [replace(one, state=state)])
-    made.store.run_on_writer_thread(lambda _: None)
-    made.store.write_ops()
-    made.store.close()
+    for host in (long_ill, new, changed):
+        for minute, state in states[host.host]:
+            snapshot = replace(world.run(1), computed_ns=NOW_NS + minute * MINUTE_NS)
+            fleet.store.submit_scores(snapshot, [replace(host, state=state)])
+    fleet.store.run_on_writer_thread(lambda _: None)
+    fleet.store.write_ops()
+    fleet.store.close()
     assert _asked(
         tmp_path,
         "SELECT host, split_part(words, ':', 1) FROM ops.changes WHERE what = 'state' ORDER BY time",

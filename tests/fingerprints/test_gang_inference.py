@@ -30,8 +30,8 @@ def test_gangs_of_three_and_more_are_found_whole_and_smaller_ones_never(
     wanted = [
         set(range(end - size, end)) for size, end in zip(gangs, ends, strict=True) if size >= 3
     ]
-    found = agreeing_groups(rates, np.ones(rates.shape[1], dtype=bool))
-    assert sorted(map(sorted, wanted)) == sorted(group.tolist() for group in found)
+    groups = agreeing_groups(rates, np.ones(rates.shape[1], dtype=bool))
+    assert sorted(map(sorted, wanted)) == sorted(group.tolist() for group in groups)
 
 
 def test_hosts_that_agree_by_chance_for_half_a_minute_are_no_gang() -> None:

@@ -27,18 +27,20 @@ def test_of_runs_that_are_as_before_one_in_a_hundred_is_slower(earlier: int) -> 
     slower = 0
     for _ in range(2000):
         paces = np.exp(random.normal(0, 0.02, earlier + 1))
-        found = compare_pace(float(paces[0]), paces[1:].tolist())
-        assert found is not None and found.runs == earlier
-        slower += found.is_slower
+        comparison = compare_pace(float(paces[0]), paces[1:].tolist())
+        assert comparison is not None and comparison.runs == earlier
+        slower += comparison.is_slower
     assert slower <= 33
 
 
 @pytest.mark.parametrize("earlier", [1, 3, 20])
 def test_a_run_that_is_slow_from_its_first_step_is_found(earlier: int) -> None:
     """Within itself it shows no change at all."""
-    found = compare_pace(0.88, [1.0] * earlier)
-    assert found is not None and found.is_slower and found.ratio == pytest.approx(0.88)
-    assert found.lower < 0.88 < found.upper < 1
+    comparison = compare_pace(0.88, [1.0] * earlier)
+    assert (
+        comparison is not None and comparison.is_slower and comparison.ratio == pytest.approx(0.88)
+    )
+    assert comparison.lower < 0.88 < comparison.upper < 1
 
 
 @pytest.mark.parametrize("pace, earlier", [(nan, [1.0]), (1.0, []), (1.0, [nan]), (0.0, [1.0]), (-1.0, [1.0])])  # fmt: skip
@@ -49,26 +51,30 @@ def test_without_a_pace_nothing_is_compared(pace: float, earlier: list[float]) -
 
 def test_the_quantile_is_that_of_the_tables() -> None:
     """Student's t at 95 %: 2.132, 1.812, 1.697."""
-    found = [student_quantile(freedom) for freedom in (4, 10, 30)]
-    assert found == pytest.approx([2.132, 1.812, 1.697], rel=0.01)
+    quantiles = [student_quantile(freedom) for freedom in (4, 10, 30)]
+    assert quantiles == pytest.approx([2.132, 1.812, 1.697], rel=0.01)
 
 
 def runs(slow_host: str = "") -> list[RunPace]:
     """Twelve runs of three workloads on random four of ten hosts."""
     random = np.random.default_rng(4)
-    made = []
+    runs_made = []
     for index in range(24):
-        hosts = tuple(f"h{one}" for one in random.choice(10, 4, replace=False))
+        hosts = tuple(f"h{number}" for number in random.choice(10, 4, replace=False))
         pace = float(np.exp(random.normal(0, 0.01))) * (0.85 if slow_host in hosts else 1.0)
-        made.append(RunPace(f"w{index % 3}", pace, hosts))
-    return made
+        runs_made.append(RunPace(f"w{index % 3}", pace, hosts))
+    return runs_made
 
 
 def test_a_host_that_is_slow_over_several_workloads_is_named_alone() -> None:
     """The host moves from job to job, and each job's owner searches the fault in their own code."""
     assert [host.host for host in drifting_hosts(runs("h3"))] == ["h3"]
-    (found,) = drifting_hosts(runs("h3"))
-    assert found.workloads >= 2 and found.lower < 0.87 < found.upper + 0.05 and found.upper < 1
+    (drifting,) = drifting_hosts(runs("h3"))
+    assert (
+        drifting.workloads >= 2
+        and drifting.lower < 0.87 < drifting.upper + 0.05
+        and drifting.upper < 1
+    )
 
 
 def test_a_host_that_was_repaired_is_named_no_more() -> None:

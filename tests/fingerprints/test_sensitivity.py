@@ -70,12 +70,12 @@ def test_a_link_costs_nothing_until_it_is_all_in_use() -> None:
 
 def test_what_waits_without_counted_bytes_waits_for_other_hosts_only_where_there_are_some() -> None:
     """A100s count no NVLink bytes: a job of one host was kept from hosts without ports."""
-    several, alone = (
+    loaded, alone = (
         needs_of(fingerprint(hosts=hosts, compute_ratio=0.7, wait_ratio=0.3)) for hosts in (4, 1)
     )
-    assert several and alone
-    assert several.bound[NETWORK] == pytest.approx(0.3) and alone.bound[NETWORK] == 0.0
-    assert several.bound[NVLINK] == alone.bound[NVLINK] == 0.0
+    assert loaded and alone
+    assert loaded.bound[NETWORK] == pytest.approx(0.3) and alone.bound[NETWORK] == 0.0
+    assert loaded.bound[NVLINK] == alone.bound[NVLINK] == 0.0
 
 
 @pytest.mark.parametrize("odd", [nan, inf, -inf, -1.0, 1e300])
@@ -85,8 +85,12 @@ def test_odd_numbers_are_no_slowdown_out_of_range(odd: float) -> None:
     needs = needs_of(every)
     if needs is None:
         return
-    found = expected_slowdowns(needs, np.full((2, len(COMPONENTS)), 0.5, dtype=np.float32))
-    assert np.isfinite(found).all() and (found >= 0.0).all() and (found <= SLOWDOWN_MAX).all()
+    slowdowns = expected_slowdowns(needs, np.full((2, len(COMPONENTS)), 0.5, dtype=np.float32))
+    assert (
+        np.isfinite(slowdowns).all()
+        and (slowdowns >= 0.0).all()
+        and (slowdowns <= SLOWDOWN_MAX).all()
+    )
 
 
 def test_nothing_known_is_said() -> None:

@@ -56,13 +56,13 @@ def fuzz_tokens(source: random.Random) -> str:
     text = json.dumps({"tokens": [asdict(KEPT)] * 3})
     data = source.choice((damaged, flipped))(text.encode(), source).decode(errors="replace")
     try:
-        found = parse_tokens(data)
+        tokens = parse_tokens(data)
     except TokensError as error:
         assert len(str(error)) < 400
         return REFUSED
     assert all(
-        isinstance(each, Token) and each.role in GRANTABLE_ROLES and is_name(each.name)
-        for each in found
+        isinstance(token, Token) and token.role in GRANTABLE_ROLES and is_name(token.name)
+        for token in tokens
     )
     return ACCEPTED
 
@@ -70,9 +70,9 @@ def fuzz_tokens(source: random.Random) -> str:
 def fuzz_peers(source: random.Random) -> str:
     """gRPC's name of a peer, damaged: an address and a port, or none."""
     text = damaged(source.choice((b"ipv4:10.0.0.1:4711", b"ipv6:%5Bfe80::1%25eth0%5D:80")), source)
-    at = peer_address(text.decode(errors="replace"))
-    assert at is None or (isinstance(at[0], str) and at[1] >= 0)
-    return ACCEPTED if at else REFUSED
+    address = peer_address(text.decode(errors="replace"))
+    assert address is None or (isinstance(address[0], str) and address[1] >= 0)
+    return ACCEPTED if address else REFUSED
 
 
 TARGETS: dict[str, Callable[[random.Random], str]] = {

@@ -103,20 +103,22 @@ def fuzz_gangs(source: random.Random) -> str:
                 gang.checkpoint_interval.seconds = source.choice(SECONDS)
             case _:
                 request.ended_workloads.extend([text] * source.choice((1, 10_001)))
-    found: list[Any] = []
+    records: list[Any] = []
 
     def work() -> None:
-        one = received(request, source)
-        found.append(advisory.gangs_of(one, advisory.actor_of(one.actor), member, NOW_NS))
+        refusal = received(request, source)
+        records.append(advisory.gangs_of(refusal, advisory.actor_of(refusal.actor), member, NOW_NS))
 
     if refused(work):
         return REFUSED
-    gangs, unknown = found[0]
+    gangs, unknown = records[0]
     assert len(unknown) <= advisory.UNKNOWN_MAX
-    for one in gangs:
-        assert 0 < len(one.workload) <= 256 and one.workload.isprintable() and one.hosts
-        assert NOW_NS < one.until_ns <= NOW_NS + WEEK_NS
-        assert one.checkpoint_seconds == 0 or 1 <= one.checkpoint_seconds <= advisory.SECONDS_MAX
+    for entry in gangs:
+        assert 0 < len(entry.workload) <= 256 and entry.workload.isprintable() and entry.hosts
+        assert NOW_NS < entry.until_ns <= NOW_NS + WEEK_NS
+        assert (
+            entry.checkpoint_seconds == 0 or 1 <= entry.checkpoint_seconds <= advisory.SECONDS_MAX
+        )
     return ACCEPTED
 
 
@@ -140,17 +142,19 @@ def fuzz_unavailable(source: random.Random) -> str:
                 request.returned_nodes.append(source.choice((text, "nodes/h1")))
             case _:
                 request.actor = text
-    found: list[advisory.UnavailabilityReport] = []
+    records: list[advisory.UnavailabilityReport] = []
 
     def work() -> None:
-        one = received(request, source)
-        found.append(advisory.unavailability_of(one, advisory.actor_of(one.actor), member, NOW_NS))
+        refusal = received(request, source)
+        records.append(
+            advisory.unavailability_of(refusal, advisory.actor_of(refusal.actor), member, NOW_NS)
+        )
 
     if refused(work):
         return REFUSED
-    for event in found[0].taken:
+    for event in records[0].taken:
         assert event.words.strip() and NOW_NS < event.until_ns <= NOW_NS + WEEK_NS
-        assert {member.host for member in event.members} == {"h1"} and "h1" not in found[
+        assert {member.host for member in event.members} == {"h1"} and "h1" not in records[
             0
         ].back.hosts
     return ACCEPTED
@@ -158,89 +162,92 @@ def fuzz_unavailable(source: random.Random) -> str:
 
 def fuzz_outcomes(source: random.Random) -> str:
     """ReportOutcomes: ended jobs, on hosts with names, at a finite loss, or Invalid."""
-    one = outcome_pb2.Outcome(
+    entry = outcome_pb2.Outcome(
         outcome_id="job-7", advisory="advisories/a1", workload="w", nodes=["nodes/h1"], blamed_node="nodes/h1",
         lost_gpu_hours=5.0,
     )  # fmt: skip
-    one.start_time.seconds, one.end_time.seconds = NOW_NS // SECOND_NS - 3600, NOW_NS // SECOND_NS
+    entry.start_time.seconds, entry.end_time.seconds = (
+        NOW_NS // SECOND_NS - 3600,
+        NOW_NS // SECOND_NS,
+    )
     for _ in range(source.randrange(3)):
         text = source.choice(TEXTS)
         match source.randrange(7):
             case 0:
-                one.outcome_id, one.end_reason = text, source.choice(TEXTS)
+                entry.outcome_id, entry.end_reason = text, source.choice(TEXTS)
             case 1:
-                one.nodes.extend([text] * source.choice((1, 4096)))
+                entry.nodes.extend([text] * source.choice((1, 4096)))
             case 2:
-                one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+                entry.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
             case 6:
-                one.throughput = source.choice(
+                entry.throughput = source.choice(
                     (float("nan"), float("inf"), -1.0, 1e-300, 1e15, 1e16)
                 )
-                one.queue_time.seconds = source.choice((-1, 0, 1 << 40))
+                entry.queue_time.seconds = source.choice((-1, 0, 1 << 40))
             case 3:
-                one.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
+                entry.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
             case 4:
-                one.start_time.seconds, one.start_time.nanos = (
+                entry.start_time.seconds, entry.start_time.nanos = (
                     source.choice(SECONDS),
                     source.choice((0, -1)),
                 )
             case _:
-                one.advisory = source.choice(
+                entry.advisory = source.choice(
                     (text, "advisories/", "advisories/b1", "advisories/a" + "9" * 40)
                 )
-    found: list[outcome_pb2.Outcome] = []
+    records: list[outcome_pb2.Outcome] = []
 
     def work() -> None:
-        told = received(one, source)
-        outcome.check_outcome(0, told, NOW_NS)
-        found.append(told)
+        reply = received(entry, source)
+        outcome.check_outcome(0, reply, NOW_NS)
+        records.append(reply)
 
     if refused(work):
         return REFUSED
-    (told,) = found
+    (reply,) = records
     assert (
-        told.nodes
-        and isfinite(told.lost_gpu_hours)
-        and told.end_time.seconds > told.start_time.seconds
+        reply.nodes
+        and isfinite(reply.lost_gpu_hours)
+        and reply.end_time.seconds > reply.start_time.seconds
     )
-    assert told.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
-    assert 0.0 <= told.throughput <= 1e15 and told.queue_time.seconds >= 0
+    assert reply.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
+    assert 0.0 <= reply.throughput <= 1e15 and reply.queue_time.seconds >= 0
     return ACCEPTED
 
 
 def fuzz_recoveries(source: random.Random) -> str:
     """ReportRecovery: times that ascend, and factors that are finite and within their intervals, or Invalid."""
-    one = recovery_pb2.ReportRecoveryRequest(
+    entry = recovery_pb2.ReportRecoveryRequest(
         incident="i1", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True
     )
-    for at, name in enumerate(recovery_report.TIMES):
-        getattr(one, name).seconds = NOW_NS // SECOND_NS - 3600 + at
+    for index, name in enumerate(recovery_report.TIMES):
+        getattr(entry, name).seconds = NOW_NS // SECOND_NS - 3600 + index
     for _ in range(source.randrange(4)):
         match source.randrange(5):
             case 0:
-                one.incident, one.note = source.choice(TEXTS), source.choice(TEXTS)
+                entry.incident, entry.note = source.choice(TEXTS), source.choice(TEXTS)
             case 1:
-                one.kind = source.choice((0, 1, 7, 8, -1, 1 << 30))  # type: ignore[assignment]
+                entry.kind = source.choice((0, 1, 7, 8, -1, 1 << 30))  # type: ignore[assignment]
             case 2:
-                one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+                entry.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
             case 3:
-                one.ClearField(source.choice(recovery_report.TIMES))
+                entry.ClearField(source.choice(recovery_report.TIMES))
             case _:
-                time = getattr(one, source.choice(recovery_report.TIMES))
+                time = getattr(entry, source.choice(recovery_report.TIMES))
                 time.seconds, time.nanos = (
                     NOW_NS // SECOND_NS + source.choice((*SECONDS, 0)),
                     source.choice((0, -1, 999_999_999, 1 << 30)),
                 )
-    found: list[RecoveryRecord] = []
+    records: list[RecoveryRecord] = []
 
     def work() -> None:
-        told = received(one, source)
-        found.append(recovery_report.record_of(told, "slurm", NOW_NS))
+        reply = received(entry, source)
+        records.append(recovery_report.record_of(reply, "slurm", NOW_NS))
 
     if refused(work):
         return REFUSED
-    report = found[0].report
-    times = [each for each in report[4:9] if each]
+    report = records[0].report
+    times = [moment for moment in report[4:9] if moment]
     assert times == sorted(times) and all(hour >= 0.0 for hour in report.hours().values())
     for factor in reported_factors([report], [], NOW_NS, 90.0).factors.values():
         assert 0.0 < factor.lower <= factor.value <= factor.upper < 1e6
@@ -281,22 +288,24 @@ def fuzz_answers(source: random.Random) -> str:
                 request.lease.seconds = source.choice(SECONDS)
             case _:
                 request.defer_until_time.seconds = source.choice(SECONDS)
-    found: list[Acked] = []
+    records: list[Acked] = []
 
     def work() -> None:
-        one = received(request, source)
-        found.append(ack_of(one, one.actor, NOW_NS))
+        refusal = received(request, source)
+        records.append(ack_of(refusal, refusal.actor, NOW_NS))
 
     if refused(work):
         return REFUSED
-    told = list(machine.step(found[0]))
-    no = [one for one in told if isinstance(one, Refused)]
-    assert told and all(one.words for one in told) and len(no) in (0, len(told))
-    if no:
+    reply = list(machine.step(records[0]))
+    no_value = [change for change in reply if isinstance(change, Refused)]
+    assert reply and all(change.words for change in reply) and len(no_value) in (0, len(reply))
+    if no_value:
         return REFUSED
-    (after,) = (one.advisory for one in told if isinstance(one, Publish))
-    assert after.state is found[0].to and after.revision == proposed.revision + 1
-    assert (after.state is AdvisoryState.ACCEPTED) is any(isinstance(one, Act) for one in told)
+    (after,) = (change.advisory for change in reply if isinstance(change, Publish))
+    assert after.state is records[0].to and after.revision == proposed.revision + 1
+    assert (after.state is AdvisoryState.ACCEPTED) is any(
+        isinstance(change, Act) for change in reply
+    )
     assert max(after.deferred_until_ns, after.lease_until_ns) <= NOW_NS + WEEK_NS
     return ACCEPTED
 

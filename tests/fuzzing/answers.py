@@ -77,16 +77,16 @@ KEPT = format_state(
 def fuzz_policy(source: random.Random) -> str:
     """A policy file: a policy whose rows can be asked, or PolicyError in a line of words."""
     try:
-        made = overlay(
+        result = overlay(
             host_policy.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
         )
     except PolicyError as error:
         assert str(error).isprintable() and len(str(error)) < 700, error
         return REFUSED
-    for row in made.rows:
+    for row in result.rows:
         for condition in row.when:
             condition.holds(float(source.choice((0, 1, 2**53))), None)
-    assert len(made.rows) <= 2 * host_policy.ROWS_MAX
+    assert len(result.rows) <= 2 * host_policy.ROWS_MAX
     return ACCEPTED
 
 
@@ -120,13 +120,14 @@ def fuzz_released(source: random.Random) -> str:
     """Released GPUs: GPUs and times within their limits, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
-        found = parse_released(damage(RELEASED, source), b"b" * 16, NOW_NS)
+        released = parse_released(damage(RELEASED, source), b"b" * 16, NOW_NS)
     except ValueError as error:
         assert len(str(error)) < 300, error
         return REFUSED
-    assert all(0 < each.until_ns - NOW_NS <= RELEASE_SECONDS_MAX * 1e9 for each in found)
+    assert all(0 < release.until_ns - NOW_NS <= RELEASE_SECONDS_MAX * 1e9 for release in released)
     assert all(
-        len(each.reason) <= REASON_CHARACTERS_MAX and each.reason.isprintable() for each in found
+        len(release.reason) <= REASON_CHARACTERS_MAX and release.reason.isprintable()
+        for release in released
     )
     return ACCEPTED
 
@@ -135,12 +136,15 @@ def fuzz_gpu_list(source: random.Random) -> str:
     """The GPUs that a host ever had: names in their limits, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
-        found = parse_gpus(damage(GPUS, source))
+        addresses = parse_gpus(damage(GPUS, source))
     except ValueError as error:
         assert len(str(error)) < 300, error
         return REFUSED
-    assert len(found) <= GPUS_MAX
-    assert all(key.startswith("GPU-") and len(key) + len(at) <= 256 for key, at in found.items())
+    assert len(addresses) <= GPUS_MAX
+    assert all(
+        key.startswith("GPU-") and len(key) + len(address) <= 256
+        for key, address in addresses.items()
+    )
     return ACCEPTED
 
 

@@ -32,44 +32,46 @@ def damaged(data: bytes, source: random.Random) -> bytes:
 def flipped(data: bytes, source: random.Random) -> bytes:
     """Return *data* with a bit turned, a piece cut out, put in or doubled, or a length made absurd."""
     work = bytearray(data)
-    at = source.randrange(len(work) + 1)
+    position = source.randrange(len(work) + 1)
     match source.randrange(5):
         case 0 if work:
-            work[at % len(work)] ^= 1 << source.randrange(8)
+            work[position % len(work)] ^= 1 << source.randrange(8)
         case 1:
-            del work[at : at + source.randrange(1, 64)]
+            del work[position : position + source.randrange(1, 64)]
         case 2:
-            work[at:at] = source.randbytes(source.randrange(1, 64))
+            work[position:position] = source.randbytes(source.randrange(1, 64))
         case 3:
-            work[at : at + 4] = struct.pack("<I", source.choice((0, 1, 255, 65535, 2**32 - 1)))
+            work[position : position + 4] = struct.pack(
+                "<I", source.choice((0, 1, 255, 65535, 2**32 - 1))
+            )
         case _:
-            work[at:at] = work[: source.randrange(64)]
+            work[position:position] = work[: source.randrange(64)]
     return bytes(work)
 
 
 def _odd_word(data: bytes, source: random.Random) -> bytes:
     """Put an odd word in the place of one of *data*, its line ends kept."""
     lines = data.split(b"\n")
-    at = source.randrange(len(lines))
-    words = lines[at].split(b" ")
-    words[source.randrange(len(words))] = source.choice(ODD_WORDS)
-    lines[at] = b" ".join(words)
+    position = source.randrange(len(lines))
+    fields = lines[position].split(b" ")
+    fields[source.randrange(len(fields))] = source.choice(ODD_WORDS)
+    lines[position] = b" ".join(fields)
     return b"\n".join(lines)
 
 
 def _lines(data: bytes, source: random.Random) -> bytes:
     """Lose, double, exchange or empty a line."""
     lines = data.split(b"\n")
-    at, other = source.randrange(len(lines)), source.randrange(len(lines))
+    position, other = source.randrange(len(lines)), source.randrange(len(lines))
     match source.randrange(4):
         case 0:
-            del lines[at]
+            del lines[position]
         case 1:
-            lines[at:at] = [lines[at]] * source.randrange(1, 4)
+            lines[position:position] = [lines[position]] * source.randrange(1, 4)
         case 2:
-            lines[at], lines[other] = lines[other], lines[at]
+            lines[position], lines[other] = lines[other], lines[position]
         case _:
-            lines[at] = b""
+            lines[position] = b""
     return b"\n".join(lines)
 
 
@@ -79,9 +81,9 @@ def _cut(data: bytes, source: random.Random) -> bytes:
 
 def _long(data: bytes, source: random.Random) -> bytes:
     """Make one line as long as no kernel writes it."""
-    at = source.randrange(len(data) + 1)
+    position = source.randrange(len(data) + 1)
     piece = source.choice((b"\0", b"7", b" ", b"A", b"\xff", b"(", b"\\x", b"9,"))
-    return data[:at] + piece * (LONG_LINE_BYTES // len(piece)) + data[at:]
+    return data[:position] + piece * (LONG_LINE_BYTES // len(piece)) + data[position:]
 
 
 def _whole(data: bytes, source: random.Random) -> bytes:
@@ -112,7 +114,7 @@ def holds_something(value: object) -> bool:
     if isinstance(value, Mapping):
         return bool(value)
     if isinstance(value, list | tuple | set | frozenset):
-        return any(holds_something(one) for one in value)
+        return any(holds_something(item) for item in value)
     return value is not None and value != "" and value != b""
 
 
@@ -135,11 +137,11 @@ def check(value: object, name: str = "") -> None:
     elif isinstance(value, str):
         value.encode(errors="surrogateescape")
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            check(one, str(key))
+        for key, item in value.items():
+            check(item, str(key))
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            check(one, name)
+        for item in value:
+            check(item, name)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             check(getattr(value, field.name), field.name)

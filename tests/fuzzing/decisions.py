@@ -21,13 +21,15 @@ def fuzz_inputs(source: random.Random) -> str:
     """Columns of one length for all nodes, or InputsError."""
     parts = list(PARTS)
     for _ in range(source.randrange(1, 3)):
-        at = source.randrange(len(parts))
-        parts[at] = source.choice((damaged, flipped))(parts[at], source)
+        index = source.randrange(len(parts))
+        parts[index] = source.choice((damaged, flipped))(parts[index], source)
     try:
-        found = inputs.restored_inputs(parts)
+        restored = inputs.restored_inputs(parts)
     except InputsError:
         return REFUSED
-    assert found.excluded.size == len(found.snapshot.names) == found.snapshot.facts.gpus.size
+    assert (
+        restored.excluded.size == len(restored.snapshot.names) == restored.snapshot.facts.gpus.size
+    )
     return outcome(True)
 
 
@@ -35,10 +37,10 @@ def fuzz_compressed(source: random.Random) -> str:
     """The part of its digest, or InputsError."""
     part = source.choice(PARTS)
     try:
-        found = inputs.decompressed(flipped(inputs.compressed(part), source))
+        restored = inputs.decompressed(flipped(inputs.compressed(part), source))
     except InputsError:
         return REFUSED
-    return outcome(found == part)
+    return outcome(restored == part)
 
 
 TARGETS = {"decision-inputs": fuzz_inputs, "decision-compressed": fuzz_compressed}

@@ -67,12 +67,12 @@ GRAPH = json.dumps(
 def checked(name: str, data: bytes) -> str:
     """Parse a file, and look at whatever came of it."""
     try:
-        found = parse_files([DeclaredFile(name, data)], NOW_NS)
+        parsed = parse_files([DeclaredFile(name, data)], NOW_NS)
     except DeclaredError as error:
         assert error.problems and all(len(problem) < 1200 for problem in error.problems)
         return REFUSED
-    sound(found)
-    return ACCEPTED if found.file_places or found.windows or found.overrides else REFUSED
+    sound(parsed)
+    return ACCEPTED if parsed.file_places or parsed.windows or parsed.overrides else REFUSED
 
 
 def sound(found: Declared) -> None:

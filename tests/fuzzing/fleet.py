@@ -53,11 +53,17 @@ def fuzz_fleet(source: random.Random) -> str:
             _tell(world, source)
             world.run(1)
     for host in world.hosts:
-        one = world.score(host)
-        assert 0 <= one.score_lower <= one.score <= one.score_upper <= 1, one
-        assert math.isfinite(one.hazard_per_hour) and one.hazard_per_hour >= 0, one
-        assert len(f"{one.reason_message}{one.clears_when}".encode()) < WORDS_BYTES_MAX, one
-        assert host is world.hosts[0] or one.state is _calm()[host.name], one
+        host_score = world.score(host)
+        assert 0 <= host_score.score_lower <= host_score.score <= host_score.score_upper <= 1, (
+            host_score
+        )
+        assert math.isfinite(host_score.hazard_per_hour) and host_score.hazard_per_hour >= 0, (
+            host_score
+        )
+        assert (
+            len(f"{host_score.reason_message}{host_score.clears_when}".encode()) < WORDS_BYTES_MAX
+        ), host_score
+        assert host is world.hosts[0] or host_score.state is _calm()[host.name], host_score
     return REFUSED if world.score(world.hosts[0]).state is _calm()["h0"] else ACCEPTED
 
 

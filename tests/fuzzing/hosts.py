@@ -134,8 +134,8 @@ def look_around(roots: Roots, reading: Reading) -> None:
     """Take the inventory as the daemon does: by the child's line. The aggregator must take it."""
     sections = {name: section for name, section in SECTIONS.items() if name != "GPUs"}
     devices, reading.problems = run_sections(sections, roots, 20.0)
-    said = [{"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in devices]
-    answer = {"devices": said, "labels": labels(roots)}
+    documents = [{"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in devices]
+    answer = {"devices": documents, "labels": labels(roots)}
     inventory = parse_inventory(json.dumps(answer, sort_keys=True).encode())
     assert inventory.reason == ""
     registration = Registration("host-1", b"r" * 16, b"b" * 16, StoppedClock())
@@ -146,13 +146,13 @@ def look_around(roots: Roots, reading: Reading) -> None:
 
 def assert_sane(reading: Reading) -> None:
     """Raise AssertionError for an error, or a value that no such signal can have."""
-    for collector, outcome, words in reading.outcomes:
+    for collector, outcome, message in reading.outcomes:
         in_words = _ERRORS_IN_WORDS.get(collector)
-        assert outcome is not CollectOutcome.ERROR or (in_words and in_words.match(words)), (
+        assert outcome is not CollectOutcome.ERROR or (in_words and in_words.match(message)), (
             collector,
-            words,
+            message,
         )
-        assert bool(words) == (outcome is not CollectOutcome.OK), (collector, words)
+        assert bool(message) == (outcome is not CollectOutcome.OK), (collector, message)
     assert not reading.problems, reading.problems
     for (table, device, column), value in reading.cells.items():
         assert len(device.encode()) <= KEY_BYTES_MAX
@@ -175,7 +175,7 @@ def _assert_value(signal: Signal, value: float) -> None:
     assert value >= 0 or _SIGNED.search(signal.name), (signal.name, value)
     assert signal.unit != "ratio" or signal.name in _ABOVE_ONE or value <= 1, (signal.name, value)
     raw = [value / scale for scale in (1, 1e3, 1e6, 1e-3, 1e-6, 1024, 1 / 60, 125_000)]
-    assert not any(abs(one / blank - 1) < 1e-12 for one in raw for blank in (BLANK_32, BLANK_64)), (
+    assert not any(abs(value / blank - 1) < 1e-12 for value in raw for blank in (BLANK_32, BLANK_64)), (
         signal.name, value,
     )  # fmt: skip
 
@@ -200,13 +200,13 @@ VICTIMS = (
 
 def victims(host: Host) -> list[Path]:
     """Return the folder of each device of the host, real and once."""
-    found = {
+    changed = {
         path.resolve()
         for victim in VICTIMS
         for path in host.roots.sys.glob(victim)
         if path.is_dir()
     }
-    return sorted(path for path in found if files_below(path))
+    return sorted(path for path in changed if files_below(path))
 
 
 def names_of(host: Host, folder: Path) -> set[str]:

@@ -53,9 +53,9 @@ def fuzz_links(source: random.Random) -> str:
                 else None
             )
             if isinstance(message.content, LinkInfo | LinkRemoved):
-                found = watch.observe(message.content, step)
-                events += len(found)
-                assert all(0 < event.count < 1 << 32 for event in found)
+                parsed = watch.observe(message.content, step)
+                events += len(parsed)
+                assert all(0 < event.count < 1 << 32 for event in parsed)
     assert events < 200
     return ACCEPTED if seen > 12 else REFUSED
 
@@ -77,9 +77,9 @@ MODES = (b"Autoneg", b"100000baseCR4/Full", b"400000baseSR8/Full", b"FIBRE", b"1
 def _bitset(names: tuple[bytes, ...]) -> bytes:
     bits = b"".join(
         make_attribute(
-            1, make_attribute(1, U32.pack(at)) + make_attribute(2, name + b"\0"), nested=True
+            1, make_attribute(1, U32.pack(index)) + make_attribute(2, name + b"\0"), nested=True
         )
-        for at, name in enumerate(names)
+        for index, name in enumerate(names)
     )
     return make_attribute(3, make_attribute(3, bits, nested=True), nested=True)
 
@@ -88,15 +88,15 @@ def fuzz_modes(source: random.Random) -> str:
     """Names of link modes, damaged: no excessive speed, each once, and only valid names."""
     names = tuple(source.choice((*MODES, *ODD_WORDS)) for _ in range(source.randrange(1, 40)))
     reply = _bitset(names)
-    found = ethtool_netlink.parse_supported_modes(flipped(reply, source))
-    for mode in found:
+    parsed = ethtool_netlink.parse_supported_modes(flipped(reply, source))
+    for mode in parsed:
         check(mode)
         assert (
             0 < mode.speed_megabits <= ethtool_netlink.SPEED_MEGABITS_MAX and 0 < mode.lanes < 100
         )
         assert len(mode.name) < 64 and mode.name.isascii() and " " not in mode.name
-    assert len({mode.name for mode in found}) == len(found)
-    return outcome(found)
+    assert len({mode.name for mode in parsed}) == len(parsed)
+    return outcome(parsed)
 
 
 def fuzz_ethtool(source: random.Random) -> str:
@@ -131,9 +131,9 @@ def fuzz_statistics(source: random.Random) -> str:
     names = [
         source.choice((*known, *ODD_WORDS[:4], b"rx_packets")) for _ in range(source.randrange(60))
     ]
-    found = select_statistics(driver, names)
-    assert all(names.count(names[place]) == 1 for place in found.values())
-    return outcome(found)
+    parsed = select_statistics(driver, names)
+    assert all(names.count(names[place]) == 1 for place in parsed.values())
+    return outcome(parsed)
 
 
 TARGETS = {

@@ -96,30 +96,36 @@ def fuzz_more_room(source: random.Random) -> str:
     before = planner.plan(*table_of(nodes), needs, subsets_max=subsets_max)
     if not before:
         return REFUSED
-    out = [at for at, node in enumerate(nodes) if not node.free]
+    out = [index for index, node in enumerate(nodes) if not node.free]
     order = list(range(len(nodes)))
     source.shuffle(order)
-    shuffled = [replace(nodes[at], name=f"x{at}") for at in order]
+    shuffled = [replace(nodes[index], name=f"x{index}") for index in order]
     wider = [(shuffled, needs), (nodes, replace(needs, within=None)), (nodes, replace(needs, same_rails=False)),
              (nodes, replace(needs, spread_over=None, spread_nodes_max=0)), (nodes, replace(needs, score_min=0.0))]  # fmt: skip
     for more in out[:1]:
         wider.append(
-            ([replace(node, free=node.free or at == more) for at, node in enumerate(nodes)], needs)
+            (
+                [
+                    replace(node, free=node.free or index == more)
+                    for index, node in enumerate(nodes)
+                ],
+                needs,
+            )
         )
     cost = before[0].price.total.value
     slack = 1e-6 * abs(cost) + 1e-9
     for number, (fleet, wanted) in enumerate(wider):
-        found = planner.plan(*table_of(fleet), wanted, subsets_max=subsets_max)
+        result = planner.plan(*table_of(fleet), wanted, subsets_max=subsets_max)
         # a survival, or segments that meet a spread: the search itself does not prove it
-        if not found:
+        if not result:
             is_crosscut = needs.survival_min > 0.0 or (
                 needs.segment_nodes > 1 and needs.spread_over is not None
             )
             assert subsets_max == 0.0 and is_crosscut, (nodes, needs, number)
             continue
-        gap = found[0].gap_gpu_hours if subsets_max == 0.0 and number else 0.0
-        assert found[0].price.total.value <= cost + gap + slack, (nodes, needs, number)
-        assert number or found[0].price.total.value >= cost - slack, (nodes, needs)
+        gap = result[0].gap_gpu_hours if subsets_max == 0.0 and number else 0.0
+        assert result[0].price.total.value <= cost + gap + slack, (nodes, needs, number)
+        assert number or result[0].price.total.value >= cost - slack, (nodes, needs)
     return ACCEPTED
 
 
@@ -129,13 +135,13 @@ def fuzz_blockers(source: random.Random) -> str:
     if cheapest(nodes, needs) is not None:
         return REFUSED
     table, candidates = table_of(nodes)
-    found = find_blockers(table, candidates, needs)
-    conflict = [blocker.constraint for blocker in found.blockers]
+    result = find_blockers(table, candidates, needs)
+    conflict = [blocker.constraint for blocker in result.blockers]
     others = [constraint for constraint in blockers.CONSTRAINTS if constraint not in conflict]
     assert conflict and cheapest(*without(nodes, needs, others)) is None, (nodes, needs)
-    for one in conflict:
-        assert cheapest(*without(nodes, needs, [*others, one])) is not None, (nodes, needs, one)
-    for blocker in found.blockers:
+    for entry in conflict:
+        assert cheapest(*without(nodes, needs, [*others, entry])) is not None, (nodes, needs, entry)
+    for blocker in result.blockers:
         for change in blocker.relaxations:
             if change.start_hours is None:
                 _, free = table_of(nodes)
@@ -157,17 +163,17 @@ def fuzz_recoveries(source: random.Random) -> str:
     # A replacement may leave its segment or rails, at a price that it names; it breaks nothing else.
     held = replace(needs, segment_nodes=1, segment_tier=None, same_rails=False, score_min=0.0)
     replaced = [option for option in plan.options if option.kind == RecoveryKind.FREE_NODE]
-    for one in replaced:
-        assert violations(nodes, one.nodes.tolist(), held) == [], (nodes, needs, failed)
+    for entry in replaced:
+        assert violations(nodes, entry.nodes.tolist(), held) == [], (nodes, needs, failed)
     if failed.size == 1:
         places = np.flatnonzero(current == failed[0])
         fits = []
-        for at in np.flatnonzero(np.isin(np.arange(len(nodes)), current, invert=True)).tolist():
+        for index in np.flatnonzero(np.isin(np.arange(len(nodes)), current, invert=True)).tolist():
             members = current.copy()
-            members[places] = at
+            members[places] = index
             bare = replace(needs, segment_nodes=1, segment_tier=None, same_rails=False)
             if not violations(nodes, members.tolist(), bare):
-                fits.append(at)
+                fits.append(index)
         assert bool(replaced) or not fits, (nodes, needs, failed, fits)
     return ACCEPTED
 

@@ -35,14 +35,14 @@ def fuzz_question(source: random.Random) -> str:
     try:
         sandbox.check(_connection(), sql)
     except StatementRefused as refused:
-        words = str(refused)
+        message = str(refused)
     except duckdb.Error as error:
-        words = explain_error(error, sql, list)
+        message = explain_error(error, sql, list)
     else:
         (statement,) = _connection().extract_statements(sql)
         assert statement.type.name in ("SELECT", "EXPLAIN"), sql
         return ACCEPTED
-    assert words and all(word.isprintable() or word == "\n" for word in words), words
+    assert message and all(word.isprintable() or word == "\n" for word in message), message
     return REFUSED
 
 

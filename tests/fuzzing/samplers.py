@@ -62,13 +62,13 @@ def fuzz_rounds(source: random.Random) -> str:
         feed(decoder, data[:piece])
         data = data[piece:]
         try:
-            while (said := decoder.next()) is not None:
-                if isinstance(said, messages.SampleBatch):
-                    assert all(timed.result.collector in COLLECTORS for timed in said.results)
-                    assert all(type(device) is str for device in said.slow_devices)
+            while (message := decoder.next()) is not None:
+                if isinstance(message, messages.SampleBatch):
+                    assert all(timed.result.collector in COLLECTORS for timed in message.results)
+                    assert all(type(device) is str for device in message.slow_devices)
                     assert all(
                         len(b.cells) == 8 * len(b.valid)
-                        for t in said.results
+                        for t in message.results
                         for b in t.result.blocks
                     )
         except messages.CodecError:
@@ -93,10 +93,12 @@ def fuzz_orders(source: random.Random) -> str:
 def fuzz_left_behind(source: random.Random) -> str:
     """Notes of an earlier agent about hanging processes."""
     try:
-        found = parse_abandoned(source.choice((damaged, flipped))(_LEFT, source), _BOOT)
+        abandoned = parse_abandoned(source.choice((damaged, flipped))(_LEFT, source), _BOOT)
     except ValueError:
         return REFUSED
-    assert all(each.pid > 0 and all(type(word) is str for word in each.unit) for each in found)
+    assert all(
+        entry.pid > 0 and all(type(word) is str for word in entry.unit) for entry in abandoned
+    )
     return ACCEPTED
 
 

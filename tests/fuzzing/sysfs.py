@@ -54,15 +54,15 @@ CONFIG_BYTES = 4096
 
 def fuzz_counter_files(source: random.Random) -> str:
     """A cell of any shape is the file's number times its scale, or empty."""
-    shape, key, scale, gauge, most, data = source.choice(SHAPES)
+    shape, key, scale, gauge, limit, data = source.choice(SHAPES)
     data = damaged(data, source)
-    value = counterfiles.parse(data, shape, key=key, scale=scale, gauge=gauge, most=most)
+    value = counterfiles.parse(data, shape, key=key, scale=scale, gauge=gauge, most=limit)
     if value is None:
         return REFUSED
     assert shape == counterfiles.SIGNED or value >= 0, (data[:64], value)
     assert isinstance(value, float) is gauge
     if gauge:
-        assert abs(value) <= most * scale
+        assert abs(value) <= limit * scale
     else:
         assert value <= U64_MAX
         assert scale == 1 or value not in (4 * (2**32 - 1), U64_MAX), (
@@ -78,9 +78,9 @@ def fuzz_pci(source: random.Random) -> str:
     """Class, link speed and address of a PCI function."""
     code = pci.parse_class(text(damaged(b"0x030200\n", source)))
     assert code is None or 0 <= code < 1 << 24
-    words = text(damaged(b"32.0 GT/s PCIe\n", source))
-    speed = pci.parse_link_speed(words)
-    assert speed is None or words.partition(" ")[0].isascii(), words[:64]
+    message = text(damaged(b"32.0 GT/s PCIe\n", source))
+    speed = pci.parse_link_speed(message)
+    assert speed is None or message.partition(" ")[0].isascii(), message[:64]
     parents, root = pci.chain_to_root(
         text(
             damaged(b"/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0", source)
@@ -112,17 +112,17 @@ def fuzz_config_space(source: random.Random) -> str:
         return bytes(space[:shown][offset : offset + count])
 
     try:
-        found = parse_express(read)
+        parsed = parse_express(read)
     except ConfigHidden:
         return REFUSED
     assert reads < 1000
     sizes = (
-        found.max_payload_bytes,
-        found.max_payload_supported_bytes,
-        found.max_read_request_bytes,
+        parsed.max_payload_bytes,
+        parsed.max_payload_supported_bytes,
+        parsed.max_read_request_bytes,
     )
     assert all(size in (None, 128, 256, 512, 1024, 2048, 4096) for size in sizes)
-    return REFUSED if found == ExpressRegisters() else ACCEPTED
+    return REFUSED if parsed == ExpressRegisters() else ACCEPTED
 
 
 def _config() -> bytes:
@@ -191,11 +191,11 @@ def fuzz_smart_page(source: random.Random) -> str:
     page[32:48] = (123_456).to_bytes(16, "little")
     data = bytes(page)
     for _ in range(source.randrange(4)):
-        at = source.choice(
+        position = source.choice(
             (0, 1, 3, 4, 5, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 196, 216, 220)
         )
         piece = source.choice((b"\xff" * 16, b"\xff" * 4, b"\0" * 16, source.randbytes(16)))
-        data = data[:at] + piece + data[at + len(piece) :]
+        data = data[:position] + piece + data[position + len(piece) :]
     data = source.choice((data, data, data, data[:511], data + b"\0", b"\xff" * 512))
     log = nvme.parse_smart_page(data)
     if log is not None and log.temperature_celsius is not None:
@@ -248,8 +248,8 @@ def fuzz_energy(source: random.Random) -> str:
 
 def fuzz_network(source: random.Random) -> str:
     """A GID is eight groups of four hexadecimal digits; a bond's slave is up, down, or nothing is known."""
-    words = text(damaged(b"fe80:0000:0000:0000:506b:4b03:00c1:28dc\n", source))
-    gid = network.parse_gid(words)
+    message = text(damaged(b"fe80:0000:0000:0000:506b:4b03:00c1:28dc\n", source))
+    gid = network.parse_gid(message)
     if gid:
         assert all(letter in "0123456789abcdefABCDEF:" for letter in gid), gid
     assert network.parse_mii_status(text(damaged(b"going down\n", source))) in (True, False, None)
@@ -258,15 +258,15 @@ def fuzz_network(source: random.Random) -> str:
 
 def fuzz_services(source: random.Random) -> str:
     """Processes and state of a cgroup."""
-    found = services.parse_processes(damaged(b"1234\n5678\n0\n", source))
-    assert 0 not in found and len(found) <= 64
+    parsed = services.parse_processes(damaged(b"1234\n5678\n0\n", source))
+    assert 0 not in parsed and len(parsed) <= 64
     assert services.parse_populated(damaged(b"populated 1\nfrozen 0\n", source)) in (
         True,
         False,
         None,
     )
     check(nvme.parse_nvme_state(text(damaged(b"live\n", source))))
-    return outcome(found)
+    return outcome(parsed)
 
 
 def fuzz_device_key(source: random.Random) -> str:
@@ -280,20 +280,20 @@ def fuzz_device_key(source: random.Random) -> str:
             source.randbytes(source.randrange(1, 255)),
         )
     )
-    one, other = (device_key(name.decode(errors="surrogateescape")) for name in (raw, raw + b"x"))
-    assert len(one.encode()) <= KEY_BYTES_MAX and one != other
-    return REFUSED if "~" in one else ACCEPTED
+    key, other = (device_key(name.decode(errors="surrogateescape")) for name in (raw, raw + b"x"))
+    assert len(key.encode()) <= KEY_BYTES_MAX and key != other
+    return REFUSED if "~" in key else ACCEPTED
 
 
 def fuzz_platform(source: random.Random) -> str:
     """Bytes that NVML gives of rack and fabric: texts that a protobuf takes, or nothing."""
     data = struct.pack("<I16s16s5B", 1, b"\x11" * 16, b"1821025190123", 3, 4, 0, 1, 2)
-    said = platform(flipped(data, source), source.choice((1, 2, 2, 3)))
-    said |= fabric(
+    result = platform(flipped(data, source), source.choice((1, 2, 2, 3)))
+    result |= fabric(
         flipped(b"\0" * 15 + b"\x01", source), source.getrandbits(32), source.choice((0, 3, 3, 255))
     )
-    assert all(value.isprintable() for value in said.values()), said
-    return ACCEPTED if "slot" in said else REFUSED
+    assert all(value.isprintable() for value in result.values()), result
+    return ACCEPTED if "slot" in result else REFUSED
 
 
 def fuzz_bit_error_ratio(source: random.Random) -> str:

@@ -61,13 +61,13 @@ def fuzz_journal(source: random.Random) -> str:
     """The journal of events, torn and damaged: whole records from its beginning, and no others."""
     records = [journal.StoredEvent(f"host{i}", 1, 2, EVENT) for i in range(3)]
     data = b"".join(map(journal.encode_record, records))
-    found = list(
+    records_read = list(
         journal.parse_records(source.choice((damaged, flipped, lambda data, _: data))(data, source))
     )
-    assert all(after <= len(data) + (1 << 17) for _, after in found)
-    whole = [one for one, _ in found if one in records]
-    assert len(whole) == len(found) or len(found) <= len(records) + 3
-    return ACCEPTED if len(found) == len(records) else REFUSED
+    assert all(after <= len(data) + (1 << 17) for _, after in records_read)
+    whole = [record for record, _ in records_read if record in records]
+    assert len(whole) == len(records_read) or len(records_read) <= len(records) + 3
+    return ACCEPTED if len(records_read) == len(records) else REFUSED
 
 
 def fuzz_manifest(source: random.Random) -> str:
@@ -79,13 +79,13 @@ def fuzz_manifest(source: random.Random) -> str:
     ]  # fmt: skip
     data = json.dumps([asdict(file) for file in files]).encode()
     try:
-        found = segment_files.parse_manifest(
+        records_read = segment_files.parse_manifest(
             source.choice((damaged, flipped, lambda data, _: data))(data, source)
         )
     except ValueError:
         return REFUSED
-    for one in found:
-        assert ".." not in one.path and not one.path.startswith("/")
+    for segment in records_read:
+        assert ".." not in segment.path and not segment.path.startswith("/")
     return ACCEPTED
 
 
@@ -117,10 +117,10 @@ def fuzz_run(source: random.Random) -> str:
         b"cd" * 16,
     )
     try:
-        found = spool.parse_run(source.choice((damaged, flipped))(data, source))
+        records_read = spool.parse_run(source.choice((damaged, flipped))(data, source))
     except ValueError:
         return REFUSED
-    assert len(found.run_id) == spool.RUN_ID_BYTES
+    assert len(records_read.run_id) == spool.RUN_ID_BYTES
     return ACCEPTED
 
 
@@ -130,10 +130,10 @@ def fuzz_inventory(source: random.Random) -> str:
         b'{"devices": [{"kind": "gpu", "key": "GPU-1", "attributes": {"name": "H100"}}], "labels": {"os": "x"},'
         b' "problems": ["disks: none"]}\n'
     )
-    found = parse_inventory(source.choice((damaged, flipped))(data, source))
-    assert found.devices or found.reason or found.labels is not None
-    check({device.key: dict(device.attributes) for device in found.devices})
-    return ACCEPTED if found.devices else REFUSED
+    records_read = parse_inventory(source.choice((damaged, flipped))(data, source))
+    assert records_read.devices or records_read.reason or records_read.labels is not None
+    check({device.key: dict(device.attributes) for device in records_read.devices})
+    return ACCEPTED if records_read.devices else REFUSED
 
 
 def fuzz_settings(source: random.Random) -> str:
@@ -193,32 +193,32 @@ def fuzz_events(source: random.Random) -> str:
     except (InvalidArgument, DecodeError) as error:
         assert str(error)
         return REFUSED
-    for one in request.events:
+    for entry in request.events:
         assert (
-            one.event_id
-            and len(one.message) <= 4096
-            and len(one.forms) <= 32
-            and len(one.attributes) <= 32
+            entry.event_id
+            and len(entry.message) <= 4096
+            and len(entry.forms) <= 32
+            and len(entry.attributes) <= 32
         )
-        assert len(one.device.encode()) <= 4 * 96 and one.count <= 10**15
+        assert len(entry.device.encode()) <= 4 * 96 and entry.count <= 10**15
     return ACCEPTED
 
 
 def _exaggerate(event: HealthEvent, source: random.Random) -> None:
-    words = source.choice(("", _LONG, "\0", "\U0001f525" * 90))
+    message = source.choice(("", _LONG, "\0", "\U0001f525" * 90))
     match source.randrange(6):
         case 0:
             event.count = source.choice((0, 2**64 - 1, 10**15))
         case 1:
-            event.forms.extend([words] * source.choice((1, 40)))
+            event.forms.extend([message] * source.choice((1, 40)))
         case 2:
-            event.attributes[words] = source.choice(("", _LONG))
+            event.attributes[message] = source.choice(("", _LONG))
         case 3:
-            event.device, event.process_name = words, source.choice(("", _LONG))
+            event.device, event.process_name = message, source.choice(("", _LONG))
         case 4:
-            event.event_id = words
+            event.event_id = message
         case _:
-            event.message = words
+            event.message = message
             event.boottime_ns, event.code = 2**64 - 1, 2**32 - 1
 
 

@@ -78,15 +78,17 @@ SMART_PAGE = struct.pack(
 
 def collectors_of(roots: Roots, *, with_gpus: bool = False) -> list[Collector]:
     """Return the collectors; those that need more than files are faked. GPU collectors only with *with_gpus*."""
-    made = [make(roots) for name, make in COLLECTORS.items() if with_gpus or "gpu" not in name]
-    asked: dict[str, Collector] = {
+    collectors = [
+        make(roots) for name, make in COLLECTORS.items() if with_gpus or "gpu" not in name
+    ]
+    faked: dict[str, Collector] = {
         "filesystem_60s": Filesystems(roots, lambda point: STATVFS),
         "clock_10s": ClockTenSeconds(roots, lambda: TIMEX),
         "nvme_60s": NvmeSmart(roots, lambda device: SMART_PAGE),
         "gpu_fast_1s": FastByHand(roots),
         "kernel_log_10s": KernelLog(roots, clock=LongAfterBootClock()),
     }
-    return [asked.get(collector.name, collector) for collector in made]
+    return [faked.get(collector.name, collector) for collector in collectors]
 
 
 def read_host(host: HostFolder) -> dict[str, object]:
@@ -128,8 +130,10 @@ def gpus_of(host: HostFolder) -> list[Gpu]:
     """Return a GPU to be played for each PCIe function of the folder that is one."""
     functions = sorted((host.root / "sys" / "bus" / "pci" / "devices").iterdir())
     addresses = [f.name for f in functions if (f / "class").read_text().startswith(GPU_CLASS)]
-    made = [replace(gpu, address=a) for gpu, a in zip(gpus(len(addresses)), addresses, strict=True)]
-    return [PARTS[host.name](gpu, number) for number, gpu in enumerate(made)]
+    held_gpus = [
+        replace(gpu, address=a) for gpu, a in zip(gpus(len(addresses)), addresses, strict=True)
+    ]
+    return [PARTS[host.name](gpu, number) for number, gpu in enumerate(held_gpus)]
 
 
 def _held_by(gpu: Gpu, pid: int) -> Gpu:
@@ -220,13 +224,15 @@ class FastByHand(GpuFast):
 def as_document(turns: list[CollectResult]) -> dict[str, object]:
     """Return the readings by table and device, and the error messages of collectors without readings."""
     tables: dict[str, dict[str, object]] = {}
-    words: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for turn in turns:
         for block in turn.blocks:  # two vendors' collectors fill one table
             tables.setdefault(block.table, {}).update(_known(block))
         if turn.outcome is not CollectOutcome.OK:
-            words[turn.collector] = f"{turn.outcome.name.lower().replace('_', '-')}: {turn.message}"
-    return {"tables": tables, "without readings": words}
+            messages[turn.collector] = (
+                f"{turn.outcome.name.lower().replace('_', '-')}: {turn.message}"
+            )
+    return {"tables": tables, "without readings": messages}
 
 
 def _known(block: Block) -> dict[str, dict[str, float | int] | None]:
@@ -261,6 +267,6 @@ def as_text(document: dict[str, object]) -> str:
         + "\n  }"
         for name, rows in tables.items()
     ]
-    words = json.dumps(document["without readings"], indent=2)
+    text = json.dumps(document["without readings"], indent=2)
     body = ",\n".join(parts)
-    return f'{{\n "tables": {{\n{body}\n }},\n "without readings": {words}\n}}\n'
+    return f'{{\n "tables": {{\n{body}\n }},\n "without readings": {text}\n}}\n'

@@ -28,19 +28,19 @@ def root_archive(suite: str, folder: Path) -> Path:
     archive = folder / f"{suite}.tar"
     if not archive.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        made = folder / f"{suite}.new.tar"
+        new_archive = folder / f"{suite}.new.tar"
         command = [
             "mmdebstrap",
             "--quiet",
             "--variant=minbase",
             "--include=systemd,systemd-sysv,dbus",
             suite,
-            str(made),
+            str(new_archive),
         ]
         ended = subprocess.run(command, check=False, capture_output=True, text=True)
         if ended.returncode:
             pytest.skip(f"no {suite} can be made here: {ended.stderr[-300:]}")
-        made.rename(archive)
+        new_archive.rename(archive)
     return archive
 
 
@@ -75,14 +75,14 @@ class Booted:
             str(self.init()),
             *["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"],
         ]
-        words = [
+        arguments = [
             "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL=C",
             "HOME=/root",
             "DEBIAN_FRONTEND=noninteractive",
         ]
-        words += [f"{name}={value}" for name, value in (environment or {}).items()]
-        return [*inside, "env", "-i", *words, *command]
+        arguments += [f"{name}={value}" for name, value in (environment or {}).items()]
+        return [*inside, "env", "-i", *arguments, *command]
 
 
 @contextmanager

@@ -24,8 +24,8 @@ GLIBC_MAX = (2, 28)
 def path_of(package: str, kind: str) -> Path:
     """The one file of *package* in the folder."""
     sign = "_" if kind == "deb" else "-"
-    (found,) = Path(FOLDER).glob(f"{package}{sign}[0-9]*.{kind}")
-    return found
+    (path,) = Path(FOLDER).glob(f"{package}{sign}[0-9]*.{kind}")
+    return path
 
 
 def tar_of(package: str, part: str = "--fsys-tarfile") -> tarfile.TarFile:
@@ -61,8 +61,8 @@ def glibc_needed(elf: Path) -> tuple[int, int]:
     shown = subprocess.run(
         command, check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
     ).stdout
-    found = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", shown)
-    return max(((int(major), int(minor)) for major, minor in found), default=(0, 0))
+    versions = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", shown)
+    return max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
 
 
 #: The release of packages that `repacked` makes.

@@ -82,12 +82,12 @@ class Fleet:
         }
 
     def packages(self, version: int) -> list[str]:
-        found = []
+        hosts_done = []
         for package in ("gangline-runtime", "gangline-agent"):
             path = self.folder / f"{package}_{version}_amd64.deb"
             path.write_text(f"{package} {version}")
-            found.append(str(path))
-        return found
+            hosts_done.append(str(path))
+        return hosts_done
 
     def play(self, version: int, **variables: object) -> subprocess.CompletedProcess[str]:
         """Run the playbook that is shipped."""

@@ -68,9 +68,9 @@ CASES: dict[str, dict[str, Any]] = {"default": {}, "full": FULL, "plain": PLAIN}
 
 @pytest.fixture(scope="module")
 def chart() -> Iterator[Any]:
-    made = helm.Chart.load(str(CHART))
-    yield made
-    made.close()
+    created = helm.Chart.load(str(CHART))
+    yield created
+    created.close()
 
 
 def render(chart: Any, values: dict[str, Any]) -> tuple[list[Any], str]:
@@ -78,14 +78,14 @@ def render(chart: Any, values: dict[str, Any]) -> tuple[list[Any], str]:
     files = chart.render(copy.deepcopy(values), name="gangline", namespace="health")
     notes = "".join(text for name, text in files.items() if name.endswith("NOTES.txt"))
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
-    return [each for text in texts for each in yaml.safe_load_all(text) if each], notes
+    return [document for text in texts for document in yaml.safe_load_all(text) if document], notes
 
 
 def one(objects: list[Any], kind: str, name: str = "gangline-agent") -> Any:
-    (found,) = (
+    (document,) = (
         object for object in objects if (object["kind"], object["metadata"]["name"]) == (kind, name)
     )
-    return found
+    return document
 
 
 def pods(objects: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -104,9 +104,9 @@ def agent_of(objects: list[Any]) -> Any:
 
 def test_helm_finds_nothing_wrong() -> None:
     """`helm lint --strict`, as the release's own check does."""
-    said = helm.lint(str(CHART), strict=True)
-    assert said["errors"] == []
-    assert [each["error"] for each in said["messages"]] == ["icon is recommended"]
+    result = helm.lint(str(CHART), strict=True)
+    assert result["errors"] == []
+    assert [message["error"] for message in result["messages"]] == ["icon is recommended"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -171,9 +171,11 @@ def test_it_has_the_capabilities_of_the_unit(profile: str, chart: Any) -> None:
     """Two lists of rights that drift apart: the wider one is what an attacker gets."""
     unit = set(sandboxed.words_of(UNIT, "CapabilityBoundingSet"))
     container = agent_of(render(chart, {"agent": {"profile": profile}})[0])
-    options = {each.partition("=")[0]: each.partition("=")[2] for each in container["command"]}
+    options = {
+        argument.partition("=")[0]: argument.partition("=")[2] for argument in container["command"]
+    }
     for option in ("--inh-caps", "--ambient-caps"):
-        assert {f"CAP_{each[1:].upper()}" for each in options[option].split(",")} == unit
+        assert {f"CAP_{name[1:].upper()}" for name in options[option].split(",")} == unit
     assert "--no-new-privs" in container["command"]
     assert given_by_docs() == unit
     if profile == "restricted":
@@ -200,7 +202,7 @@ def test_paths_and_times_are_those_of_the_units(case: str, chart: Any) -> None:
     ):
         spec = one(objects, kind, name)["spec"]["template"]["spec"]
         (container,) = spec["containers"]
-        mounts = {each["mountPath"] for each in container["volumeMounts"]}
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert f"/var/lib/{sandboxed.words_of(unit, 'StateDirectory')[0]}" == state
         assert {state, "/etc/gangline", "/tmp"} <= mounts
         assert container["workingDir"] == sandboxed.words_of(unit, "WorkingDirectory")[0]
@@ -237,7 +239,8 @@ def test_its_settings_are_settings(case: str, chart: Any, tmp_path: Path) -> Non
     assert config.allow_plaintext == service.listen_beyond_loopback == (case == "plain")
     command = agent_of(objects)["command"]
     login = tomllib.loads(agent.read_text()).get("token_file", "") or next(
-        (each.partition("token_file=")[2] for each in command if "token_file=" in each), ""
+        (argument.partition("token_file=")[2] for argument in command if "token_file=" in argument),
+        "",
     )
     assert (
         login
@@ -260,8 +263,8 @@ def test_pods_are_as_closed_as_they_can_be(case: str, chart: Any) -> None:
             name = f"{controller}/{container['name']}"
             context = {**spec.get("securityContext", {}), **container["securityContext"]}
             assert context["readOnlyRootFilesystem"], name
-            words = str([container.get("command"), container.get("args")])
-            assert not re.search(r"nsenter|curl|wget|https?://|chroot|bash", words), name
+            text = str([container.get("command"), container.get("args")])
+            assert not re.search(r"nsenter|curl|wget|https?://|chroot|bash", text), name
             assert not container["image"].endswith(":latest") and ":" in container["image"], name
             assert "memory" in container["resources"]["limits"], name
             if name == "gangline-agent/state-folder":
@@ -276,7 +279,9 @@ def test_pods_are_as_closed_as_they_can_be(case: str, chart: Any) -> None:
                 assert context["capabilities"] == {"drop": ["ALL"]}, name
                 assert not context["allowPrivilegeEscalation"], name
     restricted = case != "full"
-    volumes = [each.get("hostPath", {}).get("path") for each in seen["gangline-agent"]["volumes"]]
+    volumes = [
+        volume.get("hostPath", {}).get("path") for volume in seen["gangline-agent"]["volumes"]
+    ]
     assert ("/dev" in volumes) is not restricted
 
 
@@ -290,7 +295,7 @@ def test_the_store_is_backed_up_before_a_newer_version_migrates_it(chart: Any) -
     values = CASES["default"]
     (container,) = pod(values)["initContainers"]
     assert "--before-migration" in container["command"]
-    data = {each["mountPath"] for each in container["volumeMounts"] if each["name"] == "data"}
+    data = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "data"}
     assert f"--data={next(iter(data))}" in container["command"]
     off = {**values, "aggregator": {**values.get("aggregator", {}), "backUpBeforeMigration": False}}
     assert "initContainers" not in pod(off)
@@ -357,11 +362,11 @@ def test_a_real_api_server_takes_it(chart: Any, tmp_path_factory: pytest.TempPat
         api.call("POST", "/api/v1/namespaces", namespace)
         applied = 0
         for case in CASES.values():
-            for each in render(chart, case)[0]:
-                if (path := _path_of(api, each)) is None:
+            for manifest in render(chart, case)[0]:
+                if (path := _path_of(api, manifest)) is None:
                     continue
-                first = api.call("PATCH", path, each, "application/apply-patch+yaml")
-                again = api.call("PATCH", path, each, "application/apply-patch+yaml")
+                first = api.call("PATCH", path, manifest, "application/apply-patch+yaml")
+                again = api.call("PATCH", path, manifest, "application/apply-patch+yaml")
                 assert first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"]
                 applied += 1
         assert applied > 25
@@ -376,20 +381,20 @@ def _path_of(api: ApiServer, each: Any) -> str | None:
     except Exception as error:  # noqa: BLE001 - 404, or a group that it does not serve
         assert "404" in str(error) or "could not find" in str(error), error
         return None
-    found = [kind for kind in kinds if kind["kind"] == each["kind"] and "/" not in kind["name"]]
-    if not found:
+    matching = [kind for kind in kinds if kind["kind"] == each["kind"] and "/" not in kind["name"]]
+    if not matching:
         return None
     place = f"/namespaces/{each['metadata'].get('namespace', 'health')}"
-    middle = place if found[0]["namespaced"] else ""
-    return f"{base}{middle}/{found[0]['name']}/{each['metadata']['name']}?fieldManager=chart&force=true"
+    middle = place if matching[0]["namespaced"] else ""
+    return f"{base}{middle}/{matching[0]['name']}/{each['metadata']['name']}?fieldManager=chart&force=true"
 
 
 def test_the_board_asks_for_figures_that_exist(chart: Any) -> None:
     """A panel over a figure that was renamed is empty, which reads as `all is well`."""
     (text,) = one(render(chart, FULL)[0], "ConfigMap", "gangline-dashboards")["data"].values()
-    asked = set(re.findall(r"gangline_aggregator_(\w+)", " ".join(
+    figures = set(re.findall(r"gangline_aggregator_(\w+)", " ".join(
         target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]
     )))  # fmt: skip
-    assert asked - {*FIGURE_DESCRIPTIONS, "alarm", "commit_seconds_bucket"} == set()
+    assert figures - {*FIGURE_DESCRIPTIONS, "alarm", "commit_seconds_bucket"} == set()
     rules = one(render(chart, FULL)[0], "PrometheusRule", "gangline")["spec"]["groups"]
     assert any("commit_seconds_bucket" in str(group) for group in rules)

@@ -33,14 +33,14 @@ def test_every_program_runs_on_glibc_2_28(package: str, tmp_path: Path) -> None:
     """One module of a wheel that needs GLIBC_2.34, and the package installs everywhere but starts nowhere on RHEL 8."""
     with tar_of(package) as tar:
         tar.extractall(tmp_path, filter="tar")
-    found = {}
+    needed = {}
     for path in tmp_path.rglob("*"):
         if path.is_file() and not path.is_symlink():
             with path.open("rb") as file:
                 if file.read(4) == b"\x7fELF":
-                    found[path.relative_to(tmp_path)] = glibc_needed(path)
-    assert found or package == "gangline-agent"
-    assert {str(path): needs for path, needs in found.items() if needs > GLIBC_MAX} == {}
+                    needed[path.relative_to(tmp_path)] = glibc_needed(path)
+    assert needed or package == "gangline-agent"
+    assert {str(path): needs for path, needs in needed.items() if needs > GLIBC_MAX} == {}
 
 
 #: Libraries of glibc, whose version each package names; and other libraries that a distribution's
@@ -153,11 +153,11 @@ def test_the_wheels_are_those_of_the_tests() -> None:
         with tar_of(package) as tar:
             for name in tar.getnames():
                 if (
-                    found := re.search(r"site-packages/([^/]+)-([^-/]+)\.dist-info$", name)
+                    match := re.search(r"site-packages/([^/]+)-([^-/]+)\.dist-info$", name)
                 ) is None:
                     continue
-                project = re.sub(r"[-_.]+", "-", found[1]).lower()
-                assert found[2] == (VERSION if project == "gangline" else named[project]), name
+                project = re.sub(r"[-_.]+", "-", match[1]).lower()
+                assert match[2] == (VERSION if project == "gangline" else named[project]), name
 
 
 def test_bytecode_is_in_it() -> None:
@@ -215,6 +215,6 @@ def test_sizes() -> None:
         ("gangline-aggregator", 130, 450),
     ):
         for kind in ("deb", "rpm"):
-            fetch = [path_of(each, kind).stat().st_size for each in (runtime, package)]
+            fetch = [path_of(name, kind).stat().st_size for name in (runtime, package)]
             assert sum(fetch) / 1e6 <= fetch_max, kind
         assert (installed[runtime] + installed[package]) / 1e6 <= installed_max

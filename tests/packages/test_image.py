@@ -89,11 +89,11 @@ def test_the_layout_is_that_of_the_specification(tmp_path: Path) -> None:
 
 def test_the_same_files_are_the_same_bytes(tmp_path: Path) -> None:
     """Another order and other times on the disk, the same image."""
-    made = [
-        oci.write_layout(IMAGE, root_tar(tmp_path / "r.tar", EPOCH + at, backwards=bool(at)), tmp_path / f"{at}", EPOCH, {})
-        for at in (0, 7)
+    layers = [
+        oci.write_layout(IMAGE, root_tar(tmp_path / "r.tar", EPOCH + index, backwards=bool(index)), tmp_path / f"{index}", EPOCH, {})
+        for index in (0, 7)
     ]  # fmt: skip
-    assert made[0] == made[1]
+    assert layers[0] == layers[1]
 
 
 def test_a_program_that_is_not_there_gets_no_capabilities(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_file_capabilities_are_those_of_the_kernel() -> None:
 
 def test_the_image_may_hand_on_what_the_unit_has() -> None:
     """And CAP_DAC_OVERRIDE, for agent.podResources; the pod's own set is the limit of both."""
-    unit = {each.removeprefix("CAP_").lower() for each in sandboxed.words_of(UNIT, "CapabilityBoundingSet")}  # fmt: skip
+    unit = {name.removeprefix("CAP_").lower() for name in sandboxed.words_of(UNIT, "CapabilityBoundingSet")}  # fmt: skip
     assert set(image_module.KINDS[0].capabilities) == unit | {"dac_override"}
     chart = (ROOT / "packaging" / "helm" / "gangline" / "templates").glob("*.yaml")
-    users = {int(each) for path in chart for each in re.findall(r"runAsUser: (\d+)", path.read_text())}  # fmt: skip
+    users = {int(user) for path in chart for user in re.findall(r"runAsUser: (\d+)", path.read_text())}  # fmt: skip
     assert users == {0, *(kind.user_id for kind in image_module.KINDS)}
 
 
@@ -120,8 +120,8 @@ def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     if shutil.which("mmdebstrap") is None:
         pytest.skip("needs: apt-get install mmdebstrap")
     assert image_module.main(["--debs", str(tmp_path), "--to", str(tmp_path / "to")]) == 1
-    said = capsys.readouterr().err
-    assert "expected one gangline-runtime_*.deb, found none; make packages builds it" in said
+    message = capsys.readouterr().err
+    assert "expected one gangline-runtime_*.deb, found none; make packages builds it" in message
 
 
 #: Runs the agent in $1 with a read-only root file system, as the chart's pod does. $2: its
@@ -220,11 +220,11 @@ def test_the_aggregator_runs_in_it_without_root(tmp_path: Path) -> None:
     if shutil.which("ip") is None:
         pytest.skip("needs: apt-get install iproute2")
     ended = in_a_pod("gangline-aggregator", AGGREGATOR_AS_A_POD, tmp_path)
-    said = ended.stdout
-    assert "Read-only file system" in said and "no store yet" in said, ended
-    assert "which this version does not migrate" in said and "healthy" in said, ended
-    assert re.search(r"^Uid:\s47601\s", said, re.MULTILINE)
-    assert dict(re.findall(r"^(CapEff|NoNewPrivs):\s(\w+)$", said, re.MULTILINE)) == {
+    output = ended.stdout
+    assert "Read-only file system" in output and "no store yet" in output, ended
+    assert "which this version does not migrate" in output and "healthy" in output, ended
+    assert re.search(r"^Uid:\s47601\s", output, re.MULTILINE)
+    assert dict(re.findall(r"^(CapEff|NoNewPrivs):\s(\w+)$", output, re.MULTILINE)) == {
         "CapEff": "0" * 16, "NoNewPrivs": "1",
     }  # fmt: skip
 
@@ -233,12 +233,12 @@ def test_the_aggregator_runs_in_it_without_root(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_agent_runs_in_it_without_root(tmp_path: Path) -> None:
     """As containerd starts it: a user without capabilities, whose program may have those of the pod."""
-    given = ",".join(f"+{each.removeprefix('CAP_').lower()}" for each in sandboxed.words_of(UNIT, "CapabilityBoundingSet"))  # fmt: skip
+    given = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in sandboxed.words_of(UNIT, "CapabilityBoundingSet"))  # fmt: skip
     ended = in_a_pod("gangline-agent", AS_A_POD, tmp_path, given)
-    said = ended.stdout
-    assert "Read-only file system" in said, ended
-    assert "node-1: agent " in said, ended
-    assert re.search(r"^Uid:\s47600\s", said, re.MULTILINE)
-    assert dict(re.findall(r"^(\w+):\s(\w+)$", said, re.MULTILINE)) == {
+    output = ended.stdout
+    assert "Read-only file system" in output, ended
+    assert "node-1: agent " in output, ended
+    assert re.search(r"^Uid:\s47600\s", output, re.MULTILINE)
+    assert dict(re.findall(r"^(\w+):\s(\w+)$", output, re.MULTILINE)) == {
         "CapEff": "0000000400280004", "CapBnd": "0000000400280004", "NoNewPrivs": "1",
     }  # fmt: skip

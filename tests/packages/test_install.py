@@ -29,11 +29,13 @@ def host(
     archive = root_archive(request.param, Path(FOLDER).absolute().parent / "build" / "roots")
     folder = tmp_path_factory.mktemp("host")
     with booted(archive, folder) as machine:
-        there = machine.root / "packages"
-        there.mkdir()
+        there_value = machine.root / "packages"
+        there_value.mkdir()
         for package in ("gangline-runtime", "gangline-agent"):
-            (there / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
-            (there / f"{package}-later.deb").write_bytes(repacked(package, folder).read_bytes())
+            (there_value / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+            (there_value / f"{package}-later.deb").write_bytes(
+                repacked(package, folder).read_bytes()
+            )
         yield machine
 
 
@@ -91,9 +93,9 @@ def test_from_install_to_purge(host: Booted) -> None:
     back = sampling(host, upgraded["waiting_frames"] + 3)
     assert back["pid"] != upgraded["pid"] and back["lost_frames"] == 0
 
-    said = install(host, later=True, GANGLINE_NO_RESTART="1")
-    assert "systemctl restart gangline-agent.service" in said
-    assert "stays until its last process ends" in said
+    output = install(host, later=True, GANGLINE_NO_RESTART="1")
+    assert "systemctl restart gangline-agent.service" in output
+    assert "stays until its last process ends" in output
     assert sampling(host, back["waiting_frames"] + 3)["pid"] == back["pid"]
     assert not running_version(host).endswith(f"-{NEXT}")
     assert len(host.run("ls", "/opt/gangline/versions").split()) == 2
@@ -120,11 +122,11 @@ def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_b
     host: Booted, tmp_path: Path
 ) -> None:
     """An upgrade that cannot be undone is found out about when it has to be undone."""
-    there = host.root / "packages"
+    folder = host.root / "packages"
     for package in AGGREGATOR:
-        (there / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+        (folder / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
         later = repacked(package, tmp_path, store_version=9999)
-        (there / f"{package}-later.deb").write_bytes(later.read_bytes())
+        (folder / f"{package}-later.deb").write_bytes(later.read_bytes())
     old = [f"/packages/{name}.deb" for name in AGGREGATOR]
     new = [f"/packages/{name}-later.deb" for name in AGGREGATOR]
     apt = ("apt-get", "install", "--yes", "--allow-downgrades")
@@ -137,8 +139,8 @@ def test_the_store_is_backed_up_before_it_is_migrated_and_going_back_needs_the_b
     healthy = ("sh", "-c", "gangline admin health && echo healthy")
     until(lambda: "healthy" in host.run(*healthy, check=False), "the aggregator answers")
 
-    said = host.run(*apt, *new)
-    assert f"before it is migrated from {version} to 9999" in said
+    output = host.run(*apt, *new)
+    assert f"before it is migrated from {version} to 9999" in output
     backup = host.run("cat", f"{DATA}/backup_before_9999").strip()
     assert backup.startswith("/var/backups/gangline/") and host.run("ls", backup)
     # When it answers it has written the note, and does not again.

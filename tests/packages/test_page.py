@@ -28,11 +28,11 @@ def lines_of(heading: str) -> list[str]:
     """Return the indented lines under a heading of the page, except those of other systems and
     those that are a file's content.
     """
-    found = re.search(
+    match = re.search(
         rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL
     )
-    assert found is not None, heading
-    lines = re.findall(r"^    (\S.*)$", found[1], re.MULTILINE)
+    assert match is not None, heading
+    lines = re.findall(r"^    (\S.*)$", match[1], re.MULTILINE)
     return [line for line in lines if not re.match(r"(dnf|rpm) |[A-Z][\w-]+[:=]|GANGLINE_", line)]
 
 
@@ -173,8 +173,8 @@ def test_the_agent_is_installed_from_a_signed_repository(
             shutil.copy(path_of(package, kind), packages)
     to = operator.host.root / "repository"
     script = ROOT / "packaging" / "build" / "repository.py"
-    made = ["python3", "-B", str(script), "--packages", str(packages), "--to", str(to), "--key", str(secret_key(tmp_path))]  # fmt: skip
-    subprocess.run(made, check=True, capture_output=True)
+    command = ["python3", "-B", str(script), "--packages", str(packages), "--to", str(to), "--key", str(secret_key(tmp_path))]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
     shutil.copy(to / "gangline.asc", operator.host.root / WHERE.lstrip("/"))
     for line in lines_of("A signed repository"):
         operator.types(line.replace("https://HOST", "file:/repository"))

@@ -45,8 +45,8 @@ def test_a_pin_that_is_no_hash_is_named(build: dict[str, ModuleType], tmp_path: 
     """Cut off by a careless edit."""
     wrong = tmp_path / "pins.toml"
     text = (BUILD / "pins.toml").read_text()
-    some = build["sources"].read_pins().sources["zlib"].archives
-    wrong.write_text(text.replace(next(iter(some.values())), "60dd"))
+    archives = build["sources"].read_pins().sources["zlib"].archives
+    wrong.write_text(text.replace(next(iter(archives.values())), "60dd"))
     with pytest.raises(build["sources"].BuildError, match=r"zlib.*'60dd' is no SHA-256"):
         build["sources"].read_pins(wrong)
 

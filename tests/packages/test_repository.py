@@ -91,10 +91,10 @@ def secret_key(folder: Path) -> Path:
 @pytest.mark.skipif(any(shutil.which(name) is None for name in TOOLS), reason=MISSING)
 def test_apt_and_rpm_trust_what_the_key_signed(repository: ModuleType, tmp_path: Path) -> None:
     """And nothing else: a package that was changed on the mirror is refused."""
-    made = packages(tmp_path)
+    package_files = packages(tmp_path)
     run("minisign", "-G", "-W", "-p", tmp_path / "m.pub", "-s", tmp_path / "m.key")
     to = tmp_path / "repository"
-    repository.make_repository(made, to, secret_key(tmp_path), tmp_path / "m.key")
+    repository.make_repository(package_files, to, secret_key(tmp_path), tmp_path / "m.key")
 
     apt = tmp_path / "apt"
     for name in ("lists/partial", "cache/archives/partial", "state"):
@@ -136,7 +136,7 @@ def test_apt_and_rpm_trust_what_the_key_signed(repository: ModuleType, tmp_path:
     )
     assert "not signed" in ended.stderr or "BADSIG" in ended.stderr or "invalid" in ended.stderr
     with pytest.raises(repository.BuildError, match="exists: name a new folder"):
-        repository.make_repository(made, to, tmp_path / "secret.asc")
+        repository.make_repository(package_files, to, tmp_path / "secret.asc")
 
 
 @pytest.mark.parametrize("content", [None, "no key"])

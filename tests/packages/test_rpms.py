@@ -50,8 +50,8 @@ def test_rpm_reads_what_is_packed(tmp_path: Path) -> None:
     """Sizes and digests of both headers as rpm wants them; packed twice it is the same, and smaller."""
     rpm = built(tmp_path / "top")
     again, before = Path(shutil.copy(rpm, tmp_path / "again.rpm")), rpm.stat().st_size
-    for each in (rpm, again):
-        rpm_module.pack(each)
+    for package_file in (rpm, again):
+        rpm_module.pack(package_file)
     assert rpm.read_bytes() == again.read_bytes()
     assert rpm.stat().st_size < before
     verified = subprocess.run(

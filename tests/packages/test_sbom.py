@@ -132,10 +132,12 @@ def test_every_compiled_wheel_is_known(sbom: ModuleType) -> None:
 
 def test_every_library_of_the_interpreter_is_in_it(sbom: ModuleType) -> None:
     pins = importlib.import_module("sources").read_pins()
-    found = {component["name"]: component for component in sbom.library_components(pins)}
-    assert set(found) == set(pins.sources)
-    assert all(one["version"] in one["cpe"] for one in found.values())
-    assert found["zlib"]["version"] == "1.3.1" and found["openssl"]["version"].startswith("3.")
+    components = {component["name"]: component for component in sbom.library_components(pins)}
+    assert set(components) == set(pins.sources)
+    assert all(component["version"] in component["cpe"] for component in components.values())
+    assert components["zlib"]["version"] == "1.3.1" and components["openssl"]["version"].startswith(
+        "3."
+    )
 
 
 def test_the_same_contents_give_the_same_document(sbom: ModuleType, tmp_path: Path) -> None:
@@ -158,8 +160,12 @@ def test_it_is_in_the_package(package: str) -> None:
     document: dict[str, Any] = json.loads(text)
     assert document["bomFormat"] == "CycloneDX" and document["specVersion"] == "1.6"
     wheels = [
-        one for one in document["components"] if "pypi" in one["purl"] or one["name"] == "gangline"
+        component
+        for component in document["components"]
+        if "pypi" in component["purl"] or component["name"] == "gangline"
     ]
-    inside = {one["name"] for one in document["components"] if "#" in one["bom-ref"]}
+    inside = {
+        component["name"] for component in document["components"] if "#" in component["bom-ref"]
+    }
     assert inside >= ({"openssl", "zlib", "openblas"} if "aggregator" in package else set())
     assert len(wheels) == len(names)

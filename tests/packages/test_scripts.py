@@ -137,8 +137,8 @@ def test_an_upgrade_restarts_what_runs(again: tuple[str, ...], tmp_path: Path) -
     """dpkg names the old version, rpm counts."""
     host = Host(tmp_path, running=True)
     assert host.run("gangline-agent.postinst", *again).returncode == 0
-    asked = [f"--quiet is-active {unit}" for unit in UNITS]
-    assert host.called("systemctl") == ["daemon-reload", *asked, f"try-restart {' '.join(UNITS)}"]
+    queries = [f"--quiet is-active {unit}" for unit in UNITS]
+    assert host.called("systemctl") == ["daemon-reload", *queries, f"try-restart {' '.join(UNITS)}"]
 
 
 def test_an_upgrade_without_a_restart_says_how_to_restart(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_the_scripts_are_of_packages_that_exist() -> None:
     """A script with a mistyped name is never put into a package."""
     kinds = ("preinst", "postinst", "prerm", "postrm")
     packages = ("gangline-runtime", "gangline-agent", "gangline-aggregator")
-    made = {f"{name}.{kind}" for name in packages for kind in kinds}
-    assert set(NAMES) == made - {"gangline-runtime.prerm"}  # no unit runs from it
+    names = {f"{name}.{kind}" for name in packages for kind in kinds}
+    assert set(NAMES) == names - {"gangline-runtime.prerm"}  # no unit runs from it
 
 
 def current(host: Host) -> Path:

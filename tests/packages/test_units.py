@@ -112,13 +112,13 @@ def startable(unit: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
     """A misspelled setting is ignored with a mere warning, and the sandbox has a hole."""
-    there = startable(unit, tmp_path)
-    result = systemd_analyze("verify", "--man=no", str(there))
+    unit_copy = startable(unit, tmp_path)
+    result = systemd_analyze("verify", "--man=no", str(unit_copy))
     newer = {name for name, since in SINCE.items() if systemd_version() < since}
     left = [
         line
         for line in result.stderr.splitlines()
-        if there.stem in line and not any(f"'{name}'" in line for name in newer)
+        if unit_copy.stem in line and not any(f"'{name}'" in line for name in newer)
     ]
     assert (result.returncode, left) == (0, [])
 
@@ -137,15 +137,15 @@ def test_an_older_systemd_ignores_only_what_is_listed(unit: Path) -> None:
 @pytest.mark.parametrize("name", ["gangline-aggregator", "gangline-backup"])
 def test_they_are_as_closed_as_the_docs_say(name: str, tmp_path: Path) -> None:
     """The figure in docs/security.md is of this command; another systemd counts a little differently."""
-    there = startable(SYSTEMD / f"{name}.service", tmp_path)
-    result = systemd_analyze("security", "--offline=true", str(there))
-    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", result.stdout)
-    assert result.returncode == 0 and found
-    assert float(found[1]) <= 4.0
+    unit_copy = startable(SYSTEMD / f"{name}.service", tmp_path)
+    result = systemd_analyze("security", "--offline=true", str(unit_copy))
+    match = re.search(r"Overall exposure level for \S+: ([0-9.]+)", result.stdout)
+    assert result.returncode == 0 and match
+    assert float(match[1]) <= 4.0
     docs = re.search(rf"`{name}.service` has exposure\s+level ([0-9.]+)", docs_of("security.md"))
     assert docs
     if systemd_version() == 252:
-        assert found[1] == docs[1]
+        assert match[1] == docs[1]
 
 
 def test_the_aggregator_has_the_time_that_it_needs_to_stop() -> None:
@@ -177,10 +177,10 @@ def test_the_settings_that_come_with_it_are_settings(tmp_path: Path) -> None:
 def test_the_backup_is_of_the_same_store_and_user() -> None:
     """A backup of the wrong folder is found out on the day that it is needed."""
     backup = SYSTEMD / "gangline-backup.service"
-    words = sandboxed.words_of(backup, "ExecStart")
-    assert words[1:3] == ["admin", "backup"]
+    command = sandboxed.words_of(backup, "ExecStart")
+    assert command[1:3] == ["admin", "backup"]
     config = load(AggregatorConfig, SYSTEMD / "aggregator.toml")
-    assert words[words.index("--data") + 1] == str(config.data)
+    assert command[command.index("--data") + 1] == str(config.data)
     assert sandboxed.words_of(backup, "User") == sandboxed.words_of(AGGREGATOR, "User")
 
 

@@ -17,8 +17,8 @@ OLD, NEW = "0.1.0-1", "0.2.0-1"
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[OverlaidRoot]:
     """A root file system to change."""
-    with overlaid_root(tmp_path) as found:
-        yield found
+    with overlaid_root(tmp_path) as overlay:
+        yield overlay
 
 
 def put(root: OverlaidRoot, files: list[Path]) -> str:

@@ -15,9 +15,9 @@ from bench.quality.progress import Bar
 def test_a_rank_is_held_against_the_others_and_against_itself_before() -> None:
     """A machine that became slow for all ranks, or a rank that was always slower, is not a slowdown of a rank."""
     past = np.array([1.0, 1.0, 1.0, 1.2])
-    found = slowdowns(np.array([2.0, 3.0, 2.0, 2.4]), past)
-    assert found[1] == pytest.approx(0.5)
-    assert max(found[0], found[2], found[3]) == pytest.approx(0.0)
+    result = slowdowns(np.array([2.0, 3.0, 2.0, 2.4]), past)
+    assert result[1] == pytest.approx(0.5)
+    assert max(result[0], result[2], result[3]) == pytest.approx(0.0)
 
 
 def test_a_run_on_a_busy_machine_is_no_evidence_and_says_so() -> None:

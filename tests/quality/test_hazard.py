@@ -25,12 +25,12 @@ def test_the_section_is_the_commands_table_and_a_control(
     monkeypatch.setattr(hazard, "DRAWS", 4)
     path = tmp_path / "made_up_100_nodes.json"
     path.write_bytes(data_of(recording(rate=0.006)))
-    heard: list[str] = []
-    told = section(3, lambda what, share: heard.append(what), path)
+    progress: list[str] = []
+    lines = section(3, lambda what, share: progress.append(what), path)
     faults = parse_events(path.read_bytes()).with_nodes(100)
-    assert told.startswith("## Real: hazard\n")
-    assert markdown(evaluate(faults, EvaluationTerms(90, 100, 1.0, 4, seed=3))) in told
-    assert "### Negative control" in told and "negative controls" in heard
+    assert lines.startswith("## Real: hazard\n")
+    assert markdown(evaluate(faults, EvaluationTerms(90, 100, 1.0, 4, seed=3))) in lines
+    assert "### Negative control" in lines and "negative controls" in progress
     assert "is not here" in section(3, lambda what, share: None, tmp_path / "none.json")
 
 
@@ -40,7 +40,8 @@ def test_faults_without_a_history_cannot_be_ranked() -> None:
     faults = parse_events(data_of(recording(rate=0.006, nodes=150))).with_nodes(150)
     terms = EvaluationTerms(90, 150, 1.0, draws=2)
     real, control = (
-        evaluate(one, terms).tables[0].rows[0].auc.value for one in (faults, shuffled(faults, 1))
+        evaluate(variant, terms).tables[0].rows[0].auc.value
+        for variant in (faults, shuffled(faults, 1))
     )
     assert real > 0.65
     assert control == pytest.approx(0.5, abs=0.06)

@@ -33,8 +33,8 @@ FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
 
 
 def kind_of(words: str) -> InjectedKind:
-    (found,) = (kind for kind in KINDS if words in kind.name)
-    return found
+    (match,) = (kind for kind in KINDS if words in kind.name)
+    return match
 
 
 @pytest.mark.slow
@@ -47,8 +47,10 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
         fault, control = stage.subjects
 
         def told() -> bool:
-            heard = {host.node for host in stage._request() or [] for contribution in host.contributions if contribution.signal == "gpu.xid"}  # fmt: skip
-            return fault.named_seconds is not None and f"nodes/{control.host.name}" in heard
+            reported_nodes = {host.node for host in stage._request() or [] for contribution in host.contributions if contribution.signal == "gpu.xid"}  # fmt: skip
+            return (
+                fault.named_seconds is not None and f"nodes/{control.host.name}" in reported_nodes
+            )
 
         stage.open(**FAST)
         until(lambda: len(stage._request() or []) == len(kinds), "both hosts are listed")
@@ -59,15 +61,15 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
         stage.aggregator.kill()
         stage.poll()
         assert stage.unanswered == unanswered + 1 and fault.state is HealthState.UNHEALTHY
-        said = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
+        text = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
     assert (fault.named, fault.named_for) == (HealthState.UNHEALTHY, Reason.XID_FATAL)
     assert "XID 79: GPU has fallen off the bus" in fault.message
     assert not fault.others and not control.others
     assert (
         f"Of {stage.requests:,} requests to the API {stage.unanswered} were not answered within 5 s."
-        in said
+        in text
     )
-    rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:1] == "|"}
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
     assert "1 of 1" in rows[fault.kind.name] and "UNHEALTHY, XID_FATAL" in rows[fault.kind.name]
     assert "0 of 1" in rows[control.kind.name] and "nothing" in rows[control.kind.name]
 
@@ -148,8 +150,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def _restarts(stage: Stage) -> str:
-    said = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
-    return said[said.index("Then the aggregator is killed") :]
+    text = page([RoundResult(stage.subjects, stage.requests, stage.unanswered)], 1)
+    return text[text.index("Then the aggregator is killed") :]
 
 
 def test_a_host_that_the_api_says_nothing_of_is_no_host_that_stands(played: Played) -> None:
@@ -172,8 +174,8 @@ def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
     played.says = lambda each: None if each is control and played.seconds > 1 else played.score(each)  # fmt: skip
     played.play(PLAY_SECONDS)
     assert [other.name for other in control.others.values()] == [NOT_LISTED]
-    said = page([RoundResult(played.subjects, played.requests, played.unanswered)], 1)
-    (row,) = (line for line in said.splitlines() if line.startswith(f"| {control.kind.name}"))
+    text = page([RoundResult(played.subjects, played.requests, played.unanswered)], 1)
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {control.kind.name}"))
     assert "1 of 1" in row and "not listed (1 of 1)" in row
 
 
@@ -209,15 +211,15 @@ def test_a_cut_wire_loses_nothing() -> None:
     """A relay that drops what it held back would test the agent's spool with a fault that no network has."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         cable = Cable(server.getsockname()[1])
-        with socket.create_connection(("127.0.0.1", cable.port)) as here:
-            there, _ = server.accept()
-            with there:
-                there.settimeout(GUARD_SECONDS)
-                here.sendall(b"one ")
-                assert there.recv(100) == b"one "
+        with socket.create_connection(("127.0.0.1", cable.port)) as client:
+            peer, _ = server.accept()
+            with peer:
+                peer.settimeout(GUARD_SECONDS)
+                client.sendall(b"one ")
+                assert peer.recv(100) == b"one "
                 cable.cut()
-                here.sendall(b"two ")
-                assert not select.select([there], [], [], 0.1)[0]
+                client.sendall(b"two ")
+                assert not select.select([peer], [], [], 0.1)[0]
                 cable.mend()
-                assert there.recv(100) == b"two "
+                assert peer.recv(100) == b"two "
         cable.close()

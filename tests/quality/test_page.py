@@ -33,21 +33,21 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
 ) -> None:
     """A clean clone has no recordings: half a page without a notice would pass for a whole page."""
     assert quality.main(["--seed", "3", "--hours", "2"]) == 0
-    told = page.read_text()
-    words = " ".join(told.split())  # lines end at 120 columns
-    assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in words
+    text = page.read_text()
+    flat = " ".join(text.split())  # lines end at 120 columns
+    assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in flat
     assert (
         "Left out here, because their recordings are not there: **Real: hazard**, **Real: logs"
-        in words
+        in flat
     )
     for title in ("## Real: hazard", "## Real: logs, sysfs, captures"):
-        assert f"{title}\n\n**Left out**" in told
-    assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in words
+        assert f"{title}\n\n**Left out**" in text
+    assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in flat
     assert all(
-        f"- `../shared/data/{capture.path}`: {capture.what}" in words
+        f"- `../shared/data/{capture.path}`: {capture.what}" in flat
         for capture in captures.CAPTURES
     )
-    assert str(page.parent) not in told, "no path of the machine that made it"
+    assert str(page.parent) not in text, "no path of the machine that made it"
     assert (
         "left out: Real: hazard: its recordings are not in ../shared/data"
         in capsys.readouterr().err
@@ -71,10 +71,10 @@ def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
 ) -> None:
     """An hour's run that was cut off after fifty minutes; half a page of yesterday's code would be worse."""
     monkeypatch.setattr(quality, "sections", lambda: (Section("injected", "Injected"),))
-    made: list[int] = []
+    calls: list[int] = []
 
     def section(seed: int, _: object) -> str:
-        made.append(seed)
+        calls.append(seed)
         return f"## of {seed}"
 
     monkeypatch.setattr(injected, "section", section)
@@ -82,8 +82,8 @@ def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
     assert quality.main(["--seed", "3"]) == 0
     monkeypatch.setattr(head_module, "commit_of", lambda _: commit)
     assert quality.main(["--seed", "3", *then]) == 0
-    assert len(made) == 1 + made_anew
-    assert f"## of {made[-1]}" in page.read_text()
+    assert len(calls) == 1 + made_anew
+    assert f"## of {calls[-1]}" in page.read_text()
 
 
 def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_kept(
@@ -107,12 +107,12 @@ def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_k
     monkeypatch.setattr(injected, "section", injected_section)
     assert quality.main(["--seed", "3"]) == 0
     commit = commit_of(root).split()[0]
-    told = (
+    text = (
         f"**The tree changed while this was made**, to {commit} with changes that are not committed"
     )
-    words = " ".join(page.read_text().split())
-    assert f"from commit {commit} by" in words and told in words
-    assert told in capsys.readouterr().err
+    flat = " ".join(page.read_text().split())
+    assert f"from commit {commit} by" in flat and text in flat
+    assert text in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["hazard.md"]
     changes.clear()
     (root / "code.py").write_text("as it was")
@@ -138,9 +138,9 @@ def _checkout(root: Path) -> Path:
     """Return a repository with one file, committed."""
     root.mkdir()
     (root / "code.py").write_text("as it was")
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", "-C", str(root), *words], check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(root), *arguments], check=True)
     return root
 
 
@@ -159,24 +159,24 @@ def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
     """A table of three recordings where eight were meant."""
     (tmp_path / "here").touch()
     needed = tuple((tmp_path / name, f"what {name} is") for name in ("here", "gone"))
-    some = Section("captures", "Some", needed)
-    assert not some.is_left_out and not_here(some).endswith("- `gone`: what gone is\n")
-    made = ReportHead("2026-11-21", "abc", 21, "make evaluate", "Python 3")
-    assert "Made from a part of their recordings: **Some**." in head(made, [some])
+    section = Section("captures", "Some", needed)
+    assert not section.is_left_out and not_here(section).endswith("- `gone`: what gone is\n")
+    report_head = ReportHead("2026-11-21", "abc", 21, "make evaluate", "Python 3")
+    assert "Made from a part of their recordings: **Some**." in head(report_head, [section])
     whole = Section("captures", "Some", needed[:1])
-    assert not_here(whole) == "" and "part of their" not in head(made, [whole])
+    assert not_here(whole) == "" and "part of their" not in head(report_head, [whole])
     assert left_out(Section("x", "X", needed[1:])).count("gone") == 2
 
 
 def test_the_head_says_when_from_what_and_with_what_it_was_made(tmp_path: Path) -> None:
     """Two pages of different commits must be distinguishable."""
-    made = ReportHead.now(21, "make evaluate", quality.ROOT)
-    told = head(made, quality.sections())
+    report_head = ReportHead.now(21, "make evaluate", quality.ROOT)
+    text = head(report_head, quality.sections())
     assert (
-        f"Made on {made.date} from commit {made.commit} by `make evaluate` (seed 21), with Python 3."
-        in told
+        f"Made on {report_head.date} from commit {report_head.commit} by `make evaluate` (seed 21), with Python 3."
+        in text
     )
-    assert all(name in told for name in ("numpy", "duckdb", "protobuf", "cores"))
+    assert all(name in text for name in ("numpy", "duckdb", "protobuf", "cores"))
     assert commit_of(tmp_path) == "unknown (no git checkout)"
     assert len(commit_of(quality.ROOT).split()[0]) == 12
 
@@ -204,8 +204,8 @@ def test_a_slip_is_told_in_words(
 
 def test_a_page_is_wrapped_but_for_its_tables_and_code() -> None:
     """A wrapped page stays as it is, and each list item keeps its indent."""
-    words = "word " * 60
-    page = f"# {words}\n\n{words}\n- {words}\n  - {words}\nshort\n\n| {words} |\n\n    {words}\n"
+    line = "word " * 60
+    page = f"# {line}\n\n{line}\n- {line}\n  - {line}\nshort\n\n| {line} |\n\n    {line}\n"
     once = wrapped(page)
     assert wrapped(once) == once
     long = [line[:6] for line in once.split("\n") if len(line) > COLUMNS_MAX]

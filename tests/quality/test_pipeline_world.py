@@ -51,14 +51,16 @@ def _small(kind: str) -> GangScenario:
 @pytest.mark.parametrize("kind", [*FAULT_KINDS, *CONTROL_KINDS])
 def test_all_time_is_accounted_for_and_the_same_scenario_gives_the_same_record(kind: str) -> None:
     """A world that loses time, counts it twice or changes from run to run gives irreproducible figures."""
-    one, other = play(_small(kind)), play(_small(kind))
-    assert np.array_equal(one.watts, other.watts) and np.array_equal(one.step_ends, other.step_ends)
-    total = one.compute + one.stall + one.idle
-    assert one.compute.min() >= 0 and total.max() <= 1 + 1e-4
-    assert np.isfinite(one.watts).all() and (one.watts >= one.idle_watts - 1e-3).all()
-    assert (np.diff(one.step_ends) > 0).all()
+    record, other = play(_small(kind)), play(_small(kind))
+    assert np.array_equal(record.watts, other.watts) and np.array_equal(
+        record.step_ends, other.step_ends
+    )
+    total = record.compute + record.stall + record.idle
+    assert record.compute.min() >= 0 and total.max() <= 1 + 1e-4
+    assert np.isfinite(record.watts).all() and (record.watts >= record.idle_watts - 1e-3).all()
+    assert (np.diff(record.step_ends) > 0).all()
     if kind != "shared":  # there the first job ends its steps elsewhere
-        assert np.array_equal(one.step_ends, step_ends(_small(kind)))
+        assert np.array_equal(record.step_ends, step_ends(_small(kind)))
 
 
 @pytest.mark.parametrize(("stages", "batches"), [(1, 1), (2, 4), (4, 8), (4, 2)])
@@ -101,8 +103,8 @@ def test_evidence_that_is_withheld_never_arrives(name: str) -> None:
         arrived = {
             signal.column
             for table, sent in agent.tables.items()
-            for at, signal in enumerate(TABLES[table])
-            if any(sent.block.valid[at * sent.block.rows : (at + 1) * sent.block.rows])
+            for index, signal in enumerate(TABLES[table])
+            if any(sent.block.valid[index * sent.block.rows : (index + 1) * sent.block.rows])
         }
         assert bool(arrived & set(EVIDENCE[name])) is not withheld
 
@@ -114,7 +116,9 @@ def test_the_plan_has_every_kind_and_the_names_of_what_is_varied() -> None:
     assert {control.control for control in plan.controls} == set(CONTROL_KINDS)
     assert {name for name, _ in plan.varied} == set(VARIATIONS)
     assert {name for name, _ in plan.ablated} == set(ABLATIONS)
-    assert all(fault.host < one.hosts for one in plan.faults for fault in one.faults)
+    assert all(
+        fault.host < host_fault.hosts for host_fault in plan.faults for fault in host_fault.faults
+    )
 
 
 def _verdict(reason: Reason, *seconds: float) -> HostVerdict:
@@ -130,7 +134,7 @@ def test_named_early_or_elsewhere_is_false_blame_and_never_a_hit() -> None:
     other = GangOutcome(scenario, {4: _verdict(Reason.STRAGGLER, 150.0)})
     assert right.wrong == [] and right.first_named(scenario.faults[0]) == 150.0
     assert right.healing_seconds(scenario.faults[0]) == (40.0, True)
-    assert [one.wrong for one in (early, late, other)] == [[3], [3], [4]]
+    assert [result.wrong for result in (early, late, other)] == [[3], [3], [4]]
     assert recall([right, early, late, other]).startswith("1 of 4")
     assert precision([right, early, late, other]).startswith("1 of 4")
     assert causes_f1([right]) == 1.0
@@ -170,7 +174,11 @@ def test_the_judge_names_the_slow_gpu_of_the_third_world_and_nobody_where_expert
 def test_one_section_takes_its_place_and_leaves_the_others() -> None:
     """A figure of today's machine must not be lost because another part of the page was made again."""
     page = "head\n" + jobs.marked("stragglers", "old") + "\n\n" + jobs.marked("periods", "left")
-    made = jobs.replaced(page, "stragglers", "new")
-    assert "old" not in made and "new" in made and made.endswith(jobs.marked("periods", "left"))
+    replaced = jobs.replaced(page, "stragglers", "new")
+    assert (
+        "old" not in replaced
+        and "new" in replaced
+        and replaced.endswith(jobs.marked("periods", "left"))
+    )
     with pytest.raises(ValueError, match="no place for cpu_gang"):
         jobs.replaced(page, "cpu_gang", "text")

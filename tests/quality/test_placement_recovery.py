@@ -19,11 +19,11 @@ from gangline.aggregator.decisions.recovery import RecoveryKind, plan_recovery
 
 def test_the_oracle_is_never_beaten_and_a_way_at_random_is_worse() -> None:
     """A regret below zero would mean that the oracle knows less than the plan."""
-    found = outcomes(3, sites=8, incidents=3, draws=60)
-    assert len(found) >= 10
-    assert all(one.chosen_mean >= one.best_mean - 1e-9 for one in found)
-    assert 0.0 <= mean_regret(found) < mean_regret(found, "random_mean")
-    assert found == outcomes(3, sites=8, incidents=3, draws=60)
+    results = outcomes(3, sites=8, incidents=3, draws=60)
+    assert len(results) >= 10
+    assert all(result.chosen_mean >= result.best_mean - 1e-9 for result in results)
+    assert 0.0 <= mean_regret(results) < mean_regret(results, "random_mean")
+    assert results == outcomes(3, sites=8, incidents=3, draws=60)
 
 
 def test_a_world_that_is_slower_shows_in_the_calibration() -> None:

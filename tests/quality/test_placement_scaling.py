@@ -35,7 +35,7 @@ def test_a_size_is_estimated_without_itself() -> None:
     bent = {**straight, 4: 1.0}
     (_, row, _) = left_out("x", bent)
     assert (row.nodes, row.place) == (4, "between") and row.error > 1.0
-    assert all(abs(one.error) < 0.01 for one in left_out("x", straight)[:2])
+    assert all(abs(estimate.error) < 0.01 for estimate in left_out("x", straight)[:2])
 
 
 def test_runs_are_read_by_system(tmp_path: Path) -> None:
@@ -56,6 +56,8 @@ def test_runs_are_read_by_system(tmp_path: Path) -> None:
 @pytest.mark.skipif(not RUNS.exists(), reason=f"{RUNS.name} is not here; see CONTRIBUTING.md")
 def test_the_language_model_between_its_sizes() -> None:
     """The claim of the page: a size between those seen is known within 2 %, and its choice costs at most 3 %."""
-    rows = [one for one in left_out("llm", throughputs()[LLM]) if one.place == "between"]
+    rows = [
+        estimate for estimate in left_out("llm", throughputs()[LLM]) if estimate.place == "between"
+    ]
     assert len(rows) == 3
     assert all(abs(row.error) <= 0.02 and row.regret <= 0.03 and row.is_within for row in rows)

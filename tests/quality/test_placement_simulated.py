@@ -78,11 +78,11 @@ def test_free_hosts_are_up_and_the_oracle_takes_the_best_of_them(world: World) -
     assert not any(world.schedule.is_away(host, now) for host in free.tolist())
     base = base_table(world)
     speeds = np.linspace(0.8, 1.0, len(base))
-    nobody = np.zeros(len(base), dtype=bool)
-    flags = nobody.copy()
+    none_slow = np.zeros(len(base), dtype=bool)
+    flags = none_slow.copy()
     flags[free] = True
-    found = with_numbers(base, HostNumbers(np.full(len(base), 1e-4), speeds, nobody))
-    chosen = planner.plan(found, Candidates(flags), GangRequirements(9, gpus_per_node=8))[0].nodes
+    placed = with_numbers(base, HostNumbers(np.full(len(base), 1e-4), speeds, none_slow))
+    chosen = planner.plan(placed, Candidates(flags), GangRequirements(9, gpus_per_node=8))[0].nodes
     assert set(chosen.tolist()) <= set(free.tolist())
     blind = planner.plan(base, Candidates(flags), GangRequirements(9, gpus_per_node=8))[0].nodes
     assert speeds[chosen].min() >= speeds[blind].min()
@@ -90,6 +90,6 @@ def test_free_hosts_are_up_and_the_oracle_takes_the_best_of_them(world: World) -
 
 def test_the_share_of_the_gain_is_against_the_blind_one() -> None:
     """0 equals the blind placement, 1 the oracle, and worse than blind is below zero."""
-    one = SimulatedGain("x", 8, 1, 100.0, 50.0, 42.0, 40.0, 55.0, 41.0, 44.0, 42.0)
-    assert one.share(one.planned) == pytest.approx(0.8)
-    assert one.share(one.control) == pytest.approx(-0.5)
+    gain = SimulatedGain("x", 8, 1, 100.0, 50.0, 42.0, 40.0, 55.0, 41.0, 44.0, 42.0)
+    assert gain.share(gain.planned) == pytest.approx(0.8)
+    assert gain.share(gain.control) == pytest.approx(-0.5)

@@ -66,7 +66,9 @@ class OutsideOnly:
 def thermal() -> SimulatedCase:
     """The parade's first hot GPU, with few other hosts."""
     planned_ones = planned(PARADE, Size("parade", 1, 1))
-    case = next(each for each in planned_ones if each.class_name == "thermal")
+    case = next(
+        planned_case for planned_case in planned_ones if planned_case.class_name == "thermal"
+    )
     return replace(case, weight=3.0, hosts=case.hosts[:10], end=case.begin + 420.0)
 
 
@@ -74,17 +76,17 @@ def thermal() -> SimulatedCase:
 def test_a_planted_fault_is_found_with_its_delay_and_no_truth_is_read() -> None:
     """A judge that could look into the truth log would find everything, and the page would be worth nothing."""
     case = thermal()
-    said = feed(OutsideOnly(PARADE), case.hosts, case.begin, case.end)
+    observed = feed(OutsideOnly(PARADE), case.hosts, case.begin, case.end)
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
-    told = score(case, said, truth, {})
+    result = score(case, observed, truth, {})
     (struck,) = truth.of_cause(case.cause)
-    assert told.found is not None
-    assert told.found.rule == "gpu.thermal"
-    assert told.found.part_is_right
-    assert 0.0 < told.found.delay_seconds < struck.due - struck.begin + 60.0
-    assert told.found.victims > 0 == told.found.victims_blamed
-    assert not [one for one in told.wrong if one.by == JUDGE]
-    assert told == judge_case(PARADE, case)  # the same again
+    assert result.found is not None
+    assert result.found.rule == "gpu.thermal"
+    assert result.found.part_is_right
+    assert 0.0 < result.found.delay_seconds < struck.due - struck.begin + 60.0
+    assert result.found.victims > 0 == result.found.victims_blamed
+    assert not [finding for finding in result.wrong if finding.by == JUDGE]
+    assert result == judge_case(PARADE, case)  # the same again
 
 
 def test_a_healthy_span_counts_nothing() -> None:
@@ -92,16 +94,16 @@ def test_a_healthy_span_counts_nothing() -> None:
     calm = World("healthy", 5, hosts=64)
     begin = 90_000.0
     case = SimulatedCase("", "", -1, 1.0, tuple(range(16)), begin, begin + 240.0)
-    told = judge_case(calm, case)
-    assert not [one for one in told.wrong if one.by == JUDGE]
-    assert told.days == pytest.approx(16 * 240 / 86400)
-    assert (told.steps, told.calm_hosts, told.calm_named[JUDGE]) == (24, 16, 0)
+    result = judge_case(calm, case)
+    assert not [finding for finding in result.wrong if finding.by == JUDGE]
+    assert result.days == pytest.approx(16 * 240 / 86400)
+    assert (result.steps, result.calm_hosts, result.calm_named[JUDGE]) == (24, 16, 0)
 
 
 def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
     """A rate of false drains from chosen spans is only a rate of those spans."""
     size = Size("parade", 1, 5)
-    spans = [one for one in planned(PARADE, size) if not one.class_name]
+    spans = [span for span in planned(PARADE, size) if not span.class_name]
     assert [span.hosts for span in spans] == [tuple(range(64))] * 5
     part = (PARADE.seconds - 3600.0) / 5
     assert [int(span.begin // part) for span in spans] == [0, 1, 2, 3, 4]
@@ -109,7 +111,7 @@ def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
     assert sum(span.weight * (span.end - span.begin) for span in spans) == pytest.approx(
         PARADE.seconds
     )
-    assert spans == [one for one in planned(PARADE, size) if not one.class_name]
+    assert spans == [span for span in planned(PARADE, size) if not span.class_name]
 
 
 @pytest.mark.slow
@@ -126,21 +128,24 @@ def test_what_is_found_does_not_depend_on_the_number_of_processes_nor_on_how_oft
     def progress(what: str, share: float) -> None:
         shares.append(share)
 
-    one = judged(PARADE, cases, progress, 1, pieces)
-    assert one == [judge_case(PARADE, case) for case in cases]
+    single = judged(PARADE, cases, progress, 1, pieces)
+    assert single == [judge_case(PARADE, case) for case in cases]
     (tmp_path / "pieces" / "0.pickle").unlink()
     (tmp_path / "pieces" / "1.pickle").write_bytes(b"half of")
     shares.clear()
-    assert judged(PARADE, cases, progress, 2, pieces) == one
+    assert judged(PARADE, cases, progress, 2, pieces) == single
     assert len(shares) == 2, "what is whole is not judged again"
     pieces.forget()
     assert pieces.read(2) is None
-    assert [each.steps for each in one] == [24, 42, 42]
+    assert [result.steps for result in single] == [24, 42, 42]
 
 
 def test_a_look_alike_is_watched_while_it_stands_and_a_reboot_until_its_host_is_back() -> None:
     """No host was ever seen to come back; and what stood for two hours was seen in its first five minutes."""
-    cases = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
+    cases = {
+        planned_case.class_name: planned_case
+        for planned_case in planned(PARADE, Size("parade", 1, 1))
+    }
     rows = PARADE.schedule.rows
     for name in ("planned_reboot", "data_stall", "sequence_imbalance", "hung_collector"):
         mine = rows[rows["cause"] == cases[name].cause]
@@ -154,8 +159,8 @@ def test_no_limit_on_hosts_that_are_out_hides_a_false_drain_in_the_hours() -> No
     back and not counted.
     """
     hidden = [
-        one.cluster_hosts_max(64) < 64 or one.rack_hosts_max < 64 or one.job_hosts_max < 64
-        for one in (LIMITS, UNLIMITED)
+        limits.cluster_hosts_max(64) < 64 or limits.rack_hosts_max < 64 or limits.job_hosts_max < 64
+        for limits in (LIMITS, UNLIMITED)
     ]
     assert hidden == [True, False]
 
@@ -173,29 +178,38 @@ def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
     (struck,) = truth.of_cause(case.cause)
     victim = min(truth.victims([struck]))
     late = struck.begin + 100.0
-    said = Observed(
+    observed = Observed(
         advised=[_advised(struck.host, late), _advised(victim, late), _advised("elsewhere", late)]
     )
-    wrong = score(case, said, truth, {}).wrong
-    assert [(one.what, one.host) for one in wrong if one.what != "astray"] == [("drain", victim)]
+    wrong = score(case, observed, truth, {}).wrong
+    assert [(finding.what, finding.host) for finding in wrong if finding.what != "astray"] == [
+        ("drain", victim)
+    ]
     right = replace(_advised(struck.host, late), reason="THERMAL_THROTTLE")
     for advice, what in ((right, []), (_advised(struck.host, late), ["astray"])):
         assert [
-            one.what for one in score(case, Observed(advised=[advice]), truth, {}).wrong
+            finding.what for finding in score(case, Observed(advised=[advice]), truth, {}).wrong
         ] == what
     early = Observed(advised=[_advised(struck.host, struck.begin - 50.0, Action.AVOID)])
-    assert [one.what for one in score(case, early, truth, {}).wrong] == ["avoid"]
+    assert [finding.what for finding in score(case, early, truth, {}).wrong] == ["avoid"]
 
 
 def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
     """A failing power supply of a rack is not a host's fault: the hosts are ill, the reason is
     right, and no figure showed the drain.
     """
-    told = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
-    scores = [_drained(told[name], "POWER_CAP") for name in ("power_brake", "power_cap")]
-    assert [[one.what for one in score.wrong] for score in scores] == [["alone"], []]
-    assert [one.what for one in _drained(told["power_brake"], "FABRIC").wrong] == ["astray"]
-    assert [one.what for one in _drained(told["power_brake"], "POWER_CAP", True).wrong] == ["alone"]
+    cases = {
+        planned_case.class_name: planned_case
+        for planned_case in planned(PARADE, Size("parade", 1, 1))
+    }
+    scores = [_drained(cases[name], "POWER_CAP") for name in ("power_brake", "power_cap")]
+    assert [[finding.what for finding in score.wrong] for score in scores] == [["alone"], []]
+    assert [finding.what for finding in _drained(cases["power_brake"], "FABRIC").wrong] == [
+        "astray"
+    ]
+    assert [
+        finding.what for finding in _drained(cases["power_brake"], "POWER_CAP", True).wrong
+    ] == ["alone"]
     hour = replace(scores[0], class_name="", found=None, shared=None)
     text = page(_run([*scores, hour, hour]))
     assert (
@@ -213,16 +227,19 @@ def _drained(case: SimulatedCase, reason: str, is_avoided_before: bool = False) 
     advice = [replace(_advised(struck.host, struck.begin + 60.0), reason=reason)]
     if is_avoided_before:
         advice.insert(0, _advised(struck.host, struck.begin - 1.0, Action.AVOID))
-    places = {name: PARADE.location(at) for at, name in enumerate(PARADE.names)}
+    places = {name: PARADE.location(index) for index, name in enumerate(PARADE.names)}
     return score(case, Observed(advised=advice), truth, places)
 
 
 def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
     """Two hosts of a rack with separate causes were reported as one rack; no figure counted this."""
-    told = {one.class_name: _told_as_one(one) for one in planned(PARADE, Size("parade", 1, 1))}
-    assert [one.what for one in told["power_brake"].wrong] == []
-    assert [one.what for one in told["thermal"].wrong] == ["cause"]
-    text = page(_run([told["power_brake"], told["thermal"]]))
+    results = {
+        planned_case.class_name: _told_as_one(planned_case)
+        for planned_case in planned(PARADE, Size("parade", 1, 1))
+    }
+    assert [finding.what for finding in results["power_brake"].wrong] == []
+    assert [finding.what for finding in results["thermal"].wrong] == ["cause"]
+    text = page(_run([results["power_brake"], results["thermal"]]))
     assert "0 advisories of the hours, and 1 around causes, were for a cause that no two" in text
 
 
@@ -232,7 +249,7 @@ def _told_as_one(case: SimulatedCase) -> Score:
     struck = truth.of_cause(case.cause)
     if not struck:
         return Score("", 1.0)
-    others = [one.host for one in struck[1:]] or sorted(
+    others = [finding.host for finding in struck[1:]] or sorted(
         {PARADE.names[host] for host in case.hosts} - {struck[0].host}
     )
     advised = replace(
@@ -240,7 +257,7 @@ def _told_as_one(case: SimulatedCase) -> Score:
         hosts=(struck[0].host, others[0]),
         basis=Basis.SHARED_CAUSE,
     )
-    places = {name: PARADE.location(at) for at, name in enumerate(PARADE.names)}
+    places = {name: PARADE.location(index) for index, name in enumerate(PARADE.names)}
     return score(case, Observed(advised=[advised]), truth, places)
 
 
@@ -260,10 +277,10 @@ def test_a_victim_that_is_blamed_is_counted() -> None:
         struck.begin + 30.0,
         inf,
     )
-    told = score(case, Observed(named=[named]), truth, {})
-    assert told.found is not None
-    assert (told.found.rule, told.found.victims_blamed) == ("", 1)
-    assert [one.what for one in told.wrong] == ["name"]
+    result = score(case, Observed(named=[named]), truth, {})
+    assert result.found is not None
+    assert (result.found.rule, result.found.victims_blamed) == ("", 1)
+    assert [finding.what for finding in result.wrong] == ["name"]
 
 
 def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
@@ -293,32 +310,32 @@ def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_no
     truth = GroundTruth(calm, case.hosts, case.begin, case.end)
     capped = next(fault.host for fault in truth.faults if fault.each.name == "full_load_cap")
     cry = NamedState("slow clock", capped, "x", "", HealthState.SUSPECT, Reason.NONE, 90_100.0, inf)
-    told = score(case, Observed(named=[cry]), truth, {})
-    assert (told.calm_hosts, told.calm_named["slow clock"]) == (16, 1)
-    assert 0 < told.plain_hosts < 16 and told.plain_named["slow clock"] == 0
-    text = page(_run([told]))
+    result = score(case, Observed(named=[cry]), truth, {})
+    assert (result.calm_hosts, result.calm_named["slow clock"]) == (16, 1)
+    assert 0 < result.plain_hosts < 16 and result.plain_named["slow clock"] == 0
+    text = page(_run([result]))
     assert "**named without a fault**" in text and "- without a look-alike either" in text
 
 
 def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
     """The counts come from sets of strings, whose order differs by process: the page was not a function of its seed."""
-    said = [((rule, HealthState.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
-    found = [replace(_found(), rule=rule) for rule in ("c", "a", "b", "d")]
+    counts = [((rule, HealthState.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
+    rows = [replace(_found(), rule=rule) for rule in ("c", "a", "b", "d")]
     wrong = [Wrong(JUDGE, "drain", "h", rule, rule, (), False) for rule in ("b", "a")]
-    one, two = (
+    first, two = (
         page(
             _run(
                 [
-                    Score("data_stall", 1.0, named=Counter(dict(said[::way])), hosts=1),
-                    *(Score("thermal", 1.0, found=each) for each in found[::way]),
+                    Score("data_stall", 1.0, named=Counter(dict(counts[::way])), hosts=1),
+                    *(Score("thermal", 1.0, found=row) for row in rows[::way]),
                     Score("", 1.0, wrong=wrong[::way], days=1.0, passed=Counter(checkpoint=7)),
-                    Score("", 1.0, named_in_passing=_passed(said[::way])),
+                    Score("", 1.0, named_in_passing=_passed(counts[::way])),
                 ]
             )
         )
         for way in (1, -1)
     )
-    assert one == two and "a WATCH 1, b WATCH 1, c WATCH 1, d WATCH 1, e WATCH 1 |" in one
+    assert first == two and "a WATCH 1, b WATCH 1, c WATCH 1, d WATCH 1, e WATCH 1 |" in first
 
 
 def _passed(
@@ -412,10 +429,13 @@ def test_a_switch_of_an_nvlink_domain_is_one_advisory_for_the_domain() -> None:
     scenarios = {**settings.scenarios, "parade": parade}
     world = World("parade", 1, settings=replace(settings, scenarios=scenarios))
     of_all = planned(world, Size("parade", 1, 1))
-    told = judge_case(world, next(each for each in of_all if each.class_name == "nvlink_switch"))
-    assert told.found is not None and told.found.victims > 0 == told.found.victims_blamed
-    assert told.shared is not None and (told.shared.named, told.shared.hosts) == (8, 8)
-    assert (told.shared.shared, told.shared.right_domain, told.shared.drains) == (1, True, 0)
+    result = judge_case(
+        world,
+        next(planned_case for planned_case in of_all if planned_case.class_name == "nvlink_switch"),
+    )
+    assert result.found is not None and result.found.victims > 0 == result.found.victims_blamed
+    assert result.shared is not None and (result.shared.named, result.shared.hosts) == (8, 8)
+    assert (result.shared.shared, result.shared.right_domain, result.shared.drains) == (1, True, 0)
 
 
 def test_every_fault_has_its_reasons_and_every_shared_one_its_domain() -> None:

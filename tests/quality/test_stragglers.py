@@ -14,12 +14,18 @@ from bench.quality.straggler_replay import REASONS, judge
 def test_all_time_is_accounted_for_and_the_same_plan_gives_the_same_episode(kind: str) -> None:
     """A world that loses time, or changes from run to run, gives irreproducible figures."""
     plan = Plan(kind, 0.1, hosts=4, seed=5, seconds=120, onset=60.0)
-    one, other = play(plan), play(plan)
-    assert np.array_equal(one.watts, other.watts) and np.array_equal(one.shares, other.shares)
-    sums = one.shares.sum(axis=3)
+    episode, other = play(plan), play(plan)
+    assert np.array_equal(episode.watts, other.watts) and np.array_equal(
+        episode.shares, other.shares
+    )
+    sums = episode.shares.sum(axis=3)
     runs = sums > 0
     assert runs.mean() > 0.4 and np.allclose(sums[runs], 1.0, atol=1e-6)
-    assert (np.diff(one.steps) > 0).all() and np.isfinite(one.watts).all() and (one.watts > 0).all()
+    assert (
+        (np.diff(episode.steps) > 0).all()
+        and np.isfinite(episode.watts).all()
+        and (episode.watts > 0).all()
+    )
 
 
 @pytest.mark.parametrize("kind", ["healthy", "silent", "gpu", "cpu", "heat"])

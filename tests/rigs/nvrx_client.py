@@ -143,7 +143,9 @@ def main() -> None:
     logging.getLogger().addHandler(Kept())
     logging.getLogger("nvrx").setLevel(logging.INFO)
     logging.getLogger("nvrx").addHandler(Kept())
-    what = {one.__name__: one for one in (health, segment, attribution, cycles)}[sys.argv[1]]
+    what = {function.__name__: function for function in (health, segment, attribution, cycles)}[
+        sys.argv[1]
+    ]
     print(json.dumps({**what(*sys.argv[2:]), "log": lines}))
 
 

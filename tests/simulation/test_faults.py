@@ -58,8 +58,8 @@ def _story(request: pytest.FixtureRequest) -> Story:
     events = []
     for second in range(1, SECONDS + 1):
         step = live.step(1.0)
-        told = [(host, event) for host, _, of_host in step for event in of_host]
-        events += [(second, host, event) for host, event in told if event.name != "gpu.process"]
+        logged = [(host, event) for host, _, of_host in step for event in of_host]
+        events += [(second, host, event) for host, event in logged if event.name != "gpu.process"]
         readings = [Reading(blocks) for _, blocks, _ in step]
         for name in SIGNALS:
             rows[name].append([reading.numbers(name) for reading in readings])
@@ -79,9 +79,9 @@ def test_three_faults_in_three_jobs_within_ten_seconds(story: Story) -> None:
 def test_nothing_moves_before_its_time(story: Story) -> None:
     """A fault that shows before its moment would let a judge look good that only guesses."""
     first = int(min(struck(story.live, name).begin for name in FAULTS))
-    for name, most in ((HEAT, 12), (CLOCK, 0.02 * 1.7e9)):
+    for name, limit in ((HEAT, 12), (CLOCK, 0.02 * 1.7e9)):
         values = story.of[name][:first]
-        assert (values.max(axis=0) - values.min(axis=0)).max() <= most
+        assert (values.max(axis=0) - values.min(axis=0)).max() <= limit
     assert not story.of[HELD][:first].any() and not story.of[LOST][:first].any()
     grown = story.of[CORRECTED][first - 1] - story.of[CORRECTED][0]
     assert grown.max() <= 3
@@ -161,9 +161,9 @@ def test_a_bad_cable_slows_its_gang_alone() -> None:
     job = live.world.schedule.job_at(fault.index, 0.0)
     assert job is not None
     tensor = []
-    for each in (live, before):
-        read(each, fault.due)
-        readings = [list(read(each).values()) for _ in range(10)]
+    for live_world in (live, before):
+        read(live_world, fault.due)
+        readings = [list(read(live_world).values()) for _ in range(10)]
         of_all = [
             [r.numbers("gpu_fast.tensor_active_ratio") for r in reading] for reading in readings
         ]
@@ -175,5 +175,5 @@ def test_a_bad_cable_slows_its_gang_alone() -> None:
 def test_small_fleets_have_fewer_faults(hosts: int, faults: int) -> None:
     """`gangline simulate --hosts 1` must run, with the one fault there is room for: never two on a host."""
     lines = [json.loads(line) for line in truth.lines(World("three", 1, hosts=hosts))]
-    told = [line for line in lines if line.get("sort") == "faults"]
-    assert len(told) == faults == len({line["struck"][0][0] for line in told})
+    logged = [line for line in lines if line.get("sort") == "faults"]
+    assert len(logged) == faults == len({line["struck"][0][0] for line in logged})

@@ -72,11 +72,11 @@ class Service:
 
 
 def gang() -> placement_pb2.GangRequirements:
-    found = placement_pb2.GangRequirements(nodes=GANG, gpus_per_node=8)
-    found.length.FromSeconds(72 * 3600)
-    found.invariants.segment_nodes = SEGMENT
-    found.invariants.segment_tier = placement_pb2.TIER_RACK
-    return found
+    result = placement_pb2.GangRequirements(nodes=GANG, gpus_per_node=8)
+    result.length.FromSeconds(72 * 3600)
+    result.invariants.segment_nodes = SEGMENT
+    result.invariants.segment_tier = placement_pb2.TIER_RACK
+    return result
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
     leaves = {world.location(world.names.index(name)).leaf for name in lost}
     racks = {world.names[index]: world.location(index).rack for index in range(HOSTS)}
     assert len(lost) == 3 and len(leaves) == 2
-    members = {world.names[at] for at in job.hosts.tolist()}
+    members = {world.names[index] for index in job.hosts.tolist()}
     port = free_port()
     serve = ["aggregator", "--data", str(tmp_path / "store"), "--listen", f"127.0.0.1:{port}"]
     play = ["simulate", "--scenario", SCENARIO, "--seed", str(SEED), "--data", str(tmp_path / "sim")]  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
             until(lambda: service.plan(gang(), free).options, "the gang fits on its hosts")
             before = service.plan(gang(), free).options[0]
             placed = list(before.node_index)
-            assert {names[at] for at in placed} == members
+            assert {names[index] for index in placed} == members
             spares = sorted(set(range(HOSTS)) - set(placed))
             request = recovery_pb2.PlanRecoveryRequest(
                 gang=gang(), current_node_index=placed, hot_spare_node_index=spares,
@@ -128,7 +128,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
 
             until(all_are_lost, "three hosts have failed", 300.0)
     reply = replies[0]
-    assert {names[at] for at in reply.failed_node_index} == lost
+    assert {names[index] for index in reply.failed_node_index} == lost
     assert not reply.restart_is_futile and not reply.domains
     best = reply.options[0]
     assert best.kind == recovery_pb2.RECOVERY_HOT_SPARE and not best.stopped_node_index
@@ -137,7 +137,7 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
     # The racks of the gang have no other host: each replacement says that its segment is no longer whole.
     for replacement in best.replacements:
         segment = best.node_index[replacement.rank // SEGMENT * SEGMENT :][:SEGMENT]
-        is_whole = len({racks[names[at]] for at in segment}) == 1
+        is_whole = len({racks[names[index]] for index in segment}) == 1
         assert replacement.keeps_segment == is_whole
     assert len(best.replacements) == 3
     waits = next(
@@ -155,6 +155,6 @@ def test_a_gang_of_64_hosts_loses_three_and_61_never_stop(tmp_path: Path) -> Non
         print(f"{total.value:.0f} GPU-hours ({total.lower:.0f} to {total.upper:.0f})")
     assert best.price.total_gpu_hours.value > reply.undisturbed.price.total_gpu_hours.value
     shown = [line.split() for line in recovery_text(reply, names).splitlines()]
-    (row,) = (one for one in shown if one[-4:] == ["no", "member", "had", "failed"])
+    (row,) = (cells for cells in shown if cells[-4:] == ["no", "member", "had", "failed"])
     assert float(row[1]) == pytest.approx(reply.undisturbed.price.total_gpu_hours.value, abs=0.06)
     assert {part.name for part in best.price.parts} >= {"detect", "decide", "resume", "lost work"}

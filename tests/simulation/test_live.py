@@ -116,10 +116,10 @@ def test_odd_steps_do_no_harm(elapsed: float) -> None:
 def test_slow_tables_come_at_their_pace() -> None:
     """Tables of ten seconds sent every second would cost the store ten times its rows."""
     live = calm(1, 2)
-    came = dict.fromkeys(TABLES, 0)
+    counts = dict.fromkeys(TABLES, 0)
     for _ in range(60):
         for block in live.step(1.0)[1][1]:
-            came[block.table] += 1
-    assert came["gpu_1s"] == came["gpu_fast_1s"] == 60
-    assert came["gpu_10s"] in (6, 7) and came["nvlink_10s_changes"] in (6, 7)
-    assert came["filesystem_60s"] in (1, 2)
+            counts[block.table] += 1
+    assert counts["gpu_1s"] == counts["gpu_fast_1s"] == 60
+    assert counts["gpu_10s"] in (6, 7) and counts["nvlink_10s_changes"] in (6, 7)
+    assert counts["filesystem_60s"] in (1, 2)

@@ -31,10 +31,10 @@ def test_energy_is_the_integral_of_power(seed: int) -> None:
     live = calm(seed, 4)
     before = all_of(read(live), "gpu.energy_joules")
     readings = [read(live) for _ in range(300)]
-    told = np.sum([all_of(reading, "gpu_fast.power_mean_watts") for reading in readings], axis=0)
+    watts = np.sum([all_of(reading, "gpu_fast.power_mean_watts") for reading in readings], axis=0)
     sampled = np.sum([all_of(reading, "gpu.power_watts") for reading in readings], axis=0)
     spent = all_of(readings[-1], "gpu.energy_joules") - before
-    assert np.allclose(told, spent, rtol=1e-4)
+    assert np.allclose(watts, spent, rtol=1e-4)
     # A sample per second of a power that alternates between 120 and 550 W; all GPUs are a single
     # gang.
     assert sampled.sum() == pytest.approx(spent.sum(), rel=0.1)

@@ -127,10 +127,10 @@ def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
     assert frame.stamp == frames.Stamp(
         host.spool.run_id, host.spool.boot_id, sequence, clock.boottime_ns(), clock.wall_ns()
     )
-    said = Reading(frame.blocks)
-    assert said.numbers("gpu.sm_clock_hertz")[0] > 1e9
-    assert said.column("agent.spool_bytes") == [0.0]
-    assert said.column("agent.cpu_seconds") == [None], "the process is shared by all hosts"
+    reading = Reading(frame.blocks)
+    assert reading.numbers("gpu.sm_clock_hertz")[0] > 1e9
+    assert reading.column("agent.spool_bytes") == [0.0]
+    assert reading.column("agent.cpu_seconds") == [None], "the process is shared by all hosts"
     (waiting,) = host.events.pending(10)
     assert waiting.event_id == f"{host.spool.boot_id.hex()}/xid-1"
     assert waiting.boottime_ns == clock.boottime_ns() and waiting.wall_time_ns == clock.wall_ns()
@@ -196,13 +196,13 @@ def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> No
         until(lambda: spooled(tmp_path) > 5000, "frames of the last host are on disk")
         lines = [json.loads(line) for line in written.read_text().splitlines()]
         expected = map(json.loads, truth.lines(World("three", 7, hosts=4)))
-        told = [[line.get("struck") for line in log] for log in (lines, expected)]
-        assert told[0] == told[1] and lines[0]["scenario"] == "three"
+        struck_hosts = [[line.get("struck") for line in log] for log in (lines, expected)]
+        assert struck_hosts[0] == struck_hosts[1] and lines[0]["scenario"] == "three"
         pid = process.pid
         assert process.stop() == 0
         assert not os.path.exists(f"/proc/{pid}")
-    said = (tmp_path / "log").read_text()
-    assert "4 simulated hosts, scenario three, seed 7" in said and "Traceback" not in said
+    log_text = (tmp_path / "log").read_text()
+    assert "4 simulated hosts, scenario three, seed 7" in log_text and "Traceback" not in log_text
     before = spooled(tmp_path)
     with simulate(tmp_path) as process:  # the same folders serve again
         until(lambda: spooled(tmp_path) > before, "the next run appends")

@@ -111,27 +111,27 @@ def explained(name: str, reasons: dict[str, str]) -> bool:
 def test_a_simulated_host_says_what_the_rules_read() -> None:
     """A rule that reads what no simulated host says was tested on nothing: `make run` would look the
     same without it."""
-    said = all_said()
-    missing = {name for name in SIGNALS_READ if None in said.get(name, [None])}
+    signals = all_said()
+    missing = {name for name in SIGNALS_READ if None in signals.get(name, [None])}
     assert not {name for name in missing if not explained(name, READ_AND_ABSENT)}
 
 
 def test_the_list_of_what_is_not_said_is_true() -> None:
     """A reason that no longer holds would hide the next signal that goes missing."""
-    said = all_said()
+    signals = all_said()
     for pattern in READ_AND_ABSENT | COUNTERS_ABSENT:
         names = {name for name in BY_NAME if fnmatchcase(name, pattern)}
         assert names, f"{pattern} is the name of nothing"
         for name in names - {n for n in names if BY_NAME[n].kind is Kind.EVENT}:
-            assert set(said.get(name, [None])) == {None}, name
+            assert set(signals.get(name, [None])) == {None}, name
 
 
 def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
     """A rule whose counter is missing on every simulated host never runs here; a counter that real
     H100s lack hides the opposite.
     """
-    said = all_said()
-    for name, values in said.items():
+    signals = all_said()
+    for name, values in signals.items():
         signal = BY_NAME[name]
         if signal.kind is not Kind.COUNTER or not signal.on_change:
             continue
@@ -146,16 +146,16 @@ def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
 def test_a_simulated_host_fills_what_a_real_one_would() -> None:
     """A judge that works on simulated hosts only because a column is there that real ones lack, or
     that breaks on a column they have, was tested on nothing."""
-    said = all_said()
-    kinds = {BY_NAME[name].device_kind for name in said}
+    signals = all_said()
+    kinds = {BY_NAME[name].device_kind for name in signals}
     every = {rows[0].device_kind for rows in TABLES.values()}
     assert kinds == every - KINDS_ABSENT.keys()
     # A sensor shows either watts or degrees.
-    assert [value is None for value in said["hwmon.power_watts"]] == [True, True, False]
-    assert [value is None for value in said["hwmon.temperature_celsius"]] == [False, False, True]
+    assert [value is None for value in signals["hwmon.power_watts"]] == [True, True, False]
+    assert [value is None for value in signals["hwmon.temperature_celsius"]] == [False, False, True]
     for kind in kinds:
-        names = [name for name in said if BY_NAME[name].device_kind == kind]
-        assert any(set(said[name]) != {None} for name in names), f"{kind} says nothing"
+        names = [name for name in signals if BY_NAME[name].device_kind == kind]
+        assert any(set(signals[name]) != {None} for name in names), f"{kind} says nothing"
 
 
 def numbers(block: Block) -> tuple[Words, Words]:
@@ -179,11 +179,11 @@ def test_counters_never_fall(seed: int) -> None:
                 if not chosen:
                     continue
                 widths = np.array([2 ** signals[i].width_bits - 1 for i in chosen], np.uint64)
-                now, there = (number[chosen] for number in numbers(block))
-                old, old_there = before.get((host, block.table), (now, there))
-                assert (there == old_there).all(), block.table
+                now, totals = (number[chosen] for number in numbers(block))
+                old, old_there = before.get((host, block.table), (now, totals))
+                assert (totals == old_there).all(), block.table
                 assert (now >= old).all() and (now <= widths[:, None]).all(), block.table
-                before[host, block.table] = now, there
+                before[host, block.table] = now, totals
     assert len(before) > 3 * 15
 
 
@@ -193,17 +193,19 @@ def test_the_fast_lane_agrees_with_the_slow_one(seed: int) -> None:
     live = three(seed, 2)
     for _ in range(75):
         for reading in read(live).values():
-            of = {s.column: np.array(reading.numbers(s.name)) for s in TABLES["gpu_fast_1s"]}
-            assert (of["samples_count"] == SAMPLES_PER_SECOND).all()
+            by_column = {s.column: np.array(reading.numbers(s.name)) for s in TABLES["gpu_fast_1s"]}
+            assert (by_column["samples_count"] == SAMPLES_PER_SECOND).all()
             for name, unit in (("sm_clock", "hertz"), ("power", "watts")):
-                least, mean, most = (of[f"{name}_{w}_{unit}"] for w in ("min", "mean", "max"))
-                assert (least <= mean).all() and (mean <= most).all()
+                minimum, mean, maximum = (
+                    by_column[f"{name}_{w}_{unit}"] for w in ("min", "mean", "max")
+                )
+                assert (minimum <= mean).all() and (mean <= maximum).all()
             if "gpu_10s" in reading.blocks:
                 average = reading.numbers("gpu.power_average_watts")
-                assert np.allclose(of["power_mean_watts"], average, atol=0.01)
-            assert (of["sm_active_min_ratio"] <= of["sm_active_ratio"]).all()
-            assert (of["sm_active_ratio"] <= of["sm_active_max_ratio"]).all()
-            for name, values in of.items():
+                assert np.allclose(by_column["power_mean_watts"], average, atol=0.01)
+            assert (by_column["sm_active_min_ratio"] <= by_column["sm_active_ratio"]).all()
+            assert (by_column["sm_active_ratio"] <= by_column["sm_active_max_ratio"]).all()
+            for name, values in by_column.items():
                 assert not name.endswith("_ratio") or (values.min() >= 0 and values.max() <= 1)
 
 
@@ -318,18 +320,18 @@ def test_an_xid_is_told_as_the_agent_tells_one() -> None:
     """
     live = three(4, 3)
     fault = struck(live, "hbm")
-    told, counts, lost = [], [], []
+    events_told, counts, lost = [], [], []
     for _ in range(60):
         for host, blocks, events in live.step(1.0):
-            told += [event for event in events if event.name == "gpu.xid"]
+            events_told += [event for event in events if event.name == "gpu.xid"]
             reading = Reading(blocks)
             if host == fault.host and "gpu_10s_changes" in reading.blocks:
                 (count,) = reading.numbers("kernel_log.told_events")
                 assert reading.numbers("nvml_events.told_by_kernel_log_events") == [count]
                 counts.append((count, *reading.numbers("kernel_log.incidents_count")))
                 lost.append(reading.numbers("gpu.ecc_uncorrected_volatile_device_errors"))
-    assert [event.code for event in told][:2] == [48, 95] and len(told) == 3
-    for event in told:
+    assert [event.code for event in events_told][:2] == [48, 95] and len(events_told) == 3
+    for event in events_told:
         notice = classify(event.message)
         assert notice is not None and (notice.name, notice.code) == (event.name, event.code)
         assert (event.process_id, event.process_name) == (notice.process_id, notice.process_name)

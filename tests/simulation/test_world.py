@@ -55,10 +55,10 @@ def first_frames(of: World) -> bytes:
 
 def test_the_same_seed_gives_the_same_bytes_and_another_gives_others() -> None:
     """A finding of the bench must be reproducible from its seed."""
-    one, again, other = (World("parade", seed) for seed in (3, 3, 4))
-    assert list(truth.lines(one)) == list(truth.lines(again))
-    assert first_frames(one) == first_frames(again) != first_frames(other)
-    assert set(truth.lines(one)) != set(truth.lines(other))
+    first, again, other = (World("parade", seed) for seed in (3, 3, 4))
+    assert list(truth.lines(first)) == list(truth.lines(again))
+    assert first_frames(first) == first_frames(again) != first_frames(other)
+    assert set(truth.lines(first)) != set(truth.lines(other))
 
 
 def test_a_class_that_is_left_out_changes_no_other() -> None:
@@ -78,9 +78,9 @@ def test_faults_come_as_often_as_the_file_says() -> None:
     gpus, hours = 128 * 8, 10 * 24
     rows = world().schedule.rows
     for name in ("flap", "power_cap"):
-        each = SETTINGS.classes[name]
+        class_ = SETTINGS.classes[name]
         number = list(SETTINGS.classes).index(name)
-        expected = each.rate * 8.0 * gpus * hours
+        expected = class_.rate * 8.0 * gpus * hours
         assert 0.6 * expected < (rows["cls"] == number).sum() < 1.3 * expected, name
 
 
@@ -89,10 +89,10 @@ def test_hosts_come_back_and_fail_again() -> None:
     again = [i for i in incidents(world()) if i["origin"] is not None]
     assert again
     by_cause = {i["cause"]: i for i in incidents(world())}
-    for one in again:
-        first = by_cause[one["origin"]]
-        assert first["begin_seconds"] < one["begin_seconds"]
-        assert one["struck"][0] in first["struck"] and one["class"] == first["class"]
+    for incident in again:
+        first = by_cause[incident["origin"]]
+        assert first["begin_seconds"] < incident["begin_seconds"]
+        assert incident["struck"][0] in first["struck"] and incident["class"] == first["class"]
 
 
 def test_what_hosts_share_does_not_come_back_on_one_of_them() -> None:
@@ -150,12 +150,12 @@ def test_a_fault_that_kills_ends_the_job_of_all_its_hosts() -> None:
     """A gang dies with any of its members."""
     schedule = world().schedule
     killed = {job.killed_by: job for job in schedule.jobs if job.killed_by >= 0}
-    told = {i["cause"]: i for i in incidents(world()) if i["killed_jobs"]}
-    assert killed and told
-    for one in told.values():
-        each = SETTINGS.classes[one["class"]]
-        assert each.kills or each.ends in ("repair", "restart")
-        assert set(one["killed_jobs"]) <= set(one["jobs"])
+    killing = {i["cause"]: i for i in incidents(world()) if i["killed_jobs"]}
+    assert killed and killing
+    for incident in killing.values():
+        class_ = SETTINGS.classes[incident["class"]]
+        assert class_.kills or class_.ends in ("repair", "restart")
+        assert set(incident["killed_jobs"]) <= set(incident["jobs"])
 
 
 def test_shared_causes_strike_a_whole_place_within_two_seconds() -> None:
@@ -220,56 +220,67 @@ def test_hours_sample_all_time_alike() -> None:
 
 def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
     """A judge that sees only the culprit cannot compare it with other hosts."""
-    found = list(fault_episodes(world(), 2))
-    assert len({e.class_name for e in found}) > 15
+    episodes = list(fault_episodes(world(), 2))
+    assert len({e.class_name for e in episodes}) > 15
     truths = {i["cause"]: i for i in incidents(world())}
     names = world().names
-    for each in found:
-        told = truths[each.cause]
-        assert told["struck"][0][0] in {names[h] for h in each.hosts}
-        begin = told["begin_seconds"]
-        is_fault = told["sort"] == "faults" and each.class_name != "slow_host"  # that has no begin
-        is_whole = is_fault or told["end_seconds"] - begin <= LENGTH_SECONDS_MAX
-        assert not is_whole or (each.begin <= max(begin, STEP_SECONDS) and begin < each.end)
-        assert each.weight >= 1.0 and len(each.hosts) >= 8
+    for episode in episodes:
+        reported = truths[episode.cause]
+        assert reported["struck"][0][0] in {names[h] for h in episode.hosts}
+        begin = reported["begin_seconds"]
+        is_fault = (
+            reported["sort"] == "faults" and episode.class_name != "slow_host"
+        )  # that has no begin
+        is_whole = is_fault or reported["end_seconds"] - begin <= LENGTH_SECONDS_MAX
+        assert not is_whole or (episode.begin <= max(begin, STEP_SECONDS) and begin < episode.end)
+        assert episode.weight >= 1.0 and len(episode.hosts) >= 8
 
 
 def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_is_over() -> None:
     """Look-alikes of whole jobs were looked at in their first five minutes, and no reboot until its host was back."""
     sorts = {class_.name: class_.sort for class_ in world().schedule.classes}
-    found = [
+    episodes = [
         episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"
     ]
     rows = world().schedule.rows
     late = []
-    for one in found:
-        mine = rows[rows["cause"] == one.cause]
+    for episode in episodes:
+        mine = rows[rows["cause"] == episode.cause]
         begin, end = float(mine["begin"].min()), min(float(mine["end"].max()), world().seconds)
-        stood = min(one.end, end) - max(one.begin, begin)
+        stood = min(episode.end, end) - max(episode.begin, begin)
         assert stood >= min(end - begin, LENGTH_SECONDS_MAX) - 1e-6
-        assert one.end - one.begin <= BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
+        assert episode.end - episode.begin <= BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
         if end - begin <= LENGTH_SECONDS_MAX:
-            assert one.end == pytest.approx(min(end + AFTER_SECONDS, world().seconds))
+            assert episode.end == pytest.approx(min(end + AFTER_SECONDS, world().seconds))
         if end - begin > 36_000.0:
-            late.append(one.begin > begin + LENGTH_SECONDS_MAX)
-    reboots = [one for one in found if one.class_name == "planned_reboot"]
+            late.append(episode.begin > begin + LENGTH_SECONDS_MAX)
+    reboots = [episode for episode in episodes if episode.class_name == "planned_reboot"]
     assert len(reboots) == 5 and sum(late) > 0.8 * len(late) > 8
-    assert found == [
+    assert episodes == [
         episode for episode in fault_episodes(world(), 5) if sorts[episode.class_name] != "faults"
     ]
 
 
 def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
     """Slow hosts were seen in the first eight minutes of the world alone: as all jobs begin, before any checkpoint."""
-    found = [episode for episode in fault_episodes(world(), 5) if episode.class_name == "slow_host"]
-    parts = {int(4 * one.begin / world().seconds) for one in found}
-    assert len(found) > 3 and len(parts) > 2
+    episodes = [
+        episode for episode in fault_episodes(world(), 5) if episode.class_name == "slow_host"
+    ]
+    parts = {int(4 * episode.begin / world().seconds) for episode in episodes}
+    assert len(episodes) > 3 and len(parts) > 2
     longest = BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
-    assert all(one.end - one.begin <= longest for one in found)
+    assert all(episode.end - episode.begin <= longest for episode in episodes)
     # Its gang is the gang at the onset.
-    jobs = [world().schedule.job_at(one.hosts[0], one.begin + BEFORE_SECONDS) for one in found]
-    gangs = [(one, {*job.hosts.tolist()}) for one, job in zip(found, jobs, strict=True) if job]
-    assert gangs and all(len(gang & {*one.hosts}) >= min(len(gang), 40) for one, gang in gangs)
+    jobs = [
+        world().schedule.job_at(episode.hosts[0], episode.begin + BEFORE_SECONDS)
+        for episode in episodes
+    ]
+    gangs = [
+        (episode, {*job.hosts.tolist()}) for episode, job in zip(episodes, jobs, strict=True) if job
+    ]
+    assert gangs and all(
+        len(gang & {*episode.hosts}) >= min(len(gang), 40) for episode, gang in gangs
+    )
 
 
 def test_causes_begin_anywhere_between_two_steps() -> None:

@@ -82,10 +82,10 @@ def test_a_job_that_hangs_writes_no_checkpoint() -> None:
         gangs = GangModel([job], [np.arange(2)], np.arange(2), 1)
         channels = HostEffects(2)
         channels.hangs[0] = hangs
-        found = gangs.shares(
+        result = gangs.shares(
             5.0, 5, np.ones((2, 8)), channels, Noise(1, np.arange(16).reshape(2, 8))
         )
-        assert found.writes.any() == found.clock.writes.any() == (not hangs)
+        assert result.writes.any() == result.clock.writes.any() == (not hangs)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_a_stage_that_computes_longer_is_of_the_last_hosts_of_its_job(
     channels = HostEffects(hosts)
     channels.stage_imbalance[:] = 0.2
     noise = Noise(1, np.arange(hosts * 8).reshape(hosts, 8))
-    told = gangs.shares(5.0, 5, np.ones((hosts, 8)), channels, noise)
-    longest = told.compute[:, 0] > 1.1 * told.compute[:, 0].min()
+    result = gangs.shares(5.0, 5, np.ones((hosts, 8)), channels, noise)
+    longest = result.compute[:, 0] > 1.1 * result.compute[:, 0].min()
     assert np.flatnonzero(longest).tolist() == last
-    assert (told.wait[~longest] > 0.05).all() or not last
+    assert (result.wait[~longest] > 0.05).all() or not last
 
 
 def test_a_rack_of_72_gpus_is_one_domain() -> None:
@@ -120,19 +120,19 @@ def test_an_nvlink_fault_is_of_its_tensor_group() -> None:
     """The truth log names who waits at first hand, and the GPU whose link repeats moves less."""
     world = racks("parade", 64, classes=("nvlink",))  # no other fault slows its gang, or ends it
     (row,) = rows_of("nvlink", world)
-    told = truth.incident(world, rows_of("nvlink", world))
+    line = truth.incident(world, rows_of("nvlink", world))
     job = world.schedule.job_at(int(row["host"]), float(row["begin"]))
     assert job is not None
     domain = {h for h in job.hosts.tolist() if h // 8 == int(row["host"]) // 8}
-    assert told["tensor_group"] == [world.names[h] for h in sorted(domain)]
+    assert line["tensor_group"] == [world.names[h] for h in sorted(domain)]
     hosts = [int(row["host"])]
-    at = float(row["begin"] + 0.9 * row["onset"])
-    view = world.open(hosts, at - 60.0, at + 1.0)
-    shares = [view.step(seconds).gauges.shares for seconds in np.arange(at - 50.0, at, 10.0)]
-    moved = Reading(view.readings.blocks(0, -1.0, at)).numbers(
+    end = float(row["begin"] + 0.9 * row["onset"])
+    view = world.open(hosts, end - 60.0, end + 1.0)
+    shares = [view.step(seconds).gauges.shares for seconds in np.arange(end - 50.0, end, 10.0)]
+    moved = Reading(view.readings.blocks(0, -1.0, end)).numbers(
         "gpu_fast.nvlink_received_bytes_per_second"
     )
-    others = [each for gpu, each in enumerate(moved) if gpu != row["part"]]
+    others = [share for gpu, share in enumerate(moved) if gpu != row["part"]]
     assert moved[row["part"]] < 0.7 * min(others)
     assert 0.85 < max(share.pace[0] for share in shares) < 0.97
 
@@ -144,13 +144,13 @@ def test_a_switch_of_a_domain_takes_all_its_hosts_and_no_other() -> None:
     due = float((rows["begin"] + rows["onset"]).max())
     hosts = sorted(rows["host"].tolist())
     view = WORLD.open(hosts, due - 30.0, due + 30.0)
-    said = []
+    shown = []
     for seconds in np.arange(due - 20.0, due + 12.0, 2.0):
         view.step(float(seconds))
-        said += [
+        shown += [
             (index, event.code) for index in range(8) for event in view.events(index) if event.code
         ]
-    assert sorted(said) == [(index, 74) for index in range(8)]
+    assert sorted(shown) == [(index, 74) for index in range(8)]
     domains = {place.nvlink_domain for place in map(WORLD.location, hosts)}
     assert domains == {f"nvlink-{hosts[0] // 8:04d}"}
 
@@ -166,8 +166,8 @@ def test_a_stall_that_rotates_is_of_another_host_each_time() -> None:
         moment = view.step(begin + 5.0 + 10.0 * number)
         gaps, own = moment.gauges.effects.starved[: len(hosts)], moment.gauges.shares
         assert (gaps > 0).sum() == 1
-        at = int(gaps.argmax())
-        stalled.append(at)
+        index = int(gaps.argmax())
+        stalled.append(index)
         if own.compute.any():
-            assert own.gap[at].min() > own.gap[np.arange(len(hosts)) != at].max()
+            assert own.gap[index].min() > own.gap[np.arange(len(hosts)) != index].max()
     assert len({*stalled}) >= min(6, len(hosts) - 1)

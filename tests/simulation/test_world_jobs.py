@@ -29,12 +29,12 @@ def drawn(seed: int, hosts: int, days: float, scenario: str = "month") -> WorldS
 
 def host_hours(schedule: WorldSchedule, begin_days: float) -> Mapping[int, float]:
     """Return how long jobs of each size had their hosts, from *begin_days* to the end."""
-    found: dict[int, float] = {}
+    hours: dict[int, float] = {}
     for job in schedule.jobs:
         seconds = min(job.end, schedule.seconds) - max(job.begin, begin_days * DAY)
         size = job.hosts.size
-        found[size] = found.get(size, 0.0) + size * max(seconds, 0.0) / HOUR
-    return found
+        hours[size] = hours.get(size, 0.0) + size * max(seconds, 0.0) / HOUR
+    return hours
 
 
 @pytest.mark.slow
@@ -47,13 +47,13 @@ def test_most_host_hours_are_in_large_jobs_as_the_file_weighs_them(seed: int) ->
     10 of a hundred host-hours, all sizes together.
     """
     schedule = drawn(seed, 600, 60.0)
-    found = host_hours(schedule, SETTLED_DAYS)
+    hours = host_hours(schedule, SETTLED_DAYS)
     sizes = SETTINGS.jobs.hosts
-    assert {*found} == {*sizes}
+    assert {*hours} == {*sizes}
     wanted = np.array(SETTINGS.jobs.weights) * np.array(sizes)
-    shares = np.array([found[size] for size in sizes]) / sum(found.values())
+    shares = np.array([hours[size] for size in sizes]) / sum(hours.values())
     assert np.abs(shares - wanted / wanted.sum()).sum() / 2 < 0.10
-    busy = sum(found.values()) / (schedule.hosts * (60.0 - SETTLED_DAYS) * 24)
+    busy = sum(hours.values()) / (schedule.hosts * (60.0 - SETTLED_DAYS) * 24)
     assert 0.85 < busy < 0.97
 
 

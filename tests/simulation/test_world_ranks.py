@@ -24,9 +24,10 @@ def told(
     moment: Any = SimpleNamespace(
         jobs=np.array([*jobs, 9]), silent=where == silent, booted=where == booted, seconds=seconds
     )
-    found = [(host, event.attributes) for host, event in ranks.step(moment)]
+    events = [(host, event.attributes) for host, event in ranks.step(moment)]
     lines = [
-        f"{host} {said['state']} {said['job_id']} of {said['world_size']}" for host, said in found
+        f"{host} {attributes['state']} {attributes['job_id']} of {attributes['world_size']}"
+        for host, attributes in events
     ]
     assert all(lines.count(line) == GPUS for line in lines)
     return list(dict.fromkeys(lines))
@@ -71,5 +72,5 @@ def test_ranks_are_by_host_and_gpu() -> None:
     moment: Any = SimpleNamespace(
         jobs=np.array([0, 0]), silent=np.zeros(2, bool), booted=np.zeros(2, bool), seconds=5.0
     )
-    found = sorted(int(event.attributes["rank"]) for _, event in ranks.step(moment))
-    assert found == list(range(2 * GPUS))
+    ranks_seen = sorted(int(event.attributes["rank"]) for _, event in ranks.step(moment))
+    assert ranks_seen == list(range(2 * GPUS))

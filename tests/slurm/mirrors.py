@@ -55,21 +55,21 @@ def _missing(path: Path, content: bytes) -> None:
 
 
 def _stale(path: Path, content: bytes) -> None:
-    at = content.index(b"computed=") + 9
-    path.write_bytes(mirror(int(content[at : at + 10]) - 100, "gpu8"))
+    offset = content.index(b"computed=") + 9
+    path.write_bytes(mirror(int(content[offset : offset + 10]) - 100, "gpu8"))
 
 
 def _valid_for_ever(path: Path, content: bytes) -> None:
-    at = content.index(b"computed=") + 9
+    offset = content.index(b"computed=") + 9
     path.write_bytes(
-        mirror(int(content[at : at + 10]), "gpu8", valid_seconds=VALID_SECONDS_MAX + 10)
+        mirror(int(content[offset : offset + 10]), "gpu8", valid_seconds=VALID_SECONDS_MAX + 10)
     )
 
 
 def _in_place(path: Path, content: bytes) -> None:
     """Write the next file over the previous one, as a writer that dies halfway."""
-    at = content.index(b"computed=") + 9
-    later = mirror(int(content[at : at + 10]) + 1, "gpu8")
+    offset = content.index(b"computed=") + 9
+    later = mirror(int(content[offset : offset + 10]) + 1, "gpu8")
     path.write_bytes(later[: len(later) // 2] + content[len(later) // 2 :])
 
 

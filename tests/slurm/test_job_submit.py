@@ -32,10 +32,10 @@ class Outcome:
 
 @pytest.fixture
 def state() -> Iterator[Lua]:
-    one = Lua()
-    one.run(SLURM)
-    yield one
-    one.close()
+    lua = Lua()
+    lua.run(SLURM)
+    yield lua
+    lua.close()
 
 
 @pytest.fixture

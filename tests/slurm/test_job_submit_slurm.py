@@ -60,11 +60,11 @@ class PluginCluster:
 
     def submit(self, *options: str) -> tuple[str, str, str]:
         """Return a job's number, its excluded nodes, and the message; then cancel it."""
-        number, said = sbatch(self.slurm, *options)
+        number, message = sbatch(self.slurm, *options)
         excluded = excluded_nodes(self.slurm, number) if number else ""
         if number:
             self.slurm.command("scancel", number)
-        return number, excluded, said
+        return number, excluded, message
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PluginCluster]
     folder, mirrors = tmp_path_factory.mktemp("slurm"), tmp_path_factory.mktemp("mirror")
     mirrors.chmod(0o755)
     (folder / "job_submit.lua").write_text(script(mirrors / "nodes", exclude=True))
-    with running_cluster(folder, NODES, *LINES) as one:
-        yield PluginCluster(one, mirrors / "nodes")
+    with running_cluster(folder, NODES, *LINES) as slurm:
+        yield PluginCluster(slurm, mirrors / "nodes")
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +88,9 @@ def _closed_folder(cluster: PluginCluster) -> Iterator[None]:
 def test_a_small_job_leaves_out_a_faulty_node(cluster: PluginCluster) -> None:
     """The user gets a message, and the job is accepted."""
     cluster.write("gpu2")
-    number, excluded, said = cluster.submit("-N2")
+    number, excluded, message = cluster.submit("-N2")
     assert number and excluded == "gpu2"
-    assert "gangline: this job leaves out nodes with a fault: gpu2" in said
+    assert "gangline: this job leaves out nodes with a fault: gpu2" in message
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_job_that_needs_the_node_is_accepted(
 ) -> None:
     """`exc_nodes` on it would end in "Requested node configuration is not available"."""
     cluster.write("gpu2", "gpu5")
-    number, excluded, said = cluster.submit(*options)
-    assert number, said
-    assert excluded == "", said
+    number, excluded, message = cluster.submit(*options)
+    assert number, message
+    assert excluded == "", message
 
 
 def test_what_a_job_leaves_out_itself_stays_as_it_is(cluster: PluginCluster) -> None:
@@ -144,8 +144,8 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
                 )  # fmt: skip
                 mirror_file.write(cluster.mirror, content)
                 # Held: a job that starts without the feature shows no preference.
-                number, said = sbatch(slurm, "-H", f"-N{size}")
-                assert number, said
+                number, message = sbatch(slurm, "-H", f"-N{size}")
+                assert number, message
                 job = slurm.command("scontrol", "-o", "show", "job", number)
                 slurm.command("scancel", number)
                 assert ("Prefer=well" in job) == (size <= max(sizes, default=0)), (having, size)
@@ -158,15 +158,15 @@ def test_a_feature_is_preferred_where_enough_nodes_have_it(cluster: PluginCluste
 def test_the_user_is_told_of_a_node_that_he_names(cluster: PluginCluster) -> None:
     """The job stays as the user wrote it."""
     cluster.write("gpu2")
-    number, excluded, said = cluster.submit("-w", "gpu[1-2]")
+    number, excluded, message = cluster.submit("-w", "gpu[1-2]")
     assert number and excluded == ""
-    assert "gangline: this job names nodes that are not fit for jobs now: gpu2" in said
+    assert "gangline: this job names nodes that are not fit for jobs now: gpu2" in message
 
 
 def test_the_user_is_told_that_too_few_are_ready(cluster: PluginCluster) -> None:
     cluster.write("gpu2")
-    number, _, said = cluster.submit("-N6")
-    assert number and "this job needs 6 nodes, and 5 of 6 are fit for jobs now" in said
+    number, _, message = cluster.submit("-N6")
+    assert number and "this job needs 6 nodes, and 5 of 6 are fit for jobs now" in message
 
 
 def test_a_degraded_picture_does_nothing(cluster: PluginCluster) -> None:
@@ -179,9 +179,9 @@ def test_a_damaged_or_planted_file_does_nothing(cluster: PluginCluster) -> None:
     for case, damage in DAMAGES.items():
         content = cluster.write("gpu2")
         damage(cluster.mirror, content)
-        number, excluded, said = cluster.submit("-N2")
-        assert number, (case, said)
-        assert "gpu2" not in excluded + said, case
+        number, excluded, message = cluster.submit("-N2")
+        assert number, (case, message)
+        assert "gpu2" not in excluded + message, case
         if cluster.mirror.is_dir():
             cluster.mirror.rmdir()
 
@@ -222,8 +222,8 @@ def _refused_with_and_without(cluster: PluginCluster, seed: int, jobs: int) -> i
         without = cluster.submit(*options)[0]
         faulty = source.sample(cluster.slurm.nodes, source.randint(1, 3))
         cluster.write(*faulty)
-        number, excluded, said = cluster.submit(*options)
-        assert bool(number) == bool(without), (options, faulty, said)
+        number, excluded, message = cluster.submit(*options)
+        assert bool(number) == bool(without), (options, faulty, message)
         left_out += bool(excluded)
     return left_out
 

@@ -62,10 +62,10 @@ def read_by_c(reader: Path, *arguments: str | Path) -> tuple[int, str]:
 
 @pytest.fixture
 def state() -> Iterator[Lua]:
-    one = Lua()
-    one.run(SLURM)
-    yield one
-    one.close()
+    entry = Lua()
+    entry.run(SLURM)
+    yield entry
+    entry.close()
 
 
 def excluded_by_lua(state: Lua, path: Path) -> str:
@@ -78,12 +78,12 @@ def excluded_by_lua(state: Lua, path: Path) -> str:
 
 def test_python_reads_what_was_written(path: Path) -> None:
     """All fields, and the records in order."""
-    found = mirror_file.read(path)
-    assert stale_reason(found, time.time()) == ""
-    assert [node.name for node in found.nodes] == [f"gpu{index}" for index in range(1, 9)]
-    assert found.lists["b0"] == "gpu[1-7]" and found.counts["b0"] == 7
-    assert found.lists["out"] == found.lists["exclude"] == "gpu8"
-    assert found.exclude_safe_nodes == 7 and found.by_slurm and not found.degraded
+    parsed = mirror_file.read(path)
+    assert stale_reason(parsed, time.time()) == ""
+    assert [node.name for node in parsed.nodes] == [f"gpu{index}" for index in range(1, 9)]
+    assert parsed.lists["b0"] == "gpu[1-7]" and parsed.counts["b0"] == 7
+    assert parsed.lists["out"] == parsed.lists["exclude"] == "gpu8"
+    assert parsed.exclude_safe_nodes == 7 and parsed.by_slurm and not parsed.degraded
 
 
 @compiler
@@ -184,10 +184,10 @@ def test_lua_believes_no_planted_file_where_it_can_see_it(
         if planted:
             PLANTED[case](path, content)
         answers = []
-        for each in (path, path.parent):
-            status = os.lstat(each)
+        for owned in (path, path.parent):
+            status = os.lstat(owned)
             # As if root ran slurmctld: only its own files and the folder owner's count.
-            answers.append(f'["{each}"] = {{ {status.st_mode}, {status.st_uid} }}')
+            answers.append(f'["{owned}"] = {{ {status.st_mode}, {status.st_uid} }}')
         state.run(f"answers = {{ {', '.join(answers)} }}")
         assert excluded_by_lua(state, path) == ("nil" if planted else "gpu8")
 

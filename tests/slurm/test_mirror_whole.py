@@ -76,19 +76,19 @@ def test_a_fault_of_a_host_reaches_the_next_job(
 
         cluster.until(faulty, "a fault in the mirror")
         bad = mirror_file.read(path).lists["exclude"]
-        number, said = sbatch(cluster, "-N1")
+        number, message = sbatch(cluster, "-N1")
         assert number and excluded_nodes(cluster, number) == bad and bad in NAMES
-        assert f"leaves out nodes with a fault: {bad}" in said
-        number, said = sbatch(cluster, f"-N{HOSTS}")
+        assert f"leaves out nodes with a fault: {bad}" in message
+        number, message = sbatch(cluster, f"-N{HOSTS}")
         assert number and excluded_nodes(cluster, number) == ""
-        assert f"needs {HOSTS} nodes, and {HOSTS - 1} of {HOSTS} are fit" in said
+        assert f"needs {HOSTS} nodes, and {HOSTS - 1} of {HOSTS} are fit" in message
         cluster.command("scontrol", "update", f"nodename={bad}", "state=drain", "reason=test")
         waiting, _ = sbatch(cluster, f"-N{HOSTS}", "--gpus-per-node=4")
         capsys.readouterr()
         assert cli.main(["why", waiting, "--aggregator", address]) == cli.OK
-        said = capsys.readouterr().out
-        assert f"too few nodes are left: {HOSTS - 1} of the {HOSTS} that it needs" in said
-        assert "1 DRAIN: test" in said and "below each constraint: changes" in said
+        message = capsys.readouterr().out
+        assert f"too few nodes are left: {HOSTS - 1} of the {HOSTS} that it needs" in message
+        assert "1 DRAIN: test" in message and "below each constraint: changes" in message
         cluster.command("scancel", waiting)
         assert aggregator.end(signal.SIGKILL) == -signal.SIGKILL
         # The file is no longer written, and contains its own expiry.

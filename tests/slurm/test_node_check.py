@@ -63,8 +63,8 @@ class Host:
 
     def shows(self, state: str, reason: str = "", seconds_ago: float = 0.0) -> None:
         """Set Slurm's view of the node."""
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - seconds_ago))
-        shown = f" Reason={reason} [root@{at}]" if reason else ""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - seconds_ago))
+        shown = f" Reason={reason} [root@{stamp}]" if reason else ""
         line = f"NodeName=gpu1 Arch=x86_64 State={state} ThreadsPerCore=1 Partitions=main{shown}\n"
         (self.folder / "node").write_text(line)
 
@@ -224,10 +224,10 @@ def test_slurm_is_not_asked_each_minute_by_each_host(host: Host) -> None:
     host.run("well")
     assert host.done() == [TAKE_BACK]
     host.shows("IDLE")
-    asked = host.questions()
+    questions = host.questions()
     for _ in range(3):
         host.run("well")
-    assert host.questions() == asked + 1
+    assert host.questions() == questions + 1
 
 
 def test_a_controller_that_does_not_answer_is_borne(host: Host) -> None:
@@ -298,10 +298,10 @@ class CheckedCluster:
 
 def answer(folder: Path, *modes: str) -> None:
     """Write what `gangline check` is to answer on gpu1, gpu2, ..."""
-    for at, mode in enumerate(modes, 1):
-        beside = folder / "mode.new"
-        beside.write_text(mode)
-        beside.rename(folder / f"gangline.mode.gpu{at}")
+    for number, mode in enumerate(modes, 1):
+        temporary = folder / "mode.new"
+        temporary.write_text(mode)
+        temporary.rename(folder / f"gangline.mode.gpu{number}")
 
 
 def _wrapped(folder: Path, name: str, conf: Path) -> Path:

@@ -55,13 +55,13 @@ def cut(path: Path, source: random.Random) -> str:
 def spoil(path: Path, source: random.Random) -> str:
     """Turn the bits of a random stretch over; return what was done."""
     size = path.stat().st_size
-    at, length = source.randrange(max(1, size)), source.choice((1, 16, 4096))
+    offset, length = source.randrange(max(1, size)), source.choice((1, 16, 4096))
     with open(path, "r+b") as file:
-        file.seek(at)
+        file.seek(offset)
         data = file.read(length)
-        file.seek(at)
+        file.seek(offset)
         file.write(bytes(byte ^ 0xFF for byte in data))
-    return f"{path.name}: {len(data)} bytes turned over at {at} of {size}"
+    return f"{path.name}: {len(data)} bytes turned over at {offset} of {size}"
 
 
 def remove(path: Path, source: random.Random) -> str:

@@ -123,14 +123,14 @@ class Simulated:
             if reading.done():
                 reading.result()
         finally:
-            for each in (reading, reporting):
-                each.cancel()
+            for task in (reading, reporting):
+                task.cancel()
             stream.cancel()
 
     async def _read(self, stream: Any) -> None:
         while (ack := await stream.read()) is not grpc.aio.EOF:
-            for one in ack.durable:
-                for sequence in [n for n in self.waiting if one.first <= n <= one.last]:
+            for span in ack.durable:
+                for sequence in [n for n in self.waiting if span.first <= n <= span.last]:
                     self.received.append((sequence, self.waiting.pop(sequence)))
                     self.told.frames.add(sequence)
             for refusal in ack.refused:
@@ -221,8 +221,8 @@ def fleet(
     address: str, agents: int, source: random.Random, period: float = 0.02
 ) -> Iterator[Fleet]:
     """A fleet that ends with the block."""
-    made = Fleet(address, agents, source, period)
+    created = Fleet(address, agents, source, period)
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()

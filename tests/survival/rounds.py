@@ -106,28 +106,28 @@ class World:
 
     def start(self) -> str:
         """Start the aggregator; return "" once it listens, or its error message."""
-        said = len(self.aggregator.said()) if self.log.exists() else 0
+        offset = len(self.aggregator.said()) if self.log.exists() else 0
         self.aggregator.start()
         until(
             lambda: listening(self.port) or not self.aggregator.alive(),
             f"listening or ended; see {self.log}",
         )
-        words = self.aggregator.said()[said:]
+        message = self.aggregator.said()[offset:]
         if self.aggregator.alive():
             return ""
         child = self.aggregator.child
         code = child.wait() if child else None
         self.aggregator.child = None
-        if code != 1 or "Traceback" in words or not REMEDY.search(words):
-            raise Broken(f"it ended with {code}, and did not say what to do: {words[-1500:]}")
-        if str(self.data) not in words:
-            raise Broken(f"it refused, and named nothing of {self.data}: {words[-1500:]}")
-        return words
+        if code != 1 or "Traceback" in message or not REMEDY.search(message):
+            raise Broken(f"it ended with {code}, and did not say what to do: {message[-1500:]}")
+        if str(self.data) not in message:
+            raise Broken(f"it refused, and named nothing of {self.data}: {message[-1500:]}")
+        return message
 
     def running(self) -> None:
         """Start it unless it runs; it must."""
-        if not self.aggregator.alive() and (words := self.start()):
-            raise Broken(f"it does not start: {words}")
+        if not self.aggregator.alive() and (message := self.start()):
+            raise Broken(f"it does not start: {message}")
 
     def wait_receipts(self, more: int) -> None:
         """Wait until *more* further frames have a receipt."""
@@ -171,10 +171,10 @@ class World:
 
     def parquet(self) -> list[Path]:
         """Return the existing Parquet files."""
-        found = [
+        files = [
             path for top in ("segments", "rollups") for path in (self.data / top).rglob("*.parquet")
         ]
-        return sorted(found)
+        return sorted(files)
 
     def admin(self, *arguments: str, wanted: int | None = 0) -> str:
         """Run `gangline admin`, which must end with *wanted* (None: 0 or 1); return its output."""
@@ -189,11 +189,11 @@ class World:
 
     def back_up(self) -> None:
         """Make a backup, and remember what was acknowledged before it."""
-        told = self.fleet.acknowledged()
+        acknowledged = self.fleet.acknowledged()
         to = str(self.place / "backups")
         where = ("--data", str(self.data), "--aggregator", self.address)
         self.admin("backup", "--to", to, "--keep", "2", *where)
-        self.backed_up = told
+        self.backed_up = acknowledged
 
     def restore(self) -> None:
         """Restore the last backup; later data is written off."""
@@ -285,8 +285,8 @@ def _sick_disk(world: World, mode: int, **how: int) -> None:
     world.pause(1.0)
     if world.source.random() < 0.4:  # it dies of the fault, or its restart fails
         world.aggregator.kill()
-        words = world.start()
-        if not words:
+        message = world.start()
+        if not message:
             world.pause()
     if world.source.random() < 0.3:
         world.aggregator.kill()
@@ -406,8 +406,8 @@ def segment_damaged(world: World) -> str:
     until(lambda: world.parquet(), f"a Parquet file; see {world.log}")
     world.back_up()
     world.aggregator.kill()
-    found, harm = world.parquet(), world.source.choice((cut, spoil, remove))
-    return harm(world.source.choice(found), world.source)
+    files, harm = world.parquet(), world.source.choice((cut, spoil, remove))
+    return harm(world.source.choice(files), world.source)
 
 
 #: After these nothing that was acknowledged may be missing.
@@ -446,9 +446,9 @@ def round_of(world: World, name: str) -> None:
     else:
         _destroyed(world, name)
     world.settle()
-    told = world.fleet.acknowledged()
+    acknowledged = world.fleet.acknowledged()
     world.end()
-    world.compare(told)
+    world.compare(acknowledged)
     world.counted.rounds[name] += 1
     world.counted.frames += 20
     world.counted.seconds[name] += round(time.monotonic() - begin, 1)  # type: ignore[assignment]
@@ -456,8 +456,8 @@ def round_of(world: World, name: str) -> None:
 
 def _destroyed(world: World, name: str) -> None:
     did = DESTROYED[name](world)
-    told = world.fleet.acknowledged()
-    said = len(world.aggregator.said())
+    acknowledged = world.fleet.acknowledged()
+    offset = len(world.aggregator.said())
     world.fleet.making = False
     try:
         refusal = world.start()
@@ -465,25 +465,25 @@ def _destroyed(world: World, name: str) -> None:
             world.counted.refused[name] += 1
             world.restore()
             world.compare(world.backed_up)
-            world.compare(told, may_lose=True)
+            world.compare(acknowledged, may_lose=True)
             world.running()
             return
-        words = world.aggregator.said()[said:]
+        message = world.aggregator.said()[offset:]
         world.aggregator.kill()
-        missing = _compare_or_restore(world, told, name)
-        is_said = _is_loss_said(words)
+        missing = _compare_or_restore(world, acknowledged, name)
+        is_said = _is_loss_said(message)
         if missing and not is_said:
             # A fleet has too many Parquet files to check before the start: the aggregator reports
             # damage soon after.
             world.running()
             until(
-                lambda: _is_loss_said(world.aggregator.said()[said:]),
+                lambda: _is_loss_said(world.aggregator.said()[offset:]),
                 f"words on this: {did}; {missing} acknowledged frames and events are gone; see {world.log}",
             )
             world.aggregator.kill()
             is_said = True
         if name == "segment damaged" and not is_said:
-            _restore_if_wrong(world, told, name)
+            _restore_if_wrong(world, acknowledged, name)
         world.counted.said_lost[name] += is_said
         world.counted.written_off[name] += missing
         world.running()

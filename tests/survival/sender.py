@@ -125,12 +125,12 @@ def main() -> None:
             client.reregister()
         time.sleep(options.period_seconds)
     print(f"appended {appended}", flush=True)
-    said = ""
+    last_state = ""
     while waiting := spool.unacknowledged_frames:
         state = "connected" if client.connected else f"not connected: {client.last_error}"
-        if state != said:
+        if state != last_state:
             print(f"{waiting} frames wait for receipts; {state}", flush=True)
-            said = state
+            last_state = state
         time.sleep(0.05)
     client.close()
     print(

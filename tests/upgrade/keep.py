@@ -33,7 +33,7 @@ _ROWS = {"host_1s": ("host",), "gpu_1s": GPUS, "gpu_1s_changes": GPUS, "rdma_1s"
 
 def blocks(sequence: int) -> list[Block]:
     """Return the readings of frame *sequence*: each cell a number computed from its position; every fifth missing."""
-    made = []
+    result = []
     for table, devices in _ROWS.items():
         block = Block(table, devices)
         for column, signal in enumerate(TABLES[table]):
@@ -42,8 +42,8 @@ def blocks(sequence: int) -> list[Block]:
                 if (number + row) % 5:
                     gauge = signal.kind == "gauge"
                     (block.put_float if gauge else block.put_int)(column, row, number)
-        made.append(block)
-    return made
+        result.append(block)
+    return result
 
 
 def event(number: int) -> HealthEvent:

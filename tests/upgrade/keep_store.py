@@ -56,8 +56,8 @@ def fill(store: Store) -> None:
         store.append_events(events)
         for sequence in range(1, FRAMES + 1):
             assert store.submit_frame(host, frame(sequence), NOW_NS, lambda _: done.release())
-    found = Finding(HOSTS[0], "gpu.xid", GPUS[0], "kept finding", NOW_NS)
-    store.submit_findings([found])
+    finding = Finding(HOSTS[0], "gpu.xid", GPUS[0], "kept finding", NOW_NS)
+    store.submit_findings([finding])
     for _ in range(FRAMES * len(HOSTS)):
         assert done.acquire(timeout=GUARD_SECONDS)
 

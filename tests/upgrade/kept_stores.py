@@ -64,12 +64,12 @@ def main() -> None:
     steps, states = again(source, work, lambda: opened(path, kept=kept))
     print(life(lambda: found(path)), flush=True)
     every = "all" in sys.argv
-    for at in range(len(steps)) if every else worth_killing(states):
+    for step in range(len(steps)) if every else worth_killing(states):
         if every:
-            killed = again(source, work, lambda at=at: opened(path, at))  # type: ignore[misc]
+            killed = again(source, work, lambda step=step: opened(path, step))  # type: ignore[misc]
         else:
-            killed = as_killed(kept, at, work)
-        assert killed == signal.SIGKILL, f"at statement {at}, {steps[at]}: {killed}"
+            killed = as_killed(kept, step, work)
+        assert killed == signal.SIGKILL, f"at statement {step}, {steps[step]}: {killed}"
         print(life(lambda: found(path)), flush=True)
 
 

@@ -57,17 +57,17 @@ def test_a_store_is_backed_up_before_it_is_migrated(
     assert "no store yet" in capsys.readouterr().out and not folder.exists()
     unpack(archive, folder)
     assert cli.main(command) == cli.OK
-    (made,) = backup_files.backups(to)
-    assert backup_files.read(made).schema_version == version_of(archive)
+    (backup,) = backup_files.backups(to)
+    assert backup_files.read(backup).schema_version == version_of(archive)
     Store.open(folder, AggregatorConfig(data=folder, ops_seconds=0), lambda: NOW_NS).close()
     capsys.readouterr()
     assert cli.main(command) == cli.OK
     assert f"the store has version {NEWEST}" in capsys.readouterr().out
-    assert backup_files.backups(to) == [made]
+    assert backup_files.backups(to) == [backup]
     restore = ["admin", "restore", "--from", str(to), "--data", str(folder), "--force"]
     assert cli.main(restore) == cli.OK
     assert (folder / STORE_VERSION_FILE).read_text() == f"{version_of(archive)}\n"
-    assert backup_files.backups(to) == [made], "a restore leaves the backups where they are"
+    assert backup_files.backups(to) == [backup], "a restore leaves the backups where they are"
 
 
 @pytest.mark.parametrize("archive", STORE_OF_EACH_VERSION)
@@ -122,10 +122,10 @@ def test_a_kill_at_any_step_of_a_migration(archive: Path | None, tmp_path: Path)
         timeout=GUARD_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    found = done.stdout.splitlines()
+    lines = done.stdout.splitlines()
     wanted = f"[({NEWEST},)] ({GPU_ROWS},) [({EVENTS},), ({FINDINGS},)]"
     empty = f"[({NEWEST},)] (None,) [(0,), (0,)]"
-    assert set(found) == {wanted if archive else empty}
+    assert set(lines) == {wanted if archive else empty}
     version = version_of(archive) if archive else 0
     # after each COMMIT, after each CHECKPOINT, and without a kill
-    assert len(found) > 2 * (NEWEST - version), "not every migration was killed in"
+    assert len(lines) > 2 * (NEWEST - version), "not every migration was killed in"

@@ -121,8 +121,8 @@ class World:
 
     def frames_bytes(self) -> int:
         """Return the size of the pending frames, on disk and in memory."""
-        of = (self.place / "spool").stat()
-        head = self.place / f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+        status = (self.place / "spool").stat()
+        head = self.place / f"gangline-spool-{status.st_dev:x}-{status.st_ino:x}"
         files = [*(self.place / "spool").glob("*.seg"), *head.glob("*.seg")]
         return sum(file.stat().st_size for file in files)
 
@@ -152,8 +152,8 @@ class World:
         try:
             assert (spool.notice, spool.dropped_frames) == ("", 0)
             waiting: set[int] = set()
-            while found := spool.pending(max(waiting, default=0), 1000):
-                waiting |= {number for number, _ in found}
+            while result := spool.pending(max(waiting, default=0), 1000):
+                waiting |= {number for number, _ in result}
             return spool.next_sequence(), waiting
         finally:
             spool.close()
@@ -170,9 +170,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
+    created = World(tmp_path)
+    yield created
+    created.close()
 
 
 def version(place: Path, name: str) -> Path:
@@ -199,9 +199,9 @@ def assert_nothing_lost_or_doubled(world: World) -> None:
     numbers = [n for first, last in received for n in range(int(str(first)), int(str(last)) + 1)]
     following, waiting = world.next_and_waiting()
     assert len(numbers) == len(set(numbers)) > 3
-    made = sorted({*numbers, *waiting})
-    assert made[0] == 1
-    for before, after in itertools.pairwise([*made, following]):
+    sequences = sorted({*numbers, *waiting})
+    assert sequences[0] == 1
+    for before, after in itertools.pairwise([*sequences, following]):
         # Numbers jump where a version cannot be sure of the earlier ones; never back.
         assert after == before + 1 or (after > before and after % JUMP_SEQUENCES == 0)
     for table in ("host_1s", "agent_10s"):
@@ -229,13 +229,13 @@ def last_version(world: World) -> str:
 def changed_under_load(world: World, versions: list[tuple[str, Path]]) -> None:
     """Run these agents one after another, the first two across an absence of the aggregator."""
     world.start_aggregator()
-    for at, (name, path) in enumerate(versions):
-        agent = world.start_agent(path, f"agent-{at}-{name}")
-        if at == 1:  # the agent has taken over the previous agent's frames, and has made some
+    for index, (name, path) in enumerate(versions):
+        agent = world.start_agent(path, f"agent-{index}-{name}")
+        if index == 1:  # the agent has taken over the previous agent's frames, and has made some
             frames_wait(world, agent)
             world.start_aggregator()
         heard(world, agent)
-        if at == 0:
+        if index == 0:
             world.aggregator.kill()
             frames_wait(world, agent)
         assert agent.alive(), agent.said()

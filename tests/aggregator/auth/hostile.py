@@ -132,7 +132,7 @@ class Hostile:
     async def _listen(self, stream: Any) -> None:
         try:
             async for ack in stream:
-                self.tally["receipts"] += sum(one.last - one.first + 1 for one in ack.durable)
+                self.tally["receipts"] += sum(span.last - span.first + 1 for span in ack.durable)
                 self.tally["refused"] += len(ack.refused)
         except grpc.aio.AioRpcError as error:
             self.tally[error.code().name] += 1
@@ -286,13 +286,13 @@ async def events(one: Hostile) -> None:
         async def report() -> None:
             while one.going:
                 one.sequence += 1
-                several = [
+                running = [
                     wire.HealthEvent(
                         event_id=f"{one.sequence}-{n}", name="gpu.xid", code=79, boot_id=BOOT
                     )
                     for n in range(1000)
                 ]
-                request = wire.ReportEventsRequest(events=several)
+                request = wire.ReportEventsRequest(events=running)
                 metadata = (*one.metadata, ("gangline-session", session))
                 await one.called(stub.ReportEvents(request, metadata=metadata))
 
@@ -300,7 +300,7 @@ async def events(one: Hostile) -> None:
 
 
 async def _until_end(one: Hostile, *work: Coroutine[Any, Any, None]) -> None:
-    tasks = {asyncio.create_task(each) for each in work}
+    tasks = {asyncio.create_task(task) for task in work}
     while tasks and one.going:
         _, tasks = await asyncio.wait(tasks, timeout=min(0.2, one.left_seconds))
     for task in tasks:
@@ -308,8 +308,8 @@ async def _until_end(one: Hostile, *work: Coroutine[Any, Any, None]) -> None:
 
 
 ATTACKS: dict[str, Callable[[Hostile], Awaitable[None]]] = {
-    each.__name__: each
-    for each in (
+    task.__name__: task
+    for task in (
         garbage, flood, devices, odd_values, time_travel, deaf, names, strangers, streams, connections, giants,
         events,
     )
@@ -356,8 +356,8 @@ async def receipts(
         while sequence in sent:
             ack = await stream.read()
             assert not ack.refused, ack.refused
-            for one in ack.durable:
-                for number in range(one.first, one.last + 1):
+            for span in ack.durable:
+                for number in range(span.first, span.last + 1):
                     yield time.monotonic() - sent.pop(number)
         await asyncio.sleep(max(0.0, period_seconds))
     stream.cancel()

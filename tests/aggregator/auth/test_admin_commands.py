@@ -214,9 +214,9 @@ def test_what_is_made_before_the_aggregator_is_not_open_to_all(tmp_path: Path) -
 def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And never again: neither listed nor kept."""
     assert token(tmp_path, "new", "--role", "operator", "--name", "alice") == cli.OK
-    said = capsys.readouterr()
-    secret = said.out.strip()
-    assert "needs a login, even on loopback" in said.err and secret not in said.err
+    output = capsys.readouterr()
+    secret = output.out.strip()
+    assert "needs a login, even on loopback" in output.err and secret not in output.err
     assert token(tmp_path, "list") == token(tmp_path, "list", "--json") == cli.OK
     listed = capsys.readouterr().out
     assert "alice" in listed and secret not in listed and secret.split("_", 2)[2] not in listed
@@ -236,8 +236,8 @@ def test_tokens_of_many_hosts_go_into_files(
     files = sorted(into.iterdir())
     assert [file.name for file in files] == [f"agent-{host}.token" for host in hosts]
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
-    said = capsys.readouterr()
-    assert not any(file.read_text().strip() in said.out + said.err for file in files)
+    output = capsys.readouterr()
+    assert not any(file.read_text().strip() in output.out + output.err for file in files)
     assert token(tmp_path, "new", "--role", "agent", *names, "--into", str(into)) == cli.FAILED
     assert "--force" in capsys.readouterr().err and len(read_tokens(tokens_file(tmp_path))) == 16
 

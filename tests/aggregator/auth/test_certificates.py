@@ -81,8 +81,8 @@ def test_a_new_ca_lets_in_whom_it_signed(lab: Any, secured: Secured, tmp_path: P
             secured.ca.write_bytes(both)
             await aggregator.access_control.refresh()
             taken = secured.channel(aggregator.port, files)
-            code, words = await status_of(permits(taken).GetPermit(ask))
-            assert code.name == "OK", words
+            code, message = await status_of(permits(taken).GetPermit(ask))
+            assert code.name == "OK", message
             await refused.close()
             await taken.close()
 
@@ -134,10 +134,10 @@ def test_one_that_cannot_be_used_is_a_finding(lab: Any, secured: Secured, until:
             await until(lambda: not aggregator.fleet.findings)
 
     asyncio.run(way())
-    ((words, cleared),) = lab.rows(
+    ((message, cleared),) = lab.rows(
         "SELECT words, cleared FROM findings WHERE host = '(aggregator)'"
     )
-    assert "server.key" in words and "nonsense" not in words and cleared
+    assert "server.key" in message and "nonsense" not in message and cleared
 
 
 def test_one_that_ends_soon_is_spoken_of(secured: Secured) -> None:

@@ -44,7 +44,7 @@ def ended(*connections: AcceptedConnection, now: float = 0.0, **callers: list[in
         for connection in connections
         if connection.inode in inodes
     }
-    return {one.inode for one in too_many(connections, by_peer, LIMITS, now)}
+    return {connection.inode for connection in too_many(connections, by_peer, LIMITS, now)}
 
 
 def test_of_one_caller_the_oldest_go() -> None:
@@ -58,7 +58,7 @@ def test_a_simulated_fleet_comes_by_one_login() -> None:
     """`gangline simulate --hosts 32` with an admin's token: 24 of its hosts were cut off in turn."""
     mine = [at(number, since=float(number)) for number in range(1, 33)]
     root = Principal(Role.ADMIN, "root", auth_method="token 3", proof=(1, 1))
-    assert too_many(mine, {one.peer: root for one in mine}, LIMITS, 0.0) == []
+    assert too_many(mine, {connection.peer: root for connection in mine}, LIMITS, 0.0) == []
 
 
 def test_who_does_not_log_in_goes() -> None:
@@ -80,12 +80,14 @@ def test_what_is_left_is_within_the_limits(drawn: list[tuple[int, float, str]]) 
     """A connection with a login is never closed in favor of connections without, and the rest is bounded."""
     all_ = [at(number, f"10.0.0.{a}", since) for number, (a, since, _) in enumerate(drawn)]
     names = [name for _, _, name in drawn]
-    whose = {name: [n for n, one in enumerate(names) if one == name] for name in ("alice", "bob")}
+    whose = {
+        name: [n for n, holder in enumerate(names) if holder == name] for name in ("alice", "bob")
+    }
     over = ended(*all_, now=30.0, **whose)
-    left = [one for one in all_ if one.inode not in over]
-    unknown = [one for one in left if not names[one.inode]]
+    remaining = [connection for connection in all_ if connection.inode not in over]
+    unknown = [connection for connection in remaining if not names[connection.inode]]
     assert len(unknown) <= LIMITS.unknown_max
-    assert all(30.0 - one.since <= LIMITS.login_seconds_max for one in unknown)
+    assert all(30.0 - connection.since <= LIMITS.login_seconds_max for connection in unknown)
     for inodes in whose.values():
         assert len([n for n in inodes if n not in over]) == min(len(inodes), LIMITS.per_caller_max)
 
@@ -117,8 +119,8 @@ def accepted(count: int) -> Iterator[tuple[int, list[socket.socket], list[socket
         try:
             yield port, ours, theirs
         finally:
-            for one in ours + theirs:
-                one.close()
+            for connection in ours + theirs:
+                connection.close()
 
 
 def test_only_what_was_accepted_is_ended() -> None:

@@ -56,7 +56,9 @@ def test_every_method_of_every_service_is_in_the_table(
     assert [method for method in sorted(served) if not roles_of(method)] == []
     assert all(Role.ADMIN in roles_of(method) for method in served)
     agents = {method for method in served if Role.AGENT in roles_of(method)}
-    assert agents - {f"/grpc.health.v1.Health/{one}" for one in ("Check", "Watch", "List")} == {
+    assert agents - {
+        f"/grpc.health.v1.Health/{method}" for method in ("Check", "Watch", "List")
+    } == {
         f"/gangline.v1.TelemetryService/{permission}"
         for permission in PERMISSIONS["gangline.v1.TelemetryService"]
     }
@@ -112,14 +114,14 @@ LET_IN = {
 
 
 async def let_in(channel: Any, metadata: Any = ()) -> set[str]:
-    found = {name: await status_of(call) for name, call in calls(channel, metadata).items()}
+    statuses = {name: await status_of(call) for name, call in calls(channel, metadata).items()}
     assert all(
-        code in (OK, DENIED, UNKNOWN, grpc.StatusCode.UNAVAILABLE) for code, _ in found.values()
+        code in (OK, DENIED, UNKNOWN, grpc.StatusCode.UNAVAILABLE) for code, _ in statuses.values()
     )
     return {
         name
-        for name, (code, words) in found.items()
-        if code not in (DENIED, UNKNOWN) or "gangline-session" in words
+        for name, (code, message) in statuses.items()
+        if code not in (DENIED, UNKNOWN) or "gangline-session" in message
     }
 
 
@@ -151,19 +153,21 @@ def test_without_a_login_only_the_health_is_told(lab: Any, secured: Secured) -> 
         async with lab.aggregator(**secured.settings(client_certificates=False)) as aggregator:
             channel = secured.channel(aggregator.port)
             assert await let_in(channel) == {"health"}
-            code, words = await status_of(permits(channel).GetPermit(permit_pb2.GetPermitRequest()))
-            assert code == UNKNOWN and "gangline admin token new" in words
+            code, message = await status_of(
+                permits(channel).GetPermit(permit_pb2.GetPermitRequest())
+            )
+            assert code == UNKNOWN and "gangline admin token new" in message
             for wrong in (
                 "Bearer nonsense",
                 "Basic eHh4",
                 "Bearer gangline_" + "0" * 12 + "_" + "A" * 43,
             ):
-                code, words = await status_of(
+                code, message = await status_of(
                     permits(channel).GetPermit(
                         permit_pb2.GetPermitRequest(), metadata=(("authorization", wrong),)
                     )
                 )
-                assert code == UNKNOWN and wrong.split()[1] not in words
+                assert code == UNKNOWN and wrong.split()[1] not in message
             await channel.close()
 
     asyncio.run(way())
@@ -226,10 +230,10 @@ def test_an_agent_writes_as_its_own_host_only(lab: Any, secured: Secured, make_a
             mine = secured.channel(aggregator.port, secured.certificate("agent", "host-1"))
             other = secured.channel(aggregator.port, secured.certificate("agent", "host-2"))
             answer = await telemetry(mine).RegisterNode(make_agent().registration())
-            code, words = await status_of(
+            code, message = await status_of(
                 telemetry(other).RegisterNode(make_agent().registration())
             )
-            assert code == DENIED and "host-2" in words and "host-1" in words
+            assert code == DENIED and "host-2" in message and "host-1" in message
             stolen = (("gangline-session", answer.session),)
             code, _ = await status_of(
                 telemetry(other).ReportEvents(telemetry_pb2.ReportEventsRequest(), metadata=stolen)
@@ -256,26 +260,26 @@ def test_the_better_proof_of_a_name_has_it(lab: Any, secured: Secured, make_agen
             first = secured.channel(aggregator.port, old)
             await telemetry(first).RegisterNode(make_agent().registration())
             again = secured.channel(aggregator.port, old)
-            code, words = await status_of(
+            code, message = await status_of(
                 telemetry(again).RegisterNode(make_agent(run_id=b"s" * 16).registration())
             )
-            assert code == grpc.StatusCode.ALREADY_EXISTS and "stays" in words
+            assert code == grpc.StatusCode.ALREADY_EXISTS and "stays" in message
             assert files[0] == old.certificate.read_bytes()
             newer = secured.channel(
                 aggregator.port, secured.certificate("agent", "host-1", force=True)
             )
-            code, words = await status_of(
+            code, message = await status_of(
                 telemetry(newer).RegisterNode(make_agent(run_id=b"s" * 16).registration())
             )
-            assert code == OK, words
+            assert code == OK, message
             code, _ = await status_of(telemetry(first).RegisterNode(make_agent().registration()))
             assert code == grpc.StatusCode.ALREADY_EXISTS
             for channel in (first, again, newer):
                 await channel.close()
 
     asyncio.run(way())
-    told = lab.rows("SELECT DISTINCT words FROM findings WHERE name = 'identity.duplicate_name'")
-    both = " ".join(words for (words,) in told)
+    rows = lab.rows("SELECT DISTINCT words FROM findings WHERE name = 'identity.duplicate_name'")
+    both = " ".join(message for (message,) in rows)
     assert "72727272" in both and "73737373" in both
 
 
@@ -335,10 +339,10 @@ def test_a_certificate_of_no_role_is_told_what_it_lacks(lab: Any, secured: Secur
             finally:
                 await channel.close()
 
-    code, words = asyncio.run(way(()))
-    assert code == UNKNOWN and "Gpu-7.gpu.example" in words and "certificate_names" in words
-    code, words = asyncio.run(way(("operator={name}.ops.example", "agent={name}.gpu.example")))
-    assert code == DENIED and "agent 'gpu-7'" in words
+    code, message = asyncio.run(way(()))
+    assert code == UNKNOWN and "Gpu-7.gpu.example" in message and "certificate_names" in message
+    code, message = asyncio.run(way(("operator={name}.ops.example", "agent={name}.gpu.example")))
+    assert code == DENIED and "agent 'gpu-7'" in message
 
 
 def test_a_second_port_takes_tokens_where_the_first_wants_certificates(
@@ -358,8 +362,8 @@ def test_a_second_port_takes_tokens_where_the_first_wants_certificates(
             )
             assert code == grpc.StatusCode.UNAVAILABLE  # hands are not even shaken
             assert await let_in(second, bearer(token)) == LET_IN["scheduler"]
-            code, words = await status_of(scores(second).GetNodeDictionary(read))
-            assert code == UNKNOWN and "no token" in words
+            code, message = await status_of(scores(second).GetNodeDictionary(read))
+            assert code == UNKNOWN and "no token" in message
             await first.close()
             await second.close()
 
@@ -401,8 +405,8 @@ def test_too_many_calls_are_refused_with_when_to_come_again(
             for stream in streams:
                 await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
                 await stream.read()
-            code, words = await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest()))
-            assert code == MUCH and "calls_per_caller_max" in words
+            code, message = await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest()))
+            assert code == MUCH and "calls_per_caller_max" in message
             streams[0].cancel()
             async with asyncio.timeout(GUARD_SECONDS):
                 while (await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest())))[
@@ -417,13 +421,13 @@ def test_too_many_calls_are_refused_with_when_to_come_again(
 
 def test_retry_info_is_as_googles_clients_read_it() -> None:
     """Two messages written by hand: their bytes are those that protobuf's own library makes and reads."""
-    words = "x" * 300
-    (*_, (_, data)) = details_of(ResourceExhausted(words, 1.5))
+    message = "x" * 300
+    (*_, (_, data)) = details_of(ResourceExhausted(message, 1.5))
     delay = Duration(seconds=1, nanos=500_000_000).SerializeToString()
     value = b"\x0a" + bytes([len(delay)]) + delay
     packed = Packed(
         type_url="type.googleapis.com/google.rpc.RetryInfo", value=value
     ).SerializeToString()
     assert (
-        data == b"\x08\x08\x12\xac\x02" + words.encode() + b"\x1a" + bytes([len(packed)]) + packed
+        data == b"\x08\x08\x12\xac\x02" + message.encode() + b"\x1a" + bytes([len(packed)]) + packed
     )

@@ -34,17 +34,19 @@ class Aggregator:
     def __init__(self, secured: Secured) -> None:
         with_store(secured.data)
         settings = secured.settings(client_certificates=False, commit_seconds=0.05, ops_seconds=0)
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        arguments = [
+            word for key, value in settings.items() for word in ("--set", f"{key}={value}")
+        ]
         self.log = secured.data.parent / "aggregator.log"
         with open(self.log, "wb") as log:
             self.child = subprocess.Popen(
                 [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(secured.data),
-                 "--listen", "127.0.0.1:0", *words],
+                 "--listen", "127.0.0.1:0", *arguments],
                 stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert self.child.stdout is not None
-        said = self.child.stdout.readline()
-        self.port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+        line = self.child.stdout.readline()
+        self.port = int(line.partition("127.0.0.1:")[2].partition(",")[0])
 
     def rss_bytes(self) -> int:
         status = Path(f"/proc/{self.child.pid}/status").read_text()
@@ -97,7 +99,7 @@ def test_honest_agents_get_every_receipt(secured: Secured) -> None:
         before = aggregator.rss_bytes()
         with attacked(attacks, aggregator.port, secured) as child:
             assert asyncio.run(honest(aggregator.port, secured, tokens)) == HOSTS * FRAMES
-            found = json.loads(child.communicate(timeout=GUARD_SECONDS)[0])
+            tallies = json.loads(child.communicate(timeout=GUARD_SECONDS)[0])
         assert aggregator.rss_bytes() - before < MORE_BYTES_MAX
     finally:
         code = aggregator.end()
@@ -108,7 +110,7 @@ def test_honest_agents_get_every_receipt(secured: Secured) -> None:
         and "Handshake" not in log
         and secured.token("agent", "x")[:9] not in log
     )
-    check(found)
+    check(tallies)
 
 
 def check(found: dict[str, dict[str, int]]) -> None:

@@ -31,18 +31,18 @@ NOW = 1_760_000_000
 
 
 def written(folder: Path, *names: str) -> tuple[Path, list[str]]:
-    made = [make_token(Role.OPERATOR, name, 1.0, NOW) for name in names]
+    pairs = [make_token(Role.OPERATOR, name, 1.0, NOW) for name in names]
     path = folder / "access" / "tokens.json"
-    update_tokens(path, lambda before: [*before, *(kept for _, kept in made)])
-    return path, [secret for secret, _ in made]
+    update_tokens(path, lambda before: [*before, *(kept for _, kept in pairs)])
+    return path, [secret for secret, _ in pairs]
 
 
 def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
     """Neither another token's secret, nor its id, nor its fields in the file."""
     path, (alice, bob) = written(tmp_path, "alice", "bob")
     held = Tokens(path)
-    found = held.find(alice, NOW)
-    assert found is not None and (found.role, found.name) == ("operator", "alice")
+    holder = held.find(alice, NOW)
+    assert holder is not None and (holder.role, holder.name) == ("operator", "alice")
     mixed = "_".join([*bob.split("_")[:2], alice.split("_", 2)[2]])
     for wrong in (
         "",
@@ -51,8 +51,8 @@ def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
         alice + "A",
         alice.upper(),
         mixed,
-        found.sha256,
-        f"gangline_{found.id}_{found.sha256[:43]}",
+        holder.sha256,
+        f"gangline_{holder.id}_{holder.sha256[:43]}",
     ):
         assert held.find(wrong, NOW) is None
 

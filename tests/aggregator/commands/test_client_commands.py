@@ -58,8 +58,8 @@ def test_another_program_on_the_port_is_told_from_nobody(
     """Node exporter had the port: "no aggregator answers; start one" sent someone round in circles."""
     with http_server() as address:
         assert cli.main([*command, "--aggregator", address]) == cli.NO_ANSWER
-    words = capsys.readouterr().err
-    assert f"something listens at {address}" in words and "start one" not in words
+    message = capsys.readouterr().err
+    assert f"something listens at {address}" in message and "start one" not in message
 
 
 def test_another_grpc_service_on_the_port_is_named_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +104,8 @@ def test_wrong_usage_is_said_shortly(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An empty shell variable, a pasted page; and no name of our own functions in the answer."""
-    said = usage_error(arguments, capsys)
-    assert words in said and "_seconds" not in said and len(said) < 600
+    message = usage_error(arguments, capsys)
+    assert words in message and "_seconds" not in message and len(message) < 600
 
 
 def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -124,8 +124,8 @@ def test_none_in_a_state_is_not_none_at_all(
     monkeypatch.setattr(
         "gangline.aggregator.commands.score_client.ScoreClient.hosts", lambda *_: listing
     )
-    asked = ["hosts", "--state", "maintenance", "--state", "stale"]
-    assert hosts.main(asked[1:]) == cli.OK
+    arguments = ["hosts", "--state", "maintenance", "--state", "stale"]
+    assert hosts.main(arguments[1:]) == cli.OK
     assert capsys.readouterr().out == "none of 2 hosts is MAINTENANCE or STALE\n"
 
 

@@ -28,10 +28,10 @@ from gangline.contract.wire import score_pb2
 
 
 def score(name: str, **fields: object) -> score_pb2.NodeScore:
-    made = score_pb2.NodeScore(node=f"nodes/{name}", relative_speed=math.nan)
+    host_score = score_pb2.NodeScore(node=f"nodes/{name}", relative_speed=math.nan)
     for field, content in {"state": score_pb2.HEALTHY, **fields}.items():
-        setattr(made, field, content)
-    return made
+        setattr(host_score, field, content)
+    return host_score
 
 
 def test_an_empty_fleet_is_said_in_words() -> None:
@@ -58,8 +58,8 @@ def test_what_moved_nothing_is_not_shown_as_the_reason() -> None:
 
 def test_a_narrow_terminal_keeps_room_for_the_reason() -> None:
     """80 columns: hazard a day goes, the reason stays readable."""
-    one = score("gpu-node-017", reason_words="x" * 99, state=score_pb2.SUSPECT)
-    narrow, wide = render([one], 80), render([one], 100)
+    host_score = score("gpu-node-017", reason_words="x" * 99, state=score_pb2.SUSPECT)
+    narrow, wide = render([host_score], 80), render([host_score], 100)
     assert "HAZARD/DAY" not in narrow and "HAZARD/DAY" in wide
     assert narrow.count("x") > 24
 
@@ -70,11 +70,11 @@ def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
     hosts = [score("a", state=score_pb2.UNHEALTHY), score("b"), score("c")]
     for host in hosts:
         host.horizon.seconds = 8 * 3600
-    said = caption(ScoreListing(hosts, 1, ""), width)
-    assert said.startswith("3 hosts at ") and ": 2 HEALTHY, 1 UNHEALTHY" in said
-    assert "by state, then score" in said
-    assert "SCORE: chance of 8 h without a fault" in said
-    assert all(len(line) <= width for line in said.splitlines())
+    heading = caption(ScoreListing(hosts, 1, ""), width)
+    assert heading.startswith("3 hosts at ") and ": 2 HEALTHY, 1 UNHEALTHY" in heading
+    assert "by state, then score" in heading
+    assert "SCORE: chance of 8 h without a fault" in heading
+    assert all(len(line) <= width for line in heading.splitlines())
     assert caption(ScoreListing([], 1, ""), width) == ""
 
 
@@ -128,10 +128,10 @@ def mixed() -> list[score_pb2.NodeScore]:
 
 def test_what_is_folded_first_is_well_and_does_not_exist() -> None:
     """On 24 lines this machine's own row was the first to go: it is the best of all."""
-    kept = [host_of(one) for one in fitting(mixed(), 5)]
+    kept = [host_of(row) for row in fitting(mixed(), 5)]
     assert kept == ["sim-bad", "noted", "vm", "sim-000", "sim-001"]
-    assert [host_of(one) for one in fitting(mixed(), 2)] == ["sim-bad", "noted"]
-    assert [host_of(one) for one in fitting(mixed(), 1)] == ["noted"]
+    assert [host_of(row) for row in fitting(mixed(), 2)] == ["sim-bad", "noted"]
+    assert [host_of(row) for row in fitting(mixed(), 1)] == ["noted"]
     assert fitting(mixed(), 99) == mixed() and fitting(mixed(), 0) == []
 
 
@@ -145,14 +145,14 @@ def test_nothing_is_folded_before_what_matters_less(
     """In any fleet a row that is not HEALTHY, or is real, comes before all healthy simulated rows."""
     scores = [score(f"h{i}", state=s, simulated=sim) for i, (s, sim) in enumerate(hosts)]
     kept = fitting(scores, count_max)
-    names = [host_of(one) for one in kept]
+    names = [host_of(row) for row in kept]
     assert len(kept) == min(count_max, len(scores)) and names == sorted(
         names, key=lambda n: int(n[1:])
     )
     gone = [score for score in scores if host_of(score) not in names]
-    idle = [one for one in kept if one.simulated and one.state == score_pb2.HEALTHY]
+    idle = [row for row in kept if row.simulated and row.state == score_pb2.HEALTHY]
     if idle:
-        assert all(one.simulated and one.state == score_pb2.HEALTHY for one in gone)
+        assert all(row.simulated and row.state == score_pb2.HEALTHY for row in gone)
 
 
 def gang() -> list[score_pb2.NodeScore]:
@@ -284,11 +284,11 @@ def test_the_next_command_names_a_sick_host(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_reason_that_is_cut_begins_with_its_code() -> None:
     """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause, which came last."""
-    told = "GPU-5cc8… SM clock at 77 % of its 255 peers, limited by heat (88 C)"
+    reason = "GPU-5cc8… SM clock at 77 % of its 255 peers, limited by heat (88 C)"
     fields = {"state": score_pb2.DEGRADED, "reason": score_pb2.REASON_THERMAL_THROTTLE}
-    one = score("sim-018", simulated=True, job="2", reason_words=told, **fields)
-    assert "  thermal throttle: GPU-5cc8…" in render([one], 80)
-    assert f"  {told}" in render([one], 160)
+    host_score = score("sim-018", simulated=True, job="2", reason_words=reason, **fields)
+    assert "  thermal throttle: GPU-5cc8…" in render([host_score], 80)
+    assert f"  {reason}" in render([host_score], 160)
 
 
 @pytest.mark.parametrize("lines", [10, 24, 60])
@@ -319,10 +319,12 @@ def test_watch_tells_what_stands_against_the_aggregator(
 
 def test_explain_wraps_words_and_leaves_sql_whole() -> None:
     """A query that was wrapped can not be copied."""
-    made = score("a", reason_words="slow")
+    host_score = score("a", reason_words="slow")
     sql = "SELECT time, " + ", ".join(f"c{i}" for i in range(60)) + " FROM readings.gpu_1s"
-    made.contributions.add(signal="s", device="d", words="word " * 60, evidence_sql=sql, unit="u")
-    lines = explanation_text(made, 60).split("\n")
+    host_score.contributions.add(
+        signal="s", device="d", words="word " * 60, evidence_sql=sql, unit="u"
+    )
+    lines = explanation_text(host_score, 60).split("\n")
     assert f'   gangline sql "{sql}"' in lines
     assert all(len(line) <= 60 for line in lines if "SELECT" not in line)
 
@@ -356,22 +358,22 @@ def test_values_have_the_digits_and_units_that_people_use(
 
 def test_explain_says_whose_word_it_is() -> None:
     """MAINTENANCE is not evidence: `explain` printed "Nothing speaks against it" without the owner of the window."""
-    made = score("a", state=score_pb2.MAINTENANCE, reason_words="new power feed (alice)")
-    assert "MAINTENANCE: new power feed (alice)." in explanation_text(made, 100)
-    made.contributions.add(words="new power feed (alice)")
-    assert "MAINTENANCE: " not in explanation_text(made, 100), "not twice"
+    host_score = score("a", state=score_pb2.MAINTENANCE, reason_words="new power feed (alice)")
+    assert "MAINTENANCE: new power feed (alice)." in explanation_text(host_score, 100)
+    host_score.contributions.add(words="new power feed (alice)")
+    assert "MAINTENANCE: " not in explanation_text(host_score, 100), "not twice"
 
 
 def test_what_explain_prints_adds_up() -> None:
     """ "4 times as likely", but as what? The reader multiplies."""
-    made = score("a", state=score_pb2.SUSPECT, hazard_per_hour=4.0 / 48)
+    host_score = score("a", state=score_pb2.SUSPECT, hazard_per_hour=4.0 / 48)
     for device in "ab":
-        made.contributions.add(device=device, log_hazard_delta=math.log(2.0), words=device)
-    text = explanation_text(made, 100)
+        host_score.contributions.add(device=device, log_hazard_delta=math.log(2.0), words=device)
+    text = explanation_text(host_score, 100)
     assert "A fault is expected every 12 hours." in text and text.count("is 2 times as likely") == 2
     assert "Evidence (without it, one fault every 2 days would be expected):" in text
-    made.hazard_per_hour = 60.0
-    text = explanation_text(made, 100)
+    host_score.hazard_per_hour = 60.0
+    text = explanation_text(host_score, 100)
     assert "A fault is expected every minute." in text
     assert "costs little now: a fault is 2 times as likely" in text and "0.0000 of" not in text
 
@@ -379,19 +381,21 @@ def test_what_explain_prints_adds_up() -> None:
 def test_what_is_certain_is_no_expectation() -> None:
     """ "A fault is expected every 17 minutes", HAZARD/DAY 86.88, of a GPU that had fallen off the bus; in JSON the
     numbers stay."""
-    made = score("a", state=score_pb2.UNHEALTHY, hazard_per_hour=3.6, relative_speed=0.3)
-    made.reason_words = "GPU has fallen off the bus"
-    for words, delta in ((made.reason_words, 9.0), ("ECC errors rise", math.log(2.0))):
-        made.contributions.add(words=words, device=words, log_hazard_delta=delta)
-    text = explanation_text(made, 100)
+    host_score = score("a", state=score_pb2.UNHEALTHY, hazard_per_hour=3.6, relative_speed=0.3)
+    host_score.reason_words = "GPU has fallen off the bus"
+    for message, delta in ((host_score.reason_words, 9.0), ("ECC errors rise", math.log(2.0))):
+        host_score.contributions.add(words=message, device=message, log_hazard_delta=delta)
+    text = explanation_text(host_score, 100)
     assert "It is broken now: a fault is certain." in text
     assert "every 17 minutes" not in text and "interval" not in text and "Score" not in text
     assert "costs the whole score: it is broken now" in text
     assert "a fault is 2 times as likely" in text, "what is no more than likely is told as before"
-    assert render([made], 120).splitlines()[1].split()[3:5] == ["broken", "now"]
-    assert as_dict(made)["hazard_per_hour"] == 3.6
-    made.state = score_pb2.SUSPECT
-    assert "every 17 minutes" in explanation_text(made, 100) and "86.40" in render([made], 120)
+    assert render([host_score], 120).splitlines()[1].split()[3:5] == ["broken", "now"]
+    assert as_dict(host_score)["hazard_per_hour"] == 3.6
+    host_score.state = score_pb2.SUSPECT
+    assert "every 17 minutes" in explanation_text(host_score, 100) and "86.40" in render(
+        [host_score], 120
+    )
 
 
 def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None:
@@ -399,18 +403,18 @@ def test_explain_says_what_each_of_several_faults_makes_of_a_calm_host() -> None
     GPUs was listed eight times.
     """
     calm = 0.01
-    made = score("a", state=score_pb2.WATCH, hazard_per_hour=9 * calm + 2 * calm)
+    host_score = score("a", state=score_pb2.WATCH, hazard_per_hour=9 * calm + 2 * calm)
     for device, factor in (("GPU-1", 5.0), ("GPU-2", 9.0 / 5.0)):
-        made.contributions.add(
+        host_score.contributions.add(
             device=device, log_hazard_delta=math.log(factor), hazard_delta=4 * calm, words=device,
             score_delta=-0.1, shared_count=1,
         )  # fmt: skip
     for device, factor, hazard in (("GPU-3", 11.0 / 9.0, 2 * calm), ("GPU-4", 1.0, 0.0)):
-        made.contributions.add(
+        host_score.contributions.add(
             device=device, log_hazard_delta=math.log(factor), hazard_delta=hazard, words=device,
             score_delta=-0.1 if hazard else 0.0, shared_count=2, relative_speed_factor=1.0,
         )  # fmt: skip
-    text = explanation_text(made, 200)
+    text = explanation_text(host_score, 200)
     assert text.count("a fault is 5 times as likely with it alone") == 2
     assert "a fault is 3 times as likely with it alone); one cause of 2 devices" in text
     assert text.count("one cause of 2 devices, counted once") == 2
@@ -429,16 +433,18 @@ def test_the_command_asks_whom_explain_asked() -> None:
 
 def test_explain_shows_no_value_that_means_nothing() -> None:
     """ "gpu.xid is 95; normal is none" is less informative than the line above it."""
-    made = score("a", state=score_pb2.UNHEALTHY)
-    made.contributions.add(signal="gpu.xid", device="GPU-1", value=95, unit="code", normal="none")
-    text = explanation_text(made, 100)
+    host_score = score("a", state=score_pb2.UNHEALTHY)
+    host_score.contributions.add(
+        signal="gpu.xid", device="GPU-1", value=95, unit="code", normal="none"
+    )
+    text = explanation_text(host_score, 100)
     assert "gpu.xid of GPU-1\n" in text and "normal" not in text
 
 
 def test_a_healthy_host_does_not_end() -> None:
     """ "HEALTHY ends when the counter is cleared" sent someone to clear it at night."""
-    made = score("a", clears_when="the counter is cleared")
-    made.contributions.add(signal="s", device="d", words="stuck", relative_speed_factor=1.0)
+    host_score = score("a", clears_when="the counter is cleared")
+    host_score.contributions.add(signal="s", device="d", words="stuck", relative_speed_factor=1.0)
     assert "ends when" not in explanation_text(
-        made, 100
-    ) and "Noted, at no cost:" in explanation_text(made, 100)
+        host_score, 100
+    ) and "Noted, at no cost:" in explanation_text(host_score, 100)

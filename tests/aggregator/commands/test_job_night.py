@@ -69,13 +69,13 @@ def test_the_hot_host_of_the_night_is_the_straggler_of_its_job(
 @pytest.mark.slow
 def test_wrong_input_is_answered_in_words(ask: job.Ask, tmp_path: Path) -> None:
     """An unknown job, a time without readings, a missing folder: an error message, no traceback."""
-    for arguments, words in {
+    for arguments, message in {
         ("124",): "did you mean 123?",
         ("no'such;job",): "no job",
         ("123", "--from", "2001-01-01", "--to", "2001-01-02"): "no readings of job '123'",
         ("123", "-o", str(tmp_path / "nowhere" / "a.svg")): "cannot write",
     }.items():
-        with pytest.raises(CommandError, match=words.replace("?", r"\?")):
+        with pytest.raises(CommandError, match=message.replace("?", r"\?")):
             job.show_past(_options(*arguments), ask)
     assert not list(tmp_path.iterdir())
 
@@ -124,10 +124,10 @@ def test_a_timeline_fits_however_many_hosts(hosts: int) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     states = dict.fromkeys(("host_stall_ratio", "checkpoint_ratio", "idle_ratio"), 0.0)
     phases = [
-        {"time": begin + timedelta(seconds=10 * at), "host": f"h{host:03}", **states}
+        {"time": begin + timedelta(seconds=10 * index), "host": f"h{host:03}", **states}
         | {"compute_ratio": 0.1 if host else 1.0, "wait_ratio": 0.9 if host else 0.0}
         for host in range(hosts)
-        for at in (0, 1, 5)
+        for index in (0, 1, 5)
     ]
     timeline = make_timeline(phases, [], [], 80)
     lines = timeline_lines(timeline, colour=False)

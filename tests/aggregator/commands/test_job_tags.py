@@ -50,7 +50,8 @@ def answers(query: str) -> list[dict[str, Any]]:
         return [JOB]
     if "FROM ops.job_members" in query:
         return [
-            {"host": f"gpu{at}", "gpus_count": 8, "since": BEGIN, "until": END} for at in (1, 2, 3)
+            {"host": f"gpu{number}", "gpus_count": 8, "since": BEGIN, "until": END}
+            for number in (1, 2, 3)
         ]
     if "FROM ops.runs" in query:
         return [
@@ -146,9 +147,9 @@ def test_targets(text: str, target: TagTarget | None) -> None:
 
 def test_tags_go_with_a_job_and_are_about_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """`--last 1h --tags` tagged the run with the hosts of an hour."""
-    for words in (["--tags", "t.json"], ["4711", "--tags", "t.json", "--last", "1h"]):
+    for arguments in (["--tags", "t.json"], ["4711", "--tags", "t.json", "--last", "1h"]):
         with pytest.raises(SystemExit):
-            job.main(words)
+            job.main(arguments)
     err = capsys.readouterr().err
     assert "need a JOB" in err and "covers the whole run" in err
 
@@ -237,8 +238,10 @@ def test_mlflow_takes_them(tmp_path: Path) -> None:
         WITH_MLFLOW, tmp_path, MLFLOW_TRACKING_URI=store, MLFLOW_ALLOW_FILE_STORE="true"
     )
     assert done.startswith(f"set {len(TEXTS)} tags of MLflow run ")
-    found = json.loads(tags)
-    assert {key: found[f"gangline.{key}"] for key in TEXTS} == TEXTS and found["mine"] == "stays"
+    document = json.loads(tags)
+    assert {key: document[f"gangline.{key}"] for key in TEXTS} == TEXTS and document[
+        "mine"
+    ] == "stays"
     assert "is MLFLOW_TRACKING_URI right?" in missing and "not found" in missing
 
 
@@ -249,5 +252,5 @@ def test_wandb_takes_them(tmp_path: Path) -> None:
     (config,) = with_the_real_library(READ_WANDB, tmp_path)
     assert "W&B run llm/run7, offline: wandb sync --append " in done
     assert Path(done.split()[-1]).is_dir()
-    found = json.loads(config)
-    assert {key: found[f"gangline.{key}"] for key in TEXTS} == TEXTS
+    document = json.loads(config)
+    assert {key: document[f"gangline.{key}"] for key in TEXTS} == TEXTS

@@ -86,13 +86,13 @@ def slurm_text(*arguments: str) -> str:
 def test_all_nodes_are_in_the_file(scores: tuple[Scores, str], path: Path) -> None:
     """With the aggregator's word on each; without Slurm's word nothing may be excluded."""
     assert cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]]) == cli.OK
-    found = mirror_file.read(path)
-    lists = {name: found.lists[name] for name in ("b0", "b1", "b2", "out")}
+    parsed = mirror_file.read(path)
+    lists = {name: parsed.lists[name] for name in ("b0", "b1", "b2", "out")}
     assert lists == {"b0": "gpu1", "b1": "gpu3", "b2": "login", "out": "gpu2"}
-    assert (found.by_slurm, found.lists["exclude"]) == (False, "")
-    faulty = found.nodes[1]
+    assert (parsed.by_slurm, parsed.lists["exclude"]) == (False, "")
+    faulty = parsed.nodes[1]
     assert (faulty.name, faulty.ready, faulty.state, faulty.reason) == ("gpu2", False, "UNHEALTHY", "XID_FATAL")  # fmt: skip
-    assert 0 < found.valid_until_seconds - time.time() <= 15
+    assert 0 < parsed.valid_until_seconds - time.time() <= 15
     assert path.stat().st_mode & 0o777 == 0o644
 
 
@@ -103,8 +103,8 @@ def test_the_check_says_what_a_reader_makes_of_it(
     assert "not used: No such file" in capsys.readouterr().out
     cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]])
     assert cli.main(["mirror", str(path), "--check"]) == cli.OK
-    said = capsys.readouterr().out
-    assert "4 nodes" in said and "not ready: 1: gpu2" in said
+    output = capsys.readouterr().out
+    assert "4 nodes" in output and "not ready: 1: gpu2" in output
     path.write_bytes(path.read_bytes()[:-1])
     assert cli.main(["mirror", str(path), "--check"]) == cli.FAILED
     assert "not used: it is torn" in capsys.readouterr().out
@@ -119,9 +119,9 @@ def test_with_slurm_only_its_nodes_are_in_it(scores: tuple[Scores, str]) -> None
         return slurm_text(*arguments)
 
     with MirrorSource(ConnectionOptions(scores[1]), True, "", lambda: clock[0], text) as source:
-        found = parse(source.content())
-        assert [node.name for node in found.nodes] == ["gpu1", "gpu2", "gpu3"]
-        assert (found.by_slurm, found.lists["exclude"], found.exclude_safe_nodes) == (True, "gpu2", 2)  # fmt: skip
+        parsed = parse(source.content())
+        assert [node.name for node in parsed.nodes] == ["gpu1", "gpu2", "gpu3"]
+        assert (parsed.by_slurm, parsed.lists["exclude"], parsed.exclude_safe_nodes) == (True, "gpu2", 2)  # fmt: skip
         source.content()
         assert len(questions) == 2
         scores[0].valid_seconds = 100.0
@@ -146,8 +146,8 @@ def test_without_slurms_answer_no_file_is_written(scores: tuple[Scores, str]) ->
 def test_a_degraded_picture_excludes_nobody(scores: tuple[Scores, str]) -> None:
     scores[0].degraded = True
     with MirrorSource(ConnectionOptions(scores[1]), True, "", slurm_text=slurm_text) as source:
-        found = parse(source.content())
-    assert (found.degraded, found.lists["exclude"], found.lists["out"]) == (True, "", "gpu2")
+        parsed = parse(source.content())
+    assert (parsed.degraded, parsed.lists["exclude"], parsed.lists["out"]) == (True, "", "gpu2")
 
 
 def test_clocks_that_differ_make_no_old_news_believed(scores: tuple[Scores, str]) -> None:
@@ -207,10 +207,10 @@ def test_two_writers_of_one_file_are_refused(
 
 def test_what_a_killed_writer_left_is_replaced(scores: tuple[Scores, str], path: Path) -> None:
     """A partial temporary file, and a link in its place, are replaced."""
-    beside = path.with_name(".nodes.new")
-    beside.symlink_to(path.with_name("victim"))
+    temporary = path.with_name(".nodes.new")
+    temporary.symlink_to(path.with_name("victim"))
     assert cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]]) == cli.OK
-    assert not path.with_name("victim").exists() and not beside.exists()
+    assert not path.with_name("victim").exists() and not temporary.exists()
     assert len(mirror_file.read(path).nodes) == 4
 
 

@@ -54,7 +54,7 @@ def test_a_picture_is_xml_with_every_node() -> None:
     """Names come from labels that anyone may set: the SVG must be valid XML with any name."""
     for nodes in (9, 2000):
         root = ElementTree.fromstring(picture_svg(drawn(nodes), "4 nodes & <more>", ["a < b"]))
-        cells = [one for one in root.iter() if one.tag.endswith("rect")]
+        cells = [element for element in root.iter() if element.tag.endswith("rect")]
         assert len(cells) == nodes + 1 + 5  # the paper and the legend
         colors = {cell.get("fill") for cell in cells[6:]}
         assert len(colors) == 6  # two of segments, spare, in use, out; None: free

@@ -99,8 +99,8 @@ def test_the_parquet_file_has_what_the_host_sent(answers: Answer, tmp_path: Path
         for gpu, name in enumerate(made().devices)
     ]
     assert duckdb.sql(f"SELECT typeof(time) FROM '{path}' LIMIT 1").fetchone() == ("TIMESTAMP",)
-    said = dict(duckdb.sql(f"SELECT key, value FROM parquet_kv_metadata('{path}')").fetchall())
-    assert said[b"gangline.host"] == b"gpu-017" and said[b"gangline.simulated"] == b"false"
+    metadata = dict(duckdb.sql(f"SELECT key, value FROM parquet_kv_metadata('{path}')").fetchall())
+    assert metadata[b"gangline.host"] == b"gpu-017" and metadata[b"gangline.simulated"] == b"false"
 
 
 def test_the_picture_shows_the_clock_and_marks_the_finding() -> None:
@@ -109,9 +109,11 @@ def test_the_picture_shows_the_clock_and_marks_the_finding() -> None:
     """
     recording = made(1)
     began_ns = recording.boottime_ns + 5_000_000_000
-    found = replace(recording, reason="thermal GPU-1", finding_ns=began_ns)
-    late = Mark(found.wall_time_ns + 3600 * 10**9, "an hour later")
-    svg = recording_svg(found, [Mark(found.wall_time_ns + 10**9, "gpu-017, 31 % slow"), late])
+    with_finding = replace(recording, reason="thermal GPU-1", finding_ns=began_ns)
+    late = Mark(with_finding.wall_time_ns + 3600 * 10**9, "an hour later")
+    svg = recording_svg(
+        with_finding, [Mark(with_finding.wall_time_ns + 10**9, "gpu-017, 31 % slow"), late]
+    )
     texts = "".join(ElementTree.fromstring(svg).itertext())
     assert re.search("SM clock, to [0-9.e+]+ GHz", texts)
     assert "thermal GPU-1" in texts and "31 % slow" in texts and "an hour later" not in texts
@@ -172,11 +174,11 @@ def test_what_cannot_be_read_is_no_file(
 
 def test_the_list(answers: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     """A table with time and reason, or one JSON document; a host's words move no cursor."""
-    one = StoredRecording(
+    stored = StoredRecording(
         name="20260102T030405Z-0a1b2c3d", wall_time_ns=1_800_000_000 * 10**9, seconds=299.9,
         devices=8, bytes=312_345, reason="gpu.xid 79\x1b[2J",
     )  # fmt: skip
-    answers(b"", [one])
+    answers(b"", [stored])
     assert record.main(["gpu-017", "--list"]) == cli.OK
     text = capsys.readouterr().out
     assert "01-15 08:00:00" in text and "gpu.xid 79" in text and "\x1b" not in text

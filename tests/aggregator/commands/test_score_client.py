@@ -51,16 +51,16 @@ def servers() -> Iterator[tuple[Scores, Scores]]:
     """That of `listen`, and the score process."""
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(4))
-        found = Scores("listen", pool), Scores("process", pool)
-        for each in found:
-            stack.callback(lambda server: server.stop(None).wait(), each.server)
-        found[0].scores_port = found[1].port
-        yield found
+        services = Scores("listen", pool), Scores("process", pool)
+        for service in services:
+            stack.callback(lambda server: server.stop(None).wait(), service.server)
+        services[0].scores_port = services[1].port
+        yield services
 
 
 def answered(client: ScoreClient) -> str:
-    (one,) = client.hosts().scores
-    return one.node
+    (score,) = client.hosts().scores
+    return score.node
 
 
 def test_who_asks_in_a_loop_asks_the_score_process(servers: tuple[Scores, Scores]) -> None:

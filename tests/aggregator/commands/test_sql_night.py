@@ -79,10 +79,10 @@ def test_every_object_says_what_it_is_with_an_example_that_runs(
 ) -> None:
     """Each view has a description and an example, and the example runs."""
     page = sql_page.PAGE.read_text()
-    there = objects(folder)
-    assert len(there) >= 35 and there == objects(folder, "gangline.duckdb")
+    existing = objects(folder)
+    assert len(existing) >= 35 and existing == objects(folder, "gangline.duckdb")
     live = duckdb.connect(str(folder / "gangline.duckdb"), read_only=True)
-    for name, comment in there.items():
+    for name, comment in existing.items():
         example = _EXAMPLE.search(comment)
         assert example and name in example[1], (
             f"{name}: its comment ends in no example: {comment!r}"
@@ -146,12 +146,12 @@ def test_the_night_that_is_played_is_the_one_of_the_page() -> None:
     assert tuple(played.names) == night_before.HOSTS
     assert played.affected_gpu("hbm") == (night_before.DEAD, night_before.BROKEN)
     assert played.affected_gpu("thermal")[0] == night_before.SLOW
-    told = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
-    jobs = [one.attributes["job_id"] for one in told if one.name == "gpu.process"]
+    events_told = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
+    jobs = [event.attributes["job_id"] for event in events_told if event.name == "gpu.process"]
     assert sorted(jobs) == ["119", *["123"] * 64], "told once"
-    assert len({one.event_id for one in told}) == len(told)
-    heard = [name for name, blocks, _ in played.step(200.0) if blocks]
-    assert sorted({*played.names} - {*heard}) == [SILENT_HOST]
+    assert len({event.event_id for event in events_told}) == len(events_told)
+    hosts_sending = [name for name, blocks, _ in played.step(200.0) if blocks]
+    assert sorted({*played.names} - {*hosts_sending}) == [SILENT_HOST]
 
 
 NOBODY = "no host of this name has registered: SELECT host FROM ops.hosts lists them"
@@ -314,8 +314,8 @@ def test_actions_are_those_of_the_policy(operators: Connection) -> None:
     """SQL that recommends what the policy does not is worse than none."""
     rows = asked(operators, "SELECT * EXCLUDE (source) FROM ops.actions")
     assert [tuple(row.values()) for row in rows] == [row[:-1] for row in actions()]
-    found = {(row["signal"], row["code"]): row["action"] for row in rows}
-    assert all(found["gpu.xid", code] == one.action for code, one in policy().items())
+    result = {(row["signal"], row["code"]): row["action"] for row in rows}
+    assert all(result["gpu.xid", code] == action.action for code, action in policy().items())
     assert {row.action for row in builtin().rows if row.action} <= {row["action"] for row in rows}
-    assert found["gpu.recovery_action_state", 1] == found["gpu.recovery_action_state", 4]
-    assert found["gpu.remap_pending_state", 1] == "reset the GPU at the end of the job"
+    assert result["gpu.recovery_action_state", 1] == result["gpu.recovery_action_state", 4]
+    assert result["gpu.remap_pending_state", 1] == "reset the GPU at the end of the job"

@@ -124,14 +124,14 @@ def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
     with duckdb.connect(str(store / file), read_only=True) as connection:
         for query, column, expected in OPS:
             cursor = connection.execute(query)
-            names = [one[0] for one in cursor.description or ()]
+            names = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchall()
             assert rows, query
             assert rows[0][names.index(column)] == expected, query
         named = connection.execute(sql_options.LIST_QUERY).fetchall()
-    asked = {query.split("ops.")[1].split("(")[0] for query, _, _ in OPS if "FROM ops." in query}
+    queried = {query.split("ops.")[1].split("(")[0] for query, _, _ in OPS if "FROM ops." in query}
     documented = {ask.partition("ops.")[2].split("(")[0] for ask, answers in named if answers}
-    assert asked <= documented
+    assert queried <= documented
 
 
 def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
@@ -221,8 +221,8 @@ def test_no_file_and_an_old_file(
     assert "no aggregator runs in" in capsys.readouterr().err
     (store / "operators.duckdb").write_bytes(b"no database" * 100)
     assert sql.main(["SELECT 1", "--data", str(store)]) == 1
-    words = capsys.readouterr().err
-    assert "cannot be opened" in words and "rewrites it" in words
+    message = capsys.readouterr().err
+    assert "cannot be opened" in message and "rewrites it" in message
 
 
 def _answer(names: list[str], rows: list[Any]) -> Any:
@@ -244,11 +244,13 @@ def test_a_table_fits_the_terminal() -> None:
 
 def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
     """Every column was cut alike: `1770000…` for a clock, `2026-11…` for a time, and no full text was left."""
-    at = datetime(2026, 11, 21, 3, 0, 1)
+    moment = datetime(2026, 11, 21, 3, 0, 1)
     names = ["host", "time", "sm_clock_hertz", "reason", "boottime_ns", "labels"]
-    rows = [("sim-002", at, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})]
-    told = sql_output.table(_answer(names, rows), 74)
-    head, line, count, left_out = told.splitlines()
+    rows = [
+        ("sim-002", moment, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})
+    ]
+    text = sql_output.table(_answer(names, rows), 74)
+    head, line, count, left_out = text.splitlines()
     assert (
         "2026-11-21 03:00:01" in line
         and "1770000000" in line
@@ -385,5 +387,5 @@ def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> No
         base.execute(
             "INSERT INTO scores SELECT * REPLACE (time + INTERVAL 9999 DAY AS time, 'ahead' AS host) FROM scores LIMIT 1"
         )
-        found = base.execute("SELECT count(*) FROM ops.state_since").fetchone()
-        assert found == (3,), "a clock that was years ahead for a minute hid every host"
+        row = base.execute("SELECT count(*) FROM ops.state_since").fetchone()
+        assert row == (3,), "a clock that was years ahead for a minute hid every host"

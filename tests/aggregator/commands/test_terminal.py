@@ -42,9 +42,9 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redrawn in place, full at the end, the cursor is back, and what follows begins on a line of its own."""
     for name, text in (("TERM", "xterm"), ("COLUMNS", "100"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, text)
-    said = told(Terminal())
-    assert said.count("\r") >= 2 and said.count("\n") == 2 and said.endswith("\x1b[?25h")
-    assert "the store" in said and "10.0 MB of 10.0 MB" in said and "━" * 40 in said
+    output = told(Terminal())
+    assert output.count("\r") >= 2 and output.count("\n") == 2 and output.endswith("\x1b[?25h")
+    assert "the store" in output and "10.0 MB of 10.0 MB" in output and "━" * 40 in output
 
 
 def test_a_failure_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +59,9 @@ def test_a_failure_ends_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lines_in_a_log() -> None:
     """A bar of carriage returns made a mail of cron's unreadable."""
-    said = told(io.StringIO())
-    assert "\r" not in said and "\x1b" not in said
-    assert said.splitlines() == [
+    output = told(io.StringIO())
+    assert "\r" not in output and "\x1b" not in output
+    assert output.splitlines() == [
         "the store: 10.0 MB",
         "the store: 10.0 MB of 10.0 MB",
         "nothing ...",

@@ -497,7 +497,7 @@ class ExecutorContract:
         (report,) = plans.reports
         assert report.success and report.decision_id == "d1" and report.workload == job
         times = (report.detect_time, report.decide_time, report.act_time)
-        seconds = [time_.ToNanoseconds() for time_ in times]
+        seconds = [timestamp.ToNanoseconds() for timestamp in times]
         assert seconds == sorted(seconds) and seconds[0] > 0
         advisory = rig.advice.of(node)
         assert (

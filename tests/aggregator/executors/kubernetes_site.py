@@ -34,12 +34,16 @@ class KubernetesSite(Site):
         name = f"{NAMESPACE}/job/{job}"
 
         def runs() -> bool:
-            found = self.scheduler.read_jobs().get(name)
+            scheduled_job = self.scheduler.read_jobs().get(name)
             ready = [
                 pod for pod in self.people.pods()
                 if pod["metadata"]["labels"]["job-name"] == job and pod["status"]["phase"] == "Running"
             ]  # fmt: skip
-            return found is not None and len(found.nodes) == nodes and len(ready) == nodes
+            return (
+                scheduled_job is not None
+                and len(scheduled_job.nodes) == nodes
+                and len(ready) == nodes
+            )
 
         until(runs, f"{name} runs")
         return name

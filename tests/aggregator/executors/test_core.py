@@ -127,8 +127,8 @@ def test_what_is_set(
     (step,) = [
         candidate for candidate in decide(about, ledger) if isinstance(candidate, PlaceHold | Drain)
     ]
-    found = ledger.get("a1")
-    assert found is not None and found.mark == mark
+    entry = ledger.get("a1")
+    assert entry is not None and entry.mark == mark
     if isinstance(step, Drain):
         assert mark in (DRAIN, DOWN) and step.down == (mark == DOWN)
         act = "evict" if action == "EVICT_NOW" else "drain"

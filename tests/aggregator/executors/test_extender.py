@@ -54,8 +54,8 @@ def mirror(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(mirror: Path) -> Iterator[ServedExtender]:
-    with serving_extender(mirror) as found:
-        yield found
+    with serving_extender(mirror) as result:
+        yield result
 
 
 def names(*found: str) -> dict[str, Any]:
@@ -222,18 +222,18 @@ def test_a_mirror_that_cannot_be_believed_lets_all_pass(mirror: Path, damage: st
 
 def test_a_new_mirror_is_read(mirror: Path) -> None:
     """The file is swapped every 3 s."""
-    found = extender_server.Extender(mirror)
-    found.refresh()
-    assert set(found.table().failed) == {"n5"}
+    tested = extender_server.Extender(mirror)
+    tested.refresh()
+    assert set(tested.table().failed) == {"n5"}
     write_mirror(mirror, [*NODES[1:], mirror_node("n1", 3, ready=False)])
     os.utime(mirror, ns=(1, 1))  # on file systems with a coarse clock, too
-    found.refresh()
-    assert set(found.table().failed) == {"n1", "n5"}
+    tested.refresh()
+    assert set(tested.table().failed) == {"n1", "n5"}
 
 
 def test_a_fault_of_ours_lets_all_pass(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler whose extender answers 500 places no pod at all, unless it is `ignorable`."""
-    found = extender_server.Extender(mirror)
+    tested = extender_server.Extender(mirror)
 
     def broken(body: bytes, table: HealthTable) -> bytes:
         if table is not NO_TABLE:
@@ -241,9 +241,9 @@ def test_a_fault_of_ours_lets_all_pass(mirror: Path, monkeypatch: pytest.MonkeyP
         return filter_answer(body, table)
 
     monkeypatch.setattr(extender_server, "ANSWERS", {FILTER: broken})
-    found.refresh()
-    status, answer = found.answer(FILTER, json.dumps(names("n5")).encode())
-    assert status == 200 and json.loads(answer)["NodeNames"] == ["n5"] and found.faults == 1
+    tested.refresh()
+    status, answer = tested.answer(FILTER, json.dumps(names("n5")).encode())
+    assert status == 200 and json.loads(answer)["NodeNames"] == ["n5"] and tested.faults == 1
 
 
 def mirrored(nodes: list[MirrorNode], degraded: bool = False) -> Mirror:

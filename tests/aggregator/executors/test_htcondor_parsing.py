@@ -103,7 +103,7 @@ def test_a_drain_that_would_evict_jobs_is_refused() -> None:
     assert HTCondor(commands).apply([drain]) == {drain: "no route to n1.local"}
     commands.error = ""
     findings = list(doctor_findings(HTCondor(commands)))
-    assert [one.level for one in findings] == ["ok", "missing", "note"]
+    assert [finding.level for finding in findings] == ["ok", "missing", "note"]
 
 
 def test_a_cancel_restores_the_retirement_time_that_htcondor_took_away() -> None:

@@ -54,8 +54,8 @@ REAL = pytest.mark.skipif(not has_kubernetes(), reason=MISSING)
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    return found
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    return fixture
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ def test_no_execute_only_where_it_is_asked_for(cluster: UsedCluster) -> None:
     """A NoExecute taint evicts every pod of the node, whatever its budget: the executor sets it
     only with `no_execute`.
     """
-    for asked in (False, True):
-        site = KubernetesSite(cluster, no_execute=asked)
+    for no_execute in (False, True):
+        site = KubernetesSite(cluster, no_execute=no_execute)
         succeed(site, hold(3, "n3", evict=True))
         taints = ["gangline.io/avoid=a3:NoSchedule", "gangline.io/evict=a3:NoExecute"]
-        assert site.people.taints("n3") == taints[: 1 + asked]
+        assert site.people.taints("n3") == taints[: 1 + no_execute]
         succeed(site, RemoveHold("a3", "why", "gangline_a3_evict"))
         assert site.people.taints("n3") == []
         site.clean()
@@ -232,9 +232,9 @@ def test_an_elastic_gang_loses_only_its_pod_there(site: KubernetesSite) -> None:
     the work that it saves.
     """
     job = site.submit_annotated(3, {"gangline.io/elastic": "true"})
-    found = site.kubernetes.read_jobs()[job]
-    assert found.restarts_itself
-    node = min(found.nodes)
+    gang = site.kubernetes.read_jobs()[job]
+    assert gang.restarts_itself
+    node = min(gang.nodes)
     before = {pod["metadata"]["uid"] for pod in live_pods(site) if pod["spec"].get("nodeName") != node}  # fmt: skip
     succeed(site, hold(5, node, evict=True), EndStep("a5", "why", job, node))
     until(lambda: node not in site.kubernetes.read_jobs()[job].nodes and len(site.kubernetes.read_jobs()[job].nodes) == 3, "its pod is elsewhere")  # fmt: skip
@@ -355,9 +355,9 @@ def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.Fixture
     access = admin_access(cluster)
 
     def lease(holder: str) -> ExecutorLease:
-        one = ExecutorLease(ApiServer(access), "gangline", name, holder, monotonic=lambda: now)
-        request.addfinalizer(one.release)
-        return one
+        lease = ExecutorLease(ApiServer(access), "gangline", name, holder, monotonic=lambda: now)
+        request.addfinalizer(lease.release)
+        return lease
 
     ensure_namespace(cluster)
     first, second = lease("one"), lease("two")

@@ -55,13 +55,13 @@ def defined() -> set[int]:
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest, defined: set[int]) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    if id(found) not in defined:
-        define_all(found)
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    if id(fixture) not in defined:
+        define_all(fixture)
         for index in range(1, 9):
-            found.people.api.call("POST", SLICES, slice_of(f"n{index}"))
-        defined.add(id(found))
-    return found
+            fixture.people.api.call("POST", SLICES, slice_of(f"n{index}"))
+        defined.add(id(fixture))
+    return fixture
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def place(node: str, *gpus: int, number: int = 12, evict: bool = False, seconds:
 
 
 def rules(site: KubernetesSite) -> list[Any]:
-    found, _ = site.people.api.list_all(RULES)
-    return found
+    result, _ = site.people.api.list_all(RULES)
+    return result
 
 
 def test_one_gpu_is_tainted_and_its_node_is_not(site: KubernetesSite) -> None:

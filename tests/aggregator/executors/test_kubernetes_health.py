@@ -37,8 +37,8 @@ BROKEN = NodeHealth(3, False, "UNHEALTHY", "XID_UNCORRECTABLE")
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    return found
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    return fixture
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def conditions(site: KubernetesSite, node: str) -> dict[str, Any]:
 
 def bucket(site: KubernetesSite, node: str) -> str | None:
     labels = site.people.node(node)["metadata"].get("labels") or {}
-    found: str | None = labels.get("gangline.io/bucket")
-    return found
+    result: str | None = labels.get("gangline.io/bucket")
+    return result
 
 
 def seen(site: KubernetesSite, node: str, value: str | None) -> None:
@@ -89,11 +89,11 @@ def test_condition_and_bucket_of_a_node(site: KubernetesSite) -> None:
     )
     scores.health = {"n1": BROKEN, "n2": WELL, "elsewhere": WELL}
     assert scores.publisher.turn() == 2
-    found = conditions(site, "n1")
-    assert found["Ready"]["status"] == "True"
-    assert found["GanglineHealthy"]["status"] == "False"
-    assert found["GanglineHealthy"]["reason"] == "Unhealthy"
-    assert "xid uncorrectable" in found["GanglineHealthy"]["message"]
+    shown = conditions(site, "n1")
+    assert shown["Ready"]["status"] == "True"
+    assert shown["GanglineHealthy"]["status"] == "False"
+    assert shown["GanglineHealthy"]["reason"] == "Unhealthy"
+    assert "xid uncorrectable" in shown["GanglineHealthy"]["message"]
     assert conditions(site, "n2")["GanglineHealthy"]["status"] == "True"
     assert (bucket(site, "n1"), bucket(site, "n2"), bucket(site, "n3")) == ("3", "0", None)
     assert site.people.node("n1")["metadata"]["labels"]["zone"] == "a"
@@ -255,8 +255,8 @@ def test_scores_of_several_lengths_are_refused() -> None:
     reply = score_pb2.ScoreNodesResponse(
         node_index=[0, 1], state=bytes([1, 5]), bucket=bytes([0, 9]), reason=bytes([0, 0]), allowed_bitmap=b"\x01",
     )  # fmt: skip
-    found = health_of(reply, ["h1", "h2"], lambda host: "" if host == "h1" else "n2")
-    assert found == {"n2": NodeHealth(3, False, "UNHEALTHY", "")}
+    health = health_of(reply, ["h1", "h2"], lambda host: "" if host == "h1" else "n2")
+    assert health == {"n2": NodeHealth(3, False, "UNHEALTHY", "")}
     reply.bucket = b""
     with pytest.raises(ClientError, match="several lengths"):
         health_of(reply, ["h1", "h2"], str)

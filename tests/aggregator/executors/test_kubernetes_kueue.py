@@ -86,10 +86,12 @@ def test_pods_that_run_take_their_gpus() -> None:
 def test_selectors_and_flavors_narrow_the_nodes() -> None:
     """Four healthy nodes of another kind do not help."""
     nodes = fleet(labels={"kind": "a100"}) | {"h1": KubernetesNode("h1", "1", gpus={"nvidia.com/gpu": 8}, labels={"kind": "h100"})}  # fmt: skip
-    one = KueueWorkload("ml", "t", (PodSet("main", 1, 8),), (), True, {"main": frozenset(["fast"])})
-    narrowed = with_flavors(one, {"fast": {"kind": "h100"}, "slow": {}})
+    entry = KueueWorkload(
+        "ml", "t", (PodSet("main", 1, 8),), (), True, {"main": frozenset(["fast"])}
+    )
+    narrowed = with_flavors(entry, {"fast": {"kind": "h100"}, "slow": {}})
     assert check_workload(narrowed, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Retry"
-    assert check_workload(one, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Ready"
+    assert check_workload(entry, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Ready"
 
 
 def test_pod_sets_share_the_nodes() -> None:
@@ -127,8 +129,10 @@ def test_a_selector_of_the_bucket_only_where_it_is_asked_for() -> None:
 
 def test_the_patch_touches_our_check_alone() -> None:
     """Others' checks are in the same list, and Kueue writes it, too."""
-    one = KueueWorkload("ml", "t", (), (("other", "Pending", 0), ("gangline", "Pending", 2)), True)
-    *tests, change = check_patch(one, 1, CheckAnswer("Retry", "why", 60), 0.0)
+    entry = KueueWorkload(
+        "ml", "t", (), (("other", "Pending", 0), ("gangline", "Pending", 2)), True
+    )
+    *tests, change = check_patch(entry, 1, CheckAnswer("Retry", "why", 60), 0.0)
     assert [(test["path"], test["value"]) for test in tests] == [
         ("/status/admissionChecks/1/name", "gangline"), ("/status/admissionChecks/1/state", "Pending"),
     ]  # fmt: skip
@@ -152,11 +156,11 @@ def defined() -> set[int]:
 
 @pytest.fixture(params=["fake_cluster", pytest.param("real_cluster", marks=REAL)])
 def cluster(request: pytest.FixtureRequest, defined: set[int]) -> UsedCluster:
-    found: UsedCluster = request.getfixturevalue(request.param)
-    if id(found) not in defined:
-        define_all(found)
-        defined.add(id(found))
-    return found
+    fixture: UsedCluster = request.getfixturevalue(request.param)
+    if id(fixture) not in defined:
+        define_all(fixture)
+        defined.add(id(fixture))
+    return fixture
 
 
 @pytest.fixture
@@ -187,14 +191,14 @@ def submit(site: KubernetesSite, name: str, pods: int) -> None:
     }  # fmt: skip
     api.call("POST", f"{BASE}/namespaces/{NAMESPACE}/workloads", body)
     condition = {"type": "QuotaReserved", "status": "True", "reason": "QuotaReserved", "message": "it has quota", "lastTransitionTime": STAMP}  # fmt: skip
-    checks = [{"name": one, "state": "Pending", "message": "it waits", "lastTransitionTime": STAMP} for one in ("other", "gangline")]  # fmt: skip
+    checks = [{"name": check_name, "state": "Pending", "message": "it waits", "lastTransitionTime": STAMP} for check_name in ("other", "gangline")]  # fmt: skip
     status = {"status": {"conditions": [condition], "admissionChecks": checks}}
     api.call("PATCH", f"{BASE}/namespaces/{NAMESPACE}/workloads/{name}/status", status, MERGE_PATCH)
 
 
 def checks(site: KubernetesSite, name: str) -> dict[str, Any]:
-    found = site.people.api.call("GET", f"{BASE}/namespaces/{NAMESPACE}/workloads/{name}")
-    return {one["name"]: one for one in found["status"]["admissionChecks"]}
+    result = site.people.api.call("GET", f"{BASE}/namespaces/{NAMESPACE}/workloads/{name}")
+    return {check["name"]: check for check in result["status"]["admissionChecks"]}
 
 
 def answered(controller: KueueController, site: KubernetesSite, name: str) -> Any:
@@ -205,8 +209,8 @@ def answered(controller: KueueController, site: KubernetesSite, name: str) -> An
 
 
 def is_active(site: KubernetesSite) -> str:
-    found = site.people.api.call("GET", f"{BASE}/admissionchecks/gangline")
-    (condition,) = found["status"]["conditions"]
+    check_object = site.people.api.call("GET", f"{BASE}/admissionchecks/gangline")
+    (condition,) = check_object["status"]["conditions"]
     return str(condition["status"])
 
 
@@ -222,9 +226,9 @@ def test_ready_retry_and_who_is_in_the_way(controller: KueueController, site: Ku
     submit(site, "six", 6)
     submit(site, "eight", 8)
     assert answered(controller, site, "six")["state"] == "Ready"
-    found = answered(controller, site, "eight")
-    assert found["state"] == "Retry" and found["requeueAfterSeconds"] == REQUEUE_SECONDS
-    assert found["message"].endswith("out: n3 (held for a3); n5 (held for a5)")
+    answers = answered(controller, site, "eight")
+    assert answers["state"] == "Retry" and answers["requeueAfterSeconds"] == REQUEUE_SECONDS
+    assert answers["message"].endswith("out: n3 (held for a3); n5 (held for a5)")
     assert is_active(site) == "True"
     drop(site, "six", "eight")
 
@@ -236,8 +240,10 @@ def test_a_selector_on_the_bucket(controller: KueueController, site: KubernetesS
         site.people.api.call("PATCH", f"/api/v1/nodes/n{index}", body, MERGE_PATCH)
     until(lambda: site.kubernetes.current_nodes()["n8"].bucket == 2, "labels are seen")
     submit(site, "two", 2)
-    found = answered(controller, site, "two")
-    assert found["podSetUpdates"] == [{"name": "main", "nodeSelector": {"gangline.io/bucket": "0"}}]
+    answers = answered(controller, site, "two")
+    assert answers["podSetUpdates"] == [
+        {"name": "main", "nodeSelector": {"gangline.io/bucket": "0"}}
+    ]
     drop(site, "two")
     site.kubernetes.clear_health()
 

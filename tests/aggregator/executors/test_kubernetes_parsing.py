@@ -80,9 +80,9 @@ def pod(name: str = "p-0", **more: Any) -> Json:
 
 
 def parsed(name: str = "p-0", **more: Any) -> GangPod:
-    found = parse_pod(pod(name, **more), GPU_RESOURCES)
-    assert found is not None
-    return found
+    parsed_pod = parse_pod(pod(name, **more), GPU_RESOURCES)
+    assert parsed_pod is not None
+    return parsed_pod
 
 
 # ---------------------------------------------------------------- nodes
@@ -111,15 +111,15 @@ def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
 )  # fmt: skip
 def test_who_took_a_node_out(document: Json, out: str, down: str) -> None:
     """Kubernetes' own taints repeat its conditions; the executor's taint is not an outage."""
-    found = node_of(parse_node(document), USUAL_TAINTS, frozenset())
-    assert (found.out, found.down) == (out, down)
-    assert found.is_responding == (document["status"]["conditions"][0]["status"] != "Unknown")
+    node_state = node_of(parse_node(document), USUAL_TAINTS, frozenset())
+    assert (node_state.out, node_state.down) == (out, down)
+    assert node_state.is_responding == (document["status"]["conditions"][0]["status"] != "Unknown")
 
 
 def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
     """The list is written back as a whole."""
-    found = parse_node(node("a=1:NoSchedule", "gangline.io/avoid=a1:NoSchedule", "b=2:NoExecute", annotations={"gangline.io/holds": "gangline_a1=100"}))  # fmt: skip
-    test, taints, annotation = holds_patch(found, {"gangline_a1": 100.0, "gangline_a2": 300.0}, False)  # fmt: skip
+    parsed_node = parse_node(node("a=1:NoSchedule", "gangline.io/avoid=a1:NoSchedule", "b=2:NoExecute", annotations={"gangline.io/holds": "gangline_a1=100"}))  # fmt: skip
+    test, taints, annotation = holds_patch(parsed_node, {"gangline_a1": 100.0, "gangline_a2": 300.0}, False)  # fmt: skip
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
     assert [taint["key"] for taint in taints["value"]] == ["a", "b", "gangline.io/avoid"]
     assert annotation["path"] == "/metadata/annotations/gangline.io~1holds"
@@ -133,8 +133,8 @@ def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
 def test_an_annotation_that_nobody_can_read_has_no_holds(text: str) -> None:
     """Then the taint has no end: it counts as past its end, and is taken away."""
     assert parse_holds(text) == {}
-    found = parse_node(node("gangline.io/avoid=a1:NoSchedule", annotations={"gangline.io/holds": text}))  # fmt: skip
-    assert found.holds == {"gangline_a1": 0.0} and has_expired(found, 1.0)
+    parsed_node = parse_node(node("gangline.io/avoid=a1:NoSchedule", annotations={"gangline.io/holds": text}))  # fmt: skip
+    assert parsed_node.holds == {"gangline_a1": 0.0} and has_expired(parsed_node, 1.0)
 
 
 def test_holds_on_a_node_are_limited() -> None:
@@ -145,8 +145,12 @@ def test_holds_on_a_node_are_limited() -> None:
 
 def test_without_our_taint_no_hold_stands() -> None:
     """A person took the taint away and left the annotation, whose end has not come."""
-    found = parse_node(node(annotations={"gangline.io/holds": "gangline_a1=500"}))
-    assert found.holds == {} and not has_expired(found, 400.0) and has_expired(found, 500.0)
+    parsed_node = parse_node(node(annotations={"gangline.io/holds": "gangline_a1=500"}))
+    assert (
+        parsed_node.holds == {}
+        and not has_expired(parsed_node, 400.0)
+        and has_expired(parsed_node, 500.0)
+    )
     assert has_expired(parse_node(node("gangline.io/evict=a1:NoExecute")), 1.0)
 
 
@@ -172,8 +176,8 @@ def test_the_widest_name_is_the_gang(more: Json, gang: str) -> None:
 
 def test_a_label_of_the_site_comes_first() -> None:
     """The site's launcher knows better."""
-    found = parse_pod(pod(labels={"job-name": "b", "corp.example/run": "r9"}), GPU_RESOURCES, ["corp.example/run"])  # fmt: skip
-    assert found is not None and found.gang == "ml/run/r9"
+    parsed_pod = parse_pod(pod(labels={"job-name": "b", "corp.example/run": "r9"}), GPU_RESOURCES, ["corp.example/run"])  # fmt: skip
+    assert parsed_pod is not None and parsed_pod.gang == "ml/run/r9"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +212,8 @@ def test_pods_are_known_by_every_kind_of_gpu(limits: dict[str, str], gpus: int) 
     """Pods with MIG instances or shared GPUs were not seen: a drain ended at once, and a reset could run under the pod."""
     for containers in ("containers", "initContainers"):
         spec = {"containers": [{}], containers: [{"resources": {"limits": limits}}]}
-        found = parse_pod(pod(spec=spec), GPU_RESOURCES)
-        assert (found.gpus if found else 0) == gpus
+        parsed_pod = parse_pod(pod(spec=spec), GPU_RESOURCES)
+        assert (parsed_pod.gpus if parsed_pod else 0) == gpus
     assert count_gpus(parse_node(node_with(limits)).gpus, GPU_RESOURCES) == gpus
 
 
@@ -258,8 +262,8 @@ def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
 )  # fmt: skip
 def test_what_the_owner_says(annotations: Json, may: bool, checkpoint: float) -> None:
     """An invalid value changes nothing."""
-    found = parsed(annotations=annotations)
-    assert (found.may_requeue, found.checkpoint_seconds) == (may, checkpoint)
+    parsed_pod = parsed(annotations=annotations)
+    assert (parsed_pod.may_requeue, parsed_pod.checkpoint_seconds) == (may, checkpoint)
     assert not parsed(owner=None).may_requeue
 
 
@@ -310,7 +314,7 @@ def test_an_evicted_gang_waits_for_its_new_pods_and_not_for_ever() -> None:
 )  # fmt: skip
 def test_how_a_gang_ended(statuses: list[Json], state: str) -> None:
     """Hazards are learned from outcomes."""
-    pods = [parsed(f"p-{at}", status=status) for at, status in enumerate(statuses)]
+    pods = [parsed(f"p-{index}", status=status) for index, status in enumerate(statuses)]
     (job,) = GangHistory().jobs(pods, (), 0.0).values()
     assert job.state == state and job.ended
 
@@ -385,8 +389,8 @@ def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(SchedulerError, match=message):
             kubeconfig_access(write_config(tmp_path, cluster, user))
-    found = kubeconfig_access(write_config(tmp_path, {"server": "https://k.example/x"}, {"token": "t"}))  # fmt: skip
-    assert (found.host, found.port, found.path, found.token) == ("k.example", 443, "/x", "t")
+    access = kubeconfig_access(write_config(tmp_path, {"server": "https://k.example/x"}, {"token": "t"}))  # fmt: skip
+    assert (access.host, access.port, access.path, access.token) == ("k.example", 443, "/x", "t")
 
 
 def test_without_tls_only_this_machine(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def api(real_cluster: UsedCluster) -> Iterator[ApiServer]:
 
 
 def allowed_verbs(api: ApiServer, group: str, resource: str, namespace: str, name: str) -> set[str]:
-    found = set()
+    allowed = set()
     for verb in VERBS:
         kind, _, subresource = resource.partition("/")
         attributes = {"verb": verb, "group": group, "resource": kind, "subresource": subresource, "namespace": namespace, "name": name}  # fmt: skip
@@ -81,8 +81,8 @@ def allowed_verbs(api: ApiServer, group: str, resource: str, namespace: str, nam
         }  # fmt: skip
         answer = api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
         if answer["status"].get("allowed"):
-            found.add(verb)
-    return found
+            allowed.add(verb)
+    return allowed
 
 
 @pytest.mark.parametrize("place", ALLOWED, ids=lambda place: "-".join(filter(None, place)).replace("/", "."))  # fmt: skip
@@ -93,8 +93,8 @@ def test_what_it_needs_and_no_other_verb(api: ApiServer, place: tuple[str, str, 
 
 def test_nothing_of_all_else(api: ApiServer) -> None:
     """Secrets, other namespaces, the rights themselves."""
-    found = {place: verbs for place in FORBIDDEN if (verbs := allowed_verbs(api, *place))}
-    assert found == {}
+    excess = {place: verbs for place in FORBIDDEN if (verbs := allowed_verbs(api, *place))}
+    assert excess == {}
 
 
 @pytest.mark.parametrize("name", ["executor.yaml", "extender.yaml"])

@@ -154,8 +154,8 @@ def test_the_link_leads_to_a_file_of_that_job_in_its_folder_only(tmp_path: Path)
 
 def test_a_gang_is_the_hosts_that_its_launcher_uses() -> None:
     """A hot spare of the allocation is not a member: it slows no host down, and its drain costs nothing."""
-    found = with_cycles(state(job("7", "n1", "n2", "n3.cluster")), {"7": cycle(0, "n1", "n3")})
-    (gang,) = found.jobs.values()
+    merged = with_cycles(state(job("7", "n1", "n2", "n3.cluster")), {"7": cycle(0, "n1", "n3")})
+    (gang,) = merged.jobs.values()
     assert (gang.name, gang.nodes, gang.gpus, gang.cycle) == (
         "7",
         frozenset({"n1", "n3.cluster"}),
@@ -165,9 +165,12 @@ def test_a_gang_is_the_hosts_that_its_launcher_uses() -> None:
 
 
 def test_tasks_of_an_array_are_one_gang() -> None:
-    tasks = [job(str(at), f"n{at}", array="7", array_task=str(at)) for at in (7, 8)]
-    found = with_cycles(state(*tasks, job("9", "n1")), {"7": cycle(0, "n7", "n8")})
-    assert {name: job.nodes for name, job in found.jobs.items()} == {"7": {"n7", "n8"}, "9": {"n1"}}
+    tasks = [job(str(number), f"n{number}", array="7", array_task=str(number)) for number in (7, 8)]
+    merged = with_cycles(state(*tasks, job("9", "n1")), {"7": cycle(0, "n7", "n8")})
+    assert {name: job.nodes for name, job in merged.jobs.items()} == {
+        "7": {"n7", "n8"},
+        "9": {"n1"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_a_segment_is_out_while_a_node_of_it_is(tmp_path: Path) -> None:
     """In a job that is not an array only the first process reads the file: with several nodes it
     would exclude the wrong node.
     """
-    tasks = [job(str(at), f"n{at}", array="4", array_task=str(at)) for at in (5, 6)]
+    tasks = [job(str(number), f"n{number}", array="4", array_task=str(number)) for number in (5, 6)]
     shown = state(*tasks, job("7", "n1", "n2"), job("8", "n3"))
     assert list(launcher_segments.wanted_files(shown, marked(tmp_path, "n5", "EVICT_NOW"))) == ["segment_health_check.4.5"]  # fmt: skip
     assert list(launcher_segments.wanted_files(shown, marked(tmp_path, "n3", "DRAIN_AT_CHECKPOINT"))) == ["segment_health_check.8.8"]  # fmt: skip
@@ -284,9 +287,9 @@ def test_an_executor_writes_and_takes_back_segment_files(tmp_path: Path) -> None
     left.write_text("gangline:v1;act=out;adv=a9;node=n8\n")
     for node in ("n1", "n2"):
         name = site.submit(1, may_requeue=False)
-        found, count = model.jobs[name]
-        assert found.nodes == {node}
-        model.jobs[name] = replace(found, array="40", array_task=name), count
+        job_state, count = model.jobs[name]
+        assert job_state.nodes == {node}
+        model.jobs[name] = replace(job_state, array="40", array_task=name), count
     with serving_advice() as server, _stack() as stack:
         rig = Rig(site, server, tmp_path, stack)
         rig.start(segment_health_dir=str(folder))
@@ -329,8 +332,8 @@ def seen(shown: SchedulerState, *all_advice: Advice, cycles: dict[str, CycleInfo
 
 
 def verdict(view: HealthView, requested: float = NOW - 60.0) -> tuple[str, bool, str]:
-    found = recommend(view, "7", LOG, requested, NOW, 120.0)
-    return found.action, found.is_final, found.reason
+    advised = recommend(view, "7", LOG, requested, NOW, 120.0)
+    return advised.action, advised.is_final, advised.reason
 
 
 RUNNING = state(job("7", "n1", "n2", "n3"))
@@ -338,22 +341,22 @@ NEXT = {"7": cycle(1, "n1", "n2", started=NOW - 5)}
 
 
 def test_stop_where_the_next_cycle_runs_on_the_broken_host() -> None:
-    found = verdict(seen(RUNNING, advice("n2"), cycles=NEXT))
-    assert found[:2] == ("STOP", True) and "n2: GPU 3: XID 79 (a1)" in found[2]
+    answer = verdict(seen(RUNNING, advice("n2"), cycles=NEXT))
+    assert answer[:2] == ("STOP", True) and "n2: GPU 3: XID 79 (a1)" in answer[2]
 
 
 def test_restart_where_the_broken_host_is_out_of_the_job() -> None:
     """A spare took its place: stopping would cost a job that has healed itself."""
     before = seen(RUNNING, cycles={"7": cycle(0, "n1", "n3")})
-    found = verdict(seen(RUNNING, advice("n3"), cycles=NEXT, before=before))
-    assert found[:2] == ("RESTART", True) and "out of the job: n3: GPU 3: XID 79" in found[2]
+    answer = verdict(seen(RUNNING, advice("n3"), cycles=NEXT, before=before))
+    assert answer[:2] == ("RESTART", True) and "out of the job: n3: GPU 3: XID 79" in answer[2]
 
 
 def test_restart_where_the_job_was_requeued_elsewhere() -> None:
     before = seen(RUNNING)
     waiting = seen(state(replace(RUNNING.jobs["7"], state="PENDING", nodes=frozenset())), before=before)  # fmt: skip
-    found = verdict(seen(state(job("7", "n4", "n5", "n6")), advice("n2"), before=waiting))
-    assert found[:2] == ("RESTART", True)
+    answer = verdict(seen(state(job("7", "n4", "n5", "n6")), advice("n2"), before=waiting))
+    assert answer[:2] == ("RESTART", True)
 
 
 def test_the_launcher_waits_for_its_next_cycle_before_anything_is_said() -> None:
@@ -384,13 +387,13 @@ def test_never_stop_for_less(one: Advice) -> None:
 
 def test_never_stop_without_the_launchers_word_for_its_hosts() -> None:
     """In an allocation with spares only the launcher knows whether the host is used."""
-    found = verdict(seen(RUNNING, advice("n2")), requested=NOW - 1000)
-    assert found[:2] == ("UNKNOWN", True) and "not known without cycle-info files" in found[2]
+    answer = verdict(seen(RUNNING, advice("n2")), requested=NOW - 1000)
+    assert answer[:2] == ("UNKNOWN", True) and "not known without cycle-info files" in answer[2]
 
 
 def test_never_stop_while_the_aggregator_is_away() -> None:
-    found = verdict(seen(RUNNING, advice("n2"), cycles=NEXT, live=False))
-    assert found == ("UNKNOWN", True, "Gangline: the aggregator is not connected")
+    answer = verdict(seen(RUNNING, advice("n2"), cycles=NEXT, live=False))
+    assert answer == ("UNKNOWN", True, "Gangline: the aggregator is not connected")
     assert recommend(seen(RUNNING), "8", LOG, NOW, NOW, 1.0).reason == "Gangline: no job 8 runs here"  # fmt: skip
 
 
@@ -444,10 +447,10 @@ def test_logs_of_a_job_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def server() -> Iterator[AttributionServer]:
     board = board_of(seen(RUNNING, advice("n2"), cycles=NEXT))
-    one = AttributionServer(board, "127.0.0.1:0", lambda: NOW)
-    one.start()
-    yield one
-    one.close()
+    entry = AttributionServer(board, "127.0.0.1:0", lambda: NOW)
+    entry.start()
+    yield entry
+    entry.close()
 
 
 def ask(server: AttributionServer, method: str, path: str, body: bytes | None = None, client: str = HOME) -> tuple[int, Any]:  # fmt: skip
@@ -456,9 +459,9 @@ def ask(server: AttributionServer, method: str, path: str, body: bytes | None = 
     )
     connection.request(method, path, body)
     answer = connection.getresponse()
-    found = json.loads(answer.read())
+    document = json.loads(answer.read())
     connection.close()
-    return answer.status, found
+    return answer.status, document
 
 
 def test_the_service_answers_as_the_launcher_reads_it(server: AttributionServer) -> None:
@@ -466,10 +469,10 @@ def test_the_service_answers_as_the_launcher_reads_it(server: AttributionServer)
     body = json.dumps({"log_path": LOG, "job_id": "7", "analysis_intent": "terminal"}).encode()
     status, submitted = ask(server, "POST", "/logs", body)
     assert (status, submitted["submitted"]) == (200, True)
-    status, found = ask(server, "GET", f"/logs?log_path={LOG}&wait=False")
-    assert (status, found["status"], found["recommendation"]["action"]) == (200, "in_progress", "UNKNOWN")  # fmt: skip
-    status, found = ask(server, "GET", f"/logs?log_path={LOG}")
-    assert (found["status"], found["recommendation"]["action"]) == ("completed", "UNKNOWN")
+    status, answer = ask(server, "GET", f"/logs?log_path={LOG}&wait=False")
+    assert (status, answer["status"], answer["recommendation"]["action"]) == (200, "in_progress", "UNKNOWN")  # fmt: skip
+    status, answer = ask(server, "GET", f"/logs?log_path={LOG}")
+    assert (answer["status"], answer["recommendation"]["action"]) == ("completed", "UNKNOWN")
 
 
 @pytest.mark.parametrize(
@@ -508,8 +511,8 @@ def test_idle_connections_keep_nobody_out(server: AttributionServer) -> None:
     idle = [socket.create_connection(address, GUARD_SECONDS) for _ in range(CONNECTIONS_MAX + 5)]
     assert ask(server, "GET", "/healthz")[0] == 200
     assert idle[0].recv(1) == b"", "the oldest was closed"
-    for one in idle:
-        one.close()
+    for connection in idle:
+        connection.close()
 
 
 @pytest.mark.parametrize(
@@ -528,8 +531,8 @@ def claim(server: AttributionServer, log: str, job: str, client: str) -> tuple[i
 
 
 def verdict_for(server: AttributionServer, log: str, client: str) -> tuple[str, str]:
-    _, found = ask(server, "GET", f"/logs?log_path={log}", None, client)
-    return found["recommendation"]["action"], found["recommendation"]["reason"]
+    _, answer = ask(server, "GET", f"/logs?log_path={log}", None, client)
+    return answer["recommendation"]["action"], answer["recommendation"]["reason"]
 
 
 FOREIGN = (403, f"job_id: the address {HOSTILE} is of no host of job 7")

@@ -48,13 +48,17 @@ def test_from_advice_to_done() -> None:
     nodes = {"n1": Node("n1", "Ready"), "n2": Node("n2", "Ready", out="cordoned")}
     state = SchedulerState(nodes, {}, {})
     known = {
-        one.name: one for one in (advice("a1", "PROPOSED"), advice("a2", "PROPOSED", "REBOOT"))
+        advised.name: advised
+        for advised in (advice("a1", "PROPOSED"), advice("a2", "PROPOSED", "REBOOT"))
     }
     figures.observe(known, state, ledger, ACTIONS)
-    found = figures_of(figures)
-    assert found["gangline_executor_open_advice"] == 1  # the reboot is left to people
-    assert found["gangline_executor_foreign_nodes"] == 1
-    assert found["gangline_executor_marks_left"] == 3 and found["gangline_executor_lease"] == 0
+    figures_now = figures_of(figures)
+    assert figures_now["gangline_executor_open_advice"] == 1  # the reboot is left to people
+    assert figures_now["gangline_executor_foreign_nodes"] == 1
+    assert (
+        figures_now["gangline_executor_marks_left"] == 3
+        and figures_now["gangline_executor_lease"] == 0
+    )
     clock.now += 0.3
     figures.count_action("PlaceHold", "")
     figures.count_action("PlaceHold", "no route to host")
@@ -69,18 +73,18 @@ def test_from_advice_to_done() -> None:
     figures.observe({"a1": advice("a1", "DONE")}, state, ledger, ACTIONS)
     clock.now += 60
     figures.count_action("RenewLease", "")
-    found = figures_of(figures)
-    assert found["gangline_executor_actions_total PlaceHold ok"] == 1
-    assert found["gangline_executor_actions_total PlaceHold failed"] == 1
-    assert found["gangline_executor_answers_total DONE"] == 2
-    assert found["gangline_executor_done_seconds_count"] == 1
-    assert found["gangline_executor_done_seconds_bucket 0.5"] == 1
-    assert found["gangline_executor_oldest_mark_seconds"] == pytest.approx(60)
-    assert found["gangline_executor_action_age_seconds"] == pytest.approx(60)
-    assert found["gangline_executor_open_advice"] == 0
+    figures_now = figures_of(figures)
+    assert figures_now["gangline_executor_actions_total PlaceHold ok"] == 1
+    assert figures_now["gangline_executor_actions_total PlaceHold failed"] == 1
+    assert figures_now["gangline_executor_answers_total DONE"] == 2
+    assert figures_now["gangline_executor_done_seconds_count"] == 1
+    assert figures_now["gangline_executor_done_seconds_bucket 0.5"] == 1
+    assert figures_now["gangline_executor_oldest_mark_seconds"] == pytest.approx(60)
+    assert figures_now["gangline_executor_action_age_seconds"] == pytest.approx(60)
+    assert figures_now["gangline_executor_open_advice"] == 0
     assert (
-        found["gangline_executor_marks_left"] == 2
-        and found["gangline_executor_overdue_seconds"] == 0
+        figures_now["gangline_executor_marks_left"] == 2
+        and figures_now["gangline_executor_overdue_seconds"] == 0
     )
     clock.now = 1600.0
     assert figures_of(figures)["gangline_executor_overdue_seconds"] == 100

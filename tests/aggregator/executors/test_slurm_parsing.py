@@ -334,8 +334,8 @@ def test_the_doctor_says_at_once_that_there_is_no_configuration(tmp_path: Path) 
     def run(command: object) -> str:
         raise AssertionError(command)
 
-    (found,) = findings(Slurm(run), True, environment)
-    assert found == DoctorFinding(
+    (finding,) = findings(Slurm(run), True, environment)
+    assert finding == DoctorFinding(
         DoctorLevel.MISSING, f"SLURM_CONF={tmp_path}/slurm.conf: there is no such file"
     )
     (tmp_path / "slurm.conf").touch()
@@ -345,14 +345,14 @@ def test_the_doctor_says_at_once_that_there_is_no_configuration(tmp_path: Path) 
 def test_the_doctor_names_what_costs_time() -> None:
     """batch_sched_delay=3 costs each failover three seconds, and Slurm never reports it."""
     text = "SchedulerParameters     = bf_interval=1,sched_interval=5\nJobRequeue              = 0\nSlurmUser               = slurm(64030)\nMinJobAge               = 10 sec\nPrivateData             = none\n"
-    found = [
+    texts = [
         finding.text
         for finding in config_findings(parse_config(text), Capabilities("22.05.8"), "ada")
     ]
     assert any(
-        one.startswith("batch_sched_delay=3: a requeued gang waits up to 3 s") for one in found
+        text.startswith("batch_sched_delay=3: a requeued gang waits up to 3 s") for text in texts
     )
-    assert not any("bf_interval" in one or "sched_interval" in one for one in found)
-    assert any(one.startswith("JobRequeue=0") for one in found)
-    assert any(one.startswith("MinJobAge=10") for one in found)
-    assert any("runs as ada, Slurm's own user is slurm" in one for one in found)
+    assert not any("bf_interval" in text or "sched_interval" in text for text in texts)
+    assert any(text.startswith("JobRequeue=0") for text in texts)
+    assert any(text.startswith("MinJobAge=10") for text in texts)
+    assert any("runs as ada, Slurm's own user is slurm" in text for text in texts)

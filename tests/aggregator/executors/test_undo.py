@@ -20,15 +20,15 @@ from tests.aggregator.executors.model_scheduler import ModelScheduler
 
 @pytest.fixture
 def site(tmp_path: Path) -> SlurmSite:
-    one: Any = SlurmSite(ExecutorConfig(ledger=str(tmp_path)))
+    slurm_site: Any = SlurmSite(ExecutorConfig(ledger=str(tmp_path)))
     model = ModelScheduler(["n1", "n2"])
     model.holds["gangline_a1"] = NodeHold("gangline_a1", frozenset({"n1"}))
     model.set_weight("n2", 4)
-    one.scheduler = model
+    slurm_site.scheduler = model
     ledger = ExecutorLedger(tmp_path / LEDGER_FILE)
     ledger.weights["n2"] = WeightChange(1, 4, 1)
     ledger.save()
-    return one  # type: ignore[no-any-return]
+    return slurm_site  # type: ignore[no-any-return]
 
 
 def weight(site: SlurmSite) -> int | None:

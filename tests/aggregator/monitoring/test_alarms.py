@@ -89,10 +89,10 @@ def _stand(
     alarms: Alarms, changes: dict[str, float], seconds: float, begin: float = 0
 ) -> list[Any]:
     """Step once a second for *seconds*, and return the changes."""
-    found: list[Any] = []
+    raised: list[Any] = []
     for second in range(int(begin), int(begin + seconds)):
-        found += alarms.step(WELL | changes, second * NS)
-    return found
+        raised += alarms.step(WELL | changes, second * NS)
+    return raised
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -142,8 +142,8 @@ def test_why_history_fails_and_what_was_lost_are_in_the_words() -> None:
 def test_history_that_stands_still_is_late() -> None:
     """A thread that hangs on a dead disk reports nothing: its last figure was an empty queue."""
     alarms = Alarms(table(CONFIG, STORE))
-    found = _stand(alarms, {"history_lag_seconds": 0.0, "history_turn_age_seconds": 901.0}, 301)
-    assert [one.name for one in found] == ["aggregator.history_late"]
+    raised = _stand(alarms, {"history_lag_seconds": 0.0, "history_turn_age_seconds": 901.0}, 301)
+    assert [change.name for change in raised] == ["aggregator.history_late"]
 
 
 def test_an_old_file_at_the_start_is_no_alarm() -> None:
@@ -174,15 +174,15 @@ def test_between_the_bounds_nothing_changes() -> None:
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), max_size=60))
 def test_raised_and_cleared_alternate(looks: list[tuple[float, int]]) -> None:
     """Whatever the figure does: two raised in a row would be two findings, of which one never ends."""
-    one = Alarm("a", lambda v: v["x"], 2.0, 1.0, 5.0, 10.0, lambda v: f"{v['x']}", "never")
-    alarms, now, found = Alarms([one]), 0, list[Any]()
+    alarm = Alarm("a", lambda v: v["x"], 2.0, 1.0, 5.0, 10.0, lambda v: f"{v['x']}", "never")
+    alarms, now, raised = Alarms([alarm]), 0, list[Any]()
     for value, seconds in looks:
         now += seconds * NS
         before = alarms.active()["a"]
         changes = alarms.step({"x": value}, now)
-        found += changes
+        raised += changes
         assert not changes or (value > 2.0 if not before else value <= 1.0)
-    kinds = [type(change) for change in found]
+    kinds = [type(change) for change in raised]
     assert kinds == [AlarmRaised, AlarmCleared] * (len(kinds) // 2) + [AlarmRaised] * (
         len(kinds) % 2
     )
@@ -203,11 +203,13 @@ def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: 
     key = (AGGREGATOR_HOST, "aggregator.disk_filling", "")
 
     async def run() -> tuple[bool, bool]:
-        async with lab.aggregator() as one:
+        async with lab.aggregator() as aggregator:
             record_alarms(
-                one.fleet, [AlarmRaised("aggregator.disk_filling", "as before", "room")], 5 * NS
+                aggregator.fleet,
+                [AlarmRaised("aggregator.disk_filling", "as before", "room")],
+                5 * NS,
             )
-            await until(lambda: one.store.commit_seconds.count)
+            await until(lambda: aggregator.store.commit_seconds.count)
         async with lab.aggregator() as again:
             before = key in again.fleet.findings
             record_alarms(
@@ -220,10 +222,10 @@ def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: 
 
     before, after = asyncio.run(run())
     assert not before and after
-    found = lab.rows(
+    rows = lab.rows(
         "SELECT words, still_so FROM ops.findings WHERE name = 'aggregator.disk_filling' ORDER BY since"
     )
-    assert found == [("as before", False), ("anew", True)]
+    assert rows == [("as before", False), ("anew", True)]
 
 
 def test_a_raised_alarm_is_a_finding_of_the_aggregator_itself() -> None:
@@ -276,39 +278,37 @@ def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
     async def run() -> tuple[Any, bytes]:
         import grpc
 
-        async with lab.aggregator() as one, asyncio.timeout(GUARD_SECONDS):
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+        async with lab.aggregator() as aggregator, asyncio.timeout(GUARD_SECONDS):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
                 stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-                while not one.snapshot_holder.snapshot or not one.snapshot_holder.snapshot.alarms:
+                while (
+                    not aggregator.snapshot_holder.snapshot
+                    or not aggregator.snapshot_holder.snapshot.alarms
+                ):
                     await asyncio.sleep(0.005)
                 reply = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
-            while (AGGREGATOR_HOST, "aggregator.disk_filling", "") not in one.fleet.findings:
+            while (AGGREGATOR_HOST, "aggregator.disk_filling", "") not in aggregator.fleet.findings:
                 await asyncio.sleep(0.005)
-            return reply, one._self_monitor.render("")[0]
+            return reply, aggregator._self_monitor.render("")[0]
 
     reply, text = asyncio.run(run())
     assert "the oldest readings in Parquet go" in reply.alarms[0] and not reply.degraded
     assert b'gangline_aggregator_alarm{alarm="aggregator.disk_filling"} 1' in text
-    found = lab.rows(
+    rows = lab.rows(
         "SELECT host, words, still_so, clears_when FROM ops.findings "
         "WHERE name = 'aggregator.disk_filling'"
     )
-    assert (
-        found[0][0] == AGGREGATOR_HOST
-        and "add space" in found[0][1]
-        and found[0][2]
-        and found[0][3]
-    )
+    assert rows[0][0] == AGGREGATOR_HOST and "add space" in rows[0][1] and rows[0][2] and rows[0][3]
 
 
 def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
     """The opposite of the test above, on a real aggregator: no alarm is active at its start."""
 
     async def run() -> None:
-        async with lab.aggregator() as one:
-            await until(lambda: one._self_monitor._poll_count)
-            await until(lambda: one.snapshot_holder.snapshot)
-            assert one.snapshot_holder.snapshot.alarms == ()
+        async with lab.aggregator() as aggregator:
+            await until(lambda: aggregator._self_monitor._poll_count)
+            await until(lambda: aggregator.snapshot_holder.snapshot)
+            assert aggregator.snapshot_holder.snapshot.alarms == ()
 
     asyncio.run(run())
 
@@ -322,10 +322,10 @@ def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixtu
             looks.append(1)
             raise RuntimeError("a figure that is broken")
 
-    one = monitor.MonitorThread(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
-    one.start()
-    one.close()
-    assert looks and "broken" in caplog.text and not one._thread.is_alive()
+    thread = monitor.MonitorThread(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
+    thread.start()
+    thread.close()
+    assert looks and "broken" in caplog.text and not thread._thread.is_alive()
 
 
 def test_every_figure_is_documented() -> None:
@@ -360,8 +360,8 @@ def test_hosts_tells_what_stands_against_the_aggregator(
         ScoreClient, "hosts", lambda *_: ScoreListing([], 1, "", ["receipts are late"])
     )
     assert hosts.main([]) == 0
-    told = capsys.readouterr()
-    assert told.err == "aggregator: receipts are late\n" and "degraded" not in told.out
+    output = capsys.readouterr()
+    assert output.err == "aggregator: receipts are late\n" and "degraded" not in output.out
     monkeypatch.setattr(ScoreClient, "hosts", lambda *_: ScoreListing([], 1, ""))
     assert hosts.main([]) == 0
     assert capsys.readouterr().err == ""

@@ -74,25 +74,25 @@ def exposed(
 @pytest.mark.parametrize("form", list(ExpositionFormat))
 def test_how_each_host_stands(world: World, form: ExpositionFormat) -> None:
     """One could not alert on UNHEALTHY, nor draw a host's speed: the aggregator showed itself alone."""
-    found = exposed(world, form)
-    assert set(found) == {PREFIX + name for name in FAMILIES}
-    states = {one.labels["host"]: one.labels for one in found[PREFIX + "state"]}
+    families = exposed(world, form)
+    assert set(families) == {PREFIX + name for name in FAMILIES}
+    states = {sample.labels["host"]: sample.labels for sample in families[PREFIX + "state"]}
     assert states["h1"]["state"] == "UNHEALTHY" and states["h1"]["reason"] == "XID_FATAL"
-    assert {one.value for one in found[PREFIX + "state"]} == {1.0}
-    score = {one.labels["host"]: one.value for one in found[PREFIX + "score"]}
+    assert {sample.value for sample in families[PREFIX + "state"]} == {1.0}
+    score = {sample.labels["host"]: sample.value for sample in families[PREFIX + "score"]}
     assert score["h1"] < 0.1 < score["h0"] <= 1.0
-    (h1, h2) = sorted(found[PREFIX + "advice"], key=lambda one: one.labels["host"])
+    (h1, h2) = sorted(families[PREFIX + "advice"], key=lambda sample: sample.labels["host"])
     assert h1.labels == {"host": "h1", "action": "EVICT_NOW", "state": "ACCEPTED"}
     assert h2.labels == {"host": "h2", "action": "AVOID", "state": "PROPOSED"}
 
 
 def test_a_host_has_few_series(world: World) -> None:
     """Ten thousand hosts are in a scrape: Prometheus can take eight series of each."""
-    each = Counter(
+    per_host = Counter(
         sample.labels["host"] for samples in exposed(world).values() for sample in samples
     )
-    assert set(each) == {"h0", "h1", "h2"}
-    assert max(each.values()) <= len(FAMILIES) <= SERIES_OF_A_HOST_MAX
+    assert set(per_host) == {"h0", "h1", "h2"}
+    assert max(per_host.values()) <= len(FAMILIES) <= SERIES_OF_A_HOST_MAX
 
 
 def test_what_is_not_known_has_no_series(world: World) -> None:
@@ -125,7 +125,11 @@ def test_the_rules_name_what_there_is(world: World) -> None:
     rules = RULES.read_text()
     named = set(re.findall(r"gangline_host_\w+", rules))
     assert named and named <= set(exposed(world))
-    states = {one for each in re.findall(r'state=~?"([A-Z|]+)"', rules) for one in each.split("|")}
+    states = {
+        state
+        for states_text in re.findall(r'state=~?"([A-Z|]+)"', rules)
+        for state in states_text.split("|")
+    }
     assert states <= {*HealthState.__members__, *Answer.__members__}
 
 
@@ -149,15 +153,18 @@ def test_a_live_aggregator_shows_them_when_told_to(lab: Any, make_agent: Any, un
 
     async def scrape(on: bool) -> str:
         async with (
-            lab.aggregator(metrics_listen="127.0.0.1:0", metrics_hosts=on) as one,
-            lab.agent(one, make_agent()) as connection,
+            lab.aggregator(metrics_listen="127.0.0.1:0", metrics_hosts=on) as aggregator,
+            lab.agent(aggregator, make_agent()) as connection,
         ):
             await connection.send(connection.agent.message(1))
             await until(
-                lambda: one.snapshot_holder.snapshot and len(one.snapshot_holder.snapshot.hosts)
+                lambda: (
+                    aggregator.snapshot_holder.snapshot
+                    and len(aggregator.snapshot_holder.snapshot.hosts)
+                )
             )
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, scraped, one.metrics_port)
+            return await loop.run_in_executor(None, scraped, aggregator.metrics_port)
 
     assert 'gangline_host_state{host="host-1",reason="' in asyncio.run(scrape(True))
     assert "gangline_host_" not in asyncio.run(scrape(False))

@@ -34,4 +34,4 @@ def test_rules_name_figures_that_there_are() -> None:
     known = {family.name for family in ExecutorFigures().families()}
     known |= {PREFIX + figure.name for figure in FIGURES}
     known |= {f"{PREFIX}{name}" for name in ("alarm", "commit_seconds_bucket")}
-    assert {one.removesuffix("_total") for one in named} <= known
+    assert {series.removesuffix("_total") for series in named} <= known

@@ -60,12 +60,12 @@ async def ask(processes: QueryPool, sql: str, **limits: Any) -> Reply:
 @asynccontextmanager
 async def asked(folder: Path, running_max: int = 4) -> AsyncIterator[QueryPool]:
     """The processes over the snapshot in *folder*."""
-    one = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, 2), running_max)
-    one.start()
+    pool = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, 2), running_max)
+    pool.start()
     try:
-        yield one
+        yield pool
     finally:
-        await one.close()
+        await pool.close()
 
 
 def ask_all(folder: Path, questions: Sequence[str], at_once: int = 4, **limits: Any) -> list[Reply]:
@@ -90,7 +90,7 @@ def ask_all(folder: Path, questions: Sequence[str], at_once: int = 4, **limits: 
 
 def children(pid: int) -> list[int]:
     """Return the children of a process with one thread."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def threads(pid: int) -> int:

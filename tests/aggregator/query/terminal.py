@@ -67,7 +67,9 @@ class Terminal:
         """
         deadline = time.monotonic() + GUARD_SECONDS
         while not self._ctrl_c_is_a_signal() or not any(
-            _has_worked(child) for one in children(self._process.pid) for child in children(one)
+            _has_worked(child)
+            for child_pid in children(self._process.pid)
+            for child in children(child_pid)
         ):
             assert time.monotonic() < deadline, "no query runs"
             select.select([], [], [], 0.01)

@@ -26,7 +26,7 @@ FILES = sorted(path.name for path in FOLDER.glob("*.sql"))
 def wrong(statement: Statement, reply: Reply) -> str:
     """Return the difference from the corpus' expectation, "" if there is none."""
     error, summary = reply.error, reply.summary
-    said = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
+    result = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
     if statement.outcome == "refused":
         good = isinstance(error, QueryRefused) and statement.words in str(error)
     elif statement.outcome == "cut":
@@ -37,21 +37,21 @@ def wrong(statement: Statement, reply: Reply) -> str:
         good = summary is not None and summary.truncated_reason.startswith("first ")
     else:
         good = summary is not None and summary.rows == reply.table.num_rows
-    shown = all(one.isprintable() or one == "\n" for one in str(error or ""))
-    return "" if good and shown and len(str(error)) < 2000 else said[:600]
+    shown = all(character.isprintable() or character == "\n" for character in str(error or ""))
+    return "" if good and shown and len(str(error)) < 2000 else result[:600]
 
 
 def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
     """Return the statements of *known* that are refused before they run, by name, on a single connection."""
-    found: dict[str, Reply] = {}
+    result: dict[str, Reply] = {}
     with sandbox.open_snapshot(sandbox.snapshot_path(folder)) as connection:
-        for one in known:
+        for statement in known:
             with suppress(duckdb.Error):  # a parse error; the process words it differently
                 try:
-                    sandbox.check(connection, one.sql)
+                    sandbox.check(connection, statement.sql)
                 except StatementRefused as refused:
-                    found[one.name] = Reply(error=QueryRefused(str(refused)))
-    return found
+                    result[statement.name] = Reply(error=QueryRefused(str(refused)))
+    return result
 
 
 @pytest.mark.slow
@@ -59,15 +59,23 @@ def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
 def test_the_corpus(snapshot: Path, file: str) -> None:
     """Every statement ends as its file says, and no process is left. SENT_ONE_IN = 1 sends all to a process."""
     known = statements(file)
-    bombs = [one for one in known if one.outcome == "cut"]
-    fence = at_the_fence(snapshot, [one for one in known if one.outcome == "refused"])
-    refused = [one for one in known if one.name in fence]
-    others = [one for one in known if one.name not in fence and one.outcome != "cut"]
+    bombs = [statement for statement in known if statement.outcome == "cut"]
+    fence = at_the_fence(
+        snapshot, [statement for statement in known if statement.outcome == "refused"]
+    )
+    refused = [statement for statement in known if statement.name in fence]
+    others = [
+        statement
+        for statement in known
+        if statement.name not in fence and statement.outcome != "cut"
+    ]
     others += refused[::SENT_ONE_IN]
     replies = ask_all(snapshot, [other.sql for other in others])
     cut = ask_all(snapshot, [bomb.sql for bomb in bombs], at_once=8, seconds=BOMB_SECONDS)
     trouble = [*map(wrong, others + bombs, replies + cut)]
-    trouble += [wrong(one, fence[one.name]) for one in refused]
+    trouble += [
+        wrong(refused_statement, fence[refused_statement.name]) for refused_statement in refused
+    ]
     assert not any(trouble), "\n".join(filter(None, trouble))
 
 

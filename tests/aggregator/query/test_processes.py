@@ -85,9 +85,16 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
             assert not share.exists() or share.read_text().endswith(f" nice {SESSION_NICE}\n")
             assert status(pid)["NoNewPrivs"] == "1"
             assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
-            found = limits(pid)
-            assert found["Max file size"] == "0" and found["Max core file size"] == "0"
-            assert MEMORY_BYTES_MAX < int(found["Max address space"]) < MEMORY_BYTES_MAX + (1 << 30)
+            process_limits = limits(pid)
+            assert (
+                process_limits["Max file size"] == "0"
+                and process_limits["Max core file size"] == "0"
+            )
+            assert (
+                MEMORY_BYTES_MAX
+                < int(process_limits["Max address space"])
+                < MEMORY_BYTES_MAX + (1 << 30)
+            )
             await until(lambda: limits(pid)["Max cpu time"].isdecimal())
             assert threads(processes.fork_server_pid) == 1, (
                 "a fork of a process with threads may hang"
@@ -116,12 +123,12 @@ def test_a_process_has_no_secret_and_no_descriptor_of_others(
             task = asyncio.create_task(ask(processes, ENDLESS))
             (pid,) = await until(lambda: children(processes.fork_server_pid))
             await until(lambda: limits(pid)["Max cpu time"].isdecimal())
-            for one in (pid, processes.fork_server_pid):
-                assert b"secret" not in Path(f"/proc/{one}/environ").read_bytes()
+            for process_id in (pid, processes.fork_server_pid):
+                assert b"secret" not in Path(f"/proc/{process_id}/environ").read_bytes()
             open_files = []
-            for one in Path(f"/proc/{pid}/fd").iterdir():
+            for process_id in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(FileNotFoundError):  # it is just opening DuckDB
-                    open_files.append(os.readlink(one))
+                    open_files.append(os.readlink(process_id))
             assert sum(name.startswith("socket:") for name in open_files) == 1
             os.kill(pid, signal.SIGKILL)
             await task
@@ -272,8 +279,8 @@ def test_trouble_after_the_first_rows(snapshot: Path) -> None:
     assert isinstance(cast.error, QueryRefused | QueryCutOff)
     assert isinstance(cast.error, QueryCutOff) or "Could not convert" in str(cast.error)
     assert "exception_type" not in str(cast.error), "words, not DuckDB's JSON"
-    for one in (interrupted, deaf):
-        assert isinstance(one.error, QueryCutOff) and one.error.of_time, one.error
+    for reply in (interrupted, deaf):
+        assert isinstance(reply.error, QueryCutOff) and reply.error.of_time, reply.error
 
 
 def test_enumerations_and_every_kind_of_value_travel(snapshot: Path) -> None:

@@ -57,12 +57,14 @@ def test_the_check_passes_only_what_reads(
 
 def mutated(source: random.Random, known: list[str]) -> str:
     """Return a statement with pieces of others in it."""
-    words = source.choice(known).split(" ")
+    tokens = source.choice(known).split(" ")
     for _ in range(source.randrange(1, 4)):
         other = source.choice(known).split(" ")
-        at, begin = source.randrange(len(words) + 1), source.randrange(len(other))
-        words[at : at + source.randrange(3)] = other[begin : begin + source.randrange(1, 5)]
-    return " ".join(words)
+        position, begin = source.randrange(len(tokens) + 1), source.randrange(len(other))
+        tokens[position : position + source.randrange(3)] = other[
+            begin : begin + source.randrange(1, 5)
+        ]
+    return " ".join(tokens)
 
 
 @pytest.mark.slow
@@ -86,14 +88,18 @@ def test_mutants_of_the_corpus_write_nothing(snapshot: Path) -> None:
 @given(st.text(max_size=300), st.integers(-5, 2000))
 def test_a_mark_stands_below_what_it_marks(sql: str, position: int) -> None:
     """Tabs, several lines, letters of several bytes, a place beyond the end: words, never a traceback."""
-    said = located(sql, position, "is wrong")
-    assert all(one.isprintable() or one == "\n" for one in said)
+    message = located(sql, position, "is wrong")
+    assert all(character.isprintable() or character == "\n" for character in message)
     if 0 <= position < len(sql.encode()) and sql.isascii():
-        head, line, mark = said.split("\n")
+        head, line, mark = message.split("\n")
         assert head.endswith("is wrong")
-        here = sql[position]
-        if here != "\n":
-            assert line[mark.index("^") : mark.index("^") + 1] in (here, visible(here), "")
+        character = sql[position]
+        if character != "\n":
+            assert line[mark.index("^") : mark.index("^") + 1] in (
+                character,
+                visible(character),
+                "",
+            )
 
 
 def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None:
@@ -101,11 +107,11 @@ def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None
     rows = connection.execute(
         "SELECT DISTINCT lower(function_name) FROM duckdb_functions()"
     ).fetchall()
-    there = {name for (name,) in rows}
+    known_names = {name for (name,) in rows}
     #: Names that the parser gives to other syntax, and keywords that it treats as functions.
     spoken = {"!", "->", "coalesce", "current_time", "current_timestamp", "grouping", "grouping_id"}
     newer = {*sandbox._SCALAR_FUNCTION_NAMES_SINCE_2.split(), *sandbox._OPERATORS_SINCE_2}
-    assert (sandbox.FUNCTIONS | sandbox.TABLE_FUNCTIONS) - there - newer <= spoken
+    assert (sandbox.FUNCTIONS | sandbox.TABLE_FUNCTIONS) - known_names - newer <= spoken
 
 
 def test_no_view_of_duckdbs_shows_where_we_are(

@@ -35,16 +35,16 @@ pytestmark = pytest.mark.usefixtures("live_operators_files")
 @asynccontextmanager
 async def client(aggregator: Any) -> AsyncIterator[Any]:
     """A stub of the service, once there is a snapshot to ask."""
-    one = aggregator.query.pool.settings.folder / "operators.duckdb"
-    await wait_until(one.exists)
-    assert one.stat().st_size
+    snapshot = aggregator.query.pool.settings.folder / "operators.duckdb"
+    await wait_until(snapshot.exists)
+    assert snapshot.stat().st_size
     async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
         yield QueryServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 async def responses(call: Any) -> list[query_pb2.QueryResponse]:
     """Read an answer to its end."""
-    return [one async for one in call]
+    return [response async for response in call]
 
 
 async def refusal(stub: Any, **fields: Any) -> grpc.aio.AioRpcError:
@@ -64,12 +64,12 @@ def test_no_answer_says_where_the_files_are(lab: Any) -> None:
     """DuckDB's stack trace, with the paths of its library, came as INVALID_ARGUMENT when an allocation failed."""
 
     async def way() -> None:
-        async with lab.aggregator() as one, client(one) as stub:
+        async with lab.aggregator() as aggregator, client(aggregator) as stub:
             too_large = "SELECT reservoir_quantile(a, 0.5, 2000000000) FROM range(10) t(a)"
             error = await refusal(stub, sql=too_large)
             assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            words = str(error.details())
-            assert "of memory" in words and not set(words) & {"/", "\n", "{"}
+            message = str(error.details())
+            assert "of memory" in message and not set(message) & {"/", "\n", "{"}
             missing = await refusal(stub, sql=f"FROM '{lab.folder.absolute()}/segments/a.parquet'")
             assert "segments/a.parquet" in str(missing.details())
             assert str(lab.folder) not in str(missing.details())
@@ -82,7 +82,7 @@ def test_an_answer_is_one_arrow_stream(lab: Any) -> None:
     """Schema, batches, and last how many rows, how old, whether cut; the log has who, what, how long."""
 
     async def way() -> None:
-        async with lab.aggregator(query_rows_max=9000) as one, client(one) as stub:
+        async with lab.aggregator(query_rows_max=9000) as aggregator, client(aggregator) as stub:
             request = query_pb2.QueryRequest(
                 sql="SELECT range AS n FROM range(10000)", row_limit=5000
             )
@@ -120,11 +120,11 @@ def test_a_question_of_a_moment_that_the_file_does_not_have_gets_a_newer_file(
     monkeypatch.setattr(query, "WAIT_SECONDS_MAX", GUARD_SECONDS)  # on a busy machine
 
     async def way() -> query_pb2.QueryResponse:
-        async with lab.aggregator(commit_seconds=60.0) as one, client(one) as stub:
-            async with lab.agent(one) as agent:
+        async with lab.aggregator(commit_seconds=60.0) as aggregator, client(aggregator) as stub:
+            async with lab.agent(aggregator) as agent:
                 agent.open()
                 await agent.stream.write(agent.agent.message(1))
-                await wait_until(lambda: one.store.queue_bytes)
+                await wait_until(lambda: aggregator.store.queue_bytes)
                 sql = f"SELECT host FROM latest.gpu_1s WHERE '{datetime.now(UTC):%F %T.%f}' <> ''"
                 got = await responses(stub.Query(query_pb2.QueryRequest(sql=sql)))
             return got[-1]
@@ -138,7 +138,7 @@ def test_what_is_refused_says_why(lab: Any) -> None:
     """Each with its status: a client retries what may pass, and shows a person where the SQL is wrong."""
 
     async def way() -> None:
-        async with lab.aggregator() as one, client(one) as stub:
+        async with lab.aggregator() as aggregator, client(aggregator) as stub:
             wrong = await refusal(stub, sql="SELECT *\nFORM hosts")
             assert wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "sql: line 2, column 6:" in str(wrong.details()), wrong.details()
@@ -158,7 +158,7 @@ def test_what_is_refused_says_why(lab: Any) -> None:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 grpc.StatusCode.DEADLINE_EXCEEDED,
             )
-            (one.query.pool.settings.folder / "operators.duckdb").unlink()
+            (aggregator.query.pool.settings.folder / "operators.duckdb").unlink()
             gone = await refusal(stub, sql="FROM hosts")
             assert gone.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -174,8 +174,8 @@ def test_without_an_operators_file_a_query_says_how_to_turn_it_on(lab: Any) -> N
     file.write_bytes(b"of an earlier process")
 
     async def way() -> None:
-        async with lab.aggregator(ops_seconds=0.0) as one:
-            address = f"127.0.0.1:{one.port}"
+        async with lab.aggregator(ops_seconds=0.0) as aggregator:
+            address = f"127.0.0.1:{aggregator.port}"
             async with grpc.aio.insecure_channel(address) as channel:
                 stub = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
                 none = await refusal(stub, sql="FROM hosts")
@@ -195,12 +195,12 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
 
     async def way() -> None:
         async with (
-            lab.aggregator(query_running_max=2) as one,
-            client(one) as stub,
+            lab.aggregator(query_running_max=2) as aggregator,
+            client(aggregator) as stub,
         ):
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(2)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
-            await until(lambda: one.query.pool.running_count == 2)
+            await until(lambda: aggregator.query.pool.running_count == 2)
             busy = await refusal(stub, sql="FROM hosts")
             assert busy.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             trailing: dict[str, Any] = dict(busy.trailing_metadata())
@@ -210,12 +210,12 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
             retry = status_pb2.ErrorRetry.FromString(status.details[0].value)
             assert retry.retry_delay.seconds == 1
             calls[0].cancel()
-            await until(lambda: one.query.pool.running_count == 1)
+            await until(lambda: aggregator.query.pool.running_count == 1)
             assert await responses(stub.Query(query_pb2.QueryRequest(sql="FROM hosts")))
             calls[1].cancel()
-            await until(lambda: one.query.pool.running_count == 0)
+            await until(lambda: aggregator.query.pool.running_count == 0)
             await asyncio.gather(*tasks, return_exceptions=True)
-            assert children(one.query.pool.fork_server_pid) == []
+            assert children(aggregator.query.pool.fork_server_pid) == []
 
     asyncio.run(way())
     assert sorted(line["outcome"] for line in log_of(lab.folder)) == [
@@ -229,7 +229,7 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
 @pytest.mark.slow
 def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Secured) -> None:
     """An operator's dashboard held all four slots, and a colleague's queries at night were refused."""
-    one, two = (bearer(secured.token("operator", name)) for name in ("alice", "bob"))
+    alice_login, two = (bearer(secured.token("operator", name)) for name in ("alice", "bob"))
 
     async def way() -> None:
         settings = secured.settings(client_certificates=False)
@@ -239,19 +239,21 @@ def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Sec
         ):
             await until((lab.folder / "operators.duckdb").exists)
             stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
-            calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF), metadata=one) for _ in range(2)]
+            calls = [
+                stub.Query(query_pb2.QueryRequest(sql=DEAF), metadata=alice_login) for _ in range(2)
+            ]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
             await until(lambda: aggregator.query.pool.running_count == 2)
             request = query_pb2.QueryRequest(sql="FROM hosts")
-            code, words = await status_of(responses(stub.Query(request, metadata=one)))
+            code, message = await status_of(responses(stub.Query(request, metadata=alice_login)))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "2 queries of operator 'alice' run" in words
+            assert "2 queries of operator 'alice' run" in message
             assert await responses(stub.Query(request, metadata=two))
             for call in calls:
                 call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await until(lambda: aggregator.query.pool.running_count == 0)
-            assert await responses(stub.Query(request, metadata=one))
+            assert await responses(stub.Query(request, metadata=alice_login))
 
     asyncio.run(way())
     outcomes = [(line["who"], line["outcome"]) for line in log_of(lab.folder)]
@@ -302,8 +304,8 @@ def test_one_agents_token_does_not_rewrite_the_log(lab: Any, secured: Secured) -
             now = 1000.0
             aggregator.query._denials._seconds = lambda: now
             for now in (1000.0, 1000.0, 1000.1, 1019.9, 1020.1):
-                asked = stub.Query(query_pb2.QueryRequest(sql=f"SELECT {now}"), metadata=token)
-                assert (await status_of(responses(asked)))[0] is grpc.StatusCode.PERMISSION_DENIED
+                call = stub.Query(query_pb2.QueryRequest(sql=f"SELECT {now}"), metadata=token)
+                assert (await status_of(responses(call)))[0] is grpc.StatusCode.PERMISSION_DENIED
 
     asyncio.run(way())
     first, second = log_of(lab.folder)
@@ -317,16 +319,16 @@ def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
 
     async def way() -> None:
         async with (
-            lab.aggregator() as one,
-            client(one) as stub,
-            lab.agent(one) as agent,
+            lab.aggregator() as aggregator,
+            client(aggregator) as stub,
+            lab.agent(aggregator) as agent,
         ):
             calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(4)]
             tasks = [asyncio.ensure_future(responses(call)) for call in calls]
-            await until(lambda: one.query.pool.running_count == 4)
+            await until(lambda: aggregator.query.pool.running_count == 4)
             await agent.send(*(agent.agent.message(index) for index in range(1, 21)))
             assert agent.durable == set(range(1, 21))
-            assert one.query.pool.running_count == 4
+            assert aggregator.query.pool.running_count == 4
             for call in calls:
                 call.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

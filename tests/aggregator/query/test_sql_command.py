@@ -46,47 +46,47 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PAGER": "cat"}
     command = [sys.executable, "-m", "gangline.cli", "sql", "--data", str(snapshot)]
     prompt = "gangline>"
-    with Terminal(command, environment) as one:
-        one.until(prompt)
-        one.type("select host,\r")
-        one.until(r"\.\.\.")
-        one.type("  chr(27) || '[31mred' as colour from hosts;\r")
-        said = one.until(r"as of \d+ s ago")
-        assert "host-1   [31mred" in said and "(1 row)" in said
-        one.until(prompt)
-        one.type("selec 1;\r")
-        assert "line 1, column 1: Parser error" in one.until(r"\n  \^")
-        one.until(prompt)
-        one.type(f"{DEAF};\r")
-        one.runs_a_query()
-        one.type("\x03")
-        one.until("cancelled")
-        one.until(prompt)
-        one.type("\\x\r")
-        one.until("one line per value")
-        one.until(prompt)
-        one.type("from ops.wor\t")
-        one.until(r"st\(")
-        one.type("n := 1);\r")
-        assert "silent_seconds" in one.until(r"as of \d+ s ago")
-        one.until(prompt)
-        one.type(
+    with Terminal(command, environment) as terminal:
+        terminal.until(prompt)
+        terminal.type("select host,\r")
+        terminal.until(r"\.\.\.")
+        terminal.type("  chr(27) || '[31mred' as colour from hosts;\r")
+        text = terminal.until(r"as of \d+ s ago")
+        assert "host-1   [31mred" in text and "(1 row)" in text
+        terminal.until(prompt)
+        terminal.type("selec 1;\r")
+        assert "line 1, column 1: Parser error" in terminal.until(r"\n  \^")
+        terminal.until(prompt)
+        terminal.type(f"{DEAF};\r")
+        terminal.runs_a_query()
+        terminal.type("\x03")
+        terminal.until("cancelled")
+        terminal.until(prompt)
+        terminal.type("\\x\r")
+        terminal.until("one line per value")
+        terminal.until(prompt)
+        terminal.type("from ops.wor\t")
+        terminal.until(r"st\(")
+        terminal.type("n := 1);\r")
+        assert "silent_seconds" in terminal.until(r"as of \d+ s ago")
+        terminal.until(prompt)
+        terminal.type(
             "select repeat('x', 99) || 'end';\r"
         )  # wider than a line, and no pager waits for a key
-        one.until("xxend")
-        one.until(r"as of \d+ s ago")
-        one.until(prompt)
-        one.type("\\d snapshot\r")
-        one.until("readings_since")
-        one.until(prompt)
-        one.type("\\nonsense\r\\?\r")
-        one.until("nonsense' is not a command")
-        one.until("cancel the question")
-        one.until(prompt)
-        one.type("not sent\x03")
-        one.until("not sent")
-        one.until(prompt)
-        assert one.end("\x04") == cli.OK
+        terminal.until("xxend")
+        terminal.until(r"as of \d+ s ago")
+        terminal.until(prompt)
+        terminal.type("\\d snapshot\r")
+        terminal.until("readings_since")
+        terminal.until(prompt)
+        terminal.type("\\nonsense\r\\?\r")
+        terminal.until("nonsense' is not a command")
+        terminal.until("cancel the question")
+        terminal.until(prompt)
+        terminal.type("not sent\x03")
+        terminal.until("not sent")
+        terminal.until(prompt)
+        assert terminal.end("\x04") == cli.OK
     history = tmp_path / "gangline" / "sql_history"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert (
@@ -100,11 +100,11 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     """The same command from a laptop: rows, refusals and limits of the server, and an unreachable server."""
 
     async def way() -> list[subprocess.CompletedProcess[bytes]]:
-        async with lab.aggregator(query_rows_max=1500) as one:
+        async with lab.aggregator(query_rows_max=1500) as aggregator:
             while not (lab.folder / "operators.duckdb").exists():
                 await asyncio.sleep(0.005)
-            server = f"127.0.0.1:{one.port}"
-            asked = [
+            server = f"127.0.0.1:{aggregator.port}"
+            command_lines = [
                 ("--csv", "SELECT host, 1.5 AS n FROM range(2), (SELECT 'h' AS host)"),
                 ("SELEC 1",),
                 ("--csv", "FROM range(2000)"),
@@ -112,7 +112,10 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
                 ("--output", str(tmp_path / "whole.parquet"), "--rows", "1000", "FROM range(2000)"),
                 ("--timeout", "3600", "SELECT 1"),
             ]
-            return [await asyncio.to_thread(run, "--server", server, *one) for one in asked]
+            return [
+                await asyncio.to_thread(run, "--server", server, *arguments)
+                for arguments in command_lines
+            ]
 
     rows, wrong, cut, no_file, file, late = asyncio.run(way())
     assert rows.stdout == b"host,n\nh,1.5\nh,1.5\n" and rows.returncode == cli.OK
@@ -125,14 +128,16 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "whole.parquet").num_rows == 1000
     assert late.returncode == cli.USAGE and f"up to {GUARD_SECONDS:g} s".encode() in late.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"data", "whole.parquet"}
-    nobody = run("--server", "127.0.0.1:1", "SELECT 1")
-    assert nobody.returncode == cli.NO_ANSWER and b"no aggregator answers" in nobody.stderr
-    assert b"--server" in nobody.stderr and b"--aggregator" not in nobody.stderr
+    unreachable = run("--server", "127.0.0.1:1", "SELECT 1")
+    assert (
+        unreachable.returncode == cli.NO_ANSWER and b"no aggregator answers" in unreachable.stderr
+    )
+    assert b"--server" in unreachable.stderr and b"--aggregator" not in unreachable.stderr
     shown = run("--log", "--data", str(lab.folder))
     assert b"refused" in shown.stdout and b"SELEC 1" in shown.stdout
     assert shown.stdout.count(b"ok") >= 2 and b"cancelled" not in shown.stdout
     logged = json.loads(run("--log", "1", "--json", "--data", str(lab.folder)).stdout)
-    assert [one["role"] for one in logged] == ["admin"] and logged[0]["words"]
+    assert [entry["role"] for entry in logged] == ["admin"] and logged[0]["words"]
     nowhere = run("--server", "no-such-name.invalid:7600", "SELECT 1")
     assert (
         nowhere.returncode == cli.NO_ANSWER
@@ -203,7 +208,7 @@ def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
     target = tmp_path / "b"
     assert asked("FROM range(3)", "--format", "parquet", "--output", str(target))[0] == cli.OK
     assert parquet.read_table(target).to_pydict() == {"range": [0, 1, 2]}
-    for arguments, expected, words in (
+    for arguments, expected, message in (
         (
             ("SELECT INTERVAL 1 DAY", "--output", str(tmp_path / "c.parquet")),
             cli.USAGE,
@@ -215,7 +220,7 @@ def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
         (("SELECT 1", "--timeout", "nan"), cli.USAGE, "expected seconds"),
     ):
         code, out, err = asked(*arguments)
-        assert (code, out) == (expected, b"") and words in err
+        assert (code, out) == (expected, b"") and message in err
     assert list(tmp_path.iterdir()) == [target]
     assert "ops.worst" in asked("\\d")[1].decode()
 
@@ -247,9 +252,13 @@ def test_every_kind_of_value_is_shown(snapshot: Path) -> None:
     }  # fmt: skip
     out = io.StringIO()
     sql_output.write_json(reply.table.to_batches(), out)
-    (found,) = json.loads(out.getvalue())
-    assert found["huge"] == 3 and found["money"] == 1.5 and found["nan"] == "nan"
-    assert found["list"] == [1, None] and found["map"] == {"k": [1]} and found["nothing"] is None
+    (completions,) = json.loads(out.getvalue())
+    assert completions["huge"] == 3 and completions["money"] == 1.5 and completions["nan"] == "nan"
+    assert (
+        completions["list"] == [1, None]
+        and completions["map"] == {"k": [1]}
+        and completions["nothing"] is None
+    )
 
 
 class Screen(io.StringIO):
@@ -272,7 +281,9 @@ def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
             else:
                 sql_output.write_json(parts, out)
         shown = screen.getvalue()
-        assert "ü" in shown and all(one.isprintable() or one == "\n" for one in shown)
+        assert "ü" in shown and all(
+            character.isprintable() or character == "\n" for character in shown
+        )
         stored = (
             "\x9b31m\u202e" in file.getvalue()
         )  # a program gets what is stored; JSON escapes nothing less
@@ -314,9 +325,9 @@ def test_two_columns_of_one_name() -> None:
 
 def test_rows_as_records() -> None:
     """The widest row of all on the narrowest terminal."""
-    said = sql_output.records(pa.table({"a": [1, None], "long\x1bname": ["x\ny", "z"]}))
-    assert said.splitlines()[1:3] == ["a          1", "long name  x y"]
-    assert said.splitlines()[-1] == "(2 rows)" and "\x1b" not in said
+    text = sql_output.records(pa.table({"a": [1, None], "long\x1bname": ["x\ny", "z"]}))
+    assert text.splitlines()[1:3] == ["a          1", "long name  x y"]
+    assert text.splitlines()[-1] == "(2 rows)" and "\x1b" not in text
 
 
 @pytest.mark.parametrize(
@@ -336,5 +347,5 @@ def test_what_is_offered(typed: str, offered: list[str]) -> None:
     names = NameCompleter(
         [("macro", "ops.worst("), ("table", "latest.gpu_1s"), ("column", "power_watts")]
     )
-    found = names.get_completions(Document(typed), CompleteEvent())
-    assert [one.text for one in found] == offered
+    completions = names.get_completions(Document(typed), CompleteEvent())
+    assert [completion.text for completion in completions] == offered
