@@ -100,7 +100,6 @@ queue
 
 
 def has_condor() -> bool:
-    """Say whether the real thing is here."""
     return has_debian13("usr/sbin/condor_master")
 
 
@@ -144,7 +143,6 @@ class CondorPool:
         return {"CONDOR_CONFIG": f"{self.inside}/condor_config"}
 
     def run(self, command: Sequence[str]) -> str:
-        """Run a command of HTCondor there."""
         assignments = [f"{name}={value}" for name, value in self.environment.items()]
         return run_command(["chroot", str(debian13()), "env", *assignments, *command])
 
@@ -188,7 +186,6 @@ class CondorPool:
 
 @contextmanager
 def condor_pool(machines: int = MACHINES, more: str = "") -> Iterator[CondorPool]:
-    """Yield a pool."""
     pool = CondorPool(machines, more)
     try:
         pool.start()

@@ -72,7 +72,6 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """Entry point."""
     if problem := installed():
         print(problem, file=sys.stderr)
         return 1

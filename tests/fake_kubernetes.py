@@ -354,7 +354,6 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def fake_kubernetes(token: str = "token") -> Iterator[tuple[FakeKubernetes, ApiAccess]]:
-    """Yield a server and its access."""
     fake = FakeKubernetes(token)
     handler = type("BoundHandler", (Handler,), {"fake": fake})
     server = Server(("127.0.0.1", 0), handler)

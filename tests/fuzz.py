@@ -106,7 +106,6 @@ def run(seconds: float, seed: int, report: Callable[[str], None]) -> Counter[str
 
 
 def bar(share: float, seen: Counter[str]) -> str:
-    """Return a progress bar with the counts so far."""
     filled = min(BAR_CHARACTERS, int(share * BAR_CHARACTERS))
     accepted = sum(count for what, count in seen.items() if what.endswith(" accepted"))
     return (
@@ -116,7 +115,6 @@ def bar(share: float, seen: Counter[str]) -> str:
 
 
 def table(seen: Counter[str]) -> str:
-    """Return a line for each target."""
     return "\n".join(
         f"{target:18} accepted {seen[f'{target} accepted']:>8} refused {seen[f'{target} refused']:>8}"
         for target in TARGETS

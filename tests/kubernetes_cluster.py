@@ -48,13 +48,11 @@ EXECUTOR_USER = "system:serviceaccount:gangline:gangline-executor"
 
 
 def path_of(name: str) -> str | None:
-    """Return where a program of Kubernetes is."""
     folder = os.environ.get("GANGLINE_KUBERNETES", "")
     return shutil.which(name, path=f"{folder}:{os.environ.get('PATH', '')}")
 
 
 def has_kubernetes() -> bool:
-    """Return whether the real parts are installed."""
     return all(map(path_of, PROGRAMS))
 
 
@@ -73,7 +71,6 @@ class RealKubernetes:
         return kubeconfig_access(self.kubeconfig(token))
 
     def kubeconfig(self, token: str) -> Path:
-        """Return a kubeconfig in JSON."""
         path = self.folder / f"{token}.json"
         cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority": str(self.folder / "certificates" / "apiserver.crt")}  # fmt: skip
         document = {
@@ -137,7 +134,6 @@ class RealKubernetes:
         self._scheduler = self._processes[-1]
 
     def stop_scheduler(self) -> None:
-        """Kill the scheduler, if one runs."""
         if self._scheduler is not None:
             os.killpg(self._scheduler.pid, signal.SIGKILL)
             self._scheduler.wait(GUARD_SECONDS)
@@ -163,7 +159,6 @@ class RealKubernetes:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Kill all."""
         for process in reversed(self._processes):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(GUARD_SECONDS)
@@ -171,7 +166,6 @@ class RealKubernetes:
 
 @contextmanager
 def running_kubernetes(folder: Path) -> Iterator[RealKubernetes]:
-    """Yield the real parts."""
     cluster = RealKubernetes(folder)
     try:
         cluster.start()
@@ -181,7 +175,6 @@ def running_kubernetes(folder: Path) -> Iterator[RealKubernetes]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for *condition*."""
     end = time.monotonic() + GUARD_SECONDS
     while not condition():
         assert time.monotonic() < end, f"never: {what}"

@@ -64,7 +64,6 @@ RESOURCE_SLICE: dict[str, Any] = {
 
 
 def definition(group: str, versions: tuple[str, ...], plural: str, kind: str, properties: dict[str, Any], *, namespaced: bool = False) -> Any:  # fmt: skip
-    """Return a CustomResourceDefinition."""
     schema = {"openAPIV3Schema": {"type": "object", "properties": properties}}
     subresources: dict[str, Any] = {"status": {}} if "status" in properties else {}
     return {

@@ -94,8 +94,6 @@ def _gpu_signals() -> Any:
 
 
 class Connection:
-    """One connection of an agent: registered, with a stream."""
-
     def __init__(self, port: int, agent: Agent) -> None:
         self.agent = agent
         # A connection of its own, as each host has: else all channels of this process share one.
@@ -118,7 +116,6 @@ class Connection:
         self.stream = self.stub.StreamTelemetry(metadata=self.metadata)
 
     async def send(self, *messages: wire.TelemetryBatch) -> None:
-        """Send and wait until each has a receipt or a refusal."""
         if self.stream is None:
             self.open()
         waiting = {message.sequence for message in messages}
@@ -186,7 +183,6 @@ class Lab:
 
     @asynccontextmanager
     async def agent(self, to: Aggregator, agent: Agent | None = None) -> AsyncIterator[Connection]:
-        """A registered agent."""
         connection = Connection(to.port, agent or Agent())
         try:
             await connection.register()
@@ -266,18 +262,15 @@ def lab(tmp_path: Path) -> Lab:
 
 @pytest.fixture
 def make_agent() -> type[Agent]:
-    """The class, for tests that need several."""
     return Agent
 
 
 @pytest.fixture
 def connect() -> type[Connection]:
-    """The class, for agents whose registration is the test."""
     return Connection
 
 
 async def wait_until(condition: Callable[[], Any]) -> Any:
-    """Return the first value of *condition* that is true."""
     async with asyncio.timeout(GUARD_SECONDS):
         while not (value := condition()):
             await asyncio.sleep(0.005)
@@ -286,5 +279,4 @@ async def wait_until(condition: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def until() -> Callable[..., Any]:
-    """Wait for a condition: `await until(lambda: ...)`."""
     return wait_until

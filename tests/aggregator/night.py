@@ -162,7 +162,6 @@ class Night:
         self._tell(night_before.BROKEN_HOST_BEFORE, night_before.earlier_fault(at_ns), at_ns)
 
     def struck(self, class_name: str) -> tuple[str, str]:
-        """Return the host and the GPU that a class strikes."""
         return self.simulated.affected_gpu(class_name)
 
     def event(
@@ -183,7 +182,6 @@ class Night:
         self.store.append_events([StoredEvent(host, at_ns, at_ns, one)])
 
     def run(self) -> None:
-        """Run the night."""
         for second in range(1, SECONDS + 1):
             self.now_ns = START_NS + second * SECOND_NS
             self._happen(second)

@@ -21,7 +21,6 @@ _ASKED = re.compile(
 
 
 def queries(page: str) -> list[str]:
-    """Return the queries of the page."""
     return [match["query"] for match in _ASKED.finditer(page)]
 
 

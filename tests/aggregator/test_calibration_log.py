@@ -74,8 +74,6 @@ def outcome(number: int, nodes: list[str], throughput: float, now_seconds: int) 
 
 
 class Caller:
-    """A scheduler of a running aggregator."""
-
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
         self.outcome: Any = OutcomeServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -340,7 +338,6 @@ BAD_OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", BAD_OUTCOMES)
 def test_a_bad_placement_outcome_names_its_field(what: str) -> None:
-    """As of recoveries."""
     changes, message = BAD_OUTCOMES[what]
     reported = outcome(1, ["a"], 5.0, NOW_SECONDS)
     for name, value in changes.items():
@@ -382,8 +379,6 @@ def record(number: int) -> RecoveryRecord:
 
 
 class FullDisk(Tables):
-    """A store that takes nothing while `is_full`."""
-
     is_full = True
 
     def in_transaction(self, work: Any, *, ahead: bool = False) -> Any:

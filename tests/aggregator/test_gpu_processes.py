@@ -53,8 +53,6 @@ class Fleet:
         host.turn(collector, *holdings)
 
     def run(self, lab: Any) -> None:
-        """Send all reports of all hosts to an aggregator, and end it."""
-
         async def way() -> None:
             async with lab.aggregator() as aggregator:
                 for index, (name, (host, _)) in enumerate(self.hosts.items()):

@@ -56,7 +56,6 @@ def test_names_are_folded_as_slurm_reads_them(names: list[str], text: str) -> No
     )
 )
 def test_a_folded_set_names_each_host_once(names: set[str]) -> None:
-    """None is lost, none is made up."""
     assert sorted(expand_hosts(fold_hosts(names))) == sorted(names)
 
 

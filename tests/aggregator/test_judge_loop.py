@@ -57,7 +57,6 @@ def test_a_storm_of_fatal_events_costs_a_tenth_of_the_loop(turn_seconds: float) 
 
 
 def test_after_a_storm_there_is_room_again() -> None:
-    """The spent budget refills."""
     turns = EarlyTurns()
     turns.spend(3.0, 10.0)
     assert turns.begins_at(10.0, 10.0, 0.01) == pytest.approx(30.0)

@@ -38,7 +38,6 @@ def node(name: str, state: str = "HEALTHY", **changes: Any) -> MirrorNode:
 
 
 def test_a_file_is_read_as_it_was_written() -> None:
-    """Each field, at its limits."""
     nodes = [
         node("b" * 64, reason="STRAGGLER"),
         node("a", "MAINTENANCE", bucket=3, score=2.0, hazard_per_hour=math.inf, relative_speed=1e9),

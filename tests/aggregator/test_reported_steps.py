@@ -89,8 +89,6 @@ def gang(tmp_path: Path) -> Iterator[Gang]:
 
 
 class Clock(StoppedClock):
-    """A clock that a test moves."""
-
     now_ns = UPTIME
 
     def boottime_ns(self) -> int:

@@ -22,7 +22,6 @@ from gangline.contract.settings import SettingsError
     ],
 )
 def test_loopback_is_fine(text: str, expected: tuple[str, int]) -> None:
-    """Every way to write it."""
     assert parse_listen(text, beyond_loopback=False) == expected
 
 

@@ -37,7 +37,6 @@ def fingerprint(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Fingerp
 
 
 def training(runs: GeneratedRuns) -> Fingerprint:
-    """Return a run of a training job of which everything is known."""
     known = np.isfinite(runs.values).all(axis=1)
     return fingerprint(runs.values[np.flatnonzero(known)[0]])
 

@@ -60,7 +60,6 @@ M = TypeVar("M", bound=Message)
 
 
 def member(host: str) -> Member | None:
-    """Return the only host."""
     return Member(host, FailureDomains(rack="r1"), "job") if host == "h1" else None
 
 

@@ -30,7 +30,7 @@ def damaged(data: bytes, source: random.Random) -> bytes:
 
 
 def flipped(data: bytes, source: random.Random) -> bytes:
-    """Return *data* with a bit turned, a piece cut out, put in or doubled, or a length made absurd."""
+    """Return *data* with a bit flipped, a piece removed, inserted or doubled, or an absurd length."""
     work = bytearray(data)
     position = source.randrange(len(work) + 1)
     match source.randrange(5):
@@ -50,7 +50,6 @@ def flipped(data: bytes, source: random.Random) -> bytes:
 
 
 def _odd_word(data: bytes, source: random.Random) -> bytes:
-    """Put an odd word in the place of one of *data*, its line ends kept."""
     lines = data.split(b"\n")
     position = source.randrange(len(lines))
     fields = lines[position].split(b" ")
@@ -60,7 +59,6 @@ def _odd_word(data: bytes, source: random.Random) -> bytes:
 
 
 def _lines(data: bytes, source: random.Random) -> bytes:
-    """Lose, double, exchange or empty a line."""
     lines = data.split(b"\n")
     position, other = source.randrange(len(lines)), source.randrange(len(lines))
     match source.randrange(4):
@@ -80,7 +78,6 @@ def _cut(data: bytes, source: random.Random) -> bytes:
 
 
 def _long(data: bytes, source: random.Random) -> bytes:
-    """Make one line as long as no kernel writes it."""
     position = source.randrange(len(data) + 1)
     piece = source.choice((b"\0", b"7", b" ", b"A", b"\xff", b"(", b"\\x", b"9,"))
     return data[:position] + piece * (LONG_LINE_BYTES // len(piece)) + data[position:]
@@ -108,7 +105,6 @@ def outcome(value: object) -> str:
 
 
 def holds_something(value: object) -> bool:
-    """Return whether any field of *value* was read."""
     if dataclasses.is_dataclass(value):
         return any(holds_something(getattr(value, f.name)) for f in dataclasses.fields(value))
     if isinstance(value, Mapping):

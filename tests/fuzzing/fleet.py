@@ -34,7 +34,6 @@ _EVENT_NAMES = sorted(
 
 @cache
 def _calm() -> dict[str, HealthState]:
-    """Return the states of an undisturbed fleet."""
     world = _world()
     world.run(SECONDS)
     return {host.name: world.score(host).state for host in world.hosts}
@@ -68,7 +67,6 @@ def fuzz_fleet(source: random.Random) -> str:
 
 
 def _tell(world: World, source: random.Random) -> None:
-    """Send odd readings, or odd events, from the first host."""
     host = world.hosts[0]
     if source.random() < 0.5:
         for _ in range(source.randrange(1, 5)):

@@ -30,7 +30,6 @@ def damaged_files(paths: Sequence[Path], seed: str, ways: Sequence[str] = ()) ->
 
 @contextmanager
 def taken_out(folder: Path, aside: Path) -> Iterator[None]:
-    """Remove a device's folder; links to it dangle."""
     folder.rename(aside)
     try:
         yield

@@ -75,7 +75,6 @@ class Host:
         self.files = sorted(first)
 
     def begin(self) -> None:
-        """Create the files of the first moment."""
         for path in self._later.keys() - self._first.keys():
             path.unlink(missing_ok=True)
         self._show(self._first)
@@ -257,7 +256,6 @@ def _own(attributes: dict[str, str]) -> dict[str, str]:
 
 
 def is_of(device: str, names: Collection[str]) -> bool:
-    """Say whether a row's device goes by one of *names*."""
     return device.partition("/")[0] in names or any(
         part in names for part in re.split(r"[/@#]", device)
     )

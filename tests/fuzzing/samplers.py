@@ -54,7 +54,6 @@ _TASK = messages.encode_command(
 
 
 def fuzz_rounds(source: random.Random) -> str:
-    """A sampler's stream, damaged and in pieces."""
     data = source.choice((damaged, flipped))(_STREAM, source)
     decoder = messages.SampleBatchDecoder(COLLECTORS)
     while data:
@@ -77,7 +76,6 @@ def fuzz_rounds(source: random.Random) -> str:
 
 
 def fuzz_orders(source: random.Random) -> str:
-    """The daemon's orders, damaged."""
     inbox = messages.MessageBuffer()
     inbox.feed(source.choice((damaged, flipped))(_TASK, source))
     try:

@@ -75,7 +75,6 @@ def fuzz_counter_files(source: random.Random) -> str:
 
 
 def fuzz_pci(source: random.Random) -> str:
-    """Class, link speed and address of a PCI function."""
     code = pci.parse_class(text(damaged(b"0x030200\n", source)))
     assert code is None or 0 <= code < 1 << 24
     message = text(damaged(b"32.0 GT/s PCIe\n", source))
@@ -257,7 +256,6 @@ def fuzz_network(source: random.Random) -> str:
 
 
 def fuzz_services(source: random.Random) -> str:
-    """Processes and state of a cgroup."""
     parsed = services.parse_processes(damaged(b"1234\n5678\n0\n", source))
     assert 0 not in parsed and len(parsed) <= 64
     assert services.parse_populated(damaged(b"populated 1\nfrozen 0\n", source)) in (

@@ -274,7 +274,6 @@ def fuzz_session(source: random.Random) -> str:
 
 
 def _answer(asked: bytes, call: int) -> bytes:
-    """Return the answer of an HTTP/2 server to RegisterNode."""
     server = H2Connection(H2Configuration(client_side=False))
     server.initiate_connection()
     server.receive_data(asked)

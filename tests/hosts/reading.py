@@ -46,8 +46,6 @@ TIMEX = (0, 0x2001, -1250, 819200, 1500, 25, 37)
 
 
 class StoppedClock:
-    """A stopped clock."""
-
     def boottime_ns(self) -> int:
         return 0
 
@@ -137,7 +135,6 @@ def gpus_of(host: HostFolder) -> list[Gpu]:
 
 
 def _held_by(gpu: Gpu, pid: int) -> Gpu:
-    """Add a process of the folder to *gpu*."""
     gpu.lines.append(process(pid))
     return gpu
 

@@ -59,7 +59,6 @@ class Booted:
     def run(
         self, *command: str, check: bool = True, environment: Mapping[str, str] | None = None
     ) -> str:
-        """Run a command in it; return what it printed."""
         ended = subprocess.run(
             self.command(*command, environment=environment),
             check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS,
@@ -68,7 +67,6 @@ class Booted:
         return ended.stdout
 
     def command(self, *command: str, environment: Mapping[str, str] | None = None) -> list[str]:
-        """Return the command line that runs a command in the container."""
         inside = [
             "nsenter",
             "--target",

@@ -22,7 +22,6 @@ GLIBC_MAX = (2, 28)
 
 
 def path_of(package: str, kind: str) -> Path:
-    """The one file of *package* in the folder."""
     sign = "_" if kind == "deb" else "-"
     (path,) = Path(FOLDER).glob(f"{package}{sign}[0-9]*.{kind}")
     return path
@@ -37,14 +36,12 @@ def tar_of(package: str, part: str = "--fsys-tarfile") -> tarfile.TarFile:
 
 
 def text_of(tar: tarfile.TarFile, name: str) -> str:
-    """Return a file of the archive as text."""
     file = tar.extractfile(name)
     assert file is not None, name
     return file.read().decode()
 
 
 def field(package: str, name: str) -> str:
-    """One field of a deb's control file."""
     command = ["dpkg-deb", "--field", str(path_of(package, "deb")), name]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

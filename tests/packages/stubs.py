@@ -62,7 +62,6 @@ def tree(package: str, version: str, root: Path) -> None:
 
 
 def write_debs(version: str, folder: Path, store_version: int = 19) -> list[Path]:
-    """Write the three debs of a version into *folder*."""
     paths = []
     for package, texts in scripts(version, store_version, folder / "scripts").items():
         root = folder / f"{package}-{version}"
@@ -86,7 +85,6 @@ def write_debs(version: str, folder: Path, store_version: int = 19) -> list[Path
 
 
 def write_rpms(version: str, folder: Path, store_version: int = 19) -> list[Path]:
-    """Write the three rpms of a version into *folder*."""
     number, _, release = version.partition("-")
     paths = []
     for package, texts in scripts(version, store_version, folder / "scripts").items():
@@ -127,7 +125,6 @@ class OverlaidRoot:
         self.folder, self.root = folder, folder / "root"
 
     def run(self, command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a shell command in it."""
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
         ended = subprocess.run(
             ["chroot", str(self.root), "/bin/sh", "-c", command],

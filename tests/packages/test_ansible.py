@@ -53,8 +53,6 @@ fi
 
 
 class Fleet:
-    """Hosts in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name in HOSTS:
@@ -90,7 +88,6 @@ class Fleet:
         return hosts_done
 
     def play(self, version: int, **variables: object) -> subprocess.CompletedProcess[str]:
-        """Run the playbook that is shipped."""
         given: dict[str, object] = {
             "gangline_become": False, "gangline_package_manager": "apt", "gangline_settle_seconds": 0,
             "gangline_start_seconds": 2, "gangline_package_files": self.packages(version), **variables,
@@ -117,7 +114,6 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def changed(output: str) -> dict[str, int]:
-    """Return how many tasks changed something, by host."""
     lines = (line.split() for line in output.partition("PLAY RECAP")[2].splitlines() if "changed=" in line)  # fmt: skip
     return {
         line[0]: int(next(w for w in line if w.startswith("changed=")).partition("=")[2])

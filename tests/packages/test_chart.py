@@ -74,7 +74,6 @@ def chart() -> Iterator[Any]:
 
 
 def render(chart: Any, values: dict[str, Any]) -> tuple[list[Any], str]:
-    """Return the objects, and the notes."""
     files = chart.render(copy.deepcopy(values), name="gangline", namespace="health")
     notes = "".join(text for name, text in files.items() if name.endswith("NOTES.txt"))
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]

@@ -17,7 +17,6 @@ BUILD = ROOT / "packaging" / "build" / "client.py"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with both files."""
     folder = tmp_path_factory.mktemp("client")
     subprocess.run([sys.executable, "-B", str(BUILD), str(folder)], check=True, capture_output=True)
     return folder

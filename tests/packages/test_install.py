@@ -40,13 +40,11 @@ def host(
 
 
 def status(host: Booted) -> dict[str, Any]:
-    """The agent's status, or nothing yet."""
     text = host.run("cat", "/run/gangline/status.json", check=False)
     return dict(json.loads(text)["agent"]) if text.startswith("{") else {}
 
 
 def running_version(host: Booted) -> str:
-    """The version whose files the agent's process runs."""
     pid = host.run("systemctl", "show", "--property=MainPID", "--value", "gangline-agent").strip()
     return host.run("readlink", f"/proc/{pid}/exe").split("/")[4]
 
@@ -58,7 +56,6 @@ def sampling(host: Booted, frames: int) -> dict[str, Any]:
 
 
 def install(host: Booted, *options: str, later: bool = False, **environment: str) -> str:
-    """`apt-get install` of both, from files."""
     names = [
         f"/packages/{name}{'-later' if later else ''}.deb"
         for name in ("gangline-runtime", "gangline-agent")

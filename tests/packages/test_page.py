@@ -63,7 +63,6 @@ class Operator:
         self.host = host
 
     def types(self, line: str, *, codes: tuple[int, ...] = (0,)) -> str:
-        """Run a line of the page; return what it printed."""
         command = self.host.command("sh", "-c", f"cd {WHERE} && {line}")
         ended = subprocess.run(
             command, check=False, input="y\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS,
@@ -81,7 +80,6 @@ class Operator:
 def operator(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Operator]:
-    """An empty Debian, with the folder of the packages."""
     archive = root_archive(request.param, Path(FOLDER).absolute().parent / "build" / "roots")
     with booted(archive, tmp_path_factory.mktemp("host")) as machine:
         (machine.root / WHERE.lstrip("/")).mkdir()

@@ -41,7 +41,6 @@ def repository() -> Iterator[ModuleType]:
 
 
 def run(*command: str | Path) -> str:
-    """Run a command; return its whole output."""
     ended = subprocess.run(
         list(map(str, command)), check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )  # fmt: skip
@@ -50,7 +49,6 @@ def run(*command: str | Path) -> str:
 
 
 def packages(folder: Path) -> Path:
-    """One deb and one rpm."""
     to = folder / "packages"
     tree = folder / "deb"
     (tree / "DEBIAN").mkdir(parents=True)

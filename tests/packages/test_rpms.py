@@ -36,7 +36,6 @@ for each in $(seq 1000); do echo "content $each"; done > %{{buildroot}}/opt/file
 
 
 def built(folder: Path, compression: str = "xzdio") -> Path:
-    """A small rpm, as rpmbuild makes it."""
     if shutil.which("rpmbuild") is None:
         pytest.skip("needs: apt-get install rpm")
     folder.mkdir()

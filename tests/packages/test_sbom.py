@@ -32,7 +32,6 @@ def sbom() -> Iterator[ModuleType]:
 
 
 def site(folder: Path, licence: str, tag: str = "py3-none-any", name: str = "Thing_One") -> Path:
-    """A folder with one wheel, unpacked."""
     info = folder / "thing-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(name, licence))
@@ -153,7 +152,6 @@ def test_the_same_contents_give_the_same_document(sbom: ModuleType, tmp_path: Pa
 @needs_packages
 @pytest.mark.parametrize("package", PACKAGES)
 def test_it_is_in_the_package(package: str) -> None:
-    """Every wheel that is in the package is in its document."""
     with tar_of(package) as tar:
         text = text_of(tar, f"./usr/share/doc/{package}/sbom.cdx.json")
         names = [name for name in tar.getnames() if name.endswith(".dist-info")]

@@ -90,7 +90,6 @@ class Host:
         )  # fmt: skip
 
     def called(self, command: str) -> list[str]:
-        """The arguments of each call of *command*."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == command]
 
@@ -171,7 +170,6 @@ def test_removal_stops_it_and_keeps_the_state(words: tuple[str, ...], tmp_path: 
 
 
 def test_in_a_chroot_nothing_is_stopped(tmp_path: Path) -> None:
-    """Nothing of the surrounding host is stopped."""
     host = Host(tmp_path, running=False)
     assert host.run("gangline-agent.prerm", "remove").returncode == 0
     assert host.called("systemctl") == ["disable gangline-agent.service"]
@@ -201,7 +199,6 @@ def test_the_scripts_are_of_packages_that_exist() -> None:
 
 
 def current(host: Host) -> Path:
-    """The version that runs."""
     return (host.tree / "current").resolve()
 
 

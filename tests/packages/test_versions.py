@@ -16,7 +16,6 @@ OLD, NEW = "0.1.0-1", "0.2.0-1"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[OverlaidRoot]:
-    """A root file system to change."""
     with overlaid_root(tmp_path) as overlay:
         yield overlay
 
@@ -28,17 +27,14 @@ def put(root: OverlaidRoot, files: list[Path]) -> str:
 
 
 def versions(root: OverlaidRoot) -> list[str]:
-    """Return the installed versions."""
     return sorted(path.name for path in (root.root / "opt/gangline/versions").iterdir())
 
 
 def runs(root: OverlaidRoot) -> str:
-    """The version that `gangline` is."""
     return root.run("/opt/gangline/bin/gangline").stdout.strip()
 
 
 def whole(root: OverlaidRoot, version: str) -> bool:
-    """Return whether each part of the running version is of that version."""
     folder = root.root / "opt/gangline/current/lib"
     return {path.read_text() for path in folder.iterdir()} == {version}
 

@@ -24,7 +24,6 @@ SHORT = ("kernel_log/", "nvidia_smi/", "rdma/sys")
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, CaptureResult]:
-    """Return the results of the short recordings, by path."""
     if not DATA.exists():
         pytest.skip("the recordings of ../shared/data are not here")
     feeding.STILL_SECONDS, before = 20, feeding.STILL_SECONDS

@@ -125,7 +125,6 @@ class Played(Stage):
 
     @staticmethod
     def score(subject: InjectedHost) -> NodeScore:
-        """Return the score of a host."""
         kind, node = subject.kind, f"nodes/{subject.host.name}"
         if kind.is_control or not subject.began:
             return NodeScore(node=node, state="HEALTHY")

@@ -135,7 +135,6 @@ def test_once_the_tree_has_changed_no_piece_is_kept_though_it_is_put_back(tmp_pa
 
 
 def _checkout(root: Path) -> Path:
-    """Return a repository with one file, committed."""
     root.mkdir()
     (root / "code.py").write_text("as it was")
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]

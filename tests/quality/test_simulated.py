@@ -64,7 +64,6 @@ class OutsideOnly:
 
 
 def thermal() -> SimulatedCase:
-    """The parade's first hot GPU, with few other hosts."""
     planned_ones = planned(PARADE, Size("parade", 1, 1))
     case = next(
         planned_case for planned_case in planned_ones if planned_case.class_name == "thermal"
@@ -476,7 +475,6 @@ def test_one_heavy_weight_that_was_not_seen_widens_the_interval() -> None:
 
 
 def test_tables() -> None:
-    """As text they are read, too."""
     assert table(["a", "long"], [["1", "2"]]) == "| a | long |\n|---|------|\n| 1 | 2    |"
     assert [number(value) for value in (0.0, 0.01234, 12.34, 1234.4, inf)] == [
         "0",

@@ -19,7 +19,6 @@ EVERYONE = tuple(range(64))
 def struck_by(
     name: str, begin: float = 0.0, end: float = PARADE.seconds
 ) -> tuple[GroundTruth, TrueFault]:
-    """Return the truth of the whole parade in a span, and the first host that a class strikes."""
     number = next(n for n, class_ in enumerate(PARADE.schedule.classes) if class_.name == name)
     rows = PARADE.schedule.rows
     cause = int(rows[rows["cls"] == number]["cause"][0])

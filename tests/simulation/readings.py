@@ -24,7 +24,6 @@ class Struck:
 
     @property
     def due(self) -> float:
-        """When its onset is over."""
         return self.begin + self.onset
 
 
@@ -35,7 +34,6 @@ class Reading:
         self.blocks = {block.table: _copied(block) for block in blocks}
 
     def column(self, name: str) -> list[float | int | None]:
-        """Return one signal of all devices. KeyError when its table did not come this time."""
         signal = BY_NAME[name]
         block = self.blocks[signal.table]
         first = block.signal_ids.index(signal.signal_id) * block.rows
@@ -57,7 +55,6 @@ def _copied(block: Block) -> Block:
 
 
 def calm(seed: int, hosts: int) -> LiveWorld:
-    """Return a world without faults."""
     return LiveWorld(World("calm", seed, hosts=hosts))
 
 
@@ -67,7 +64,6 @@ def three(seed: int, hosts: int) -> LiveWorld:
 
 
 def read(live: LiveWorld, elapsed_seconds: float = 1.0) -> dict[str, Reading]:
-    """Step *live* and return what each host says."""
     return {host: Reading(blocks) for host, blocks, _ in live.step(elapsed_seconds)}
 
 

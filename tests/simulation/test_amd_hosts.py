@@ -38,7 +38,6 @@ def small(classes: tuple[str, ...] = (), hosts: int = 12, **changes: Any) -> Wor
 
 
 def blocks_of(world: World, host: int) -> dict[str, Block]:
-    """Return the first blocks of a host, by table."""
     step = next(iter(world.frames([host], 300.0, 310.0)))
     return {block.table: block for block in frame.decode(step.deliveries[0].frame).blocks}
 
@@ -120,7 +119,6 @@ def test_a_mixed_fleet_is_well() -> None:
 
 
 def test_a_share_beyond_all_hosts_is_rejected() -> None:
-    """The error names the file of the scenario."""
     from gangline.simulator.scenario import ScenarioError
     from gangline.simulator.scenario_file import _check_scenario
 

@@ -16,7 +16,6 @@ HOSTS = 3
 
 
 def known(port: int) -> dict[str, score_pb2.NodeScore]:
-    """Return the aggregator's score of each host; nothing while it does not answer."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]

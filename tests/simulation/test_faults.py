@@ -45,7 +45,6 @@ class Story:
         return self.of[name][:, fault.index, fault.part]
 
     def others(self, fault: Struck, name: str) -> Floats:
-        """Return the same signal of all other devices: (seconds, devices without the faulty one)."""
         keep = np.ones(self.of[name].shape[1:], bool)
         keep[fault.index, fault.part] = False
         return self.of[name][:, keep]

@@ -22,15 +22,12 @@ SEGMENT = 4
 
 
 class Service:
-    """The aggregator, as a scheduler calls it."""
-
     def __init__(self, channel: grpc.Channel) -> None:
         self._scores: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
         self._placement: Any = PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
         self._recovery: Any = RecoveryServiceStub(channel)  # type: ignore[no-untyped-call]
 
     def scores(self) -> dict[str, score_pb2.NodeScore]:
-        """Return the score of each host by name; none while it does not answer."""
         try:
             reply = self._scores.ListNodeScores(score_pb2.ListNodeScoresRequest())
         except grpc.RpcError:
@@ -38,14 +35,12 @@ class Service:
         return {score.node.removeprefix("nodes/"): score for score in reply.node_scores}
 
     def names(self) -> list[str]:
-        """Return the names, in the order of node indexes."""
         reply = self._scores.GetNodeDictionary(score_pb2.GetNodeDictionaryRequest())
         return list(reply.names)
 
     def plan(
         self, gang: placement_pb2.GangRequirements, free: set[int]
     ) -> placement_pb2.PlanPlacementResponse:
-        """Return the plan among *free*."""
         bitmap = bytearray(-(-HOSTS // 8))
         for index in free:
             bitmap[index // 8] |= 1 << index % 8
@@ -60,7 +55,6 @@ class Service:
     def recover(
         self, request: recovery_pb2.PlanRecoveryRequest
     ) -> recovery_pb2.PlanRecoveryResponse | None:
-        """Return the recovery plan; None while no host has failed."""
         try:
             reply: recovery_pb2.PlanRecoveryResponse = self._recovery.PlanRecovery(
                 request, timeout=GUARD_SECONDS

@@ -21,7 +21,6 @@ SEEDS = range(1, 10)
 
 
 def encoded(seed: int, hosts: int, seconds: int) -> list[bytes]:
-    """Return every frame of a run, with fixed ids and clocks."""
     live = three(seed, hosts)
     framers = [FrameBuilder(bytes([i] * 16), bytes(16)) for i in range(hosts)]
     return [
@@ -46,7 +45,6 @@ def test_seeds_differ() -> None:
 
 
 def test_frames_come_back_as_they_went() -> None:
-    """The aggregator decodes the model's values, cell by cell."""
     for host, blocks, _ in calm(1, 2).step(1.0):
         data = FrameBuilder(bytes(16), bytes(16)).build(1, SECOND_NS, SECOND_NS, blocks)
         back = {block.table: block for block in frame.decode(data).blocks}

@@ -18,7 +18,6 @@ def all_of(readings: dict[str, Reading], name: str) -> Floats:
 
 
 def gang_of(live: LiveWorld, host: int) -> list[int]:
-    """Return the hosts that share a job with *host*, without it."""
     job = live.world.schedule.job_at(host, 0.0)
     assert job is not None
     return [other for other in job.hosts.tolist() if other != host]

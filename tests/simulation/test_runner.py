@@ -28,8 +28,6 @@ WALL_NS = 1_700_000_000 * SECOND_NS
 
 @dataclass
 class HandedClock:
-    """A clock that the test moves."""
-
     now_ns: int = 5_000 * SECOND_NS
 
     def boottime_ns(self) -> int:
@@ -41,8 +39,6 @@ class HandedClock:
 
 @dataclass
 class Recorder:
-    """Records the messages to send."""
-
     sent: list[tuple[int, int, int]] = field(default_factory=list)
     started: bool = False
     closed_within_seconds: float = 0.0
@@ -237,7 +233,6 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
 def test_wrong_arguments_are_answered_in_words(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An error that names the valid values, and exit code 2."""
     from gangline.cli import USAGE, main
 
     with pytest.raises(SystemExit) as stop:

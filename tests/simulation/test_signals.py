@@ -99,7 +99,6 @@ READ_AND_ABSENT = {
 
 
 def all_said(seed: int = 1) -> dict[str, list[float | int | None]]:
-    """Return every signal of a healthy host's first step."""
     (reading,) = read(calm(seed, 1)).values()
     return {s.name: reading.column(s.name) for table in reading.blocks for s in TABLES[table]}
 
@@ -232,7 +231,6 @@ def test_traffic_is_the_same_however_it_is_told(seed: int) -> None:
 
 
 def _of_links(reading: Reading) -> Floats:
-    """Return the bytes sent by all links of each GPU."""
     values = np.array(reading.numbers("nvlink.transmitted_data_bytes"))
     assert (values % 1024 == 0).all(), "NVML counts in KiB"
     return np.asarray(values.reshape(GPUS, NVLINKS_PER_GPU).sum(axis=1))
@@ -240,7 +238,6 @@ def _of_links(reading: Reading) -> Floats:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_errors_by_location_add_up(seed: int) -> None:
-    """The sum of the parts is the total, and every memory bank is in exactly one bin of the histogram."""
     reading = read(calm(seed, 4))["sim-002"]
     for kind in ("corrected", "uncorrected"):
         for since in ("volatile", "lifetime"):

@@ -43,7 +43,6 @@ REASONS = {
 
 
 def watched(model: LiveWorld, seconds: int) -> Iterator[Snapshot]:
-    """Yield the judge's snapshot of every second."""
     fleet, snapshot = Fleet(), None
     framers = {name: FrameBuilder(name.encode().ljust(16), bytes(16)) for name in model.names}
     for name in model.names:
@@ -79,8 +78,6 @@ def worse_than_watch(host: HostScore) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a seed."""
-
     truth: dict[str, Reason]
     bottoms: list[dict[str, Reason]]  # by second: the three worst and why
     blamed: set[str]  # others that were worse than WATCH at any second

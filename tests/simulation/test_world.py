@@ -29,7 +29,6 @@ SETTINGS = load()
 
 
 def small(name: str, **changes: Any) -> WorldSettings:
-    """Return the file's world with a scenario changed."""
     scenario = replace(SETTINGS.scenarios[name], **changes)
     return replace(SETTINGS, scenarios={**SETTINGS.scenarios, name: scenario})
 
@@ -172,7 +171,6 @@ def test_shared_causes_strike_a_whole_place_within_two_seconds() -> None:
 
 
 def test_the_healthy_world_has_look_alikes_and_no_fault() -> None:
-    """The negative control: any named host in it is a false alarm."""
     calm = World("healthy", 1, settings=small("healthy", hosts=96, days=5.0))
     sorts = {i["sort"] for i in incidents(calm)}
     assert sorts == {"benign"}
@@ -184,7 +182,6 @@ def test_the_healthy_world_has_look_alikes_and_no_fault() -> None:
 
 
 def test_every_class_has_its_turn_in_a_parade() -> None:
-    """A class that never occurs is never tested."""
     for nvlink_hosts in (1, 8):
         parade = World("parade", 1, settings=small("parade", nvlink_hosts=nvlink_hosts))
         wanted = {c.name for c in SETTINGS.active_classes(parade.scenario) if c.per != "share"}

@@ -138,7 +138,6 @@ def test_a_rate_that_memory_does_not_bear_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
-    """Also a file of a gigabyte, and a file that is not text."""
     path = tmp_path / "world.toml"
     path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
     with pytest.raises(ScenarioError, match="longer than 1048576 bytes"):

@@ -22,7 +22,6 @@ SETTINGS = load()
 
 
 def racks(name: str, hosts: int, **changes: Any) -> World:
-    """Return a scenario whose NVLink domains have eight hosts."""
     scenario = replace(SETTINGS.scenarios[name], hosts=hosts, nvlink_hosts=8, **changes)
     return World(
         name, 1, settings=replace(SETTINGS, scenarios={**SETTINGS.scenarios, name: scenario})

@@ -28,7 +28,6 @@ def drawn(seed: int, hosts: int, days: float, scenario: str = "month") -> WorldS
 
 
 def host_hours(schedule: WorldSchedule, begin_days: float) -> Mapping[int, float]:
-    """Return how long jobs of each size had their hosts, from *begin_days* to the end."""
     hours: dict[int, float] = {}
     for job in schedule.jobs:
         seconds = min(job.end, schedule.seconds) - max(job.begin, begin_days * DAY)

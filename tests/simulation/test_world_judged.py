@@ -53,7 +53,6 @@ def _note(states: dict[str, set[HealthState]], snapshot: Judgement) -> None:
 
 
 def test_hosts_say_where_they_stand() -> None:
-    """The power supply of a rack is a shared cause only if the rack of each host is known."""
     labeled, is_so = place_of(PARADE.labels(37)), PARADE.location(37)
     assert is_so.rack == "rack-009" and len(is_so.rails) == 8
     assert all(

@@ -64,7 +64,6 @@ def seen(name: str, age_seconds: float = 25.0) -> Seen:
 
 
 def gpu(of: Seen, signal: str, when: str = "after") -> float:
-    """Return a signal of the struck GPU."""
     return float(getattr(of, when)[of.culprit].numbers(signal)[of.part])
 
 

@@ -68,7 +68,6 @@ class Lua:
         return value.decode() if value is not None else ""
 
     def close(self) -> None:
-        """Free the state."""
         self._library.lua_close(self._state)
 
 

@@ -43,7 +43,6 @@ def alike(features: Mapping[str, frozenset[str]] | None = None) -> SlurmNodes:
 def mirror(
     now: float, *faulty: str, valid_seconds: int = 30, slurm: SlurmNodes | None = None, feature: str = "", degraded: bool = False,
 ) -> bytes:  # fmt: skip
-    """Return a current file."""
     return render(
         fleet(*faulty), computed_seconds=int(now), valid_until_seconds=int(now) + valid_seconds,
         slurm=alike() if slurm is None else slurm, feature=feature, degraded=degraded,

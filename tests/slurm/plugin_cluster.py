@@ -25,7 +25,6 @@ def has_plugin() -> bool:
 
 @contextmanager
 def running_cluster(folder: Path, nodes: int, *lines: str) -> Iterator[SlurmCluster]:
-    """Yield a cluster with more *lines* in its slurm.conf."""
     cluster = SlurmCluster(folder, nodes)
     cluster.conf.write_text("\n".join([cluster.conf.read_text(), *lines, ""]))
     try:
@@ -47,7 +46,6 @@ def sbatch(cluster: SlurmCluster, *options: str) -> tuple[str, str]:
 
 
 def excluded_nodes(cluster: SlurmCluster, number: str) -> str:
-    """Return the nodes that a job leaves out; "" for none."""
     text = cluster.command("scontrol", "-o", "show", "job", number)
     match = re.search(r" ExcNodeList=(\S+)", text)
     return "" if match is None or match[1] == "(null)" else match[1]

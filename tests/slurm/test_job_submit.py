@@ -21,8 +21,6 @@ Plugin = Callable[..., "Outcome"]
 
 
 class Outcome:
-    """The result of a submission."""
-
     def __init__(self, text: str) -> None:
         code, excluded, preferred, self.told, self.logged = text.split("\n")
         assert code == "0"  # slurm.SUCCESS, always

@@ -235,5 +235,4 @@ def test_no_random_job_is_refused_because_of_us(cluster: PluginCluster) -> None:
 
 @pytest.mark.slow
 def test_no_random_job_of_many_is_refused_because_of_us(cluster: PluginCluster) -> None:
-    """The same with 400 jobs."""
     assert _refused_with_and_without(cluster, 2, 400) > 0

@@ -62,7 +62,6 @@ class Host:
         self.shows("IDLE")
 
     def shows(self, state: str, reason: str = "", seconds_ago: float = 0.0) -> None:
-        """Set Slurm's view of the node."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - seconds_ago))
         shown = f" Reason={reason} [root@{stamp}]" if reason else ""
         line = f"NodeName=gpu1 Arch=x86_64 State={state} ThreadsPerCore=1 Partitions=main{shown}\n"
@@ -89,7 +88,6 @@ class Host:
         return lines
 
     def questions(self) -> int:
-        """Return how often Slurm was asked."""
         path = self.folder / "asked"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -287,11 +285,9 @@ class CheckedCluster:
         answer(self._folder, *modes)
 
     def node(self, name: str) -> str:
-        """Return Slurm's view of a node."""
         return self.slurm.command("scontrol", "-o", "show", "node", name)
 
     def drained(self) -> list[str]:
-        """Return the nodes that are drained with our reason."""
         states = self.slurm.node_states()
         return [name for name in states if "DRAIN" in states[name] and f"Reason={OURS} " in self.node(name)]  # fmt: skip
 

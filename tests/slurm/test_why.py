@@ -37,11 +37,9 @@ class Fleet(ScoreServiceServicer, PlacementServiceServicer):
         self.asked: list[placement_pb2.PlanPlacementRequest] = []
 
     def GetNodeDictionary(self, request: Any, context: Any) -> score_pb2.NodeDictionary:
-        """Return the names."""
         return score_pb2.NodeDictionary(version=7, names=NAMES)
 
     def ScoreNodes(self, request: Any, context: Any) -> score_pb2.ScoreNodesResponse:
-        """Return the columns."""
         assert request.dictionary_version == 7
         reply = score_pb2.ScoreNodesResponse(
             dictionary_version=7, node_index=range(6), score=[0.9] * 6, hazard_per_hour=[0.1] * 6, relative_speed=[1.0] * 6,
@@ -92,7 +90,6 @@ def aggregator() -> Iterator[tuple[Fleet, str]]:
 
 @pytest.fixture
 def job(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Submit a job of four nodes, which waits."""
     monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
     monkeypatch.setenv("PATH", cluster.environment["PATH"])
     number, message = sbatch(cluster, "-N4", "--gpus-per-node=4")

@@ -65,6 +65,5 @@ def spoil(path: Path, source: random.Random) -> str:
 
 
 def remove(path: Path, source: random.Random) -> str:
-    """Remove the file; return what was done."""
     path.unlink()
     return f"{path.name} is gone"

@@ -91,7 +91,6 @@ class Simulated:
         )  # fmt: skip
 
     async def live(self, target: Fleet) -> None:
-        """Connect and send, and reconnect forever."""
         while True:
             try:
                 async with grpc.aio.insecure_channel(target.address, options=_OPTIONS) as channel:
@@ -202,11 +201,9 @@ class Fleet:
         return dict(self._run(copies()))
 
     def receipts(self) -> int:
-        """Return how many frames have a receipt."""
         return sum(len(agent.told.frames) for agent in self.agents)
 
     def waiting(self) -> int:
-        """Return how many frames and events wait for one."""
         return sum(len(a.waiting) + len(a.events_waiting) for a in self.agents)
 
     def close(self) -> None:
@@ -220,7 +217,6 @@ class Fleet:
 def fleet(
     address: str, agents: int, source: random.Random, period: float = 0.02
 ) -> Iterator[Fleet]:
-    """A fleet that ends with the block."""
     created = Fleet(address, agents, source, period)
     try:
         yield created

@@ -46,8 +46,6 @@ class Broken(AssertionError):
 
 @dataclass
 class Counted:
-    """Totals of all rounds, by fault."""
-
     rounds: Counter[str] = field(default_factory=Counter[str])
     refused: Counter[str] = field(default_factory=Counter[str])
     said_lost: Counter[str] = field(default_factory=Counter[str])
@@ -170,7 +168,6 @@ class World:
         time.sleep(self.source.random() * seconds_max)
 
     def parquet(self) -> list[Path]:
-        """Return the existing Parquet files."""
         files = [
             path for top in ("segments", "rollups") for path in (self.data / top).rglob("*.parquet")
         ]
@@ -379,12 +376,10 @@ def _damaged(world: World, name: str, harm: Callable[[Path, random.Random], str]
 
 
 def store_damaged(world: World) -> str:
-    """Cut or overwrite part of the store's file."""
     return _damaged(world, STORE, world.source.choice((cut, cut, spoil)))
 
 
 def wal_damaged(world: World) -> str:
-    """Cut or overwrite part of the WAL."""
     return _damaged(world, WAL, world.source.choice((cut, cut, spoil)))
 
 

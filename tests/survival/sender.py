@@ -78,7 +78,6 @@ def registration(spool: Spool) -> RegisterNodeRequest:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True)
     parser.add_argument("--folder", type=Path, required=True)

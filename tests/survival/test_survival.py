@@ -64,7 +64,6 @@ class World:
         assert self.aggregator.alive(), self.state()
 
     def state(self) -> str:
-        """Return the last output of both ends."""
         ended = "" if self.aggregator.alive() else "the aggregator has ended; "
         last = {
             process.log.name: process.said()[-2000:]
@@ -81,7 +80,6 @@ class World:
         until(lambda: len(self.numbers()) >= count, lambda: f"{count} frames; {self.state()}")
 
     def until_done(self) -> dict[str, int]:
-        """Wait for the last receipt and return the sender's counts."""
         until(
             lambda: "\ndone " in self.sender.said() or not self.aggregator.alive(),
             lambda: f"all receipts; {self.state()}",
@@ -110,7 +108,6 @@ class World:
 
 @contextmanager
 def world(place: Path, frames: int = FRAMES, **sender: str) -> Iterator[World]:
-    """A world that is ended, whatever happens in it."""
     started_world = World(place, frames, **sender)
     try:
         yield started_world

@@ -47,7 +47,6 @@ def blocks(sequence: int) -> list[Block]:
 
 
 def event(number: int) -> HealthEvent:
-    """Event *number*."""
     return HealthEvent(
         event_id=f"{number:032x}",
         device_kind="gpu",
@@ -60,7 +59,6 @@ def event(number: int) -> HealthEvent:
 
 
 def main() -> None:
-    """Entry point."""
     folder = Path(sys.argv[1])
     (folder / "spool").mkdir(parents=True)
     run.RunRecord(RUN_ID, BOOT_ID, OWNER).write(folder / "spool")

@@ -41,7 +41,6 @@ def frame(sequence: int) -> Any:
 
 
 def event(host: str, number: int) -> HealthEvent:
-    """Event *number* of a host."""
     return HealthEvent(
         event_id=f"{host}/{number}", device_kind="gpu", device=GPUS[0], name="gpu.xid", code=79,
         message=f"kept event {number}", boottime_ns=number, wall_time_ns=NOW_NS,
@@ -63,7 +62,6 @@ def fill(store: Store) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     folder = Path(sys.argv[1])
     config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0)
     store = Store.open(folder, config, lambda: NOW_NS)

@@ -27,7 +27,6 @@ GPU_ROWS, EVENTS, FINDINGS = 80, 6, 1
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a kept store; return the folder."""
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
     return folder
@@ -58,7 +57,6 @@ def found(path: Path) -> str:
 
 
 def main() -> None:
-    """Entry point."""
     source, work = Path(sys.argv[1]), Path(sys.argv[2])
     path, kept = work / duckdb_file.STORE_FILE, work.with_name("kept")
     steps, states = again(source, work, lambda: opened(path, kept=kept))

@@ -40,7 +40,6 @@ def left_behind(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def cells(block: Block) -> dict[tuple[str, int], float | None]:
-    """Each cell of a block by device and signal."""
     return {
         (device, signal_id): value
         for row, device in enumerate(block.devices)
@@ -182,7 +181,6 @@ def version(place: Path, name: str) -> Path:
 
 
 def frames_wait(world: World, agent: Process) -> None:
-    """Wait until some frames are pending."""
     size = world.frames_bytes()
     until(
         lambda: world.frames_bytes() > size + 2000 or not agent.alive(), f"frames; see {agent.log}"

@@ -82,7 +82,6 @@ class Hostile:
         return wire.RegisterNodeRequest(**{**values, **changes})
 
     async def called(self, call: Any) -> Any:
-        """Await a call and count how it ended."""
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
@@ -92,7 +91,6 @@ class Hostile:
         return answer
 
     async def session(self, stub: Any) -> str:
-        """Register until admitted; return "" at the end of the time."""
         while self.going:
             if answer := await self.called(
                 stub.RegisterNode(self.registration(), metadata=self.metadata)
@@ -110,7 +108,6 @@ class Hostile:
         return wire.TelemetryBatch(sequence=self.sequence, frame=frame)
 
     async def pour(self, make: Callable[[], wire.TelemetryBatch], *, deaf: bool = False) -> None:
-        """Write messages as fast as they are taken; reopen the stream when it is ended."""
         self.is_deaf = deaf
         async with self.channel() as channel:
             stub: Any = TelemetryServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -148,8 +145,6 @@ def gpu_block(devices: list[str], value: Callable[[], float] = lambda: 500.0) ->
 
 
 async def garbage(one: Hostile) -> None:
-    """Send invalid frames at full speed."""
-
     def make() -> wire.TelemetryBatch:
         one.sequence += 1
         return wire.TelemetryBatch(sequence=one.sequence, frame=os.urandom(300))
@@ -158,7 +153,6 @@ async def garbage(one: Hostile) -> None:
 
 
 async def flood(one: Hostile) -> None:
-    """Good frames at full speed."""
     block = gpu_block([f"GPU-{gpu}" for gpu in range(8)])
     await one.pour(lambda: one.frame([block]))
 
@@ -187,7 +181,6 @@ async def time_travel(one: Hostile) -> None:
 
 
 async def deaf(one: Hostile) -> None:
-    """Good frames, and never a receipt read."""
     block = gpu_block(["GPU-0"])
     await one.pour(lambda: one.frame([block]), deaf=True)
 
@@ -317,12 +310,10 @@ ATTACKS: dict[str, Callable[[Hostile], Awaitable[None]]] = {
 
 
 def host_of(attack: str) -> str:
-    """Return the host that commits it."""
     return f"hostile-{attack.replace('_', '-')}"
 
 
 async def main(attacks: str, port: str, ca: str, folder: str, seconds: str) -> None:
-    """Run all named attacks at once, and print the results."""
     hosts: dict[str, Hostile] = {}
     for name in attacks.split(","):
         token = (Path(folder) / f"{name}.token").read_text().strip()

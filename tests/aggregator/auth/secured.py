@@ -88,7 +88,6 @@ def telemetry(channel: Any) -> Any:
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Return how a call ended, OK too."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

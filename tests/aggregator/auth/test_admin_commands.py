@@ -136,7 +136,6 @@ def test_leaves_are_for_what_they_are_for(tmp_path: Path) -> None:
 def test_wrong_usage_is_said(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that would be a path."""
     with pytest.raises(SystemExit) as ended:
         admin_access.cert_main(arguments and [*arguments, "--data", str(tmp_path)])
     assert ended.value.code == cli.USAGE and not list(tmp_path.iterdir())
@@ -212,7 +211,6 @@ def test_what_is_made_before_the_aggregator_is_not_open_to_all(tmp_path: Path) -
 
 
 def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And never again: neither listed nor kept."""
     assert token(tmp_path, "new", "--role", "operator", "--name", "alice") == cli.OK
     output = capsys.readouterr()
     secret = output.out.strip()

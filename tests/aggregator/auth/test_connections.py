@@ -105,7 +105,6 @@ def test_what_is_left_is_within_the_limits(drawn: list[tuple[int, float, str]]) 
     ],
 )
 def test_where_a_peer_is(peer: str, found: tuple[str, int] | None) -> None:
-    """gRPC's format of an address."""
     assert peer_address(peer) == found
 
 

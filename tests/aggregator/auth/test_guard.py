@@ -65,7 +65,6 @@ def test_every_method_of_every_service_is_in_the_table(
 
 
 def test_a_method_that_no_table_names_is_nobodys() -> None:
-    """The name of a service with a letter more."""
     assert not roles_of("/gangline.v1.ScoreServiceX/GetNodeScore")
     assert not roles_of("/gangline.v1.ScoreService/Drain")
     assert not roles_of("")
@@ -78,7 +77,6 @@ def test_a_service_without_a_guard_answers_nobody() -> None:
 
 
 def calls(channel: Any, metadata: Any = ()) -> dict[str, Any]:
-    """One call of each kind."""
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     reflect: Any = cast(Any, reflection_pb2_grpc).ServerReflectionStub(channel).ServerReflectionInfo
     check: Any = cast(Any, health_pb2_grpc).HealthStub(channel).Check

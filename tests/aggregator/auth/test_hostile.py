@@ -29,8 +29,6 @@ HOSTS, FRAMES = 3, 8
 
 
 class Aggregator:
-    """The process."""
-
     def __init__(self, secured: Secured) -> None:
         with_store(secured.data)
         settings = secured.settings(client_certificates=False, commit_seconds=0.05, ops_seconds=0)
@@ -114,7 +112,6 @@ def test_honest_agents_get_every_receipt(secured: Secured) -> None:
 
 
 def check(found: dict[str, dict[str, int]]) -> None:
-    """Check the expected refusals of each attack."""
     refusals: dict[str, Any] = {
         "garbage": lambda got: got["refused"] and not got.get("receipts"),
         "names": lambda got: got["PERMISSION_DENIED"] and "OK" not in got,

@@ -42,7 +42,6 @@ from gangline.aggregator.principal import (
     ],
 )
 def test_a_spiffe_name_is_whole_or_none(text: str, found: CertificateSubject | None) -> None:
-    """An almost valid name identifies no principal."""
     assert parse_spiffe(text) == found
 
 
@@ -106,7 +105,6 @@ def test_a_common_name_does_not_stand_in_for_a_foreign_uri() -> None:
     ],
 )
 def test_a_pattern_that_is_none_is_refused(text: str) -> None:
-    """A star where {name} belongs."""
     with pytest.raises(ValueError, match=r"ROLE=PATTERN with one \{name\}"):
         parse_name_pattern(text)
     with pytest.raises(ValueError, match="at most 64"):

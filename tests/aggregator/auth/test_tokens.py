@@ -93,7 +93,6 @@ def test_unknown_ids_and_wrong_secrets_are_compared_alike(
 
 
 def test_what_changed_is_in_force_at_the_next_look(tmp_path: Path) -> None:
-    """Revoked, renewed, replaced by nonsense, and removed."""
     path, (alice,) = written(tmp_path, "alice")
     held = Tokens(path)
     assert not held.refresh()

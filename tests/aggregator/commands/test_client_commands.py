@@ -40,7 +40,6 @@ class Quiet(BaseHTTPRequestHandler):
 
 @contextmanager
 def http_server() -> Iterator[str]:
-    """Serve HTTP/1 on loopback; yield its address."""
     with HTTPServer(("127.0.0.1", 0), Quiet) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -109,7 +108,6 @@ def test_wrong_usage_is_said_shortly(
 
 
 def usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must exit with USAGE; return its stderr."""
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == cli.USAGE

@@ -105,8 +105,6 @@ def test_it_fits_and_shows_no_control_characters(names: list[str], width: int, r
 
 
 def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR is honoured, and a file gets none."""
-
     class Terminal:
         def isatty(self) -> bool:
             return True
@@ -222,7 +220,6 @@ def test_hosts_of_one_shared_cause_are_one_row() -> None:
     st.none() | st.integers(0, 31),
 )
 def test_folding_loses_no_host(hosts: list[tuple[int, bool, str]], count_max: int | None) -> None:
-    """Each host is in exactly one row, and hosts that are not HEALTHY have their own rows, above all shared rows."""
     scores = [
         score(f"h{i}", state=state, simulated=simulated, waits_for=waits)
         for i, (state, simulated, waits) in enumerate(hosts)
@@ -318,7 +315,6 @@ def test_watch_tells_what_stands_against_the_aggregator(
 
 
 def test_explain_wraps_words_and_leaves_sql_whole() -> None:
-    """A query that was wrapped can not be copied."""
     host_score = score("a", reason_words="slow")
     sql = "SELECT time, " + ", ".join(f"c{i}" for i in range(60)) + " FROM readings.gpu_1s"
     host_score.contributions.add(

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("operators_files")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store after the night."""
     folder = tmp_path_factory.mktemp("night")
     with night(folder):
         pass
@@ -35,7 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ask(folder: Path) -> Iterator[job.Ask]:
-    """Yield a function that answers a query from the operators' file."""
     with sandbox.open_snapshot(folder / "operators.duckdb") as connection:
 
         def answer(sql: str) -> list[dict[str, Any]]:
@@ -112,7 +110,6 @@ def test_wrong_arguments_are_refused_before_anybody_is_asked(arguments: list[str
 
 
 def test_no_aggregator_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 3 is what scripts rely on."""
     assert job.main(["--aggregator", "127.0.0.1:1"]) == NO_ANSWER
     assert "no aggregator answers" in capsys.readouterr().err
     assert NOT_FOUND != NO_ANSWER

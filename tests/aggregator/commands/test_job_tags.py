@@ -137,7 +137,6 @@ def test_a_tag_is_no_longer_than_trackers_take() -> None:
     ],
 )  # fmt: skip
 def test_targets(text: str, target: TagTarget | None) -> None:
-    """The error for a mistyped target lists the valid targets."""
     if target is None:
         with pytest.raises(argparse.ArgumentTypeError, match=r"expected mlflow:RUN_ID, wandb:"):
             parse_target(text)

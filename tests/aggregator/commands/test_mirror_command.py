@@ -43,7 +43,6 @@ class Scores(ScoreServiceServicer):
         self.dictionaries = 0
 
     def ScoreNodes(self, request: Any, context: Any) -> score_pb2.ScoreNodesResponse:
-        """Return the columns."""
         count = len(self.names)
         reply = score_pb2.ScoreNodesResponse(
             dictionary_version=self.version, node_index=range(count), score=[0.9] * count, hazard_per_hour=[0.1] * count,
@@ -54,7 +53,6 @@ class Scores(ScoreServiceServicer):
         return reply
 
     def GetNodeDictionary(self, request: Any, context: Any) -> score_pb2.NodeDictionary:
-        """Return the names."""
         self.dictionaries += 1
         return score_pb2.NodeDictionary(version=self.version, names=self.names)
 
@@ -206,7 +204,6 @@ def test_two_writers_of_one_file_are_refused(
 
 
 def test_what_a_killed_writer_left_is_replaced(scores: tuple[Scores, str], path: Path) -> None:
-    """A partial temporary file, and a link in its place, are replaced."""
     temporary = path.with_name(".nodes.new")
     temporary.symlink_to(path.with_name("victim"))
     assert cli.main(["mirror", str(path), "--once", "--aggregator", scores[1]]) == cli.OK

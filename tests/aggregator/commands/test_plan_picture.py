@@ -34,7 +34,6 @@ def drawn(nodes: int = 9, rack: int = 2, leaf: int = 4) -> PlanPicture:
 
 
 def test_who_is_where_is_seen_in_a_terminal() -> None:
-    """An operator sees the racks that a plan fills, and the nodes that stay free."""
     assert picture_lines(drawn())[1:] == [
         "<9>-0000 / <4>-0000 ## sx",
         "<9>-0000 / <4>-0004 ## -.",

@@ -46,8 +46,6 @@ Answer = Callable[[bytes, list[StoredRecording]], None]
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Return a function that sets the aggregator's answers."""
-
     def say(data: bytes, stored: list[StoredRecording]) -> None:
         monkeypatch.setattr(record, "fetch", lambda *_: (data, stored))
 
@@ -190,7 +188,6 @@ def test_the_list(answers: Answer, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Exit code 3, as of every client command."""
     arguments: list[Any] = ["gpu-017", "-o", str(tmp_path / "a.svg"), "--aggregator", "127.0.0.1:9"]
     assert record.main(arguments) == cli.NO_ANSWER
     assert "no aggregator answers" in capsys.readouterr().err

@@ -42,13 +42,11 @@ class Scores(ScoreServiceServicer):
         return reply
 
     def GetNodeDictionary(self, request: Any, context: Any) -> score_pb2.NodeDictionary:
-        """Return where to ask in a loop."""
         return score_pb2.NodeDictionary(version=1, scores_port=self.scores_port)
 
 
 @pytest.fixture
 def servers() -> Iterator[tuple[Scores, Scores]]:
-    """That of `listen`, and the score process."""
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(4))
         services = Scores("listen", pool), Scores("process", pool)

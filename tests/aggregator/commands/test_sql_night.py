@@ -35,7 +35,6 @@ _EXAMPLE = re.compile(r": ((?:FROM|SELECT) .+)$")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a store after the night."""
     folder = tmp_path_factory.mktemp("night")
     with night(folder):
         pass
@@ -62,7 +61,6 @@ def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
 
 
 def asked(connection: Connection, query: str) -> Rows:
-    """Return the rows of *query* as `gangline sql` gets them."""
     names, rows = rows_of(connection, query)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -77,7 +75,6 @@ def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
 def test_every_object_says_what_it_is_with_an_example_that_runs(
     folder: Path, operators: Connection
 ) -> None:
-    """Each view has a description and an example, and the example runs."""
     page = sql_page.PAGE.read_text()
     existing = objects(folder)
     assert len(existing) >= 35 and existing == objects(folder, "gangline.duckdb")

@@ -296,7 +296,6 @@ def test_a_reader_that_goes_ends_an_endless_answer(store: Path, form: str) -> No
 
 
 def test_a_table_shows_the_first_rows(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of a million rows is cut, and the cut is reported."""
     assert sql.main(["FROM range(100000000000)", "--data", str(store)]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[1].strip() == "0" and out.splitlines()[-1] == "(1000 rows)"

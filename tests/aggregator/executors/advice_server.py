@@ -137,12 +137,10 @@ class AdviceServer:
         return key
 
     def tick(self) -> None:
-        """Propose all pending advisories in one turn."""
         waiting, self._waiting = self._waiting, []
         self._do(waiting)
 
     def heal(self, host: str) -> None:
-        """Clear the fault of *host*."""
         now_ns = time.time_ns()
         gone = [CaseGone(now_ns, key, "gone") for key in self._faults.pop(host, [])]
         self._do([*gone, Well(now_ns, host, True)])
@@ -244,7 +242,6 @@ class AdviceServer:
 
 @contextmanager
 def serving_advice(limits: AdvisoryLimits = LIMITS) -> Iterator[AdviceServer]:
-    """Yield a running advice server."""
     server = AdviceServer(limits)
     server.start()
     try:
@@ -257,7 +254,6 @@ def serving_advice(limits: AdvisoryLimits = LIMITS) -> Iterator[AdviceServer]:
 def connected_client(
     advice: AdviceServer, actor: str, wake: Callable[[], None]
 ) -> Iterator[AggregatorClient]:
-    """Yield a client that follows *advice*."""
     with grpc.insecure_channel(advice.address, options=CHANNEL_OPTIONS) as channel:
         client = AggregatorClient(channel, actor, wake, NodeNames().node_of)
         client.start()

@@ -68,15 +68,12 @@ class Site(ABC):
         raise AssertionError(f"{job}: this executor moves no jobs")
 
     def allow_moving(self, job: str) -> None:
-        """End what `forbid_moving` began."""
         raise AssertionError(f"{job}: this executor moves no jobs")
 
     def set_weight(self, node: str, weight: int) -> None:
-        """A person gives a node a weight."""
         raise AssertionError(f"{node}: nodes of this scheduler have no weights, nor {weight}")
 
     def weights(self) -> dict[str, int | None]:
-        """Return the weight of each node."""
         return {node.name: node.weight for node in self.scheduler.read_nodes().values()}
 
     def ours(self) -> dict[str, frozenset[str]]:
@@ -137,7 +134,6 @@ class Rig:
         return exporter
 
     def until(self, condition: Callable[[], object], what: str, *executors: Executor) -> None:
-        """Turn the executors until *condition* holds."""
         end = time.monotonic() + GUARD_SECONDS
         turning = executors or ((self.executor,) if self.executor else ())
         while not condition():
@@ -214,7 +210,6 @@ class ExecutorContract:
             yield Rig(site, advice, tmp_path, stack)
 
     def test_avoid_keeps_new_work_off_and_lets_jobs_go_on(self, rig: Rig) -> None:
-        """AVOID keeps new work off and ends no job."""
         job = rig.site.submit(8)
         node = rig.site.node(3)
         rig.start()
@@ -303,7 +298,6 @@ class ExecutorContract:
         rig.until(lambda: rig.site.scheduler.read_jobs()[job].is_running, "it runs again")
 
     def test_a_drain_waits_for_the_job(self, rig: Rig) -> None:
-        """DRAIN_AFTER_JOB is done when nothing runs there any more, not before."""
         rig.start()
         job = rig.site.submit(8)
         node = rig.site.node(2)
@@ -315,7 +309,6 @@ class ExecutorContract:
         rig.until(lambda: rig.is_done(node), "done")
 
     def test_a_return_takes_back_ours_and_nothing_else(self, rig: Rig) -> None:
-        """Another person's drain of another node stays."""
         rig.start()
         node, others = rig.site.node(1), rig.site.node(2)
         rig.site.drain(others, "bad fan")
@@ -388,7 +381,6 @@ class ExecutorContract:
         assert not rig.site.ours()
 
     def test_of_two_executors_one_acts(self, rig: Rig) -> None:
-        """The aggregator refuses the second executor, which then sets nothing."""
         first = rig.start("one")
         client = rig.client
         rig.client = None

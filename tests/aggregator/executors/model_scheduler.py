@@ -142,8 +142,6 @@ class ModelScheduler(Scheduler):
         held = {node for hold in self.holds.values() for node in hold.nodes}
         return {n.name for n in self.nodes.values() if n.state == "IDLE"} - busy - held
 
-    # ---- what people do
-
     def submit(self, count: int, *, may_requeue: bool = True, spares: bool = False) -> str:
         name = str(len(self.jobs) + 1)
         job = ScheduledJob(

@@ -214,7 +214,6 @@ class TestSlurm(ExecutorContract):
         rig.until(lambda: not rig.site.ours(), "nothing is set")
 
     def test_a_heterogeneous_job_is_one_job(self, rig: Rig, cluster: SlurmCluster) -> None:
-        """Both parts leave when a node of the second one is evicted, and both start again."""
         rig.start()
         script = cluster.folder / "jobs" / "het.sh"
         script.write_text(SCRIPT)

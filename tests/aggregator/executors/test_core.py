@@ -189,7 +189,6 @@ def test_what_becomes_of_a_hold(about: Situation, steps: list[str], ledger: Exec
 def test_a_mark_that_ended_in_an_outage_is_restored(
     about: Situation, restored: bool, ledger: ExecutorLedger
 ) -> None:
-    """The outage of the aggregator outlasted the hold: the fault was still active, and its node was open."""
     about = replace(about, policy=ExecutorPolicy(actor="me"))
     steps = decide(about, ledger)
     assert kinds(steps) == (["Restore"] if restored else [])
@@ -328,7 +327,6 @@ def test_a_requeued_job_starts_in_the_next_second(ledger: ExecutorLedger) -> Non
 
 
 def test_a_reboot_is_asked_for_once(ledger: ExecutorLedger) -> None:
-    """Twice would reboot a node that has just come back."""
     policy = ExecutorPolicy(frozenset(ACTIONS))
     advice = replace(ACCEPTED, action="REBOOT")
     about = situation(advice, policy=policy)
@@ -399,7 +397,6 @@ def test_how_a_job_ended(
 
 
 def test_waiting_outcomes_are_bounded(ledger: ExecutorLedger) -> None:
-    """An aggregator that is away for a week does not fill the executor's memory."""
     reported = reports.Reported()
     count = reports.OUTCOMES_WAITING_MAX + 7
     jobs = {str(index): replace(JOB, name=str(index)) for index in range(count)}

@@ -76,7 +76,6 @@ class World:
         core.record_result(step, error, self.ledger, self.now)
 
     def requeue(self, error: str = "") -> None:
-        """Decide that a job is requeued, and note the result."""
         (step,) = (step for step in self.decide() if isinstance(step, Requeue))
         self.carry_out(step, error)
 

@@ -62,9 +62,6 @@ def names(*found: str) -> dict[str, Any]:
     return {"Pod": POD, "Nodes": None, "NodeNames": list(found)}
 
 
-# ---------------------------------------------------------------- kube-scheduler
-
-
 def test_a_broken_node_is_filtered_with_the_reason(served: ServedExtender) -> None:
     """`kubectl describe pod` shows it as the reason why the pod waits."""
     answer = served.post(FILTER, names("n1", "n5", "n9"))
@@ -175,9 +172,6 @@ def test_names_are_found_with_and_without_parsing_the_pod(body: bytes) -> None:
     assert [load["Host"] for load in json.loads(prioritize_answer(body, table))] == given
 
 
-# ---------------------------------------------------------------- Volcano
-
-
 def test_verbs_of_volcano(served: ServedExtender) -> None:
     """Its plugin sends Go structures without names of JSON, one node at a time."""
     body = {"task": {"Name": "train-0"}, "node": {"Name": "n5"}}
@@ -191,9 +185,6 @@ def test_verbs_of_volcano(served: ServedExtender) -> None:
     }
     answer = served.post("/volcano/v1/prioritize", {"task": {}, "nodes": [{"Name": "n1"}, {"Name": "n9"}]})  # fmt: skip
     assert answer == {"nodeScore": {"n1": 10, "n9": 7}, "errorMessage": ""}
-
-
-# ---------------------------------------------------------------- all pass
 
 
 def test_a_stale_mirror_lets_all_pass(mirror: Path) -> None:
@@ -267,9 +258,6 @@ def test_names_of_nodes_that_are_not_names_of_hosts() -> None:
     assert set(table.failed) == {"ip-10-0-0-5"} and "n1" not in table.scores
 
 
-# ---------------------------------------------------------------- limits
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -325,7 +313,6 @@ def test_a_request_beyond_its_limits(
 
 
 def test_a_request_that_comes_in_pieces(served: ServedExtender) -> None:
-    """And two in one piece."""
     body = json.dumps(names("n1", "n5")).encode()
     whole = b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (FILTER.encode(), len(body), body)
     with socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:
@@ -352,14 +339,10 @@ def test_more_connections_than_there_may_be(
 
 
 def test_a_request_that_never_ends(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a request holds a connection for REQUEST_SECONDS_MAX at most."""
     monkeypatch.setattr(extender_server, "REQUEST_SECONDS_MAX", 0.01)
     with serving_extender(mirror) as served, socket.create_connection(("127.0.0.1", served.port), GUARD_SECONDS) as plain:  # fmt: skip
         plain.sendall(b"POST /extender/v1/filter HTTP/1.1\r\n")
         assert b"408 Request Timeout" in b"".join(iter(lambda: plain.recv(65536), b""))
-
-
-# ---------------------------------------------------------------- figures and the command
 
 
 def test_figures(served: ServedExtender) -> None:

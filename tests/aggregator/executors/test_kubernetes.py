@@ -74,9 +74,6 @@ def hold(number: int, node: str, seconds: float = 600.0, evict: bool = False) ->
     return PlaceHold(f"a{number}", "why", name, node, seconds)
 
 
-# ---------------------------------------------------------------- taints
-
-
 @pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> None:
     """`taints` is a single list: a client that writes back an older list deletes the taints added since."""
@@ -197,9 +194,6 @@ def run_expiry(cluster: UsedCluster, folder: Path) -> str:
     return done.stderr
 
 
-# ---------------------------------------------------------------- evictions
-
-
 def test_a_budget_keeps_the_whole_gang(site: KubernetesSite) -> None:
     """The API server looks at one pod at a time: with a budget of two it would end two of three, and the third would hold its GPUs."""
     job = site.submit(3)
@@ -265,7 +259,6 @@ NO_JOB = ScheduledJob("", "PENDING")
 
 @contextmanager
 def delayed(objects: Any) -> Iterator[None]:
-    """The watch receives nothing for a while."""
     take, main = objects._take, threading.get_ident()
     waiting: list[tuple[str, Any]] = []
 
@@ -282,9 +275,6 @@ def delayed(objects: Any) -> Iterator[None]:
         objects._take = take
         for kind, thing in waiting:
             take(kind, thing)
-
-
-# ---------------------------------------------------------------- rights
 
 
 @REAL
@@ -346,11 +336,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     return code, captured.out, captured.err
 
 
-# ---------------------------------------------------------------- replicas
-
-
 def test_one_replica_has_the_lease(cluster: UsedCluster, request: pytest.FixtureRequest) -> None:
-    """Two replicas that both acted would evict a gang twice."""
     name, now = f"lease-{time.time_ns()}", 1000.0
     access = admin_access(cluster)
 
@@ -444,9 +430,6 @@ def ensure_namespace(cluster: UsedCluster) -> None:
         cluster.people.add_namespace("gangline")
     except ApiError as error:
         assert error.status == 409, error
-
-
-# ---------------------------------------------------------------- the API server itself
 
 
 def test_a_stale_patch_is_a_conflict(cluster: UsedCluster) -> None:

@@ -120,7 +120,6 @@ def test_what_is_no_single_gpu_takes_out_the_node(site: KubernetesSite, gpus: tu
 
 
 def test_rules_of_others_stay(site: KubernetesSite) -> None:
-    """An administrator's own rule for the same device stays."""
     theirs = {
         "apiVersion": f"{DRA}/v1alpha3", "kind": "DeviceTaintRule", "metadata": {"name": "mine"},
         "spec": {"deviceSelector": {"device": "gpu-3"}, "taint": {"key": "repair.example/fan", "effect": "NoSchedule"}},
@@ -148,7 +147,6 @@ def test_rules_past_their_end_are_taken_away(cluster: UsedCluster) -> None:
 
 @REAL
 def test_without_any_executor_kubectl_takes_rules_away(real_cluster: UsedCluster, cluster: UsedCluster, tmp_path: Path) -> None:  # fmt: skip
-    """The script of the CronJob, once devices-rights.yaml is applied."""
     if cluster is not real_cluster:
         pytest.skip("the stand-in has no kubectl")
     site = KubernetesSite(real_cluster, device_taints=True)

@@ -77,7 +77,6 @@ def bucket(site: KubernetesSite, node: str) -> str | None:
 
 
 def seen(site: KubernetesSite, node: str, value: str | None) -> None:
-    """Wait until the watch has received the written label."""
     until(lambda: site.kubernetes.current_nodes()[node].bucket_label == value, f"bucket {value}")
 
 
@@ -244,7 +243,6 @@ def test_a_label_that_is_no_bucket_is_written_over() -> None:
 
 
 def test_a_host_that_is_silent_is_unknown() -> None:
-    """A stale host is neither healthy nor broken."""
     assert condition_of(NodeHealth(2, True, "STALE"))[0] == "Unknown"
     assert condition_of(NodeHealth(3, True, "SUSPECT", "X" * 1000))[0] == "True"
     assert len(condition_of(NodeHealth(3, True, "SUSPECT", "X" * 1000))[2]) <= 200
@@ -263,7 +261,7 @@ def test_scores_of_several_lengths_are_refused() -> None:
 
 
 def test_a_login_without_the_right_publishes_the_label_alone(cluster: UsedCluster) -> None:
-    """An operator took `nodes/status` out of the rights: no turn may fail for ever."""
+    """An operator removed `nodes/status` from the rights: turns must still succeed."""
     api: Any = ApiServer(cluster.access)
     with closing(api):
         whole = api.call

@@ -47,9 +47,6 @@ BASE = f"/apis/{KUEUE}/v1beta1"
 STAMP = "2026-01-01T00:00:00Z"
 
 
-# ---------------------------------------------------------------- what is decided
-
-
 def fleet(count: int = 4, **settings: Any) -> dict[str, KubernetesNode]:
     names = [f"n{index}" for index in range(1, count + 1)]
     return {name: KubernetesNode(name, "1", gpus={"nvidia.com/gpu": 8}, ready="True", **settings) for name in names}  # fmt: skip
@@ -146,9 +143,6 @@ def test_what_is_no_workload_is_passed_over(document: Any) -> None:
         parse_workload(document, GPU_RESOURCES)
 
 
-# ---------------------------------------------------------------- against an API server
-
-
 @pytest.fixture(scope="module")
 def defined() -> set[int]:
     return set()
@@ -202,7 +196,6 @@ def checks(site: KubernetesSite, name: str) -> dict[str, Any]:
 
 
 def answered(controller: KueueController, site: KubernetesSite, name: str) -> Any:
-    """Turn until the check is answered."""
     until(lambda: controller.turn() and checks(site, name)["gangline"]["state"] != "Pending", "it is answered")  # fmt: skip
     assert checks(site, name)["other"]["state"] == "Pending"
     return checks(site, name)["gangline"]
@@ -234,7 +227,6 @@ def test_ready_retry_and_who_is_in_the_way(controller: KueueController, site: Ku
 
 
 def test_a_selector_on_the_bucket(controller: KueueController, site: KubernetesSite) -> None:
-    """Two pods, and four nodes of the best bucket."""
     for index in range(1, 9):
         body = {"metadata": {"labels": {"gangline.io/bucket": "0" if index < 5 else "2"}}}
         site.people.api.call("PATCH", f"/api/v1/nodes/n{index}", body, MERGE_PATCH)

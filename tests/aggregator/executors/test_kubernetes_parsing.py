@@ -85,9 +85,6 @@ def parsed(name: str = "p-0", **more: Any) -> GangPod:
     return parsed_pod
 
 
-# ---------------------------------------------------------------- nodes
-
-
 def test_others_taints_count_unless_they_say_what_kind_of_node_it_is() -> None:
     """Every GPU node has nvidia.com/gpu:NoSchedule: the whole fleet would have been out of service."""
     nodes = [parse_node(node("team=vision:NoSchedule", "nvidia.com/gpu=present:NoSchedule", name=f"n{index}")) for index in range(4)]  # fmt: skip
@@ -154,9 +151,6 @@ def test_without_our_taint_no_hold_stands() -> None:
     assert has_expired(parse_node(node("gangline.io/evict=a1:NoExecute")), 1.0)
 
 
-# ---------------------------------------------------------------- gangs
-
-
 @pytest.mark.parametrize(
     ("more", "gang"),
     [
@@ -175,7 +169,6 @@ def test_the_widest_name_is_the_gang(more: Json, gang: str) -> None:
 
 
 def test_a_label_of_the_site_comes_first() -> None:
-    """The site's launcher knows better."""
     parsed_pod = parse_pod(pod(labels={"job-name": "b", "corp.example/run": "r9"}), GPU_RESOURCES, ["corp.example/run"])  # fmt: skip
     assert parsed_pod is not None and parsed_pod.gang == "ml/run/r9"
 
@@ -261,7 +254,6 @@ def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
     ],
 )  # fmt: skip
 def test_what_the_owner_says(annotations: Json, may: bool, checkpoint: float) -> None:
-    """An invalid value changes nothing."""
     parsed_pod = parsed(annotations=annotations)
     assert (parsed_pod.may_requeue, parsed_pod.checkpoint_seconds) == (may, checkpoint)
     assert not parsed(owner=None).may_requeue
@@ -275,7 +267,6 @@ def test_what_is_no_object_is_refused(document: Any) -> None:
 
 
 def test_times() -> None:
-    """Times with and without fractions; an invalid time is 0."""
     assert parse_time("2026-01-01T00:00:05Z") == parse_time("2026-01-01T00:00:05.123456Z") == 1767225605.0  # fmt: skip
     assert parse_time("2026-13-01T00:00:00Z") == parse_time("yesterday") == parse_time(None) == 0.0
 
@@ -319,9 +310,6 @@ def test_how_a_gang_ended(statuses: list[Json], state: str) -> None:
     assert job.state == state and job.ended
 
 
-# ---------------------------------------------------------------- disruption budgets
-
-
 def budget(allowed: int, selector: Any) -> Json:
     return {"metadata": {"namespace": "ml", "name": "b"}, "spec": {"selector": selector}, "status": {"disruptionsAllowed": allowed}}  # fmt: skip
 
@@ -349,9 +337,6 @@ def test_budgets_are_added_up() -> None:
 def test_selectors(expression: Json, holds: bool) -> None:
     """As the API server reads them."""
     assert selects({"matchExpressions": [expression]}, {"a": "1"}) is holds
-
-
-# ---------------------------------------------------------------- the way in
 
 
 def write_config(folder: Path, cluster: Json, user: Json | None = None) -> Path:
@@ -406,12 +391,8 @@ def test_without_tls_only_this_machine(tmp_path: Path) -> None:
         service_account_access({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
 
 
-# ---------------------------------------------------------------- answers
-
-
 @contextmanager
 def answering(answer: bytes) -> Iterator[ApiServer]:
-    """An API server that says *answer* to everything."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -75,9 +75,6 @@ def advice(node: str, action: str = "EVICT_NOW", **fields: Any) -> Advice:
     return Advice("a1", "a1-1", action, node=node, **given)
 
 
-# ---------------------------------------------------------------- cycle-info files
-
-
 def described(**fields: object) -> str:
     return json.dumps(
         {
@@ -207,9 +204,6 @@ def test_a_launchers_restart_is_an_outcome_and_the_host_that_was_left_is_blamed(
     assert reported.outcomes[1].end_reason == "restarted by its launcher"
 
 
-# ---------------------------------------------------------------- segment files
-
-
 def marked(tmp_path: Path, node: str, action: str) -> ExecutorLedger:
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.entries["a1"] = Entry("a1", node, action, "x", 1, NOW, NOW + 7200, phase=SET, mark="hold")  # fmt: skip
@@ -322,9 +316,6 @@ def test_in_shadow_no_file_is_written(tmp_path: Path) -> None:
         rig.until(lambda: rig.client and rig.client.is_live(), "a turn with advice")
         rig.launchers.turn()
         assert [path.name for path in folder.iterdir()] == ["segment_health_check.9.9"]
-
-
-# ---------------------------------------------------------------- attribution
 
 
 def seen(shown: SchedulerState, *all_advice: Advice, cycles: dict[str, CycleInfo] | None = None, before: HealthView | None = None, live: bool = True) -> HealthView:  # fmt: skip

@@ -29,7 +29,6 @@ def entry(name: str = "a1") -> Entry:
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
-    """An executor that was killed goes on from it."""
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.add(entry())
     ledger.save()
@@ -118,7 +117,6 @@ def test_one_executor_has_a_ledger(tmp_path: Path) -> None:
 def test_mistakes_are_named(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, and what would be right."""
     try:
         code = cli.main(["executor", "slurm", *arguments])
     except SystemExit as ended:

@@ -91,7 +91,6 @@ def test_from_advice_to_done() -> None:
 
 
 def test_it_is_served_where_an_address_is_set() -> None:
-    """Off by default: nothing listens."""
     figures, port = ExecutorFigures(), free_port()
     with serving_metrics("", figures), pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), 1.0)

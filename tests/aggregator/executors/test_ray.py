@@ -35,8 +35,6 @@ GROUP = {"id": "e413", "name": "train", "state": "CREATED", "nodes": ["aa", "bb"
 
 
 class FakeHelper:
-    """Prints a state, and notes drains."""
-
     def __init__(self, **fields: Any) -> None:
         self.state = {"version": "2.60.0", "nodes": [dict(node) for node in NODES], "groups": [GROUP], **fields}  # fmt: skip
         self.drains: list[list[str]] = []

@@ -21,8 +21,6 @@ REQUEUE = Requeue("a1", "", "17", 0)
 
 
 class Answers:
-    """Fake client: the test sets its answers and errors."""
-
     ahead_seconds = 0.0
 
     def __init__(self) -> None:
@@ -70,7 +68,6 @@ def followed(answers: Answers) -> RecoveryFollower:
 
 
 def test_a_plan_that_does_not_come_holds_nothing_up() -> None:
-    """The recovery is reported without one."""
     answers = Answers()
     follower = followed(answers)
     follower.collect()
@@ -104,7 +101,6 @@ def test_a_plan_of_another_epoch_is_not_read() -> None:
 
 
 def test_a_requeue_that_failed_is_no_recovery() -> None:
-    """The job stayed on its node."""
     answers = Answers()
     follower = followed(answers)
     follower.note(REQUEUE, "disabled", NOW)
@@ -139,8 +135,6 @@ def test_an_aggregator_without_names_is_asked_once_a_minute() -> None:
 
 
 class ScoreStub:
-    """Fake ScoreService."""
-
     def __init__(self, reply: score_pb2.ScoreNodesResponse, *dictionaries: list[str]) -> None:
         self._reply, self._dictionaries = reply, list(dictionaries)
 

@@ -133,7 +133,6 @@ def test_it_is_done_once_an_advisory_even_if_killed_between(tmp_path: Path) -> N
 def test_nothing_is_ended_unless_set_and_for_an_eviction(
     action: str, kills: bool, tmp_path: Path
 ) -> None:
-    """A drain lets the job run."""
     ledger = ExecutorLedger(tmp_path / "ledger.json")
     ledger.add(replace(ENTRY, action=action))
     steps = decide(situation(replace(ADVICE, action=action), kills=kills), ledger)

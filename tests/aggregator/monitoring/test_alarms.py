@@ -48,7 +48,6 @@ Sick = Callable[[float], dict[str, float]]
 
 
 def _as(name: str, **also: float) -> Sick:
-    """Return a function that makes the figure *name* from a number."""
     return lambda value: {name: value, **also}
 
 
@@ -81,14 +80,12 @@ NEAR: dict[str, dict[str, float]] = {
 
 
 def test_every_alarm_is_provoked_here() -> None:
-    """Each alarm is raised in a test. They are in order, most severe first."""
     assert list(BOUNDS) == [alarm.name for alarm in table(CONFIG, STORE)]
 
 
 def _stand(
     alarms: Alarms, changes: dict[str, float], seconds: float, begin: float = 0
 ) -> list[Any]:
-    """Step once a second for *seconds*, and return the changes."""
     raised: list[Any] = []
     for second in range(int(begin), int(begin + seconds)):
         raised += alarms.step(WELL | changes, second * NS)
@@ -302,8 +299,6 @@ def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
 
 
 def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
-    """The opposite of the test above, on a real aggregator: no alarm is active at its start."""
-
     async def run() -> None:
         async with lab.aggregator() as aggregator:
             await until(lambda: aggregator._self_monitor._poll_count)
@@ -329,7 +324,6 @@ def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixtu
 
 
 def test_every_figure_is_documented() -> None:
-    """Each figure must be in the operator's page."""
     page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
     lacking = [figure.name for figure in FIGURES if f"`{figure.name}`" not in page]
     lacking += [alarm.name for alarm in table(CONFIG, STORE) if f"`{alarm.name}`" not in page]

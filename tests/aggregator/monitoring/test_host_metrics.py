@@ -37,7 +37,6 @@ RULES = Path(__file__).parents[3] / "packaging/prometheus/gangline.rules.yml"
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """Return a world of a broken host and two healthy hosts."""
     world = World(hosts=3)
     world.run(10)
     world.event(world.hosts[1], 95, gpu_of(world.hosts[1], 0))
@@ -61,7 +60,6 @@ ADVISED = [
 def exposed(
     world: World, form: ExpositionFormat = ExpositionFormat.OPENMETRICS, **changes: Any
 ) -> dict[str, list[Any]]:
-    """Return the samples of each family, as Prometheus' own parser reads them."""
     assert world.snapshot is not None
     snapshot = replace(world.snapshot, **changes)
     shown, media_type = exposition(host_families(snapshot, ADVISED, world.now_ns), form.value)

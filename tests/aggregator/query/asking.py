@@ -29,8 +29,6 @@ ROWS_MAX, BYTES_MAX = 5000, 4 << 20
 
 @dataclass
 class Reply:
-    """The result of a query."""
-
     arrow: bytes = b""
     summary: AnswerSummary | None = None
     error: QueryError | None = None
@@ -38,12 +36,10 @@ class Reply:
 
     @property
     def table(self) -> Any:
-        """The answer as an Arrow table."""
         return pa.ipc.open_stream(io.BytesIO(self.arrow)).read_all()
 
 
 async def ask(processes: QueryPool, sql: str, **limits: Any) -> Reply:
-    """Ask and return what came of it."""
     values = {"seconds": PATIENT_SECONDS, "rows_max": ROWS_MAX, "bytes_max": BYTES_MAX, **limits}
     reply = Reply()
     try:
@@ -59,7 +55,6 @@ async def ask(processes: QueryPool, sql: str, **limits: Any) -> Reply:
 
 @asynccontextmanager
 async def asked(folder: Path, running_max: int = 4) -> AsyncIterator[QueryPool]:
-    """The processes over the snapshot in *folder*."""
     pool = QueryPool(QuerySettings(folder, MEMORY_BYTES_MAX, 2), running_max)
     pool.start()
     try:
@@ -89,12 +84,10 @@ def ask_all(folder: Path, questions: Sequence[str], at_once: int = 4, **limits: 
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process with one thread."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def threads(pid: int) -> int:
-    """Return how many threads a process has."""
     return len(os.listdir(f"/proc/{pid}/task"))
 
 

@@ -14,8 +14,6 @@ _MANY = re.compile(r"\{\{('.*?') \* (\d+)\}\}")
 
 @dataclass(frozen=True)
 class Statement:
-    """One of the corpus, and what must come of it."""
-
     name: str
     outcome: str
     words: str
@@ -23,7 +21,6 @@ class Statement:
 
 
 def statements(file: str) -> list[Statement]:
-    """Return the statements of a file of the corpus."""
     parts = _HEAD.split((FOLDER / file).read_text())
     assert not parts[0].strip(), f"{file}: begins with no head"
     heads = zip(*(parts[index::4] for index in (1, 2, 3, 4)), strict=True)

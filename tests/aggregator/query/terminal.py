@@ -46,7 +46,6 @@ class Terminal:
         os.close(inside)
 
     def type(self, keys: str) -> None:
-        """Press keys."""
         os.write(self._terminal, keys.encode())
 
     def until(self, words: str) -> str:

@@ -17,7 +17,6 @@ from gangline.aggregator.store.parquet import views
 
 @pytest.fixture
 def folder(snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder with a segment, one outside it, and the views over both."""
     folder = tmp_path / "data"
     (folder / "segments").mkdir(parents=True)
     shutil.copy(snapshot / "operators.duckdb", folder)

@@ -51,7 +51,6 @@ def press_at(monkeypatch: pytest.MonkeyPatch, moments: dict[str, int]) -> None:
 
 
 def rows(answer: ArrowAnswer) -> list[dict[str, Any]]:
-    """Read the whole answer."""
     result: list[dict[str, Any]] = pa.ipc.open_stream(answer).read_all().to_pylist()
     answer.finish()
     return result

@@ -47,19 +47,16 @@ Until = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def status(pid: int) -> dict[str, str]:
-    """Return /proc/PID/status."""
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: value.strip() for name, _, value in lines}
 
 
 def limits(pid: int) -> dict[str, str]:
-    """Return the soft limits of a process."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
     return {line[:26].strip(): line[26:47].strip() for line in lines}
 
 
 def policies(pid: int) -> set[int]:
-    """Return how the kernel schedules the threads of a process."""
     return {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
 
 
@@ -126,9 +123,9 @@ def test_a_process_has_no_secret_and_no_descriptor_of_others(
             for process_id in (pid, processes.fork_server_pid):
                 assert b"secret" not in Path(f"/proc/{process_id}/environ").read_bytes()
             open_files = []
-            for process_id in Path(f"/proc/{pid}/fd").iterdir():
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(FileNotFoundError):  # it is just opening DuckDB
-                    open_files.append(os.readlink(process_id))
+                    open_files.append(os.readlink(descriptor))
             assert sum(name.startswith("socket:") for name in open_files) == 1
             os.kill(pid, signal.SIGKILL)
             await task
@@ -199,8 +196,6 @@ asyncio.run(way())
 
 @pytest.mark.slow
 def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
-    """`kill -9` of the aggregator during a query: the query's process must end."""
-
     async def way() -> None:
         command = [sys.executable, "-c", _OWNER, str(snapshot), DEAF]
         root = Path(__file__).parents[3]

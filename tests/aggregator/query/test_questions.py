@@ -30,7 +30,6 @@ WORDS = sorted(
 
 @pytest.fixture(scope="module")
 def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The snapshot behind its fences."""
     with sandbox.open_snapshot(snapshot / "operators.duckdb") as connection:
         yield connection
 

@@ -43,19 +43,16 @@ async def client(aggregator: Any) -> AsyncIterator[Any]:
 
 
 async def responses(call: Any) -> list[query_pb2.QueryResponse]:
-    """Read an answer to its end."""
     return [response async for response in call]
 
 
 async def refusal(stub: Any, **fields: Any) -> grpc.aio.AioRpcError:
-    """Return the error of a refused request."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await responses(stub.Query(query_pb2.QueryRequest(**fields)))
     return raised.value
 
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of the query log."""
     return [json.loads(line) for line in (folder / "queries.log").read_text().splitlines()]
 
 
@@ -357,7 +354,6 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_log_ends_no_query(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full: queries are answered, and the log reports this once, not at each query."""
     folder = tmp_path / "gone"
     log = QueryLog(folder, 20_000)
     for _ in range(3):

@@ -31,7 +31,6 @@ from tests.processes import GUARD_SECONDS
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `gangline sql` in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "gangline.cli", "sql", *arguments],
         check=False,
@@ -171,8 +170,6 @@ Asked = Callable[..., tuple[int, bytes, str]]
 
 @pytest.fixture
 def asked(snapshot: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Asked:
-    """Return a function that runs `gangline sql` over the snapshot in this process: exit code, output, messages."""
-
     def ask(*arguments: str) -> tuple[int, bytes, str]:
         try:
             code = cli.main(["sql", "--data", str(snapshot), *arguments])
