@@ -122,7 +122,6 @@ def table(seen: Counter[str]) -> str:
 
 
 def main() -> int:
-    """Entry point of `make fuzz`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

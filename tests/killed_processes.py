@@ -53,7 +53,7 @@ def life(act: Callable[[], Any]) -> Any:
 
 
 def again(before: Path, work: Path, act: Callable[[], Any]) -> Any:
-    """Make *work* a copy of the folder *before*, and return what came of a life there."""
+    """Make *work* a copy of the folder *before*, run *act* there as `life` does, and return its result."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(before, work)
     return life(act)

@@ -124,7 +124,6 @@ class Process:
         self.kill()
 
     def start(self) -> None:
-        """Start it (again)."""
         with open(self.log, "ab") as out:
             self.child = subprocess.Popen(
                 self.arguments,
@@ -148,7 +147,6 @@ class Process:
             self.child = None
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to end, and return its exit code."""
         assert self.child is not None
         self.child.send_signal(number)
         code = self.child.wait(GUARD_SECONDS)
@@ -159,7 +157,6 @@ class Process:
         return self.child is not None and self.child.poll() is None
 
     def said(self) -> str:
-        """All it printed so far."""
         return self.log.read_text(errors="replace")
 
     def records(self) -> list[dict[str, Any]]:

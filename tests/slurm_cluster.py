@@ -65,7 +65,6 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 
 
 def has_slurm() -> bool:
-    """Say whether the programs are here."""
     return all(map(_path_of, PROGRAMS))
 
 
@@ -75,7 +74,6 @@ def _path_of(name: str) -> str | None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return *count* consecutive free ports."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -146,7 +144,6 @@ class SlurmCluster:
         self.command("scontrol", "reconfigure")
 
     def start_node(self, name: str) -> None:
-        """Start the slurmd of a node."""
         self._start_daemon(name, "slurmd", "-D", "-f", str(self.conf), "-N", name)
 
     def kill_node(self, name: str) -> None:
@@ -189,7 +186,6 @@ class SlurmCluster:
         return {name: state for name, state in states.items() if not wanted or state in wanted}
 
     def job(self, number: str) -> dict[str, str]:
-        """Return the fields of a job."""
         text = self.command("scontrol", "-o", "show", "job", number)
         return dict(re.findall(r"(\w+)=(\S+)", text))
 
@@ -201,12 +197,10 @@ class SlurmCluster:
         return self.command("sbatch", "--parsable", output, *options, str(path)).strip()
 
     def output(self, number: str) -> str:
-        """Return a job's output so far."""
         path = self.folder / "jobs" / f"{number}.out"
         return path.read_text() if path.exists() else ""
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for *condition*. Raises AssertionError with the controller's last words."""
         end = time.monotonic() + GUARD_SECONDS
         while not condition():
             if time.monotonic() > end:
@@ -218,7 +212,6 @@ class SlurmCluster:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """End all jobs and daemons."""
         for daemon in self.daemons.values():
             daemon.send_signal(signal.SIGKILL)
             daemon.wait(GUARD_SECONDS)

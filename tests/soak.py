@@ -77,7 +77,6 @@ def _bar(at: int, rounds: int, name: str, seconds: float) -> None:
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="make soak", description=(__doc__ or "").partition("\n")[0]
     )

@@ -58,7 +58,6 @@ class SoakGround:
         self.log = folder / "executor.log"
 
     def start(self) -> None:
-        """Start the executor."""
         settings = {"ledger": self.folder / "ledger", "poll_seconds": 0.3, "nodes_poll_seconds": 1}
         assignments = [
             word for key, value in settings.items() for word in ("--set", f"{key}={value}")
@@ -70,14 +69,12 @@ class SoakGround:
             )  # fmt: skip
 
     def kill(self) -> None:
-        """Kill it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(GUARD_SECONDS)
             self.report.executor_kills += 1
 
     def close(self) -> None:
-        """End it."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(GUARD_SECONDS)
@@ -100,7 +97,6 @@ class SoakGround:
         return False
 
     def marks(self) -> set[str]:
-        """Return the nodes that executors hold."""
         return {
             node
             for hold in self.slurm.read_holds().values()
@@ -109,7 +105,6 @@ class SoakGround:
         }
 
     def play(self) -> None:
-        """One round."""
         self.report.rounds += 1
         source, cluster = self.source, self.cluster
         action = source.choice(ACTIONS)
@@ -208,7 +203,6 @@ class SoakGround:
 
 
 def soak(rounds: int, seed: int, *, show: bool = True) -> SlurmReport:
-    """Play *rounds* rounds and return what came of them."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         (folder / "slurm").mkdir()

@@ -123,7 +123,6 @@ class KubernetesSoak:
         return False
 
     def play(self) -> None:
-        """One round."""
         self.report.rounds += 1
         source, people, site = self.source, self.cluster.people, self.site
         action = source.choice(ACTIONS)
@@ -221,7 +220,6 @@ class KubernetesSoak:
 
 
 def soak(rounds: int, seed: int, *, show: bool = True) -> KubernetesReport:
-    """Play *rounds* rounds and return what came of them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
         cluster = stack.enter_context(executor_cluster(folder))

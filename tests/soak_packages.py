@@ -227,7 +227,6 @@ def _report(store: Path, outcome: Outcome) -> int:
 
 
 def main() -> int:
-    """Run it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

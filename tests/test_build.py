@@ -20,7 +20,6 @@ CONSTRAINTS = ROOT / "packaging" / "constraints.txt"
 
 
 def run(*arguments: str | Path, cwd: Path) -> str:
-    """Run to the end and return what it printed; its output is the reason when it fails."""
     done = subprocess.run(
         [str(a) for a in arguments], cwd=cwd, capture_output=True, text=True, check=False
     )

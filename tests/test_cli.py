@@ -31,7 +31,6 @@ sys.exit(cli.main())
 def said(
     lines: int, out: int | Path = subprocess.PIPE, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run the command with standard output to *out*."""
     command = [sys.executable, "-c", PRINTS, "say", str(lines)]
     where = os.open(out, os.O_WRONLY) if isinstance(out, Path) else out
     try:

@@ -110,7 +110,6 @@ def test_a_wrong_plan_is_refused(text: str) -> None:
 
 
 def test_latencies_are_of_whole_milliseconds() -> None:
-    """The share below is never less than was measured."""
     latencies = Latencies()
     assert latencies.summary() == {"count": 0}
     for milliseconds in range(1, 101):

@@ -37,7 +37,6 @@ def test_this_machine_has_everything() -> None:
 
 
 def test_no_python() -> None:
-    """A minimal container."""
     done = make("PYTHON=no-such-python")
     assert done.returncode != 0
     assert "sudo apt-get install python3 python3-venv python3-dev" in done.stderr
@@ -99,7 +98,6 @@ def test_once_that_is_not_understood() -> None:
 
 
 def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Print the command of `make run` without running it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     return subprocess.run(
         ["/usr/bin/make", "-n", "run", *arguments],

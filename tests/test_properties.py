@@ -29,8 +29,6 @@ def test_the_quick_profile_limits_every_property(number: int) -> None:
 
 
 class Walk(RuleBasedStateMachine):
-    """Counts its instances."""
-
     def __init__(self) -> None:
         super().__init__()
         walks.append(0)

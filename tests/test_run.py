@@ -41,7 +41,6 @@ TRUTH = [SimulatedFault("b", "thermal"), SimulatedFault("c", "hbm")]
 
 
 def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> score_pb2.NodeScore:
-    """Return the score of a host in the service's form."""
     return score_pb2.NodeScore(
         node=f"nodes/{host}",
         state=getattr(score_pb2, state),
@@ -206,7 +205,6 @@ def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """All living descendants of a process."""
     pids, todo = set[int](), [pid]
     while todo:
         current = todo.pop()
@@ -229,7 +227,6 @@ def living(pids: set[int]) -> set[int]:
 
 
 def opens(store: Path) -> bool:
-    """Say whether the store opens and holds readings."""
     with duckdb.connect(str(store), read_only=True) as base:
         row = base.execute("SELECT count(*) FROM readings.host_1s").fetchone()
     return row is not None and row[0] > 0
@@ -334,7 +331,6 @@ def test_one_folder_one_run(tmp_path: Path) -> None:
 
 @contextmanager
 def running(place: Path, *more: str) -> Iterator[Process]:
-    """A `gangline run` with its data in *place*, ended whatever happens."""
     listen = f"127.0.0.1:{free_port()}"
     arguments = ["run", "--data", str(place / "var"), "--listen", listen, *more]
     process = Process(arguments, place / "run.log")

@@ -310,7 +310,6 @@ def test_lightnings_batches_are_steps(bench: Bench, how: list[str]) -> None:
 
 @pytest.mark.slow
 def test_real_lightning(bench: Bench) -> None:
-    """The same with Lightning itself."""
     python, folder = torch_python(), os.environ.get("GANGLINE_LIGHTNING", "")
     if not (Path(folder) / "lightning").is_dir() or not folder:
         pytest.skip(

@@ -169,7 +169,6 @@ def outcomes(folder: Path, log: Path, command: list[str]) -> dict[str, int]:
 
 
 def shown(socket_path: Path) -> dict[str, int]:
-    """Return the outcome of each collector that has had a turn."""
     with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
         client.settimeout(GUARD_SECONDS)
         client.connect(str(socket_path))

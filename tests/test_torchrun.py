@@ -35,7 +35,6 @@ dist.destroy_process_group()
 
 @contextmanager
 def agent(path: Path, *, is_barred: bool = False) -> Iterator[Path]:
-    """Serve the health check as an agent does."""
     answer = (lambda request: BARRED) if is_barred else agent_service.healthy_result
     server = LocalServer(
         path, {agent_service.HEALTH_CHECK_PATH: agent_service.health_check_method(answer)}

@@ -84,11 +84,9 @@ class TorchftRig:
     lighthouse: str
 
     def alive(self) -> set[str]:
-        """Return the names of the replicas whose managers run."""
         raise NotImplementedError
 
     def await_end(self, name: str) -> None:
-        """Return when a replica has ended."""
         raise NotImplementedError
 
 
@@ -149,8 +147,6 @@ def stop_server(server: Any) -> None:
 
 
 class RealRig(TorchftRig):
-    """torchft's own, from *folder*."""
-
     def __init__(self, folder: Path, replicas: dict[str, str], stack: ExitStack) -> None:
         address = self._start(stack, "lighthouse", str(folder), str(len(replicas)))[1]
         self.lighthouse = f"http://127.0.0.1:{address.rpartition(':')[2]}"
@@ -183,7 +179,6 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def process_of(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run this file with *words*."""
     process = subprocess.Popen(
         [sys.executable, __file__, *words], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -212,7 +207,6 @@ def torchft_rig(replicas: dict[str, str], *, is_real: bool) -> Iterator[TorchftR
 
 
 def main(words: list[str]) -> None:
-    """Be a lighthouse or a manager."""
     (library,) = glob.glob(f"{words[1]}/torchft/_torchft*.so")
     spec = importlib.util.spec_from_file_location("torchft._torchft", library)
     assert spec is not None and spec.loader is not None

@@ -48,12 +48,10 @@ def add(name: str, peer: str) -> None:
 
 
 def switch(name: str, up: bool) -> None:
-    """Switch an interface on or off."""
     change(NEW, 0, b"", index=index_of(name), up=up)
 
 
 def rename(name: str, to: str) -> None:
-    """Give an interface another name."""
     change(NEW, 0, attribute(NAME, to.encode() + b"\0"), index=index_of(name))
 
 
@@ -63,7 +61,6 @@ def delete(name: str) -> None:
 
 
 def index_of(name: str) -> int:
-    """Return the ifindex. Raises OSError without such an interface."""
     return int(Path(f"/sys/class/net/{name}/ifindex").read_text())
 
 

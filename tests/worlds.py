@@ -56,7 +56,6 @@ class Host:
     encoder: frame.Encoder = field(default_factory=frame.Encoder, repr=False, compare=False)
 
     def set(self, table: str, device: str, **values: float) -> None:
-        """Set values of a device, by column."""
         self.readings.setdefault((table, device), {}).update(values)
 
     def grow(self, table: str, device: str, **per_second: float) -> None:
@@ -65,12 +64,10 @@ class Host:
             self.growth[table, device, column] = rate
 
     def forget(self, table: str) -> None:
-        """Report nothing of *table* any more."""
         self.readings = {k: v for k, v in self.readings.items() if k[0] != table}
         self.growth = {k: v for k, v in self.growth.items() if k[0] != table}
 
     def reboot(self, at_ns: int) -> None:
-        """Begin a new boot."""
         self.boot_id, self.booted_ns, self.sent = bytes([self.boot_id[0] + 1]) * 16, at_ns, {}
 
 
@@ -125,7 +122,6 @@ class World:
             host.set("collector_10s", collector, outcome_state=0, turn_seconds=0.001)
 
     def register(self, host: Host, gpus: int = 8, model: str = "H100") -> None:
-        """Register *host*, again or for the first time."""
         devices = [
             telemetry_pb2.Device(
                 kind="gpu",
@@ -211,12 +207,10 @@ class World:
         return event
 
     def score(self, host: Host) -> HostScore:
-        """Return the host as last judged."""
         assert self.snapshot is not None
         return next(h for h in self.snapshot.hosts if h.host == host.name)
 
     def states(self) -> dict[str, str]:
-        """Return every host's state by name."""
         assert self.snapshot is not None
         return {h.host: h.state.name for h in self.snapshot.hosts}
 
@@ -244,7 +238,6 @@ def block(table: str, rows: dict[str, Values]) -> Block:
 
 
 def gpu_of(host: Host, gpu: int) -> str:
-    """Return the UUID of a host's GPU."""
     return f"GPU-{host.name}-{gpu}-0000-0000-000000000000"
 
 
