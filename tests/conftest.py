@@ -150,7 +150,7 @@ def pytest_enter_pdb() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nobody_outlives_us() -> None:
-    """A run that hung, or was killed, left aggregators behind that held ports and memory: see orphans.py."""
+    """A hung or killed run left aggregators behind that held ports and memory: see orphans.py."""
     pid = str(os.getpid())
     os.environ["GANGLINE_TESTS_OF"] = mark = f"{pid}-{secrets.token_hex(8)}"
     program = Path(__file__).with_name("orphans.py")

@@ -57,7 +57,7 @@ class FakeKubernetes:
         self.discovery: dict[str, Any] = dict(DISCOVERY)
 
     def define(self, definition: Any) -> None:
-        """Offer what a CustomResourceDefinition says; fields are not checked."""
+        """Add the resource of a CustomResourceDefinition; fields are not checked."""
         spec = definition["spec"]
         for version in (definition_version["name"] for definition_version in spec["versions"]):
             group = self.discovery.setdefault(f"/apis/{spec['group']}", {"versions": []})

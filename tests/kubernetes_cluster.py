@@ -67,7 +67,7 @@ class RealKubernetes:
         self.has_controller_manager = path_of("kube-controller-manager") is not None
 
     def access(self, token: str) -> ApiAccess:
-        """Return the way in of a login."""
+        """Return the access of a login."""
         return kubeconfig_access(self.kubeconfig(token))
 
     def kubeconfig(self, token: str) -> Path:
@@ -405,7 +405,7 @@ class People:
 
 @dataclass(frozen=True)
 class UsedCluster:
-    """The executor's way in, and the others. `real`: the processes behind it, if any."""
+    """Access of the executor and of other users. `real`: the processes of the cluster, if any."""
 
     access: ApiAccess
     people: People

@@ -94,7 +94,7 @@ class _Program(ctypes.Structure):
 
 
 def confine(unit: Path) -> None:
-    """Set both upon this process. Raises OSError where the kernel has them not."""
+    """Set both for this process. Raises OSError if the kernel lacks them."""
     library = ctypes.CDLL(None, use_errno=True)
     code = program(unit)
     buffer = ctypes.create_string_buffer(code, len(code))

@@ -186,7 +186,7 @@ class SoakGround:
         return job_state is not None and job_state.is_running
 
     def _resume(self, node: str) -> bool:
-        """Resume what was drained; a node that has not registered since slurmctld came back takes it a moment later."""
+        """Resume drained nodes; a node that has not registered since slurmctld's restart accepts this a moment later."""
         if self._is_foreign(node):
             self.cluster.command("scontrol", "update", f"nodename={node}", "state=resume")
         return not self._is_foreign(node)

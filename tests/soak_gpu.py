@@ -49,7 +49,7 @@ class Soaked:
 
     @property
     def others(self) -> float:
-        """The least of those that were not sick."""
+        """Return the minimum over the healthy GPUs."""
         return min(share for name, share in self.on_time.items() if name != self.sick)
 
 
@@ -66,7 +66,7 @@ class Ground:
         self.agent = RealAgent(folder, devices)
 
     def hang(self) -> None:
-        """From now on the call waits until it is to answer; at most a minute."""
+        """Make the call wait for its answer, at most a minute."""
         self._answer.unlink()
 
     def answer(self) -> None:

@@ -132,7 +132,7 @@ def restart_seconds(host: Booted) -> tuple[float, float]:
 
 
 def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
-    """Run the rounds; print what was found; return the exit code."""
+    """Run the rounds; print the results; return the exit code."""
     built.FOLDER = str(packages)
     chooser, outcome = random.Random(seed), Outcome()
     killed_rounds = set(chooser.sample(range(rounds), kills))

@@ -168,7 +168,7 @@ def imported_from_the_house(path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_arrows_run_one_way() -> None:
-    """Agent and aggregator never meet: either can be installed, upgraded and broken alone."""
+    """Agent and aggregator never import each other: either can be installed, upgraded and broken alone."""
     wrong = []
     for path in SOURCES:
         file = path.relative_to(ROOT)
@@ -477,7 +477,7 @@ def _is_wanted(module: str) -> bool:
 
 
 def test_verdicts_speak_as_the_wire_does() -> None:
-    """A state that the judge calls 3 and the scheduler reads as 4 drains the wrong hosts."""
+    """If the judge's state 3 were the scheduler's 4, the wrong hosts would be drained."""
     from gangline.aggregator.model import SEVERITY, HealthState, Reason
 
     states = {k: v for k, v in score_pb2.HealthState.items() if v}

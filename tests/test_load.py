@@ -56,7 +56,7 @@ def test_a_registration_names_the_same_devices_as_its_frames() -> None:
 
 @pytest.mark.slow
 def test_what_is_receipted_is_stored(tmp_path: Path) -> None:
-    """A short load end to end, with real processes: every row that was receipted is in the store once."""
+    """A short load end to end, with real processes: every receipted row is in the store once."""
     report = run([(2, 1), (4, 1)], 1, warm=0, probe=False, folder=tmp_path)
     last = report.seconds[-1]
     assert (last["frames"], last["receipted"], last["broken"], last["words"]) == (6, 6, 0, "")
@@ -81,14 +81,14 @@ IN_TIME = {
     ],
 )  # fmt: skip
 def test_who_falls_behind_has_not_kept_up(change: dict[str, float]) -> None:
-    """A load of ten minutes with every frame receipted was "no": in one second a commit took in a checkpoint."""
+    """A load of ten minutes with every frame receipted failed, because in one second a commit included a checkpoint."""
     assert AggregatorConfig.commit_seconds * 3 == RECEIPT_SECONDS_MAX
     assert is_sustained(IN_TIME, 300)
     assert not is_sustained(IN_TIME | change, 300)
 
 
 def test_who_speaks_seldom_keeps_up_too() -> None:
-    """Hosts that speak each minute were held to a frame a second: "no", whatever came of them."""
+    """Hosts that send a frame a minute were measured against a frame a second, and always failed."""
     second = {"receipt": {"count": 5, "p50": 1.0, "p99": 2.0}, "held": 0, "memory_bytes": 1}
     second |= dict.fromkeys(
         ("rows", "gpu_rows", "receipted_rows", "cpu_seconds", "aggregator_cpu", "aggregator_loop_cpu"), 0

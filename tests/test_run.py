@@ -138,7 +138,7 @@ def test_a_run_removes_nobody_elses_data(tmp_path: Path) -> None:
 
 
 def test_a_run_removes_nothing_of_an_aggregator_that_still_runs(tmp_path: Path) -> None:
-    """A run was killed, and its aggregator was still ending: its store must not go from under it."""
+    """The killed run's aggregator was still ending: its store must stay until its end."""
     aggregator = store(tmp_path)
     mark_started(tmp_path)
     claimed = duckdb_file.lock_folder(aggregator)
@@ -188,7 +188,7 @@ def test_a_token_made_meanwhile_does_not_lock_the_run_out(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
-    """The aggregator found its port taken: the reason must not hide in a log file."""
+    """The aggregator's port was in use: the reason must not stay hidden in a log file."""
     with Children(tmp_path) as children:
         children.start(ChildCommand("aggregator", ("--listen", "nowhere")))
 
@@ -313,7 +313,7 @@ def test_ctrl_c_while_the_aggregator_starts(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_get_words(tmp_path: Path, arguments: list[str], words: str, code: int) -> None:
-    """A traceback at the first try is the last try."""
+    """A traceback at the first try drives newcomers away."""
     free = ["--listen", f"127.0.0.1:{free_port()}"]
     process = Process(["run", *free, *arguments], tmp_path / "run.log")
     with process:
@@ -381,7 +381,7 @@ def test_it_ends_cleanly_when_told(tmp_path: Path, number: signal.Signals) -> No
 
 @pytest.mark.slow
 def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
-    """Two terminals, two `make run`: the second must not fight for the port."""
+    """Two terminals, two `make run`: the second must not compete for the port."""
     with running(tmp_path, "--simulated", "0") as first:
         until(lambda: "HOST" in first.said(), f"the table: {first.log}")
         second = Process(first.arguments[3:], tmp_path / "second.log")

@@ -111,7 +111,7 @@ def test_it_imports_the_standard_library_only(bench: Bench) -> None:
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "/nowhere", "file"])
 def test_where_no_slot_can_be_had_nothing_is_reported(bench: Bench, folder: str) -> None:
-    """No folder, no right to write, no folder at all: the job goes on as if nothing had been asked."""
+    """No folder, no write permission, no memory: the job continues as without `gangline.steps`."""
     (bench.folder / "file").write_text("")
     bench.environment["GANGLINE_STEPS"] = folder
     text = "import gangline.steps, torch\nfor _ in range(3):\n    torch.optim.SGD().step()\ngangline.steps.mark()\nprint('trained')"
@@ -163,7 +163,9 @@ else:
 
 
 def test_a_forked_child_has_a_slot_of_its_own(bench: Bench) -> None:
-    """A child that wrote on in its parent's slot made one rank of two. It ends by _exit, so that its slot is left to the agent."""
+    """A child that wrote into its parent's slot made a single rank of two. It ends by _exit, so the
+    agent must remove its slot.
+    """
     slots = bench.run(bench.script(FORKS)).split()
     modules = sorted(
         s.steps for s in (step_slots.parse_steps(bytes.fromhex(slot)) for slot in slots) if s

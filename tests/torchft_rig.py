@@ -79,7 +79,7 @@ def status_page(replicas: dict[str, str]) -> str:
 
 
 class TorchftRig:
-    """A lighthouse, and a manager of each name; `alive` says which of them are."""
+    """A lighthouse, and a manager per name; `alive` returns the running ones."""
 
     lighthouse: str
 
@@ -91,7 +91,7 @@ class TorchftRig:
 
 
 class StandInRig(TorchftRig):
-    """A page as the lighthouse's, and managers that end as they are asked by the real bytes."""
+    """A page like the lighthouse's, and managers that end on the real request bytes."""
 
     def __init__(self, replicas: dict[str, str], stack: ExitStack) -> None:
         import grpc

@@ -19,7 +19,7 @@ NAME, LINK_INFO, INFO_KIND, INFO_DATA, PEER = 3, 18, 1, 2, 1
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Return one attribute; by hand, so that what the agent encodes is not tested with itself."""
+    """Return an attribute encoded by hand, so that the agent's encoder does not test itself."""
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
@@ -56,7 +56,7 @@ def rename(name: str, to: str) -> None:
 
 
 def delete(name: str) -> None:
-    """Take a pair away, by either name."""
+    """Remove a pair, by either name."""
     change(DELETE, 0, b"", index=index_of(name))
 
 
@@ -82,9 +82,8 @@ def wait_until_up(name: str, seconds_max: float = 20) -> None:
 
 @contextmanager
 def pair(name: str) -> Iterator[tuple[str, str]]:
-    """Give the two names of a pair that is up, and take away what is left of it.
-
-    Skips where interfaces cannot be made: not root, or a container without CAP_NET_ADMIN.
+    """Yield the two names of a pair that is up, and remove its rest at the end. Skip the test
+    without the right to make interfaces: not root, or a container without CAP_NET_ADMIN.
     """
     names = f"{name}{os.getpid() % 100_000}a", f"{name}{os.getpid() % 100_000}b"
     try:

@@ -252,7 +252,7 @@ def only_words(world: World) -> str:
 
 
 def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:
-    """Heat takes *ratio* of a GPU's clock, the way an H100 shows it."""
+    """Reduce a GPU's clock by *ratio* through heat, as an H100 reports it."""
     device = gpu_of(host, gpu)
     clock = host.readings["gpu_1s", device]["sm_clock_hertz"]
     host.set("gpu_1s", device, sm_clock_hertz=clock * ratio, temperature_celsius=88,
@@ -261,7 +261,7 @@ def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:
 
 
 def wait_for_others(world: World, slow: Host) -> None:
-    """Everyone else's seconds are spent half computing, half waiting."""
+    """Set all other hosts to half computing, half waiting."""
     for host in world.hosts:
         for gpu in range(8):
             if host is not slow:
@@ -276,7 +276,7 @@ BUSY, WORK = 0.68, 0.34
 def tell(
     world: World, host: Host, job: str, state: str = "running", gpus: Sequence[int] = range(GPUS)
 ) -> None:
-    """Tell of a process of *job* on each of these GPUs of *host*."""
+    """Report a process of *job* on each of these GPUs of *host*."""
     for gpu in gpus:
         device = gpu_of(host, gpu)
         world.event(
@@ -286,7 +286,7 @@ def tell(
 
 
 def in_job(hosts: int = 6, *, made: World | None = None, work: bool = True) -> World:
-    """Return a world whose hosts run one job of two minutes and more, all alike."""
+    """Return a world whose hosts have run the same job for over two minutes."""
     world = made or World(hosts=hosts, gpus=GPUS, spread=0.01)
     for host in world.hosts:
         tell(world, host, "1001")

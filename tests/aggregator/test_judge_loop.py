@@ -36,7 +36,7 @@ def test_half_of_the_time_is_left_to_others_before_an_early_turn_too() -> None:
 
 @pytest.mark.parametrize("turn_seconds", [0.004, 0.16, 0.9])
 def test_a_storm_of_fatal_events_costs_a_tenth_of_the_loop(turn_seconds: float) -> None:
-    """A driver update went wrong: ten thousand hosts each wrote a fatal code, and nothing but judging was done."""
+    """After a failed driver update ten thousand hosts each wrote a fatal code, and the loop only judged."""
     turns, now, until, period = EarlyTurns(), 0.0, 120.0, 1.0
     early_seconds = all_seconds = 0.0
     count = 0

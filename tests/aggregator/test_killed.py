@@ -31,7 +31,7 @@ class Told:
         self.events: set[str] = set()
 
     async def live(self, connection: Any, chance: random.Random) -> None:
-        """Send without a pause until the connection breaks: first, as an agent does, what has no receipt."""
+        """Send without a pause until the connection breaks, unreceipted data first, as an agent does."""
         connection.durable = self.durable
         await connection.register()
         connection.open()

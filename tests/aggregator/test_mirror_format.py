@@ -89,7 +89,7 @@ def test_there_is_a_limit_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("now", "words"), [(NOW, ""), (NOW + 15, "until 0 s ago"), (NOW - 100, "would be valid")]
 )
 def test_it_is_valid_for_a_time(now: float, words: str) -> None:
-    """Also not before that: a clock that is an hour ahead would have it believed for an hour."""
+    """The file is not valid before its time either: a clock that is an hour ahead would make it valid for an hour."""
     parsed = parse(render([], computed_seconds=NOW, valid_until_seconds=NOW + 15))
     why = stale_reason(parsed, now)
     assert words in why and bool(words) == bool(why)
@@ -102,7 +102,7 @@ def nodes_of(**kinds: str) -> SlurmNodes:
 
 
 def test_nodes_that_are_alike_stand_in_for_each_other() -> None:
-    """As many are left as the largest job may have nodes."""
+    """At least the size of the largest job must be left."""
     slurm = nodes_of(a="n1 n2 n3 n4", b="m1 m2")
     assert excludable(["n1"], slurm) == (["n1"], 3)
     assert excludable(["n1", "m1"], slurm) == (["m1", "n1"], 1)
@@ -173,7 +173,7 @@ NODE = (
 
 
 def test_slurms_nodes_are_of_a_kind_by_what_a_job_can_ask() -> None:
-    """Load, free memory and state change, and are not in it."""
+    """The kind excludes load, free memory and state, which change."""
     lines = [
         NODE.format(at=index, features="(null)" if index == 1 else "a,b") for index in (1, 2, 3)
     ]
@@ -197,7 +197,7 @@ def test_a_text_that_is_not_slurms_is_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 @given(st.binary(max_size=300), st.integers(0, 2_000), st.binary(max_size=20))
 def test_any_bytes_are_read_or_rejected(content: bytes, at: int, patch: bytes) -> None:
-    """Nothing but a MirrorError, of garbage and of a good file with other bytes in it."""
+    """Garbage, and a good file with changed bytes, raise only MirrorError."""
     good = render([node("a"), node("b", "UNHEALTHY")], computed_seconds=NOW, valid_until_seconds=NOW + 1)  # fmt: skip
     for damaged in (content, good[:at] + patch + good[at + len(patch) :]):
         try:

@@ -96,7 +96,9 @@ class Clock(StoppedClock):
 
 
 def test_from_the_processes_of_a_gang_to_sql(gang: Gang, tmp_path: Path) -> None:
-    """Real ranks step, two agents' collectors read them, and SQL has the time of each rank; so has the judge, by host."""
+    """Real ranks step, two agents' collectors read them, SQL has the time of each rank, and the
+    judge that of each host.
+    """
     clock = Clock()
     collectors = {host: JobSteps(roots, clock) for host, roots in gang.roots.items()}
     framers = {host: FrameBuilder(RUN, BOOT) for host in collectors}

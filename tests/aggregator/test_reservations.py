@@ -50,7 +50,9 @@ class Clocks:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_node_is_promised_twice(tmp_path: Path, seed: int) -> None:
-    """Among callers, expiries, renewals, crashes and a clock that is set: at most one promise that holds, tokens only grow."""
+    """With many callers, expiries, renewals, crashes and clock steps: at most one valid promise per
+    node, and tokens only grow.
+    """
     chance, clocks = random.Random(seed), Clocks()
     current = clocks.load(tmp_path)
     #: Answers to callers: the reservation, and the steady time until which they may act.
@@ -157,7 +159,7 @@ def test_a_restart_keeps_what_stands_and_its_request(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> None:
-    """The aggregator starts; tokens are still higher than any that it gave before."""
+    """The aggregator starts; new tokens are still higher than all earlier ones."""
     clocks = Clocks()
     before = clocks.load(tmp_path).reserve("a", ["h"], TTL_NS)
     clocks.run(1)
@@ -276,7 +278,7 @@ def test_a_reservation_ends_a_day_after_it_began(tmp_path: Path) -> None:
 
 
 def test_an_operator_releases_what_others_reserved(tmp_path: Path) -> None:
-    """Nobody could undo a scheduler that had the fleet."""
+    """A scheduler's reservation of the whole fleet could not be undone."""
     current = Clocks().load(tmp_path)
     reservation = current.reserve("a", ["h"], TTL_NS, login="scheduler a")
     with pytest.raises(PermissionDenied, match="operator"):

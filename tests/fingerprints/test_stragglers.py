@@ -41,7 +41,7 @@ class Gangs:
     def windows(
         self, count: int, more: np.ndarray | float = 0.0, work: np.ndarray | float = 0.0
     ) -> Change:
-        """Take in *count* windows alike, and return what shows at their end."""
+        """Process *count* equal windows, and return the findings at their end."""
         for _ in range(count - 1):
             self.window(more, work)
         return self.window(more, work)
@@ -54,7 +54,7 @@ class Gangs:
 
 @pytest.mark.parametrize("size", [3, 8, 64])
 def test_roles_and_noise_name_nobody(size: int) -> None:
-    """The last stage of a pipeline was drained each night: it was always longer than the others."""
+    """The last stage of a pipeline, always longer than the others, was drained each night."""
     gangs = Gangs(512 // size, size, roles=0.004)
     assert sum(int(gangs.window().is_named.sum()) for _ in range(200)) == 0
 

@@ -75,7 +75,7 @@ KEPT = format_state(
 
 
 def fuzz_policy(source: random.Random) -> str:
-    """A policy file: a policy whose rows can be asked, or PolicyError in a line of words."""
+    """A policy file: a policy whose rows can be read, or PolicyError in a single line."""
     try:
         result = overlay(
             host_policy.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
@@ -133,7 +133,7 @@ def fuzz_released(source: random.Random) -> str:
 
 
 def fuzz_gpu_list(source: random.Random) -> str:
-    """The GPUs that a host ever had: names in their limits, or ValueError."""
+    """The list of a host's known GPUs: names within their limits, or ValueError."""
     damage = source.choice((damaged, flipped))
     try:
         addresses = parse_gpus(damage(GPUS, source))

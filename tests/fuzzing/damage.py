@@ -94,12 +94,12 @@ _WAYS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 
 def text(data: bytes) -> str:
-    """Return bytes as `read_text` gives them to a parser."""
+    """Return bytes in the form in which `read_text` gives them to a parser."""
     return data.decode(errors="replace").strip()
 
 
 def outcome(value: object) -> str:
-    """Check *value* by `check`, and say whether there is anything in it."""
+    """Check *value* by `check`, and return whether it has any content."""
     check(value)
     return ACCEPTED if holds_something(value) else REFUSED
 

@@ -65,7 +65,7 @@ GRAPH = json.dumps(
 
 
 def checked(name: str, data: bytes) -> str:
-    """Parse a file, and look at whatever came of it."""
+    """Parse a file, and check the result."""
     try:
         parsed = parse_files([DeclaredFile(name, data)], NOW_NS)
     except DeclaredError as error:
@@ -100,17 +100,17 @@ def sound(found: Declared) -> None:
 
 
 def fuzz_toml(source: random.Random) -> str:
-    """A file of people's own after an editor's slip."""
+    """A handwritten file with a typing error."""
     return checked("a.toml", source.choice((damaged, flipped))(TOML, source))
 
 
 def fuzz_csv(source: random.Random) -> str:
-    """An export of another inventory."""
+    """An export of another inventory, damaged."""
     return checked("a.csv", source.choice((damaged, flipped))(CSV, source))
 
 
 def fuzz_topograph(source: random.Random) -> str:
-    """A graph that was cut off, or is of another engine."""
+    """A truncated graph, or a graph of another engine."""
     return checked("a.json", source.choice((damaged, flipped))(GRAPH, source))
 
 

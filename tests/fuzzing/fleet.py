@@ -44,7 +44,7 @@ def _world() -> World:
 
 
 def fuzz_fleet(source: random.Random) -> str:
-    """One host reports odd values and events: it is judged within 0 and 1, and its neighbours as without it."""
+    """A host reports odd values and events: its score is within 0 and 1, and its neighbors' scores do not change."""
     world = _world()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpy's, of NaN and of overflow
@@ -81,7 +81,7 @@ def _tell(world: World, source: random.Random) -> None:
 
 
 def _block(readings: dict[tuple[str, str], dict[str, float]], source: random.Random) -> Block:
-    """Return a table of a host that is known, or of none, with odd cells."""
+    """Return a table of a known or unknown host, with odd cells."""
     table, device = source.choice(sorted(readings))
     if source.random() < 0.3:
         table, device = (

@@ -100,7 +100,7 @@ def fuzz_intake(source: random.Random) -> str:
 
 
 def fuzz_streams(source: random.Random) -> str:
-    """A stream with a damaged frame in it ends with an error there, or what comes out has a wrong checksum."""
+    """A stream with a damaged frame ends with an error there, or the result has a wrong checksum."""
     sender, receiver = Sender(1 << 14), Receiver(1 << 14)
     blocks, frame = some_blocks(source), b""
     for _ in range(source.randrange(1, 5)):  # a table is remembered from its second coming on

@@ -130,7 +130,7 @@ def cells_of(blocks: Sequence[Block]) -> dict[Cell, float | int | None]:
 
 
 def look_around(roots: Roots, reading: Reading) -> None:
-    """Take the inventory as the daemon does: by the child's line. The aggregator must take it."""
+    """Take the inventory by the child's line, as the daemon does. The aggregator must accept it."""
     sections = {name: section for name, section in SECTIONS.items() if name != "GPUs"}
     devices, reading.problems = run_sections(sections, roots, 20.0)
     documents = [{"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in devices]

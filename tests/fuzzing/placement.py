@@ -74,7 +74,7 @@ def _gang(source: random.Random) -> GangRequirements:
 
 
 def fuzz_plans(source: random.Random) -> str:
-    """All or nothing, every invariant, and what trying all subsets finds is found at its price."""
+    """All or nothing, every invariant, and the planner finds the best of all subsets at its price."""
     nodes, needs = _fleet(source), _gang(source)
     table, candidates = table_of(nodes)
     options = planner.plan(table, candidates, needs, options_max=source.choice((1, 8)))
@@ -130,7 +130,7 @@ def fuzz_more_room(source: random.Random) -> str:
 
 
 def fuzz_blockers(source: random.Random) -> str:
-    """The set in conflict is one, none of it can be left out, and each change that is offered fits."""
+    """A single set is in conflict, each part of it is needed, and each offered change fits."""
     nodes, needs = _fleet(source), _gang(source)
     if cheapest(nodes, needs) is not None:
         return REFUSED

@@ -16,7 +16,7 @@ COLLECTORS = ["gpu_1s", "disk_1s"]
 
 
 def _stream() -> bytes:
-    """Rounds whose shapes are known, new and others again, between them an event and a wish."""
+    """Return rounds with known, new and changed shapes, and between them an event and a request."""
     encoder = messages.SampleBatchEncoder(COLLECTORS)
     block, other = Block("gpu_1s", ["GPU-1", "GPU-2"]), Block("gpu_1s", ["GPU-3"], [1, 2])
     block.put_float(0, 1, 1.5)

@@ -91,7 +91,7 @@ def fuzz_pci(source: random.Random) -> str:
 
 
 def fuzz_config_space(source: random.Random) -> str:
-    """A configuration space whose chains go anywhere, and in circles: it ends, within few reads."""
+    """A configuration space with arbitrary and circular chains: parsing ends after few reads."""
     space = bytearray(_config())
     for _ in range(source.randrange(8)):
         space[source.choice((0, 6, 0x34, 0x41, 0x44, 0x48, 0x50, 0x100, 0x101, 0x103, 0x106))] = (
@@ -184,7 +184,7 @@ def fuzz_amd_files(source: random.Random) -> str:
 
 
 def fuzz_smart_page(source: random.Random) -> str:
-    """512 bytes of a drive that lies: shares, degrees and counts within what they can be."""
+    """512 bytes of a faulty drive: shares, degrees and counts within their possible ranges."""
     page = bytearray(512)
     struct.pack_into("<BHBBB", page, 0, 0, 310, 100, 10, 3)
     page[32:48] = (123_456).to_bytes(16, "little")

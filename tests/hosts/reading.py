@@ -125,7 +125,7 @@ def let_go(collectors: Iterable[Collector]) -> None:
 
 
 def gpus_of(host: HostFolder) -> list[Gpu]:
-    """Return a GPU to be played for each PCIe function of the folder that is one."""
+    """Return a fake GPU for each PCIe function of the folder that is a GPU."""
     functions = sorted((host.root / "sys" / "bus" / "pci" / "devices").iterdir())
     addresses = [f.name for f in functions if (f / "class").read_text().startswith(GPU_CLASS)]
     held_gpus = [
@@ -248,7 +248,7 @@ def _known(block: Block) -> dict[str, dict[str, float | int] | None]:
 
 
 def rows_of(block: Block) -> Iterator[tuple[str, dict[str, float | int | None] | None]]:
-    """Yield each device with its values by column; None for one of which nothing is known."""
+    """Yield each device with its values by column; None for a device without known values."""
     for row, device in enumerate(block.devices):
         values = {BY_ID[signal].column: value for signal, value in block.values(row)}
         yield device, None if all(value is None for value in values.values()) else values

@@ -167,7 +167,7 @@ def given_by_docs() -> set[str]:
 
 @pytest.mark.parametrize("profile", ["restricted", "full"])
 def test_it_has_the_capabilities_of_the_unit(profile: str, chart: Any) -> None:
-    """Two lists of rights that drift apart: the wider one is what an attacker gets."""
+    """If two lists of rights differ, an attacker gets the wider one."""
     unit = set(sandboxed.words_of(UNIT, "CapabilityBoundingSet"))
     container = agent_of(render(chart, {"agent": {"profile": profile}})[0])
     options = {

@@ -45,7 +45,7 @@ class Hostile:
         (self.root.root / path).chmod(0o755)
 
     def by(self, user: str, command: str) -> None:
-        """Prepare the folder as its owner does."""
+        """Prepare the folder as its owner."""
         self.root.run(f"runuser -u {user} -- /bin/sh -ec '{command}'")
 
     def script(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -57,7 +57,7 @@ def test_the_page_has_the_lines() -> None:
 
 
 class Operator:
-    """Somebody who types a line and confirms what apt asks."""
+    """Types a line and confirms apt's questions."""
 
     def __init__(self, host: Booted) -> None:
         self.host = host

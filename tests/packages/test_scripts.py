@@ -32,7 +32,7 @@ STUBS = [
 
 
 def whole(name: str) -> str:
-    """The script as `make packages` puts it together."""
+    """Return the script as `make packages` assembles it."""
     head = f"set -e\nversion={VERSION}\nstore_version={STORE_VERSION}\n"
     return f"{head}{(SCRIPTS / 'functions.sh').read_text()}\n{(SCRIPTS / name).read_text()}"
 

@@ -39,7 +39,7 @@ def told() -> dict[str, CaptureResult]:
 
 @pytest.mark.slow
 def test_no_false_finding_on_real_recordings(told: dict[str, CaptureResult]) -> None:
-    """Containers' links that come up, counters that are full, an idle GPU: none of it is a fault."""
+    """Containers' links that come up, full counters, an idle GPU: these are not faults."""
     assert len(told) == 4
     assert {path: result.false for path, result in told.items() if result.false} == {}
     assert {path: result.missed for path, result in told.items() if result.missed} == {}

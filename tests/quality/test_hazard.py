@@ -19,7 +19,7 @@ from tests.aggregator.hazard.fleets import data_of, recording
 def test_the_section_is_the_commands_table_and_a_control(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page whose tables were made by another code than the command that it names."""
+    """The page's tables must come from the command that it names."""
     monkeypatch.setattr(hazard, "TRAIN_UNTIL", 90)
     monkeypatch.setattr(hazard, "CONTROLS", 1)
     monkeypatch.setattr(hazard, "DRAWS", 4)

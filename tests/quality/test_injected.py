@@ -117,7 +117,7 @@ class Played(Stage):
 
     @property
     def since(self) -> float:
-        """Seconds since the restart; below none before it."""
+        """Return the seconds since the restart; negative before it."""
         return -1.0 if self.restarted is None else self.seconds - self.restarted
 
     def listing(self) -> list[NodeScore]:
@@ -207,7 +207,7 @@ def test_a_fault_that_is_named_only_after_it_was_watched_is_not_named(played: Pl
 
 
 def test_a_cut_wire_loses_nothing() -> None:
-    """A relay that drops what it held back would test the agent's spool with a fault that no network has."""
+    """A relay that dropped its buffered bytes would test the spool with an unrealistic fault."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         cable = Cable(server.getsockname()[1])
         with socket.create_connection(("127.0.0.1", cable.port)) as client:

@@ -69,7 +69,7 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
 def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
     page: Path, monkeypatch: pytest.MonkeyPatch, commit: str, then: list[str], made_anew: bool
 ) -> None:
-    """An hour's run that was cut off after fifty minutes; half a page of yesterday's code would be worse."""
+    """A run of an hour was cut off after fifty minutes; half a page of yesterday's code would be worse."""
     monkeypatch.setattr(quality, "sections", lambda: (Section("injected", "Injected"),))
     calls: list[int] = []
 
@@ -122,7 +122,7 @@ def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_k
 
 
 def test_once_the_tree_has_changed_no_piece_is_kept_though_it_is_put_back(tmp_path: Path) -> None:
-    """Hours of the fleet are kept one by one, and a run that goes on takes them as its own."""
+    """Hours of the fleet are cached one by one, and a continued run reuses them."""
     root = _checkout(tmp_path / "tree")
     tree = Tree(root, commit_of(root))
     pieces = Pieces(tmp_path / "pieces", tree.is_same)
@@ -190,7 +190,7 @@ def test_a_slip_is_told_in_words(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Ten minutes of work for another page than was asked for."""
+    """A mistyped option cost ten minutes of work for another page."""
     simulated = Section("simulated", "Simulated")
     monkeypatch.setattr(quality, "sections", lambda: (simulated,))
     with pytest.raises(SystemExit) as ended:

@@ -79,7 +79,7 @@ def test_each_micro_batch_comes_once_and_after_all_that_it_needs(stages: int, ba
 def test_the_culprit_computes_longest_at_the_same_work_and_costs_no_more_than_its_slowdown(
     kind: str,
 ) -> None:
-    """It is what a verdict from outside can rest on; a world that shows more than that gives the culprit away."""
+    """A verdict from outside relies on this; a world that shows more gives the culprit away."""
     scenario = replace(SMALL, seconds=200, faults=(HostFault(kind, 0.3, 2, onset=0.0),))
     record = play(scenario)
     stage = next(rows for rows in record.runs[0].gpus if 2 in rows // GPUS).ravel()
@@ -153,7 +153,7 @@ def test_a_forecast_is_a_probability_of_any_window() -> None:
 
 
 def test_the_tracker_knows_regular_checkpoints_of_the_third_world() -> None:
-    """The score of states must be of the real tracker, and see checkpoints where there are some."""
+    """The score of states must come from the real tracker, with real checkpoints."""
     run: TrackedRun = track(("third", "checkpoint_30s", 3, True))
     hits, false, missed = run.in_the_end
     assert hits > 100 and 2 * hits / (2 * hits + false + missed) > 0.8
@@ -172,7 +172,7 @@ def test_the_judge_names_the_slow_gpu_of_the_third_world_and_nobody_where_expert
 
 
 def test_one_section_takes_its_place_and_leaves_the_others() -> None:
-    """A figure of today's machine must not be lost because another part of the page was made again."""
+    """A new run of a section must not lose the other sections' figures."""
     page = "head\n" + jobs.marked("stragglers", "old") + "\n\n" + jobs.marked("periods", "left")
     replaced = jobs.replaced(page, "stragglers", "new")
     assert (

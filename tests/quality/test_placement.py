@@ -37,7 +37,7 @@ def written(folder: Path, *, lasts: bool) -> Path:
 
 @pytest.mark.parametrize("lasts", [True, False])
 def test_only_speed_that_lasts_is_a_gain(tmp_path: Path, lasts: bool) -> None:
-    """A measure that judges by the runs it chose by finds a gain in noise."""
+    """A measure that judges by the same runs that it chose by finds a gain in noise."""
     rows = speed_rows(3, written(tmp_path, lasts=lasts), draws=10)
     assert [row.workload for row in rows] == [*WORKLOADS, CONTROL]
     for row in rows:

@@ -33,14 +33,14 @@ def cluster() -> Cluster:
 
 
 def test_pods_arrive_until_the_demand_is_met() -> None:
-    """A share read at another demand than the published one is another figure."""
+    """A share at another demand than the published one is not comparable."""
     demands = [pod.gpus * pod.gpu_share for pod in arrivals(PODS, 40.0, 3)]
     assert sum(demands) >= 40.0 > sum(demands[:-1])
     assert demands == [pod.gpus * pod.gpu_share for pod in arrivals(PODS, 40.0, 3)]
 
 
 def test_every_way_allocates_what_is_there_and_no_more() -> None:
-    """A way that takes a GPU twice, or counts a pod that was turned away, packs best of all."""
+    """A strategy that allocates a GPU twice, or counts a rejected pod, would seem best."""
     tested = cluster()
     for name, choose in ways(tested, 3).items():
         room = tested.room()

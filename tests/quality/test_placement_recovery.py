@@ -34,7 +34,7 @@ def test_a_world_that_is_slower_shows_in_the_calibration() -> None:
 
 
 def test_waiting_for_a_repair_costs_the_whole_gang_for_as_long() -> None:
-    """Each way pays what it takes: the world must not price them by the planner's words."""
+    """The world must compute the costs itself, not by the planner's prices."""
     source = np.random.default_rng(5)
     for _ in range(20):
         case = case_of(site_of(source), source)

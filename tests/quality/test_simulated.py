@@ -73,7 +73,7 @@ def thermal() -> SimulatedCase:
 
 @pytest.mark.slow
 def test_a_planted_fault_is_found_with_its_delay_and_no_truth_is_read() -> None:
-    """A judge that could look into the truth log would find everything, and the page would be worth nothing."""
+    """A judge that could read the truth log would find everything, and the page would be worthless."""
     case = thermal()
     observed = feed(OutsideOnly(PARADE), case.hosts, case.begin, case.end)
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
@@ -140,7 +140,7 @@ def test_what_is_found_does_not_depend_on_the_number_of_processes_nor_on_how_oft
 
 
 def test_a_look_alike_is_watched_while_it_stands_and_a_reboot_until_its_host_is_back() -> None:
-    """No host was ever seen to come back; and what stood for two hours was seen in its first five minutes."""
+    """No return of a host was ever watched; and a look-alike of two hours only in its first five minutes."""
     cases = {
         planned_case.class_name: planned_case
         for planned_case in planned(PARADE, Size("parade", 1, 1))
@@ -261,7 +261,7 @@ def _told_as_one(case: SimulatedCase) -> Score:
 
 
 def test_a_victim_that_is_blamed_is_counted() -> None:
-    """A host that waits for another is at 100 % utilisation and slow: to blame it is the classic error."""
+    """A host that waits for another is slow at 100 % utilization: to blame it is the classic error."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
@@ -283,7 +283,7 @@ def test_a_victim_that_is_blamed_is_counted() -> None:
 
 
 def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
-    """Causes without victims, or with those of next month, cannot go wrong: "in none of 247" was of fewer."""
+    """Causes without victims, or with victims of next month, cannot go wrong: "in none of 247" counted fewer."""
     case = thermal()
     truth = GroundTruth(PARADE, case.hosts, case.begin, case.end)
     (struck,) = truth.of_cause(case.cause)
@@ -438,7 +438,7 @@ def test_a_switch_of_an_nvlink_domain_is_one_advisory_for_the_domain() -> None:
 
 
 def test_every_fault_has_its_reasons_and_every_shared_one_its_domain() -> None:
-    """A class that is forgotten here ends the run after ten minutes, or is never rightly named."""
+    """A class without an entry ends the run after ten minutes, or is never rightly named."""
     faults = {name: class_ for name, class_ in load().classes.items() if class_.sort == "faults"}
     assert RIGHT.keys() == faults.keys()
     shared = {name for name, fault in faults.items() if fault.per in (*SHARED_PLACES, "job_hour")}

@@ -30,7 +30,7 @@ CALM = World("healthy", 5, hosts=64)
 
 
 def _named(host: str, *moments: float) -> list[NamedState]:
-    """Return that *host* was named as slow in its gang at these seconds of the world."""
+    """Return findings that name *host* as slow in its gang at these seconds of the world."""
     return [
         NamedState(
             JUDGE,
@@ -131,7 +131,7 @@ def test_who_was_named_before_a_look_alike_and_again_while_it_stood_is_named_for
 
 
 def _lasts(row: np.void) -> bool:
-    """Say whether it is of a look-alike that begins while we look and stands for minutes."""
+    """Return whether the row is a look-alike that begins during the span and lasts for minutes."""
     class_ = CALM.schedule.classes[int(row["cls"])]
     return class_.sort == "benign" and float(row["begin"]) > 600.0 < float(
         row["end"] - row["begin"]

@@ -26,8 +26,9 @@ def known(port: int) -> dict[str, score_pb2.NodeScore]:
 
 
 def test_simulated_hosts_reach_store_and_scores_marked_as_simulated(tmp_path: Path) -> None:
-    """A simulated host that looked real, in the API or in the store, would be scheduled upon; a frame
-    stored twice or half would teach the judge what never was."""
+    """Jobs would be placed on an unmarked simulated host; a frame stored twice or in part would
+    falsify the training data.
+    """
     port = free_port()
     store, data = tmp_path / "store", tmp_path / "simulated"
     serve = ["aggregator", "--data", str(store), "--listen", f"127.0.0.1:{port}"]

@@ -76,7 +76,7 @@ def test_three_faults_in_three_jobs_within_ten_seconds(story: Story) -> None:
 
 
 def test_nothing_moves_before_its_time(story: Story) -> None:
-    """A fault that shows before its moment would let a judge look good that only guesses."""
+    """A fault that shows early would flatter a judge that only guesses."""
     first = int(min(struck(story.live, name).begin for name in FAULTS))
     for name, limit in ((HEAT, 12), (CLOCK, 0.02 * 1.7e9)):
         values = story.of[name][:first]
@@ -110,7 +110,7 @@ def test_heat_stays_where_it_is(story: Story) -> None:
 
 
 def test_retransmissions_climb(story: Story) -> None:
-    """From nothing to hundreds a second on one port, within its onset; others' ports stay clean."""
+    """From zero to hundreds a second on one port, within its onset; other ports stay clean."""
     fault = struck(story.live, "rdma_link")
     first, full = int(fault.begin), int(fault.due) + 1
     for name in RESENT:
@@ -146,7 +146,7 @@ def test_a_dead_gpu_ends_its_gangs_work(story: Story) -> None:
 
 
 def test_the_other_gangs_go_on(story: Story) -> None:
-    """If all stopped with the dead one, the other two faults would have nothing to show on."""
+    """If all gangs stopped, the other two faults could not show."""
     job = story.live.world.schedule.job_at(struck(story.live, "thermal").index, 0.0)
     assert job is not None
     power = story.of[POWER][-15:, job.hosts]

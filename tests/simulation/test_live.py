@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
 
 
 def test_seeds_differ() -> None:
-    """Nine seeds that are one fleet would make nine tests of one."""
+    """Nine equal seeds would be a single test."""
     hashes = {hashlib.sha256(b"".join(encoded(seed, 3, 5))).hexdigest() for seed in SEEDS}
     truths = {"".join(truth.lines(three(seed, 32).world)) for seed in SEEDS}
     assert len(hashes) == len(truths) == len(SEEDS)
@@ -57,7 +57,7 @@ def test_frames_come_back_as_they_went() -> None:
 
 
 def test_a_second_of_a_host_is_a_small_frame() -> None:
-    """The first frame carries everything, the rest what moved; neither may near the limit."""
+    """The first frame has all values, later frames the changes; neither may be near the limit."""
     sizes = [len(data) for data in encoded(1, 1, 20)]
     assert max(sizes) < frame.FRAME_BYTES_MAX / 8
 

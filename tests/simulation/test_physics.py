@@ -26,7 +26,7 @@ def gang_of(live: LiveWorld, host: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_energy_is_the_integral_of_power(seed: int) -> None:
-    """A duty cycle from energy differences that disagreed with power would teach the wrong phases."""
+    """A duty cycle from energy that disagreed with power would give wrong phases."""
     live = calm(seed, 4)
     before = all_of(read(live), "gpu.energy_joules")
     readings = [read(live) for _ in range(300)]
@@ -42,7 +42,7 @@ def test_energy_is_the_integral_of_power(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_energy_does_not_depend_on_how_often_one_looks(seed: int) -> None:
-    """A late tick makes one longer step; the joules of the time between must not go missing."""
+    """A late tick makes a longer step, and its joules must not be lost."""
     fine, coarse = calm(seed, 4), calm(seed, 4)
     at_fine = all_of([read(fine, 0.5) for _ in range(80)][-1], "gpu.energy_joules")
     at_coarse = all_of([read(coarse, 5.0) for _ in range(8)][-1], "gpu.energy_joules")
@@ -52,7 +52,7 @@ def test_energy_does_not_depend_on_how_often_one_looks(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_rank_that_waits_is_fully_utilised_at_little_power(seed: int) -> None:
-    """Scoring on GPU utilisation alone takes the victims of a slow GPU for the busiest of all."""
+    """By GPU utilization alone the victims of a slow GPU look busiest."""
     live = three(seed, 32)
     hot = struck(live, "thermal")
     read(live, hot.due)
@@ -75,8 +75,10 @@ def test_a_rank_that_waits_is_fully_utilised_at_little_power(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_rank_moves_the_same_bytes(seed: int) -> None:
-    """In a bulk-synchronous gang work counters are equal by construction, also where one port is slow; a model
-    in which they are not would let a judge find stragglers by bytes, which no real job offers."""
+    """In a synchronous gang all ranks move equal bytes, even with a slow port.
+
+    A model with unequal bytes would let a judge find stragglers in an unrealistic way.
+    """
     live = three(seed, 32)
     bad = struck(live, "rdma_link")
     first = read(live, bad.due)

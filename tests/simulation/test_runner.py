@@ -60,7 +60,7 @@ class Recorder:
 
 
 def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
-    """After a pause of seven seconds a loop that caught up would send seven frames that all say now."""
+    """After a pause of seven seconds a catching-up loop would send seven frames with the same time."""
     live, clock, host = calm(1, 1), HandedClock(), Recorder()
     runner = SimulationRunner(live, [host], clock)
     begin = clock.now_ns
@@ -185,8 +185,9 @@ def spooled(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> None:
-    """Started before its aggregator, it waits with its frames on disk; asked to end, it leaves no
-    process, no lock, and exit code 0."""
+    """Started before its aggregator, it keeps its frames on disk; after a stop no process or lock
+    is left, and the exit code is 0.
+    """
     written = tmp_path / "truth.jsonl"
     with simulate(tmp_path, "--truth", str(written), "--seed", "7") as process:
         until(lambda: spooled(tmp_path) > 5000, "frames of the last host are on disk")
@@ -207,7 +208,7 @@ def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_held_folder_is_named(tmp_path: Path) -> None:
-    """A second `make run` beside the first gets words, not a stack trace."""
+    """A second `make run` beside the first gets an error message, not a stack trace."""
     with simulate(tmp_path) as first:
         until(lambda: spooled(tmp_path) > 0, "the first runs")
         with Process(first.arguments[3:], tmp_path / "second") as second:

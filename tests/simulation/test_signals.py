@@ -108,8 +108,7 @@ def explained(name: str, reasons: dict[str, str]) -> bool:
 
 
 def test_a_simulated_host_says_what_the_rules_read() -> None:
-    """A rule that reads what no simulated host says was tested on nothing: `make run` would look the
-    same without it."""
+    """A rule whose signal no simulated host has is untested, unnoticed by `make run`."""
     signals = all_said()
     missing = {name for name in SIGNALS_READ if None in signals.get(name, [None])}
     assert not {name for name in missing if not explained(name, READ_AND_ABSENT)}
@@ -143,8 +142,7 @@ def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
 
 
 def test_a_simulated_host_fills_what_a_real_one_would() -> None:
-    """A judge that works on simulated hosts only because a column is there that real ones lack, or
-    that breaks on a column they have, was tested on nothing."""
+    """A judge that needs a column which real hosts lack, or fails on one which they have, would pass all tests."""
     signals = all_said()
     kinds = {BY_NAME[name].device_kind for name in signals}
     every = {rows[0].device_kind for rows in TABLES.values()}
@@ -158,7 +156,7 @@ def test_a_simulated_host_fills_what_a_real_one_would() -> None:
 
 
 def numbers(block: Block) -> tuple[Words, Words]:
-    """Return the whole numbers of *block*, (columns, rows), and which of them there are."""
+    """Return the integers of *block*, (columns, rows), and a mask of the present ones."""
     shape = len(block.signal_ids), block.rows
     cells = np.frombuffer(block.cells, np.uint64).reshape(shape)
     return cells.copy(), np.frombuffer(block.valid, np.uint8).reshape(shape).astype(np.uint64)
@@ -188,7 +186,7 @@ def test_counters_never_fall(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 def test_the_fast_lane_agrees_with_the_slow_one(seed: int) -> None:
-    """Two ways to the same watts and hertz that disagree would teach the fingerprints nonsense."""
+    """Two paths with different watts or hertz would falsify the fingerprints."""
     live = three(seed, 2)
     for _ in range(75):
         for reading in read(live).values():

@@ -99,7 +99,7 @@ def run(model: LiveWorld, truth: dict[str, Reason]) -> Verdict:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_three_stand_at_the_bottom(seed: int) -> None:
-    """And stay there: through checkpoints, and while a gang waits for its slow or its dead member."""
+    """The hosts also stay there: through checkpoints, and while a gang waits for its slow or dead member."""
     model = three(seed, HOSTS)
     verdict = run(model, {struck(model, name).host: reason for name, reason in REASONS.items()})
     assert not verdict.blamed
@@ -114,8 +114,11 @@ def test_the_three_stand_at_the_bottom(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", CONTROL_SEEDS)
 def test_a_healthy_fleet_has_nobody_to_blame(seed: int) -> None:
-    """Negative control: checkpoints, slow and hot parts, old errors, stray retransmissions, saturated
-    counters, caps at full load. An alarm here is an alarm that operators learn to ignore."""
+    """Negative control: checkpoints, slow and hot parts, old errors, stray retransmissions,
+    saturated counters, caps at full load.
+
+    False alarms here would teach operators to ignore alarms.
+    """
     verdict = run(calm(seed, HOSTS), {})
     assert not verdict.blamed
 
@@ -129,8 +132,9 @@ FIVE_SECONDS = 120
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_five_faults_of_eight_hosts_are_found_and_nobody_else_is_blamed(seed: int) -> None:
-    """Three faults that any exporter shows as well did not show what is new here: a host that is slow while all its
-    readings are normal, and a rack whose power brakes, which is one cause."""
+    """Any exporter shows the first three faults. New here: a slow host with normal readings, and a
+    rack's power brake as a single cause.
+    """
     live = LiveWorld(World("five", seed, hosts=HOSTS))
     schedule = live.world.schedule
     rows = [row for row in schedule.rows if schedule.classes[int(row["cls"])].sort == "faults"]

@@ -73,7 +73,7 @@ def test_a_class_that_is_left_out_changes_no_other() -> None:
 
 
 def test_faults_come_as_often_as_the_file_says() -> None:
-    """A world with a tenth of the faults makes any detector look calm."""
+    """A world with a tenth of the faults would make any detector look calm."""
     gpus, hours = 128 * 8, 10 * 24
     rows = world().schedule.rows
     for name in ("flap", "power_cap"):
@@ -132,7 +132,7 @@ def test_the_hazard_after_a_return_is_spent_span_by_span(exponential: float, day
 
 
 def test_no_host_is_in_two_jobs_or_away_with_one() -> None:
-    """Such a world would have victims of jobs that they are not in."""
+    """Such a world would have victims in jobs of other hosts."""
     schedule = world().schedule
     for host in range(schedule.hosts):
         jobs: list[SimulatedJob] = [schedule.jobs[n] for n in schedule.jobs_by_host.get(host, [])]
@@ -207,7 +207,7 @@ def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
 
 
 def test_hours_sample_all_time_alike() -> None:
-    """False alarms per node-day come from samples: one at random from each equal part, weighing what it stands for."""
+    """False alarms per node-day come from samples: a random span from each equal part, with that part's weight."""
     spans = list(random_spans(world(), 12))
     assert sum(e.weight * (e.end - e.begin) for e in spans) == pytest.approx(world().seconds)
     assert all(e.hosts == tuple(range(128)) and e.end <= world().seconds for e in spans)
@@ -259,7 +259,9 @@ def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_
 
 
 def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
-    """Slow hosts were seen in the first eight minutes of the world alone: as all jobs begin, before any checkpoint."""
+    """Slow hosts were only watched in the first eight minutes of the world, when all jobs begin,
+    before any checkpoint.
+    """
     episodes = [
         episode for episode in fault_episodes(world(), 5) if episode.class_name == "slow_host"
     ]

@@ -117,13 +117,13 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:
-    """Somebody sweeps a rate and mistypes it: the world must not run on with another."""
+    """The world must not run with a mistyped rate."""
     with pytest.raises(ScenarioError, match=words):
         parse(TEXT.replace(old, new, 1))
 
 
 def test_a_rate_that_memory_does_not_bear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each number is within its bounds, and together they are a billion incidents."""
+    """Each number is within its bounds, but together they are a billion incidents."""
     many = parse(TEXT.replace("rate = 1.0e-3", "rate = 1.0", 1))
     with pytest.raises(
         ScenarioError, match=r"thermal\] rate: 1 gpu_hour makes about 34,560,000 incid"

@@ -68,14 +68,14 @@ def test_a_tensor_group_waits_for_its_slowest_link_and_its_gang_for_it() -> None
 
 
 def test_two_slow_links_of_one_gang_cost_what_the_slowest_costs() -> None:
-    """Tensor groups exchange beside each other: in one domain, or in two, the step is as long as the longest."""
+    """Tensor groups exchange in parallel: with one domain or two, the step is as long as the longest exchange."""
     alone = shares([0, 0, 0, 1, 1, 1], {0: 0.5})
     for domains in ([0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 2, 2]):
         assert shares(domains, {0: 0.5, 1: 0.8}).pace == pytest.approx(alone.pace)
 
 
 def test_a_job_that_hangs_writes_no_checkpoint() -> None:
-    """All ranks meet before one is written: a job that stood for a night "wrote" one every ten minutes."""
+    """All ranks must meet for a checkpoint: a job that hung for a night "wrote" a checkpoint every ten minutes."""
     job: Any = SimpleNamespace(number=0, **{**DRAWN, "checkpoint_every_seconds": 1.0})
     for hangs in (0.0, 1.0):
         gangs = GangModel([job], [np.arange(2)], np.arange(2), 1)
@@ -116,7 +116,7 @@ def test_a_rack_of_72_gpus_is_one_domain() -> None:
 
 
 def test_an_nvlink_fault_is_of_its_tensor_group() -> None:
-    """The truth log names who waits at first hand, and the GPU whose link repeats moves less."""
+    """The truth log names the ranks that wait directly, and the GPU with the faulty link moves less."""
     world = racks("parade", 64, classes=("nvlink",))  # no other fault slows its gang, or ends it
     (row,) = rows_of("nvlink", world)
     line = truth.incident(world, rows_of("nvlink", world))

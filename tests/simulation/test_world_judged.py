@@ -24,7 +24,7 @@ NAMED = (HealthState.DEGRADED, HealthState.SUSPECT, HealthState.UNHEALTHY)
 def judged(
     world: World, hosts: Sequence[int], begin: float, end: float
 ) -> dict[str, set[HealthState]]:
-    """Feed what *hosts* send to a fleet that never saw them, and return the states each was in."""
+    """Feed the frames of *hosts* to a new fleet, and return the states of each host."""
     fleet, snapshot, boots = Fleet(epoch=1), None, dict[str, bytes]()
     index = {name: i for i, name in enumerate(world.names)}
     states: dict[str, set[HealthState]] = {}
@@ -68,7 +68,7 @@ def test_hosts_say_where_they_stand() -> None:
     ],
 )  # fmt: skip
 def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
-    """Frames, tables, units and flags of the world are those that judgement reads; else it sees nothing."""
+    """The world's frames, tables, units and flags must be those that judging reads."""
     episode = next(e for e in fault_episodes(PARADE, 1) if e.class_name == name)
     hosts = episode.hosts[:12]
     number = next(i for i, c in enumerate(PARADE.schedule.classes) if c.name == name)

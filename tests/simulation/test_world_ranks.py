@@ -52,7 +52,7 @@ def test_what_runs_is_told_again() -> None:
 
 
 def test_what_a_silent_host_missed_it_tells_once_it_is_heard() -> None:
-    """Frames come late, and so do events: none is lost."""
+    """Frames and events may come late: none is lost."""
     ranks = RankEvents(MACHINES, JOBS, np.array([2, 0]))
     assert told(ranks, [0, 0], silent=0) == ["0 running 1 of 16"]
     assert told(ranks, [0, 0]) == ["2 running 1 of 16"]

@@ -111,7 +111,7 @@ def test_who_waits_shows_full_utilisation_at_wait_power() -> None:
 
 
 def test_a_slow_rank_computes_while_the_others_wait() -> None:
-    """By busy shares the culprit alone has none to spare: its mean power is up, the others' down."""
+    """By busy shares only the culprit never waits: its mean power is up, the others' is down."""
     rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["thermal"]]
     host, part = int(rows["host"][0]), int(rows["part"][0])
     seconds = float(rows["begin"][0] + rows["onset"][0]) + 15.0
@@ -123,7 +123,7 @@ def test_a_slow_rank_computes_while_the_others_wait() -> None:
 
 
 def test_lost_memory_tells_its_xids_and_asks_for_a_reset() -> None:
-    """48, 95 and 63 or 64 in one breath are one incident of one GPU."""
+    """48, 95 and 63 or 64 at the same time are a single incident of a single GPU."""
     signs = seen("hbm")
     assert signs.events[:2] == [48, 95] and signs.events[2] in (63, 64)
     assert gpu(signs, "gpu.ecc_uncorrected_volatile_errors") == 1
@@ -144,7 +144,7 @@ def test_a_gpu_off_the_bus_leaves_only_that() -> None:
 
 
 def test_a_hung_driver_takes_the_readings_away() -> None:
-    """Fields vanish before any XID: missing is not zero."""
+    """Readings disappear before any XID: missing is not zero."""
     signs = seen("gsp_hang")
     assert len(signs.after[signs.culprit].column("gpu.sm_clock_hertz")) == 7
     assert 4 in signs.after[signs.culprit].numbers("collector.outcome_state")
@@ -222,7 +222,7 @@ def test_faults_of_the_telling_change_the_telling_alone() -> None:
 
 
 def test_a_reboot_is_another_boot_and_counters_begin_anew() -> None:
-    """Counted on across a boot, energy would fall below zero."""
+    """Counted across a boot, energy would become negative."""
     row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["planned_reboot"]][0]
     host, begin, end = int(row["host"]), float(row["begin"]), float(row["end"])
     steps = list(WORLD.frames([host], begin - 30.0, end + 25.0))
@@ -263,7 +263,7 @@ def test_healthy_parts_spread_as_published() -> None:
 
 
 def test_noise_is_a_function_of_who_and_when_alone() -> None:
-    """Readings asked for one by one must be those asked for together."""
+    """Readings requested one by one must equal those requested together."""
     all_of, subset = Noise(7, np.arange(4000)), Noise(7, np.arange(1000, 1010))
     drawn = all_of.normal(3, 1)
     assert (drawn[1000:1010] == subset.normal(3, 1)).all()

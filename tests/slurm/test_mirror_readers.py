@@ -40,7 +40,7 @@ PLANTED_CASES = [
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return where a mirror is, in a folder that only we write in, with a good one in it."""
+    """Yield the path of a good mirror, in a folder that others cannot write."""
     folder = tmp_path / "mirror"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)

@@ -104,7 +104,7 @@ CONTEXTS = ("prolog_slurmd", "epilog_slurmd", "")
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_exit_code_10_drains(host: Host, context: str) -> None:
-    """A prolog and an epilog fail, after they have set our reason; a health check has nothing to fail."""
+    """A prolog and an epilog fail after setting Gangline's reason; a health check does not fail."""
     assert host.run("10", context) == (1 if context else 0)
     assert host.done() == [DRAIN]
 
@@ -112,7 +112,7 @@ def test_exit_code_10_drains(host: Host, context: str) -> None:
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("mode", ACCIDENTS)
 def test_nothing_else_does(host: Host, mode: str, context: str) -> None:
-    """A missing command, a killed interpreter, another program of that name: no job is stopped."""
+    """A missing command, a killed interpreter, a foreign program of that name: no job is stopped."""
     assert host.run(mode, context) == 0
     assert host.done() == []
 
@@ -129,7 +129,7 @@ def test_without_the_command_no_job_is_stopped(host: Host, context: str) -> None
 
 @pytest.mark.slow
 def test_a_hung_command_stops_no_job(host: Host) -> None:
-    """It is ended after five seconds."""
+    """The command is ended after five seconds."""
     assert host.run("hung", "prolog_slurmd") == 0
     assert host.done() == []
 
@@ -211,7 +211,7 @@ def test_only_the_health_check_takes_back(host: Host, context: str) -> None:
 
 
 def test_slurm_is_not_asked_each_minute_by_each_host(host: Host) -> None:
-    """Once after a start of the host, and after each drain until it is taken back."""
+    """Once after a start of the host, and after each drain until its end."""
     for _ in range(3):
         host.run("well")
     assert host.questions() == 1

@@ -166,7 +166,7 @@ class Fleet:
         self.begin_anew(agents)
 
     def begin_anew(self, agents: int) -> None:
-        """Fresh agents with fresh run ids, that know of nothing."""
+        """Replace the agents with new ones with new run ids."""
         self._run(self._end())
         self.agents = [
             Simulated(
@@ -189,7 +189,7 @@ class Fleet:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def reconnect(self) -> None:
-        """All agents leave their streams at once, and come back."""
+        """End all agents' streams at once; the agents reconnect."""
         self.generation += 1
 
     def acknowledged(self) -> dict[str, Memory]:

@@ -78,7 +78,7 @@ class World:
         self.faults.set()
 
     def anew(self) -> None:
-        """An empty folder, fresh agents."""
+        """Begin with an empty folder and new agents."""
         self.fleet.begin_anew(0)
         for path in self.disk.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -123,7 +123,7 @@ class World:
         return message
 
     def running(self) -> None:
-        """Start it unless it runs; it must."""
+        """Start the aggregator unless it runs; a refusal is an error."""
         if not self.aggregator.alive() and (message := self.start()):
             raise Broken(f"it does not start: {message}")
 
@@ -138,7 +138,7 @@ class World:
             raise Broken(f"it ended by itself: {self.aggregator.said()[-1500:]}")
 
     def settle(self) -> None:
-        """Wait until everything that was made has its receipt."""
+        """Wait until all data has its receipt."""
         self.fleet.making = False
         try:
             until(
@@ -157,7 +157,7 @@ class World:
             raise Broken(f"refused {refused}; {self.aggregator.said()[-1500:]}")
 
     def end(self) -> None:
-        """End it one way or the other."""
+        """Stop or kill the aggregator."""
         if self.source.random() < 0.5:
             self.aggregator.kill()
         elif code := self.aggregator.stop():
@@ -312,7 +312,7 @@ def disk_read_only(world: World) -> None:
 
 
 def fsync_slow(world: World) -> None:
-    """A disk that takes its time: up to a second and a half for each fsync."""
+    """Make the disk slow: up to 1.5 s for each fsync."""
     world.faults.set(fsync_milliseconds=world.source.choice((50, 300, 1500)))
     world.pause(2.0)
     if world.source.random() < 0.3:
@@ -326,7 +326,7 @@ def fsync_fails(world: World) -> None:
 
 
 def clock_jumps(world: World) -> None:
-    """The wall clock goes hours forth and back, with a restart now and then."""
+    """Step the wall clock by hours in both directions, with a restart now and then."""
     for _ in range(world.source.randint(1, 3)):
         world.faults.set(clock_seconds=world.source.uniform(-6 * 3600, 6 * 3600))
         world.pause(0.8)

@@ -178,7 +178,7 @@ def test_a_token_where_no_aggregator_is(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_data_folder_that_is_a_file(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Words with the file's name, and no traceback."""
+    """A message with the file's name, and no traceback."""
     (tmp_path / "file").touch()
     assert cli.main(["admin", *command.split(), "--data", str(tmp_path / "file")]) == cli.FAILED
     assert str(tmp_path) in capsys.readouterr().err
@@ -226,7 +226,7 @@ def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_tokens_of_many_hosts_go_into_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sixteen hosts, and no secret on a screen or in a shell's history."""
+    """Sixteen hosts, without a secret on a screen or in a shell's history."""
     hosts = [f"gpu-{number:03}" for number in range(16)]
     names = [word for host in hosts for word in ("--host", host)]
     into = tmp_path / "tokens"

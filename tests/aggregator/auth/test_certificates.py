@@ -120,7 +120,7 @@ def test_one_that_cannot_be_used_keeps_the_old_one(
 
 
 def test_one_that_cannot_be_used_is_a_finding(lab: Any, secured: Secured, until: Any) -> None:
-    """Nobody reads the log of a service that runs."""
+    """The log of a running service is not read."""
 
     async def way() -> None:
         tls = secured.settings(access_look_seconds=60.0, judge_seconds=0.05)
@@ -161,8 +161,9 @@ def test_one_that_ends_soon_is_spoken_of(secured: Secured) -> None:
 def test_one_that_may_not_be_read_yet_or_does_not_hold_yet_is_taken_later(
     secured: Secured, tmp_path: Path
 ) -> None:
-    """Root put it there, and gave it to the service a minute later; or the machine that made it was a minute ahead:
-    nothing about the files changes by that."""
+    """Root gave the file to the service a minute later, or the issuing machine's clock was a minute
+    ahead: neither changes the files.
+    """
     files, now = secured.server, [datetime.now(UTC)]
     certificates = Certificates(ServerTlsFiles(files.certificate, files.key, None), lambda: now[0])
     secured.authority(-timedelta(hours=1)).issue_server(["localhost"], 30, force=True)

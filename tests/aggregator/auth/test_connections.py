@@ -48,7 +48,7 @@ def ended(*connections: AcceptedConnection, now: float = 0.0, **callers: list[in
 
 
 def test_of_one_caller_the_oldest_go() -> None:
-    """An agent whose network broke comes back, and the dead connections are still there: the newest is the living one."""
+    """An agent reconnects after a network failure, and its dead connections still exist: the newest is the live one."""
     mine = [at(number, since=float(number)) for number in range(1, 5)]
     assert ended(*mine, alice=[1, 2, 3, 4]) == {1, 2}
     assert ended(*mine, alice=[1, 2], bob=[3, 4]) == set()
@@ -123,7 +123,7 @@ def accepted(count: int) -> Iterator[tuple[int, list[socket.socket], list[socket
 
 
 def test_only_what_was_accepted_is_ended() -> None:
-    """The same process dials out too, and holds files: a look that ended one of those would break the store."""
+    """The process also has outgoing connections and files: closing one of them would break the store."""
     with accepted(4) as (port, ours, theirs), open(os.devnull) as file:
         now = [0.0]
         connections = Connections([port], LIMITS, lambda: now[0])
@@ -182,7 +182,7 @@ def test_an_aggregator_ends_what_does_not_log_in(lab: Any, secured: Secured) -> 
 
 
 def test_more_connections_than_there_may_be_are_refused(lab: Any, secured: Secured) -> None:
-    """Ten thousand in the second between two looks: each holds buffers of TLS, logged in or not."""
+    """Ten thousand within the second between two checks: each has TLS buffers, logged in or not."""
     settings = secured.settings(
         client_certificates=False, connections_max=16, access_look_seconds=60.0
     )

@@ -86,7 +86,7 @@ async def honest(port: int, secured: Secured, tokens: dict[str, str]) -> int:
 
 @pytest.mark.slow
 def test_honest_agents_get_every_receipt(secured: Secured) -> None:
-    """A fleet with compromised hosts, doing their worst eight ways at once: it costs them, not their neighbours."""
+    """A fleet with compromised hosts that attack in eight ways at once: the attack must not harm their neighbors."""
     attacks = (
         "garbage", "names", "connections", "odd_values", "devices", "time_travel", "streams", "strangers",
     )  # fmt: skip

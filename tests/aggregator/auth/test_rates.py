@@ -28,7 +28,7 @@ OPERATOR = Principal(Role.OPERATOR, "a", auth_method="token 2", proof=(1, 1))
     st.lists(st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 5000.0)), max_size=40),
 )
 def test_who_waits_as_told_never_goes_faster(rate: float, turns: list[tuple[float, float]]) -> None:
-    """Over any stretch no more than the rate and one burst, whatever is taken at once, if each wait is kept."""
+    """Over any span at most the rate and a burst, with any request sizes, if the caller keeps each wait."""
     now, total, last = 0.0, 0.0, 0.0
     bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
     for pause, amount in turns:
@@ -139,7 +139,7 @@ def test_refusals_are_held_back_from_who_wants_many(
 def test_a_stream_that_sends_too_much_is_read_more_slowly(
     lab: Any, secured: Secured, make_agent: Any, until: Any
 ) -> None:
-    """Nothing is refused and nothing lost: the agent's spool holds it, and a finding says why it is late."""
+    """Nothing is refused or lost: the data stays in the agent's spool, and a finding gives the reason of the delay."""
 
     async def way() -> None:
         tokens = {name: bearer(secured.token("agent", name)) for name in ("host-1", "host-2")}

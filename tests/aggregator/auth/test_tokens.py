@@ -154,7 +154,7 @@ def _add(path: Path, name: str) -> None:
 
 
 def test_two_who_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
-    """A loop in a shell, with an ampersand."""
+    """A shell loop started commands in parallel."""
     path = tmp_path / "access" / "tokens.json"
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_add, args=(path, f"host-{n}")) for n in range(8)]
@@ -195,7 +195,7 @@ def test_a_token_that_we_did_not_write_is_refused(fields: object) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_a_file_or_is_refused(text: str) -> None:
-    """A disk that turned bits."""
+    """A disk flipped bits."""
     try:
         assert all(isinstance(token, Token) for token in parse_tokens(text))
     except TokensError as error:

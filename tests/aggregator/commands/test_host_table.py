@@ -85,7 +85,7 @@ def test_what_is_not_known_is_a_dash_and_never() -> None:
 
 
 def test_nothing_certain_is_shown_that_is_not() -> None:
-    """A virtual machine's 0.99996 read 1.0000: never 1 while anything can fail."""
+    """A virtual machine's 0.99996 was printed as 1.0000: never 1 while anything can fail."""
     assert "0.9999 " in render([score("a", score=0.99996)], 120)
 
 
@@ -96,7 +96,7 @@ def test_a_hazard_past_all_sense_is_cut() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=40), max_size=6), st.integers(20, 200), st.text())
 def test_it_fits_and_shows_no_control_characters(names: list[str], width: int, reason: str) -> None:
-    """A host's name is the agent's to choose: it must not move our cursor or break a line."""
+    """An agent chooses its host's name: the name must not move the cursor or break a line."""
     scores = [score(n, reason_words=reason, state=2) for n in names]
     text = render(scores, width)
     assert all(len(line) <= max(width, 20) or not names for line in text.split("\n"))
@@ -125,7 +125,7 @@ def mixed() -> list[score_pb2.NodeScore]:
 
 
 def test_what_is_folded_first_is_well_and_does_not_exist() -> None:
-    """On 24 lines this machine's own row was the first to go: it is the best of all."""
+    """On 24 lines this machine's own row disappeared first, because it was the healthiest."""
     kept = [host_of(row) for row in fitting(mixed(), 5)]
     assert kept == ["sim-bad", "noted", "vm", "sim-000", "sim-001"]
     assert [host_of(row) for row in fitting(mixed(), 2)] == ["sim-bad", "noted"]
@@ -263,7 +263,7 @@ def test_a_pipe_gets_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_command_names_a_sick_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README explained sim-007, with which nothing was wrong: the first impression was lost."""
+    """The README explained sim-007, a healthy host: the first impression was lost."""
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -280,7 +280,7 @@ def test_the_next_command_names_a_sick_host(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_reason_that_is_cut_begins_with_its_code() -> None:
-    """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause, which came last."""
+    """At 80 columns "GPU-5cc8... SM clock at 77 % of..." had lost its cause at the end."""
     reason = "GPU-5cc8… SM clock at 77 % of its 255 peers, limited by heat (88 C)"
     fields = {"state": score_pb2.DEGRADED, "reason": score_pb2.REASON_THERMAL_THROTTLE}
     host_score = score("sim-018", simulated=True, job="2", reason_words=reason, **fields)

@@ -225,7 +225,7 @@ class ExecutorContract:
         assert rig.exported.index("Accept") < rig.exported.index("Answer")
 
     def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
-        """The job that the advice names runs elsewhere; its node takes nothing new."""
+        """The named job runs elsewhere; its node gets no new work."""
         rig.start()
         named = rig.site.submit(3)
         rig.until(lambda: named in rig.advice.gangs(), "the gang is reported")
@@ -467,7 +467,7 @@ class ExecutorContract:
     def test_a_plan_is_followed_and_its_recovery_reported(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The planned node is preferred until the job runs; how long it took calibrates later plans."""
+        """The planned node is preferred until the job runs; the measured times calibrate later plans."""
         if not rig.site.requeues:
             pytest.skip("this executor moves no jobs")
         before = rig.site.weights()

@@ -71,7 +71,7 @@ class FakeFlux:
             return ""
 
     def _lines(self, layout: str) -> Iterator[str]:
-        """Nodes of equal state in one line, those that are drained one a line."""
+        """Print nodes of equal state in one line, drained nodes one per line."""
         busy = {node for nodes in self.jobs.values() for node in nodes}
         free = sorted(set(self.nodes) - set(self.drained))
         numbers = ",".join(node[1:] for node in free)
@@ -128,7 +128,7 @@ class FluxSite(Site):
 
 class TestFlux(ExecutorContract):
     def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
-        """Flux requeues no job: the node takes no new work, and the answer says that the job goes on."""
+        """Flux cannot requeue: the node gets no new work, and the answer reports that the job continues."""
         rig.start()
         job = rig.site.submit(3)
         rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")

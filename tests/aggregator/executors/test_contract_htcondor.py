@@ -113,7 +113,7 @@ def pool() -> Iterator[CondorPool]:
 
 class TestHTCondor(ExecutorContract):
     def test_an_eviction_moves_the_named_job_and_no_other(self, rig: Rig) -> None:
-        """The executor moves no job: the machine takes no new work, and the answer says that the job goes on."""
+        """The executor moves no job: the machine gets no new work, and the answer reports that the job continues."""
         rig.start()
         job = rig.site.submit(3)
         rig.until(lambda: job in rig.advice.gangs(), "the gang is reported")

@@ -72,7 +72,7 @@ def test_a_broken_node_is_filtered_with_the_reason(served: ServedExtender) -> No
 
 
 def test_only_names_of_the_request_are_answered(served: ServedExtender) -> None:
-    """A scheduler that is given a node which it did not offer fails the whole pod."""
+    """kube-scheduler fails the whole pod if the answer has a node outside its request."""
     assert served.post(FILTER, names("n2"))["FailedNodes"] == {}
     assert served.post(FILTER, names())["NodeNames"] == []
     assert [score["Host"] for score in served.post(PRIORITIZE, names("n9", "n4"))] == ["n9", "n4"]
@@ -173,7 +173,7 @@ def test_names_are_found_with_and_without_parsing_the_pod(body: bytes) -> None:
 
 
 def test_verbs_of_volcano(served: ServedExtender) -> None:
-    """Its plugin sends Go structures without names of JSON, one node at a time."""
+    """Volcano's plugin sends Go structures without JSON names, one node at a time."""
     body = {"task": {"Name": "train-0"}, "node": {"Name": "n5"}}
     answer = served.post("/volcano/v1/predicate", body)
     assert "UNHEALTHY" in answer["status"] and answer["errorMessage"] and answer["code"] == 2
@@ -373,7 +373,7 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("answer", [filter_answer, prioritize_answer])
 def test_names_are_escaped(answer: Callable[[bytes, HealthTable], bytes]) -> None:
-    """A name is from outside; no API server lets this one be a node, and an answer must still be JSON."""
+    """A name comes from outside: the answer must be valid JSON with any name."""
     wild = 'n"}]\n\u2028'
     table = table_of(mirrored(NODES))
     text = answer(json.dumps(names("n1", wild)).encode(), table)

@@ -103,7 +103,7 @@ def test_two_writers_lose_nobodys_taint(site: KubernetesSite, rounds: int) -> No
 
 
 def test_two_holds_on_a_node_are_one_taint(site: KubernetesSite) -> None:
-    """A taint is known by key and effect: the second advisory's hold must not end with the first one's."""
+    """A taint is identified by key and effect: the second advisory's hold must not end with the first one's."""
     succeed(site, hold(7, "n2"), hold(12, "n2"))
     assert site.people.taints("n2") == ["gangline.io/avoid=a12:NoSchedule"]
     succeed(site, RemoveHold("a12", "why", "gangline_a12"))
@@ -320,7 +320,7 @@ def test_the_command(real_cluster: UsedCluster, capsys: pytest.CaptureFixture[st
 def test_outside_a_cluster_the_command_says_how_to_get_in(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No kubeconfig of kubectl is read by itself: it is YAML, and may belong to another cluster."""
+    """kubectl's kubeconfig is never read automatically: it is YAML, and may belong to another cluster."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     code, _, error = run(["executor", "kubernetes", "status"], capsys)
     assert code == 1 and "kubectl config view --raw --minify --flatten -o json" in error
@@ -446,7 +446,7 @@ def test_a_stale_patch_is_a_conflict(cluster: UsedCluster) -> None:
 
 
 def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 nodes do not come in one answer."""
+    """5,000 nodes do not fit in a single answer."""
     monkeypatch.setattr("gangline.aggregator.executors.kubernetes_api.PAGE_OBJECTS", 3)
     nodes, version = cluster.people.api.list_all("/api/v1/nodes")
     assert [node["metadata"]["name"] for node in nodes] == [f"n{index}" for index in range(1, 9)]
@@ -454,7 +454,7 @@ def test_a_list_in_pages_is_whole(cluster: UsedCluster, monkeypatch: pytest.Monk
 
 
 def test_a_wrong_token_is_said(cluster: UsedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that ran out looked like an empty cluster."""
+    """An expired token looked like an empty cluster."""
     with closing(ApiServer(replace(cluster.access, token="wrong"))) as api:
         with pytest.raises(ApiError, match="401: Unauthorized"):
             api.call("GET", "/api/v1/nodes")

@@ -84,7 +84,7 @@ def rules(site: KubernetesSite) -> list[Any]:
 
 
 def test_one_gpu_is_tainted_and_its_node_is_not(site: KubernetesSite) -> None:
-    """Seven good GPUs go on; the rule says which device of which driver, and until when."""
+    """Seven good GPUs stay usable; the rule names the device, its driver and the expiry."""
     assert site.kubernetes.apply([place("n2", 3)]) == {}
     (rule,) = rules(site)
     assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": "n2", "device": "gpu-3"}
@@ -114,7 +114,7 @@ def test_an_eviction_has_the_effect_that_evicts(site: KubernetesSite) -> None:
 
 @pytest.mark.parametrize("gpus", [(), (9,), (0, 9), (0, 1, 2, 3, 0)])
 def test_what_is_no_single_gpu_takes_out_the_node(site: KubernetesSite, gpus: tuple[int, ...]) -> None:  # fmt: skip
-    """A GPU that no driver publishes, or too many of them: the node's taint, as without DRA."""
+    """A GPU that no driver publishes, or too many GPUs: the node is tainted, as without DRA."""
     assert site.kubernetes.apply([place("n2", *gpus)]) == {}
     assert rules(site) == [] and site.people.taints("n2") == ["gangline.io/avoid=a12:NoSchedule"]
 

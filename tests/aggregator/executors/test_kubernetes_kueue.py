@@ -62,7 +62,7 @@ def decide(pods: int, out: dict[str, str], **settings: Any) -> CheckAnswer:
 
 
 def test_it_waits_only_for_nodes_that_are_out() -> None:
-    """A check that waits for want of nodes as such would fight with Kueue's own quota."""
+    """A check that also waited for capacity would conflict with Kueue's own quota."""
     assert decide(4, {}).state == "Ready"
     answer = decide(4, {"n2": "held for a12", "n3": "bucket 3"})
     assert (answer.state, answer.requeue_seconds) == ("Retry", REQUEUE_SECONDS)
@@ -92,7 +92,7 @@ def test_selectors_and_flavors_narrow_the_nodes() -> None:
 
 
 def test_pod_sets_share_the_nodes() -> None:
-    """A launcher of one GPU and workers of eight: the widest first."""
+    """A launcher of one GPU and workers of eight: the widest is placed first."""
     both = workload(PodSet("launcher", 1, 1), PodSet("worker", 4, 8), PodSet("cpu", 9, 0))
     assert check_workload(both, fleet(), {}, (), GPU_RESOURCES).message.endswith(
         "the decision is Kueue's"
@@ -102,7 +102,7 @@ def test_pod_sets_share_the_nodes() -> None:
 
 
 def test_the_wait_grows_and_the_message_is_bounded() -> None:
-    """A thousand nodes that are out, and a workload that waits for a day."""
+    """A thousand nodes out of service, and a workload that waits for a day."""
     nodes, out = fleet(1000), {f"n{index}": "x" * 400 for index in range(1, 1001)}
     answer = decide(1, out, nodes=nodes, retries=3)
     assert (
@@ -113,7 +113,7 @@ def test_the_wait_grows_and_the_message_is_bounded() -> None:
 
 
 def test_a_selector_of_the_bucket_only_where_it_is_asked_for() -> None:
-    """And only where the workload fits on the best nodes, and has none of its own."""
+    """The selector is set only if the workload fits on the best nodes, and has no selector of its own."""
     best = fleet(bucket_label="0")
     assert not decide(2, {}, nodes=best).node_selector
     answer = decide(2, {}, nodes=best, select_bucket=True)
@@ -125,7 +125,7 @@ def test_a_selector_of_the_bucket_only_where_it_is_asked_for() -> None:
 
 
 def test_the_patch_touches_our_check_alone() -> None:
-    """Others' checks are in the same list, and Kueue writes it, too."""
+    """The list also has other controllers' checks, and Kueue writes it, too."""
     entry = KueueWorkload(
         "ml", "t", (), (("other", "Pending", 0), ("gangline", "Pending", 2)), True
     )
@@ -138,7 +138,7 @@ def test_the_patch_touches_our_check_alone() -> None:
 
 @pytest.mark.parametrize("document", [{}, {"metadata": {}, "spec": {"podSets": [{}]}}, {"metadata": 1, "spec": 2}, {"metadata": {"name": "a", "namespace": "b"}, "spec": {}, "status": {"admissionChecks": [{}]}}])  # fmt: skip
 def test_what_is_no_workload_is_passed_over(document: Any) -> None:
-    """A watch takes these errors for an object of no interest."""
+    """A watch skips an object with such an error."""
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         parse_workload(document, GPU_RESOURCES)
 
@@ -213,7 +213,7 @@ def drop(site: KubernetesSite, *names: str) -> None:
 
 
 def test_ready_retry_and_who_is_in_the_way(controller: KueueController, site: KubernetesSite) -> None:  # fmt: skip
-    """Eight nodes, two of them held: eight pods wait, six go on."""
+    """Eight nodes, two of them held: eight pods wait, six start."""
     for node in ("n3", "n5"):
         assert site.kubernetes.apply([PlaceHold("a12", "why", f"gangline_a{node[1]}", node, 600)]) == {}  # fmt: skip
     submit(site, "six", 6)

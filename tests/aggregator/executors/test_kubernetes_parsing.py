@@ -114,7 +114,7 @@ def test_who_took_a_node_out(document: Json, out: str, down: str) -> None:
 
 
 def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
-    """The list is written back as a whole."""
+    """The patch replaces the whole list."""
     parsed_node = parse_node(node("a=1:NoSchedule", "gangline.io/avoid=a1:NoSchedule", "b=2:NoExecute", annotations={"gangline.io/holds": "gangline_a1=100"}))  # fmt: skip
     test, taints, annotation = holds_patch(parsed_node, {"gangline_a1": 100.0, "gangline_a2": 300.0}, False)  # fmt: skip
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
@@ -128,7 +128,7 @@ def test_a_patch_names_the_version_and_keeps_others_in_their_order() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "gangline_a1", "gangline_a1=", "gangline_a1=1e9", "gangline_a1=9999999999999", "gangline_b1=5", "a=1 " * 9000])  # fmt: skip
 def test_an_annotation_that_nobody_can_read_has_no_holds(text: str) -> None:
-    """Then the taint has no end: it counts as past its end, and is taken away."""
+    """A taint without a readable end counts as expired, and is removed."""
     assert parse_holds(text) == {}
     parsed_node = parse_node(node("gangline.io/avoid=a1:NoSchedule", annotations={"gangline.io/holds": text}))  # fmt: skip
     assert parsed_node.holds == {"gangline_a1": 0.0} and has_expired(parsed_node, 1.0)
@@ -141,7 +141,7 @@ def test_holds_on_a_node_are_limited() -> None:
 
 
 def test_without_our_taint_no_hold_stands() -> None:
-    """A person took the taint away and left the annotation, whose end has not come."""
+    """A person removed the taint and left the annotation, whose end is in the future."""
     parsed_node = parse_node(node(annotations={"gangline.io/holds": "gangline_a1=500"}))
     assert (
         parsed_node.holds == {}
@@ -233,7 +233,7 @@ def test_the_doctor_names_resources_that_look_like_gpus() -> None:
 
 
 def test_pods_without_gpus_and_daemons_are_no_gangs() -> None:
-    """A driver's DaemonSet asks for GPUs on some sites; a drain would never have been over."""
+    """A driver's DaemonSet requests GPUs on some sites; a drain would never have ended."""
     assert parse_pod(pod(gpus=""), GPU_RESOURCES) is None
     assert parse_pod(pod(owner={"kind": "DaemonSet", "name": "d", "controller": True}), GPU_RESOURCES) is None  # fmt: skip
     assert parse_pod(pod(annotations={"kubernetes.io/config.mirror": "x"}), GPU_RESOURCES) is None
@@ -261,7 +261,7 @@ def test_what_the_owner_says(annotations: Json, may: bool, checkpoint: float) ->
 
 @pytest.mark.parametrize("document", [{}, {"metadata": None}, {"metadata": {}, "spec": {}}, [], None, 7, {"metadata": {"name": "../x"}, "spec": {}}])  # fmt: skip
 def test_what_is_no_object_is_refused(document: Any) -> None:
-    """Each of these is left out by the watch, and ends nothing."""
+    """The watch skips each of these, and continues."""
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         parse_node(document)
 
@@ -284,7 +284,7 @@ def test_a_gang_that_loses_pods_restarts_once() -> None:
 
 
 def test_an_evicted_gang_waits_for_its_new_pods_and_not_for_ever() -> None:
-    """Its controller makes them a moment later: until then it was taken to have ended."""
+    """Its controller creates them a moment later: until then the gang was taken for ended."""
     history = GangHistory()
     pods = [parsed(f"p-{index}") for index in range(2)]
     history.jobs(pods, (), 0.0)
@@ -335,7 +335,7 @@ def test_budgets_are_added_up() -> None:
     ],
 )  # fmt: skip
 def test_selectors(expression: Json, holds: bool) -> None:
-    """As the API server reads them."""
+    """Selectors match as in the API server."""
     assert selects({"matchExpressions": [expression]}, {"a": "1"}) is holds
 
 
@@ -438,7 +438,7 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 def test_an_answer_that_is_none_is_an_error(
     answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load balancer answers for an API server that is away."""
+    """A load balancer answers for an unreachable API server."""
     limit = 1000 if "1000" in message else 1 << 20
     monkeypatch.setattr(kubernetes_api, "ANSWER_BYTES_MAX", limit)
     with answering(answer) as api, pytest.raises(ApiError, match=message):
@@ -458,7 +458,7 @@ def test_an_answer_that_is_none_is_an_error(
 def test_an_event_that_is_none_ends_the_watch(
     body: bytes, status: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is begun again from a list."""
+    """The watch restarts from a new list."""
     monkeypatch.setattr(kubernetes_api, "EVENT_BYTES_MAX", 1000)
     with answering(http(body)) as api, pytest.raises(ApiError, match=message) as caught:
         list(api.watch("/api/v1/nodes", "1"))

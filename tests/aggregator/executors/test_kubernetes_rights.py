@@ -110,7 +110,7 @@ def test_the_api_server_takes_the_other_manifests(real_cluster: UsedCluster, api
 
 
 def test_the_doctor_knows_the_rights_of_what_is_turned_on(api: ApiServer) -> None:
-    """Each right that is missing is named with the manifest that gives it."""
+    """Each missing right is reported with the manifest that grants it."""
     config = KubernetesConfig(kueue=True, device_taints=True)
     assert [right.text for right in kubernetes_doctor._rights(api, config)] == [
         "has all rights that it needs"
@@ -120,7 +120,7 @@ def test_the_doctor_knows_the_rights_of_what_is_turned_on(api: ApiServer) -> Non
 
 
 def test_the_table_names_all_that_the_manifests_name() -> None:
-    """A right that is added to a manifest is added here, with its reason in the review."""
+    """A right added to a manifest must be added here, with its reason in the review."""
     named = set[str]()
     for name in ("executor-rights.yaml", "kueue-rights.yaml", "devices-rights.yaml"):
         for line in re.findall(r"resources: \[(.*)\]", (MANIFESTS / name).read_text()):

@@ -246,7 +246,9 @@ def test_only_our_own_files_are_taken_back(tmp_path: Path) -> None:
 def test_a_launcher_never_reads_a_file_that_is_not_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes an empty file for healthy: one whose writer was killed stayed so, and the executor left it as another's."""
+    """The launcher takes an empty file for healthy: a half-written file stayed empty, and the
+    executor took it for a foreign one.
+    """
     path, content = tmp_path / "segment_health_check.1.1", "gangline:v1;act=out;adv=a1;node=n1\n"
 
     def full(*arguments: object) -> None:
@@ -271,7 +273,9 @@ def test_a_launcher_never_reads_a_file_that_is_not_whole(
 
 
 def test_an_executor_writes_and_takes_back_segment_files(tmp_path: Path) -> None:
-    """From the advisory to the file, and from the return to its end; a start after a kill finds what was left."""
+    """From the advisory to the file, and from the return to its removal; a start after a kill finds
+    the existing files.
+    """
     site = ModelSite(drain_ends=False)
     model = site.scheduler
     assert isinstance(model, ModelScheduler)
@@ -337,7 +341,7 @@ def test_stop_where_the_next_cycle_runs_on_the_broken_host() -> None:
 
 
 def test_restart_where_the_broken_host_is_out_of_the_job() -> None:
-    """A spare took its place: stopping would cost a job that has healed itself."""
+    """A spare replaced the host: stopping would cost a job that has healed itself."""
     before = seen(RUNNING, cycles={"7": cycle(0, "n1", "n3")})
     answer = verdict(seen(RUNNING, advice("n3"), cycles=NEXT, before=before))
     assert answer[:2] == ("RESTART", True) and "out of the job: n3: GPU 3: XID 79" in answer[2]
@@ -351,7 +355,7 @@ def test_restart_where_the_job_was_requeued_elsewhere() -> None:
 
 
 def test_the_launcher_waits_for_its_next_cycle_before_anything_is_said() -> None:
-    """Its own node check may be about to leave the host: a STOP now would end a job that heals itself."""
+    """The launcher's own node check may be about to leave the host: a STOP would end a job that heals itself."""
     same = {"7": cycle(0, "n1", "n2", ended=NOW - 60)}
     view = seen(RUNNING, advice("n2"), cycles=same)
     assert verdict(view)[:2] == ("UNKNOWN", False)

@@ -98,7 +98,7 @@ def test_limits(tmp_path: Path) -> None:
 
 
 def test_one_executor_has_a_ledger(tmp_path: Path) -> None:
-    """Two would undo each other's marks."""
+    """Two executors would undo each other's marks."""
     with locked(tmp_path), pytest.raises(LedgerError, match="another executor"), locked(tmp_path):
         pass
 

@@ -170,7 +170,7 @@ def test_between_the_bounds_nothing_changes() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), max_size=60))
 def test_raised_and_cleared_alternate(looks: list[tuple[float, int]]) -> None:
-    """Whatever the figure does: two raised in a row would be two findings, of which one never ends."""
+    """With any figure: two raises in a row would be two findings, of which one never ends."""
     alarm = Alarm("a", lambda v: v["x"], 2.0, 1.0, 5.0, 10.0, lambda v: f"{v['x']}", "never")
     alarms, now, raised = Alarms([alarm]), 0, list[Any]()
     for value, seconds in looks:
@@ -226,7 +226,7 @@ def test_an_alarm_from_before_a_restart_ends_or_is_raised_anew(lab: Any, until: 
 
 
 def test_a_raised_alarm_is_a_finding_of_the_aggregator_itself() -> None:
-    """The machine that runs the aggregator may run an agent too: its score must not fall for our lag."""
+    """The aggregator's machine may run an agent, too: its score must not fall for the aggregator's lag."""
     fleet = Fleet()
     findings = ActiveFindings(fleet)
     record_alarms(fleet, [AlarmRaised("aggregator.lag", "words", "less lag")], 5 * NS)
@@ -240,7 +240,7 @@ def test_a_raised_alarm_is_a_finding_of_the_aggregator_itself() -> None:
 
 
 def test_hosts_that_lose_readings_are_counted_once_each() -> None:
-    """The finding is of the agent's spool, and of nothing else that is called lost."""
+    """Only the finding of the agent's spool counts, and no other finding about losses."""
     fleet = Fleet()
     for host, name, subject in (
         ("a", "data.lost", "agent agent.spool_dropped_frames"),
@@ -309,7 +309,7 @@ def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
 
 
 def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
-    """One figure that raises must not blind all alarms until the next restart."""
+    """A figure that raises must not blind all alarms until the next restart."""
     looks: list[int] = []
 
     class Sick:

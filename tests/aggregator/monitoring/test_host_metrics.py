@@ -71,7 +71,7 @@ def exposed(
 
 @pytest.mark.parametrize("form", list(ExpositionFormat))
 def test_how_each_host_stands(world: World, form: ExpositionFormat) -> None:
-    """One could not alert on UNHEALTHY, nor draw a host's speed: the aggregator showed itself alone."""
+    """Alerts on UNHEALTHY and graphs of a host's speed were impossible: the aggregator exposed only itself."""
     families = exposed(world, form)
     assert set(families) == {PREFIX + name for name in FAMILIES}
     states = {sample.labels["host"]: sample.labels for sample in families[PREFIX + "state"]}
@@ -132,7 +132,7 @@ def test_the_rules_name_what_there_is(world: World) -> None:
 
 
 def test_promtool_has_nothing_to_say(world: World) -> None:
-    """Its linter knows names, units and help."""
+    """promtool's linter checks names, units and help."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")

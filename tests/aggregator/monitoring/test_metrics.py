@@ -147,7 +147,7 @@ def test_promtool_takes_the_rules() -> None:
 def test_a_failed_call_is_counted_by_method_and_code(
     lab: Any, connect: Any, make_agent: Any
 ) -> None:
-    """Agents that are refused one after another look like silence from here, were they not counted."""
+    """Without the counter, refused agents look like silent ones."""
 
     async def refused() -> str:
         async with lab.aggregator(metrics_listen="127.0.0.1:0") as aggregator:
@@ -221,7 +221,7 @@ def test_connections_are_those_established_to_our_port() -> None:
 
 
 def test_connections_of_the_port_for_tokens_are_counted_too(tmp_path: Path) -> None:
-    """Operators come there: a flood of them must not look like none."""
+    """Operators use this port: a flood there must be visible."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_bytes(TCP)
     (tmp_path / "net/tcp6").write_bytes(b"")
@@ -323,7 +323,7 @@ def test_a_taken_port_for_metrics_is_told_before_anything_is_written(lab: Any) -
 
 @pytest.mark.slow
 def test_advice_that_this_version_cannot_read_is_told_in_words(lab: Any) -> None:
-    """A step back to the version before ended in a traceback at each start: it did not know what had been advised."""
+    """A downgrade ended in a traceback at each start: the old version could not read the stored advice."""
 
     async def run() -> None:
         async with lab.aggregator():

@@ -134,7 +134,7 @@ def test_a_process_has_no_secret_and_no_descriptor_of_others(
 
 
 def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> None:
-    """An operator who presses Ctrl-C frees the place for the next one, also from a query that is deaf."""
+    """Ctrl-C frees the slot for the next query, even if the running query ignores interrupts."""
 
     async def way() -> None:
         async with asked(snapshot, running_max=1) as processes:

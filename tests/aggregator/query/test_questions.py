@@ -102,7 +102,7 @@ def test_a_mark_stands_below_what_it_marks(sql: str, position: int) -> None:
 
 
 def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None:
-    """A name that DuckDB dropped or never had would hide that another was meant."""
+    """An allowed name that DuckDB does not have would hide a typing error in the list."""
     rows = connection.execute(
         "SELECT DISTINCT lower(function_name) FROM duckdb_functions()"
     ).fetchall()

@@ -156,7 +156,7 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_asked_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    """An empty table was taken for "nobody asked", of a folder that was mistyped."""
+    """A mistyped folder gave an empty table, which looked like "no queries yet"."""
     data = [] if "--server" in arguments else ["--data", str(tmp_path)]
     try:
         assert cli.main(["sql", *data, *arguments]) == code
@@ -288,7 +288,9 @@ def test_csv_and_json_on_a_terminal_do_not_act_on_it() -> None:
 
 
 def test_a_csv_file_has_no_control_characters_and_no_formulas() -> None:
-    """A host's own text was a formula in the operator's spreadsheet, and turned the terminal that showed the file."""
+    """A host's own text became a formula in the operator's spreadsheet, and controlled the terminal
+    that showed the file.
+    """
     texts = [
         "=cmd|' /C calc'!A0",
         "@SUM(1)",
