@@ -315,7 +315,7 @@ class People:
         return pods
 
     def submit(self, pods: int, annotations: dict[str, str] | None = None) -> str:
-        """Submit a Job of *nodes* pods, each on its own node; return its name."""
+        """Submit a Job of *pods* pods, one per node; return its name."""
         self._number += 1
         name = f"train{self._number}"
         container = {

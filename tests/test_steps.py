@@ -111,7 +111,7 @@ def test_it_imports_the_standard_library_only(bench: Bench) -> None:
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "/nowhere", "file"])
 def test_where_no_slot_can_be_had_nothing_is_reported(bench: Bench, folder: str) -> None:
-    """No folder, no write permission, no memory: the job continues as without `gangline.steps`."""
+    """A folder that cannot be created, or a file in its place: the job continues without reports."""
     (bench.folder / "file").write_text("")
     bench.environment["GANGLINE_STEPS"] = folder
     text = "import gangline.steps, torch\nfor _ in range(3):\n    torch.optim.SGD().step()\ngangline.steps.mark()\nprint('trained')"

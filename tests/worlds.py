@@ -286,7 +286,7 @@ def tell(
 
 
 def in_job(hosts: int = 6, *, made: World | None = None, work: bool = True) -> World:
-    """Return a world whose hosts have run the same job for over two minutes."""
+    """Return a world whose hosts run a job of at least two minutes, all alike."""
     world = made or World(hosts=hosts, gpus=GPUS, spread=0.01)
     for host in world.hosts:
         tell(world, host, "1001")

@@ -102,7 +102,7 @@ def nodes_of(**kinds: str) -> SlurmNodes:
 
 
 def test_nodes_that_are_alike_stand_in_for_each_other() -> None:
-    """At least the size of the largest job must be left."""
+    """A job may exclude them if it has at most as many nodes as remain of each kind."""
     slurm = nodes_of(a="n1 n2 n3 n4", b="m1 m2")
     assert excludable(["n1"], slurm) == (["n1"], 3)
     assert excludable(["n1", "m1"], slurm) == (["m1", "n1"], 1)

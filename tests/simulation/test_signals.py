@@ -125,8 +125,8 @@ def test_the_list_of_what_is_not_said_is_true() -> None:
 
 
 def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
-    """A rule whose counter is missing on every simulated host never runs here; a counter that real
-    H100s lack hides the opposite.
+    """A rule whose counter is missing on every simulated host never ran; a rule on a counter that
+    real H100s lack runs only here.
     """
     signals = all_said()
     for name, values in signals.items():

@@ -38,7 +38,7 @@ def state() -> Iterator[Lua]:
 
 @pytest.fixture
 def plugin(state: Lua, tmp_path: Path) -> Plugin:
-    """Return a function that submits a job to the plugin, with *content* as the file and a site's choices."""
+    """Return a function that submits a job to the plugin, with a mirror file and a site's choices."""
 
     def submit(job: str, content: bytes | None, **choices: object) -> Outcome:
         tmp_path.chmod(0o755)

@@ -29,7 +29,7 @@ MUCH = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Stands where gRPC asks a server's handlers, and remembers what was registered."""
+    """Takes the place of gRPC's lookup of handlers, and records the registered methods."""
 
     def service(self, handler_call_details: Any) -> None: ...
 
