@@ -289,17 +289,17 @@ def night(folder: Path) -> Iterator[Night]:
     config = AggregatorConfig(data=folder, ops_seconds=3600.0)
     store = Store.open(folder, config, lambda: clock_ns[0])
     try:
-        entry = Night(store)
-        entry.run()
+        played_night = Night(store)
+        played_night.run()
         clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
         store.submit_own_health(OWN)
-        asyncio.run(entry.runs.close(entry.now_ns))
-        _advise(store, entry)
-        _decide(store, entry.now_ns)
+        asyncio.run(played_night.runs.close(played_night.now_ns))
+        _advise(store, played_night)
+        _decide(store, played_night.now_ns)
         store.in_transaction(lambda live: put_clocks(live, CLOCKS))
-        store.in_transaction(lambda live: _put_declared(live, entry.fleet.declared))
+        store.in_transaction(lambda live: _put_declared(live, played_night.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         store.in_transaction(_put_before)
-        yield entry
+        yield played_night
     finally:
         store.close(60.0)

@@ -105,18 +105,23 @@ def fuzz_gangs(source: random.Random) -> str:
     records: list[Any] = []
 
     def work() -> None:
-        refusal = received(request, source)
-        records.append(advisory.gangs_of(refusal, advisory.actor_of(refusal.actor), member, NOW_NS))
+        decoded = received(request, source)
+        records.append(advisory.gangs_of(decoded, advisory.actor_of(decoded.actor), member, NOW_NS))
 
     if refused(work):
         return REFUSED
     gangs, unknown = records[0]
     assert len(unknown) <= advisory.UNKNOWN_MAX
-    for entry in gangs:
-        assert 0 < len(entry.workload) <= 256 and entry.workload.isprintable() and entry.hosts
-        assert NOW_NS < entry.until_ns <= NOW_NS + WEEK_NS
+    for parsed_gang in gangs:
         assert (
-            entry.checkpoint_seconds == 0 or 1 <= entry.checkpoint_seconds <= advisory.SECONDS_MAX
+            0 < len(parsed_gang.workload) <= 256
+            and parsed_gang.workload.isprintable()
+            and parsed_gang.hosts
+        )
+        assert NOW_NS < parsed_gang.until_ns <= NOW_NS + WEEK_NS
+        assert (
+            parsed_gang.checkpoint_seconds == 0
+            or 1 <= parsed_gang.checkpoint_seconds <= advisory.SECONDS_MAX
         )
     return ACCEPTED
 
@@ -144,9 +149,9 @@ def fuzz_unavailable(source: random.Random) -> str:
     records: list[advisory.UnavailabilityReport] = []
 
     def work() -> None:
-        refusal = received(request, source)
+        decoded = received(request, source)
         records.append(
-            advisory.unavailability_of(refusal, advisory.actor_of(refusal.actor), member, NOW_NS)
+            advisory.unavailability_of(decoded, advisory.actor_of(decoded.actor), member, NOW_NS)
         )
 
     if refused(work):
@@ -161,11 +166,11 @@ def fuzz_unavailable(source: random.Random) -> str:
 
 def fuzz_outcomes(source: random.Random) -> str:
     """ReportOutcomes: ended jobs, on hosts with names, at a finite loss, or Invalid."""
-    entry = outcome_pb2.Outcome(
+    damaged_outcome = outcome_pb2.Outcome(
         outcome_id="job-7", advisory="advisories/a1", workload="w", nodes=["nodes/h1"], blamed_node="nodes/h1",
         lost_gpu_hours=5.0,
     )  # fmt: skip
-    entry.start_time.seconds, entry.end_time.seconds = (
+    damaged_outcome.start_time.seconds, damaged_outcome.end_time.seconds = (
         NOW_NS // SECOND_NS - 3600,
         NOW_NS // SECOND_NS,
     )
@@ -173,66 +178,70 @@ def fuzz_outcomes(source: random.Random) -> str:
         text = source.choice(TEXTS)
         match source.randrange(7):
             case 0:
-                entry.outcome_id, entry.end_reason = text, source.choice(TEXTS)
+                damaged_outcome.outcome_id, damaged_outcome.end_reason = text, source.choice(TEXTS)
             case 1:
-                entry.nodes.extend([text] * source.choice((1, 4096)))
+                damaged_outcome.nodes.extend([text] * source.choice((1, 4096)))
             case 2:
-                entry.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+                damaged_outcome.lost_gpu_hours = source.choice(
+                    (float("nan"), float("inf"), -1.0, 1e9, 1e10)
+                )
             case 6:
-                entry.throughput = source.choice(
+                damaged_outcome.throughput = source.choice(
                     (float("nan"), float("inf"), -1.0, 1e-300, 1e15, 1e16)
                 )
-                entry.queue_time.seconds = source.choice((-1, 0, 1 << 40))
+                damaged_outcome.queue_time.seconds = source.choice((-1, 0, 1 << 40))
             case 3:
-                entry.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
+                damaged_outcome.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
             case 4:
-                entry.start_time.seconds, entry.start_time.nanos = (
+                damaged_outcome.start_time.seconds, damaged_outcome.start_time.nanos = (
                     source.choice(SECONDS),
                     source.choice((0, -1)),
                 )
             case _:
-                entry.advisory = source.choice(
+                damaged_outcome.advisory = source.choice(
                     (text, "advisories/", "advisories/b1", "advisories/a" + "9" * 40)
                 )
     records: list[outcome_pb2.Outcome] = []
 
     def work() -> None:
-        reply = received(entry, source)
-        outcome.check_outcome(0, reply, NOW_NS)
-        records.append(reply)
+        decoded = received(damaged_outcome, source)
+        outcome.check_outcome(0, decoded, NOW_NS)
+        records.append(decoded)
 
     if refused(work):
         return REFUSED
-    (reply,) = records
+    (accepted,) = records
     assert (
-        reply.nodes
-        and isfinite(reply.lost_gpu_hours)
-        and reply.end_time.seconds > reply.start_time.seconds
+        accepted.nodes
+        and isfinite(accepted.lost_gpu_hours)
+        and accepted.end_time.seconds > accepted.start_time.seconds
     )
-    assert reply.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
-    assert 0.0 <= reply.throughput <= 1e15 and reply.queue_time.seconds >= 0
+    assert accepted.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
+    assert 0.0 <= accepted.throughput <= 1e15 and accepted.queue_time.seconds >= 0
     return ACCEPTED
 
 
 def fuzz_recoveries(source: random.Random) -> str:
     """ReportRecovery: times that ascend, and factors that are finite and within their intervals, or Invalid."""
-    entry = recovery_pb2.ReportRecoveryRequest(
+    request = recovery_pb2.ReportRecoveryRequest(
         incident="i1", kind=recovery_pb2.RECOVERY_FREE_NODE, success=True
     )
     for index, name in enumerate(recovery_report.TIMES):
-        getattr(entry, name).seconds = NOW_NS // SECOND_NS - 3600 + index
+        getattr(request, name).seconds = NOW_NS // SECOND_NS - 3600 + index
     for _ in range(source.randrange(4)):
         match source.randrange(5):
             case 0:
-                entry.incident, entry.note = source.choice(TEXTS), source.choice(TEXTS)
+                request.incident, request.note = source.choice(TEXTS), source.choice(TEXTS)
             case 1:
-                entry.kind = source.choice((0, 1, 7, 8, -1, 1 << 30))  # type: ignore[assignment]
+                request.kind = source.choice((0, 1, 7, 8, -1, 1 << 30))  # type: ignore[assignment]
             case 2:
-                entry.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+                request.lost_gpu_hours = source.choice(
+                    (float("nan"), float("inf"), -1.0, 1e9, 1e10)
+                )
             case 3:
-                entry.ClearField(source.choice(recovery_report.TIMES))
+                request.ClearField(source.choice(recovery_report.TIMES))
             case _:
-                time = getattr(entry, source.choice(recovery_report.TIMES))
+                time = getattr(request, source.choice(recovery_report.TIMES))
                 time.seconds, time.nanos = (
                     NOW_NS // SECOND_NS + source.choice((*SECONDS, 0)),
                     source.choice((0, -1, 999_999_999, 1 << 30)),
@@ -240,8 +249,8 @@ def fuzz_recoveries(source: random.Random) -> str:
     records: list[RecoveryRecord] = []
 
     def work() -> None:
-        reply = received(entry, source)
-        records.append(recovery_report.record_of(reply, "slurm", NOW_NS))
+        decoded = received(request, source)
+        records.append(recovery_report.record_of(decoded, "slurm", NOW_NS))
 
     if refused(work):
         return REFUSED
@@ -290,20 +299,22 @@ def fuzz_answers(source: random.Random) -> str:
     records: list[Acked] = []
 
     def work() -> None:
-        refusal = received(request, source)
-        records.append(ack_of(refusal, refusal.actor, NOW_NS))
+        decoded = received(request, source)
+        records.append(ack_of(decoded, decoded.actor, NOW_NS))
 
     if refused(work):
         return REFUSED
-    reply = list(machine.step(records[0]))
-    no_value = [change for change in reply if isinstance(change, Refused)]
-    assert reply and all(change.words for change in reply) and len(no_value) in (0, len(reply))
-    if no_value:
+    changes = list(machine.step(records[0]))
+    refusals = [change for change in changes if isinstance(change, Refused)]
+    assert (
+        changes and all(change.words for change in changes) and len(refusals) in (0, len(changes))
+    )
+    if refusals:
         return REFUSED
-    (after,) = (change.advisory for change in reply if isinstance(change, Publish))
+    (after,) = (change.advisory for change in changes if isinstance(change, Publish))
     assert after.state is records[0].to and after.revision == proposed.revision + 1
     assert (after.state is AdvisoryState.ACCEPTED) is any(
-        isinstance(change, Act) for change in reply
+        isinstance(change, Act) for change in changes
     )
     assert max(after.deferred_until_ns, after.lease_until_ns) <= NOW_NS + WEEK_NS
     return ACCEPTED

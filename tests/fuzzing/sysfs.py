@@ -77,9 +77,9 @@ def fuzz_counter_files(source: random.Random) -> str:
 def fuzz_pci(source: random.Random) -> str:
     code = pci.parse_class(text(damaged(b"0x030200\n", source)))
     assert code is None or 0 <= code < 1 << 24
-    message = text(damaged(b"32.0 GT/s PCIe\n", source))
-    speed = pci.parse_link_speed(message)
-    assert speed is None or message.partition(" ")[0].isascii(), message[:64]
+    raw_speed = text(damaged(b"32.0 GT/s PCIe\n", source))
+    speed = pci.parse_link_speed(raw_speed)
+    assert speed is None or raw_speed.partition(" ")[0].isascii(), raw_speed[:64]
     parents, root = pci.chain_to_root(
         text(
             damaged(b"/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0", source)
@@ -247,8 +247,8 @@ def fuzz_energy(source: random.Random) -> str:
 
 def fuzz_network(source: random.Random) -> str:
     """A GID is eight groups of four hexadecimal digits; a bond's slave is up, down, or nothing is known."""
-    message = text(damaged(b"fe80:0000:0000:0000:506b:4b03:00c1:28dc\n", source))
-    gid = network.parse_gid(message)
+    raw_gid = text(damaged(b"fe80:0000:0000:0000:506b:4b03:00c1:28dc\n", source))
+    gid = network.parse_gid(raw_gid)
     if gid:
         assert all(letter in "0123456789abcdefABCDEF:" for letter in gid), gid
     assert network.parse_mii_status(text(damaged(b"going down\n", source))) in (True, False, None)

@@ -79,12 +79,12 @@ def fuzz_manifest(source: random.Random) -> str:
     ]  # fmt: skip
     data = json.dumps([asdict(file) for file in files]).encode()
     try:
-        records_read = segment_files.parse_manifest(
+        parsed = segment_files.parse_manifest(
             source.choice((damaged, flipped, lambda data, _: data))(data, source)
         )
     except ValueError:
         return REFUSED
-    for segment in records_read:
+    for segment in parsed:
         assert ".." not in segment.path and not segment.path.startswith("/")
     return ACCEPTED
 
@@ -117,10 +117,10 @@ def fuzz_run(source: random.Random) -> str:
         b"cd" * 16,
     )
     try:
-        records_read = spool.parse_run(source.choice((damaged, flipped))(data, source))
+        parsed = spool.parse_run(source.choice((damaged, flipped))(data, source))
     except ValueError:
         return REFUSED
-    assert len(records_read.run_id) == spool.RUN_ID_BYTES
+    assert len(parsed.run_id) == spool.RUN_ID_BYTES
     return ACCEPTED
 
 
@@ -130,10 +130,10 @@ def fuzz_inventory(source: random.Random) -> str:
         b'{"devices": [{"kind": "gpu", "key": "GPU-1", "attributes": {"name": "H100"}}], "labels": {"os": "x"},'
         b' "problems": ["disks: none"]}\n'
     )
-    records_read = parse_inventory(source.choice((damaged, flipped))(data, source))
-    assert records_read.devices or records_read.reason or records_read.labels is not None
-    check({device.key: dict(device.attributes) for device in records_read.devices})
-    return ACCEPTED if records_read.devices else REFUSED
+    parsed = parse_inventory(source.choice((damaged, flipped))(data, source))
+    assert parsed.devices or parsed.reason or parsed.labels is not None
+    check({device.key: dict(device.attributes) for device in parsed.devices})
+    return ACCEPTED if parsed.devices else REFUSED
 
 
 def fuzz_settings(source: random.Random) -> str:
@@ -205,20 +205,20 @@ def fuzz_events(source: random.Random) -> str:
 
 
 def _exaggerate(event: HealthEvent, source: random.Random) -> None:
-    message = source.choice(("", _LONG, "\0", "\U0001f525" * 90))
+    odd_text = source.choice(("", _LONG, "\0", "\U0001f525" * 90))
     match source.randrange(6):
         case 0:
             event.count = source.choice((0, 2**64 - 1, 10**15))
         case 1:
-            event.forms.extend([message] * source.choice((1, 40)))
+            event.forms.extend([odd_text] * source.choice((1, 40)))
         case 2:
-            event.attributes[message] = source.choice(("", _LONG))
+            event.attributes[odd_text] = source.choice(("", _LONG))
         case 3:
-            event.device, event.process_name = message, source.choice(("", _LONG))
+            event.device, event.process_name = odd_text, source.choice(("", _LONG))
         case 4:
-            event.event_id = message
+            event.event_id = odd_text
         case _:
-            event.message = message
+            event.message = odd_text
             event.boottime_ns, event.code = 2**64 - 1, 2**32 - 1
 
 

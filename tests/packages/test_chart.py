@@ -68,9 +68,9 @@ CASES: dict[str, dict[str, Any]] = {"default": {}, "full": FULL, "plain": PLAIN}
 
 @pytest.fixture(scope="module")
 def chart() -> Iterator[Any]:
-    created = helm.Chart.load(str(CHART))
-    yield created
-    created.close()
+    loaded_chart = helm.Chart.load(str(CHART))
+    yield loaded_chart
+    loaded_chart.close()
 
 
 def render(chart: Any, values: dict[str, Any]) -> tuple[list[Any], str]:

@@ -29,11 +29,11 @@ def host(
     archive = root_archive(request.param, Path(FOLDER).absolute().parent / "build" / "roots")
     folder = tmp_path_factory.mktemp("host")
     with booted(archive, folder) as machine:
-        there_value = machine.root / "packages"
-        there_value.mkdir()
+        packages_folder = machine.root / "packages"
+        packages_folder.mkdir()
         for package in ("gangline-runtime", "gangline-agent"):
-            (there_value / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
-            (there_value / f"{package}-later.deb").write_bytes(
+            (packages_folder / f"{package}.deb").write_bytes(path_of(package, "deb").read_bytes())
+            (packages_folder / f"{package}-later.deb").write_bytes(
                 repacked(package, folder).read_bytes()
             )
         yield machine

@@ -315,18 +315,18 @@ def test_an_xid_is_told_as_the_agent_tells_one() -> None:
     """
     live = three(4, 3)
     fault = struck(live, "hbm")
-    events_told, counts, lost = [], [], []
+    sent_events, counts, lost = [], [], []
     for _ in range(60):
         for host, blocks, events in live.step(1.0):
-            events_told += [event for event in events if event.name == "gpu.xid"]
+            sent_events += [event for event in events if event.name == "gpu.xid"]
             reading = Reading(blocks)
             if host == fault.host and "gpu_10s_changes" in reading.blocks:
                 (count,) = reading.numbers("kernel_log.told_events")
                 assert reading.numbers("nvml_events.told_by_kernel_log_events") == [count]
                 counts.append((count, *reading.numbers("kernel_log.incidents_count")))
                 lost.append(reading.numbers("gpu.ecc_uncorrected_volatile_device_errors"))
-    assert [event.code for event in events_told][:2] == [48, 95] and len(events_told) == 3
-    for event in events_told:
+    assert [event.code for event in sent_events][:2] == [48, 95] and len(sent_events) == 3
+    for event in sent_events:
         notice = classify(event.message)
         assert notice is not None and (notice.name, notice.code) == (event.name, event.code)
         assert (event.process_id, event.process_name) == (notice.process_id, notice.process_name)

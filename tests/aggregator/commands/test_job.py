@@ -193,10 +193,10 @@ def test_a_picture_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("from_agent", [True, False])
 def test_the_views_tell_the_culprit_from_who_waits(tmp_path: Path, from_agent: bool) -> None:
     """Older agents send no phases: the view estimates them from SMs and power, and marks the estimate."""
-    created = StoredWorld(4, tmp_path)
-    assert created.store
+    stored_world = StoredWorld(4, tmp_path)
+    assert stored_world.store
     try:
-        world = in_job(made=created)
+        world = in_job(made=stored_world)
         for host in world.hosts:
             busy(host, 1.0 if host is world.hosts[1] else 0.6)
             if from_agent:
@@ -209,7 +209,7 @@ def test_the_views_tell_the_culprit_from_who_waits(tmp_path: Path, from_agent: b
                     )  # fmt: skip
         pass_steps(world, 18)
     finally:
-        created.store.close(GUARD_SECONDS)
+        stored_world.store.close(GUARD_SECONDS)
     with sandbox.open_snapshot(tmp_path / "operators.duckdb") as connection:
         _, rows = rows_of(
             connection,

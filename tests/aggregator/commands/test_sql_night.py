@@ -143,10 +143,10 @@ def test_the_night_that_is_played_is_the_one_of_the_page() -> None:
     assert tuple(played.names) == night_before.HOSTS
     assert played.affected_gpu("hbm") == (night_before.DEAD, night_before.BROKEN)
     assert played.affected_gpu("thermal")[0] == night_before.SLOW
-    events_told = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
-    jobs = [event.attributes["job_id"] for event in events_told if event.name == "gpu.process"]
+    sent_events = [event for _ in range(2) for _, _, events in played.step(1.0) for event in events]
+    jobs = [event.attributes["job_id"] for event in sent_events if event.name == "gpu.process"]
     assert sorted(jobs) == ["119", *["123"] * 64], "told once"
-    assert len({event.event_id for event in events_told}) == len(events_told)
+    assert len({event.event_id for event in sent_events}) == len(sent_events)
     hosts_sending = [name for name, blocks, _ in played.step(200.0) if blocks]
     assert sorted({*played.names} - {*hosts_sending}) == [SILENT_HOST]
 
@@ -311,8 +311,8 @@ def test_actions_are_those_of_the_policy(operators: Connection) -> None:
     """SQL that recommends what the policy does not is worse than none."""
     rows = asked(operators, "SELECT * EXCLUDE (source) FROM ops.actions")
     assert [tuple(row.values()) for row in rows] == [row[:-1] for row in actions()]
-    result = {(row["signal"], row["code"]): row["action"] for row in rows}
-    assert all(result["gpu.xid", code] == action.action for code, action in policy().items())
+    action_of = {(row["signal"], row["code"]): row["action"] for row in rows}
+    assert all(action_of["gpu.xid", code] == action.action for code, action in policy().items())
     assert {row.action for row in builtin().rows if row.action} <= {row["action"] for row in rows}
-    assert result["gpu.recovery_action_state", 1] == result["gpu.recovery_action_state", 4]
-    assert result["gpu.remap_pending_state", 1] == "reset the GPU at the end of the job"
+    assert action_of["gpu.recovery_action_state", 1] == action_of["gpu.recovery_action_state", 4]
+    assert action_of["gpu.remap_pending_state", 1] == "reset the GPU at the end of the job"

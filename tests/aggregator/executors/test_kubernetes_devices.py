@@ -79,8 +79,8 @@ def place(node: str, *gpus: int, number: int = 12, evict: bool = False, seconds:
 
 
 def rules(site: KubernetesSite) -> list[Any]:
-    result, _ = site.people.api.list_all(RULES)
-    return result
+    rules_listed, _ = site.people.api.list_all(RULES)
+    return rules_listed
 
 
 def test_one_gpu_is_tainted_and_its_node_is_not(site: KubernetesSite) -> None:

@@ -72,8 +72,8 @@ def conditions(site: KubernetesSite, node: str) -> dict[str, Any]:
 
 def bucket(site: KubernetesSite, node: str) -> str | None:
     labels = site.people.node(node)["metadata"].get("labels") or {}
-    result: str | None = labels.get("gangline.io/bucket")
-    return result
+    label: str | None = labels.get("gangline.io/bucket")
+    return label
 
 
 def seen(site: KubernetesSite, node: str, value: str | None) -> None:

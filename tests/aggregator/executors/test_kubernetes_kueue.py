@@ -83,12 +83,15 @@ def test_pods_that_run_take_their_gpus() -> None:
 def test_selectors_and_flavors_narrow_the_nodes() -> None:
     """Four healthy nodes of another kind do not help."""
     nodes = fleet(labels={"kind": "a100"}) | {"h1": KubernetesNode("h1", "1", gpus={"nvidia.com/gpu": 8}, labels={"kind": "h100"})}  # fmt: skip
-    entry = KueueWorkload(
+    kueue_workload = KueueWorkload(
         "ml", "t", (PodSet("main", 1, 8),), (), True, {"main": frozenset(["fast"])}
     )
-    narrowed = with_flavors(entry, {"fast": {"kind": "h100"}, "slow": {}})
+    narrowed = with_flavors(kueue_workload, {"fast": {"kind": "h100"}, "slow": {}})
     assert check_workload(narrowed, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Retry"
-    assert check_workload(entry, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state == "Ready"
+    assert (
+        check_workload(kueue_workload, nodes, {"h1": "bucket 3"}, (), GPU_RESOURCES).state
+        == "Ready"
+    )
 
 
 def test_pod_sets_share_the_nodes() -> None:
@@ -126,10 +129,10 @@ def test_a_selector_of_the_bucket_only_where_it_is_asked_for() -> None:
 
 def test_the_patch_touches_our_check_alone() -> None:
     """The list also has other controllers' checks, and Kueue writes it, too."""
-    entry = KueueWorkload(
+    kueue_workload = KueueWorkload(
         "ml", "t", (), (("other", "Pending", 0), ("gangline", "Pending", 2)), True
     )
-    *tests, change = check_patch(entry, 1, CheckAnswer("Retry", "why", 60), 0.0)
+    *tests, change = check_patch(kueue_workload, 1, CheckAnswer("Retry", "why", 60), 0.0)
     assert [(test["path"], test["value"]) for test in tests] == [
         ("/status/admissionChecks/1/name", "gangline"), ("/status/admissionChecks/1/state", "Pending"),
     ]  # fmt: skip

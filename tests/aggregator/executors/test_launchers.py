@@ -442,10 +442,10 @@ def test_logs_of_a_job_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def server() -> Iterator[AttributionServer]:
     board = board_of(seen(RUNNING, advice("n2"), cycles=NEXT))
-    entry = AttributionServer(board, "127.0.0.1:0", lambda: NOW)
-    entry.start()
-    yield entry
-    entry.close()
+    attribution_server = AttributionServer(board, "127.0.0.1:0", lambda: NOW)
+    attribution_server.start()
+    yield attribution_server
+    attribution_server.close()
 
 
 def ask(server: AttributionServer, method: str, path: str, body: bytes | None = None, client: str = HOME) -> tuple[int, Any]:  # fmt: skip

@@ -55,10 +55,10 @@ def test_a_job_without_an_array_has_one_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server() -> Iterator[AttributionServer]:
-    entry = AttributionServer(board_of(HealthView()), "127.0.0.1:0", lambda: NOW)
-    entry.start()
-    yield entry
-    entry.close()
+    attribution_server = AttributionServer(board_of(HealthView()), "127.0.0.1:0", lambda: NOW)
+    attribution_server.start()
+    yield attribution_server
+    attribution_server.close()
 
 
 def attribution(version: str, server: AttributionServer, view: HealthView, enforce: str = "enforce") -> dict[str, object]:  # fmt: skip

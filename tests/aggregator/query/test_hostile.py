@@ -26,7 +26,7 @@ FILES = sorted(path.name for path in FOLDER.glob("*.sql"))
 def wrong(statement: Statement, reply: Reply) -> str:
     """Return the difference from the corpus' expectation, "" if there is none."""
     error, summary = reply.error, reply.summary
-    result = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
+    reported = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
     if statement.outcome == "refused":
         good = isinstance(error, QueryRefused) and statement.words in str(error)
     elif statement.outcome == "cut":
@@ -38,20 +38,20 @@ def wrong(statement: Statement, reply: Reply) -> str:
     else:
         good = summary is not None and summary.rows == reply.table.num_rows
     shown = all(character.isprintable() or character == "\n" for character in str(error or ""))
-    return "" if good and shown and len(str(error)) < 2000 else result[:600]
+    return "" if good and shown and len(str(error)) < 2000 else reported[:600]
 
 
 def at_the_fence(folder: Path, known: Sequence[Statement]) -> dict[str, Reply]:
     """Return the statements of *known* that are refused before they run, by name, on a single connection."""
-    result: dict[str, Reply] = {}
+    refused_replies: dict[str, Reply] = {}
     with sandbox.open_snapshot(sandbox.snapshot_path(folder)) as connection:
         for statement in known:
             with suppress(duckdb.Error):  # a parse error; the process words it differently
                 try:
                     sandbox.check(connection, statement.sql)
                 except StatementRefused as refused:
-                    result[statement.name] = Reply(error=QueryRefused(str(refused)))
-    return result
+                    refused_replies[statement.name] = Reply(error=QueryRefused(str(refused)))
+    return refused_replies
 
 
 @pytest.mark.slow
