@@ -160,11 +160,11 @@ def run(packages: Path, rounds: int, kills: int, seed: int) -> int:
 
 
 def _install(host: Booted, folder: Path, port: int) -> None:
-    there_value = host.root / "packages"
-    there_value.mkdir()
+    packages_folder = host.root / "packages"
+    packages_folder.mkdir()
     for package in PACKAGES:
-        (there_value / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
-        (there_value / f"{package}-later.deb").write_bytes(
+        (packages_folder / f"{package}.deb").write_bytes(built.path_of(package, "deb").read_bytes())
+        (packages_folder / f"{package}-later.deb").write_bytes(
             built.repacked(package, folder).read_bytes()
         )
     began = time.monotonic()

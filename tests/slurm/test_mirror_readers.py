@@ -62,10 +62,10 @@ def read_by_c(reader: Path, *arguments: str | Path) -> tuple[int, str]:
 
 @pytest.fixture
 def state() -> Iterator[Lua]:
-    entry = Lua()
-    entry.run(SLURM)
-    yield entry
-    entry.close()
+    lua_state = Lua()
+    lua_state.run(SLURM)
+    yield lua_state
+    lua_state.close()
 
 
 def excluded_by_lua(state: Lua, path: Path) -> str:

@@ -38,12 +38,12 @@ NO_RESTART = 93
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that both sides see; inside it is /srv/<name>."""
-    created = debian13() / "srv" / f"test-{uuid.uuid4().hex[:8]}"
-    (created / "cycles").mkdir(parents=True)
-    (created / "train.py").write_text(TRAIN)
-    (created / "ft_launcher").write_text(ENTRY)
-    yield created
-    shutil.rmtree(created)
+    shared_folder = debian13() / "srv" / f"test-{uuid.uuid4().hex[:8]}"
+    (shared_folder / "cycles").mkdir(parents=True)
+    (shared_folder / "train.py").write_text(TRAIN)
+    (shared_folder / "ft_launcher").write_text(ENTRY)
+    yield shared_folder
+    shutil.rmtree(shared_folder)
 
 
 def test_a_job_that_starts_again_on_a_broken_host_is_stopped(folder: Path, tmp_path: Path) -> None:
